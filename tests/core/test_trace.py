@@ -41,6 +41,7 @@ EXAMPLES: list[Record] = [
     e.PremisesOpen(reasons={"token_mean_loss": "the loss is the loop's own"}),
     e.UserCode(role="compute_loss", name="Mine.compute_loss", file="train.py", line=7),
     e.EvaluationRows(rows=50, among=3, trained=400),
+    e.WindowEnded(steps=10),
     e.StepInputs(step=1, digests=("0123456789ab",)),
     e.RowsGiven(
         rows=16,

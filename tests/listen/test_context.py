@@ -41,6 +41,15 @@ def test_a_loop_in_the_context_is_judged(tmp_path):
     assert [piece.kind for piece in shown[0].pieces[:2]] == ["context", "learned"]
     assert shown[0].pieces[0].text.startswith("Question: ")
     assert shown[0].pieces[1].text.endswith("</s>")
+    page = watched._repr_html_()
+    assert page.startswith("<pre>")
+    assert "verdict: PASS" in page
+
+
+def test_a_notebook_is_told_to_wait_for_the_blocks_end():
+    """Before it there is no report."""
+    waiting = tunecheck.watch(model=torch.nn.Linear(2, 2))
+    assert "the report follows" in waiting._repr_html_()
 
 
 def test_what_is_saved_in_the_block_is_read_back(tmp_path):

@@ -28,6 +28,7 @@ def add_commands(commands: Any) -> None:
     after = watch.add_mutually_exclusive_group()
     after.add_argument("--passive", action="store_true", help="let the training go on to its end, which is the default")
     after.add_argument("--stop", action="store_true", help="end the training after them")
+    after.add_argument("--stop-on-fail", action="store_true", help="end the training after them if a check failed")
     watch.add_argument(
         "--expect", action="append", default=[], metavar="KEY=VALUE", help=f"what no object declares: {keys}"
     )
@@ -54,12 +55,14 @@ def _watch(options: argparse.Namespace) -> int:
         raise ConfigError(["watch: no command was given; for example: tunecheck watch -- python train.py"])
     from rich.console import Console
 
-    from tunecheck.core.redaction import shown
+    from tunecheck.core.redaction import shown, without_secrets
     from tunecheck.listen.launch import new_folder, run_name, watch
     from tunecheck.listen.options import Options
     from tunecheck.report.github import workflow_commands
+    from tunecheck.report.page import write_page
     from tunecheck.report.terminal import print_report
-    from tunecheck.results import exit_code
+    from tunecheck.results import Report, exit_code
+    from tunecheck.results.verdict import write_verdict
     from tunecheck.session import written
 
     settings = settings_for(_script(command), Path.cwd())
@@ -81,7 +84,19 @@ def _watch(options: argparse.Namespace) -> int:
         expect=expected,
         command=shown(command),
     )
-    report, status = watch(command, listening)
+
+    def early(so_far: Report) -> bool:
+        """Print what the steps say while the training goes on, and return whether it is to end."""
+        report = without_secrets(so_far)
+        write_verdict(report, folder)
+        write_page(report, folder)
+        ends: bool = options.stop_on_fail and report.verdict == "fail"
+        console = Console(stderr=True)
+        print_report(report, console)
+        console.print(f"after {steps} steps; the training {'is ended' if ends else 'goes on'}. report: {folder}")
+        return ends
+
+    report, status = watch(command, listening, early)
     report = written(report, folder)
     print_report(report, Console())
     print("".join(f"{line}\n" for line in workflow_commands(report, os.environ)), end="")

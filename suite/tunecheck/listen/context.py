@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import time
 from collections.abc import Mapping
@@ -98,6 +99,18 @@ class Watch:
             from tunecheck.report.terminal import print_report
 
             print_report(self.report, Console())
+
+    def _repr_html_(self) -> str:
+        """Return the report as a notebook shows it."""
+        if self.report is None:
+            return "<pre>tunecheck listens; the report follows with the end of the block</pre>"
+        from rich.console import Console
+
+        from tunecheck.report.terminal import print_report
+
+        console = Console(record=True, width=100, file=io.StringIO())
+        print_report(self.report, console)
+        return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
 
     @property
     def verdict(self) -> str:

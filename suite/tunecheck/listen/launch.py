@@ -22,6 +22,7 @@ from tunecheck.core.evidence import ProbeFailed
 from tunecheck.core.paths import reports_folder
 from tunecheck.core.redaction import hidden_words
 from tunecheck.core.trace import Trace, read
+from tunecheck.listen.early import Early
 from tunecheck.listen.merging import merge_ranks
 from tunecheck.listen.options import HEARD, Options, trace_file
 from tunecheck.listen.problems import PROBLEMS
@@ -36,9 +37,31 @@ INTERRUPTED = tuple(status for number in _ENDING for status in (-number, 128 + n
 """Statuses of a command that a signal has ended, and of a shell that had run it."""
 
 
-def watch(command: Sequence[str], options: Options) -> tuple[Report, int]:
-    """Run the command to its end, its output untouched; return the report and the command's exit status."""
+POLL_SECONDS = 0.5
+GRACE_SECONDS = 60.0
+"""Between the signals of a command that is to end: SIGINT, by which a script may save, SIGTERM, SIGKILL."""
+
+
+def watch(
+    command: Sequence[str], options: Options, early: Callable[[Report], bool] = lambda report: False
+) -> tuple[Report, int]:
+    """Run the command to its end, its output untouched; return the report and the command's exit status.
+
+    `early` is called with the report so far when the steps that are listened to are over and the command goes on;
+    where it returns True the command is ended.
+    """
     started, clock = datetime.now(UTC), time.monotonic()
+
+    def report_of(rows: Sequence[RunReport], interrupted: bool) -> Report:
+        return Report(
+            started_at=started.isoformat(timespec="seconds"),
+            seconds=time.monotonic() - clock,
+            verdict=verdict_of(rows, interrupted),
+            command=f"tunecheck watch -- {options.command}",
+            interrupted=interrupted,
+            runs=tuple(rows),
+        )
+
     folder = Path(options.folder)
     try:
         folder.mkdir(0o700, parents=True, exist_ok=True)  # it holds what the command printed
@@ -48,21 +71,24 @@ def watch(command: Sequence[str], options: Options) -> tuple[Report, int]:
     rehearsal = Rehearsal(options)
     if options.twice:
         rehearsal = _rehearse(command, options)
-    status = _run(command, rehearsal.options)
+    to_end = False
+
+    def tell(so_far: Path) -> None:
+        nonlocal to_end
+        to_end = early(report_of(rows_of(so_far, options, 0), interrupted=False))
+
+    first = Early(options, tell)
+
+    def look() -> bool:
+        with contextlib.suppress(Exception):  # the answer at the end says what is wrong
+            first.look()
+        return to_end
+
+    status = _run(command, rehearsal.options, look=look)
     if not options.twice:  # what ran beforehand was heard by the first process alone
         merge_ranks(options)
     rehearsal.append_to(trace_file(options, 1, 0))
-    interrupted = status in INTERRUPTED
-    rows = rows_of(folder, options, status)
-    report = Report(
-        started_at=started.isoformat(timespec="seconds"),
-        seconds=time.monotonic() - clock,
-        verdict=verdict_of(rows, interrupted),
-        command=f"tunecheck watch -- {options.command}",
-        interrupted=interrupted,
-        runs=tuple(rows),
-    )
-    return report, status
+    return report_of(rows_of(folder, options, status), status in INTERRUPTED), status
 
 
 def new_folder() -> Path:
@@ -87,19 +113,36 @@ def run_name(command: Sequence[str]) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name)[:60] or "training"
 
 
-def _run(command: Sequence[str], options: Options, log: IO[bytes] | None = None) -> int:
-    """Run the command to its end, its output into the log where there is one; return its status."""
+def _run(
+    command: Sequence[str], options: Options, log: IO[bytes] | None = None, look: Callable[[], bool] | None = None
+) -> int:
+    """Run the command to its end, its output into the log where there is one; return its status.
+
+    `look` is called now and then, and says whether the command is to end.
+    """
     path = os.pathsep.join(filter(None, (str(BOOTSTRAP), os.environ.get("PYTHONPATH"), *_own_folder())))
     environment = {**os.environ, **options.to_environment(), "PYTHONPATH": path}
     try:
         with _passing_on() as started:
             process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
             started(process)
-            return process.wait()
+            return process.wait() if look is None else _wait(process, look)
     except OSError as error:  # no such program, no program, a folder
         with contextlib.suppress(OSError):
             Path(options.folder).rmdir()
         raise ConfigError([f"watch: the command cannot be started: {error.strerror}: {command[0]}"]) from error
+
+
+def _wait(process: subprocess.Popen[bytes], look: Callable[[], bool]) -> int:
+    """Return the process's status; where it is to end, signal it, more strongly each time."""
+    signals, since = [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], -GRACE_SECONDS
+    while True:
+        try:
+            return process.wait(POLL_SECONDS)
+        except subprocess.TimeoutExpired:
+            if look() and signals and time.monotonic() - since >= GRACE_SECONDS:
+                process.send_signal(signals.pop(0))
+                since = time.monotonic()
 
 
 @contextlib.contextmanager

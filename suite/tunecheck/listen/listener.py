@@ -31,6 +31,7 @@ from tunecheck.core.evidence import (
     StateLoaded,
     Step,
     Trained,
+    WindowEnded,
     WorkerBatches,
 )
 from tunecheck.core.premises import Premise
@@ -308,6 +309,7 @@ class Listener:
             if self.options.twice:
                 learnt = (pair for pair in session.model.named_parameters() if pair[1].requires_grad)
                 self.emit(Trained(norms={name: norm(tensor) for name, tensor in learnt}, scaler=""))
+            self.emit(WindowEnded(steps=self._steps))
 
     def close(self, error: BaseException | None = None) -> None:
         """The training has returned, or raised this."""

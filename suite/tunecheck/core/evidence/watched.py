@@ -17,6 +17,13 @@ class PremisesOpen(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WindowEnded(Record):
+    """All steps that are listened to are done; the training may go on."""
+
+    steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepInputs(Record):
     """The batches of one step of any training, so that steps can be compared with each other."""
 

@@ -1,0 +1,112 @@
+"""The answer while the training goes on: a loop of a small module, run by the command. CPU, fp32."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from test_merging import heard
+
+from tunecheck.core import evidence as e
+from tunecheck.core.trace import encode, read
+from tunecheck.listen import early
+from tunecheck.listen.early import Early
+from tunecheck.listen.options import trace_file
+
+LOOP = """
+import pathlib, sys, time, torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Embedding(50, 32), nn.Linear(32, 50))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for step, ids in enumerate(torch.randint(0, 50, (60, 4, 17))):
+    wanted = ids[:, :-1] if "bad" in sys.argv else ids[:, 1:]
+    loss = nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), wanted.flatten())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    time.sleep(0.2 * (step > 10))
+pathlib.Path("done").touch()
+"""
+
+
+def command(folder, *options, words=()):
+    """Watch the loop in this folder; return the process that ended, and whether the loop did."""
+    (folder / "loop.py").write_text(LOOP)
+    watch = [sys.executable, "-m", "tunecheck.cli", "watch", *options, "--", sys.executable, "loop.py", *words]
+    done = subprocess.run(watch, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    return done, (folder / "done").exists()
+
+
+def test_the_verdict_comes_while_the_training_goes_on(tmp_path):
+    """On standard error, as one block; the training ends by itself, and the end's verdict is that of the status."""
+    ended, whole = command(tmp_path, words=["bad"])
+
+    assert whole
+    assert "FAILED watch/loop: targets_unread" in ended.stderr
+    assert "after 10 steps; the training goes on" in ended.stderr
+    assert "FAILED watch/loop: targets_unread" in ended.stdout
+    assert ended.returncode == 1
+
+
+def test_a_failure_ends_the_training_where_that_is_asked(tmp_path):
+    """With the verdict's status, long before its end; the files say what was judged."""
+    ended, whole = command(tmp_path, "--stop-on-fail", words=["bad"])
+
+    assert not whole
+    assert "after 10 steps; the training is ended" in ended.stderr
+    assert ended.returncode == 1
+    (verdict,) = tmp_path.glob("reports/runs/*/verdict.json")
+    assert json.loads(verdict.read_text())["verdict"] == "fail"
+
+
+def test_a_pass_ends_nothing(tmp_path):
+    """It trains to its end."""
+    ended, whole = command(tmp_path, "--stop-on-fail")
+
+    assert whole
+    assert "after 10 steps; the training goes on" in ended.stderr
+    assert ended.returncode == 0
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """A window that is over is judged at once."""
+    monkeypatch.setattr(early, "SETTLED_SECONDS", 0.0)
+
+
+def window_over(folder, rank):
+    """Write the trace of one of two processes that goes on, its window over; the last line is being written."""
+    options = heard(folder, rank)
+    file = trace_file(options, 1, rank)
+    first, *lines = file.read_text().splitlines(keepends=True)
+    over = encode(e.WindowEnded(steps=4)) + "\n"
+    file.write_text("".join([first, *lines[:-1], over, '{"kind": "Sav']))
+    return options
+
+
+def test_all_processes_are_waited_for(tmp_path, at_once):
+    """Then they are judged as one training; the traces themselves are left alone."""
+    told = []
+    look = Early(window_over(tmp_path, 0), lambda folder: told.append(read(folder / "watch-train.jsonl"))).look
+    look()
+    assert told == []
+
+    window_over(tmp_path, 1)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    look()
+    look()
+    (trace,) = told
+    assert trace.ranks == [0, 1]
+    assert trace.main.finished
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_window_that_goes_on_tells_nothing(tmp_path, at_once):
+    """Nor does a training that was not heard at all."""
+    options = heard(tmp_path, 0, processes=1)
+    Early(options, pytest.fail).look()
+    Early(replace(options, name="other"), pytest.fail).look()
