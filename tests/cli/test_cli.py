@@ -175,7 +175,7 @@ def test_judge_as_json_is_a_verdict(capsys, trace_file):
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ("training.seed=1", "only checks.* can be set"),
+        ("training.seed=1", "only limits can be set"),
         ("checks.adapters_applied.min_differenc=1", "min_differenc"),
         ("checks.no_such_check={}", "no check is called"),
     ],

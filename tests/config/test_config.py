@@ -889,7 +889,7 @@ def test_with_limits_names_every_problem():
 
     training, loss, unknown, canary = caught.value.problems
     assert training == (
-        "--set training.max_steps=3: a recorded trace cannot be changed; only checks.* can be set when judging it"
+        "--set training.max_steps=3: only limits can be set here, checks.NAME.LIMIT=VALUE; the training is as it is"
     )
     assert loss == (
         "--set checks.loss_falls.min_fall=x: checks.loss_falls.min_fall: should be a valid number (got 'x')"

@@ -10,11 +10,13 @@ from dataclasses import replace
 import pytest
 from test_merging import heard
 
+from tunecheck.cli import main
 from tunecheck.core import evidence as e
 from tunecheck.core.trace import encode, read
 from tunecheck.listen import early
 from tunecheck.listen.early import Early
 from tunecheck.listen.options import trace_file
+from tunecheck.results.rejudge import judged_again
 
 LOOP = """
 import pathlib, sys, time, torch
@@ -22,13 +24,13 @@ from torch import nn
 torch.manual_seed(0)
 model = nn.Sequential(nn.Embedding(50, 32), nn.Linear(32, 50))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-for step, ids in enumerate(torch.randint(0, 50, (60, 4, 17))):
+for step, ids in enumerate(torch.randint(0, 50, (40, 4, 17))):
     wanted = ids[:, :-1] if "bad" in sys.argv else ids[:, 1:]
     loss = nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), wanted.flatten())
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    time.sleep(0.2 * (step > 10))
+    time.sleep(0.12 * (step > 10 and "soon" not in sys.argv))
 pathlib.Path("done").touch()
 """
 
@@ -61,6 +63,35 @@ def test_a_failure_ends_the_training_where_that_is_asked(tmp_path):
     assert ended.returncode == 1
     (verdict,) = tmp_path.glob("reports/runs/*/verdict.json")
     assert json.loads(verdict.read_text())["verdict"] == "fail"
+
+
+def test_a_limit_of_the_users_own_is_the_traces(tmp_path, capsys):
+    """Whoever judges the trace again goes by it, or by another one; one of a check that does not apply does nothing."""
+    limits = ["checks.targets_unread.max_share=1.0", "checks.memory_flat.max_rise_bytes=1"]
+    ended, _ = command(tmp_path, *(word for limit in limits for word in ("--set", limit)), words=["bad", "soon"])
+    assert ended.returncode == 0, ended.stderr
+
+    (trace,) = tmp_path.glob("reports/runs/*/watch-*.jsonl")
+    assert main(["judge", str(trace)]) == 0
+    assert main(["judge", str(trace), "--set", "checks.targets_unread.max_share=0.9"]) == 1
+    assert 'if it is meant  --ignore targets_unread="WHY"' in capsys.readouterr().out
+
+
+def test_a_limit_that_does_not_exist_is_refused_before_anything_runs(tmp_path):
+    """As a usage error, with the nearest name."""
+    ended, whole = command(tmp_path, "--set", "checks.targets_unread.max_shar=1")
+    assert (ended.returncode, whole) == (4, False)
+    assert "max_share" in ended.stderr
+
+
+def test_answers_stay_with_the_trace(tmp_path):
+    """What was ignored is ignored by whoever judges it again."""
+    ended, _ = command(tmp_path, "--ignore", "targets_unread=an autoencoder", words=["bad", "soon"])
+    assert ended.returncode == 0
+
+    (trace,) = tmp_path.glob("reports/runs/*/watch-*.jsonl")
+    row = judged_again(read(trace), [], trace_file=trace.name)
+    assert [(found.check, found.meant) for found in row.ignored] == [("targets_unread", "an autoencoder")]
 
 
 def test_a_pass_ends_nothing(tmp_path):

@@ -33,6 +33,7 @@ def add_commands(commands: Any) -> None:
         "--expect", action="append", default=[], metavar="KEY=VALUE", help=f"what no object declares: {keys}"
     )
     add_answers(watch)
+    watch.add_argument("--set", action="append", default=[], metavar="checks.NAME.LIMIT=VALUE", help="another limit")
     watch.add_argument(
         "--twice", action="store_true", help="run the first steps again beforehand, and from a checkpoint, and compare"
     )
@@ -55,6 +56,7 @@ def _watch(options: argparse.Namespace) -> int:
         raise ConfigError(["watch: no command was given; for example: tunecheck watch -- python train.py"])
     from rich.console import Console
 
+    from tunecheck.config import with_limits
     from tunecheck.core.redaction import shown, without_secrets
     from tunecheck.listen.launch import new_folder, run_name, watch
     from tunecheck.listen.options import Options
@@ -79,6 +81,7 @@ def _watch(options: argparse.Namespace) -> int:
         steps=steps,
         ignore={**settings.ignore, **read_ignored(options.ignore)},
         strict=options.strict or settings.strict,
+        limits=with_limits({}, options.set),
         stop=options.stop,
         twice=options.twice,
         expect=expected,

@@ -182,7 +182,7 @@ def with_limits(
     document = Document({"checks": json.loads(json.dumps(limits))}, places={(): "the trace"})
     foreign = [override for override in overrides if not override.startswith("checks.")]
     document.problems += [
-        f"--set {override}: a recorded trace cannot be changed; only checks.* can be set when judging it"
+        f"--set {override}: only limits can be set here, checks.NAME.LIMIT=VALUE; the training is as it is"
         for override in foreign
     ]
     _apply(document, [override for override in overrides if override not in foreign])

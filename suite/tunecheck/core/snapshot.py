@@ -198,6 +198,10 @@ class RunSnapshot:
     """What a person expects beside what the training declares, by key."""
     open_premises = _Key[Mapping[str, str]](dict[str, str], {})
     """Premise to why it is open in a watched training, see suite/tunecheck/core/premises.py."""
+    ignore = _Key[Mapping[str, str]](dict[str, str], {})
+    """Check to the user's reason why what it finds in a watched training is meant."""
+    strict = _Key(bool, False)
+    """Whether a suspicion fails a watched training."""
     presumed = _Key[Mapping[str, str]](dict[str, str], {})
     """Premise to why nothing proves it, and nothing refutes it either."""
     checks = _Key[Mapping[str, Any]](dict[str, dict[str, Any] | str])

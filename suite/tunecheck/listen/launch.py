@@ -28,7 +28,6 @@ from tunecheck.listen.options import HEARD, Options, trace_file
 from tunecheck.listen.problems import PROBLEMS
 from tunecheck.listen.twice import SCRATCH, Rehearsal, rehearse
 from tunecheck.results import Report, RunReport, errored, verdict_of
-from tunecheck.results.answers import Answers
 from tunecheck.results.rejudge import judged_again
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap"
@@ -210,14 +209,13 @@ def _own_folder() -> list[str]:
 
 def rows_of(folder: Path, options: Options, status: int) -> list[RunReport]:
     """Return a row for each training that was heard, judged; one that says so where there was none."""
-    answers = Answers(ignore=options.ignore, strict=options.strict)
     rows = []
     for path in sorted(folder.glob("watch-*.jsonl")):
         try:
             trace = read(path)
             if "features" not in trace.header.run:
                 raise TraceError(_why_unheard(trace))
-            rows.append(judged_again(trace, [], trace_file=path.name, answers=answers))
+            rows.append(judged_again(trace, [], trace_file=path.name))
         except TraceError as error:
             rows.append(errored(path.stem.removeprefix("watch-"), "watch", "", str(error), trace_file=path.name))
     if not rows:

@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import tunecheck
+from tunecheck.checks import problem_with
 from tunecheck.core.evidence import (
     AttemptEnd,
     AttemptOutcome,
@@ -88,7 +89,20 @@ def _unwarned() -> Iterator[None]:
 
 
 OWN = frozenset(
-    {"id", "sources", "open_premises", "presumed", "checks", "expected", "trained", "data", "evaluation", "probes"}
+    {
+        "id",
+        "sources",
+        "open_premises",
+        "presumed",
+        "ignore",
+        "strict",
+        "checks",
+        "expected",
+        "trained",
+        "data",
+        "evaluation",
+        "probes",
+    }
 )
 """Keys of a watched run that say nothing of the training: its name, and how it is judged."""
 
@@ -165,6 +179,8 @@ class Listener:
         declare(run, self.options.expect, {name: p.numel() for name, p in session.model.named_parameters()})
         run.open_premises.update(self.options.not_twice)
         # frozen, as a run of the suite is
+        limits = {name: own for name, own in self.options.limits.items() if problem_with(name, run.features) is None}
+        vars(run).update(ignore=self.options.ignore, strict=self.options.strict, checks=limits)
         vars(run.probes).update(repeat_steps=self.options.repeat_steps, resume_from=self.options.resume_from)
         noted.training(session.model)
         self._session = session

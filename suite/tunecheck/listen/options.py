@@ -38,6 +38,8 @@ class Options:
     """Check to the user's reason why what it finds is meant."""
     strict: bool = False
     """Whether a suspicion fails."""
+    limits: dict[str, Any] = field(default_factory=dict)
+    """Limits by check, other than the usual ones."""
     twice: bool = False
     """Whether the command is run again, see twice.py; the other fields of this are of its runs alone."""
     purpose: str = "train"

@@ -283,7 +283,7 @@ def failure(run_name: str, finding: Finding) -> Failure:
         "may be meant": finding.meant,
         "usually means": finding.meaning,
         "what to do": finding.remedy,
-        "if it is meant": f'--ignore {finding.check}="WHY"' if finding.meant else "",
+        "if it is meant": f'--ignore {finding.check}="WHY"' if run_name.startswith("watch/") else "",
         "where": "; ".join(map(str, finding.places)),
         "attribution": domain_words(finding),
     }
