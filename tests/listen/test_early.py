@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from test_merging import heard
+from process_traces import heard
 
 from tunecheck.cli import main
 from tunecheck.core import evidence as e

@@ -2,51 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
-from traces import healthy, with_run
+from process_traces import ROWS, heard
 
 from tunecheck.checks import CHECKS
 from tunecheck.core import evidence as e
 from tunecheck.core.finding import Status
-from tunecheck.core.trace import TraceWriter, read
+from tunecheck.core.trace import read
 from tunecheck.listen.exports import append
 from tunecheck.listen.merging import merge_ranks
-from tunecheck.listen.options import Options, trace_file
-
-ROWS = tuple(f"row {number}" for number in range(12))
-SEEN = e.RowsGiven(
-    rows=6,
-    dataset_rows=12,
-    repeated=(),
-    uncertain=0,
-    end_tokens_supervised=1,
-    end_tokens_masked=0,
-    first_token_supervised=0,
-    unsupervised=0,
-)
-
-
-def heard(folder, rank, *, rows=None, dataset_rows=12, processes=2, end=None, **step):
-    """Write the trace of one process, as the listener does."""
-    main = healthy().main
-    window = main.all(e.Window)[0]
-    features = ["given_rows", "watched"]
-    header = with_run(healthy(), features=features, open_premises={"every_row_seen": "its own rows alone"}).header
-    options = Options(folder=str(folder), name="train")
-    writer = TraceWriter(trace_file(options, 1, rank))
-    own = ROWS[6 * rank : 6 * rank + 6] if rows is None else rows
-    writer.write(
-        dataclasses.replace(header, environment={"processes": processes}),
-        main.start,
-        *(dataclasses.replace(seen, **step) for seen in main.all(e.Step)),
-        *(dataclasses.replace(window, step=at, rows=(row,), digests=(row,)) for at, row in enumerate(own)),
-        dataclasses.replace(SEEN, dataset_rows=dataset_rows),
-        end or main.end,
-    )
-    writer.close()
-    return options
+from tunecheck.listen.options import trace_file
 
 
 def merged(folder, **second):

@@ -150,7 +150,9 @@ def test_adalora_leaves_the_loss_unjudged():
     """It adds a penalty, and cuts ranks between the steps; LoRA does neither."""
     from peft import AdaLoraConfig, LoraConfig
 
-    assert {"loss_oracle", "changed_by_steps_alone"} <= ranks_given(AdaLoraConfig(total_step=4)).keys()
+    left_open = ranks_given(AdaLoraConfig(total_step=4)).keys()
+    for name in ("loss_oracle", "changed_by_steps_alone"):
+        assert not CHECKS[name].premises.isdisjoint(left_open)
     assert ranks_given(LoraConfig()) == ranks_given(None) == {}
 
 
