@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -117,7 +118,7 @@ def test_a_table_is_a_list_where_its_columns_would_be_letters(width):
     for heading in ("", "parameters", "percent", "what it trains"):
         table.add_column(heading)
     table.add_row(Text("freeze_lower\nlayers"), "81,413,568", "60.52 %", "")
-    console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115 - closed with the process
+    console = Console(width=width, record=True, file=io.StringIO())
     console.print(table)
     lines = console.export_text().splitlines()
 
