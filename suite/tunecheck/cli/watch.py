@@ -96,7 +96,9 @@ def _watch(options: argparse.Namespace) -> int:
         ends: bool = options.stop_on_fail and report.verdict == "fail"
         console = Console(stderr=True)
         print_report(report, console)
-        console.print(f"after {steps} steps; the training {'is ended' if ends else 'goes on'}. report: {folder}")
+        console.print(
+            f"after {steps} steps; the training {'is ended' if ends else 'goes on'}. report: {folder}", soft_wrap=True
+        )
         return ends
 
     report, status = watch(command, listening, early)
