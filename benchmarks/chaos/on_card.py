@@ -26,7 +26,7 @@ ON_THE_CARD = (
     "vram=null",
     "training.precision=fp32",
     "training.max_steps=16",
-    "checks.device_as_asked=off",  # the fake card's tensors say that they are on the CPU, where they are
+    "checks.device_as_configured=off",  # the fake card's tensors say that they are on the CPU, where they are
     "checks.memory_returned=off",  # and bitsandbytes' code tables may be 1 % of so small a model
 )
 XID = 8

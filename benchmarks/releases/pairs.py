@@ -119,7 +119,7 @@ PAIRS: dict[str, Pair] = {
             training="end_token.py",
             wrong="with the end token as padding no row's end is supervised",
             source="huggingface/trl#3200",
-            named_by=("labels_as_declared",),
+            named_by=("labels_as_configured",),
         ),
         Pair(
             name="adapters-frozen-again",
@@ -139,7 +139,7 @@ PAIRS: dict[str, Pair] = {
             training="trl_sft_resume.py",
             wrong="`trl sft --resume_from_checkpoint` trains from the first step again",
             source="trl/scripts/sft.py",
-            named_by=("resumed_as_declared",),
+            named_by=("resumed_as_configured",),
         ),
         Pair(
             name="answer-begins-masked",
@@ -202,7 +202,7 @@ PAIRS: dict[str, Pair] = {
             training="lora_plus.py",
             wrong="LoRA+ trains embeddings at the rate of all others",
             source="huggingface/peft#3503",
-            named_by=("rates_as_declared",),
+            named_by=("rates_as_configured",),
         ),
         Pair(
             name="tied-head-merged",
@@ -223,7 +223,7 @@ PAIRS: dict[str, Pair] = {
             training="classes.py",
             wrong="heads for classes, and BERT's, leave out the number by which the Trainer has them divide",
             source="huggingface/transformers#47688",
-            named_by=("loss_is_divided",),
+            named_by=("loss_normalised_over_accumulation",),
         ),
     )
 }

@@ -116,7 +116,7 @@ def with_rows(trace: Trace, numbers: list[int]) -> Trace:
 
 
 FAULTS: dict[str, dict[tuple[str, str], Change]] = {
-    "device_as_asked": {
+    "device_as_configured": {
         ("silently on the CPU", "configured cuda, ran on cpu"): asking(device="cuda"),
         ("fallback without a try", "configured cuda, ran on cpu"): asking(device="cuda", fallback="cpu"),
         ("on the GPU unasked", "configured cpu, ran on cuda:0"): both(
@@ -129,7 +129,7 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
             e.Census, 2, devices={"cpu": 14, "cuda:0": 16}
         ),
     },
-    "dtypes_as_asked": {
+    "dtypes_as_configured": {
         ("dtype ignored", "start: frozen tensors in {'bfloat16': 6}"): having(e.Census, frozen_dtypes={"bfloat16": 6}),
         ("upcast for k-bit training", "frozen tensors in {'float32': 6}"): both(
             having(e.Setup, precision="bf16"), having(e.Census, frozen_dtypes={"float32": 6, "uint8": 14})
@@ -166,14 +166,14 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
             e.Census, trainable_dtypes={"bfloat16": 8}
         ),
     },
-    "attention_as_asked": {
+    "attention_as_configured": {
         ("eager took over", "the layers call eager"): having(e.ForwardPaths, attention="eager"),
         ("eager all the same", "ran eager"): having(e.LayerCalls, attention_kernels=("eager",)),
         ("no attention", "no kernel"): having(e.LayerCalls, attention_kernels=()),
         ("a cache in training", "4 forwards of its layers filled"): having(e.LayerCalls, cached_calls=4),
         ("flash not installed", "call sdpa"): asking(training={"attention": "flash_attention_2"}),
     },
-    "checkpointing_as_asked": {
+    "checkpointing_as_configured": {
         ("silently off", "4 layer forwards"): asking(training={"gradient_checkpointing": True}),
         ("silently on", "8 layer forwards"): having(e.LayerCalls, calls=8),
         ("a loss in one piece", "logits of 128 tokens at a time, at most 34 configured"): asking(
@@ -233,7 +233,7 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("not the declared one", "the optimizer is AdamW, configured Lion"): having(e.Setup, declared_optimizer="Lion"),
         ("decay doubled", "weight decay 0.2, configured 0.0"): having(e.Census, weight_decays={"0": 4, "0.2": 4}),
     },
-    "quantization_as_asked": {
+    "quantization_as_configured": {
         ("bypassed", f"14 of 14 linears are not 4-bit: {LINEARS[0]}"): having(
             e.Quantization, quantized_modules=(), quant_types={}, block_sizes={}, packed_bytes=0, expected_bytes=0
         ),
@@ -538,7 +538,7 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
             e.Continuity, frozen_changed={"norm": 3}
         ),
     },
-    "changed_by_steps_alone": {
+    "weights_change_only_in_steps": {
         ("rounded by a save", f"1 of 8 trained tensors changed outside of a step: {LORA_A[0]} by step 3"): having(
             e.Continuity, trained_changed={LORA_A[0]: 3}
         ),
@@ -711,14 +711,14 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
 """Check to bugs, each with what its finding must name, and how it shows in the trace."""
 
 EVIDENCE = {
-    "device_as_asked": ("Census", ""),
-    "dtypes_as_asked": ("Census LayerCalls Quantization Setup", ""),
-    "attention_as_asked": ("ForwardPaths LayerCalls", ""),
-    "checkpointing_as_asked": ("LayerCalls", ""),
+    "device_as_configured": ("Census", ""),
+    "dtypes_as_configured": ("Census LayerCalls Quantization Setup", ""),
+    "attention_as_configured": ("ForwardPaths LayerCalls", ""),
+    "checkpointing_as_configured": ("LayerCalls", ""),
     "trainable_set": ("Census", ""),
     "parameters_counted": ("Census", ""),
     "optimizer_coverage": ("Census Setup", ""),
-    "quantization_as_asked": ("Quantization", ""),
+    "quantization_as_configured": ("Quantization", ""),
     "base_matches_file": ("BaseFidelity", "BaseFidelity.weight_errors"),
     "kernel_agrees": ("Quantization Setup", "Quantization.kernel_error"),
     "matmul_precision": ("ForwardPaths", "ForwardPaths.matmul_error"),
@@ -754,7 +754,7 @@ EVIDENCE = {
     "finite": ("Evaluation Gradients Movement Step", "Evaluation.loss Step.loss Step.gradient_norm"),
     "trainable_moved": ("Census Movement Step", "Movement.smallest_moved_share Step.learning_rate@together"),
     "base_untouched": ("Movement", ""),
-    "changed_by_steps_alone": ("Continuity", ""),
+    "weights_change_only_in_steps": ("Continuity", ""),
     "evaluation_oracle": (
         "Evaluation EvaluationAudit Setup",
         "Evaluation.loss EvaluationAudit.reported_loss EvaluationAudit.oracle_loss",
@@ -917,7 +917,7 @@ def test_a_bug_is_found_and_named(name: str, bug: str, culprit: str) -> None:
 
 
 NOTHING: dict[str, tuple[str, Change]] = {
-    "checkpointing_as_asked": ("0 layers", having(e.LayerCalls, layers=0, calls=0)),
+    "checkpointing_as_configured": ("0 layers", having(e.LayerCalls, layers=0, calls=0)),
     "parameters_counted": (
         "0 of 35,392,320 parameters",
         having(e.Census, expected_parameters=0, trainable_parameters=0, total_parameters=35_392_320),
@@ -933,10 +933,10 @@ NOTHING: dict[str, tuple[str, Change]] = {
     "batches_differ": ("0 micro-batches", having(e.Window, digests=())),
     "trainable_moved": ("0 of 0 tensors", having(e.Census, expected_trainable=())),
     "base_untouched": ("0 of 0", having(e.Movement, frozen_tensors=0)),
-    "changed_by_steps_alone": ("0 of 0", having(e.Continuity, trained=0)),
+    "weights_change_only_in_steps": ("0 of 0", having(e.Continuity, trained=0)),
     "adapter_round_trip": ("0 tensors", having(e.RoundTrip, tensors=0)),
     "row_order": ("6 windows", both(having(e.Window, rows=(), expected_rows=()))),
-    "quantization_as_asked": (
+    "quantization_as_configured": (
         "0 linears",
         having(e.Quantization, expected_modules=(), quantized_modules=(), packed_bytes=0, expected_bytes=0),
     ),
@@ -987,7 +987,7 @@ def test_where_nothing_is_trainable_one_check_says_so() -> None:
 
     assert "trainable_set" in failed
     assert findings["trainable_set"].detail.startswith(NOTHING_TRAINABLE)
-    assert {"optimizer_coverage", "changed_by_steps_alone", "parameters_counted"} <= set(told)
+    assert {"optimizer_coverage", "weights_change_only_in_steps", "parameters_counted"} <= set(told)
 
 
 def test_every_check_is_seen_to_fail() -> None:
@@ -1162,7 +1162,7 @@ def test_a_check_that_cannot_see_anything_says_so() -> None:
         assert "a mean of batch means does not show" in batches.detail
     assert "batch means" not in ASKED["evaluation_oracle"](HEALTHY).detail
 
-    offloaded = ASKED["changed_by_steps_alone"](with_run(HEALTHY, training={"offload": "parameters"}))
+    offloaded = ASKED["weights_change_only_in_steps"](with_run(HEALTHY, training={"offload": "parameters"}))
     assert (offloaded.status, offloaded.expected) == (Status.UNJUDGED, True)
 
     functional = ASKED["weight_gradients"](with_record(HEALTHY, e.WeightGradient, linears=0))
@@ -1394,17 +1394,17 @@ HARMLESS: dict[str, tuple[str, Change]] = {
     "two restarts": ("steps_applied", idle(2, 4, 5)),
     "the best weights kept once": ("live_tensors_flat", having(e.LiveTensors, 2, tensors=250, copies=1, copied=8)),
     "more released than taken": ("memory_returned", having(e.Released, bytes=-4096)),
-    "CPU asked for": ("device_as_asked", asking(device="cpu")),
+    "CPU asked for": ("device_as_configured", asking(device="cpu")),
     "overflow skipped": (
         "finite",
         both(having(e.Step, 1, applied=False, gradient_norm=math.inf), having(e.Gradients, 1, nonfinite=LORA)),
     ),
     "checkpointing asked for": (
-        "checkpointing_as_asked",
+        "checkpointing_as_configured",
         both(asking(training={"gradient_checkpointing": True}), having(e.LayerCalls, calls=8)),
     ),
     "DoRA's norms are fp32": (
-        "dtypes_as_asked",
+        "dtypes_as_configured",
         both(
             having(e.Setup, precision="bf16"),
             having(e.Census, frozen_dtypes={"bfloat16": 6, "uint8": 14}),
@@ -1415,7 +1415,7 @@ HARMLESS: dict[str, tuple[str, Change]] = {
         ),
     ),
     "parts of a position more": (
-        "checkpointing_as_asked",
+        "checkpointing_as_configured",
         both(asking(training={"loss_chunk_tokens": 32}), having(e.LayerCalls, head_tokens=34)),
     ),
     "fp4 is coarser": (
@@ -1446,7 +1446,7 @@ def test_a_fallback_to_the_cpu_is_no_failure_and_is_told() -> None:
     start = e.AttemptStart(purpose="train", device="cuda:0", reason="asked for", changes={})
     gpu = Attempt(start, (), e.AttemptEnd(outcome="out_of_memory", detail="8 GiB", seconds=3.0))
     cpu = having(e.AttemptStart, reason="out of memory on the GPU")(asking(device="cuda", fallback=["cpu"])(HEALTHY))
-    finding = ASKED["device_as_asked"](Trace(cpu.header, (gpu, *cpu.attempts)))
+    finding = ASKED["device_as_configured"](Trace(cpu.header, (gpu, *cpu.attempts)))
     assert finding.status is Status.PASSED
     assert finding.detail == "configured cuda, ran on cpu after: out of memory on the GPU"
 

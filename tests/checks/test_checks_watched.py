@@ -24,7 +24,7 @@ MEANT = {
     ("rows_whole", "most answers cut off"),
     ("rows_whole", "some answers cut off"),
     ("rows_whole", "all of them, by a declared length"),
-    ("targets_unread", "labels that are shifted twice"),
+    ("no_target_leakage", "labels that are shifted twice"),
     ("randomness_varies", "a seed in every step"),
     ("clipping_leaves_gradients", "to nearly nothing"),
     ("evaluation_rows_unseen", "a part of the training"),
@@ -182,7 +182,7 @@ def one_row(trace):
 
 
 FAULTS = {
-    "labels_as_declared": {
+    "labels_as_configured": {
         "padding": lambda: having_problem(watched()),
         "ends masked": lambda: watched(rows(end_tokens_supervised=0, end_tokens_masked=24)),
         "nothing supervised": lambda: watched(rows(unsupervised=24)),
@@ -199,7 +199,7 @@ FAULTS = {
         "padding that nobody names": lambda: watched(rows(padded_before=18)),
         "a prompt that is hidden": lambda: with_record(watched(), e.Window, 1, inputs={"text is hidden": "'What'"}),
     },
-    "batch_as_declared": {
+    "batch_as_configured": {
         "a row dropped": lambda: watched(spans(lambda number: {"micro_batch": number})),
     },
     "answers_end": {
@@ -231,12 +231,12 @@ FAULTS = {
             rows(end_tokens_supervised=0), lengths(declared=True, full=24, cut=24, short=0, short_ended=0)
         ),
     },
-    "padding_unlearned": {
+    "no_loss_on_padding": {
         "labels of padding": lambda: watched(positions(padding_share=0.3)),
         "not a number": lambda: watched(positions(padding_share=math.nan)),
         "in one step alone": lambda: watched(positions(), positions(step=1, padding_share=0.02)),
     },
-    "targets_unread": {
+    "no_target_leakage": {
         "labels that are not shifted": lambda: watched(positions(raising_own=40)),
         "a mask that is not causal": lambda: watched(positions(asked_for_next=4, seeing_next=4)),
         "labels that are shifted twice": lambda: watched(positions(raising_own=0, raising_second=38, asked_for_next=0)),
@@ -258,7 +258,7 @@ FAULTS = {
         "twice as large": lambda: watched(*logged(healthy(), 2.0)),
         "not a number": lambda: watched(*logged(healthy(), math.nan)),
     },
-    "rates_as_declared": {
+    "rates_as_configured": {
         "an embedding": lambda: watched(e.Rates(tensors=8, wrong={"lora_embedding_A": "1e-4, 1e-6 by the argument"}))
     },
     "pairs_differ": {
@@ -266,14 +266,14 @@ FAULTS = {
         "prompts again": lambda: watched(e.PairsGiven(step=0, pairs=24, alike=0, prompts_again=20)),
         "all rated alike": lambda: watched(e.AnswersRated(rows=400, kinds=("True",))),
     },
-    "state_fits": {
+    "state_dict_keys_match": {
         "nothing of it": lambda: watched(loaded(taken=0)),
         "other names": lambda: watched(loaded(), loaded(taken=2, misnamed=("module.h.0.w (the model has h.0.w)",))),
     },
-    "scores_unnormalised": {
+    "loss_receives_logits": {
         "probabilities": lambda: watched(e.ScoresGiven(functions=2, probabilities=("LogSoftmax of a Softmax",))),
     },
-    "loss_is_divided": {
+    "loss_normalised_over_accumulation": {
         "by nobody": lambda: watched(e.LossDivided(micro_batches=4, by="")),
     },
     "workers_differ": {
@@ -299,7 +299,7 @@ FAULTS = {
 
 def test_every_check_of_a_watched_training_is_here():
     """Those of an attempt or of the declarations alone have tests of their own below."""
-    assert {*FAULTS, "export_reads_back", "resumed_as_declared", "loss_moves"} == WATCHED
+    assert {*FAULTS, "export_reads_back", "resumed_as_configured", "loss_moves"} == WATCHED
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -377,9 +377,9 @@ def test_answers_that_need_no_end_are_not_held_to_one(change, why):
 @pytest.mark.parametrize(
     ("name", "record"),
     [
-        ("labels_as_declared", e.BaseTokens(tokens=60, other=20)),
-        ("labels_as_declared", e.BaseTokens(tokens=4, other=4)),
-        ("labels_as_declared", e.BaseTokens(tokens=0, other=0)),
+        ("labels_as_configured", e.BaseTokens(tokens=60, other=20)),
+        ("labels_as_configured", e.BaseTokens(tokens=4, other=4)),
+        ("labels_as_configured", e.BaseTokens(tokens=0, other=0)),
         ("pairs_differ", e.PairsGiven(step=0, pairs=24, alike=0, prompts_again=3)),
         ("pairs_differ", e.AnswersRated(rows=400, kinds=("False", "True"))),
     ],
@@ -414,12 +414,12 @@ def test_an_end_that_nobody_knows_is_said_to_be_unasked():
 )
 def test_other_numbers_of_rows_may_be_meant(change):
     """A loader that fills its batches by tokens, a collator that packs."""
-    assert CHECKS["batch_as_declared"]()(watched(spans(change))).status is not Status.FAILED
+    assert CHECKS["batch_as_configured"]()(watched(spans(change))).status is not Status.FAILED
 
 
 def test_what_follows_an_answer_rightly_is_no_label_that_was_lost():
     """A user's turn begins at another place in each row."""
-    assert CHECKS["labels_as_declared"]()(watched(spans(lambda number: {"behind": number % 5}))).passed
+    assert CHECKS["labels_as_configured"]()(watched(spans(lambda number: {"behind": number % 5}))).passed
 
 
 def test_a_declared_smoothing_that_is_left_out_is_named():
@@ -467,7 +467,7 @@ def test_weights_trained_in_16_bit_are_held_to_what_16_bit_can_do():
 
 @pytest.mark.parametrize(
     ("name", "changes"),
-    [("padding_unlearned", {"padded": 0}), ("targets_unread", {"raising": 8, "raising_own": 8})],
+    [("no_loss_on_padding", {"padded": 0}), ("no_target_leakage", {"raising": 8, "raising_own": 8})],
 )
 def test_positions_that_say_nothing_are_unjudged(name, changes):
     """No row was padded, or too few positions were seen with logits of a vocabulary."""
@@ -521,7 +521,7 @@ def test_an_export_that_is_another_function_fails():
 def test_a_declared_checkpoint_is_resumed_from(first_step, status):
     """Another checkpoint may be handed to train() on purpose."""
     trace = with_run(watched(), training={"first_step": first_step, "resume_steps": 6})
-    finding = CHECKS["resumed_as_declared"]()(trace)
+    finding = CHECKS["resumed_as_configured"]()(trace)
 
     assert finding.status is status
     assert finding.detail == f"the training begins after {first_step} steps, the declared checkpoint's are 6"
@@ -542,7 +542,7 @@ def test_what_the_training_did_can_leave_a_check_unjudged():
     """With the reason, and nothing else of it."""
     reason = "the loop takes its loss of the logits itself"
     trace = watched(e.PremisesOpen(reasons={"labels_known": reason}))
-    finding = CHECKS["labels_as_declared"]()(trace)
+    finding = CHECKS["labels_as_configured"]()(trace)
 
     assert (finding.status, finding.detail, finding.expected) == (Status.UNJUDGED, reason, True)
     assert CHECKS["loss_logged"]()(trace).status == Status.PASSED
@@ -637,7 +637,7 @@ def test_what_a_loops_own_code_alone_writes_between_steps_may_be_meant(lines, st
         e.Continuity(moments=13, trained=8, frozen=68, trained_changed=dict.fromkeys(LORA_B, 3), frozen_changed={}),
         e.WrittenByScript(lines=lines),
     )
-    found = CHECKS["changed_by_steps_alone"]()(changed)
+    found = CHECKS["weights_change_only_in_steps"]()(changed)
 
     assert found.status is status
     assert ("train.py:40 writes to trained tensors between steps, first by step 3" in found.detail) is found.expected
@@ -660,7 +660,7 @@ def test_a_script_may_call_its_model_more_often_than_once_a_row(checkpointing, c
     trace = with_run(watched(), training={"gradient_checkpointing": checkpointing})
     counted = with_record(trace, e.LayerCalls, calls=calls, recomputed=recomputed)
 
-    assert CHECKS["checkpointing_as_asked"]()(counted).status is status
+    assert CHECKS["checkpointing_as_configured"]()(counted).status is status
 
 
 @pytest.mark.parametrize(("dtypes", "status"), [({"float32": 20}, Status.FAILED), ({"int8": 14}, Status.PASSED)])

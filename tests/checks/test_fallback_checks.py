@@ -9,7 +9,7 @@ import pytest
 from traces import LOSSES, healthy, with_record
 
 from tunecheck.checks import CHECKS
-from tunecheck.checks.device import DeviceAsAsked
+from tunecheck.checks.device import DeviceAsConfigured
 from tunecheck.checks.fallback import FallbackEqualsReference, FallbackInOrder, FallbackStartsFresh
 from tunecheck.checks.memory import CardReturnsToBaseline
 from tunecheck.core import evidence as e
@@ -87,7 +87,7 @@ NOTHING_HAPPENED = healthy()
 @pytest.mark.parametrize(
     ("check", "words"),
     [
-        (DeviceAsAsked(), f"configured auto, ran on cpu after: out of memory on the GPU: {RAN_OUT}"),
+        (DeviceAsConfigured(), f"configured auto, ran on cpu after: out of memory on the GPU: {RAN_OUT}"),
         (FallbackInOrder(), "out of memory, so as configured on cuda:0 -> lean on cuda:0 -> cpu on cpu"),
         (FallbackStartsFresh(), "30 tensors and the random state are those of a fresh start"),
         (FallbackEqualsReference(), "6 losses equal to the last bit"),
@@ -311,11 +311,11 @@ def test_offloaded_parameters_may_lie_on_the_cpu_and_others_may_not():
 
     def on(start):
         main = Attempt(start, trace.main.records, trace.main.end)
-        return DeviceAsAsked()(Trace(trace.header, (main, *trace.attempts[1:])))
+        return DeviceAsConfigured()(Trace(trace.header, (main, *trace.attempts[1:])))
 
     assert on(placed).passed
     all_on_cpu = with_record(healthy(), e.Census, devices={"cpu": 24}).main.records
-    finding = DeviceAsAsked()(Trace(trace.header, (Attempt(placed, all_on_cpu, trace.main.end),)))
+    finding = DeviceAsConfigured()(Trace(trace.header, (Attempt(placed, all_on_cpu, trace.main.end),)))
     assert "but no tensor is on cuda:0" in finding.detail
     assert finding.status is Status.FAILED
     assert on(start).status is Status.FAILED

@@ -119,7 +119,7 @@ def test_a_row_of_the_table_says_what_was_judged_and_what_could_not_be_tried():
         "judged": 30,
         "passed": 29,
         "failed": {"loss_oracle": "step 0"},
-        "unjudged": {"dtypes_as_asked": "nothing declares them"},
+        "unjudged": {"dtypes_as_configured": "nothing declares them"},
         "same": False,
         "cpu_seconds_more": 2.3,
         "peak_mib_more": 31,
@@ -130,5 +130,5 @@ def test_a_row_of_the_table_says_what_was_judged_and_what_could_not_be_tried():
         "| TRL 0.24 | lora | trl 0.24.0 | 30 | 29 | `loss_oracle`: rightly, huggingface/transformers#46204 | 1 |"
         in text
     )
-    assert "- `dtypes_as_asked`: nothing declares them (1 of 1 frameworks)" in text
+    assert "- `dtypes_as_configured`: nothing declares them (1 of 1 frameworks)" in text
     assert "- axolotl : no wheel" in text

@@ -48,9 +48,9 @@ def test_the_verdict_comes_while_the_training_goes_on(tmp_path):
     ended, whole = command(tmp_path, words=["bad"])
 
     assert whole
-    assert "FAILED watch/loop: targets_unread" in ended.stderr
+    assert "FAILED watch/loop: no_target_leakage" in ended.stderr
     assert "after 10 steps; the training goes on" in ended.stderr
-    assert "FAILED watch/loop: targets_unread" in ended.stdout
+    assert "FAILED watch/loop: no_target_leakage" in ended.stdout
     assert ended.returncode == 1
 
 
@@ -67,31 +67,31 @@ def test_a_failure_ends_the_training_where_that_is_asked(tmp_path):
 
 def test_a_limit_of_the_users_own_is_the_traces(tmp_path, capsys):
     """Whoever judges the trace again goes by it, or by another one; one of a check that does not apply does nothing."""
-    limits = ["checks.targets_unread.max_share=1.0", "checks.memory_flat.max_rise_bytes=1"]
+    limits = ["checks.no_target_leakage.max_share=1.0", "checks.memory_flat.max_rise_bytes=1"]
     ended, _ = command(tmp_path, *(word for limit in limits for word in ("--set", limit)), words=["bad", "soon"])
     assert ended.returncode == 0, ended.stderr
 
     (trace,) = tmp_path.glob("reports/runs/*/watch-*.jsonl")
     assert main(["judge", str(trace)]) == 0
-    assert main(["judge", str(trace), "--set", "checks.targets_unread.max_share=0.9"]) == 1
-    assert 'if it is meant  --ignore targets_unread="WHY"' in capsys.readouterr().out
+    assert main(["judge", str(trace), "--set", "checks.no_target_leakage.max_share=0.9"]) == 1
+    assert 'if it is meant  --ignore no_target_leakage="WHY"' in capsys.readouterr().out
 
 
 def test_a_limit_that_does_not_exist_is_refused_before_anything_runs(tmp_path):
     """As a usage error, with the nearest name."""
-    ended, whole = command(tmp_path, "--set", "checks.targets_unread.max_shar=1")
+    ended, whole = command(tmp_path, "--set", "checks.no_target_leakage.max_shar=1")
     assert (ended.returncode, whole) == (4, False)
     assert "max_share" in ended.stderr
 
 
 def test_answers_stay_with_the_trace(tmp_path):
     """What was ignored is ignored by whoever judges it again."""
-    ended, _ = command(tmp_path, "--ignore", "targets_unread=an autoencoder", words=["bad", "soon"])
+    ended, _ = command(tmp_path, "--ignore", "no_target_leakage=an autoencoder", words=["bad", "soon"])
     assert ended.returncode == 0
 
     (trace,) = tmp_path.glob("reports/runs/*/watch-*.jsonl")
     row = judged_again(read(trace), [], trace_file=trace.name)
-    assert [(found.check, found.meant) for found in row.ignored] == [("targets_unread", "an autoencoder")]
+    assert [(found.check, found.meant) for found in row.ignored] == [("no_target_leakage", "an autoencoder")]
 
 
 def test_a_pass_ends_nothing(tmp_path):

@@ -151,7 +151,7 @@ def test_adalora_leaves_the_loss_unjudged():
     from peft import AdaLoraConfig, LoraConfig
 
     left_open = ranks_given(AdaLoraConfig(total_step=4)).keys()
-    for name in ("loss_oracle", "changed_by_steps_alone"):
+    for name in ("loss_oracle", "weights_change_only_in_steps"):
         assert not CHECKS[name].premises.isdisjoint(left_open)
     assert ranks_given(LoraConfig()) == ranks_given(None) == {}
 

@@ -39,6 +39,6 @@ def test_a_loop_that_is_called_again_with_another_optimizer(tmp_path):
     row = judged(Script(steps=3, rows=12, loop=twice), tmp_path, steps=10)
 
     assert row.outcome == "pass", [finding.detail for finding in row.failed]
-    assert "changed_by_steps_alone" in {finding.check for finding in row.passed}
+    assert "weights_change_only_in_steps" in {finding.check for finding in row.passed}
     reasons = {finding.check: finding.detail for finding in row.unjudged}
     assert "from step 3 on another AdamW" in reasons["trainable_set"]

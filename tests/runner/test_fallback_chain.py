@@ -319,7 +319,7 @@ def test_the_result_is_that_of_a_run_that_began_on_the_cpu(fallen):
     run, trace, _ = fallen
     wanted = [step.loss for step in trace.last("reference").all(Step)]
     asked = {name: check for name, check in asked_of(run.features, {}).items() if "fallback" in name}
-    asked |= {name: run.resolved_checks()[name] for name in ("device_as_asked", "steps_applied", "resume_equals")}
+    asked |= {name: run.resolved_checks()[name] for name in ("device_as_configured", "steps_applied", "resume_equals")}
 
     assert [step.loss for step in trace.steps] == wanted
     assert len(wanted) == STEPS

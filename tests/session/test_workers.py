@@ -33,7 +33,7 @@ SHORT = [
     "training.max_steps=5",
     "evaluation={}",
     "probes={}",
-    "checks={device_as_asked: off, hardware_healthy: off}",
+    "checks={device_as_configured: off, hardware_healthy: off}",
     "fallback=none",
     "device=auto",
 ]

@@ -12,7 +12,7 @@ import torch
 from traces import healthy, with_record, with_run
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tunecheck.checks.device import DtypesAsAsked
+from tunecheck.checks.device import DtypesAsConfigured
 from tunecheck.cli import main
 from tunecheck.cli.counts import count_all
 from tunecheck.config import find_run, load_model, load_run
@@ -333,9 +333,9 @@ def test_a_base_that_learns_in_part_is_fp32_whole():
     rounded = with_run(healthy(precision="bf16"), **on_base)
     kept = with_record(rounded, Census, frozen_dtypes={"float32": 5}, trainable_dtypes={"float32": 8})
 
-    assert DtypesAsAsked()(kept).status is Status.PASSED
-    assert "frozen tensors in {'bfloat16':" in DtypesAsAsked()(rounded).detail
-    assert DtypesAsAsked()(rounded).status is Status.FAILED
+    assert DtypesAsConfigured()(kept).status is Status.PASSED
+    assert "frozen tensors in {'bfloat16':" in DtypesAsConfigured()(rounded).detail
+    assert DtypesAsConfigured()(rounded).status is Status.FAILED
 
 
 def test_a_sampled_element_knows_its_row():

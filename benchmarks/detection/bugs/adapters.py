@@ -131,7 +131,7 @@ def random_b(session: Session) -> None:
 @bug(
     "B16",
     "Adapters in pure bf16",
-    caught_by="dtypes_as_asked",
+    caught_by="dtypes_as_configured",
     source="pytorch/ao#1124, meta-pytorch/torchtune#2254, Nerogar/OneTrainer#996",
 )
 def weights_in_bf16(session: Session) -> None:

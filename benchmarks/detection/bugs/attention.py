@@ -104,7 +104,7 @@ def interleaved_groups(session: Session) -> None:
 @unseen(
     "Z19",
     "Attention sees the last 48 tokens only while training",
-    caught_by=("loss_oracle", "forward_matches_architecture", "attention_as_asked", "gradient_matches_loss"),
+    caught_by=("loss_oracle", "forward_matches_architecture", "attention_as_configured", "gradient_matches_loss"),
     must_say="The training's forward pass is not the model's: attention, or the loss of a window, is another.",
 )
 def window_in_training(session: Session) -> None:

@@ -204,7 +204,7 @@ def base_rate_lost_on_resume(session: Session) -> None:
 @bug(
     "W33",
     "A save in the middle rounds the weights in memory",
-    caught_by=("changed_by_steps_alone", "resume_equals"),
+    caught_by=("weights_change_only_in_steps", "resume_equals"),
     cohort="unseen-second",
     settings=("probes.resume_from=2",),
     tier="convergence",

@@ -126,7 +126,7 @@ def _dequantized(session: Session) -> dict[str, Any]:
 @bug(
     "Y55",
     "A value of the 4-bit table is never used",
-    caught_by=("quantization_as_asked", "kernel_agrees", "base_matches_file"),
+    caught_by=("quantization_as_configured", "kernel_agrees", "base_matches_file"),
     source="thought up; two values of a table that was typed in are the same",
     cohort="unseen-third",
 )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @bug(
     "B87",
     "Another attention kernel takes over",
-    caught_by="attention_as_asked",
+    caught_by="attention_as_configured",
     source="huggingface/transformers#46960, facebookresearch/sam2#329",
 )
 def another_attention(session: Session) -> None:
@@ -39,7 +39,7 @@ def another_attention(session: Session) -> None:
 @bug(
     "B91",
     "An adapter promotes all activations to fp32",
-    caught_by="dtypes_as_asked",
+    caught_by="dtypes_as_configured",
     source="mflux-community/mflux#740",
     settings=("training.precision=bf16",),
 )
@@ -396,7 +396,7 @@ def _in_own_dtype(norm: Any) -> Any:
 @bug(
     "V48",
     "Norms are computed in 16 bit",
-    caught_by=("forward_matches_architecture", "dtypes_as_asked"),
+    caught_by=("forward_matches_architecture", "dtypes_as_configured"),
     source="meta-llama/llama#1048, pytorch/pytorch#189581",
     cohort="blind-second",
     settings=("training.precision=bf16",),
@@ -470,7 +470,7 @@ def adapters_off_in_eval_mode(session: Session) -> None:
 @bug(
     "W21",
     "An evaluation in the middle leaves autocast on",
-    caught_by=("state_in_training", "dtypes_as_asked"),
+    caught_by=("state_in_training", "dtypes_as_configured"),
     cohort="unseen-second",
     settings=("evaluation.at=[3]",),
 )
@@ -488,7 +488,7 @@ def autocast_left_on(session: Session) -> None:
 @bug(
     "W22",
     "An evaluation in the middle switches checkpointing off",
-    caught_by=("state_in_training", "checkpointing_as_asked"),
+    caught_by=("state_in_training", "checkpointing_as_configured"),
     cohort="unseen-second",
     settings=("evaluation.at=[3]", "training.gradient_checkpointing=true"),
 )
@@ -500,7 +500,7 @@ def checkpointing_left_off(session: Session) -> None:
 @bug(
     "W23",
     "An evaluation in the middle changes the attention",
-    caught_by=("state_in_training", "attention_as_asked"),
+    caught_by=("state_in_training", "attention_as_configured"),
     cohort="unseen-second",
     settings=("evaluation.at=[3]",),
 )

@@ -42,7 +42,7 @@ def four_bit_backward_without_the_offset(session: Session) -> None:
     _around(bitsandbytes.functional, "dequantize_4bit", dequantize)
 
 
-@bug("X110", "Statistics quantised about a wrong mean", caught_by="quantization_as_asked")
+@bug("X110", "Statistics quantised about a wrong mean", caught_by="quantization_as_configured")
 def quantized_with_a_wrong_mean(session: Session) -> None:
     """Subtract one mean from the statistics and keep another whenever bitsandbytes quantizes."""
     import bitsandbytes

@@ -85,7 +85,7 @@ def uncorrected_second_moment(session: Session) -> None:
 @unseen(
     "Z29",
     "The second moment is kept in bf16",
-    caught_by=("updates_match_adamw", "dtypes_as_asked"),
+    caught_by=("updates_match_adamw", "dtypes_as_configured"),
     must_say="Updates are not AdamW's, or the optimizer's state is not fp32.",
 )
 def rounded_second_moment(session: Session) -> None:
@@ -211,7 +211,7 @@ def trainer_clips_by_largest(session: Session) -> None:
 @unseen(
     "Z45",
     "Gradients are rounded to bf16 before the optimizer",
-    caught_by=("updates_match_adamw", "dtypes_as_asked", "gradient_norm_reported"),
+    caught_by=("updates_match_adamw", "dtypes_as_configured", "gradient_norm_reported"),
     must_say="Updates are not those of the gradients as they were computed.",
 )
 def rounded_gradients(session: Session) -> None:

@@ -33,7 +33,7 @@ def low_precision_products(session: Session) -> None:
 @bug(
     "X105",
     "No autocast though bf16 is asked for",
-    caught_by="dtypes_as_asked",
+    caught_by="dtypes_as_configured",
     settings=("strategy=full", "lora=null", "quantization=null", "training.precision=bf16"),
 )
 def autocast_lost(session: Session) -> None:
@@ -47,7 +47,7 @@ def autocast_lost(session: Session) -> None:
 @bug(
     "X106",
     "Adapters multiply in another dtype than asked",
-    caught_by="dtypes_as_asked",
+    caught_by="dtypes_as_configured",
     settings=("training.precision=bf16",),
 )
 def adapters_multiply_in_bf16(session: Session) -> None:
@@ -60,7 +60,7 @@ def adapters_multiply_in_bf16(session: Session) -> None:
 @bug(
     "V62",
     "fp16 is trained without loss scaling",
-    caught_by=("dtypes_as_asked", "accumulation_oracle"),
+    caught_by=("dtypes_as_configured", "accumulation_oracle"),
     source="engichang1467/Open-Rig3R#35",
     cohort="blind-second",
     settings=("strategy=lora", "quantization=null", "training.precision=fp16"),

@@ -335,7 +335,7 @@ def schedule_over_micro_batches(session: Session) -> None:
 @bug(
     "V24",
     "Trained weights are rounded to bf16 after every step",
-    caught_by=("updates_match_adamw", "dtypes_as_asked"),
+    caught_by=("updates_match_adamw", "dtypes_as_configured"),
     cohort="blind",
     must_say="Updates are not AdamW's: after a step the weights are values of bf16, and small updates are lost.",
 )
@@ -465,7 +465,7 @@ def updates_halve_late(session: Session) -> None:
 @bug(
     "W11",
     "Weights rounded to bf16 between two steps",
-    caught_by=("changed_by_steps_alone", "updates_match_adamw"),
+    caught_by=("weights_change_only_in_steps", "updates_match_adamw"),
     cohort="unseen-second",
 )
 def rounded_between_steps(session: Session) -> None:
@@ -485,7 +485,7 @@ def rounded_between_steps(session: Session) -> None:
 @bug(
     "W12",
     "Averaged weights stay in place after training",
-    caught_by=("changed_by_steps_alone", "evaluation_mode"),
+    caught_by=("weights_change_only_in_steps", "evaluation_mode"),
     cohort="unseen-second",
 )
 def average_stays(session: Session) -> None:

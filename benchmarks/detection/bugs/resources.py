@@ -38,7 +38,7 @@ def losses_kept_with_their_graph(session: Session) -> None:
 @bug(
     "B86",
     "Gradient checkpointing silently off",
-    caught_by="checkpointing_as_asked",
+    caught_by="checkpointing_as_configured",
     source="huggingface/sentence-transformers#2717",
     settings=("training.gradient_checkpointing=true",),
 )
@@ -94,7 +94,7 @@ def four_kib_kept_a_step(session: Session) -> None:
     session.model.register_forward_hook(lambda *_: kept.append(torch.zeros(1024)))
 
 
-@bug("X75", "Checkpointing though nobody asked", caught_by="checkpointing_as_asked")
+@bug("X75", "Checkpointing though nobody asked", caught_by="checkpointing_as_configured")
 def checkpointing_uninvited(session: Session) -> None:
     """Enable gradient checkpointing although it is not configured: a third slower."""
     session.model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -122,7 +122,7 @@ def checkpointed_inputs_in_bf16(session: Session) -> None:
 @bug(
     "X104",
     "All logits at once though chunks are asked for",
-    caught_by="checkpointing_as_asked",
+    caught_by="checkpointing_as_configured",
     settings=("training.loss_chunk_tokens=20",),
 )
 def loss_in_one_piece(session: Session) -> None:
@@ -200,7 +200,7 @@ def predictions_kept(session: Session) -> None:
 @bug(
     "V36",
     "A key-value cache is filled in every training step",
-    caught_by=("memory_flat", "live_tensors_flat", "attention_as_asked"),
+    caught_by=("memory_flat", "live_tensors_flat", "attention_as_configured"),
     source="huggingface/transformers#35648",
     cohort="blind",
     must_say="A training step fills a key-value cache, or takes more memory or time than the same step without one.",
@@ -233,7 +233,7 @@ def _plain_product(module: Any, functional: Any) -> Any:
 @bug(
     "V76",
     "Unpacked 4-bit weights are kept for the backward pass",
-    caught_by=("memory_order", "quantization_as_asked"),
+    caught_by=("memory_order", "quantization_as_configured"),
     source="bitsandbytes-foundation/bitsandbytes#1935",
     cohort="blind-second",
     must_say="A step holds more memory than a 4-bit base needs: unpacked weights live through the backward pass.",
@@ -261,7 +261,7 @@ def _inside_reentrant(inner: Any) -> Any:
 @bug(
     "V77",
     "Every layer is checkpointed twice",
-    caught_by="checkpointing_as_asked",
+    caught_by="checkpointing_as_configured",
     source="meta-llama/llama-cookbook#740, linkedin/Liger-Kernel#1064",
     cohort="blind-second",
     settings=("training.gradient_checkpointing=true",),

@@ -84,7 +84,7 @@ def head_left_out_in_training(session: Session) -> None:
 @bug(
     "Y04",
     "The MLP's activations pass through eight bits while training",
-    caught_by=("forward_matches_architecture", "dtypes_as_asked", *ORACLES),
+    caught_by=("forward_matches_architecture", "dtypes_as_configured", *ORACLES),
     source="thought up; fp8 training that nobody asked for",
     cohort="unseen-third",
 )
@@ -344,7 +344,7 @@ def last_block_not_causal(session: Session) -> None:
 @bug(
     "Y16",
     "A layer is skipped now and then while training",
-    caught_by=("forward_deterministic", "forward_matches_architecture", "checkpointing_as_asked", *ORACLES),
+    caught_by=("forward_deterministic", "forward_matches_architecture", "checkpointing_as_configured", *ORACLES),
     source="thought up; LayerDrop of another model's configuration",
     cohort="unseen-third",
 )

@@ -42,7 +42,7 @@ def two_ahead(session: Session) -> None:
 @unseen(
     "Z05",
     "The prompt is learned and the answer is not",
-    caught_by=("tokens_match_template", "labels_as_declared"),
+    caught_by=("tokens_match_template", "labels_as_configured"),
     must_say="What is supervised is not the answer.",
 )
 def inverted_mask(session: Session) -> None:

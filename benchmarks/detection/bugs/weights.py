@@ -68,7 +68,9 @@ def _unpacked(module: Any) -> torch.nn.Linear:
     return plain
 
 
-@bug("B51", "4-bit asked, full precision loaded", caught_by="quantization_as_asked", source="unslothai/unsloth#5344")
+@bug(
+    "B51", "4-bit asked, full precision loaded", caught_by="quantization_as_configured", source="unslothai/unsloth#5344"
+)
 def full_precision_instead_of_4_bit(session: Session) -> None:
     """Leave the linear layers of one decoder layer unquantized."""
     mlp = layers(session)[-1].mlp
@@ -80,7 +82,7 @@ def full_precision_instead_of_4_bit(session: Session) -> None:
 @bug(
     "B55",
     "4-bit linears compute in fp32",
-    caught_by="dtypes_as_asked",
+    caught_by="dtypes_as_configured",
     source="bitsandbytes#2077, huggingface/transformers#47378, huggingface/trl#582",
     settings=("training.precision=bf16",),
 )
@@ -96,7 +98,7 @@ def compute_dtype_fp32(session: Session) -> None:
 @bug(
     "B58",
     "Norms and embedding upcast to fp32",
-    caught_by="dtypes_as_asked",
+    caught_by="dtypes_as_configured",
     source="huggingface/peft#816, #3265, #1149, bitsandbytes#1569",
     settings=("training.precision=bf16",),
 )
@@ -174,7 +176,7 @@ def norms_reinitialized(session: Session) -> None:
     layers(session)[0].input_layernorm.weight.data.zero_()
 
 
-@bug("X28", "The head is 4-bit too", caught_by="quantization_as_asked")
+@bug("X28", "The head is 4-bit too", caught_by="quantization_as_configured")
 def head_quantized(session: Session) -> None:
     """Quantize the head to 4 bit too."""
     bitsandbytes: Any = importlib.import_module("bitsandbytes")
@@ -187,7 +189,7 @@ def head_quantized(session: Session) -> None:
     session.model.set_output_embeddings(packed.to(session.device))
 
 
-@bug("X29", "A part in another dtype", caught_by="dtypes_as_asked")
+@bug("X29", "A part in another dtype", caught_by="dtypes_as_configured")
 def moved_to_another_dtype(session: Session) -> None:
     """Upcast the final norm (to float64, so that it shows in fp32 runs too)."""
     norm, dtype = decoder(session).norm.double(), session.model.dtype
@@ -226,7 +228,7 @@ def wrong_kernel_for_one_row(session: Session) -> None:
         layer.mlp.down_proj.register_forward_hook(spoil)
 
 
-@bug("X82", "A part left on another device", caught_by="device_as_asked")
+@bug("X82", "A part left on another device", caught_by="device_as_configured")
 def part_left_on_another_device(session: Session) -> None:
     """Leave one buffer on another device."""
     import torch
@@ -255,7 +257,7 @@ def never_loaded(session: Session) -> None:
 @bug(
     "V12",
     "The offset of doubly quantised scales is rounded to bf16",
-    caught_by=("kernel_agrees", "base_matches_file", "quantization_as_asked"),
+    caught_by=("kernel_agrees", "base_matches_file", "quantization_as_configured"),
     source="bitsandbytes-foundation/bitsandbytes#1971",
     cohort="blind",
     must_say="The 4-bit weights, unpacked, or their statistics are not what quantising the file's weights gives.",
@@ -272,7 +274,7 @@ def offset_in_bf16(session: Session) -> None:
 @bug(
     "V13",
     "Every down_proj is left unquantised",
-    caught_by="quantization_as_asked",
+    caught_by="quantization_as_configured",
     cohort="blind",
     must_say="Not all linear layers are 4-bit as asked: the down_proj of every layer is kept whole.",
 )
@@ -312,7 +314,7 @@ def head_untied_from_the_embedding(session: Session) -> None:
 @bug(
     "V68",
     "4-bit weights are quantised a second time",
-    caught_by=("quantization_as_asked", "base_matches_file", "kernel_agrees"),
+    caught_by=("quantization_as_configured", "base_matches_file", "kernel_agrees"),
     source="bitsandbytes-foundation/bitsandbytes#937, #953",
     cohort="blind-second",
     must_say="The 4-bit weights or their block scales are not what quantising the file's weights gives.",

@@ -290,7 +290,7 @@ class Ahead(nn.Module):
         return scores
 
 
-@mistake_alone("targets_unread")
+@mistake_alone("no_target_leakage")
 def window_reaches_ahead(steps: int) -> None:
     """The mask of a sliding window has no triangle."""
     model = Ahead()
@@ -301,7 +301,7 @@ def window_reaches_ahead(steps: int) -> None:
         optimizer.step()
 
 
-@mistake_alone("scores_unnormalised")
+@mistake_alone("loss_receives_logits")
 def divergence_of_probabilities(steps: int) -> None:
     """kl_div is given what a student thinks likely, not the logarithms."""
     model, teacher = GPT(), GPT()

@@ -31,7 +31,7 @@ def never_in_train_mode(steps: int) -> None:
         optimizer.step()
 
 
-@mistake_alone("targets_unread")
+@mistake_alone("no_target_leakage")
 def targets_shifted_twice(steps: int) -> None:
     """The data set shifts the targets, and the loop does so again."""
     model = GPT()

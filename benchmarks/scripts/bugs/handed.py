@@ -17,7 +17,7 @@ from benchmarks.scripts.plain.models import GPT, VOCABULARY, Recurrent, token_ba
 from benchmarks.scripts.script import IGNORED, Script
 
 
-@mistake_alone("state_fits")
+@mistake_alone("state_dict_keys_match")
 def state_of_a_wrapper(steps: int) -> None:
     """A checkpoint of a wrapped model is loaded with strict=False, which takes nothing of it."""
     model = GPT()
@@ -30,7 +30,7 @@ def state_of_a_wrapper(steps: int) -> None:
         optimizer.step()
 
 
-@mistake_alone("scores_unnormalised")
+@mistake_alone("loss_receives_logits")
 def softmax_before_the_loss(steps: int) -> None:
     """The model ends in a softmax, and cross_entropy takes another one."""
     model = nn.Sequential(nn.Embedding(50, 16), nn.Linear(16, 50), nn.Softmax(dim=-1))
@@ -42,7 +42,7 @@ def softmax_before_the_loss(steps: int) -> None:
         optimizer.step()
 
 
-@mistake("scores_unnormalised")
+@mistake("loss_receives_logits")
 def loop_entropy_of_probabilities(script: Script) -> None:
     """A loop takes the softmax of the logits before it hands them to cross_entropy."""
 
@@ -70,7 +70,7 @@ def rows_from_every_worker(steps: int) -> None:
         optimizer.step()
 
 
-@mistake_alone("padding_unlearned")
+@mistake_alone("no_loss_on_padding")
 def padding_without_a_mask(steps: int) -> None:
     """A collator pads tokens and labels alike, and hands on no mask."""
     settings: Any = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -85,7 +85,7 @@ def padding_without_a_mask(steps: int) -> None:
         optimizer.step()
 
 
-@mistake_alone("targets_unread")
+@mistake_alone("no_target_leakage")
 def mask_not_causal(steps: int) -> None:
     """The attention of a decoder of the script's own lacks its causal mask."""
     model = GPT()
@@ -98,7 +98,7 @@ def mask_not_causal(steps: int) -> None:
         optimizer.step()
 
 
-@mistake_alone("targets_unread")
+@mistake_alone("no_target_leakage")
 def mean_over_all_positions(steps: int) -> None:
     """A recurrent model adds the mean of a row's embeddings at each position: those of what it is to predict, too."""
     model = Recurrent()

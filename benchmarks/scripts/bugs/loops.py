@@ -72,7 +72,7 @@ def loop_loss_overflows(script: Script) -> None:
     in_a_loop(loss=lambda model, batch: model(**batch).loss * math.inf)(script)
 
 
-@mistake("padding_unlearned")
+@mistake("no_loss_on_padding")
 def loop_padding_without_mask(script: Script) -> None:
     """A loop's rows are padded without a mask, and labels are the tokens: the tokenizer alone names the padding."""
 

@@ -34,7 +34,7 @@ def not_divided_by_accumulation(script: Script) -> None:
     script.trainer = with_loss(lambda logits, labels, items: entropy(logits, labels, "mean"))
 
 
-@mistake("loss_is_divided")
+@mistake("loss_normalised_over_accumulation")
 def penalised_and_not_divided(script: Script) -> None:
     """compute_loss adds a penalty to the mean, and nobody divides either by the accumulation steps."""
     script.trainer = with_loss(
@@ -42,7 +42,7 @@ def penalised_and_not_divided(script: Script) -> None:
     )
 
 
-@mistake("loss_is_divided")
+@mistake("loss_normalised_over_accumulation")
 def head_leaves_the_number_out(script: Script) -> None:
     """A head of transformers' takes the number of the window's labels, and leaves it out (its issue 47688)."""
     other("bert", "AutoModelForMaskedLM", is_decoder=False)(script)

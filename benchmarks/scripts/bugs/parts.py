@@ -65,13 +65,13 @@ def cut_to_the_shortest(script: Script) -> None:
     script.collate = collate
 
 
-@mistake("batch_as_declared")
+@mistake("batch_as_configured")
 def last_row_dropped(script: Script) -> None:
     """The collator leaves out the last row of each batch, by a slice that ends one too early."""
     script.collate = lambda tokenizer, rows: padded(tokenizer, rows[:-1])
 
 
-@mistake("labels_as_declared")
+@mistake("labels_as_configured")
 def answers_not_found(script: Script) -> None:
     """The mark of the answer is looked for as tokens, which in a part of the rows are others: nothing is learned."""
 

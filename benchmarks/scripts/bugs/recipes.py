@@ -18,7 +18,7 @@ from benchmarks.scripts.recipes import WINDOW, chat
 from benchmarks.scripts.script import IGNORED, Script, padded, plain_loop
 
 
-@mistake("padding_unlearned")
+@mistake("no_loss_on_padding")
 def decoder_padding_learned(script: Script) -> None:
     """The labels of an encoder and a decoder are padded with a token, and not with what the loss leaves out."""
     settings = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 2}
@@ -77,7 +77,7 @@ def loop_average_never_updated(script: Script) -> None:
     script.after = lambda _, folder: averages[0].module.save_pretrained(folder)
 
 
-@mistake_alone("targets_unread")
+@mistake_alone("no_target_leakage")
 def targets_not_shifted(steps: int) -> None:
     """The targets of a model of the script's own are the tokens that it reads (nanoGPT)."""
     model = GPT()

@@ -61,7 +61,7 @@ def half_saved(script: Script) -> None:
     script.trainer = Halving
 
 
-@mistake("resumed_as_declared")
+@mistake("resumed_as_configured")
 def resume_not_handed_over(script: Script) -> None:
     """The arguments name a checkpoint to resume from, and train() is called without it."""
     folder = Path(tempfile.mkdtemp())

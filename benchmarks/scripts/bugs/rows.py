@@ -12,7 +12,7 @@ from benchmarks.scripts.bugs.mistake import mistake
 from benchmarks.scripts.script import IGNORED, Script, padded, tokens
 
 
-@mistake("labels_as_declared")
+@mistake("labels_as_configured")
 def labels_shifted(script: Script) -> None:
     """The collator shifts the labels, and the loss shifts them again."""
 
@@ -24,7 +24,7 @@ def labels_shifted(script: Script) -> None:
     script.collate = collate
 
 
-@mistake("labels_as_declared")
+@mistake("labels_as_configured")
 def padding_learned(script: Script) -> None:
     """The collator pads the labels with the padding token, so that padding is learned."""
 
@@ -36,7 +36,7 @@ def padding_learned(script: Script) -> None:
     script.collate = collate
 
 
-@mistake("labels_as_declared")
+@mistake("labels_as_configured")
 def end_masked_with_padding(script: Script) -> None:
     """The padding token is the end token, and the collator masks both."""
 
@@ -49,7 +49,7 @@ def end_masked_with_padding(script: Script) -> None:
     script.collate = collate
 
 
-@mistake("labels_as_declared", "finite")
+@mistake("labels_as_configured", "finite")
 def nothing_supervised(script: Script) -> None:
     """The response template is not found, so that every label is masked."""
     script.example = lambda tokenizer, row: {
@@ -58,7 +58,7 @@ def nothing_supervised(script: Script) -> None:
     }
 
 
-@mistake("labels_as_declared")
+@mistake("labels_as_configured")
 def start_doubled(script: Script) -> None:
     """The template writes a start token, and the tokenizer adds another."""
 

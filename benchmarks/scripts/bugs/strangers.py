@@ -11,7 +11,7 @@ from benchmarks.scripts.parts import masked_tokens, other, scored
 from benchmarks.scripts.script import IGNORED, Script, padded, tokens
 
 
-@mistake("labels_as_declared")
+@mistake("labels_as_configured")
 def answers_masked(script: Script) -> None:
     """The masks of prompt and answer are exchanged: the prompt is learned, and none of the answer."""
 
@@ -23,13 +23,13 @@ def answers_masked(script: Script) -> None:
     script.example = example
 
 
-@mistake("padding_unlearned")
+@mistake("no_loss_on_padding")
 def last_position_is_padding(script: Script) -> None:
     """A row's score is read at the last position, which is padding in all rows but the longest."""
     scored(lambda mask: torch.full((len(mask),), mask.shape[1] - 1))(script)
 
 
-@mistake("padding_unlearned")
+@mistake("no_loss_on_padding")
 def classes_of_padding(script: Script) -> None:
     """Padding has the class 0, as tokens that name nothing have."""
     other("bert", "AutoModelForTokenClassification", is_decoder=False)(script)
@@ -41,7 +41,7 @@ def classes_of_padding(script: Script) -> None:
     script.collate = collate
 
 
-@mistake("targets_unread")
+@mistake("no_target_leakage")
 def labels_after_masking(script: Script) -> None:
     """The labels of hidden tokens were taken after these had been hidden."""
     other("bert", "AutoModelForMaskedLM", is_decoder=False)(script)
@@ -55,7 +55,7 @@ def labels_after_masking(script: Script) -> None:
     script.collate = collate
 
 
-@mistake("targets_unread")
+@mistake("no_target_leakage")
 def decoder_given_labels(script: Script) -> None:
     """The decoder is given the labels as they are, and not shifted."""
     other("t5", "AutoModelForSeq2SeqLM", decoder_start_token_id=0, is_decoder=False)(script)

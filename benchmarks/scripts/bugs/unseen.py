@@ -52,7 +52,7 @@ def mask_hides_prompt(script: Script) -> None:
     script.collate = collate
 
 
-@mistake("labels_as_declared")
+@mistake("labels_as_configured")
 def labels_of_another_row(script: Script) -> None:
     """The collator sorts the inputs by length, and not the labels."""
 
@@ -64,7 +64,7 @@ def labels_of_another_row(script: Script) -> None:
     script.collate = collate
 
 
-@mistake("labels_as_declared")
+@mistake("labels_as_configured")
 def end_never_supervised(script: Script) -> None:
     """The end token is in the input, and its label masked."""
 
@@ -76,7 +76,7 @@ def end_never_supervised(script: Script) -> None:
     script.example = example
 
 
-@mistake("labels_as_declared")
+@mistake("labels_as_configured")
 def responses_cut_off(script: Script) -> None:
     """A maximum of 20 tokens cuts nearly every answer off."""
 
@@ -280,7 +280,7 @@ def gradient_noised(script: Script) -> None:
     script.built.append(callback("on_pre_optimizer_step", noise))
 
 
-@mistake("evaluation_reported", "changed_by_steps_alone", "updates_match_adamw")
+@mistake("evaluation_reported", "weights_change_only_in_steps", "updates_match_adamw")
 def averaged_weights_stay(script: Script) -> None:
     """Averaged weights are put in for the evaluation, and never taken out."""
 
@@ -371,7 +371,7 @@ def loop_clips_after_step(script: Script) -> None:
     script.loop = loop
 
 
-@mistake("labels_as_declared", "loss_oracle")
+@mistake("labels_as_configured", "loss_oracle")
 def loop_masks_in_place(script: Script) -> None:
     """A loop writes ignored labels into the batch's input tokens."""
 
@@ -412,7 +412,7 @@ def loop_sum_of_tokens(script: Script) -> None:
     in_a_loop(loss=lambda model, batch: model(**batch).loss * len(batch["input_ids"]))(script)
 
 
-@mistake("changed_by_steps_alone", "updates_match_adamw")
+@mistake("weights_change_only_in_steps", "updates_match_adamw")
 def loop_weights_restored(script: Script) -> None:
     """A loop puts the weights of its start back after each step, for a search that was given up."""
     start: dict[str, torch.Tensor] = {}

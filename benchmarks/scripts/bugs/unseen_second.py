@@ -30,7 +30,7 @@ def dropout_patched_away(script: Script) -> None:
     script.adapted.append(patch)
 
 
-@mistake("labels_as_declared")
+@mistake("labels_as_configured")
 def long_rows_lose_labels(script: Script) -> None:
     """The collator cuts labels at 140 tokens and inputs not, so that long rows' answers have no end."""
 
@@ -87,7 +87,7 @@ def accelerate_optimizer_unprepared(script: Script) -> None:
     _accelerated(script, prepare=False)
 
 
-@mistake("base_matches_file", "trainable_set", "labels_as_declared")
+@mistake("base_matches_file", "trainable_set", "labels_as_configured")
 def added_tokens_untrained(script: Script) -> None:
     """A token is added and used in every row; the adapters do not train its embedding, and nobody saves it."""
 
@@ -100,7 +100,7 @@ def added_tokens_untrained(script: Script) -> None:
     script.example = example
 
 
-@mistake("loss_oracle", "accumulation_oracle", "labels_as_declared", "forward_matches_architecture")
+@mistake("loss_oracle", "accumulation_oracle", "labels_as_configured", "forward_matches_architecture")
 def mask_dropped(script: Script) -> None:
     """compute_loss hands on tokens and labels and not the mask, and rows are padded on the left."""
 
@@ -146,7 +146,9 @@ def loop_checkpoints_reentrantly(script: Script) -> None:
     in_a_loop()(script)
 
 
-@mistake("base_untouched", "state_in_training", "lora_gradient_schedule", "trainable_moved", "changed_by_steps_alone")
+@mistake(
+    "base_untouched", "state_in_training", "lora_gradient_schedule", "trainable_moved", "weights_change_only_in_steps"
+)
 def merged_for_a_sample(script: Script) -> None:
     """A callback merges the adapters to sample faster, and does not unmerge them."""
     seen: list[int] = []
@@ -261,7 +263,7 @@ def logits_capped(script: Script) -> None:
     script.loaded.append(cap)
 
 
-@mistake("changed_by_steps_alone", "dtypes_as_asked", "updates_match_adamw")
+@mistake("weights_change_only_in_steps", "dtypes_as_configured", "updates_match_adamw")
 def rounded_by_a_save(script: Script) -> None:
     """A callback casts the model to bf16 to save a small file, and back."""
     seen: list[int] = []

@@ -51,7 +51,7 @@ CPU_STEPS = frozenset({"cpu", "evaluate_on_gpu"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceAsAsked(Check):
+class DeviceAsConfigured(Check):
     """Every parameter, buffer and optimizer state is on the device of the attempt, and that is the configured one."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.DEVICE_DECLARED})
@@ -93,7 +93,7 @@ def _gpu_ran_out(trace: Trace) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DtypesAsAsked(Check):
+class DtypesAsConfigured(Check):
     """Adapters, base, hidden states, products and 4-bit arithmetic have the configured dtypes.
 
     In fp16 the loss is scaled up, since small gradients lie below what it can hold.
@@ -161,7 +161,7 @@ KERNELS = {"sdpa": "sdpa:", "eager": "eager", "flash_attention_2": "_flash_attn"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionAsAsked(Check):
+class AttentionAsConfigured(Check):
     """The model's layers call the configured attention implementation, and a training step runs its kernel.
 
     No key-value cache is filled: training has no use for one. In a run of a single step kernels are not watched.
@@ -193,7 +193,7 @@ class AttentionAsAsked(Check):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointingAsAsked(Check):
+class CheckpointingAsConfigured(Check):
     """Each decoder layer runs once per micro-batch, twice with gradient checkpointing; logits keep to their chunks.
 
     A script's own loss may call the model more often, as a teacher, a reference or a second view of the rows: of a

@@ -13,7 +13,7 @@ from tunecheck.core.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StateFits(Check):
+class StateDictKeysMatch(Check):
     """What a script loads into its model finds its place: of what does not, load_state_dict(strict=False) is silent."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset()
@@ -41,7 +41,7 @@ class StateFits(Check):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScoresUnnormalised(Check):
+class LossReceivesLogits(Check):
     """Cross entropies and log-softmaxes of the loss are computed of scores, not of probabilities."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset()
@@ -88,7 +88,7 @@ class WorkersDiffer(Check):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LossIsDivided(Check):
+class LossNormalisedOverAccumulation(Check):
     """The losses of a window's micro-batches are divided, by the Trainer or by compute_loss: their sum is a mean."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset()

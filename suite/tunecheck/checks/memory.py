@@ -130,7 +130,7 @@ class VramCeiling(Check):
         "weights that are not 4-bit, logits or activations kept in fp32, checkpointing off, or a leak"
     )
     remedy: ClassVar[str] = (
-        "look at quantization_as_asked and checkpointing_as_asked; shorten the rows, or compute the loss in chunks"
+        "look at quantization_as_configured and checkpointing_as_configured; shorten rows, or compute the loss in chunks"
     )
 
     ceiling_mib: int
@@ -185,7 +185,9 @@ class MemoryOrder(Check):
         "a setting that is to save memory does nothing: weights that were not quantised, a checkpointing flag that "
         "does not reach the layers, gradients of frozen weights"
     )
-    remedy: ClassVar[str] = "look at quantization_as_asked, checkpointing_as_asked and trainable_set of the variant"
+    remedy: ClassVar[str] = (
+        "look at quantization_as_configured, checkpointing_as_configured and trainable_set of the variant"
+    )
 
     max_ratio: float = 0.98
     """Of the peaks of allocated memory, less to more: by arithmetic each of these differences is larger than that."""

@@ -186,7 +186,7 @@ def _base_parameters(trace: Trace) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuantizationAsAsked(Check):
+class QuantizationAsConfigured(Check):
     """Every linear of the decoder is 4-bit with the configured type, block and double quantisation; the head is not.
 
     Those of the smallest shape, quantised once more from the file, have the same bytes, and none is kept unpacked for
@@ -332,7 +332,7 @@ class BaseUntouched(Check):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChangedByStepsAlone(Check):
+class WeightsChangeOnlyInSteps(Check):
     """What learns changes in optimizer steps alone: not between them, in an evaluation, a save or a forward pass."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.TRAINED_UNWRITTEN})

@@ -15,7 +15,7 @@ FURTHER_AHEAD = "a head of its own may be to predict a further token, as where s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PaddingUnlearned(Check):
+class NoLossOnPadding(Check):
     """No gradient comes out of a position that is padding, but where one of all positions is to be chosen."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset()
@@ -44,7 +44,7 @@ class PaddingUnlearned(Check):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TargetsUnread(Check):
+class NoTargetLeakage(Check):
     """Positions are asked for tokens that they cannot read: not for their own, nor for a next one that they see."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset()

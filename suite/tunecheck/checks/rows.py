@@ -127,7 +127,7 @@ def _needs_no_end(rows: Sequence[RowSpan]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchAsDeclared(Check):
+class BatchAsConfigured(Check):
     """A micro-batch has as many rows as the arguments declare: the collator drops none of those that it is given.
 
     Of rows that are joined to one, whose positions begin again with each, all are counted.

@@ -38,7 +38,7 @@ ENOUGH = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LabelsAsDeclared(Check):
+class LabelsAsConfigured(Check):
     """Labels are the tokens at their place, in the base's own vocabulary; padding and what is declared to be masked are
     not learned, the end is.
     """
@@ -180,7 +180,7 @@ class RowsWhole(Check):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResumedAsDeclared(Check):
+class ResumedAsConfigured(Check):
     """A training whose arguments name a checkpoint does not begin at its first step."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset()
@@ -199,7 +199,7 @@ class ResumedAsDeclared(Check):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RatesAsDeclared(Check):
+class RatesAsConfigured(Check):
     """Every tensor has the learning rate that is declared for it, before the schedule's factor."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset()

@@ -374,7 +374,7 @@ class Run(Section):
             return None
 
     @property
-    def knows_rows(self) -> bool:
+    def is_causal_lm(self) -> bool:
         """Return whether rows and loss are those of a causal language model, as every run's own are."""
         return True
 

@@ -137,7 +137,7 @@ class WatchedRun(Run):
         return self.autocast
 
     @property
-    def knows_rows(self) -> bool:
+    def is_causal_lm(self) -> bool:
         """Return whether rows and loss are those of a causal language model."""
         return not self.objective
 
@@ -176,7 +176,7 @@ class WatchedRun(Run):
             "several_steps": self.training.max_steps >= 5,
             "given_rows": True,
             "watched": True,
-            "unknown_rows": not self.knows_rows,
+            "unknown_rows": not self.is_causal_lm,
             "evaluates": self.evaluates,
             "pairs": self.pairs,
             "resume_declared": self.training.resume_steps > 0,

@@ -187,12 +187,12 @@ class Listener:
         described = {**run.model_dump(mode="json", warnings=False), "features": sorted(run.features)}
         self._write_header(described, str(session.device), fingerprint_of(run, session, self._processes))
         self.emit(setup_of(session, None, declared_optimizer=optimizer))
-        probes = WATCHED if run.knows_rows else ANY_OBJECTIVE
+        probes = WATCHED if run.is_causal_lm else ANY_OBJECTIVE
         self._probes = Probes(() if self.ends_early else probes, self.emit)
         self._tell_loads(session.model)
         self._aside = self._probes.set_aside(lambda: _unseen(session.model))
         self._aside.__enter__()
-        if run.knows_rows and not run.declares_learning:
+        if run.is_causal_lm and not run.declares_learning:
             self._learning = Learning(session.model)
         self._probes.start(session)
         if not self.ends_early:

@@ -218,7 +218,7 @@ class LoopHooks:
             self.done_backward = self.differentiating = False
             self.listener.step_begin(self.step, self.window)
             self.seconds, self.since = 0.0, time.perf_counter()
-        if self.run.knows_rows:
+        if self.run.is_causal_lm:
             from tunecheck.listen.loop_loss import Pass
 
             self.passes.append(Pass(_by_name(args, given)))
@@ -287,7 +287,7 @@ class LoopHooks:
             from tunecheck.listen.loop_loss import Divergences, scores_given
 
             self.listener.emit(scores_given(tensor, self.divergences or Divergences()))
-        if not self.run.knows_rows:
+        if not self.run.is_causal_lm:
             # of losses whose gradients were cleared again, as those of a bad batch, nothing is left in the step
             self.losses = [tensor.detach()]
             self.window.append(self.unknown)
@@ -308,14 +308,14 @@ class LoopHooks:
 
     def on_clip(self, parameters: Any, max_norm: float, *_: Any, **__: Any) -> None:
         """Gradients are about to be clipped: they are complete. Those of an unknown model may be clipped in parts."""
-        if self.begun and self.run is not None and self.run.knows_rows:
+        if self.begun and self.run is not None and self.run.is_causal_lm:
             vars(self.run.training)["max_grad_norm"] = float(max_norm)  # frozen, and known only now
             self._backward_end()
             self.clipped = True
 
     def on_clipped(self, norm: Any, *_: Any, **__: Any) -> None:
         """Gradients were clipped: those of the whole model, by the norm that we know, or others."""
-        if not self.begun or self.listener is None or self.run is None or not self.run.knows_rows:
+        if not self.begun or self.listener is None or self.run is None or not self.run.is_causal_lm:
             return
         self.norm = norm
         # torch takes a norm in the gradients' dtype: each tensor's is rounded to it, and that of all of them again
@@ -492,7 +492,7 @@ class LoopHooks:
     def _remember(self) -> None:
         """Have what the script merges and saves of the model read back, from the first step on."""
         assert self.run is not None
-        if self.step == 0 and self.run.knows_rows and self.window and rank_and_processes()[0] == 0:
+        if self.step == 0 and self.run.is_causal_lm and self.window and rank_and_processes()[0] == 0:
             from tunecheck.listen import exports
 
             assert self.listener is not None

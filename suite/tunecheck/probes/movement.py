@@ -37,9 +37,9 @@ class MovementProbe(Probe):
         # on the CPU: what is kept from step to step would be in the run's peak
         self._samples = [sample(p).cpu() for _, p in self._trainable]
         self._digests = [digest(p) for _, p in self._trainable]
-        self._lookup = _lookup_table(session.model) if session.run.knows_rows else None
+        self._lookup = _lookup_table(session.model) if session.run.is_causal_lm else None
         self._read: set[int] = set()
-        self._idle = set() if session.run.knows_rows else {name for name, _ in self._trainable}
+        self._idle = set() if session.run.is_causal_lm else {name for name, _ in self._trainable}
         """Tensors that need not move: a model that is not known may have parts that take no part."""
         self._without_rate: set[int] | None = None
         self._parts = _learning_in_part(session.model, self._lookup)
@@ -178,5 +178,5 @@ def _frozen(session: Session) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, parameter.detach()
             if is_packed(parameter):
                 yield from ((f"{name}.{part}", tensor) for part, tensor in statistics(parameter))
-    if session.run.knows_rows:  # of other models some keep averages in them, as batch normalisation does
+    if session.run.is_causal_lm:  # of other models some keep averages in them, as batch normalisation does
         yield from session.model.named_buffers()

@@ -46,7 +46,7 @@ class PositionProbe(Probe):
         self._pads = [token for held in named if (token := getattr(held, "pad_token_id", None)) is not None]
         self._models = [module for module in session.model.modules() if _is_model(module)]
         # a causal model of transformers is looked at with rows of our own; of several processes all would have to call
-        self._looks_ahead = not session.run.knows_rows and not _are_several()
+        self._looks_ahead = not session.run.is_causal_lm and not _are_several()
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Watch what the passes of an early step return."""

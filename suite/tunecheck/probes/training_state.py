@@ -40,10 +40,10 @@ class TrainingStateProbe(Probe):
         """List the tensors that the strategy trains."""
         names = WeightFile(session.folder).names
         self._expected = session.run.expected_trainable(names)
-        self._unknown = not session.run.declares_mode and not session.run.knows_rows
+        self._unknown = not session.run.declares_mode and not session.run.is_causal_lm
         """Whether the model is one that its script may freeze, thaw, switch and evaluate in part as it likes."""
         # where no object declares what learns, a callback may thaw a classifier's layers one after the other
-        self._free = not session.run.knows_rows and not (session.run.declares_mode and session.run.declares_learning)
+        self._free = not session.run.is_causal_lm and not (session.run.declares_mode and session.run.declares_learning)
         # where nothing promises train mode, a module that drops nothing may stay in the mode that it was in
         self._resting = frozenset[str]()
         if not session.run.declares_mode:
