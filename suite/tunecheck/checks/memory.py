@@ -130,7 +130,7 @@ class VramCeiling(Check):
         "weights that are not 4-bit, logits or activations kept in fp32, checkpointing off, or a leak"
     )
     remedy: ClassVar[str] = (
-        "look at quantization_as_configured and checkpointing_as_configured; shorten rows, or compute the loss in chunks"
+        "look at quantization_as_configured and checkpointing_as_configured; use shorter rows, or chunk the loss"
     )
 
     ceiling_mib: int
