@@ -45,7 +45,7 @@ def page_of(folder: Path, *traces: Trace, **fields) -> Page:
 
 
 def test_every_failed_finding_is_told_in_full(tmp_path):
-    """With what it measured, its limit, meaning, remedy and domain, before the first curve."""
+    """With its numbers before the first curve; one that no other explains also with meaning, remedy and domain."""
     made = session(tmp_path, leaking(), ill())
     html = page_html(made, tmp_path)
     page = Page(html[: html.index("<svg")] + "</ul></figcaption></figure></div></section></main></body></html>")
@@ -53,6 +53,9 @@ def test_every_failed_finding_is_told_in_full(tmp_path):
 
     assert {"loss_falls", "memory_flat", "vram_ceiling"} <= {finding.check for finding in failed}
     for finding in failed:
+        assert finding.check in page.text
+        if finding.because:  # named there, with its numbers
+            continue
         for text in (finding.check, finding.detail, finding.meaning, finding.remedy, finding.domain):
             assert " ".join(text.split()) in page.text
         if finding.measured is not None:

@@ -9,7 +9,7 @@ from benchmarks.scripts.parts import masked_tokens, other
 from benchmarks.scripts.script import IGNORED, Script
 
 
-@mistake("loss_oracle", "accumulation_oracle")
+@mistake("no_target_leakage", "loss_oracle", "accumulation_oracle")
 def loss_not_shifted(script: Script) -> None:
     """compute_loss compares each token with itself."""
     script.trainer = with_loss(
@@ -28,7 +28,7 @@ def means_averaged(script: Script) -> None:
     script.trainer = with_loss(lambda logits, labels, items: entropy(logits, labels, "mean") / 2)
 
 
-@mistake("loss_oracle", "accumulation_oracle")
+@mistake("loss_normalised_over_accumulation", "loss_oracle", "accumulation_oracle")
 def not_divided_by_accumulation(script: Script) -> None:
     """compute_loss returns a mean, which nobody divides by the accumulation steps."""
     script.trainer = with_loss(lambda logits, labels, items: entropy(logits, labels, "mean"))

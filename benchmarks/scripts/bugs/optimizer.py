@@ -55,7 +55,7 @@ def optimizer_of_half(script: Script) -> None:
     script.built.append(swap)
 
 
-@mistake("learning_rate_trace")
+@mistake("calls_in_order", "learning_rate_trace")
 def schedule_stepped_twice(script: Script) -> None:
     """A callback steps the schedule, which the Trainer does already."""
     script.built.append(callback("on_step_end", lambda lr_scheduler, **_: lr_scheduler.step()))

@@ -118,7 +118,7 @@ def last_token_dropped(script: Script) -> None:
     )
 
 
-@mistake("loss_oracle", "accumulation_oracle", "own_loss")
+@mistake("loss_normalised_over_accumulation", "loss_oracle", "accumulation_oracle")
 def loss_capped(script: Script) -> None:
     """compute_loss caps the loss against spikes."""
     script.trainer = with_loss(lambda logits, labels, items: (entropy(logits, labels) / items).clamp(max=0.5))
@@ -137,7 +137,7 @@ def first_row_only(script: Script) -> None:
     script.trainer = with_loss(lambda logits, labels, items: entropy(logits[:1], labels[:1]) / items * 2)
 
 
-@mistake("loss_oracle", "accumulation_oracle")
+@mistake("supervised_tokens", "loss_oracle", "accumulation_oracle")
 def items_count_padding(script: Script) -> None:
     """get_batch_samples counts all tokens, padding and prompts too."""
 
@@ -168,7 +168,7 @@ def kl_penalty(script: Script) -> None:
     script.trainer = Near
 
 
-@mistake("forward_matches_architecture")
+@mistake("base_matches_file", "forward_matches_architecture")
 def rope_scaled(script: Script) -> None:
     """A patch scales the rotary frequencies for longer contexts."""
 
@@ -394,7 +394,7 @@ def loop_no_attention_mask(script: Script) -> None:
     in_a_loop(loss=loss)(script)
 
 
-@mistake("weight_gradients", "accumulation_oracle")
+@mistake("loss_oracle", "weight_gradients", "accumulation_oracle")
 def loop_backward_twice(script: Script) -> None:
     """A loop calls backward twice on the same loss."""
 

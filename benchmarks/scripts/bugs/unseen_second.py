@@ -171,7 +171,7 @@ def seeded_for_samples(script: Script) -> None:
     script.built.append(callback("on_step_end", lambda **_: torch.manual_seed(0)))
 
 
-@mistake("loss_oracle", "accumulation_oracle", "own_loss")
+@mistake("loss_oracle", "accumulation_oracle")
 def rows_weigh_the_same(script: Script) -> None:
     """compute_loss takes the mean of each row's mean, however long its answer."""
 
@@ -215,7 +215,7 @@ def losses_kept(script: Script) -> None:
     script.trainer = Keeping
 
 
-@mistake("loss_oracle", "accumulation_oracle", "own_loss")
+@mistake("loss_oracle", "accumulation_oracle")
 def smoothing_lost(script: Script) -> None:
     """The arguments declare label smoothing, and compute_loss takes the plain loss."""
     script.arguments["label_smoothing_factor"] = 0.2

@@ -132,6 +132,7 @@ class Check(ABC):
             measured=measured,
             limit=limit,
             detail=detail,
+            rule=self.question,
             meaning=self.meaning,
             remedy=self.remedy,
             meant=meant,

@@ -41,12 +41,14 @@ class Place:
     """What it is to the training: compute_loss, data_collator, a callback's name, script."""
     file: str
     line: int
+    quoted: str = ""
+    """The line itself; "" where its source is unknown."""
 
     def __str__(self) -> str:
         """Format it as editors and terminals open it, the file relative to the present folder where it is below it."""
         path = Path(self.file)
         shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-        return f"{self.what} at {shown}:{self.line}"
+        return f"{self.what} at {shown}:{self.line}" + (f": {self.quoted}" if self.quoted else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,8 @@ class Finding:
     limit: float | str | None = None
     detail: str = ""
     """What was measured, in words; for an unjudged finding the reason."""
+    rule: str = ""
+    """The rule that the check holds the training to, for a failed or suspected finding."""
     meaning: str = ""
     """What a failure of this check usually means."""
     remedy: str = ""
@@ -71,6 +75,8 @@ class Finding:
     """Evidence for that domain."""
     places: tuple[Place, ...] = ()
     """Of a failed finding about a watched script: its code that takes part in what the check is about."""
+    because: str = ""
+    """The failed check that explains this failure; "" where none does."""
     expected: bool = False
     """Whether an unjudged finding follows from the configuration (random weights, say), not from lost evidence."""
 

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import gc
 import inspect
+import re
 import sys
 import sysconfig
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import CellType, FrameType, FunctionType, MethodType
@@ -28,6 +31,9 @@ HANDED_OVER = (
 """Attributes of a Trainer that hold a function of the script's."""
 LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 OWN = str(Path(__file__).parents[1])
+DEFINITION = re.compile(r"\s*(async\s+def|def|class)\s")
+SOURCE_LINES, LINE_CHARACTERS = 400, 200
+"""Most lines of a part whose source a trace keeps, and most characters of each."""
 
 
 def of_trainer(trainer: Any) -> Iterator[UserCode]:
@@ -51,10 +57,26 @@ def of_caller() -> Iterator[UserCode]:
     """Yield the line of the script that is being executed: the innermost one that is no library's."""
     frame = inspect.currentframe()
     while frame is not None:
-        if _is_users(frame.f_code.co_filename):
-            yield UserCode(role="script", name=frame.f_code.co_name, file=frame.f_code.co_filename, line=frame.f_lineno)
+        code = frame.f_code
+        if _is_users(code.co_filename):
+            written = UserCode(role="script", name=code.co_name, file=code.co_filename, line=frame.f_lineno)
+            with suppress(OSError):  # a notebook's cell, say, that nobody keeps
+                written = _with_source(written, code)
+            yield written
             return
         frame = frame.f_back
+
+
+def _with_source(code: UserCode, value: Any) -> UserCode:
+    """Return the code with the lines of this function, class or module, as many as a trace keeps around its line.
+
+    Raises OSError where they cannot be read.
+    """
+    lines, first = inspect.getsourcelines(value)
+    first = max(first, 1)  # a module begins with line 0
+    begin = max(0, code.line - first - SOURCE_LINES // 2)
+    kept = tuple(line.rstrip()[:LINE_CHARACTERS] for line in lines[begin : begin + SOURCE_LINES])
+    return replace(code, first_line=first + begin, source=kept)
 
 
 def own_modules(model: Any) -> list[str]:
@@ -83,10 +105,13 @@ def code_of(role: str, value: Any) -> UserCode | None:
         value = type(value)
     try:
         file = inspect.getsourcefile(value) or ""
-        line = inspect.getsourcelines(value)[1] if _is_users(file) else 0
+        if not _is_users(file):
+            return None
+        lines, first = inspect.getsourcelines(value)
     except (TypeError, OSError):
         return None
-    return UserCode(role=role, name=value.__qualname__, file=file, line=line) if line else None
+    defined = next((number for number, line in enumerate(lines) if DEFINITION.match(line)), 0)  # not its decorators
+    return _with_source(UserCode(role=role, name=value.__qualname__, file=file, line=first + defined), value)
 
 
 def _is_users(file: str) -> bool:

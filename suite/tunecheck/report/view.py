@@ -16,6 +16,7 @@ from tunecheck.core.text import beside_limit, human_bytes, human_seconds, one_li
 from tunecheck.report.figures import STATUS_TITLES, sentence, title, unremarkable
 from tunecheck.results import Report, RunReport
 from tunecheck.results.benchmark import Benchmark, benchmarks
+from tunecheck.results.causes import ruled_out
 from tunecheck.results.comparison import Comparison, comparisons, condensed
 from tunecheck.results.words import (
     cpu_contention_words,
@@ -268,23 +269,40 @@ def run_view(run: RunReport) -> RunView:
         seconds=human_seconds(run.seconds) if run.seconds else "",
         reason=remaining_reason(run),
         remarks=tuple(_remarks(run)),
-        failures=tuple(failure(run.name, finding) for finding in run.failed),
-        suspicions=tuple(failure(run.name, finding) for finding in run.suspected),
+        failures=tuple(_with_consequences(run, run.failed)),
+        suspicions=tuple(_with_consequences(run, run.suspected)),
         unjudged=tuple(_by_reason(run.unjudged)),
     )
 
 
-def failure(run_name: str, finding: Finding) -> Failure:
-    """Return the view of a failed finding."""
+def _with_consequences(run: RunReport, findings: Sequence[Finding]) -> Iterator[Failure]:
+    """Yield the view of each of these findings that no other explains, with what it explains."""
+    for finding in findings:
+        if not finding.because:
+            also = [_briefly(other) for other in run.findings if other.because == finding.check]
+            yield failure(run.name, finding, also=also, not_by=ruled_out(finding, run.findings))
+
+
+def _briefly(finding: Finding) -> str:
+    """Return the check and what it measured: "loss_oracle (measured 0.4, limit 0.0001)"."""
+    measured = "" if finding.measured is None else f" (measured {beside_limit(finding.measured, finding.limit)})"
+    return f"{finding.check}{measured}"
+
+
+def failure(run_name: str, finding: Finding, *, also: Sequence[str] = (), not_by: Sequence[str] = ()) -> Failure:
+    """Return the view of a failed finding, with what failed because of it and the checks that rule a cause out."""
     unknown = finding.measured is None and finding.limit is None
     rows = {
         "measured": "" if unknown else beside_limit(finding.measured, finding.limit),
+        "rule": finding.rule,
         "detail": finding.detail,
+        "where": "; ".join(map(str, finding.places)),
         "may be meant": finding.meant,
         "usually means": finding.meaning,
+        "not the cause": f"{', '.join(not_by)}: passed" if not_by else "",
+        "also failed": f"because of it: {', '.join(also)}" if also else "",
         "what to do": finding.remedy,
         "if it is meant": f'--ignore {finding.check}="WHY"' if run_name.startswith("watch/") else "",
-        "where": "; ".join(map(str, finding.places)),
         "attribution": domain_words(finding),
     }
     return Failure(run=run_name, check=finding.check, rows=tuple((label, text) for label, text in rows.items() if text))

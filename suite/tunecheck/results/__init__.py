@@ -31,6 +31,7 @@ from tunecheck.core.snapshot import RunSnapshot
 from tunecheck.core.trace import Attempt, Trace
 from tunecheck.results.answers import NO_ANSWERS, Answers
 from tunecheck.results.baseline import FigureComparison, regressions
+from tunecheck.results.causes import explained
 from tunecheck.results.domain import attributed, domain_of_end, machine_fault
 from tunecheck.results.entry import Entry, entry_of
 
@@ -185,10 +186,10 @@ def summarize(
 ) -> RunReport:
     """Return the row of a run that was tried, with the outcome of its findings and its last attempt to train.
 
-    The user's answers are applied to the findings; those that failed are attributed to a domain.
+    The user's answers are applied to the findings; those that failed are attributed to a domain and to their cause.
     """
     needless = answers.needless(findings)
-    findings = [attributed(trace, answers.applied(finding)) for finding in findings]
+    findings = explained([attributed(trace, answers.applied(finding)) for finding in findings])
     attribution = domain_of_end(trace)
     run, main = trace.run, _main(trace)
     records = main.records if main else ()

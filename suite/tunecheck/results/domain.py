@@ -22,9 +22,10 @@ from tunecheck.checks.telemetry import (
     unwatched,
 )
 from tunecheck.core.errors import MissingEvidence
-from tunecheck.core.evidence import AttemptCause, AttemptOutcome, AttemptPurpose, Setup, Step, UserCode
-from tunecheck.core.finding import Domain, Finding, Place, Status
+from tunecheck.core.evidence import AttemptCause, AttemptOutcome, AttemptPurpose, Setup, Step
+from tunecheck.core.finding import Domain, Finding, Status
 from tunecheck.core.trace import Trace
+from tunecheck.results.places import places_of
 
 Attribution = tuple[Domain, str]
 """A domain and the evidence for it."""
@@ -141,64 +142,3 @@ def _by_watch(trace: Trace) -> Attribution:
     if signs := unclear_signs(trace):
         return Domain.UNKNOWN, f"{'; '.join(signs)}: run again in a fresh process"
     return Domain.WORKLOAD, "the GPU was watched to the end and reported no fault"
-
-
-DATA = ("data_collator", "formatting_func", "get_train_dataloader", "_get_train_sampler", "get_batch_samples")
-LOSS = ("compute_loss", "compute_loss_func", "training_step", "_prepare_inputs")
-OPTIMIZER = ("create_optimizer", "create_optimizer_and_scheduler", "get_decay_parameter_names")
-EVALUATION = ("evaluate", "evaluation_loop", "prediction_step", "compute_metrics", "preprocess_logits_for_metrics")
-STEP = ("callback", "training_step")
-ROLES: dict[str, tuple[str, ...]] = {
-    "mask_and_positions": DATA,
-    "labels_as_configured": DATA,
-    "batch_as_configured": DATA,
-    "supervised_tokens": DATA,
-    "as_expected": DATA,
-    "randomness_varies": (*LOSS, "callback"),
-    "rows_come_once": DATA,
-    "rows_whole": DATA,
-    "answers_end": DATA,
-    "loss_oracle": LOSS,
-    "loss_normalised_over_accumulation": LOSS,
-    "loss_receives_logits": LOSS,
-    "accumulation_oracle": (*LOSS, "callback"),
-    "weight_gradients": (*LOSS, "callback"),
-    "loss_logged": ("log", *LOSS),
-    "loss_moves": LOSS,
-    "finite": LOSS,
-    "optimizer_coverage": OPTIMIZER,
-    "rates_as_configured": OPTIMIZER,
-    "updates_match_adamw": (*OPTIMIZER, *STEP),
-    "trainable_moved": (*OPTIMIZER, *STEP),
-    "learning_rate_trace": ("create_scheduler", "create_optimizer_and_scheduler", *STEP),
-    "schedule_ends": ("create_scheduler", "create_optimizer_and_scheduler"),
-    "steps_applied": ("create_scheduler", *STEP),
-    "calls_in_order": STEP,
-    "gradients_cleared": STEP,
-    "state_in_training": (*STEP, *EVALUATION),
-    "base_untouched": STEP,
-    "weights_change_only_in_steps": STEP,
-    "evaluation_reported": (*EVALUATION, "callback"),
-    "adapter_round_trip": ("_save", "save_model", "_save_checkpoint"),
-    "repeat_equals": DATA,
-    "resume_equals": (*DATA, "_load_from_checkpoint", "_load_optimizer_and_scheduler", "callback"),
-}
-"""Check to the parts of a script that it is about. Every check may point to where the script trains."""
-FALLBACK = ("script",)
-
-
-def places_of(trace: Trace, check: str) -> tuple[Place, ...]:
-    """Return the code that a failure of this check points to, the likeliest first; nothing for a run of the suite's."""
-    try:
-        written = trace.main.all(UserCode)
-    except MissingEvidence:
-        return ()
-    for roles in (ROLES.get(check, ()), FALLBACK):
-        if found := [_place(code) for role in roles for code in written if code.role == role]:
-            return tuple(found)
-    return ()
-
-
-def _place(code: UserCode) -> Place:
-    """Return where this code is; callbacks are told apart by their names."""
-    return Place(what=code.name if code.role == "callback" else code.role, file=code.file, line=code.line)

@@ -332,6 +332,11 @@ class UserCode(Record):
     """As Python qualifies it."""
     file: str
     line: int
+    """Where it is defined; of a script, the line that trains."""
+    first_line: int = 1
+    """Line of the file that `source` begins with."""
+    source: tuple[str, ...] = ()
+    """Its lines, or those of the function that trains: some hundreds around its line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,144 @@
+"""Which failure explains which others, so that a report begins with the cause and folds its consequences.
+
+A failure early in a step spoils what comes after it: labels that are shifted twice also give another loss, another
+gradient and another update. The table names direct consequences; those of a consequence follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+from tunecheck.checks import CHECKS
+from tunecheck.core.finding import Finding, Status
+
+ORACLES = ("loss_oracle", "accumulation_oracle")
+"""Loss and gradient against the suite's own."""
+STILL = ("adapters_applied", "adapter_round_trip", "loss_moves", "loss_falls", "heldout_improves", "canary_learned")
+"""Checks that fail where nothing learned."""
+
+CONSEQUENCES: dict[str, tuple[str, ...]] = {
+    "device_as_configured": ("dtypes_as_configured", "attention_as_configured", "throughput_steady", "memory_order"),
+    "fallback_in_order": ("fallback_starts_fresh", "fallback_equals_reference"),
+    "checkpointing_as_configured": ("recomputation_equals", "memory_order", "vram_ceiling"),
+    "trainable_set": ("parameters_counted", "optimizer_coverage", "state_in_training", "adapter_round_trip"),
+    "optimizer_coverage": (
+        "gradients_cleared",
+        "accumulation_oracle",
+        "weight_gradients",
+        "lora_gradient_schedule",
+        "steps_applied",
+        "updates_match_adamw",
+        "trainable_moved",
+    ),
+    "quantization_as_configured": ("base_matches_file", "kernel_agrees", "dtypes_as_configured", "memory_order"),
+    "base_matches_file": ("forward_matches_architecture", "first_loss_below_uniform", "perplexity_below_vocabulary"),
+    "state_dict_keys_match": ("base_matches_file", "first_loss_below_uniform"),
+    "forward_deterministic": ("forward_matches_architecture", "rows_isolated", "adapters_start_neutral", *ORACLES),
+    "forward_matches_architecture": ("rows_isolated", "first_loss_below_uniform", *ORACLES),
+    "rows_isolated": ORACLES,
+    "adapters_start_neutral": ("lora_gradient_schedule",),
+    "adapters_start_random": ("adapter_algebra", "accumulation_oracle", "lora_gradient_schedule", "trainable_moved"),
+    "adapter_algebra": ("weight_gradients", "adapter_round_trip"),
+    "tokens_match_template": ("labels_as_configured", "supervised_tokens"),
+    "rows_whole": ("labels_as_configured", "supervised_tokens", "answers_end"),
+    "mask_and_positions": (
+        "labels_as_configured",
+        "no_loss_on_padding",
+        "forward_matches_architecture",
+        "lora_gradient_schedule",
+        *ORACLES,
+    ),
+    "labels_as_configured": (
+        "supervised_tokens",
+        "answers_end",
+        "no_loss_on_padding",
+        "no_target_leakage",
+        "loss_logged",
+        "finite",
+        *ORACLES,
+    ),
+    "supervised_tokens": ("finite", *ORACLES),
+    "no_target_leakage": ORACLES,
+    "workers_differ": ("rows_come_once",),
+    "state_in_training": ("randomness_varies", "dropout_varies"),
+    "gradients_cleared": ("calls_in_order", "accumulation_oracle", "weight_gradients", "gradient_norm_reported"),
+    "calls_in_order": (
+        *ORACLES,
+        "weight_gradients",
+        "lora_gradient_schedule",
+        "clipping_leaves_gradients",
+        "learning_rate_trace",
+        "steps_applied",
+        "updates_match_adamw",
+        "finite",
+        "trainable_moved",
+        "weights_change_only_in_steps",
+    ),
+    "loss_receives_logits": ORACLES,
+    "loss_normalised_over_accumulation": ("loss_logged", "lora_gradient_schedule", *ORACLES),
+    "loss_oracle": ("loss_logged", "accumulation_oracle"),
+    "accumulation_oracle": ("weight_gradients",),
+    "finite": (
+        *ORACLES,
+        "no_loss_on_padding",
+        "lora_gradient_schedule",
+        "gradient_norm_reported",
+        "updates_match_adamw",
+        "evaluation_oracle",
+        "trainable_moved",
+    ),
+    "recomputation_equals": ("accumulation_oracle", "lora_gradient_schedule"),
+    "gradient_matches_loss": ("accumulation_oracle",),
+    "lora_gradient_schedule": ("trainable_moved",),
+    "clipping_leaves_gradients": ("trainable_moved",),
+    "rates_as_configured": ("learning_rate_trace",),
+    "learning_rate_trace": ("updates_match_adamw", "trainable_moved"),
+    "steps_applied": ("learning_rate_trace", "updates_match_adamw", "trainable_moved"),
+    "weights_in_use": ("trainable_moved",),
+    "trainable_moved": STILL,
+    "weights_change_only_in_steps": ("updates_match_adamw", "base_untouched", "evaluation_reported"),
+    "base_untouched": ("adapters_applied", "adapter_round_trip", "merge_keeps_function"),
+    "evaluation_mode": ("evaluation_oracle", "evaluation_reported", "perplexity_below_vocabulary"),
+    "adapters_applied": ("adapter_round_trip",),
+    "saved_as_trained": ("adapter_round_trip", "adapter_reads_back", "merge_keeps_function", "export_reads_back"),
+    "replicas_equal": ("ranks_report_alike",),
+    "loss_moves": ("loss_falls",),
+    "loss_falls": ("loss_keeps_falling", "heldout_improves", "canary_learned"),
+    "live_tensors_flat": ("memory_flat", "memory_returned", "card_returns_to_baseline"),
+    "repeat_equals": ("resume_equals", "rescale_equals"),
+}
+"""Check to the checks that fail because of its failure, in the order of a training."""
+
+
+@cache
+def consequences(check: str) -> frozenset[str]:
+    """Return all checks that this check's failure explains, those of its consequences included."""
+    direct = CONSEQUENCES.get(check, ())
+    return frozenset(direct).union(*map(consequences, direct))
+
+
+def explained(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings, each that another one explains with that one's check as `because`.
+
+    A failure explains failures, and suspicions of a habit. A suspicion, which may be meant, explains no failure.
+    """
+    return [replace(finding, because=_cause(finding, findings)) for finding in findings]
+
+
+def _cause(finding: Finding, findings: Sequence[Finding]) -> str:
+    """Return the first check that explains this finding and is explained by none; "" where there is none."""
+    if finding.status is Status.SUSPECTED and not (finding.check in CHECKS and CHECKS[finding.check].convention):
+        return ""
+    status = (Status.FAILED,) if finding.status is Status.FAILED else (Status.FAILED, Status.SUSPECTED)
+    if finding.status not in (Status.FAILED, Status.SUSPECTED):
+        return ""
+    broken = [other.check for other in findings if other.status in status]
+    causes = [check for check in broken if finding.check in consequences(check)]
+    return next((check for check in causes if not any(check in consequences(other) for other in causes)), "")
+
+
+def ruled_out(finding: Finding, findings: Sequence[Finding]) -> list[str]:
+    """Return the checks that would explain this failure and passed."""
+    return [other.check for other in findings if other.passed and finding.check in consequences(other.check)]

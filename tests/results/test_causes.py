@@ -1,0 +1,100 @@
+"""Which failure explains which others: a report begins with the cause, and hides nothing."""
+
+from __future__ import annotations
+
+from graphlib import TopologicalSorter
+
+import pytest
+
+from benchmarks.scripts.corpus import traces
+from tunecheck.checks import CHECKS
+from tunecheck.core.finding import Finding, Status
+from tunecheck.report.view import run_view
+from tunecheck.results import RunReport
+from tunecheck.results.causes import CONSEQUENCES, consequences, explained, ruled_out
+from tunecheck.results.rejudge import judged_again
+
+
+def finding(check: str, status: Status = Status.FAILED) -> Finding:
+    """A finding of this check."""
+    return Finding(check=check, status=status, detail="x")
+
+
+def test_the_table_names_checks_and_has_no_circle():
+    """So that each chain has a beginning."""
+    assert {name for cause, effects in CONSEQUENCES.items() for name in (cause, *effects)} <= CHECKS.keys()
+    assert tuple(TopologicalSorter(CONSEQUENCES).static_order())
+
+
+def test_consequences_of_consequences_follow():
+    """And nothing explains its own cause."""
+    assert "trainable_moved" in consequences("optimizer_coverage")
+    assert "adapters_applied" in consequences("optimizer_coverage")
+    assert "optimizer_coverage" not in consequences("trainable_moved")
+
+
+def test_a_chain_is_explained_by_its_beginning():
+    """Not by the link before."""
+    seen = explained([finding(check) for check in ("labels_as_configured", "loss_oracle", "accumulation_oracle")])
+    assert [one.because for one in seen] == ["", "labels_as_configured", "labels_as_configured"]
+
+
+def test_two_causes_stand_beside_each_other():
+    """Neither is folded."""
+    seen = explained([finding("labels_as_configured"), finding("calls_in_order"), finding("state_in_training")])
+    assert [one.because for one in seen] == ["", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("cause", "effect", "because"),
+    [
+        (Status.PASSED, Status.FAILED, ""),
+        (Status.UNJUDGED, Status.FAILED, ""),
+        (Status.IGNORED, Status.FAILED, ""),
+        (Status.SUSPECTED, Status.FAILED, ""),
+        (Status.FAILED, Status.PASSED, ""),
+        (Status.FAILED, Status.SUSPECTED, "state_in_training"),
+        (Status.SUSPECTED, Status.SUSPECTED, "state_in_training"),
+    ],
+)
+def test_only_what_is_broken_explains(cause, effect, because):
+    """A suspicion, which may be meant, explains no failure."""
+    seen = explained([finding("state_in_training", cause), finding("randomness_varies", effect)])
+    assert seen[1].because == because
+
+
+def test_a_suspicion_that_has_a_reason_of_its_own_is_not_explained():
+    """The check found something else than a failure there."""
+    seen = explained([finding("calls_in_order"), finding("accumulation_oracle", Status.SUSPECTED)])
+    assert seen[1].because == ""
+
+
+def test_the_view_folds_consequences_under_their_cause_and_names_them():
+    """Each still counts as a failure."""
+    findings = explained(
+        [finding("labels_as_configured"), finding("mask_and_positions", Status.PASSED), finding("loss_oracle")]
+    )
+    report = RunReport(run="train", tier="watch", model="m", outcome="fail", findings=tuple(findings))
+    (shown,) = run_view(report).failures
+    assert shown.check == "labels_as_configured"
+    rows = dict(shown.rows)
+    assert rows["also failed"] == "because of it: loss_oracle"
+    assert rows["not the cause"] == "mask_and_positions: passed"
+    assert len(report.failed) == 2  # and both are counted
+
+
+def test_what_passed_rules_out_what_it_would_explain():
+    """What is unjudged rules out nothing."""
+    findings = [finding("mask_and_positions", Status.PASSED), finding("base_matches_file", Status.UNJUDGED)]
+    assert ruled_out(finding("loss_oracle"), findings) == ["mask_and_positions"]
+
+
+def test_no_mistake_that_was_ever_named_hides_behind_another_check():
+    """Every kept mistake is shown by a check that names it."""
+    hidden = {}
+    for kept, trace in traces():
+        found = {one.check: one.because for one in judged_again(trace, [], trace_file=kept.file).findings}
+        named = [check for check in kept.named_by if check in found]
+        if named and all(found[check] and found[check] not in kept.named_by for check in named):
+            hidden[kept.name] = {check: found[check] for check in named}
+    assert not hidden
