@@ -136,6 +136,19 @@ def test_all_processes_are_waited_for(tmp_path, at_once):
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+def test_a_training_that_has_ended_is_left_to_the_verdict_at_the_end(tmp_path, at_once):
+    """Its trace has an end already."""
+    told = []
+    for rank in (0, 1):
+        options = window_over(tmp_path, rank)
+        file = trace_file(options, 1, rank)
+        whole, _, _ = file.read_bytes().rpartition(b"\n")
+        ended = e.AttemptEnd(outcome=e.AttemptOutcome.FINISHED, detail="", seconds=1.0)
+        file.write_bytes(whole + b"\n" + encode(ended).encode() + b"\n")
+    Early(options, told.append).look()
+    assert told == []
+
+
 def test_a_window_that_goes_on_tells_nothing(tmp_path, at_once):
     """Nor does a training that was not heard at all."""
     options = heard(tmp_path, 0, processes=1)

@@ -15,7 +15,7 @@ from tunecheck.listen.options import Options, trace_file
 
 SETTLED_SECONDS = 1.0
 """A training that ends sooner after its window is judged once, at its end."""
-_MARK = f'"kind": "{WindowEnded.__name__}"'.encode()
+_WINDOW_OVER, _TRAINING_OVER = (f'"kind": "{kind.__name__}"'.encode() for kind in (WindowEnded, AttemptEnd))
 
 
 class Early:
@@ -39,16 +39,22 @@ class Early:
         with TemporaryDirectory(prefix="tunecheck-early-") as folder:
             for file in files:
                 whole, _, _ = file.read_bytes().rpartition(b"\n")
+                if _TRAINING_OVER in whole:
+                    return
                 ended = AttemptEnd(outcome=AttemptOutcome.FINISHED, detail="", seconds=0.0)
                 (Path(folder) / file.name).write_bytes(whole + b"\n" + encode(ended).encode() + b"\n")
             merge_ranks(replace(self._options, folder=folder))
             self._tell(Path(folder))
 
     def _files(self) -> list[Path]:
-        """Return the first training's traces, one of each process; [] where one is missing or its window goes on."""
+        """Return the first training's traces, one of each process; [] where one is missing or its window goes on.
+
+        Nor where a training has ended: its verdict is about to come.
+        """
         files: list[Path] = []
         while (file := trace_file(self._options, 1, len(files))).exists():
-            if _MARK not in file.read_bytes():
+            seen = file.read_bytes()
+            if _WINDOW_OVER not in seen or _TRAINING_OVER in seen:
                 return []
             files.append(file)
         processes = read(files[0]).header.environment.get("processes", 1) if files else 0

@@ -61,14 +61,14 @@ def of_caller() -> Iterator[UserCode]:
         if _is_users(code.co_filename):
             written = UserCode(role="script", name=code.co_name, file=code.co_filename, line=frame.f_lineno)
             with suppress(OSError):  # a notebook's cell, say, that nobody keeps
-                written = _with_source(written, code)
+                written = _with_source(written, frame)
             yield written
             return
         frame = frame.f_back
 
 
 def _with_source(code: UserCode, value: Any) -> UserCode:
-    """Return the code with the lines of this function, class or module, as many as a trace keeps around its line.
+    """Return the code with the lines of this function, class or frame, as many as a trace keeps around its line.
 
     Raises OSError where they cannot be read.
     """

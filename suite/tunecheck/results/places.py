@@ -86,11 +86,13 @@ def places_of(trace: Trace, check: str) -> tuple[Place, ...]:
 
 
 def _place(code: UserCode, expression: str) -> Place:
-    """Return the first line of this code that the expression matches, else where it begins or trains."""
+    """Return the line of this code that the expression matches, else the one where it begins or trains.
+
+    Of a script the last one before it trains counts, else the first.
+    """
     lines = dict(enumerate(code.source, start=code.first_line))
-    matching = (
-        number for number, text in lines.items() if expression and re.search(expression, text.partition("#")[0])
-    )
-    line = next(matching, code.line)
+    matching = [n for n, text in lines.items() if expression and re.search(expression, text.partition("#")[0])]
+    before = [number for number in matching if number <= code.line]
+    line = next(iter([*before[-1:], *matching]), code.line)
     what = code.name if code.role == "callback" else code.role  # callbacks are told apart by their names
     return Place(what=what, file=code.file, line=line, quoted=lines.get(line, "").strip())
