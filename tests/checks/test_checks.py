@@ -1752,6 +1752,27 @@ def test_a_short_answer_may_be_one_token() -> None:
     assert ASKED["text_is_language"](short).passed
 
 
+@pytest.mark.parametrize(
+    ("times", "words"),
+    [(2.0, ": 2.00 times, and the step has 2 micro-batches"), (0.5, ": 1/2.00 of it, and the step has 2"), (1.3, "")],
+)
+def test_a_wrong_loss_that_is_a_multiple_says_of_what(times: float, words: str) -> None:
+    """A ratio that is no count of the step's is not named."""
+    oracle = HEALTHY.all(e.Oracle)[0]
+    records = tuple(
+        replace(seen, loss=times * oracle.loss)
+        if isinstance(seen, e.Step) and seen.step == oracle.step
+        else replace(seen, micro_batch_tokens=(7, 9))
+        if isinstance(seen, e.Gradients)
+        else seen
+        for seen in HEALTHY.main.records
+    )
+    trace = Trace(HEALTHY.header, (replace(HEALTHY.main, records=records), *HEALTHY.attempts[1:]))
+    detail = ASKED["loss_oracle"](trace).detail
+    assert words in detail
+    assert bool(words) == (" times" in detail or "/2.00" in detail)
+
+
 def test_updates_of_another_declared_optimizer_are_unjudged_with_the_reason():
     """A trainer with an optimizer of its own is not held to AdamW's formula; a run cannot know better than it."""
     other = with_record(HEALTHY, e.Setup, optimizer="Lion", declared_optimizer="Lion")

@@ -124,6 +124,7 @@ class LossOracle(NumericCheck):
                 value, word = value / tokens, f"reported as a sum over {tokens} tokens, whose mean is"
             error = relative_error(value, wanted[step])
             detail = f"step {step}: {word} {value:.6f}, {name} {wanted[step]:.6f} ({oracles[0].split})"
+            detail += "" if error <= limit else named_ratio(trace, step, value, wanted[step])
             if not error <= limit and (why := changed_by_the_loop(trace, step, gradients=False)):
                 return self.unjudged(f"{why}; {detail}", expected=True)
             findings.append(self.found(error <= limit, detail, measured=error, limit=limit))
@@ -145,6 +146,32 @@ class LossOracle(NumericCheck):
             detail = f"{declared} is declared, and the loss is the plain one: step {step}: {steps[step]:.6f}"
             return self.found(False, detail, measured=errors[step], limit=f"more than {limit:g}")
         return self.unjudged(f"the loss is smoothed: {declared}", expected=True)
+
+
+def named_ratio(trace: Trace, step: int, value: float, wanted: float) -> str:
+    """Return what the ratio of a wrong value to the right one is, as a clause: "; 4.00 times, as the window has ..."
+
+    "" where it is no number of this step's, or its inverse.
+    """
+    tokens = next((seen.micro_batch_tokens for seen in trace.main.all(Gradients) if seen.step == step), ())
+    window = [seen for seen in trace.main.all(Window) if seen.step == step]
+    counts = {
+        "micro-batches": len(tokens),
+        "processes": trace.run.processes,
+        "micro-batches of all processes": len(tokens) * trace.run.processes,
+        "supervised tokens": window[0].supervised_tokens if window else 0,
+    }
+    ratio = value / wanted if wanted else math.nan
+    for name, count in counts.items():
+        for factor in (count, 1 / count) if count > 1 else ():
+            if abs(ratio / factor - 1) <= RATIO_ROUNDING:
+                times = f"{ratio:.2f} times" if factor > 1 else f"1/{1 / ratio:.2f} of it"
+                return f": {times}, and the step has {count} {name}"
+    return ""
+
+
+RATIO_ROUNDING = 0.01
+"""Relative difference of a ratio from a whole number which it is named by."""
 
 
 def _nothing_supervised(trace: Trace) -> str:
@@ -250,6 +277,8 @@ class AccumulationOracle(NumericCheck):
         detail += f", worst tensor {tensor.worst_gradient} {tensor.worst_gradient_error:.3g} at step {tensor.step}"
         of_tensor, tensor_limit = tensor.worst_gradient_error, self.worst_tensor_factor * limit
         passed = worst.gradient_error <= limit and of_tensor <= tensor_limit
+        norms = {seen.step: math.hypot(*seen.norms.values()) for seen in trace.main.all(Gradients)}
+        detail += "" if passed else named_ratio(trace, worst.step, norms.get(worst.step, math.nan), worst.norm)
         if not passed and (why := changed_by_the_loop(trace, worst.step)):
             return self.unjudged(f"{why}; {detail}", expected=True)
         own = {loss.step: loss.gradient_error for loss in trace.main.all(OwnLoss) if loss.step not in skipped}
