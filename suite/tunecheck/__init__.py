@@ -24,10 +24,42 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tunecheck.api import Finding, Status, SuiteError, Trace, judge, load_run, read_trace, train, watch
+    from tunecheck.api import (
+        Check,
+        Finding,
+        Probe,
+        Record,
+        Run,
+        Status,
+        SuiteError,
+        Trace,
+        Verdict,
+        Watch,
+        judge,
+        load_run,
+        read_trace,
+        train,
+        watch,
+    )
 
 __version__ = "0.3.0"
-__all__ = ["Finding", "Status", "SuiteError", "Trace", "judge", "load_run", "read_trace", "train", "watch"]
+__all__ = [
+    "Check",
+    "Finding",
+    "Probe",
+    "Record",
+    "Run",
+    "Status",
+    "SuiteError",
+    "Trace",
+    "Verdict",
+    "Watch",
+    "judge",
+    "load_run",
+    "read_trace",
+    "train",
+    "watch",
+]
 
 
 def __getattr__(name: str) -> object:

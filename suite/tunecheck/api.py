@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
+from tunecheck.core.check import Check
 from tunecheck.core.errors import SuiteError
+from tunecheck.core.evidence import Record
 from tunecheck.core.finding import Finding, Status
 from tunecheck.core.trace import Trace
 from tunecheck.core.trace import read as read_trace
 
 if TYPE_CHECKING:
     from tunecheck.config.schema import Run
+    from tunecheck.listen.callback import WatchCallback
+    from tunecheck.listen.context import Watch
+    from tunecheck.results import Verdict
+    from tunecheck.training.events import Probe
 
-__all__ = ["Finding", "Status", "SuiteError", "Trace", "judge", "load_run", "read_trace", "train", "watch"]
+__all__ = [
+    "Check",
+    "Finding",
+    "Probe",
+    "Record",
+    "Run",
+    "Status",
+    "SuiteError",
+    "Trace",
+    "Verdict",
+    "Watch",
+    "judge",
+    "load_run",
+    "read_trace",
+    "train",
+    "watch",
+]
 
 
 def load_run(name: str, overrides: Sequence[str] = ()) -> Run:
@@ -54,19 +77,65 @@ def judge(trace: Trace, overrides: Sequence[str] = ()) -> list[Finding]:
     return [check(trace) for check in checks_of(trace, overrides).values()]
 
 
-def watch(trainer: Any = None, **given: Any) -> Any:
-    """Return a context in which a training of your own is listened to, and judged when the block ends.
+@overload
+def watch(
+    trainer: None = None,
+    *,
+    model: None = None,
+    steps: int = 10,
+    expect: Mapping[str, Any] | None = None,
+    ignore: Mapping[str, str] | None = None,
+    strict: bool = False,
+    folder: str | Path | None = None,
+    tell: bool = True,
+) -> WatchCallback: ...
 
-    Give a transformers Trainer, or `model=` of a loop, with its `optimizer=` and `tokenizer=` where those exist. With
-    neither, a callback is returned: `Trainer(..., callbacks=[tunecheck.watch()])`. The first `steps=10` optimizer steps
-    are judged; the training itself is not changed. `expect=` adds what no object declares, by the keys of
-    `tunecheck watch --expect`; `ignore=` says by check why what it finds is meant; `strict=True` lets suspicions
-    fail. The trace lies in `folder=`; `tell=False` does not print the report. Raises SuiteError.
+
+@overload
+def watch(
+    trainer: Any = None,
+    *,
+    model: Any = None,
+    optimizer: Any = None,
+    tokenizer: Any = None,
+    steps: int = 10,
+    expect: Mapping[str, Any] | None = None,
+    ignore: Mapping[str, str] | None = None,
+    strict: bool = False,
+    folder: str | Path | None = None,
+    tell: bool = True,
+) -> Watch: ...
+
+
+def watch(trainer: Any = None, *, model: Any = None, **given: Any) -> Any:
+    """Listen to a training of your own, and judge it when the block ends.
+
+    Give a transformers Trainer, or the `model` of a loop with its `optimizer` and `tokenizer` where those exist. With
+    neither, return a callback: `Trainer(..., callbacks=[tunecheck.watch()])`. The first `steps` optimizer steps are
+    judged; the training itself is not changed. `expect` adds what no object declares, by the keys of `tunecheck watch
+    --expect`. `ignore` says by check why what it finds is meant. `strict` lets suspicions fail. The trace lies in
+    `folder`; with `tell=False` no report is printed. Raises SuiteError.
     """
-    if trainer is None and "model" not in given:
+    if trainer is None and model is None:
         from tunecheck.listen.callback import WatchCallback
 
         return WatchCallback(**given)
     from tunecheck.listen.context import Watch
 
-    return Watch(trainer, **given)
+    return Watch(trainer, model=model, **given)
+
+
+_ELSEWHERE = {
+    "Probe": "tunecheck.training.events",
+    "Run": "tunecheck.config.schema",
+    "Verdict": "tunecheck.results",
+    "Watch": "tunecheck.listen.context",
+}
+"""Exported types whose modules cost more to import than this one."""
+
+
+def __getattr__(name: str) -> object:
+    """Import a type of another module at its first use."""
+    if name not in _ELSEWHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_ELSEWHERE[name]), name)

@@ -29,6 +29,7 @@ from tunecheck.checks import (
     watched,
 )
 from tunecheck.core.check import Check
+from tunecheck.core.extensions import EXTENSION_CHECKS, extensions
 
 _TABLE: tuple[tuple[str, tuple[type[Check], ...]], ...] = (
     (
@@ -237,8 +238,9 @@ _TABLE: tuple[tuple[str, tuple[type[Check], ...]], ...] = (
     ),
 )
 """Subject to checks, in the order of a training, so that the first failure of a report is the nearest to the cause."""
-CHECKS: dict[str, type[Check]] = {check.key(): check for _, checks in _TABLE for check in checks}
-SUBJECTS: dict[str, str] = {check.key(): subject for subject, checks in _TABLE for check in checks}
+_ALL = [*((subject, check) for subject, checks in _TABLE for check in checks), *extensions(EXTENSION_CHECKS)]
+CHECKS: dict[str, type[Check]] = {check.key(): check for _, check in _ALL}
+SUBJECTS: dict[str, str] = {check.key(): subject for subject, check in _ALL}
 """Check to what it is about, in the words of a verdict."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from tunecheck.core import interrupts
@@ -11,8 +12,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Execute one command and return its exit status; without arguments those of the process, which then ends."""
     listening = interrupts.listen()
     try:
-        from tunecheck.cli.commands import execute
+        from tunecheck.core.errors import ConfigError
 
+        try:
+            from tunecheck.cli.commands import execute
+        except ConfigError as error:  # of another package's checks
+            print(f"tunecheck: {error}", file=sys.stderr)
+            return 4
         return execute(arguments)
     finally:
         interrupts.close()

@@ -13,6 +13,11 @@ DESCRIPTION = "Validate LLM fine-tuning on this machine: train runs, judge them,
 
 def execute(arguments: Sequence[str] | None) -> int:
     """Execute one command and return its exit status."""
+    return run_command(parser(), arguments)
+
+
+def parser() -> Parser:
+    """Return the parser of all commands."""
     parser = Parser(prog="tunecheck", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"tunecheck {__version__}")
     parser.add_argument(
@@ -21,4 +26,4 @@ def execute(arguments: Sequence[str] | None) -> int:
     commands = parser.add_subparsers(metavar="COMMAND")
     for group in (run, watch, bench, fleet, runs, machine, reading, history):
         group.add_commands(commands)
-    return run_command(parser, arguments)
+    return parser

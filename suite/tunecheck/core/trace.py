@@ -22,7 +22,6 @@ from typing import Any, TypeVar
 from tunecheck.core import evidence
 from tunecheck.core.errors import MissingEvidence, TraceError
 from tunecheck.core.evidence import (
-    RECORDS,
     AttemptEnd,
     AttemptOutcome,
     AttemptPurpose,
@@ -33,6 +32,7 @@ from tunecheck.core.evidence import (
     RunHeader,
     Step,
     outcome_words,
+    record_kind,
 )
 from tunecheck.core.machine import require_machine
 from tunecheck.core.reading import TRACE_BYTES, parse_json, read_bytes
@@ -223,7 +223,7 @@ def decode(line: str) -> Record:
 def _decoded(line: str) -> tuple[int, Record]:
     try:
         payload = parse_json(line)
-        kind, rank = RECORDS[payload.pop("kind")], build(int, payload.pop("rank", 0))
+        kind, rank = record_kind(payload.pop("kind")), build(int, payload.pop("rank", 0))
         record = typing.cast(Record, build(kind, payload))
         if isinstance(record, RunHeader):
             require_machine(record.environment)

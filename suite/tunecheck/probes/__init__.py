@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tunecheck.core.extensions import EXTENSION_PROBES, extensions
 from tunecheck.probes.adapters import AdapterProbe
 from tunecheck.probes.call_order import CallOrderProbe
 from tunecheck.probes.census import CensusProbe
@@ -35,6 +36,9 @@ from tunecheck.probes.weight_gradients import WeightGradientProbe
 from tunecheck.probes.weights_in_use import WeightsInUseProbe
 from tunecheck.training.events import Probe
 
+EXTENSIONS: tuple[type[Probe], ...] = tuple(probe for _, probe in extensions(EXTENSION_PROBES))
+"""Probes of other packages."""
+
 PROBES: tuple[type[Probe], ...] = (
     MovementProbe,  # first: it must see the weights before any other probe has touched them
     ContinuityProbe,  # likewise
@@ -63,6 +67,7 @@ PROBES: tuple[type[Probe], ...] = (
     LiveTensorProbe,
     ResumedProbe,
     RoundTripProbe,  # late: it adds a second adapter for a moment
+    *EXTENSIONS,
     CallOrderProbe,  # last: the end of a backward pass goes through the table backwards, and others move gradients
 )
 
@@ -77,7 +82,7 @@ WATCHED: tuple[type[Probe], ...] = (
 
 _TENSORS_ALONE = {
     *(MovementProbe, ContinuityProbe, CensusProbe, TrainingStateProbe, GradientProbe, UpdateProbe, LiveTensorProbe),
-    *(ReplicaProbe, CallOrderProbe, PositionProbe, StepInputsProbe),
+    *(ReplicaProbe, CallOrderProbe, PositionProbe, StepInputsProbe, *EXTENSIONS),
 }
 
 ANY_OBJECTIVE: tuple[type[Probe], ...] = tuple(probe for probe in WATCHED if probe in _TENSORS_ALONE)

@@ -16,6 +16,15 @@ from tunecheck.core.evidence.resources import *
 from tunecheck.core.evidence.setup import *
 from tunecheck.core.evidence.training import *
 from tunecheck.core.evidence.watched import *
+from tunecheck.core.extensions import EXTENSION_CHECKS, extensions
 
 RECORDS: dict[str, type[Record]] = {kind.__name__: kind for kind in Record.__subclasses__()}
-"""Every kind of record by its name in the file."""
+"""Every kind of record by its name in the file, but for those of other packages."""
+
+
+def record_kind(name: str) -> type[Record]:
+    """Return the kind of record of this name, one of another package's checks included. Raises KeyError for none."""
+    if name not in RECORDS:
+        extensions(EXTENSION_CHECKS)  # which define their records
+        return {kind.__name__: kind for kind in Record.__subclasses__()}[name]
+    return RECORDS[name]

@@ -1,0 +1,33 @@
+"""Checks and probes of other packages, found by their entry points. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any
+
+from tunecheck.core.errors import ConfigError
+
+EXTENSION_CHECKS, EXTENSION_PROBES = "tunecheck.checks", "tunecheck.probes"
+"""Groups of entry points. A name is the subject of its checks, with - for spaces; a value is a class, or several."""
+
+
+@cache
+def extensions(group: str) -> tuple[tuple[str, type[Any]], ...]:
+    """Return the classes that installed packages offer in this group, each with its entry point's name, sorted by it.
+
+    Raises ConfigError for one that cannot be imported: its checks would be missing without a word.
+    """
+    found: list[tuple[str, type[Any]]] = []
+    for entry in sorted(entry_points(group=group), key=lambda entry: (entry.name, entry.value)):
+        try:
+            offered = entry.load()
+        except Exception as error:
+            package = entry.dist.name if entry.dist is not None else entry.value
+            raise ConfigError(
+                [f"{package}: its entry point {entry.value} in {group} cannot be loaded: {error}; mend or uninstall it"]
+            ) from error
+        classes: Iterable[type[Any]] = (offered,) if isinstance(offered, type) else offered
+        found += [(entry.name.replace("-", " "), each) for each in classes]
+    return tuple(found)
