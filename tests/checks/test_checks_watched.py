@@ -832,3 +832,14 @@ def test_names_of_adapters_that_no_module_has(unmatched, status):
 
     assert finding.status is status
     assert ("no module has the name v_porj" in finding.detail) is bool(unmatched)
+
+
+@pytest.mark.parametrize(("differing", "status"), [(2, Status.FAILED), (0, Status.SUSPECTED)], ids=["two", "all"])
+def test_a_reference_that_was_right_nowhere_proves_nothing(differing, status):
+    """Where all tensors differ from the file alike, it may be read otherwise than it was loaded."""
+    trace = watched()
+    names = tuple(f"tensor {number}" for number in range(differing or trace.one(e.BaseFidelity).tensors))
+    finding = CHECKS["base_matches_file"]()(with_record(trace, e.BaseFidelity, differing=names))
+    assert finding.status is status
+    ours = CHECKS["base_matches_file"]()(with_record(healthy(), e.BaseFidelity, differing=names))
+    assert ours.status is Status.FAILED  # the suite loads its base itself

@@ -275,7 +275,22 @@ class BaseMatchesFile(Check):
             if not (within := largest <= limit):
                 problems.append(f"{seen.worst_weight} differs from the file by {largest:.3f} of its norm")
         detail = "; ".join(problems) or f"{seen.tensors} tensors compared"
-        return self.found(within, detail, measured=largest, limit=limit, problems=problems, compared=seen.tensors)
+        unwitnessed = WITHOUT_WITNESS if len(seen.differing) == seen.tensors > 1 else ""
+        return self.found(
+            within,
+            detail,
+            measured=largest,
+            limit=limit,
+            problems=problems,
+            compared=seen.tensors,
+            meant=unwitnessed,
+        )
+
+
+WITHOUT_WITNESS = (
+    "not one tensor is the file's: a loader may rename or convert them all, or the file is another model's"
+)
+"""Why a reference that was right nowhere in this training proves nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
