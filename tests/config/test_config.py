@@ -560,7 +560,7 @@ def test_an_unknown_key_is_answered_with_the_nearest_and_the_known(tmp_path):
 
     assert found == (
         "run.yaml:10:1: dead_line: unknown key (did you mean 'deadline'?); known keys: allow_random_weights, "
-        "also_in, checks, data, deadline, device, evaluation, fallback, lora, model, parallel, probes, profile, "
+        "also_in, checks, data, deadline, device, evaluation, fallback, ignore, lora, model, parallel, probes, profile, "
         "quantization, strategy, trainer, training, vram"
     )
 
@@ -1254,3 +1254,24 @@ def test_a_limit_whose_name_is_no_text_is_a_message(monkeypatch):
     """Half a character, which JSON cannot hold: it has no place among the limits."""
     with pytest.raises(ConfigError, match=r"checks\.loss_falls"):
         load_run(find_run("quick/smollm2-135m-qlora"), ['checks.loss_falls={"\\ud800": 0.5}'])
+
+
+@pytest.mark.parametrize(
+    ("ignored", "message"),
+    [
+        ("loss_fals: too short", "ignore.loss_fals: no check is called 'loss_fals': did you mean 'loss_falls'?"),
+        ("loss_falls: ' '", 'ignore.loss_falls: lacks a reason, such as "too few steps to tell"'),
+        ("loss_falls: 3", "ignore.loss_falls: "),
+    ],
+)
+def test_an_ignored_check_exists_and_has_a_reason(tmp_path, ignored, message):
+    """Whoever reads the file later sees why."""
+    [found] = problems(tmp_path, f"{BASE}ignore: {{{ignored}}}\n")
+    assert message in found
+
+
+def test_what_is_ignored_is_no_part_of_the_training(tmp_path):
+    """Its sessions stay comparable."""
+    plain, ignoring = (load_run(write(tmp_path, BASE + more)) for more in ("", "ignore: {loss_falls: too short}\n"))
+    assert ignoring.ignore == {"loss_falls": "too short"}
+    assert ignoring.fingerprint == plain.fingerprint

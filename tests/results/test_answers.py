@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from traces import healthy
+from traces import healthy, with_run
 
 from tunecheck.core.errors import ConfigError
 from tunecheck.core.finding import Finding, Status
@@ -136,3 +136,12 @@ def test_a_file_that_cannot_be_meant_is_a_usage_error(tmp_path, text, told):
     with pytest.raises(ConfigError, match=told) as caught:
         settings_for("train.py", tmp_path)
     assert "tunecheck.toml" in str(caught.value)
+
+
+def test_a_run_of_the_suites_ignores_what_its_file_says():
+    """And counts it; another failure fails it still."""
+    trace = with_run(healthy(), ignore={"loss_falls": "too short"})
+    failed = [Finding(check=check, status=Status.FAILED) for check in ("loss_falls", "finite")]
+    passed = Finding(check="base_untouched", status=Status.PASSED)
+    rows = [summarize(trace, [*found, passed], trace_file="", seconds=1.0) for found in (failed[:1], failed)]
+    assert [(row.outcome, len(row.ignored), len(row.failed)) for row in rows] == [("pass", 1, 0), ("fail", 1, 1)]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tunecheck.config import TIERS, find_run
 from tunecheck.core.errors import ConfigError
 from tunecheck.core.paths import checkout_folder, project_folder, shipped_folder
+from tunecheck.results.answers import read_ignored
 from tunecheck.session.options import SESSION_OPTIONS
 
 
@@ -18,6 +20,9 @@ def add_commands(commands: Any) -> None:
     run = commands.add_parser("run", help="train and judge: tiers, or single runs")
     add_selection(run, nargs="+")
     run.add_argument("-n", metavar="WORKERS", help="worker processes; auto is one for each GPU")
+    run.add_argument(
+        "--ignore", action="append", default=[], metavar='NAME="REASON"', help="a check whose finding is meant, and why"
+    )
     run.add_argument("-v", "--verbose", action="store_true", help="a line for every check")
     run.set_defaults(command=_run, leaves_files=True, begins_itself=True)
 
@@ -51,6 +56,7 @@ def pytest_arguments(options: argparse.Namespace) -> list[str]:
         *_selection(options.what),
         *_configuration(),
         *_forwarded(options),
+        *_ignored(options.ignore),
         *(("-n", options.n) if options.n is not None else ()),
         "-v" if options.verbose else "-q",
     ]
@@ -77,6 +83,12 @@ def _configuration() -> Iterator[str]:
     if checkout_folder() is None:
         yield from ("-c", os.devnull, "--rootdir", str(project_folder()), "-o", "timeout=600")
         yield from ("-p", "no:cacheprovider")
+
+
+def _ignored(given: Iterable[str]) -> Iterator[str]:
+    """Yield the settings by which a run ignores these checks. Raises ConfigError with every problem."""
+    for check, reason in read_ignored(given).items():
+        yield from ("--set", f"ignore.{check}={json.dumps(reason)}")
 
 
 def _forwarded(options: argparse.Namespace) -> Iterator[str]:

@@ -15,7 +15,7 @@ from tunecheck.config.cards import apply_card
 from tunecheck.config.comparisons import TIERS, RunFile, drop_unused, entries, named, split
 from tunecheck.config.compatibility import report_incompatibilities
 from tunecheck.config.editor import json_schema
-from tunecheck.config.limits import report_limits, report_unanswerable
+from tunecheck.config.limits import report_ignored, report_limits, report_unanswerable
 from tunecheck.config.problems import report_all
 from tunecheck.config.references import REFERENCES, described, fill, settle_files, shown, unknown
 from tunecheck.config.rules import broken_rules
@@ -187,6 +187,7 @@ def with_limits(
     ]
     _apply(document, [override for override in overrides if override not in foreign])
     report_limits(document)
+    report_ignored(document)
     if features is not None:
         report_unanswerable(document, features)
     if document.problems:
@@ -235,6 +236,7 @@ def _run(document: Document, file: RunFile) -> Run:
             ("tier",), f"should be that of the file's folder, {file.tier!r}: leave it out (got {written!r})"
         )
     report_limits(document)
+    report_ignored(document)
     return _validated(Run, document)
 
 

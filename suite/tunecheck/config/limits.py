@@ -30,6 +30,16 @@ def report_limits(document: Document) -> None:
             document.report(path, rule)
 
 
+def report_ignored(document: Document) -> None:
+    """Report every ignored check that does not exist, and every one without a reason."""
+    ignored = document.data.get("ignore")
+    for name, reason in ignored.items() if isinstance(ignored, dict) else ():
+        if str(name) not in CHECKS:
+            document.report(("ignore", str(name)), str(problem_with(str(name), ())))
+        elif isinstance(reason, str) and not reason.strip():
+            document.report(("ignore", str(name)), 'lacks a reason, such as "too few steps to tell"')
+
+
 def report_unanswerable(document: Document, features: Collection[str]) -> None:
     """Report every check that does not apply to a run with these features."""
     for name in document.data.get("checks", ()):

@@ -293,6 +293,10 @@ class Probes(Section):
     """Further prompts to continue greedily before and after training, verbatim, without a template."""
 
 
+OF_THE_JUDGEMENT = ("checks", "ignore", "deadline", "profile", "also_in")
+"""Keys of a run that determine nothing of its training."""
+
+
 class Run(Section):
     """One training run and the checks that apply to it. The file's folder is its tier, the file's name is its id.
 
@@ -340,6 +344,8 @@ class Run(Section):
     """Whether random weights are allowed; checks that depend on learning are then unjudged."""
     checks: dict[str, dict[str, Any] | Literal["off"]] = {}
     """Limits by check, or off. A check that is not listed applies with its defaults."""
+    ignore: dict[str, str] = {}
+    """Check to the reason why what it finds is meant: it is still asked and counted, and no longer fails the run."""
     _places: dict[tuple[str, ...], str] = {}  # where each key was written: no part of what is dumped
 
     @model_validator(mode="before")
@@ -466,8 +472,8 @@ class Run(Section):
 
     @property
     def fingerprint(self) -> str:
-        """Return the digest (16 hex digits) of all that determines the training, limits and deadline excluded."""
-        settings = self.model_dump(mode="json", exclude={"checks", "deadline", "profile", "also_in", *self.from_path})
+        """Return the digest (16 hex digits) of all that determines the training."""
+        settings = self.model_dump(mode="json", exclude={*OF_THE_JUDGEMENT, *self.from_path})
         if self.trainer == "native":  # keeps the fingerprints recorded before there was another trainer
             del settings["trainer"]
         if self.training.cudnn_attention is None:  # likewise

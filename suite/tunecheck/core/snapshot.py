@@ -199,7 +199,7 @@ class RunSnapshot:
     open_premises = _Key[Mapping[str, str]](dict[str, str], {})
     """Premise to why it is open in a watched training, see suite/tunecheck/core/premises.py."""
     ignore = _Key[Mapping[str, str]](dict[str, str], {})
-    """Check to the user's reason why what it finds in a watched training is meant."""
+    """Check to the user's reason why what it finds is meant."""
     strict = _Key(bool, False)
     """Whether a suspicion fails a watched training."""
     presumed = _Key[Mapping[str, str]](dict[str, str], {})

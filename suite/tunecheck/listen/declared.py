@@ -90,8 +90,6 @@ class WatchedRun(Run):
     """Key to the object that it was read from: "training.learning_rate" to "SFTConfig.learning_rate"."""
     open_premises: dict[Premise, str]
     """Premise to why it is open in this training."""
-    ignore: dict[str, str] = {}  # noqa: RUF012 likewise
-    """Check to the user's reason why what it finds is meant."""
     strict: bool = False
     """Whether a suspicion fails."""
     presumed: dict[Premise, str] = {}  # noqa: RUF012 pydantic copies it

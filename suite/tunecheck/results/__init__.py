@@ -186,8 +186,10 @@ def summarize(
 ) -> RunReport:
     """Return the row of a run that was tried, with the outcome of its findings and its last attempt to train.
 
-    The user's answers are applied to the findings; those that failed are attributed to a domain and to their cause.
+    These answers go before those of the trace. They are applied to the findings; those that failed are attributed to a
+    domain and to their cause.
     """
+    answers = answers.before(trace.run)
     needless = answers.needless(findings)
     findings = explained([attributed(trace, answers.applied(finding)) for finding in findings])
     attribution = domain_of_end(trace)

@@ -12,6 +12,7 @@ from typing import Any
 from tunecheck.checks import CHECKS, problem_with
 from tunecheck.core.errors import ConfigError
 from tunecheck.core.finding import Finding, Status
+from tunecheck.core.snapshot import RunSnapshot
 
 FILES = ("tunecheck.toml", "pyproject.toml")
 """Files that may hold answers, the first one found in a folder or the folders above it."""
@@ -25,6 +26,10 @@ class Answers:
     """Check to the reason why what it finds is meant."""
     strict: bool = False
     """Whether a suspicion fails."""
+
+    def before(self, run: RunSnapshot) -> Answers:
+        """Return these answers and the run's own, where these say nothing else."""
+        return Answers(ignore={**run.ignore, **self.ignore}, strict=self.strict or run.strict)
 
     def applied(self, finding: Finding) -> Finding:
         """Return the finding as these answers have it."""

@@ -21,16 +21,12 @@ def judged_again(
 ) -> RunReport:
     """Return the run's row by its own checks, their limits overridden by `checks.NAME.LIMIT=VALUE`.
 
-    The user's answers go before those that the training was watched with.
-
     Raises ConfigError for a limit that does not exist, TraceError for a header that describes no run.
     """
     findings = [check(trace) for check in checks_of(trace, overrides, trace_file=trace_file).values()]
     course = {why for told in trace.main.all(PremisesOpen) for why in told.reasons.values()}
     findings.sort(key=lambda finding: finding.detail not in course)  # read first: no declaration foretold it
     seconds = sum(attempt.end.seconds for attempt in trace.attempts if attempt.end)
-    run = trace.run
-    answers = Answers(ignore={**run.ignore, **answers.ignore}, strict=run.strict or answers.strict)
     return summarize(trace, findings, trace_file=trace_file, seconds=seconds, answers=answers)
 
 
