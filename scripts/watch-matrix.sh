@@ -10,7 +10,7 @@ usage: scripts/watch-matrix.sh [--only NAME]... [--variant TEXT] [--keep FOLDER]
   --variant TEXT  only the training of this name, such as lora; else those whose names contain it
   --keep FOLDER   keep the environments there and use them again; otherwise each is deleted when it was tried
   --list          list frameworks and trainings
-  --table         write the table of docs/watch.md from reports/releases/frameworks.json, and try nothing
+  --table         write the table of docs/frameworks.md from reports/releases/frameworks.json, and try nothing
 
 Each training runs without listening first, then under `tunecheck watch`; the weights that it saves must be the same.
 The rows of trainings that are not tried stay as they were measured before.

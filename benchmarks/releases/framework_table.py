@@ -1,4 +1,4 @@
-"""What was measured of the frameworks, as committed, and its table in docs/watch.md."""
+"""What was measured of the frameworks, as committed, and its table in docs/frameworks.md."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tunecheck.core.files import write_whole
 from tunecheck.core.paths import project_folder
 
 RESULTS = project_folder() / "reports" / "releases" / "frameworks.json"
-DOCUMENT = project_folder() / "docs" / "watch.md"
+DOCUMENT = project_folder() / "docs" / "frameworks.md"
 BEGIN, END = "<!-- frameworks: written by `python -m benchmarks.releases.frameworks` -->", "<!-- frameworks: end -->"
 
 
@@ -56,7 +56,7 @@ def line_of(row: dict[str, Any]) -> str:
 
 
 def write_table() -> None:
-    """Put the table between its marks in docs/watch.md, if it has them."""
+    """Put the table between its marks in docs/frameworks.md, if it has them."""
     text = DOCUMENT.read_text(encoding="utf-8") if DOCUMENT.exists() else ""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
