@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     healthy.add_argument("--engine", choices=("ddp", "fsdp"), help="train each in two processes (default: in one)")
     _add_study(healthy)
     healthy.set_defaults(command=_healthy)
-    report = actions.add_parser("report", help="write docs/detection.md, the results' tables and the README's table")
+    report = actions.add_parser("report", help="write docs/detection.md, the scores in full and the results' tables")
     report.set_defaults(command=_report)
     return run_command(parser, arguments)
 

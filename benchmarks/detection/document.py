@@ -1,4 +1,4 @@
-"""docs/detection.md, the results' tables and the README's table, written from the committed results alone."""
+"""docs/detection.md, reports/detection/scores.md and the results' tables, written from the committed results alone."""
 
 from __future__ import annotations
 
@@ -18,10 +18,8 @@ from benchmarks.detection.study import false_positives, study_margins
 from benchmarks.peers.results import rows as rows_of_peers
 from benchmarks.releases.results import pairs_of_releases
 from tunecheck.checks import CHECKS
-from tunecheck.core.errors import SuiteError
 from tunecheck.core.files import write_whole
 
-TEMPLATE = "detection.md.jinja"
 RESULTS_LINK = "../reports/detection"
 """As docs/detection.md sees the folder."""
 COHORT_FILES = {"catalogue": "matrix"} | {cohort: cohort for cohort in COHORTS if cohort != "catalogue"}
@@ -65,7 +63,6 @@ TITLES = {
     "healthy-fsdp": "healthy variants, two processes by FSDP",
 }
 TIERS = ("quick", "convergence", OWN)
-BEGIN, END = "<!-- detection: written by `python -m benchmarks.detection report` -->", "<!-- detection: end -->"
 
 _OWN_SEED = (
     "A of a constant seed is as random as any: only a second start, under another seed, would show that it repeats"
@@ -124,15 +121,15 @@ class Result:
 
 
 def write_report(results: Path, project: Path) -> list[Path]:
-    """Write each result's tables, docs/detection.md and the README's table, and return the paths.
+    """Write docs/detection.md, the scores in full and each result's tables, and return the paths.
 
-    Raises SuiteError when results are missing or cannot be read, or when the README has no place for the table.
+    Raises SuiteError when results are missing or cannot be read.
     """
     held = read_all(results)
-    document, readme = project / "docs" / "detection.md", project / "README.md"
+    document, scores = project / "docs" / "detection.md", results / "scores.md"
     write_whole(document, detection_text(held))
-    write_whole(readme, with_table(readme.read_text(encoding="utf-8"), readme_table(held)))
-    return [*(write_tables(results / f"{name}.json", result.rows) for name, result in held.items()), document, readme]
+    write_whole(scores, scores_text(held))
+    return [document, scores, *(write_tables(results / f"{name}.json", result.rows) for name, result in held.items())]
 
 
 def write_tables(path: Path, rows: Sequence[Row]) -> Path:
@@ -163,24 +160,29 @@ def read_all(results: Path) -> dict[str, Result]:
 
 def detection_text(held: dict[str, Result]) -> str:
     """Return docs/detection.md."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(  # Markdown: nothing is escaped, and no text comes from outside the project
-        loader=FileSystemLoader(Path(__file__).parent),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    matrices = [result for result in held.values() if not result.healthy]
     studies = [result for result in held.values() if result.healthy]
-    text: str = environment.get_template(TEMPLATE).render(
-        bugs=bugs_table(held, RESULTS_LINK),
+    return _rendered(
+        "detection.md.jinja",
+        bugs=bugs_table(held, named=_sets_once_new_as_one, brief=True),
         healthy=healthy_table(held, RESULTS_LINK),
         devices={result.device for result in held.values()},
         studies=[(result, study(result.rows)) for result in studies],
         machines=_machines(held.values()),
         dates=sorted({row["date"] for result in held.values() for row in result.rows}),
+        near=[(m, NEAR_LIMITS.get(m.check, "")) for r in studies for m in study_margins(r.rows) if m.near],
+        near_spreads=int(NEAR_SPREADS),
+        nearest=sorted(study_margins(held["healthy-tiny"].rows), key=lambda m: m.nearest_spreads)[:3],
+        releases=pairs_of_releases(),
+        peers=rows_of_peers(),
+    )
+
+
+def scores_text(held: dict[str, Result]) -> str:
+    """Return reports/detection/scores.md: each set with its first score, and what no check names."""
+    matrices = [result for result in held.values() if not result.healthy]
+    return _rendered(
+        "scores.md.jinja",
+        bugs=bugs_table(held, "."),
         totals={file: len(of_cohort(cohort)) for cohort, file in COHORT_FILES.items()},
         undetected=[
             (result.name, row, UNDETECTED.get(result.name, {}).get(row["id"], "not explained yet"))
@@ -190,16 +192,29 @@ def detection_text(held: dict[str, Result]) -> str:
             if row["caught_in"] is None
         ],
         not_shown=NOT_SHOWN,
-        near=[(m, NEAR_LIMITS.get(m.check, "")) for r in studies for m in study_margins(r.rows) if m.near],
-        near_spreads=int(NEAR_SPREADS),
-        nearest=sorted(study_margins(held["healthy-tiny"].rows), key=lambda m: m.nearest_spreads)[:3],
         several_states=[r.name for r in held.values() if len({row["code"] for row in r.rows}) > 1],
         never=[check for check in CHECKS if not any(check in row["named_by"] for r in matrices for row in r.rows)],
         checks=len(CHECKS),
-        releases=pairs_of_releases(),
-        peers=rows_of_peers(),
     )
+
+
+def _rendered(template: str, **values: Any) -> str:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(  # Markdown: nothing is escaped, and no text comes from outside the project
+        loader=FileSystemLoader(Path(__file__).parent),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    text: str = environment.get_template(template).render(values)
     return text
+
+
+def _sets_once_new_as_one(result: Result) -> str:
+    title = TITLES[result.study]
+    return result.line.replace(title, "bugs once new to the checks" if result.unseen else title)
 
 
 def lines_of(results: Iterable[Result], named: Callable[[Result], str]) -> dict[str, dict[str, list[Result]]]:
@@ -234,11 +249,8 @@ def bugs_table(
     return _table(header, lines, numbers=len(header) - 1).rstrip()
 
 
-def healthy_table(held: dict[str, Result], link: str = "", *, brief: bool = False) -> str:
-    """Return how many healthy runs were flagged, by precision, with the upper end of the rate's 95 % interval.
-
-    `brief` leaves out the smoke test.
-    """
+def healthy_table(held: dict[str, Result], link: str) -> str:
+    """Return how many healthy runs were flagged, by precision, with the upper end of the rate's 95 % interval."""
     lines = []
     for title, results in lines_of((r for r in held.values() if r.healthy), attrgetter("line")).items():
         found = {column: study(rows_of(several)) for column, several in results.items()}
@@ -250,8 +262,8 @@ def healthy_table(held: dict[str, Result], link: str = "", *, brief: bool = Fals
             else ""
             for c in COLUMNS[1:]
         ]
-        lines.append([title, *cells, *([] if brief else [f"{next(iter(found.values()))['smoke']}"])])
-    header = ["healthy runs flagged" if brief else "flagged", *COLUMNS[1:], *([] if brief else ["smoke test fails"])]
+        lines.append([title, *cells, f"{next(iter(found.values()))['smoke']}"])
+    header = ["flagged", *COLUMNS[1:], "smoke test fails"]
     return _table(header, lines, numbers=len(header) - 1).rstrip()
 
 
@@ -374,26 +386,3 @@ def _table(header: Sequence[str], lines: Iterable[Sequence[str]], *, numbers: in
     rule = ["---"] * (len(header) - numbers) + ["--:"] * numbers
     rows = [f"| {' | '.join(cells)} |" for cells in (header, *lines)]
     return "\n".join([rows[0], f"|{'|'.join(rule)}|", *rows[1:]]) + "\n"
-
-
-# The README.
-
-
-def readme_table(held: dict[str, Result]) -> str:
-    """Return the scores, those of all sets that had been unseen as one; docs/detection.md has each, and links."""
-
-    def named(result: Result) -> str:
-        return result.line.replace(
-            TITLES[result.study], "bugs once new to the checks" if result.unseen else TITLES[result.study]
-        )
-
-    return f"{bugs_table(held, named=named, brief=True)}\n\n{healthy_table(held, brief=True)}"
-
-
-def with_table(readme: str, table: str) -> str:
-    """Return the README's text with this table between its marks. Raises SuiteError when the marks are missing."""
-    before, begin, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SuiteError(f"README.md: the lines {BEGIN!r} and {END!r} are missing: put them where the table belongs")
-    return f"{before}{BEGIN}\n{table}\n{END}{after}"

@@ -33,7 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--variant", metavar="TEXT", help="only the training of this name, or those that contain it")
     parser.add_argument("--list", action="store_true", help="list the frameworks and install nothing")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the environments in this folder, and use it")
-    parser.add_argument("--table", action="store_true", help="write the table of docs/frameworks.md again, and try nothing")
+    parser.add_argument(
+        "--table", action="store_true", help="write the table of docs/frameworks.md again, and try nothing"
+    )
     parser.set_defaults(command=_try_frameworks)
     return run_command(parser, arguments)
 

@@ -15,17 +15,15 @@ from benchmarks.detection import trial as trials
 from benchmarks.detection.bugs import BUGS, COHORTS, of_cohort
 from benchmarks.detection.command import main
 from benchmarks.detection.document import (
-    BEGIN,
     COHORT_FILES,
-    END,
     NEAR_LIMITS,
     UNDETECTED,
     detection_text,
     read_all,
-    readme_table,
+    rows_of,
     score_line,
+    scores_text,
     tables_text,
-    with_table,
 )
 from benchmarks.detection.ledger import code_state, open_ledger, read_results
 from benchmarks.detection.statistics import clopper_pearson, margins, robust_spread
@@ -358,10 +356,9 @@ def test_healthy_variants_can_be_listed(capsys):
 def test_the_document_is_what_the_results_say():
     """Nobody writes a number into it by hand."""
     held = read_all(RESULTS)
-    readme = (project_folder() / "README.md").read_text(encoding="utf-8")
 
     assert (project_folder() / "docs" / "detection.md").read_text(encoding="utf-8") == detection_text(held)
-    assert with_table(readme, readme_table(held)) == readme
+    assert (RESULTS / "scores.md").read_text(encoding="utf-8") == scores_text(held)
     for name, result in held.items():
         assert (RESULTS / f"{name}.md").read_text(encoding="utf-8") == tables_text(result.rows)
 
@@ -436,24 +433,22 @@ def test_every_undetected_bug_is_explained():
 
 
 def test_a_result_of_a_card_is_a_line_of_its_own(tmp_path):
-    """With a column for its precision; the page and the README show it beside the others, whatever files there are."""
+    """With a column for its precision; both pages show it beside the others, whatever files there are."""
     for path in RESULTS.glob("*.json"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     rows = json.loads((RESULTS / "matrix-tiny.json").read_text())
     (tmp_path / "matrix-tiny-bf16-cuda.json").write_text(json.dumps({**rows, "rows": rows["rows"][:3]}))
     held = read_all(tmp_path)
 
-    assert "| catalogue, on cuda |  |  | [3 of 3](../reports/detection/matrix-tiny-bf16-cuda.md) |" in detection_text(
-        held
-    )
+    assert "| catalogue, on cuda |  |  | [3 of 3](./matrix-tiny-bf16-cuda.md) |" in scores_text(held)
     assert "Nothing here was measured on a GPU" not in detection_text(held)
-    assert "| catalogue, on cuda |  | 3 of 3 |  |" in readme_table(held)
+    assert "| catalogue, on cuda |  | 3 of 3 |  |" in detection_text(held)
 
 
-def test_the_readme_sums_the_sets_that_were_unseen():
+def test_the_page_sums_the_sets_that_were_unseen():
     """Each of them once, though one has first scores in two precisions."""
     unseen = [cohort for cohort in COHORTS if cohort.startswith(("unseen", "blind"))]
-    lines = readme_table(read_all(RESULTS)).splitlines()
+    lines = detection_text(read_all(RESULTS)).splitlines()
     [cells] = [line.split(" | ") for line in lines if line.startswith("| bugs once new to the checks")]
 
     assert cells[1].endswith(f" of {sum(len(of_cohort(cohort)) for cohort in unseen)}")
@@ -467,11 +462,16 @@ def test_every_limit_that_is_near_was_dealt_with():
     assert {m.check for rows in studied for m in study.study_margins(rows) if m.near} == NEAR_LIMITS.keys()
 
 
-def test_a_readme_without_a_place_for_the_table_is_an_error():
-    """Rather than written without it."""
-    with pytest.raises(SuiteError, match="are missing: put them where the table belongs"):
-        with_table("# tunecheck", "| a |")
-    assert with_table(f"a\n{BEGIN}\nold\n{END}\nb", "new") == f"a\n{BEGIN}\nnew\n{END}\nb"
+def test_the_readme_has_the_numbers_of_the_results():
+    """In bf16, the precision of a GPU: bugs of one process that are named, and healthy variants that are flagged."""
+    held = [r for r in read_all(RESULTS).values() if (r.model, r.precision, r.device) == ("tiny", "bf16", "cpu")]
+    score = score_line(rows_of(r for r in held if r.study in COHORT_FILES.values()))
+    rows = rows_of(r for r in held if r.study == "healthy")
+    numbers = (
+        f"{score['bugs'] - score['undetected']} of {score['bugs']} | {len(study.false_positives(rows))} of {len(rows)}"
+    )
+
+    assert f"bf16 | {numbers} |\n" in (project_folder() / "README.md").read_text(encoding="utf-8")
 
 
 def test_results_that_are_missing_are_named(tmp_path):
