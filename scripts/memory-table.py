@@ -131,24 +131,24 @@ HEAD = """\
 # Memory of a run before it runs
 
 `tunecheck estimate RUN` predicts a run's GPU memory on a machine without GPU and without weights. **No number on this
-page was measured on a GPU**; measurements take the place of predictions as soon as there are any
-(`tunecheck.memory.measured`).
+page was measured on a GPU.** tunecheck prefers measurements as soon as there are any (`tunecheck.memory.measured`).
 
-1. What stays on the card is arithmetic on the configuration, exact to the byte (`tunecheck.memory.static`): packed
-   4-bit weights with both levels of statistics, the rest in its real dtype, adapters, gradients, AdamW's moments.
-2. What comes and goes is simulated (`tunecheck.memory.simulate`): transformers, peft, bitsandbytes and the
-   trainer's own functions run two steps and an evaluation on fake tensors, and every storage is counted
-   from allocation to release, rounded up to 512 bytes as PyTorch's CUDA allocator does.
-3. Memory that the GPU needs besides tensors is a constant (below).
+1. Memory that stays on the card is arithmetic on the configuration, exact to the byte (`tunecheck.memory.static`). It
+   holds packed 4-bit weights with both levels of statistics, the rest in its real dtype, adapters, gradients, and
+   AdamW's moments.
+2. Memory that comes and goes is simulated (`tunecheck.memory.simulate`). transformers, peft, bitsandbytes and the
+   trainer's own functions run two steps and an evaluation on fake tensors. Every storage counts from allocation to
+   release, rounded up to 512 bytes as PyTorch's CUDA allocator does.
+3. Memory that the GPU needs besides tensors is a constant (see [the card's own share](#the-cards-own-share)).
 
-Is the simulation right? On a two-layer model the same code runs with real tensors too. The simulated peaks are then
-equal to the real ones to the byte, and within 128 bytes of what torch's own CPU allocator reports
+**The simulation is tested.** On a two-layer model the same code also runs with real tensors. The simulated peaks
+equal the real ones to the byte. They are within 128 bytes of what torch's own CPU allocator reports
 (`tests/memory/test_simulate.py`).
 
-Offloading is simulated too (`tunecheck.memory.placed`), so `tunecheck estimate RUN --fallback` predicts what each
-fallback step needs on the GPU: with `training.offload: parameters` the layer in use, briefly twice, the parameters
-outside the layers, and the gradients of one layer until they are copied; with `activations` no saved activations. The
-layers are gathered and freed by a stand-in for FSDP2, whose peaks equal FSDP2's own to the byte on a two-layer model
+**Offloading is simulated, too** (`tunecheck.memory.placed`). `tunecheck estimate RUN --fallback` predicts what each
+fallback step needs on the GPU. With `training.offload: parameters` that is the layer in use (briefly twice), the
+parameters outside the layers, and the gradients of one layer until they are copied. With `activations` no activation
+stays. A stand-in for FSDP2 gathers and frees the layers. Its peaks equal FSDP2's own to the byte on a two-layer model
 on the CPU, with torch 2.13 (`tests/memory/test_placed.py`).
 
 ## Static bytes
@@ -160,14 +160,15 @@ NF4 with double quantisation, embeddings, head and norms in bf16.
 MIDDLE = """
 ## Peaks
 
-Peak of the tensors in a steady step, in 1e6 bytes; LoRA r=8 on q and v (LLaMA-7B: q, k, v, o), bf16, B rows of T
-tokens. *default*: `profile: plain`. *lean*: `lora.adapter_dtype: model` and a loss in chunks of 16 to 64 tokens.
+The table has the peak of the tensors in a steady step, in 1e6 bytes. LoRA has r=8 on q and v (LLaMA-7B: q, k, v, o).
+All is bf16, with B rows of T tokens. *default* is `profile: plain`. *lean* is `lora.adapter_dtype: model` and a loss
+in chunks of 16 to 64 tokens.
 
-The reference is an independent simulation, itself no measurement. It counts an attention mask in every batch: on fake
-tensors transformers cannot see that nothing is padded, makes a mask, and with a mask repeats keys and values for every
-query head. A training on rows of one length does neither. So there are two columns: *with a mask* repeats the
-reference's assumption, which holds for padded batches; *as trained* is what `tunecheck estimate` says, where a single
-row gets no mask. Both paths agree with real tensors.
+The reference is an independent simulation, not a measurement. It counts an attention mask in every batch:
+transformers cannot see on fake tensors that nothing is padded, makes a mask, and then repeats keys and values for
+every query head. A training on rows of one length does neither. So there are two columns. *With a mask* repeats the
+reference's assumption, which holds for padded batches. *As trained* is the answer of `tunecheck estimate`, in which a
+single row gets no mask. Both paths agree with real tensors.
 """
 
 TAIL = f"""
@@ -178,18 +179,18 @@ TAIL = f"""
 | cuBLAS workspace | {CUBLAS_WORKSPACE.bytes:,} | {CUBLAS_WORKSPACE.provenance} | {CUBLAS_WORKSPACE.source} |
 | CUDA context | {CUDA_CONTEXT.bytes:,} | {CUDA_CONTEXT.provenance} | {CUDA_CONTEXT.source} |
 
-`scripts/card-constants.py` measures both on a card; on one of that name, `tunecheck estimate` and the gate then take
-what it found, which lies in the cache, and in `reports/evidence/` for all.
+`scripts/card-constants.py` measures both on a card. `tunecheck estimate` and admission then use its result on cards
+of that name. The cache keeps it, and `reports/evidence/` keeps it for everybody.
 
-*allocator* is the peak over all phases and the workspace, what `torch.cuda.max_memory_allocated` should say; *process*
-adds the context. A card class ({", ".join(map(str, CARD_CLASSES_GB))} GB) holds a run when the process fits its GB
-of 1e9 bytes: such a card has that many GiB, and the 7 % between them are for the driver and for fragmentation.
+*allocator* is the peak over all phases plus the workspace: `torch.cuda.max_memory_allocated` should say the same.
+*process* adds the context. A card class ({", ".join(map(str, CARD_CLASSES_GB))} GB) holds a run if the process fits
+its GB of 1e9 bytes. Such a card has that many GiB; the 7 % between them are for the driver and for fragmentation.
 
-## What is not in it
+## Limits of the prediction
 
-- Fragmentation (reserved against allocated memory), and scratch memory inside kernels, but for the 4-bit product's
-  unpacked weight.
-- The suite's own probes: a run that gathers evidence needs more at its start and end than a training alone.
+- Fragmentation (reserved against allocated memory) is not in it. Nor is scratch memory inside kernels, except the
+  unpacked weight of the 4-bit product.
+- tunecheck's own probes are not in it: a run that gathers evidence needs more at its start and end.
 - `training.precision: auto` counts as bf16. A card older than compute capability 8.0 computes in fp32.
 - Rows count as long as `data.max_length`; a batch of several as padded. Shorter rows need less.
 - Full fine-tuning in 16 bit runs under autocast with the CPU's list of operations, which differs from CUDA's in

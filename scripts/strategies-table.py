@@ -43,9 +43,9 @@ HEAD = """\
 <!-- Written by scripts/strategies-table.py; do not edit by hand. -->
 # Strategies
 
-What each strategy trains, and what comes of it. **No number on this page was measured on a GPU.** The comparisons were
-trained on a CPU that had other work beside: losses are the strategies', times are of that hour. SmolLM2 stands in for
-Qwen2, whose weights are on no package index; it has no biases, and so no `bitfit`.
+This page says what each strategy trains, and how well it learns. **No number on this page was measured on a GPU.**
+The comparisons were trained on a busy CPU, so trust the losses and not the times. SmolLM2 stands in for Qwen2, whose
+weights are on no package index. It has no biases, and so no `bitfit`.
 """
 
 
@@ -58,8 +58,8 @@ def main(folders: list[str]) -> None:
 def counts() -> Iterator[str]:
     """Qwen2-0.5B beside what was reported of it."""
     yield f"## Counted without weights: {MODEL}\n"
-    told = "beside what the two systems reported which did this first: parameters the one, tensors the other."
-    yield f"`tunecheck strategies {MODEL}`, {told}\n"
+    reported = "Beside them stand the numbers that two earlier systems reported, one in parameters and one in tensors."
+    yield f"`tunecheck strategies {MODEL}` counts these. {reported}\n"
     yield "| strategy | tensors | parameters | parameters reported, Python | tensors reported, Rust |"
     yield "|---|--:|--:|--:|--:|"
     for count in count_all(load_model(MODEL)):

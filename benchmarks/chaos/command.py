@@ -32,34 +32,37 @@ HEAD = """\
 <!-- Written by scripts/chaos.sh; do not edit by hand. -->
 # Reliability
 
-A fault of the machine is never judged bad: the run could not be judged (status 6), the fault is attributed to a domain,
-what was recorded before it is kept, and no process, traceback or temporary folder is left. Each fault was injected into
-a real run of the tiny model, from outside of the session. `scripts/chaos.sh` does it again on your machine, and
-`scripts/chaos.sh SIGKILL` those with that word.
+A fault of the machine never counts as a bad training. The run could not be judged (status 6), and the report
+attributes the fault to a domain. tunecheck keeps what was recorded before, and leaves no process, traceback or
+temporary folder.
 
-{today}, {machine}. Seconds are from the fault to the end of the session, on a machine that
-had other work beside; those of a session that is run whole count from its start.
+We injected each fault into a real run of the tiny model, from outside of the session. `scripts/chaos.sh` does it
+again on your machine; `scripts/chaos.sh SIGKILL` injects only the faults with that word.
+
+{date}, {machine}. Seconds count from the fault to the end of the session,
+or from the start of a session that is run whole. Other work ran on the machine.
 
 | fault | outcome | domain | status | steps kept | seconds | as it should be |
 |---|---|---|--:|--:|--:|---|
 """
 AFTER = """
-No verdict: the session was killed, its folder refuses the file (the verdict then goes to standard error), or no run
-began. A trace that was cut off is judged by `tunecheck judge` as the interrupted session that it was.
+*No verdict* means that the session was killed, that no run began, or that its folder refuses the file; the verdict
+then goes to standard error. `tunecheck judge` judges a trace that was cut off as the interrupted session that it was.
 """
 SAID = """
 ## What the runs said
 
+| fault | reason in the report |
+|---|---|
 """
 CARDS = """
 ## Faults of a GPU
 
-None of these was seen on a card yet. NVML is a library in C (`benchmarks/chaos/libnvidia_ml.c`) that answers as the
-fault would have it, to the processes that ask it on a card, through the same bindings. The training computes on the CPU
-with `torch.cuda` replaced (`tests/fake_cuda.py`): it counts its memory as a card's, runs out of it where the driver
-says so, and raises CUDA's errors from its operations. Where the machine has a card, the run without a fault, the killed
-sampler and the neighbours that the driver lists are real; all else is faked there too. "Fails" names the check that has
-to fail: that is a finding about the GPU, and no judgement of the training.
+None of these was seen on a card yet. A library in C (`benchmarks/chaos/libnvidia_ml.c`) stands in for NVML and
+answers as the fault would have it. The training computes on the CPU with `torch.cuda` replaced
+(`tests/fake_cuda.py`). This stand-in counts memory as a card does, runs out of it, and raises CUDA's errors. On a
+machine with a card, the run without a fault, the killed sampler and the neighbours are real. *Fails* names the check
+that has to fail. It is a finding about the GPU, not about the training.
 
 | fault | outcome | domain | fails | status | steps kept | seconds | as it should be |
 |---|---|---|---|--:|--:|--:|---|
@@ -67,7 +70,7 @@ to fail: that is a finding about the GPU, and no judgement of the training.
 REHEARSAL = """
 ## Faults rehearsed by tests
 
-With a fake NVML, a fake torch or a fake session.
+These tests use a fake NVML, a fake torch or a fake session.
 
 | fault | what has to come of it | test | passes |
 |---|---|---|---|
@@ -203,18 +206,27 @@ def _rehearse() -> dict[str, bool]:
 
 
 def _page(kept: dict[str, Result], passed: dict[str, bool]) -> str:
-    today, machine = f"{datetime.now(UTC):%Y-%m-%d}", _machine()
-    lines = HEAD.format(today=today, machine=machine).splitlines()
+    measured = json.loads((project_folder() / RESULTS).read_text(encoding="utf-8"))
+    lines = HEAD.format(date=measured["date"], machine=measured["machine"]).splitlines()
     lines += [_row(fault, kept.get(fault.name)) for fault in faults()]
     lines += [*AFTER.splitlines(), *sweeps(), *CARDS.splitlines()]
     lines += [_row(fault, kept.get(fault.name), fault.fails or "-") for fault in card_faults()]
     said = [(fault.name, kept[fault.name].reason) for fault in every_fault() if fault.name in kept]
-    lines += [*SAID.splitlines(), *(f"- {name}: {reason}" for name, reason in said if reason), *REHEARSAL.splitlines()]
+    lines += [
+        *SAID.splitlines(),
+        *(f"| {name} | {_cell(reason)} |" for name, reason in said if reason),
+        *REHEARSAL.splitlines(),
+    ]
     lines += [
         f"| {name} | {wanted} | `{test.partition('::')[2]}` | {'yes' if passed[test] else '**no**'} |"
         for name, (wanted, test) in REHEARSED.items()
     ]
     return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    """Return the text as a cell of a Markdown table has it."""
+    return text.replace("|", r"\|").replace("<", r"\<")
 
 
 def _row(fault: Fault, result: Result | None, *more: str) -> str:
