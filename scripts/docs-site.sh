@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Build the documentation as a site: scripts/docs-site.sh. It lies in build/docs-site/site and needs no server. Every warning is an
-# error, and so is a link that leads nowhere. MkDocs has an environment of its own, .venv-docs, pinned in docs/requirements.txt.
+# Build the documentation as a site: scripts/docs-site.sh. `python3 -m http.server --directory build/docs-site/site` shows it.
+# A warning is an error, and so is a link that leads nowhere. MkDocs has an environment of its own, .venv-docs, pinned in
+# docs/requirements.txt.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
