@@ -1,8 +1,8 @@
 """A whole listener in one screen, to copy and change: a framework whose Engine trains by `fit`.
 
-Its engine has a `model` and an `optimizer`. It calls `micro_batch(inputs)` for each forward pass and `update()` for each
-step. Put your copy beside suite/tunecheck/listen/loop.py. Add a function to WRAPPED of suite/tunecheck/listen/imports.py
-that wraps `Engine.fit` in `listening`, as `_wrap_trainer` wraps `Trainer.train` (CONTRIBUTING.md).
+Its engine has a `model` and an `optimizer`. It calls `micro_batch(inputs)` for each forward pass and `update()` for
+each step. Put your copy beside suite/tunecheck/listen/loop.py. Add to WRAPPED of suite/tunecheck/listen/imports.py what
+wraps `Engine.fit` in `listening`, as `_wrap_trainer` wraps `Trainer.train` (CONTRIBUTING.md).
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -75,6 +76,15 @@ def test_imports_point_down():
 
     assert wrong == set()
     assert {part(path) for path in SUITE.rglob("*.py")} - {"__init__"} == set(LEVEL)
+
+
+def test_the_layers_are_those_of_the_page():
+    """In the order of docs/architecture.md, each with the same packages."""
+    page = (project_folder() / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \| (.*?) \|", page, re.MULTILINE)
+
+    assert [int(number) for number, _ in rows] == list(range(1, len(LAYERS) + 1))
+    assert [set(re.findall(r"`(\w+)`", packages)) for _, packages in rows] == [set(names) for names in LAYERS]
 
 
 def test_no_module_imports_itself_through_others():

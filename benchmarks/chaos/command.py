@@ -32,9 +32,8 @@ HEAD = """\
 <!-- Written by scripts/chaos.sh; do not edit by hand. -->
 # Reliability
 
-A fault of the machine never counts as a bad training. The run could not be judged (status 6), and the report
-attributes the fault to a domain. tunecheck keeps what was recorded before, and leaves no process, traceback or
-temporary folder.
+A fault of the machine never counts as a bad training. The run could not be judged (status 6). The report attributes the
+fault to a domain. It keeps what was recorded before. No process, traceback or temporary folder is left.
 
 We injected each fault into a real run of the tiny model, from outside of the session. `scripts/chaos.sh` does it
 again on your machine; `scripts/chaos.sh SIGKILL` injects only the faults with that word.
@@ -46,8 +45,8 @@ or from the start of a session that is run whole. Other work ran on the machine.
 |---|---|---|--:|--:|--:|---|
 """
 AFTER = """
-*No verdict* means that the session was killed, that no run began, or that its folder refuses the file; the verdict
-then goes to standard error. `tunecheck judge` judges a trace that was cut off as the interrupted session that it was.
+*No verdict* means that the session was killed, that no run began, or that its folder refuses the file. In the last case
+the verdict goes to standard error. `tunecheck judge` judges a trace that was cut off as the interrupted session that it was.
 """
 SAID = """
 ## What the runs said

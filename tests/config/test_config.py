@@ -40,6 +40,7 @@ from tunecheck.core.errors import ConfigError
 from tunecheck.core.paths import shipped_folder
 from tunecheck.core.units import parse_bytes, parse_seconds
 from tunecheck.models.shapes import tensor_shapes
+from tunecheck.strategies import STRATEGIES
 from tunecheck.strategies.shapes import trained_shapes
 
 CONFIGS = shipped_folder() / "configs"
@@ -486,9 +487,8 @@ def test_scientific_notation_is_a_number(tmp_path):
         (
             "strategy: qlora",
             "strategy: qlorra",
-            "run.yaml:3:1: strategy: should be 'full', 'freeze_lower', 'freeze_embeddings', "
-            "'adapter_layers', 'last_layers_and_head', 'bitfit', 'lora' or 'qlora' (got 'qlorra') "
-            "(did you mean 'qlora'?)",
+            f"run.yaml:3:1: strategy: should be {', '.join(map(repr, list(STRATEGIES)[:-1]))} "
+            "or 'qlora' (got 'qlorra') (did you mean 'qlora'?)",
         ),
         (
             "[q_proj, v_proj]",
@@ -656,7 +656,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
 def test_a_run_outside_a_tiers_folder_needs_a_tier(tmp_path, tier):
     """Neither folder nor file names one: what to write is said, by every command that takes a file."""
     path = write(tmp_path, tier + BASE, "slow")
-    words = "tier: should be one of quick, convergence, memory, extended, full; write `tier: quick` into the file"
+    words = f"tier: should be one of {', '.join(TIERS)}; write `tier: quick` into the file"
     for load in (load_run, lambda path: find_run(str(path))):
         with pytest.raises(ConfigError, match=re.escape(words)):
             load(path)

@@ -12,7 +12,7 @@ from tunecheck.core.paths import checkout_folder
 
 ROOT = checkout_folder()
 WORKFLOWS = sorted([*(ROOT / ".github" / "workflows").glob("*.yml"), *(ROOT / "kit" / "github").glob("*-*.yml")])
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "reports" / "README.md"])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "reports").rglob("*.md")])
 
 
 def test_the_newest_entry_of_the_changelog_is_this_version():
