@@ -46,7 +46,8 @@ or from the start of a session that is run whole. Other work ran on the machine.
 """
 AFTER = """
 *No verdict* means that the session was killed, that no run began, or that its folder refuses the file. In the last case
-the verdict goes to standard error. `tunecheck judge` judges a trace that was cut off as the interrupted session that it was.
+the verdict goes to standard error. `tunecheck judge` judges a trace that was cut off as the interrupted session that it
+was.
 """
 SAID = """
 ## What the runs said
