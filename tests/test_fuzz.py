@@ -1,4 +1,4 @@
-"""Whatever is typed or lies in a file: a message and a status of the docs/cli.md's table, no traceback and no hang.
+"""Whatever is typed or lies in a file: a message and a status of docs/cli.md's table, no traceback and no hang.
 
 A fixed budget of examples, the same ones in every run; $TUNECHECK_FUZZ=50 makes it fifty times as large. hypothesis is
 of the extra `dev`, and without it nothing here runs.

@@ -1,4 +1,4 @@
-"""Whatever is typed or lies in a file: a message and the exit status of the docs/cli.md's table, never a traceback."""
+"""Whatever is typed or lies in a file: a message and the exit status of docs/cli.md's table, never a traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions that cannot go as they should: pytest shows none of its own errors, the status is of the docs/cli.md's table."""
+"""Sessions that cannot go as they should: pytest shows none of its own errors, the status is of docs/cli.md's table."""
 
 from __future__ import annotations
 
