@@ -560,8 +560,8 @@ def test_an_unknown_key_is_answered_with_the_nearest_and_the_known(tmp_path):
 
     assert found == (
         "run.yaml:10:1: dead_line: unknown key (did you mean 'deadline'?); known keys: allow_random_weights, "
-        "also_in, checks, data, deadline, device, evaluation, fallback, ignore, lora, model, parallel, probes, profile, "
-        "quantization, strategy, trainer, training, vram"
+        "also_in, checks, data, deadline, device, evaluation, fallback, ignore, lora, model, parallel, probes, "
+        "profile, quantization, strategy, trainer, training, vram"
     )
 
 
