@@ -17,7 +17,8 @@ EVALUATION = ("evaluate", "evaluation_loop", "prediction_step", "compute_metrics
 STEP = ("callback", "training_step")
 SAVING = ("_save", "save_model", "_save_checkpoint")
 
-LOSS_LINE = r"loss\w*\s*=|cross_entropy|criterion\("
+LOSS_LINE = r"\bloss\w*\s*[+*/]?=\s*[a-zA-Z_(]|cross_entropy|criterion\("
+LABELS_LINE = r"labels['\"]?\]?(\[[^=]*\])?\s+=[^=]|['\"]labels['\"]\s*:"
 SAVED_LINE = r"save_pretrained|save_model|torch\.save|save_file"
 ABOUT: dict[str, tuple[tuple[str, ...], str]] = {
     "trainable_set": ((), r"requires_grad|get_peft_model|LoraConfig"),
@@ -25,16 +26,16 @@ ABOUT: dict[str, tuple[tuple[str, ...], str]] = {
     "state_dict_keys_match": ((), r"load_state_dict"),
     "forward_matches_architecture": ((), r"from_pretrained|from_config"),
     "mask_and_positions": (DATA, r"attention_mask|position_ids"),
-    "labels_as_configured": (DATA, r"labels"),
+    "labels_as_configured": (DATA, LABELS_LINE),
     "batch_as_configured": (DATA, r"batch_size"),
-    "supervised_tokens": (DATA, r"labels|num_items"),
+    "supervised_tokens": (DATA, rf"{LABELS_LINE}|num_items"),
     "as_expected": (DATA, ""),
     "rows_come_once": (DATA, r"next\(iter|DataLoader\(|[Ss]ampler"),
     "batches_change": (DATA, r"next\(iter|DataLoader\(|get_batch"),
     "rows_whole": (DATA, r"max_(seq_)?len\w*|truncation|\[:\w*(len|max|block)"),
     "answers_end": (DATA, r"eos"),
-    "no_loss_on_padding": ((*DATA, *LOSS), r"labels|ignore_index|pad"),
-    "no_target_leakage": ((*DATA, *LOSS), rf"labels|targets?\b|{LOSS_LINE}"),
+    "no_loss_on_padding": ((*DATA, *LOSS), rf"{LABELS_LINE}|ignore_index|pad"),
+    "no_target_leakage": ((*DATA, *LOSS), rf"{LABELS_LINE}|targets?\s*=[^=]|{LOSS_LINE}"),
     "randomness_varies": ((*LOSS, "callback"), r"\w*seed\w*\("),
     "loss_oracle": (LOSS, LOSS_LINE),
     "loss_normalised_over_accumulation": (LOSS, LOSS_LINE),
