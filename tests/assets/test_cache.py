@@ -56,10 +56,10 @@ def test_a_damaged_cached_file_is_set_aside_and_made_again(builder, home, lines,
 
     second = resolve(tiny(), allow_random=True, say=lines.append)
 
-    assert (second.path, second.sha256) == (first.path, digest(first.path / WEIGHTS))
+    assert (second.path, second.weights.sha256) == (first.path, digest(first.path / WEIGHTS))
     assert shelf_of(home) == [f".damaged-{first.path.name}", first.path.name]
     assert any(f"{first.path / file} is damaged" in line and "Renamed to" in line for line in lines)
-    (repair,) = second.repairs
+    (repair,) = second.weights.repairs
     assert re.fullmatch(
         rf"\d{{4}}-\d\d-\d\d: .*{re.escape(str(first.path / file))} is damaged: .* fetched again\.", repair
     )
@@ -73,7 +73,7 @@ def test_every_repair_of_a_copy_stays_with_it(builder):
         flip(path / WEIGHTS)
         resolve(tiny(), allow_random=True)
 
-    repairs = resolve(tiny(), allow_random=True).repairs
+    repairs = resolve(tiny(), allow_random=True).weights.repairs
     assert [f"{path / WEIGHTS} is damaged" in repair for repair in repairs] == [True, True]
 
 
@@ -193,7 +193,7 @@ class Slow(Builder):
         print("built", flush=True)
         super().__call__(model, request)
 child.build = Slow()
-print(resolve(tiny(), allow_random=True).sha256)
+print(resolve(tiny(), allow_random=True).weights.sha256)
 """
 
 

@@ -95,8 +95,8 @@ def test_a_wheel_becomes_a_model_folder(wheel, original, at_once):
     assert tokenizer.decode(tokenizer("the 7 thinner").input_ids) == "the 7 thinner"
     assert tokenizer.chat_template.startswith("{% for message")
     assert "quantization_config" not in json.loads((found.path / "config.json").read_text())
-    assert (found.source, found.identifier) == ("package", "tiny-gguf==1.0:tiny_gguf/tiny.gguf")
-    assert (found.revision, found.pretrained, found.sha256) == ("1.0", True, digest(found.path / WEIGHTS))
+    assert (found.weights.source, found.weights.identifier) == ("package", "tiny-gguf==1.0:tiny_gguf/tiny.gguf")
+    assert (found.weights.revision, found.weights.pretrained, found.weights.sha256) == ("1.0", True, digest(found.path / WEIGHTS))
 
 
 def test_a_converted_model_is_not_fetched_again(wheel, at_once, monkeypatch, tmp_path):

@@ -463,7 +463,7 @@ def requests(monkeypatch):
         return AttemptEnd(outcome="finished", detail="", seconds=1.0)
 
     monkeypatch.setattr(runner_module, "run_child", run_child)
-    monkeypatch.setattr(runner_module.Runner, "_weights", lambda self, run: (Weights(), None))
+    monkeypatch.setattr(runner_module.models, "resolve", lambda model, **_: (Weights(), None))
     return made
 
 
@@ -569,8 +569,8 @@ def test_fetch_takes_both_where_a_model_and_a_data_set_share_a_name(capsys, monk
     (tmp_path / "data" / "smollm2-135m.yaml").write_text((shipped / "rust-python-facts.yaml").read_text())
     shutil.copytree(shipped / "rust-python-facts", tmp_path / "data" / "rust-python-facts")
     monkeypatch.setenv("TUNECHECK_CONFIGS", str(tmp_path))
-    folder = SimpleNamespace(model="smollm2-135m", source="hub", identifier="a/b", sha256="0", path=tmp_path)
-    monkeypatch.setattr("tunecheck.assets.resolve", lambda model, **_: folder)
+    weights = SimpleNamespace(model="smollm2-135m", source="hub", identifier="a/b", sha256="0")
+    monkeypatch.setattr("tunecheck.assets.resolve", lambda model, **_: (weights, tmp_path))
 
     assert main(["fetch", "smollm2-135m"]) == 0
     printed = capsys.readouterr().out

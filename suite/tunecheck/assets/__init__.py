@@ -41,9 +41,10 @@ def resolve(model: Model, *, allow_random: bool, say: Callable[[str], None] = _s
                 ) from error
             else:
                 # A folder may have been cached under a description that has been edited since.
-                differences = check_fit(folder.path, model, folder.identifier, exact=False)
-                notes = dict.fromkeys((*answers, *folder.notes, *differences))
-                return dataclasses.replace(folder, notes=tuple(notes))
+                weights, path = folder
+                differences = check_fit(path, model, weights.identifier, exact=False)
+                notes = dict.fromkeys((*answers, *weights.notes, *differences))
+                return ModelFolder(dataclasses.replace(weights, notes=tuple(notes)), path)
     raise WeightsUnavailable(_nothing_found(model, answers))
 
 

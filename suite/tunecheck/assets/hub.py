@@ -16,7 +16,6 @@ from tunecheck.assets.fit import AnotherModel, check_fit
 from tunecheck.assets.folder import (
     FILE_PATTERNS,
     ModelFolder,
-    Origin,
     PassedOver,
     model_files,
     note_repair,
@@ -209,14 +208,7 @@ def _link(pinned: _Pinned, wanted: Wanted, target: Path, *, again: bool) -> None
     if pinned.sha256 is not None:
         expected |= {name: pinned.sha256 for name in weight_files(snapshot)}
     differences = check_fit(snapshot, wanted.model, pinned.repository, exact=False)
-    origin = Origin(
-        model=wanted.model.name,
-        source="hub",
-        identifier=pinned.repository,
-        revision=pinned.revision,
-        pretrained=True,
-        notes=(*pinned.notes, *differences),
-    )
+    origin = wanted.origin("hub", pinned.repository, pinned.revision, notes=(*pinned.notes, *differences))
     with wanted.shelf.building(target, needed_bytes=0) as workspace:
         for name in names:
             (workspace / "model" / name).symlink_to(snapshot.resolve() / name)

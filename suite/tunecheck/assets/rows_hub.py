@@ -58,7 +58,7 @@ def _convert(data: Data, source: HubRows, place: Shelf, target: Path, again: boo
         for split, text in zip(SPLITS, texts, strict=True):
             (workspace / "model" / f"{split}.jsonl").write_bytes(text)
         record = _record(data, source, found, file_sha256=digest, sha256=hashlib.sha256(b"".join(texts)).hexdigest())
-        seal(workspace / "model", record, {}, remedy="run again")
+        seal(workspace / "model", dataclasses.asdict(record), {}, remedy="run again")
 
 
 def _record(data: Data, source: HubRows, found: Splits, *, file_sha256: str, sha256: str) -> Dataset:

@@ -49,8 +49,8 @@ def _fetch(options: argparse.Namespace) -> int:
         _fetch_data(options.name, say)
         if options.name not in known_names("model"):
             return 0
-    found = resolve(load_model(options.name), allow_random=False, say=say)
-    print(f"{found.model}: {found.source} {found.identifier}, sha256 {found.sha256}\n{found.path}")
+    weights, path = resolve(load_model(options.name), allow_random=False, say=say)
+    print(f"{weights.model}: {weights.source} {weights.identifier}, sha256 {weights.sha256}\n{path}")
     return 0
 
 

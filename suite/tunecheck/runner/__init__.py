@@ -88,7 +88,7 @@ class Runner:
         try:
             require_count(run)
             dataset, data = sources.resolve(run.data, self.say)  # first: the smaller download
-            weights, folder = self._weights(run)
+            weights, folder = models.resolve(run.model, allow_random=run.allow_random_weights, say=self.say)
         except SuiteError as error:
             writer.write(AttemptStart(purpose=TRAIN, device=device, reason=REQUESTED, changes={}))
             writer.write(AttemptEnd(outcome=outcome_of(error), detail=str(error), seconds=0.0))
@@ -128,20 +128,6 @@ class Runner:
         gpu_only = probes.rungs == "gpu"
         for trial in every_fallback_step(attempt.run, taken.device, gpu_only=gpu_only) if probes.rungs else ():
             attempt.make(AttemptPurpose.FALLBACK_STEP, trial)
-
-    def _weights(self, run: Run) -> tuple[Weights, Path]:
-        found = models.resolve(run.model, allow_random=run.allow_random_weights, say=self.say)
-        weights = Weights(
-            model=found.model,
-            source=found.source,
-            identifier=found.identifier,
-            revision=found.revision,
-            sha256=found.sha256,
-            pretrained=found.pretrained,
-            notes=found.notes,
-            repairs=found.repairs,
-        )
-        return weights, found.path
 
     def _header(self, run: Run) -> RunHeader:
         return RunHeader(
