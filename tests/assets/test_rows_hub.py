@@ -23,7 +23,7 @@ from tiny_models import cut, flip
 from tunecheck import runner as runner_module
 from tunecheck.assets import alpaca
 from tunecheck.assets import hub as models_hub
-from tunecheck.assets import rows_sources as sources
+from tunecheck.assets import rows as sources
 from tunecheck.cli import main
 from tunecheck.config import find_run, load_data, load_run
 from tunecheck.core.errors import ConfigError, DataError
@@ -204,7 +204,7 @@ def test_changed_rows_without_a_network_are_an_error(fake, monkeypatch, tmp_path
 @pytest.mark.parametrize("reason", ["HF_HUB_OFFLINE is set", "hub unreachable (hub.example:443: no answer within 2 s)"])
 def test_without_a_network_the_shipped_rows_are_used(fake, monkeypatch, reason):
     """Said aloud and recorded with the reason; never silently."""
-    monkeypatch.setattr("tunecheck.assets.rows_hub.offline", lambda: reason)
+    monkeypatch.setattr("tunecheck.assets.rows.offline", lambda: reason)
     said = []
     record, found = resolve(data(), said)
 
@@ -287,7 +287,7 @@ def test_a_pinned_digest_is_held(fake):
 
 def test_half_a_file_that_no_digest_covers_is_not_json(fake, monkeypatch):
     """Where the hub's cache holds copies instead of links."""
-    monkeypatch.setattr("tunecheck.assets.rows_hub.blob_digest", lambda path: None)
+    monkeypatch.setattr("tunecheck.assets.rows.blob_digest", lambda path: None)
     fake.harm = cut
 
     with pytest.raises(DataError, match="is damaged: not JSON: "):

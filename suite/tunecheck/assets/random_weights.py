@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tunecheck.assets import child
-from tunecheck.assets.build import PAIR_VOCABULARY
+from tunecheck.assets import build
 from tunecheck.assets.cache import Wanted
 from tunecheck.assets.fit import check_fit
 from tunecheck.assets.folder import ModelFolder, PassedOver, open_sealed, seal
@@ -30,14 +29,14 @@ def deliver(source: RandomSource, wanted: Wanted) -> ModelFolder:
     identifier = f"{model.architecture.model_type}, {model.parameters} parameters"
     origin = wanted.origin("random", identifier, f"seed {source.seed}", pretrained=False)
     # "pairs": what was cached with a tokenizer of bytes is another model
-    pairs = ("pairs",) if model.architecture.vocab_size >= PAIR_VOCABULARY else ()
+    pairs = ("pairs",) if model.architecture.vocab_size >= build.PAIR_VOCABULARY else ()
     target = wanted.shelf.target("random", architecture, source.seed, *pairs)
 
     def make(again: bool) -> None:
         wanted.shelf.say(f"{model.name}: drawing random weights ({identifier}, seed {source.seed})")
         with wanted.shelf.building(target, needed_bytes=wanted.weights_bytes) as workspace:
             out = workspace / "model"
-            child.build(
+            build.in_child(
                 model.name, {"task": "random", "architecture": architecture, "seed": source.seed, "out": str(out)}
             )
             check_fit(out, model, "the model that transformers made", exact=True)

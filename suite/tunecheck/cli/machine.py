@@ -55,7 +55,7 @@ def _fetch(options: argparse.Namespace) -> int:
 
 
 def _fetch_data(name: str, say: Callable[[str], None]) -> None:
-    from tunecheck.assets.rows_sources import fetch
+    from tunecheck.assets.rows import fetch
 
     record, data = fetch(load_data(name), say)
     print(f"{name}: {record.source} {record.identifier}, {record.rows} + {record.heldout_rows} rows", end=", ")

@@ -12,7 +12,7 @@ from typing import Any
 
 import tunecheck
 from tunecheck import assets as models
-from tunecheck.assets import rows_sources as sources
+from tunecheck.assets import rows
 from tunecheck.config.compatibility import require_count
 from tunecheck.config.schema import Run
 from tunecheck.core.errors import SuiteError
@@ -87,7 +87,7 @@ class Runner:
         device = "cuda" if run.device != "cpu" and self.gpu else "cpu"
         try:
             require_count(run)
-            dataset, data = sources.resolve(run.data, self.say)  # first: the smaller download
+            dataset, data = rows.resolve(run.data, self.say)  # first: the smaller download
             weights, folder = models.resolve(run.model, allow_random=run.allow_random_weights, say=self.say)
         except SuiteError as error:
             writer.write(AttemptStart(purpose=TRAIN, device=device, reason=REQUESTED, changes={}))
