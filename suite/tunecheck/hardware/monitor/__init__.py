@@ -7,7 +7,6 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
 
 from tunecheck.core.errors import TraceError
 from tunecheck.core.evidence import DeviceSample, Health, Record, Telemetry
@@ -95,7 +94,9 @@ class Meter:
             status = child.returncode
             how = f"was killed by {signal_name(-status)}" if status < 0 else f"ended with status {status}"
             self._problem = f"the sampling process {how}{_last_words(self._errors)}"
-        _close(child.stdin)
+        with contextlib.suppress(OSError):
+            if child.stdin is not None:
+                child.stdin.close()
 
     def _tell(self, line: str) -> None:
         """Send a line; a process that is gone is noticed at the end."""
@@ -136,9 +137,3 @@ class Meter:
 def _last_words(errors: Path) -> str:
     lines = [line.strip() for line in errors.read_text(errors="replace").splitlines() if line.strip()]
     return f": {lines[-1][:300]}" if lines else ""
-
-
-def _close(pipe: IO[bytes] | None) -> None:
-    with contextlib.suppress(OSError):
-        if pipe is not None:
-            pipe.close()
