@@ -33,9 +33,9 @@ from tunecheck.results.fleet import (
     read_answer,
     read_fleet,
     write_answer,
+    write_drain,
     write_fleet,
 )
-from tunecheck.results.fleet.drain import write_drain
 from tunecheck.results.fleet.judge import Missing, clock_remark, judge_fleet, unwritten
 
 DETERMINISTIC = "training.deterministic=true"

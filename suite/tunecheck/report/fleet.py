@@ -15,8 +15,7 @@ from tunecheck.core.finding import Finding, Status
 from tunecheck.core.text import counted, human_bytes, one_line
 from tunecheck.report.layout import labelled
 from tunecheck.report.view import failure
-from tunecheck.results.fleet import FleetReport, NodeRow
-from tunecheck.results.fleet.drain import reasons
+from tunecheck.results.fleet import FleetReport, NodeRow, reasons
 from tunecheck.results.fleet.outliers import FIGURES
 
 MOST_ROWS = 20

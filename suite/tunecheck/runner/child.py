@@ -6,6 +6,7 @@ one attempt, from an empty process to a closed trace. Everything that imports to
 from __future__ import annotations
 
 import gc
+import hashlib
 import json
 import os
 from collections import deque
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunecheck.config.schema import Run
 from tunecheck.config.trainers import TRAINERS
-from tunecheck.core.evidence import Dataset, Record, Released, Step, Trained, Weights
+from tunecheck.core.evidence import Beginning, Dataset, Record, Released, Step, Trained, Weights
 from tunecheck.core.trace import TraceWriter
 from tunecheck.runner import read_back
 from tunecheck.runner.card import cap_memory, require_card
@@ -127,7 +128,6 @@ def _train(
     from tunecheck.probes.resumed import ResumedProbe
     from tunecheck.probes.round_trip import RoundTripProbe
     from tunecheck.probes.training_state import TrainingStateProbe
-    from tunecheck.runner.beginning import beginning
     from tunecheck.training import trainer_of
     from tunecheck.training.events import Probes
 
@@ -150,7 +150,7 @@ def _train(
         setup_of(session, cap_bytes, declared_optimizer=TRAINERS[run.trainer].optimizer),
     )
     if run.probes.reference and request.purpose in ("train", "reference"):
-        emit(beginning(session))
+        emit(_beginning(session))
     if request.purpose != "train":
         from_checkpoint = {  # what a resumed run saves has to be its own, not the checkpoint's
             "resume": (ResumedProbe, TrainingStateProbe, RoundTripProbe),
@@ -216,6 +216,34 @@ def _trained(session: Any) -> Trained:
         norms={name: norm(tensor) for name, tensor in trained(session).items()},
         scaler="" if session.scaler is None else json.dumps(session.scaler.state_dict(), sort_keys=True),
     )
+
+
+def _beginning(session: Session) -> Beginning:
+    """Return a digest of all that training starts from: tensors by name, quantisation statistics, the random state.
+
+    Two attempts with the same settings must begin alike.
+    """
+    import torch
+
+    from tunecheck.probes.reference.measures import digest
+
+    state = hashlib.sha256()
+    tensors = 0
+    for tensors, (name, tensor) in enumerate(_named_tensors(session.model), start=1):  # noqa: B007 - the count is wanted
+        state.update(f"{name} {digest(tensor)}\n".encode())
+    state.update(torch.get_rng_state().numpy().tobytes())
+    held = sum(bool(values) for values in session.optimizer.state.values())
+    return Beginning(tensors=tensors, digest=state.hexdigest()[:16], optimizer_states=held)
+
+
+def _named_tensors(model: Any) -> Iterator[tuple[str, Any]]:
+    from tunecheck.probes.reference.four_bit import is_packed, statistics
+
+    for name, parameter in model.named_parameters():
+        yield name, parameter
+        if is_packed(parameter):
+            yield from ((f"{name}.{part}", tensor) for part, tensor in statistics(parameter))
+    yield from model.named_buffers()
 
 
 def _stretches(max_steps: int, checkpoint_after: int | None) -> list[tuple[str, range]]:

@@ -25,8 +25,7 @@ from tunecheck.core.fork_server import OFFLINE, hub_forbidden, start_method, war
 from tunecheck.core.helper import die_with_parent
 from tunecheck.runner.card import show_only
 from tunecheck.runner.child import Request, carry_out
-from tunecheck.runner.libraries import imported
-from tunecheck.runner.outcome import GONE, Outcome, carried_out, crash_of
+from tunecheck.runner.outcome import GONE, Outcome, carried_out, crash_of, imported
 from tunecheck.runner.ranks import hanging, train_in_ranks
 
 TAIL_LINES = 20

@@ -23,8 +23,7 @@ from tunecheck.core.helper import die_with_parent
 from tunecheck.core.trace import TraceWriter
 from tunecheck.runner.card import card_of_rank, show_only
 from tunecheck.runner.child import Request, carry_out
-from tunecheck.runner.libraries import imported
-from tunecheck.runner.outcome import Outcome, carried_out, crash_of
+from tunecheck.runner.outcome import Outcome, carried_out, crash_of, imported
 
 SHUTDOWN_SECONDS = 5
 """How long the agent waits for the other ranks to end when one has failed, before it kills them."""

@@ -76,7 +76,7 @@ def setup_of(session: Any, cap_bytes: int | None, *, declared_optimizer: str) ->
 
 def _attention_kernels(session: Session) -> dict[str, Any]:
     """Return which kernels sdpa may take, and takes for the run's longest rows; nothing for other attention."""
-    from tunecheck.training.attention import chosen_kernel, enabled_kernels
+    from tunecheck.training.load import chosen_kernel, enabled_kernels
 
     if session.run.training.attention != "sdpa":
         return {}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tunecheck.config.schema import Run
     from tunecheck.training.data import Batches, Tokens
     from tunecheck.training.ranks import Exchange, Ranks
-    from tunecheck.training.whole_model import WholeModel
+    from tunecheck.training.tensors import WholeModel
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class Session:
         if self.ranks.sharded is None:
             yield
             return
-        from tunecheck.training.whole_model import WholeModel
+        from tunecheck.training.tensors import WholeModel
 
         trainers = self.optimizer
         self.whole = WholeModel(self.model, trainers)

@@ -20,9 +20,18 @@ from tunecheck.results import (
     EXIT_UNJUDGED,
     Verdict,
 )
-from tunecheck.results.fleet import INTERRUPTED, OVERDUE, Answer, FleetReport, NodeOutcome, NodeRow, Place, RunAnswer
+from tunecheck.results.fleet import (
+    INTERRUPTED,
+    NODE_NAME,
+    OVERDUE,
+    Answer,
+    FleetReport,
+    NodeOutcome,
+    NodeRow,
+    Place,
+    RunAnswer,
+)
 from tunecheck.results.fleet.agreement import Member, agreements, groups
-from tunecheck.results.fleet.drain import NODE_NAME
 from tunecheck.results.fleet.outliers import SPEED, outliers, slow, words
 
 FEWEST_FOR_A_MAJORITY = 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tunecheck.config.compatibility import config_error
 from tunecheck.core.errors import DataError
 from tunecheck.core.records import TEXT, read_records
-from tunecheck.training.data.rows import Row, read_rows
-from tunecheck.training.data.template import IGNORED, Tokens, encode
+from tunecheck.training.data.rows import IGNORED, Row, Tokens, encode, read_rows
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +23,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-__all__ = ["IGNORED", "Batch", "Batches", "Row", "Tokens", "collate", "encode", "order", "read_rows", "window_rows"]
+__all__ = [
+    "IGNORED",
+    "Batch",
+    "Batches",
+    "Row",
+    "RowsInOrder",
+    "Tokens",
+    "collate",
+    "encode",
+    "order",
+    "read_rows",
+    "window_rows",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,19 +183,38 @@ class Batches:
         return (self.heldout if split == "heldout" else self.train)[: self.run.evaluation.rows]
 
 
+class RowsInOrder:
+    """Every row of the run, one after the other, as seed and step prescribe: read in sequence it is one epoch.
+
+    For trainers that read one data set instead of asking for windows.
+    """
+
+    def __init__(self, run: Run, batches: Batches) -> None:
+        self._batches, self._steps = batches, run.training.max_steps
+        self._rows_per_step = run.training.micro_batch_size * run.micro_batches_per_step
+
+    def __len__(self) -> int:
+        return self._steps * self._rows_per_step
+
+    def __iter__(self) -> Iterator[Tokens]:
+        return (self[place] for place in range(len(self)))
+
+    def __getitem__(self, place: int) -> Tokens:
+        if not 0 <= place < len(self):
+            raise IndexError(place)
+        step, within = divmod(place, self._rows_per_step)
+        return [row for rows in self._batches.rows(step) for row in rows][within]
+
+
 def blocks(path: Path, split: str, length: int, tokenizer: Any) -> list[Tokens]:
     """The file's texts, a space between them, as blocks of `length` tokens; what is left at the end is dropped.
 
     No special token is added. The first token of a block has none before it that would tell it, so it is not
     supervised. Raises BadRow with file and line for what is no text, and DataError for a file of less than one block.
     """
-    ids = tokenizer(" ".join(read_texts(path)), add_special_tokens=False)["input_ids"]
+    texts = [record["text"] for record in read_records(path, *TEXT)]
+    ids = tokenizer(" ".join(texts), add_special_tokens=False)["input_ids"]
     cut = [tuple(ids[at : at + length]) for at in range(0, len(ids) - length + 1, length)]
     if not cut:
         raise DataError(f"{path}: {len(ids)} tokens, less than one block of data.max_length {length}: add text")
     return [Tokens(f"{split}:{number}", block, (IGNORED, *block[1:])) for number, block in enumerate(cut)]
-
-
-def read_texts(path: Path) -> list[str]:
-    """Return the text of every line. Raises DataError with file and line."""
-    return [record["text"] for record in read_records(path, *TEXT)]
