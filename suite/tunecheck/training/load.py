@@ -19,6 +19,7 @@ from tunecheck.core.known_bugs import CUDNN_ATTENTION, cudnn_attention_gives_nan
 from tunecheck.core.out_of_memory import ran_out
 from tunecheck.core.text import one_line
 from tunecheck.strategies import STRATEGIES
+from tunecheck.training.restore import REPACKS
 
 if TYPE_CHECKING:
     from tunecheck.config.schema import Quantization, Run
@@ -151,13 +152,9 @@ def apply_workarounds(model: Any, device: torch.device, run: Run) -> tuple[str, 
     if torch.get_float32_matmul_precision() != "highest":  # TORCH_ALLOW_TF32_CUBLAS_OVERRIDE of NVIDIA's images
         torch.set_float32_matmul_precision("highest")
         sentences += ("TF32 was on for products of fp32 matrices, and is switched off: it keeps 10 bits of 23",)
-    repacking = [
-        module
-        for module in model.modules()
-        if getattr(module, "support_avx512bf16_for_cpu", False) and device.type == "cpu"
-    ]
+    repacking = [module for module in model.modules() if device.type == "cpu" and getattr(module, REPACKS, False)]
     for module in repacking:
-        module.support_avx512bf16_for_cpu = False
+        setattr(module, REPACKS, False)
     if repacking:
         sentences += (
             f"bitsandbytes 0.50: CPU inference repacking switched off on {len(repacking)} Linear4bit modules",

@@ -14,7 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tunecheck.config.compatibility import config_error
 from tunecheck.core.errors import DataError
 from tunecheck.core.records import TEXT, read_records
-from tunecheck.training.data.rows import IGNORED, Row, Tokens, encode, read_rows
+from tunecheck.training.data.rows import IGNORED as IGNORED
+from tunecheck.training.data.rows import Row as Row
+from tunecheck.training.data.rows import Tokens as Tokens
+from tunecheck.training.data.rows import encode as encode
+from tunecheck.training.data.rows import read_rows as read_rows
 
 if TYPE_CHECKING:
     import torch
@@ -22,20 +26,6 @@ if TYPE_CHECKING:
     from tunecheck.config.schema import Run
 
 T = TypeVar("T")
-
-__all__ = [
-    "IGNORED",
-    "Batch",
-    "Batches",
-    "Row",
-    "RowsInOrder",
-    "Tokens",
-    "collate",
-    "encode",
-    "order",
-    "read_rows",
-    "window_rows",
-]
 
 
 @dataclass(frozen=True, slots=True)
