@@ -12,6 +12,7 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -31,18 +32,9 @@ APPLICATION = 0x74756E65
 WAIT_SECONDS = 10.0
 """For another session that is writing: a write takes milliseconds."""
 
-_COLUMNS = (
-    "session",
-    "started_at",
-    "run",
-    "fingerprint",
-    "device",
-    "majors",
-    "versions",
-    "outcome",
-    "figures",
-    "card",
-    "needed_bytes",
+_KEY = tuple(field.name for field in fields(Key))
+_COLUMNS = tuple(
+    column for field in fields(HistoryEntry) for column in (_KEY if field.name == "key" else (field.name,))
 )
 _TABLE = f"CREATE TABLE IF NOT EXISTS entries ({', '.join(_COLUMNS)}, PRIMARY KEY (session, run))"
 _INDICES = (
@@ -179,24 +171,13 @@ class Store:
 
 
 def _row(entry: HistoryEntry) -> tuple[str | int | None, ...]:
-    return (
-        entry.session,
-        entry.started_at,
-        entry.run,
-        entry.key.fingerprint,
-        entry.key.device,
-        entry.key.majors,
-        json.dumps(entry.versions),
-        entry.outcome,
-        json.dumps(entry.figures),
-        entry.card,
-        entry.needed_bytes,
-    )
+    held = {**asdict(entry), **asdict(entry.key)}
+    return tuple(json.dumps(value) if isinstance(value := held[name], dict) else value for name in _COLUMNS)
 
 
 def _entry(row: Sequence[str]) -> HistoryEntry:
     held = dict(zip(_COLUMNS, row, strict=True))
-    key = {name: held.pop(name) for name in ("fingerprint", "device", "majors")}
+    key = {name: held.pop(name) for name in _KEY}
     texts = {name: json.loads(held[name]) for name in ("versions", "figures")}
     entry: HistoryEntry = build(HistoryEntry, {**held, "key": key, **texts})
     return entry

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tunecheck.core.evidence import AttemptOutcome, AttemptPurpose
 from tunecheck.core.text import human_bytes
@@ -19,8 +19,6 @@ from tunecheck.results.words import too_busy
 
 if TYPE_CHECKING:
     from tunecheck.results import RunReport
-
-HEADS = ("trainer", "verdict", "tokens/s", "ratio", "peak", "ratio", "loss differs by", "turns")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +53,10 @@ class Benchmark:
     name: str
     model: str
     runs_of_turns: tuple[RunReport, ...]
+    heads: ClassVar = ("trainer", "verdict", "tokens/s", "ratio", "peak", "ratio", "loss differs by", "turns")
+    """The headings of its rows."""
+    named_by: ClassVar = "trainer"
+    """What the names of its entries are."""
 
     @property
     def title(self) -> str:
@@ -65,16 +67,6 @@ class Benchmark:
     def ranking(self) -> str:
         """How the numbers were made."""
         return f"medians over the turns; ratios and losses against {self.contenders[0].trainer}, within a turn"
-
-    @property
-    def heads(self) -> tuple[str, ...]:
-        """The headings of its rows."""
-        return HEADS
-
-    @property
-    def named_by(self) -> str:
-        """What the names of its entries are."""
-        return "trainer"
 
     @property
     def runs(self) -> tuple[RunReport, ...]:
@@ -96,7 +88,7 @@ class Benchmark:
         return held
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Return the cells below HEADS."""
+        """Return the cells below `heads`."""
         return [_cells(contender) for contender in self.contenders]
 
     def notes(self) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from tunecheck.core.evidence import AttemptOutcome, AttemptPurpose
 from tunecheck.core.text import counted, human_bytes, human_seconds
@@ -16,7 +16,6 @@ from tunecheck.core.text import counted, human_bytes, human_seconds
 if TYPE_CHECKING:
     from tunecheck.results import RunReport
 
-HEADS = ("rank", "strategy", "trained", "held-out perplexity", "training loss", "time", "rows/s", "peak", "device")
 MEMORISED_NATS = 0.1
 """A loss on training rows below which nine tokens of ten are memorised: exp(-0.1) = 0.9."""
 
@@ -29,21 +28,18 @@ class Comparison:
     model: str
     ranked: tuple[RunReport, ...]
     others: tuple[RunReport, ...]
+    heads: ClassVar = (
+        *("rank", "strategy", "trained", "held-out perplexity", "training loss"),
+        *("time", "rows/s", "peak", "device"),
+    )
+    """The headings of its rows."""
+    named_by: ClassVar = "strategy"
+    """What the names of its entries are."""
 
     @property
     def title(self) -> str:
         """What is compared."""
         return f"{self.name} on {self.model}"
-
-    @property
-    def heads(self) -> tuple[str, ...]:
-        """The headings of its rows."""
-        return HEADS
-
-    @property
-    def named_by(self) -> str:
-        """What the names of its entries are."""
-        return "strategy"
 
     @property
     def runs(self) -> tuple[RunReport, ...]:
@@ -57,7 +53,7 @@ class Comparison:
         return by if self.ranked else "not ranked"
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Return the cells below HEADS."""
+        """Return the cells below `heads`."""
         places = [str(place) for place in range(1, len(self.ranked) + 1)] + ["-"] * len(self.others)
         return [_cells(place, run) for place, run in zip(places, self.runs, strict=True)]
 

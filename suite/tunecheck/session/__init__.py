@@ -111,7 +111,10 @@ class TierSession:
         if run.name not in self._traces:
             started = time.monotonic()
             try:
-                with self._cards.lease(self._admitted(run)) as cards:
+                # even a run of any device may not go to the CPU then
+                if self.require_gpu and not self.hardware.visible_gpus:
+                    raise MachineTooSmall(f"is to run on a GPU (--require-gpu), but {no_gpu(self.hardware)}")
+                with self._cards.lease(run) as cards:
                     self._traces[run.name] = self._execute(run, tuple(card.uuid for card in cards))
             except MachineTooSmall as reason:
                 gone = self.require_gpu and not self.hardware.visible_gpus
@@ -177,8 +180,7 @@ class TierSession:
             interrupted=interrupted,
             runs=tuple(runs),
         )
-        report = self._compared(report)
-        return written(report, self.folder)
+        return written(self._compared(report), self.folder)
 
     def _compared(self, report: Report) -> Report:
         """Return the report with its figures compared to previous sessions; a broken history costs no verdict."""
@@ -215,12 +217,6 @@ class TierSession:
             )
         require_usable(now)
         return now
-
-    def _admitted(self, run: Run) -> Run:
-        """Return the run. Raises MachineTooSmall where --require-gpu finds no GPU, even for a run of any device."""
-        if self.require_gpu and not self.hardware.visible_gpus:
-            raise MachineTooSmall(f"is to run on a GPU (--require-gpu), but {no_gpu(self.hardware)}")
-        return run
 
     def _execute(self, run: Run, cards: tuple[str, ...]) -> Trace:
         from tunecheck.runner import Runner
