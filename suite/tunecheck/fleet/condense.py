@@ -39,10 +39,10 @@ def condensed(own: Path, new: Iterable[Path], begun: Answer) -> Answer:
     report = session_report(folder)
     traces = dict(_traces(report, folder))
     runs = tuple(_run(row, traces.get(row.name), report) for row in report.runs)
-    uuids = [uuid for trace in traces.values() for uuid in _uuids(trace)]
+    setups = (setup for trace in traces.values() if (setup := _setup(trace)))
     return replace(
         begun,
-        uuid=uuids[0] if uuids else "",
+        uuid=next((str((setup.cuda or {}).get("uuid") or "") for setup in setups), ""),
         commit=((report.environment.get("git") or {}).get("commit") or ""),
         session=str(folder.relative_to(own.parents[1])),
         runs=runs,
@@ -60,10 +60,9 @@ def _traces(report: Report, folder: Path) -> Iterator[tuple[str, Trace]]:
 
 
 def _run(row: RunReport, trace: Trace | None, report: Report) -> RunAnswer:
-    setup = end = None
+    setup, end = trace and _setup(trace), None
     with suppress(MissingEvidence):
         end = trace.main.end if trace else None
-        setup = trace.one(Setup) if trace else None
     told = RunAnswer(
         run=row.name,
         outcome=row.outcome,
@@ -141,9 +140,11 @@ def figures(row: RunReport, trace: Trace) -> dict[str, float]:
     return {name: value for name, value in measured.items() if name in FIGURES}
 
 
-def _uuids(trace: Trace) -> Iterator[str]:
+def _setup(trace: Trace) -> Setup | None:
+    """Return what the training resolved; None where it never got so far."""
     with suppress(MissingEvidence):
-        yield str((trace.one(Setup).cuda or {}).get("uuid") or "")
+        return trace.one(Setup)
+    return None
 
 
 def _history(report: Report, traces: dict[str, Trace], session: str) -> Iterator[dict[str, Any]]:

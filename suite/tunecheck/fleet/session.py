@@ -102,8 +102,8 @@ class FleetSession:
         places = self._known(engine.places())
         self.request = dataclasses.replace(self.request, places=tuple(places))
         write_request(self.request)
-        progress = Progress(places, answers=read_answers(self.folder))
-        progress.answers = {name: answer for name, answer in progress.answers.items() if answer.finished}
+        held = read_answers(self.folder)
+        progress = Progress(places, answers={name: answer for name, answer in held.items() if answer.finished})
         try:
             interrupts.work()  # a cancelled job cancels what it queued; after the engine, since Ray has its own handler
             self._ask_all(engine, entry.poll_seconds, progress, watch)
@@ -349,9 +349,8 @@ def read_answers(folder: Path) -> dict[str, Answer]:
                 raise TraceError(f"{path}: is the answer of {found[own.name].place!r}; it must be that of {own.name!r}")
         except TraceError as error:
             at = path.stat().st_mtime
-            found[own.name] = Answer(
-                place=own.name, node=own.name, host="", began_at=at, ended_at=at, problem=str(error)
-            )
+            told = {"place": own.name, "node": own.name, "problem": str(error)}
+            found[own.name] = Answer(**told, host="", began_at=at, ended_at=at)
     return found
 
 

@@ -88,7 +88,7 @@ class Store:
         if key is not None:
             conditions |= {"fingerprint = ?": key.fingerprint, "device = ?": key.device, "majors = ?": key.majors}
         given = {words: value for words, value in conditions.items() if value is not None}
-        return self._select(" AND ".join(given) or "1", tuple(given.values()), last)
+        return list(self._newest(" AND ".join(given) or "1", tuple(given.values()), last))[::-1]
 
     def runs(self) -> list[str]:
         """Return the names of the runs that have an entry, sorted. Raises HistoryError."""
@@ -100,13 +100,13 @@ class Store:
     def peaks(self, fingerprint: str, card: str) -> list[HistoryEntry]:
         """Return the last judged entries of this fingerprint on a GPU of this name with a known need, oldest first."""
         condition = "fingerprint = ? AND card = ? AND needed_bytes IS NOT NULL AND outcome IN ('pass', 'fail')"
-        return self._select(condition, (fingerprint, card), RECENT)
+        return list(self._newest(condition, (fingerprint, card), RECENT))[::-1]
 
     def set_aside(self) -> tuple[Path, list[HistoryEntry]]:
         """Rename the file; return its new name and the entries that could still be read from it."""
         saved: list[HistoryEntry] = []
         with contextlib.suppress(HistoryError):
-            for entry in self._each("1", ()):
+            for entry in self._newest("1", ()):
                 saved.append(entry)  # one by one: a damaged file breaks off in the middle
         aside = self.path.with_name(f"{self.path.name}.unusable-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
         try:
@@ -122,10 +122,7 @@ class Store:
             if answer != "ok":
                 raise HistoryDamaged(f"{self.path}: damaged ({answer}); {_WAY_OUT}")
 
-    def _select(self, condition: str, values: Sequence[str], last: int | None) -> list[HistoryEntry]:
-        return list(self._each(condition, values, last))[::-1]
-
-    def _each(self, condition: str, values: Sequence[str], last: int | None = None) -> Iterator[HistoryEntry]:
+    def _newest(self, condition: str, values: Sequence[str], last: int | None = None) -> Iterator[HistoryEntry]:
         """Yield these entries, the newest first."""
         if not self.path.exists():
             return

@@ -48,6 +48,20 @@ class Place:
     """Whether it is not asked since it is out of service already, which says nothing of the fleet."""
 
 
+def places_of(node: str, cards: int, *, problem: str = "", drained: bool = False) -> list[Place]:
+    """Return the places of a node with so many cards: each of them, or the node itself where it has none."""
+    return [
+        Place(
+            name=f"{node}-{card}" if cards > 1 else node,
+            node=node,
+            card=card if cards else None,
+            problem=problem,
+            drained=drained,
+        )
+        for card in range(max(1, cards))
+    ]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunAnswer:
     """One run of one place, condensed: what is compared between nodes, and what a page of many shows."""

@@ -71,15 +71,11 @@ def judge_fleet(
     for place, remark in [*_odd_stacks(given), *(clocks or {}).items()]:
         remarks[place].append(remark)
     causes = _Causes(given)
-    rows = [
-        _lost(row, missing.get(place.name))
-        for place in places
-        for row in [
-            _row(answers[place.name], findings[place.name], remarks[place.name], causes)
-            if place.name in answers
-            else _silent(place)
-        ]
-    ]
+    rows = []
+    for name, place in ((place.name, place) for place in places):
+        answer = answers.get(name)
+        row = _row(answer, findings[name], remarks[name], causes) if answer else _silent(place)
+        rows.append(_lost(row, missing.get(name)))
     rows.sort(key=lambda row: (not row.odd, _ORDER.index(row.outcome), natural(row.place)))
     status = _status(rows, given, interrupted=interrupted)
     return FleetReport(
