@@ -23,6 +23,7 @@ from tunecheck.core.paths import shipped_folder
 
 BUILD_SECONDS = 3600.0
 """Timeout: LLaMA-7B with random weights takes minutes, SmolLM2 from GGUF about 20 s."""
+SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
 PAIR_VOCABULARY = 259 + 768
 """Tokens of the tokenizer for random weights whose vocabulary has room for it: bytes, three special ones and merges.
 With 768 merges the shipped rows have at most 117 tokens, and the seven facts fill 8 blocks of 32."""
@@ -131,16 +132,12 @@ def draw_random(*, architecture: dict[str, Any], seed: int, out: str) -> None:
 
 def byte_tokenizer(model_max_length: int) -> Any:
     """Return a tokenizer with one token per byte, then <pad>, <s>, </s>; it adds none of these by itself."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import Tokenizer, models, pre_tokenizers
 
-    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "<pad>", "<s>", "</s>"]
+    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *SPECIAL.values()]
     tokenizer = Tokenizer(models.BPE(vocab={token: number for number, token in enumerate(tokens)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
-    fast: Any = PreTrainedTokenizerFast
-    return fast(tokenizer_object=tokenizer, model_max_length=model_max_length, **special)
+    return _of_transformers(tokenizer, model_max_length)
 
 
 def pair_tokenizer(model_max_length: int) -> Any:
@@ -149,22 +146,27 @@ def pair_tokenizer(model_max_length: int) -> Any:
     A token a byte would make them longer than the shipped runs allow (169 tokens where max_length is 128). The rows
     and the number of merges fix it.
     """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
     tokenizer: Any = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=PAIR_VOCABULARY,
-        special_tokens=list(special.values()),
+        special_tokens=list(SPECIAL.values()),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     tokenizer.train_from_iterator(_shipped_texts(), trainer)
+    return _of_transformers(tokenizer, model_max_length)
+
+
+def _of_transformers(tokenizer: Any, model_max_length: int) -> Any:
+    from tokenizers import decoders
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer.decoder = decoders.ByteLevel()
     fast: Any = PreTrainedTokenizerFast
-    return fast(tokenizer_object=tokenizer, model_max_length=model_max_length, **special)
+    return fast(tokenizer_object=tokenizer, model_max_length=model_max_length, **SPECIAL)
 
 
 def _shipped_texts() -> list[str]:

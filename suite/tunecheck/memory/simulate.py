@@ -70,7 +70,7 @@ def simulate(
         with live, copies_left_out(live):
             batch = _batch(run.training.micro_batch_size, run, padded)
             first_bytes = _step(session, live, batch, keep_gradients=several, place=place)
-            live.hold(_optimizer_tensors(session), "optimizer")
+            live.hold((tensor for state in session.optimizer.state.values() for tensor in state.values()), "optimizer")
             steady_bytes = _step(session, live, batch, keep_gradients=False, place=place)
             del batch
             at_peak, operation = live.peak_by_kind, live.peak_operation
@@ -131,20 +131,16 @@ def claim(live: LiveStorages, session: Session) -> None:
         live.hold([parameter], kind)
 
 
-def _nothing_packed(position_ids: torch.Tensor) -> None:
-    """Return None: the trainer packs no sequences."""
-
-
 @contextlib.contextmanager
 def _without_numbers() -> Iterator[None]:
     """Make tensors in the block have shape, dtype and lifetime, but no values."""
     from transformers import masking_utils
 
-    # Without a mask transformers searches the positions for packed sequences; it cannot read fake ones, and would make
-    # a mask to be safe.
+    # Without a mask transformers searches the positions for packed sequences, which the trainer never makes; it cannot
+    # read fake ones, and would make a mask to be safe.
     with (
         FakeTensorMode(allow_non_fake_inputs=True),
-        mock.patch.object(masking_utils, "find_packed_sequence_indices", _nothing_packed),
+        mock.patch.object(masking_utils, "find_packed_sequence_indices", return_value=None),
     ):
         yield
 
@@ -272,10 +268,6 @@ def _dora_unpacks_plain_parameters() -> Any:
 def _state_tensors(state: Any) -> list[torch.Tensor]:
     nested = [state.offset, state.state2.absmax, state.state2.code] if state.nested else []
     return [state.absmax, state.code, *nested]
-
-
-def _optimizer_tensors(session: Session) -> list[torch.Tensor]:
-    return [tensor for state in session.optimizer.state.values() for tensor in state.values()]
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ of the cases with 8 sessions before it and in 0.2 % with 20; normal scatter of 5
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal
@@ -130,11 +130,6 @@ def compare_pair(figure: Figure, before: float, after: float, history: Sequence[
     scatter = baseline_of(history).deviation if len(history) >= FEWEST_SESSIONS else None
     around = FigureBaseline(median=before, deviation=scatter or 0.0, sessions=len(history))
     return judge(figure, after, around, confirmed=scatter is not None or figure.sessions == 1)
-
-
-def regressions(comparisons: Iterable[FigureComparison]) -> list[FigureComparison]:
-    """Return those that are worse than their baseline."""
-    return [comparison for comparison in comparisons if comparison.status == "worse"]
 
 
 def _was_worse(figure: Figure, before: Sequence[float], accepted: FigureBaseline | None) -> bool:

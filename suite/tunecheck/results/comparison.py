@@ -70,12 +70,12 @@ def comparisons(runs: Iterable[RunReport]) -> list[Comparison]:
     for run in runs:
         if run.entry is not None and not run.entry.turn:
             held.setdefault((run.entry.comparison, run.model), []).append(run)
-    return [_comparison(*key, group) for key, group in held.items() if any(run.losses for run in group)]
-
-
-def _comparison(name: str, model: str, runs: Sequence[RunReport]) -> Comparison:
-    ranked = sorted((run for run in runs if not _why_not(run)), key=_merit)
-    return Comparison(name, model, tuple(ranked), tuple(run for run in runs if _why_not(run)))
+    found = []
+    for key, group in held.items():
+        if any(run.losses for run in group):
+            ranked = sorted((run for run in group if not _why_not(run)), key=_merit)
+            found.append(Comparison(*key, tuple(ranked), tuple(run for run in group if _why_not(run))))
+    return found
 
 
 def _merit(run: RunReport) -> tuple[float, float]:
@@ -158,11 +158,9 @@ def condensed(runs: Sequence[RunReport]) -> list[RunReport]:
         same = run.outcome == "skipped" and run.entry is not None
         key = (run.entry.comparison, run.reason) if same and run.entry else (run.name,)
         groups.setdefault(key, []).append(run)
-    return [_as_one(group) for group in groups.values()]
-
-
-def _as_one(group: Sequence[RunReport]) -> RunReport:
-    first = group[0]
-    if len(group) == 1 or first.entry is None:
-        return first
-    return replace(first, run=f"{first.entry.comparison.partition('/')[2]}, {counted(len(group), 'run')}")
+    return [
+        replace(first, run=f"{first.entry.comparison.partition('/')[2]}, {counted(len(others) + 1, 'run')}")
+        if others and first.entry
+        else first
+        for first, *others in groups.values()
+    ]

@@ -18,7 +18,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from tunecheck.core.evidence import AttemptCause, AttemptOutcome, Record, Step
+from tunecheck.core.evidence import AttemptCause, AttemptOutcome, Record
 from tunecheck.core.helper import die_with_parent
 from tunecheck.core.trace import TraceWriter
 from tunecheck.runner.card import card_of_rank, show_only
@@ -108,7 +108,7 @@ def _rank(request: Request, connection: Connection) -> None:
         from tunecheck.training.ranks import join, leave
 
         join(request.run, request.device)
-        carry_out(own, connection.send if rank == 0 else _discard, rank)
+        carry_out(own, (lambda step: None) if rank else connection.send, rank)  # rank 0 alone tells of its steps
         leave()
 
     outcome = imported(quiet=True) or carried_out(work, request.device, request.written)
@@ -124,10 +124,6 @@ def _rank(request: Request, connection: Connection) -> None:
 
 def _lost_another(outcome: Outcome) -> bool:
     return any(words in outcome.detail for words in LOST_ANOTHER)
-
-
-def _discard(step: Step) -> None:
-    """Tell nobody of a step: rank 0 does."""
 
 
 def rank_trace(request: Request, rank: int) -> Path:

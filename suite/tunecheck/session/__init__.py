@@ -6,8 +6,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -250,7 +250,9 @@ def written(report: Report, folder: Path) -> Report:
 
 
 def _write(report: Report, folder: Path) -> bool:
-    """Write the report's files, and return whether the verdict is among them."""
+    """Write the report's files and update the history; return whether the verdict is among them."""
+    from tunecheck.history.remember import remember
+    from tunecheck.report.github import append_summary
     from tunecheck.report.junit import write_junit
     from tunecheck.report.sarif import write_sarif
     from tunecheck.report.summary import write_summary
@@ -263,38 +265,25 @@ def _write(report: Report, folder: Path) -> bool:
         print(f"tunecheck: {error}\nThe verdict would be lost otherwise:\n{line}", file=sys.stderr)
         return False
     for write in (write_junit, write_sarif, write_summary):
-        try:
+        with _told():
             write(report, folder)
-        except Exception as error:
-            print(f"tunecheck: {error}", file=sys.stderr)
-    _show(report, folder)
-    return True
-
-
-def _show(report: Report, folder: Path) -> None:
-    """Update the history and write the page and GitHub's summary; no error here costs the verdict."""
-    from tunecheck.history.remember import remember
-    from tunecheck.report.github import append_summary
-
-    try:
+    remedy = f"its figures are in {folder}, and `tunecheck history --rebuild` adds them"
+    with _told(lambda error: f"this session is not in the history yet ({error}); {remedy}"):
         remember(report, folder)
-    except Exception as error:
-        print(
-            f"tunecheck: this session is not in the history yet ({error}); its figures are in {folder}, and "
-            "`tunecheck history --rebuild` adds them",
-            file=sys.stderr,
-        )
-    try:
+    again = f"the verdict is in {folder}, and `tunecheck page {folder}` tries again"
+    with _told(lambda error: f"no report.html ({type(error).__name__}: {error}); {again}"):
         from tunecheck.report.page import write_page
 
         write_page(report, folder)
-    except Exception as error:
-        print(
-            f"tunecheck: no report.html ({type(error).__name__}: {error}); the verdict is in {folder}, and "
-            f"`tunecheck page {folder}` tries again",
-            file=sys.stderr,
-        )
-    try:
+    with _told():
         append_summary(report, os.environ)
-    except SuiteError as error:
-        print(f"tunecheck: {error}", file=sys.stderr)
+    return True
+
+
+@contextmanager
+def _told(words: Callable[[Exception], object] = str) -> Iterator[None]:
+    """Say on standard error what goes wrong in the block; it costs no verdict."""
+    try:
+        yield
+    except Exception as error:
+        print(f"tunecheck: {words(error)}", file=sys.stderr)

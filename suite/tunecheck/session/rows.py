@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from pathlib import Path
@@ -107,7 +108,10 @@ class Rows:
 
     def _with_trace(self) -> list[RunReport]:
         traces: list[tuple[Trace, Path]] = []
-        for path in self._trace_files():
+        files: list[Path] = []
+        with contextlib.suppress(OSError):  # of a folder that cannot be read there are none
+            files = sorted(self._folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
+        for path in files:
             try:
                 traces.append((read(path), path))
             except TraceError as error:
@@ -115,13 +119,6 @@ class Rows:
                 self._without_trace.setdefault(f"{tier}/{run}", errored(run, tier, "", str(error)))
         traces.sort(key=lambda pair: pair[0].header.started_at)
         return [self._row(trace, path) for trace, path in traces]
-
-    def _trace_files(self) -> list[Path]:
-        """Return the traces in the order of their last writing; none of a folder that cannot be read."""
-        try:
-            return sorted(self._folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
-        except OSError:
-            return []
 
     def _row(self, trace: Trace, path: Path) -> RunReport:
         name = trace.run.name
