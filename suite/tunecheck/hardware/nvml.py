@@ -141,7 +141,8 @@ def read_nvml() -> NvmlView:
     except Exception as error:  # the old package fails on import in many ways, SyntaxError among them
         problem = f"the Python package nvidia-ml-py cannot be imported ({type(error).__name__}: {error})"
         return _failed(Fault(NvmlState.NO_BINDINGS, problem, _REINSTALL))
-    if _is_old_package(nvml):
+    # pynvml 11 and older is a folder of modules, nvidia-ml-py a single file.
+    if PurePath(getattr(nvml, "__file__", None) or "").name == "__init__.py":
         return _failed(_SHADOWED)
     try:
         with nvml_session(nvml):
@@ -152,11 +153,6 @@ def read_nvml() -> NvmlView:
 
 def _failed(fault: Fault) -> NvmlView:
     return NvmlView(state=fault.state, problem=fault.problem, remedy=fault.remedy)
-
-
-def _is_old_package(nvml: Any) -> bool:
-    # pynvml 11 and older is a folder of modules, nvidia-ml-py a single file.
-    return PurePath(getattr(nvml, "__file__", None) or "").name == "__init__.py"
 
 
 def has_device() -> bool:

@@ -12,7 +12,7 @@ from tunecheck.core.errors import TraceError
 from tunecheck.core.evidence import DeviceSample, Health, Record, Telemetry
 from tunecheck.core.helper import command_for, helper_environment, kill, signal_name
 from tunecheck.core.trace import decode
-from tunecheck.hardware.monitor.sampler import thinned
+from tunecheck.hardware.monitor.card import thinned
 
 ANSWER_SECONDS = 10.0
 """Timeout for start and end of the sampling process: a healthy driver needs less than a second."""
