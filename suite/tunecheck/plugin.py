@@ -442,7 +442,7 @@ class SessionHooks:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if attached := getattr(report, "tunecheck_finding", None):
             name, fields = attached
-            self.session.add(name, Finding(**{**fields, "status": Status(fields["status"])}))
+            self.session.rows.add(name, Finding(**{**fields, "status": Status(fields["status"])}))
         self.asked |= getattr(report, "tunecheck_asked", False)
         if (news := getattr(report, "tunecheck_run", None)) and (line := self.session.rows.merge(news)):
             self.say(f"{report.worker_id}: {line}")

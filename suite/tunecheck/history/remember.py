@@ -44,38 +44,28 @@ def remember(report: Report, folder: Path) -> None:
         Store(history_file(folder.parent)).add(entries)
 
 
-def compare_to_history(entry: HistoryEntry, store: Store, say: Callable[[str], None]) -> list[FigureComparison]:
-    """Compare the entry's figures to the accepted baseline, else to the previous entries of its key.
-
-    Raises HistoryError when the store or the baseline cannot be used.
-    """
-    baseline, note = baseline_for(entry, baselines_folder())
-    if note:
-        say(note)
-    return compare_figures(entry, _passed_before(entry, store), baseline)
-
-
-def _passed_before(entry: HistoryEntry, store: Store) -> list[HistoryEntry]:
-    return store.entries(key=entry.key, before=entry.started_at, outcome="pass", last=RECENT)
-
-
-def compare_to_file(
-    entry: HistoryEntry, store: Store, path: Path | None, say: Callable[[str], None]
+def compare_to_history(
+    entry: HistoryEntry, store: Store, say: Callable[[str], None], path: Path | None = None
 ) -> list[FigureComparison]:
-    """Compare the entry's figures to the baseline in this file; without a file, as in a session.
+    """Compare the entry's figures to the baseline in this file, else to the accepted one, else to previous entries.
 
-    Raises HistoryError for a file that cannot be used, also since it is of another device or configuration.
+    Previous entries are those of its key. Raises HistoryError when the store or the baseline cannot be used, also since
+    the named file is of another device or configuration.
     """
     if path is None:
-        return compare_to_history(entry, store, say)
-    baseline = read_baseline(path)
-    require_device(baseline, entry, path)
-    if baseline.key != entry.key:
-        raise HistoryError(
-            f"{path}: accepted for {baseline.run} as {baseline.key.fingerprint} with {baseline.key.majors}, and the "
-            f"last entry of {entry.run} is {entry.key.fingerprint} with {entry.key.majors}: name another file"
-        )
-    return compare_figures(entry, _passed_before(entry, store), baseline)
+        baseline, note = baseline_for(entry, baselines_folder())
+        if note:
+            say(note)
+    else:
+        baseline = read_baseline(path)
+        require_device(baseline, entry, path)
+        if baseline.key != entry.key:
+            raise HistoryError(
+                f"{path}: accepted for {baseline.run} as {baseline.key.fingerprint} with {baseline.key.majors}, and "
+                f"the last entry of {entry.run} is {entry.key.fingerprint} with {entry.key.majors}: name another file"
+            )
+    before = store.entries(key=entry.key, before=entry.started_at, outcome="pass", last=RECENT)
+    return compare_figures(entry, before, baseline)
 
 
 def compare_figures(

@@ -125,4 +125,4 @@ def _agreement(rows: Sequence[NodeRow]) -> str:
 
 def _median(rows: Sequence[NodeRow], figure: str) -> str:
     values = [row.figures[figure] for row in rows if figure in row.figures]
-    return figure_words(figure, median(values)) if values else ""
+    return figure_words(figure, median(values) if values else None)

@@ -20,7 +20,7 @@ import psutil
 import tunecheck
 from tunecheck.core import fork_server
 from tunecheck.core.errors import GpuUnusable, MachineTooSmall, SuiteError, TraceError
-from tunecheck.core.finding import Domain, Finding
+from tunecheck.core.finding import Domain
 from tunecheck.core.paths import reports_folder
 from tunecheck.core.redaction import without_secrets
 from tunecheck.core.trace import Trace, read
@@ -144,10 +144,6 @@ class TierSession:
             for module in AT_THE_END:
                 with suppress(Exception):  # it is told when the report is written, and costs no training
                     import_module(module)
-
-    def add(self, run_name: str, finding: Finding) -> None:
-        """Keep a finding for the report."""
-        self.rows.add(run_name, finding)
 
     def close(self, *, interrupted: bool) -> Report | None:
         """Write the report's files and return the report.

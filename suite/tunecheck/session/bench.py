@@ -84,7 +84,7 @@ def carry_out(bench: Bench, session: TierSession) -> Report | None:
             with suppress(SuiteError):  # it is in the report
                 trace = session.train(run)
                 for check in run.resolved_checks().values():
-                    session.add(run.name, check(trace))
+                    session.rows.add(run.name, check(trace))
     except KeyboardInterrupt:
         interrupted = True
     interrupts.close()
