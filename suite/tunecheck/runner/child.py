@@ -9,11 +9,9 @@ import gc
 import hashlib
 import json
 import os
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -185,7 +183,7 @@ def _train(
                 trainer.save_checkpoint(session, done, request.checkpoint)
 
     with (
-        _in_stretches(phases, _stretches(max_steps, run.probes.resume_from), save) as after_step,
+        _in_phases(phases, max_steps, run.probes.resume_from, save) as after_step,
         probes.set_aside(phases.aside, after_step),
     ):
         trainer.train(session, probes, range(max_steps), log)
@@ -246,32 +244,23 @@ def _named_tensors(model: Any) -> Iterator[tuple[str, Any]]:
     yield from model.named_buffers()
 
 
-def _stretches(max_steps: int, checkpoint_after: int | None) -> list[tuple[str, range]]:
-    """The run's steps by phase: the first one, which pays for all that is new, then the steady ones.
-
-    Cut where a checkpoint is due.
-    """
-    cuts = sorted({0, min(1, max_steps), max_steps, checkpoint_after or 0})
-    return [("steady" if start else "first step", range(start, stop)) for start, stop in pairwise(cuts)]
-
-
 @contextmanager
-def _in_stretches(
-    phases: Phases, stretches: Sequence[tuple[str, range]], between: Callable[[int], None]
+def _in_phases(
+    phases: Phases, max_steps: int, checkpoint_after: int | None, between: Callable[[int], None]
 ) -> Iterator[Callable[[int], None]]:
-    """One phase after the other while a trainer goes on, which is called once: it is told how many steps are done."""
-    waiting = deque(stretches)
+    """One phase after the other while a trainer goes on, which is called once: it is told how many steps are done.
+
+    The first step, which pays for all that is new, then the steady ones, cut where a checkpoint is due.
+    """
     with ExitStack() as phase:
-        phase.enter_context(phases.phase(waiting[0][0]))
+        phase.enter_context(phases.phase("first step"))
 
         def after_step(done: int) -> None:
-            if done < waiting[0][1].stop:
-                return
-            phase.close()
-            waiting.popleft()
-            between(done)
-            if waiting:
-                phase.enter_context(phases.phase(waiting[0][0]))
+            if done in (1, checkpoint_after, max_steps):
+                phase.close()
+                between(done)
+                if done < max_steps:
+                    phase.enter_context(phases.phase("steady"))
 
         yield after_step
 

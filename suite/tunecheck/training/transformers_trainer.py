@@ -81,8 +81,6 @@ def session_around(make: MakeTrainer, run: Run, folder: Path, device: torch.devi
         tokenizer=tokenizer,
         batches=batches,
         optimizer=trainer.create_optimizer(),
-        scheduler=None,
-        scaler=None,
         loss=lambda logits, labels, tokens: model_loss(model, logits, labels, tokens),
         evaluate=evaluate,
         save_adapter=save_adapter,
