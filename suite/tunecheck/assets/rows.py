@@ -35,21 +35,18 @@ def resolve(data: Data, say: Callable[[str], None]) -> tuple[Dataset, Data]:
     Where the hub's rows are not available, the YAML's own files are used; that is reported and recorded. Raises
     DataError for a file that is damaged, cannot be read, or has too few rows, and for an unusable cache.
     """
-    if data.hub is None:
-        return _files(data), data
     try:
-        return _from_hub(data, data.hub, say)
+        return _delivered(data, say)
     except PassedOver as reason:
+        assert data.hub is not None
         say(f"{data.name}: {reason}; the rows of {_identifier(data)} are used instead")
         return dataclasses.replace(_files(data), instead_of=f"{data.hub.id}/{data.hub.file}: {reason}"), data
 
 
 def fetch(data: Data, say: Callable[[str], None]) -> tuple[Dataset, Data]:
     """Return the same as `resolve`, but raise DataError with the hub's answer where its rows are not available."""
-    if data.hub is None:
-        return _files(data), data
     try:
-        return _from_hub(data, data.hub, say)
+        return _delivered(data, say)
     except PassedOver as reason:
         raise DataError(
             f"{data.name}: {reason}. What to do: run `tunecheck fetch {data.name}` where there is a network; "
@@ -57,12 +54,14 @@ def fetch(data: Data, say: Callable[[str], None]) -> tuple[Dataset, Data]:
         ) from None
 
 
-def _from_hub(data: Data, source: HubRows, say: Callable[[str], None]) -> tuple[Dataset, Data]:
-    """Return the record and the description with the verified files train.jsonl and heldout.jsonl.
+def _delivered(data: Data, say: Callable[[str], None]) -> tuple[Dataset, Data]:
+    """Return the record and the description, from the hub with the verified files train.jsonl and heldout.jsonl.
 
     Raises PassedOver when neither hub nor cache has the file, DataError for a file that a second download did not
     repair or that has too few rows, and for an unusable cache.
     """
+    if (source := data.hub) is None:
+        return _files(data), data
     try:
         with shelf(data.name, say, kind="data") as place:
             key = (source.model_dump(mode="json"), longest_row_bytes(data.max_length), CONVERSION)

@@ -267,8 +267,7 @@ def _state_tensors(state: Any) -> list[torch.Tensor]:
     return [state.absmax, state.code, *nested]
 
 
-@contextlib.contextmanager
-def _dtypes_of_fake_parameters_can_change() -> Iterator[None]:
+def _dtypes_of_fake_parameters_can_change() -> Any:
     """Replace Module.to in the block: it swaps a fake parameter's identity, which torch refuses."""
 
     def to(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
@@ -280,12 +279,7 @@ def _dtypes_of_fake_parameters_can_change() -> Iterator[None]:
                     owner._parameters[name] = torch.nn.Parameter(converted, parameter.requires_grad)
         return module
 
-    original = torch.nn.Module.to
-    torch.nn.Module.to = to  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        torch.nn.Module.to = original  # type: ignore[method-assign]
+    return mock.patch.object(torch.nn.Module, "to", to)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tunecheck.core.evidence import AttemptOutcome, AttemptPurpose
 from tunecheck.core.text import human_bytes
+from tunecheck.results.comparison import grouped
 from tunecheck.results.words import too_busy
 
 if TYPE_CHECKING:
@@ -110,11 +111,8 @@ class Benchmark:
 
 def benchmarks(runs: Iterable[RunReport]) -> list[Benchmark]:
     """Return each benchmark of which at least one turn trained, in the order of the report."""
-    held: dict[tuple[str, str], list[RunReport]] = {}
-    for run in runs:
-        if run.entry is not None and run.entry.turn:
-            held.setdefault((run.entry.comparison, run.model), []).append(run)
-    return [Benchmark(*key, tuple(group)) for key, group in held.items() if any(run.losses for run in group)]
+    turns = grouped(run for run in runs if run.entry and run.entry.turn)
+    return [Benchmark(*key, tuple(group)) for key, group in turns]
 
 
 def _contender(trainer: str, runs: Sequence[RunReport], first: Sequence[RunReport]) -> Contender:

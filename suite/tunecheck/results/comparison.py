@@ -6,7 +6,7 @@ From the traces alone. A run that was not judged good has no rank: its numbers m
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -66,16 +66,20 @@ class Comparison:
 
 def comparisons(runs: Iterable[RunReport]) -> list[Comparison]:
     """Return each comparison of runs of which at least one trained, in the order of the report."""
+    found = []
+    for key, group in grouped(run for run in runs if run.entry and not run.entry.turn):
+        ranked = sorted((run for run in group if not _why_not(run)), key=_merit)
+        found.append(Comparison(*key, tuple(ranked), tuple(run for run in group if _why_not(run))))
+    return found
+
+
+def grouped(runs: Iterable[RunReport]) -> Iterator[tuple[tuple[str, str], list[RunReport]]]:
+    """Yield comparison and model, with their runs, of which at least one trained."""
     held: dict[tuple[str, str], list[RunReport]] = {}
     for run in runs:
-        if run.entry is not None and not run.entry.turn:
+        if run.entry is not None:
             held.setdefault((run.entry.comparison, run.model), []).append(run)
-    found = []
-    for key, group in held.items():
-        if any(run.losses for run in group):
-            ranked = sorted((run for run in group if not _why_not(run)), key=_merit)
-            found.append(Comparison(*key, tuple(ranked), tuple(run for run in group if _why_not(run))))
-    return found
+    yield from ((key, group) for key, group in held.items() if any(run.losses for run in group))
 
 
 def _merit(run: RunReport) -> tuple[float, float]:
