@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -42,6 +42,8 @@ def condensed(own: Path, new: Iterable[Path], begun: Answer) -> Answer:
         with suppress(SuiteError):  # the row says so
             traces |= {row.name: read(folder / row.trace_file)} if row.trace_file else {}
     runs = tuple(_run(row, traces.get(row.name), report) for row in report.runs)
+    about = {"session": f"{own.parents[1].name}/{begun.place}", "started_at": report.started_at}
+    entries = (history_entry(row, traces[row.name], **about) for row in report.runs if row.name in traces)
     setups = (setup for trace in traces.values() if (setup := _setup(trace)))
     return replace(
         begun,
@@ -49,7 +51,7 @@ def condensed(own: Path, new: Iterable[Path], begun: Answer) -> Answer:
         commit=((report.environment.get("git") or {}).get("commit") or ""),
         session=str(folder.relative_to(own.parents[1])),
         runs=runs,
-        history=tuple(_history(report, traces, f"{own.parents[1].name}/{begun.place}")),
+        history=tuple(asdict(entry) for entry in entries if entry is not None),
     )
 
 
@@ -139,11 +141,3 @@ def _setup(trace: Trace) -> Setup | None:
     with suppress(MissingEvidence):
         return trace.one(Setup)
     return None
-
-
-def _history(report: Report, traces: dict[str, Trace], session: str) -> Iterator[dict[str, Any]]:
-    for row in report.runs:
-        if trace := traces.get(row.name):
-            entry = history_entry(row, trace, session=session, started_at=report.started_at)
-            if entry is not None:
-                yield asdict(entry)

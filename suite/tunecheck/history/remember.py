@@ -101,7 +101,13 @@ def rebuild(folder: Path, say: Callable[[str], None]) -> tuple[Path, int]:
     from tunecheck.results.rejudge import session_report
 
     store = Store(history_file(folder))
-    entries = _rescued(store, say)
+    entries: list[HistoryEntry] = []
+    try:
+        if store.path.exists():
+            store.check()
+    except HistoryDamaged as error:
+        aside, entries = store.set_aside()
+        say(f"{error}\nset aside as {aside.name}, {len(entries)} entries read from it")
     for path in sorted(folder.glob(f"*/{NODES_FOLDER}/*/{ANSWER_FILE}")):
         try:
             entries += fleet_entries([read_answer(path)])
@@ -125,15 +131,3 @@ def fleet_entries(answers: Iterable[Answer]) -> list[HistoryEntry]:
         return [build(HistoryEntry, held) for answer in answers for held in answer.history]
     except MISFITS as error:
         raise HistoryError(f"an answer holds what is no entry of the history: {error}") from error
-
-
-def _rescued(store: Store, say: Callable[[str], None]) -> list[HistoryEntry]:
-    if not store.path.exists():
-        return []
-    try:
-        store.check()
-        return []
-    except HistoryDamaged as error:
-        aside, saved = store.set_aside()
-        say(f"{error}\nset aside as {aside.name}, {len(saved)} entries read from it")
-        return saved

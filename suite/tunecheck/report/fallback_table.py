@@ -114,8 +114,7 @@ def _row(trace: Trace, attempt: Attempt) -> AttemptRow:
 def _with_relatives(rows: list[AttemptRow]) -> list[AttemptRow]:
     """Return the rows with peak and speed relative to the last attempt as configured, where they are comparable."""
     full = [row for row in rows if row.fallback_step == MemoryVariant.AS_CONFIGURED and row.step_seconds is not None]
-    configured = full[-1] if full else None
-    return [row if configured is None else _relative(row, configured) for row in rows]
+    return [_relative(row, full[-1]) for row in rows] if full else rows
 
 
 def _relative(row: AttemptRow, configured: AttemptRow) -> AttemptRow:
