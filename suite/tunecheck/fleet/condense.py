@@ -56,7 +56,7 @@ def condensed(own: Path, new: Iterable[Path], begun: Answer) -> Answer:
 
 
 def _run(row: RunReport, trace: Trace | None, report: Report) -> RunAnswer:
-    setup, end = trace and _setup(trace), None
+    setup, end = _setup(trace) if trace else None, None
     with suppress(MissingEvidence):
         end = trace.main.end if trace else None
     told = RunAnswer(

@@ -349,8 +349,9 @@ def read_answers(folder: Path) -> dict[str, Answer]:
                 raise TraceError(f"{path}: is the answer of {found[own.name].place!r}; it must be that of {own.name!r}")
         except TraceError as error:
             at = path.stat().st_mtime
-            told = {"place": own.name, "node": own.name, "problem": str(error)}
-            found[own.name] = Answer(**told, host="", began_at=at, ended_at=at)
+            found[own.name] = Answer(
+                place=own.name, node=own.name, host="", began_at=at, ended_at=at, problem=str(error)
+            )
     return found
 
 

@@ -91,8 +91,10 @@ def _sides(path: Path) -> dict[str, _Side]:
         rows, started_at = (judged_again(trace, [], trace_file=path.name),), trace.header.started_at
     folder, sides = path if path.is_dir() else path.parent, {}
     for row in rows:
-        trace = read(folder / row.trace_file) if row.trace_file else None
-        entry = trace and history_entry(row, trace, session=folder.name, started_at=started_at)
+        entry = None
+        if row.trace_file:
+            held = read(folder / row.trace_file)
+            entry = history_entry(row, held, session=folder.name, started_at=started_at)
         sides[row.name] = _Side(row, entry)
     return sides
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from xdist.scheduler.loadscope import LoadScopeScheduling
+from xdist.scheduler.loadscope import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from tunecheck.session.workers import run_of
 
 
-class OneWorkerARun(LoadScopeScheduling):
+class OneWorkerARun(LoadScopeScheduling):  # type: ignore[misc]
     """Gives every run as a whole to one worker, and never repeats what a dead worker had begun."""
 
     def __init__(self, config: Any, log: Any, lose: Callable[[str, str], None]) -> None:
@@ -26,9 +26,10 @@ class OneWorkerARun(LoadScopeScheduling):
         """Remove a worker; return the item that it died at, None when it had nothing left to do."""
         left = {run: items for run, items in self.assigned_work[node].items() if not all(items.values())}
         if not left:
-            return super().remove_node(node)
+            super().remove_node(node)
+            return None
         begun = next(iter(left))
-        died_at = next(item for item, done in left.pop(begun).items() if not done)
+        died_at: str = next(item for item, done in left.pop(begun).items() if not done)
         self.assigned_work[node] = left  # the runs that it had not begun go to other workers
         self._lose(begun, node.gateway.id)
         super().remove_node(node)

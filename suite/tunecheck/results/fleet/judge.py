@@ -72,9 +72,9 @@ def judge_fleet(
         remarks[place].append(remark)
     causes = _Causes(given)
     rows = []
-    for name, place in ((place.name, place) for place in places):
-        answer = answers.get(name)
-        row = _row(answer, findings[name], remarks[name], causes) if answer else _silent(place)
+    for asked in places:
+        name, answer = asked.name, answers.get(asked.name)
+        row = _row(answer, findings[name], remarks[name], causes) if answer else _silent(asked)
         rows.append(_lost(row, missing.get(name)))
     rows.sort(key=lambda row: (not row.odd, _ORDER.index(row.outcome), natural(row.place)))
     status = _status(rows, given, interrupted=interrupted)
