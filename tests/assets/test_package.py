@@ -209,16 +209,12 @@ def test_a_download_that_hangs_is_ended(monkeypatch, wheel):
 @pytest.mark.parametrize(("version", "resumes"), [("24.3.1", False), ("25.1", True), ("26.0.1", True)])
 def test_pip_resumes_where_it_can(monkeypatch, version, resumes):
     """The option came with pip 25.1; an older one would refuse it."""
-    monkeypatch.setattr(package, "version", lambda name: version)
+    monkeypatch.setattr(package, "distribution_version", lambda name: version)
 
     assert ("--resume-retries=5" in package._pip_download()) is resumes
 
 
 def test_a_python_without_pip_is_asked_all_the_same(monkeypatch):
     """Its own message then says that pip is missing."""
-
-    def missing(name):
-        raise package.PackageNotFoundError(name)
-
-    monkeypatch.setattr(package, "version", missing)
+    monkeypatch.setattr(package, "distribution_version", lambda name: None)
     assert package._pip_download()[1:4] == ["-m", "pip", "download"]

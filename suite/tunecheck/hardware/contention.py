@@ -26,10 +26,8 @@ class CpuContention:
         self._busy, self._own, self._idle = self._look()
 
     def _look(self) -> tuple[float, float, float]:
-        """Return processor seconds of the machine busy, of this training's processes, and of the machine idle."""
-        machine = psutil.cpu_times()
-        idle = machine.idle + getattr(machine, "iowait", 0.0)
-        return sum(machine[:8]) - idle, sum(map(_seconds, [*_ranks(), *self._children()])), idle
+        busy, own, idle = _times()
+        return busy, own + sum(map(_seconds, self._children())), idle
 
     def busy_share(self) -> float:
         """Return the share of the machine's processor time that others used; 0.0 when no time has passed."""
@@ -59,6 +57,13 @@ def recent_busy_cores() -> float:
         average = (times.user + times.system) / (now - created)
         cores += average if average >= COMPUTING else 0.0
     return min(cores, psutil.getloadavg()[0])
+
+
+def _times() -> tuple[float, float, float]:
+    """Return processor seconds of the machine busy, of this training's processes, and of the machine idle."""
+    machine = psutil.cpu_times()
+    idle = machine.idle + getattr(machine, "iowait", 0.0)
+    return sum(machine[:8]) - idle, sum(map(_seconds, _ranks())), idle
 
 
 def _ranks() -> list[psutil.Process]:

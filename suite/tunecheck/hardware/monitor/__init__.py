@@ -93,7 +93,8 @@ class Meter:
         if not self._problem and child.returncode:
             status = child.returncode
             how = f"was killed by {signal_name(-status)}" if status < 0 else f"ended with status {status}"
-            self._problem = f"the sampling process {how}{_last_words(self._errors)}"
+            said = [line.strip() for line in self._errors.read_text(errors="replace").splitlines() if line.strip()]
+            self._problem = f"the sampling process {how}" + (f": {said[-1][:300]}" if said else "")
         with contextlib.suppress(OSError):
             if child.stdin is not None:
                 child.stdin.close()
@@ -132,8 +133,3 @@ class Meter:
             processes_before=before[0].others if before else (),
             processes_after=last.others if last else (),
         )
-
-
-def _last_words(errors: Path) -> str:
-    lines = [line.strip() for line in errors.read_text(errors="replace").splitlines() if line.strip()]
-    return f": {lines[-1][:300]}" if lines else ""
