@@ -450,4 +450,4 @@ def test_lines_are_in_columns() -> None:
         "ok       CPU     fast\nwarning  driver  old -> update it"
     )
     assert doctor.format_diagnoses([]) == ""
-    assert str(error("hub", "gone", "wait")) == "error    hub  gone -> wait"
+    assert doctor.format_diagnoses([error("hub", "gone", "wait")]) == "error    hub  gone -> wait"
