@@ -128,16 +128,20 @@ def claim(live: LiveStorages, session: Session) -> None:
         live.hold([parameter], kind)
 
 
+def _nothing_packed(position_ids: torch.Tensor) -> None:
+    """Return None: the trainer packs no sequences. A mock would keep the tensors that it is called with."""
+
+
 @contextlib.contextmanager
 def _without_numbers() -> Iterator[None]:
     """Make tensors in the block have shape, dtype and lifetime, but no values."""
     from transformers import masking_utils
 
-    # Without a mask transformers searches the positions for packed sequences, which the trainer never makes; it cannot
-    # read fake ones, and would make a mask to be safe.
+    # Without a mask transformers searches the positions for packed sequences; it cannot read fake ones, and would make
+    # a mask to be safe.
     with (
         FakeTensorMode(allow_non_fake_inputs=True),
-        mock.patch.object(masking_utils, "find_packed_sequence_indices", return_value=None),
+        mock.patch.object(masking_utils, "find_packed_sequence_indices", _nothing_packed),
     ):
         yield
 
