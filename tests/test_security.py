@@ -83,7 +83,7 @@ def test_a_safetensors_header_of_any_length_is_an_error(tmp_path):
     run = load_run(find_run("quick/smollm2-135m-qlora"), settings)
     from tunecheck.assets import resolve
 
-    with pytest.raises(WeightsUnavailable, match="do not begin with a safetensors header"):
+    with pytest.raises(WeightsUnavailable, match="are no whole safetensors file"):
         resolve(run.model, allow_random=False)
 
 

@@ -57,7 +57,7 @@ class Builder:
         self.calls = []
 
     def __call__(self, model, request):
-        """As tunecheck.assets.child.build."""
+        """As tunecheck.assets.build.in_child."""
         self.calls.append(request)
         write_folder(Path(request["out"]), request.get("architecture", ARCHITECTURE))
 

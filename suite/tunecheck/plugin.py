@@ -31,11 +31,12 @@ from tunecheck.core.units import GIB
 from tunecheck.session import TierSession
 from tunecheck.session.leases import WAIT_SECONDS
 from tunecheck.session.options import SESSION_OPTIONS
-from tunecheck.session.workers import Follower, OneWorkerARun, asks_for_tiers, end_workers, into, worker_count
+from tunecheck.session.workers import Follower, asks_for_tiers, end_workers, into, worker_count
 
 if TYPE_CHECKING:
     from tunecheck.core.trace import Trace
     from tunecheck.results import Report
+    from tunecheck.session.scheduling import OneWorkerARun
 
 ATTEMPTS, FETCH_SECONDS = 20, 1800
 """Most attempts a run makes (training, four fallback steps and a reference, repeat, resume, reading back, six variants,
@@ -326,8 +327,10 @@ class SessionHooks:
             return (yield)
 
     @pytest.hookimpl(optionalhook=True)
-    def pytest_xdist_make_scheduler(self, config: pytest.Config) -> OneWorkerARun | None:
-        return OneWorkerARun(len(config.option.tx), self.session.rows.lose) if asks_for_tiers(config.args) else None
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> OneWorkerARun | None:
+        from tunecheck.session.scheduling import OneWorkerARun
+
+        return OneWorkerARun(config, log, self.session.rows.lose) if asks_for_tiers(config.args) else None
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -439,7 +442,7 @@ class SessionHooks:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if attached := getattr(report, "tunecheck_finding", None):
             name, fields = attached
-            self.session.add(name, Finding(**{**fields, "status": Status(fields["status"])}))
+            self.session.rows.add(name, Finding(**{**fields, "status": Status(fields["status"])}))
         self.asked |= getattr(report, "tunecheck_asked", False)
         if (news := getattr(report, "tunecheck_run", None)) and (line := self.session.rows.merge(news)):
             self.say(f"{report.worker_id}: {line}")

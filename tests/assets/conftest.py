@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tiny_models import Builder
 
-from tunecheck.assets import child
+from tunecheck.assets import build
 
 
 @pytest.fixture(autouse=True)
@@ -20,5 +20,5 @@ def home(monkeypatch, tmp_path):
 def builder(monkeypatch):
     """The child process, replaced by a function that writes a folder at once."""
     fake = Builder()
-    monkeypatch.setattr(child, "build", fake)
+    monkeypatch.setattr(build, "in_child", fake)
     return fake

@@ -23,7 +23,7 @@ from tiny_models import (
     write_folder,
 )
 
-from tunecheck.assets import build, cached, child, resolve
+from tunecheck.assets import build, cached, resolve
 from tunecheck.config import load_model
 from tunecheck.core.errors import ConfigError, WeightsUnavailable
 from tunecheck.core.paths import cache_folder, configs_folders, project_folder, shipped_folder
@@ -112,8 +112,13 @@ def test_random_weights_come_from_a_child_process(home):
     ids = tokenizer("für 2").input_ids
 
     assert {"config.json", WEIGHTS, "tokenizer.json", "tokenizer_config.json", "manifest.json"} <= names
-    assert found.sha256 == digest(found.path / WEIGHTS) == manifest["files"][WEIGHTS]["sha256"]
-    assert (found.model, found.source, found.revision, found.pretrained) == ("tiny", "random", "seed 0", False)
+    assert found.weights.sha256 == digest(found.path / WEIGHTS) == manifest["files"][WEIGHTS]["sha256"]
+    assert (found.weights.model, found.weights.source, found.weights.revision, found.weights.pretrained) == (
+        "tiny",
+        "random",
+        "seed 0",
+        False,
+    )
     assert len(ids) == len("für 2".encode())
     assert tokenizer.decode(ids) == "für 2"
     assert (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id) == (256, 257, 258)
@@ -160,7 +165,7 @@ def test_earlier_answers_go_into_the_notes(builder, tmp_path):
     """What was passed over, and why, is not lost."""
     found = resolve(tiny({"kind": "local", "path": str(tmp_path / "none")}, RANDOM), allow_random=True)
 
-    assert found.notes == (f"local: {tmp_path / 'none'} does not exist",)
+    assert found.weights.notes == (f"local: {tmp_path / 'none'} does not exist",)
 
 
 # The child process.
@@ -188,7 +193,7 @@ def test_a_failed_child_is_told_in_one_sentence(monkeypatch, tmp_path, home, scr
 def test_a_child_that_hangs_is_ended(monkeypatch, tmp_path):
     """After its time limit, which the message names."""
     as_python(monkeypatch, tmp_path, "exec sleep 60")
-    monkeypatch.setattr(child, "BUILD_SECONDS", 0.2)
+    monkeypatch.setattr(build, "BUILD_SECONDS", 0.2)
 
     with pytest.raises(WeightsUnavailable, match=r"not finished after 0\.2 s"):
         resolve(tiny(), allow_random=True)

@@ -25,7 +25,7 @@ from tiny_models import (
     tiny,
 )
 
-from tunecheck.assets import cache, child, folder, resolve
+from tunecheck.assets import build, cache, folder, resolve
 from tunecheck.assets.cache import shelf
 from tunecheck.core.errors import WeightsUnavailable
 from tunecheck.core.paths import project_folder
@@ -56,10 +56,10 @@ def test_a_damaged_cached_file_is_set_aside_and_made_again(builder, home, lines,
 
     second = resolve(tiny(), allow_random=True, say=lines.append)
 
-    assert (second.path, second.sha256) == (first.path, digest(first.path / WEIGHTS))
+    assert (second.path, second.weights.sha256) == (first.path, digest(first.path / WEIGHTS))
     assert shelf_of(home) == [f".damaged-{first.path.name}", first.path.name]
     assert any(f"{first.path / file} is damaged" in line and "Renamed to" in line for line in lines)
-    (repair,) = second.repairs
+    (repair,) = second.weights.repairs
     assert re.fullmatch(
         rf"\d{{4}}-\d\d-\d\d: .*{re.escape(str(first.path / file))} is damaged: .* fetched again\.", repair
     )
@@ -73,7 +73,7 @@ def test_every_repair_of_a_copy_stays_with_it(builder):
         flip(path / WEIGHTS)
         resolve(tiny(), allow_random=True)
 
-    repairs = resolve(tiny(), allow_random=True).repairs
+    repairs = resolve(tiny(), allow_random=True).weights.repairs
     assert [f"{path / WEIGHTS} is damaged" in repair for repair in repairs] == [True, True]
 
 
@@ -116,7 +116,7 @@ def test_a_disk_that_fills_up_leaves_nothing(monkeypatch, home):
         (Path(request["out"]) / WEIGHTS).write_bytes(b"half")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(child, "build", half)
+    monkeypatch.setattr(build, "in_child", half)
 
     with pytest.raises(WeightsUnavailable, match=rf"about {2 * PARAMETERS:,} bytes are needed, [\d,]+ are free"):
         resolve(tiny(), allow_random=True)
@@ -179,21 +179,21 @@ def test_waiting_for_a_lock_names_the_process(lines):
             pytest.fail("two at a time")
 
     assert lines[0].startswith(f"tiny: waiting for process {os.getpid()}")
-    assert cache.LOCK_SECONDS > child.BUILD_SECONDS / 2
+    assert cache.LOCK_SECONDS > build.BUILD_SECONDS / 2
 
 
 PARALLEL = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 from tiny_models import Builder, tiny
-from tunecheck.assets import child, resolve
+from tunecheck.assets import build, resolve
 class Slow(Builder):
     def __call__(self, model, request):
         time.sleep(0.5)
         print("built", flush=True)
         super().__call__(model, request)
-child.build = Slow()
-print(resolve(tiny(), allow_random=True).sha256)
+build.in_child = Slow()
+print(resolve(tiny(), allow_random=True).weights.sha256)
 """
 
 

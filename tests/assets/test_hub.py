@@ -111,8 +111,8 @@ def test_the_pinned_revision_is_used_through_links(fake, tmp_path):
     sha256 = digest(tmp_path / "files" / WEIGHTS)
     found = resolve(tiny(source(sha256=sha256)), allow_random=False)
 
-    assert (found.source, found.identifier, found.revision) == ("hub", "org/tiny", PINNED)
-    assert (found.sha256, found.pretrained, found.notes) == (sha256, True, ())
+    assert (found.weights.source, found.weights.identifier, found.weights.revision) == ("hub", "org/tiny", PINNED)
+    assert (found.weights.sha256, found.weights.pretrained, found.weights.notes) == (sha256, True, ())
     assert (found.path / WEIGHTS).resolve().is_relative_to(tmp_path / "hub")
     assert json.loads((found.path / "manifest.json").read_text())["revision"] == PINNED
     repository, revision, forced, options = fake.downloads[0]
@@ -164,9 +164,9 @@ def test_a_damaged_download_is_fetched_once_more(fake, harm):
 
     assert [forced for _, _, forced, _ in fake.downloads] == [False, True]
     assert any("is damaged" in line and "Fetching once more" in line for line in lines)
-    assert len(found.repairs) == 1
-    assert "is damaged" in found.repairs[0]
-    assert found.sha256 == digest(found.path / WEIGHTS)
+    assert len(found.weights.repairs) == 1
+    assert "is damaged" in found.weights.repairs[0]
+    assert found.weights.sha256 == digest(found.path / WEIGHTS)
 
 
 def test_a_damaged_file_of_the_hub_cache_is_fetched_once_more(fake):
@@ -175,7 +175,7 @@ def test_a_damaged_file_of_the_hub_cache_is_fetched_once_more(fake):
     first = resolve(tiny(source()), allow_random=False)
     flip((first.path / WEIGHTS).resolve())
 
-    assert resolve(tiny(source()), allow_random=False, say=lines.append).sha256 == first.sha256
+    assert resolve(tiny(source()), allow_random=False, say=lines.append).weights.sha256 == first.weights.sha256
     assert [forced for _, _, forced, _ in fake.downloads] == [False, True]
     assert "Renamed to" in lines[0]
 
@@ -214,7 +214,7 @@ def test_offline_the_hubs_own_cache_is_still_good(fake, monkeypatch, tmp_path, r
     fake.snapshot_download("org/tiny", revision=PINNED)
     monkeypatch.setattr(hub, "offline", lambda: reason)
 
-    assert resolve(tiny(source()), allow_random=False).revision == PINNED
+    assert resolve(tiny(source()), allow_random=False).weights.revision == PINNED
     with pytest.raises(WeightsUnavailable) as error:
         resolve(tiny(source(id="org/other", fallback_ids=["org/more"])), allow_random=False)
     missing = "not whole in the hub's local cache"
@@ -227,7 +227,7 @@ def test_offline_a_fallback_from_the_hubs_cache_will_do(fake, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     found = resolve(tiny(source(id="org/gated", fallback_ids=["org/tiny"])), allow_random=False)
 
-    assert (found.identifier, found.revision) == ("org/tiny", NEWEST)
+    assert (found.weights.identifier, found.weights.revision) == ("org/tiny", NEWEST)
 
 
 # What the hub answers.
@@ -282,7 +282,7 @@ def test_a_hub_that_is_of_no_use_is_asked_once(fake, error, sentence):
     shutil.rmtree(fake.cache.parent / "cache")
     fake.first_answers["org/tiny"] = error
 
-    assert resolve(tiny(source(revision=NEWEST)), allow_random=False).source == "hub"
+    assert resolve(tiny(source(revision=NEWEST)), allow_random=False).weights.source == "hub"
     with pytest.raises(WeightsUnavailable) as raised:
         resolve(tiny(source()), allow_random=False)
     assert sentence in str(raised.value)
@@ -319,10 +319,10 @@ def test_a_gated_repository_has_open_copies(fake, tmp_path):
     model = tiny(source(id="org/gated", fallback_ids=["org/gone", "org/wrong", "org/tiny"]))
     found = resolve(model, allow_random=False)
 
-    assert (found.identifier, found.revision, found.pretrained) == ("org/tiny", NEWEST, True)
-    assert [note.partition(":")[0] for note in found.notes[:3]] == ["org/gated", "org/gone", "org/wrong"]
-    assert "hidden_size is 32 in org/wrong, 16 in" in found.notes[2]
-    assert found.notes[3] == "org/tiny was used instead"
+    assert (found.weights.identifier, found.weights.revision, found.weights.pretrained) == ("org/tiny", NEWEST, True)
+    assert [note.partition(":")[0] for note in found.weights.notes[:3]] == ["org/gated", "org/gone", "org/wrong"]
+    assert "hidden_size is 32 in org/wrong, 16 in" in found.weights.notes[2]
+    assert found.weights.notes[3] == "org/tiny was used instead"
     assert resolve(model, allow_random=False) == found
 
 

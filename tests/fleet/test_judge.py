@@ -11,8 +11,7 @@ from fleets import BROKEN, RUN, answer, judged, row_of
 
 from tunecheck.core.errors import TraceError
 from tunecheck.core.finding import Domain, Finding, Status
-from tunecheck.results.fleet import Place, plain, read_answer, read_fleet, write_answer, write_fleet
-from tunecheck.results.fleet.drain import write_drain
+from tunecheck.results.fleet import Place, plain, read_answer, read_fleet, write_answer, write_drain, write_fleet
 from tunecheck.results.fleet.judge import Missing, clock_remark, judge_fleet, natural
 
 OTHER_BITS = {**RUN.numbers, "loss of step": (4.5, 4.25, math.nextafter(4.125, 5))}

@@ -14,8 +14,8 @@ from fake_machine import CARD, CPU, GIB, SECOND, VERSIONS, machine
 from huggingface_hub import constants
 
 from tunecheck.hardware import Disk, Gpu, GpuProcess, NvmlState, doctor, network
+from tunecheck.hardware import doctor as host
 from tunecheck.hardware import gpu_symptoms as gpus
-from tunecheck.hardware import host_symptoms as host
 from tunecheck.hardware.diagnosis import Diagnosis, Level, error, ok, warning
 
 
@@ -450,4 +450,4 @@ def test_lines_are_in_columns() -> None:
         "ok       CPU     fast\nwarning  driver  old -> update it"
     )
     assert doctor.format_diagnoses([]) == ""
-    assert str(error("hub", "gone", "wait")) == "error    hub  gone -> wait"
+    assert doctor.format_diagnoses([error("hub", "gone", "wait")]) == "error    hub  gone -> wait"

@@ -15,7 +15,7 @@ from fake_nvml import GIB, UUIDS, answer, card, error, fake_pynvml
 
 from tunecheck import hardware
 from tunecheck.core import helper
-from tunecheck.hardware import NvmlState, host, nvml, nvml_helper, probe
+from tunecheck.hardware import NvmlState, host, nvml, probe
 from tunecheck.hardware.facts import Gpu, MigInstance
 from tunecheck.hardware.nvml import read_nvml
 from tunecheck.hardware.visible import visible_devices
@@ -26,7 +26,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Puts a fake in the place of the bindings, with no CUDA variable set."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
-    monkeypatch.setattr(nvml_helper, "library_loads", lambda: False)  # a helper process would see the real bindings
+    monkeypatch.setattr(nvml, "library_loads", lambda: False)  # a helper process would see the real bindings
 
     def put(*cards: Any, **system: Any) -> Any:
         module = fake_pynvml(*cards, **system)
@@ -280,7 +280,7 @@ def helper_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, init: str, seco
     """What the helper process tells with bindings that do this when NVML is entered."""
     (tmp_path / "pynvml.py").write_text(BINDINGS.format(init=init))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    return nvml_helper.nvml_view(seconds, command=helper.command_for("tunecheck.hardware.nvml_child"))
+    return nvml.nvml_view(seconds, command=helper.command_for("tunecheck.hardware.nvml_child"))
 
 
 def test_the_helper_process_tells_the_same_as_the_reader(install: Any) -> None:
@@ -290,7 +290,7 @@ def test_the_helper_process_tells_the_same_as_the_reader(install: Any) -> None:
     assert len(view.gpus) == 2
     printed = json.dumps(dataclasses.asdict(view))
     command = [sys.executable, "-S", "-c", f"print({printed!r})"]
-    assert nvml_helper.nvml_view(command=command) == view
+    assert nvml.nvml_view(command=command) == view
 
 
 def test_an_nvml_that_hangs_does_not_hang_the_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,7 +311,7 @@ def test_an_nvml_that_crashes_is_a_failed_probe(tmp_path: Path, monkeypatch: pyt
 
 def test_a_helper_of_another_version_is_a_failed_probe() -> None:
     """What it prints is not taken on trust."""
-    view = nvml_helper.nvml_view(command=[sys.executable, "-S", "-c", """print('{"state": "great"}')"""])
+    view = nvml.nvml_view(command=[sys.executable, "-S", "-c", """print('{"state": "great"}')"""])
     assert view.state is NvmlState.OTHER
     assert "great" in (view.problem or "")
 
@@ -324,9 +324,9 @@ def test_the_real_helper_answers_as_the_bindings_do(tmp_path: Path, monkeypatch:
 
 def test_without_a_library_no_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without a driver pays nothing for the care."""
-    monkeypatch.setattr(nvml_helper, "LIBRARY", "libnothing-of-this-name.so.1")
-    monkeypatch.setattr(nvml_helper, "ask", lambda *words, **more: pytest.fail("a helper was started"))
-    assert nvml_helper.nvml_view() == read_nvml()
+    monkeypatch.setattr(nvml, "LIBRARY", "libnothing-of-this-name.so.1")
+    monkeypatch.setattr(nvml, "ask", lambda *words, **more: pytest.fail("a helper was started"))
+    assert nvml.nvml_view() == read_nvml()
 
 
 def gpu(number: int, **changes: Any) -> Gpu:

@@ -16,8 +16,7 @@ from tunecheck.core.evidence import DeviceSample, Health, Telemetry
 from tunecheck.core.helper import command_for
 from tunecheck.hardware import NvmlState
 from tunecheck.hardware.monitor import Meter
-from tunecheck.hardware.nvml import NvmlView
-from tunecheck.hardware.nvml_helper import nvml_view
+from tunecheck.hardware.nvml import NvmlView, nvml_view
 
 pytestmark = pytest.mark.skipif(bool(lacking()), reason=lacking())
 

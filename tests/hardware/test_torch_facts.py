@@ -119,7 +119,6 @@ def test_real_child() -> None:
     assert isinstance(facts, dict), facts
     assert facts["torch"].partition("+")[0] == importlib.metadata.version("torch").partition("+")[0]
     assert facts["error"] is None
-    assert facts["cuda_available"] is bool(facts["devices"])
     assert facts["bitsandbytes"]["native_library"].startswith("libbitsandbytes_")
 
 
@@ -173,28 +172,13 @@ H200 = SimpleNamespace(name="NVIDIA H200", uuid="1111-22", total_memory=141 * GI
 def test_child_tells_devices(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """UUIDs in NVML's form, None where this torch has none, and bf16 by capability."""
+    """UUIDs in NVML's form, None where this torch has none, and the compute capability."""
     old = SimpleNamespace(name="Tesla T4", total_memory=15 * GIB, major=7, minor=5)
     bnb = fake_bitsandbytes(tmp_path, "libbitsandbytes_cuda130.so")
     facts = ask_child(monkeypatch, capsys, fake_torch(H200, old), bnb)
-    assert facts["cuda_available"] is True
     assert facts["devices"] == [
-        {
-            "index": 0,
-            "name": "NVIDIA H200",
-            "uuid": "GPU-1111-22",
-            "total_bytes": 141 * GIB,
-            "compute_capability": "9.0",
-            "bf16": True,
-        },
-        {
-            "index": 1,
-            "name": "Tesla T4",
-            "uuid": None,
-            "total_bytes": 15 * GIB,
-            "compute_capability": "7.5",
-            "bf16": False,
-        },
+        {"name": "NVIDIA H200", "uuid": "GPU-1111-22", "compute_capability": "9.0"},
+        {"name": "Tesla T4", "uuid": None, "compute_capability": "7.5"},
     ]
     assert facts["bitsandbytes"] == {
         "version": "0.50.2",
@@ -211,7 +195,7 @@ def test_child_tells_why_there_is_no_gpu(
     bnb = fake_bitsandbytes(tmp_path, "libbitsandbytes_cpu.so")
     broken = fake_torch(init_error=RuntimeError("The NVIDIA driver is too old\nPlease update"))
     facts = ask_child(monkeypatch, capsys, broken, bnb)
-    assert (facts["cuda_available"], facts["devices"]) == (False, [])
+    assert facts["devices"] == []
     assert facts["cuda_error"] == "RuntimeError: The NVIDIA driver is too old"
     assert ask_child(monkeypatch, capsys, fake_torch(cuda=None), bnb)["cuda_error"] is None
 

@@ -21,8 +21,9 @@ from tunecheck.cli import main
 from tunecheck.config import find_run, load_run, run_sources
 from tunecheck.core.errors import EstimateFailed
 from tunecheck.core.paths import project_folder
-from tunecheck.memory import Need, known_need, need_of, predict
+from tunecheck.memory import Need, need_of, predict
 from tunecheck.memory.constants import CARD_CLASSES_GB, CUBLAS_WORKSPACE, CUDA_CONTEXT, holds
+from tunecheck.memory.measured import measured_peak
 from tunecheck.memory.prediction import cached_prediction
 from tunecheck.memory.savings import changes_of
 from tunecheck.memory.table import fit_words, print_prediction, print_savings
@@ -180,7 +181,7 @@ def test_a_measurement_goes_before_a_prediction(answering, tmp_path):
     write_verdict(tmp_path / "reports" / "two", quick(), peak_bytes=2 * 10**9, started_at="2026-12-02T10:00:00+00:00")
 
     expected = Need(bytes=2 * 10**9 + CUDA_CONTEXT.bytes, source="measured", when="2026-12-02")
-    assert need_of(quick(), gpu_name=CARD) == known_need(quick(), CARD) == expected
+    assert need_of(quick(), gpu_name=CARD) == expected
     assert need_of(quick(), gpu_name="NVIDIA T4").source == "predicted"
     assert need_of(quick(), gpu_name=None).source == "predicted"
 
@@ -240,7 +241,7 @@ def test_a_run_in_two_processes_is_told_to_be_predicted_as_one(capsys, answering
 def test_what_was_not_measured_on_a_card_does_not_count(tmp_path, changed):
     """Nor what crashed, nor another run."""
     write_verdict(tmp_path / "reports" / "one", quick(), **changed)
-    assert known_need(quick(), CARD) is None
+    assert measured_peak(quick().fingerprint, CARD) is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"runs": [{}], "started_at": "2026"}', '{"runs": 3, "started_at": ""}'])
@@ -248,7 +249,7 @@ def test_a_file_that_is_no_verdict_is_passed_over(tmp_path, text):
     """It proves nothing."""
     (tmp_path / "reports").mkdir()
     (tmp_path / "reports" / "verdict.json").write_text(text)
-    assert known_need(quick(), CARD) is None
+    assert measured_peak(quick().fingerprint, CARD) is None
 
 
 def test_a_card_of_its_class_holds_less_than_its_name_says():

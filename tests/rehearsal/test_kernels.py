@@ -16,7 +16,7 @@ from tunecheck.assets.build import pair_tokenizer
 from tunecheck.config import find_run, load_run
 from tunecheck.probes.quantization import QuantizationProbe, token_counts
 from tunecheck.probes.reference.backward import HALF_TILES, negative_score_errors
-from tunecheck.training import attention, native
+from tunecheck.training import load, native
 from tunecheck.training.data import Batches
 from tunecheck.training.load import apply_workarounds
 
@@ -189,8 +189,8 @@ def test_cudnn_attention_is_switched_off_where_it_gives_nan(monkeypatch, capabil
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     before = torch.backends.cuda.cudnn_sdp_enabled()
     try:
-        sentences = attention.choose_kernels(run, torch.device("cuda", 0))
-        assert ("cudnn" in attention.enabled_kernels()) is enabled
+        sentences = load._choose_kernels(run, torch.device("cuda", 0))
+        assert ("cudnn" in load.enabled_kernels()) is enabled
     finally:
         torch.backends.cuda.enable_cudnn_sdp(before)
 

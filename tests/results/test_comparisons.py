@@ -108,7 +108,8 @@ def test_noise_that_claims_to_be_trained_is_found_out(tmp_path, monkeypatch):
     resolve = models.resolve
 
     def claiming(*arguments, **options):
-        return dataclasses.replace(resolve(*arguments, **options), pretrained=True)
+        found = resolve(*arguments, **options)
+        return found._replace(weights=dataclasses.replace(found.weights, pretrained=True))
 
     monkeypatch.setattr(models, "resolve", claiming)
     run = shrunk(f"{FACTS}-bitfit")

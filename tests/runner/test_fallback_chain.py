@@ -49,9 +49,9 @@ def trained(run: Run, kinds: object = ()) -> tuple[list[float], list[object], Se
 
 
 def test_the_table_has_every_step_of_the_configuration_in_its_order():
-    """The two agree, and each says what it is and needs."""
+    """The two agree, and each says where it trains."""
     assert tuple(FALLBACK_CHAIN) == FALLBACK_STEPS
-    assert all(step.says and step.needs and step.device in ("cuda", "cpu") for step in FALLBACK_CHAIN.values())
+    assert all(step.device in ("cuda", "cpu") for step in FALLBACK_CHAIN.values())
 
 
 def walk(*settings: str) -> list[tuple[str, str, dict[str, object], tuple[str, ...]]]:

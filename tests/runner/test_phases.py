@@ -12,7 +12,7 @@ import torch
 
 from tunecheck.core.evidence import Phase, ProbeTimes
 from tunecheck.probes.resources import sampled_steps
-from tunecheck.runner.child import _in_stretches, _stretches
+from tunecheck.runner.child import _in_phases
 from tunecheck.runner.phases import Phases
 from tunecheck.training.events import Probe, Probes
 from tunecheck.training.ranks import Exchange
@@ -153,32 +153,27 @@ def test_what_each_probe_took_is_told_at_the_end() -> None:
 @pytest.mark.parametrize(
     ("max_steps", "checkpoint", "wanted"),
     [
-        (1, None, [("first step", 0, 1)]),
-        (10, None, [("first step", 0, 1), ("steady", 1, 10)]),
-        (10, 1, [("first step", 0, 1), ("steady", 1, 10)]),
-        (10, 6, [("first step", 0, 1), ("steady", 1, 6), ("steady", 6, 10)]),
+        (1, None, [("first step", 1)]),
+        (10, None, [("first step", 1), ("steady", 10)]),
+        (10, 1, [("first step", 1), ("steady", 10)]),
+        (10, 6, [("first step", 1), ("steady", 6), ("steady", 10)]),
+        (10, 10, [("first step", 1), ("steady", 10)]),
     ],
 )
-def test_every_step_is_in_one_phase(max_steps: int, checkpoint: int | None, wanted: list[Any]) -> None:
-    """The first apart, and a cut where a checkpoint is due."""
-    assert [(name, steps.start, steps.stop) for name, steps in _stretches(max_steps, checkpoint)] == wanted
-
-
-def test_phases_follow_a_trainer_that_is_called_once() -> None:
+def test_phases_follow_a_trainer_that_is_called_once(max_steps: int, checkpoint: int | None, wanted: list[Any]) -> None:
     """Each ends with its last step, what is due between two is done between them, and none is open afterwards."""
     written: list[Phase] = []
     between: list[int] = []
     probes = Probes((), lambda *records: None)
     session: Any = SimpleNamespace(device=CPU, exchange=Exchange(), seen_whole=nullcontext)
     with (
-        _in_stretches(Phases(CPU, written.append), _stretches(10, 6), between.append) as after_step,
+        _in_phases(Phases(CPU, written.append), max_steps, checkpoint, between.append) as after_step,
         probes.set_aside(nullcontext, after_step),
     ):
-        for step in range(10):
+        for step in range(max_steps):
             probes.step_end(session, step, applied=True)
 
-    assert [phase.name for phase in written] == ["first step", "steady", "steady"]
-    assert between == [1, 6, 10]
+    assert list(zip([phase.name for phase in written], between, strict=True)) == wanted
 
 
 def test_live_tensors_are_sampled_for_a_trend_in_long_runs_alone() -> None:

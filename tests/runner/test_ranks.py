@@ -133,7 +133,7 @@ def test_a_rank_that_failed_is_named_though_the_agent_saw_its_victim_first(tmp_p
     )
     for rank, detail in enumerate(details):
         held = json.dumps(Outcome(AttemptOutcome.FAILED, detail, AttemptCause.ERROR))
-        ranks._outcome_file(request, rank).write_text(held)
+        ranks._beside(request, rank, "outcome").write_text(held)
 
     def launch(*asked):
         failures = {rank: ProcessFailure(local_rank=rank, pid=1, exitcode=1, error_file="none") for rank in seen}

@@ -25,7 +25,8 @@ from tunecheck.hardware import NvmlState
 from tunecheck.session import TierSession, workers
 from tunecheck.session.admission import driver_fault, require_usable
 from tunecheck.session.rows import Rows
-from tunecheck.session.workers import Follower, OneWorkerARun, asks_for_tiers, into, run_of, worker_count
+from tunecheck.session.scheduling import OneWorkerARun
+from tunecheck.session.workers import Follower, asks_for_tiers, into, run_of, worker_count
 
 RUNS = ["quick/smollm2-135m-qlora", "convergence/smollm2-135m-qlora", "memory/tinyllama-1.1b-qlora"]
 SHORT = [
@@ -67,10 +68,24 @@ def items(*runs, checks=3):
     ]
 
 
+def scheduler_of(workers, lose):
+    """A scheduler for so many workers, with the part of pytest's configuration that it asks."""
+    config = SimpleNamespace(option=SimpleNamespace(), getvalue=lambda name: ["popen"] * workers, hook=Hook())
+    return OneWorkerARun(config, None, lose)
+
+
+class Hook:
+    """pytest's hooks, as far as a scheduler calls them."""
+
+    def pytest_collectreport(self, report):
+        """Keep what could not be collected."""
+        self.report = report
+
+
 def scheduled(collection, *names):
     """A scheduler that has handed out this collection to new workers of these names, and what it calls lost."""
     lost, crew = [], [Worker(name) for name in names]
-    scheduler = OneWorkerARun(len(crew), lambda run, worker: lost.append((run, worker)))
+    scheduler = scheduler_of(len(crew), lambda run, worker: lost.append((run, worker)))
     for worker in crew:
         scheduler.add_node(worker)
     for worker in crew:
@@ -88,17 +103,15 @@ def test_a_run_is_read_off_its_checks_node_ids():
 
 
 def test_each_run_goes_as_a_whole_to_one_worker():
-    """The third one to whoever has one check left, since a worker begins a check only when it knows the next."""
+    """The third one to whoever has two checks left, since a worker begins a check only when it knows the next."""
     scheduler, (first, second), lost = scheduled(items("quick/a", "quick/b-c", "full/d"), "gw0", "gw1")
     assert (first.sent, second.sent) == ([0, 1, 2], [3, 4, 5])
 
     scheduler.mark_test_complete(second, 3)
-    assert second.sent == [3, 4, 5]
-    scheduler.mark_test_complete(second, 4)
     assert second.sent == [3, 4, 5, 6, 7, 8]
-    assert second.shutting_down
-    assert not first.shutting_down
     assert not scheduler.tests_finished
+    scheduler.mark_test_complete(second, 4)
+    assert second.shutting_down
     for place in (0, 1):
         scheduler.mark_test_complete(first, place)
     assert first.shutting_down
@@ -132,29 +145,24 @@ def test_what_a_dead_worker_had_begun_is_lost_and_what_it_had_not_goes_on():
     scheduler.add_node(replaced)
     scheduler.add_node_collection(replaced, items("quick/a", "quick/b", "quick/c", "quick/d"))
     scheduler.schedule()
-    assert replaced.sent == [6, 7, 8]
+    assert replaced.sent == [9, 10, 11]
     assert second.sent == [3, 4, 5]
+    for place in (9, 10):
+        scheduler.mark_test_complete(replaced, place)
+    assert replaced.sent == [9, 10, 11, 6, 7, 8]
 
 
 def test_workers_that_collected_different_tests_run_nothing():
     """Places in the collection would mean other tests."""
-    scheduler = OneWorkerARun(2, lambda run, worker: None)
+    scheduler = scheduler_of(2, lambda run, worker: None)
     for worker in (crew := [Worker("gw0"), Worker("gw1")]):
         scheduler.add_node(worker)
     scheduler.add_node_collection(crew[0], items("quick/a"))
+    scheduler.add_node_collection(crew[1], items("quick/b"))
+    scheduler.schedule()
 
-    with pytest.raises(RuntimeError, match="gw1 collected other tests"):
-        scheduler.add_node_collection(crew[1], items("quick/b"))
-
-
-def test_the_scheduler_neither_repeats_nor_steals():
-    """xdist asks that of other schedulers only."""
-    scheduler = OneWorkerARun(1, lambda run, worker: None)
-
-    with pytest.raises(RuntimeError, match="no item is repeated"):
-        scheduler.mark_test_pending("")
-    with pytest.raises(RuntimeError, match="none moves to another worker"):
-        scheduler.remove_pending_tests_from_node(None, [])
+    assert scheduler.config.hook.report.outcome == "failed"
+    assert [worker.sent for worker in crew] == [[], []]
 
 
 @pytest.mark.parametrize(

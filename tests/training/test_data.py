@@ -25,7 +25,7 @@ from tunecheck.training.data import (
     read_rows,
     window_rows,
 )
-from tunecheck.training.data.template import ALPACA, prompt_ids, prompt_text
+from tunecheck.training.data.rows import ALPACA, prompt_ids, prompt_text
 from tunecheck.training.load import load_tokenizer
 
 PAD, START, END = 256, 257, 258

@@ -20,7 +20,7 @@ from tunecheck.core.finding import Finding, Status
 from tunecheck.core.trace import Trace
 from tunecheck.session.admission import obstacle
 from tunecheck.training import TRAINERS, Session, trainer_of
-from tunecheck.training.data.in_order import RowsInOrder
+from tunecheck.training.data import RowsInOrder
 from tunecheck.training.events import Probes
 
 MOVING = ["training.learning_rate=2e-3", "training.weight_decay=0"]

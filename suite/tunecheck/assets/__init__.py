@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from tunecheck.assets import hub, local, package, random_weights
 from tunecheck.assets.cache import Wanted, shelf
@@ -15,12 +16,15 @@ from tunecheck.models.description import HubSource, LocalSource, Model, PackageS
 
 __all__ = ["ModelFolder", "cached", "resolve"]
 
+DELIVERIES: dict[type, Callable[[Any, Wanted], ModelFolder]] = {
+    LocalSource: local.deliver,
+    HubSource: hub.deliver,
+    PackageSource: package.deliver,
+    RandomSource: random_weights.deliver,
+}
 
-def _silent(line: str) -> None:
-    """Discard progress messages."""
 
-
-def resolve(model: Model, *, allow_random: bool, say: Callable[[str], None] = _silent) -> ModelFolder:
+def resolve(model: Model, *, allow_random: bool, say: Callable[[str], None] = lambda line: None) -> ModelFolder:
     """Return the model's folder from the first source that delivers; its notes record why earlier ones did not.
 
     Raises WeightsUnavailable with every source's answer, or for a model that is not as described, and WeightsDamaged
@@ -31,7 +35,7 @@ def resolve(model: Model, *, allow_random: bool, say: Callable[[str], None] = _s
         answers: list[str] = []
         for source in model.sources:
             try:
-                folder = _deliver(source, wanted)
+                weights, path = DELIVERIES[type(source)](source, wanted)
             except PassedOver as reason:
                 answers.append(f"{source.kind}: {reason}")
             except OSError as error:
@@ -41,9 +45,9 @@ def resolve(model: Model, *, allow_random: bool, say: Callable[[str], None] = _s
                 ) from error
             else:
                 # A folder may have been cached under a description that has been edited since.
-                differences = check_fit(folder.path, model, folder.identifier, exact=False)
-                notes = dict.fromkeys((*answers, *folder.notes, *differences))
-                return dataclasses.replace(folder, notes=tuple(notes))
+                differences = check_fit(path, model, weights.identifier, exact=False)
+                notes = dict.fromkeys((*answers, *weights.notes, *differences))
+                return ModelFolder(dataclasses.replace(weights, notes=tuple(notes)), path)
     raise WeightsUnavailable(_nothing_found(model, answers))
 
 
@@ -51,18 +55,6 @@ def cached(model_names: Iterable[str]) -> list[str]:
     """Return those of the models whose pretrained weights are complete in the cache; nothing is hashed."""
     shelves = cache_folder() / "models"
     return [name for name in model_names if any(is_whole(path) for path in (shelves / name).glob("[!.]*"))]
-
-
-def _deliver(source: LocalSource | HubSource | PackageSource | RandomSource, wanted: Wanted) -> ModelFolder:
-    match source:
-        case LocalSource():
-            return local.deliver(source, wanted)
-        case HubSource():
-            return hub.deliver(source, wanted)
-        case PackageSource():
-            return package.deliver(source, wanted)
-        case RandomSource():
-            return random_weights.deliver(source, wanted)
 
 
 def _nothing_found(model: Model, answers: list[str]) -> str:

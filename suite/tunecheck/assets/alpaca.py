@@ -6,8 +6,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tunecheck.config.schema import HubRows
 from tunecheck.core.errors import DataError
@@ -20,8 +19,7 @@ Pair = tuple[str, str]
 """Instruction and response."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Splits:
+class Splits(NamedTuple):
     """Rows for training, held-out rows, and notes on the rows that were left out."""
 
     train: tuple[Pair, ...]

@@ -1,6 +1,7 @@
-"""Child process that builds model folders: `python -m tunecheck.assets.build`, request as JSON on stdin. Imports torch.
+"""Model folders that need torch to be built, in a child process: `in_child` is the parent, the rest is the child.
 
-On failure the last line on stdout is {"error", "disk_full"}.
+The child is `python -m tunecheck.assets.build`, its request JSON on stdin. On failure the last line on stdout is
+{"error", "disk_full"}.
 """
 
 from __future__ import annotations
@@ -9,16 +10,71 @@ import contextlib
 import errno
 import functools
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tunecheck.core.errors import WeightsUnavailable
+from tunecheck.core.helper import command_for, helper_environment, signal_name
 from tunecheck.core.paths import shipped_folder
 
+BUILD_SECONDS = 3600.0
+"""Timeout: LLaMA-7B with random weights takes minutes, SmolLM2 from GGUF about 20 s."""
+SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
 PAIR_VOCABULARY = 259 + 768
 """Tokens of the tokenizer for random weights whose vocabulary has room for it: bytes, three special ones and merges.
 With 768 merges the shipped rows have at most 117 tokens, and the seven facts fill 8 blocks of 32."""
+
+
+def in_child(model: str, request: dict[str, Any]) -> None:
+    """Carry out the request in a child process.
+
+    Raises WeightsUnavailable with the child's error in one sentence, OSError (ENOSPC) when the disk was full.
+    """
+    try:
+        done = subprocess.run(
+            command_for("tunecheck.assets.build"),
+            input=json.dumps(request),
+            env={**helper_environment(), "HF_HUB_OFFLINE": "1"},
+            capture_output=True,
+            text=True,
+            timeout=BUILD_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        raise _failed(model, request, f"not finished after {BUILD_SECONDS:g} s") from None
+    if done.returncode == 0:
+        return
+    answer = _answer(done)
+    if answer["disk_full"]:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    raise _failed(model, request, answer["error"])
+
+
+def _failed(model: str, request: dict[str, Any], reason: str) -> WeightsUnavailable:
+    return WeightsUnavailable(
+        f"{model}: the weights could not be built ({request['task']}): {reason}. "
+        "What to do: `tunecheck doctor` shows the libraries, the memory and the disk that it needs."
+    )
+
+
+def _answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """Return the child's last line, or how it died when it could not write one."""
+    if done.returncode < 0:
+        name = signal_name(-done.returncode)
+        hint = " (most likely out of memory)" if name == "SIGKILL" else ""
+        return {"error": f"the process was killed by {name}{hint}", "disk_full": False}
+    try:
+        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return answer
+    except (ValueError, IndexError):
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        return {"error": f"exit status {done.returncode}, {last}", "disk_full": False}
+
+
+# The child.
 
 
 def main() -> int:
@@ -76,16 +132,12 @@ def draw_random(*, architecture: dict[str, Any], seed: int, out: str) -> None:
 
 def byte_tokenizer(model_max_length: int) -> Any:
     """Return a tokenizer with one token per byte, then <pad>, <s>, </s>; it adds none of these by itself."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import Tokenizer, models, pre_tokenizers
 
-    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "<pad>", "<s>", "</s>"]
+    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *SPECIAL.values()]
     tokenizer = Tokenizer(models.BPE(vocab={token: number for number, token in enumerate(tokens)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
-    fast: Any = PreTrainedTokenizerFast
-    return fast(tokenizer_object=tokenizer, model_max_length=model_max_length, **special)
+    return _of_transformers(tokenizer, model_max_length)
 
 
 def pair_tokenizer(model_max_length: int) -> Any:
@@ -94,22 +146,27 @@ def pair_tokenizer(model_max_length: int) -> Any:
     A token a byte would make them longer than the shipped runs allow (169 tokens where max_length is 128). The rows
     and the number of merges fix it.
     """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
     tokenizer: Any = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=PAIR_VOCABULARY,
-        special_tokens=list(special.values()),
+        special_tokens=list(SPECIAL.values()),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     tokenizer.train_from_iterator(_shipped_texts(), trainer)
+    return _of_transformers(tokenizer, model_max_length)
+
+
+def _of_transformers(tokenizer: Any, model_max_length: int) -> Any:
+    from tokenizers import decoders
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer.decoder = decoders.ByteLevel()
     fast: Any = PreTrainedTokenizerFast
-    return fast(tokenizer_object=tokenizer, model_max_length=model_max_length, **special)
+    return fast(tokenizer_object=tokenizer, model_max_length=model_max_length, **SPECIAL)
 
 
 def _shipped_texts() -> list[str]:

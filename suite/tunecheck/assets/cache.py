@@ -182,3 +182,10 @@ class Wanted:
     def weights_bytes(self) -> int:
         """Return the size of the weights in bf16."""
         return 2 * self.model.parameters
+
+    def origin(
+        self, source: str, identifier: str, revision: str, *, pretrained: bool = True, notes: tuple[str, ...] = ()
+    ) -> dict[str, Any]:
+        """Return what a manifest records of the weights besides its files: the fields of `evidence.Weights`."""
+        told = {"model": self.model.name, "source": source, "identifier": identifier, "revision": revision}
+        return {**told, "pretrained": pretrained, "notes": notes}

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tunecheck.assets.folder import damaged, read_json, weight_files
 from tunecheck.core.errors import WeightsUnavailable
-from tunecheck.core.reading import ANY_BYTES, open_file, parse_json
-from tunecheck.core.typed import MISFITS, build
+from tunecheck.core.reading import ANY_BYTES, open_file
 from tunecheck.models.description import Model
 
 _SHAPE_KEYS = frozenset(
@@ -31,8 +28,6 @@ _REMEDY = (
     "correct the architecture and the parameters in the YAML (or by --set model.parameters=...), "
     "or point the source at the right model"
 )
-_LARGEST_HEADER_BYTES = 100_000_000
-"""Limit of the safetensors library itself."""
 
 
 class AnotherModel(WeightsUnavailable):
@@ -66,7 +61,7 @@ def check_fit(folder: Path, model: Model, origin: str, *, exact: bool) -> tuple[
 
 def parameter_count(folder: Path, *, tied: bool) -> int:
     """Return the number of parameters in the folder's weight files, a tied head counted once. Raises WeightsDamaged."""
-    sizes = [pair for name in weight_files(folder) for pair in _tensors(folder / name)]
+    sizes = [pair for name in weight_files(folder) for pair in _element_counts(folder / name).items()]
     return sum(
         elements
         for name, elements in sizes
@@ -75,47 +70,19 @@ def parameter_count(folder: Path, *, tied: bool) -> int:
     )
 
 
-def _tensors(path: Path) -> Iterator[tuple[str, int]]:
-    """Return name and element count of each tensor in a safetensors file whose header and size agree."""
-    header, expected_bytes = _header(path)
-    found_bytes = path.stat().st_size
-    if found_bytes != expected_bytes:
-        raise damaged(path, f"it has {found_bytes} bytes, its header says {expected_bytes}", _fetch_again(path))
-    return ((name, math.prod(tensor.shape)) for name, tensor in header.items())
+def _element_counts(path: Path) -> dict[str, int]:
+    """Return each tensor's number of elements; the library checks the header against the file's size."""
+    from safetensors import SafetensorError, safe_open
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tensor:
-    """A tensor as a header describes it."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data_offsets: tuple[int, ...]
-    """First byte and the one after the last, from the end of the header."""
-
-    def __post_init__(self) -> None:
-        begin, end = self.data_offsets
-        if not 0 <= begin <= end or min(self.shape, default=0) < 0:
-            raise ValueError(f"a tensor of shape {self.shape} cannot lie from byte {begin} to {end}")
-
-
-def _header(path: Path) -> tuple[dict[str, _Tensor], int]:
-    """Return the tensors by name, and the size in bytes that the whole file must have."""
-    with open_file(path, ANY_BYTES) as file:
-        length = int.from_bytes(file.read(8), "little")
-        text = file.read(length) if length <= _LARGEST_HEADER_BYTES else b""
+    open_file(path, ANY_BYTES).close()  # the library would wait at a FIFO
     try:
-        entries = parse_json(text)
-        entries.pop("__metadata__", None)
-        header = {name: build(_Tensor, entry) for name, entry in entries.items()}
-        return header, 8 + length + max((tensor.data_offsets[1] for tensor in header.values()), default=0)
-    except MISFITS as error:
-        size = path.stat().st_size
-        raise damaged(path, f"its {size} bytes do not begin with a safetensors header", _fetch_again(path)) from error
-
-
-def _fetch_again(path: Path) -> str:
-    return f"delete it and copy or download it again into {path.parent}"
+        with safe_open(path, framework="numpy") as file:
+            names = file.keys()  # a safe_open is no mapping
+            return {name: math.prod(file.get_slice(name).get_shape()) for name in names}
+    except SafetensorError as error:
+        problem = f"its {path.stat().st_size} bytes are no whole safetensors file ({error})"
+        remedy = f"delete it and copy or download it again into {path.parent}"
+        raise damaged(path, problem, remedy) from error
 
 
 def _setting(config: dict[str, Any], key: str) -> Any:

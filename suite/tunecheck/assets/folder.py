@@ -11,17 +11,15 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import tunecheck
 from tunecheck.core import reading
 from tunecheck.core.errors import WeightsDamaged
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+from tunecheck.core.evidence import Weights
 
 K = TypeVar("K")
 
@@ -50,35 +48,11 @@ class PassedOver(Exception):
     """A source that cannot deliver, with the reason; the next one is tried."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFolder:
-    """Verified folder of config, safetensors weights, tokenizer and manifest, and its origin."""
+class ModelFolder(NamedTuple):
+    """Verified folder of config, safetensors weights, tokenizer and manifest, and the record of its weights."""
 
+    weights: Weights
     path: Path
-    model: str
-    source: str
-    """local, hub, package or random."""
-    identifier: str
-    revision: str
-    sha256: str
-    """Digest of model.safetensors; of the list of the shards' digests where there are several."""
-    pretrained: bool
-    notes: tuple[str, ...] = ()
-    """Why earlier sources were skipped, and remarks on this one."""
-    repairs: tuple[str, ...] = ()
-    """Date and reason of each time that a damaged copy was fetched again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """Origin of a folder's weights, as a manifest records it beside the files."""
-
-    model: str
-    source: str
-    identifier: str
-    revision: str
-    pretrained: bool
-    notes: tuple[str, ...] = ()
 
 
 def model_files(folder: Path) -> tuple[str, ...]:
@@ -110,7 +84,7 @@ def weight_files(folder: Path) -> tuple[str, ...]:
     raise PassedOver(f"{folder} has no {_WEIGHTS}")
 
 
-def seal(folder: Path, origin: DataclassInstance, expected: Mapping[str, str], *, remedy: str) -> None:
+def seal(folder: Path, origin: Mapping[str, Any], expected: Mapping[str, str], *, remedy: str) -> None:
     """Write the manifest: the origin and every file's digest, which must be the `expected` one (by name).
 
     Raises WeightsDamaged, with the remedy, when one differs.
@@ -121,16 +95,17 @@ def seal(folder: Path, origin: DataclassInstance, expected: Mapping[str, str], *
         digest = check_digest(path, expected.get(path.name), remedy=remedy)
         files[path.name] = {"bytes": stamp[0], "sha256": digest}
         stamps[path.name] = stamp
-    record = {"tunecheck": tunecheck.__version__, **dataclasses.asdict(origin), "files": files}
+    record = {"tunecheck": tunecheck.__version__, **origin, "files": files}
     _write_json(folder / MANIFEST, record)
     _write_json(folder / _STAMPS, stamps)
 
 
 def open_sealed(folder: Path) -> ModelFolder:
     """Return the model's folder after verifying every file against the manifest. Raises as `verified` does."""
-    origin, files = verified(folder, Origin)
-    digest = _weights_digest(folder, files)
-    return ModelFolder(path=folder, sha256=digest, repairs=repairs_of(folder), **_fields(origin))
+    weights, files = verified(folder, partial(Weights, sha256="", repairs=repairs_of(folder)))
+    digests = [files[name][1] for name in weight_files(folder)]
+    whole = digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
+    return ModelFolder(dataclasses.replace(weights, sha256=whole), folder)
 
 
 def repairs_of(folder: Path) -> tuple[str, ...]:
@@ -212,12 +187,13 @@ def read_json(path: Path) -> dict[str, Any]:
 def _verify(folder: Path, files: Mapping[str, tuple[int, str]]) -> None:
     """Raise WeightsDamaged for the first of these files (name to bytes and SHA-256) that is not intact."""
     remedy = f"delete {folder} and run again: it is fetched anew"
-    known = _read_stamps(folder)
-    stamps = {}
+    known, stamps = {}, {}
+    with contextlib.suppress(OSError, ValueError):  # an unreadable file only means that everything is hashed again
+        known = reading.read_json(folder / _STAMPS)
     for name, (size_bytes, sha256) in files.items():
         path = folder / name
         stamps[name] = _stamp(path)
-        if known.get(name) == stamps[name]:
+        if isinstance(known, dict) and known.get(name) == stamps[name]:
             continue
         if stamps[name][0] != size_bytes:
             raise damaged(path, f"it has {stamps[name][0]} bytes, expected {size_bytes}", remedy)
@@ -227,28 +203,10 @@ def _verify(folder: Path, files: Mapping[str, tuple[int, str]]) -> None:
             _write_json(folder / _STAMPS, stamps)
 
 
-def _fields(origin: Origin) -> dict[str, Any]:
-    return {field.name: getattr(origin, field.name) for field in dataclasses.fields(origin)}
-
-
-def _weights_digest(folder: Path, files: Mapping[str, tuple[int, str]]) -> str:
-    digests = [files[name][1] for name in weight_files(folder)]
-    return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
-
-
 def _stamp(path: Path) -> list[int]:
     """Return bytes, both times in ns and inode. The change time cannot be set back, so a write always shows."""
     status = path.stat()
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
-
-
-def _read_stamps(folder: Path) -> dict[str, Any]:
-    """Return the recorded stamps; an unreadable file only means that everything is hashed again."""
-    try:
-        value = reading.read_json(folder / _STAMPS)
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _sha256(path: Path) -> str:

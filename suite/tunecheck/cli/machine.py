@@ -49,13 +49,13 @@ def _fetch(options: argparse.Namespace) -> int:
         _fetch_data(options.name, say)
         if options.name not in known_names("model"):
             return 0
-    found = resolve(load_model(options.name), allow_random=False, say=say)
-    print(f"{found.model}: {found.source} {found.identifier}, sha256 {found.sha256}\n{found.path}")
+    weights, path = resolve(load_model(options.name), allow_random=False, say=say)
+    print(f"{weights.model}: {weights.source} {weights.identifier}, sha256 {weights.sha256}\n{path}")
     return 0
 
 
 def _fetch_data(name: str, say: Callable[[str], None]) -> None:
-    from tunecheck.assets.rows_sources import fetch
+    from tunecheck.assets.rows import fetch
 
     record, data = fetch(load_data(name), say)
     print(f"{name}: {record.source} {record.identifier}, {record.rows} + {record.heldout_rows} rows", end=", ")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -37,33 +37,28 @@ def condensed(own: Path, new: Iterable[Path], begun: Answer) -> Answer:
         return begun
     folder = folders[-1]
     report = session_report(folder)
-    traces = dict(_traces(report, folder))
+    traces: dict[str, Trace] = {}
+    for row in report.runs:
+        with suppress(SuiteError):  # the row says so
+            traces |= {row.name: read(folder / row.trace_file)} if row.trace_file else {}
     runs = tuple(_run(row, traces.get(row.name), report) for row in report.runs)
-    uuids = [uuid for trace in traces.values() for uuid in _uuids(trace)]
+    about = {"session": f"{own.parents[1].name}/{begun.place}", "started_at": report.started_at}
+    entries = (history_entry(row, traces[row.name], **about) for row in report.runs if row.name in traces)
+    setups = (setup for trace in traces.values() if (setup := _setup(trace)))
     return replace(
         begun,
-        uuid=uuids[0] if uuids else "",
+        uuid=next((str((setup.cuda or {}).get("uuid") or "") for setup in setups), ""),
         commit=((report.environment.get("git") or {}).get("commit") or ""),
         session=str(folder.relative_to(own.parents[1])),
         runs=runs,
-        history=tuple(_history(report, traces, f"{own.parents[1].name}/{begun.place}")),
+        history=tuple(asdict(entry) for entry in entries if entry is not None),
     )
 
 
-def _traces(report: Report, folder: Path) -> Iterator[tuple[str, Trace]]:
-    for row in report.runs:
-        if row.trace_file:
-            try:
-                yield row.name, read(folder / row.trace_file)
-            except SuiteError:  # the row says so
-                continue
-
-
 def _run(row: RunReport, trace: Trace | None, report: Report) -> RunAnswer:
-    setup = end = None
+    setup, end = _setup(trace) if trace else None, None
     with suppress(MissingEvidence):
         end = trace.main.end if trace else None
-        setup = trace.one(Setup) if trace else None
     told = RunAnswer(
         run=row.name,
         outcome=row.outcome,
@@ -141,14 +136,8 @@ def figures(row: RunReport, trace: Trace) -> dict[str, float]:
     return {name: value for name, value in measured.items() if name in FIGURES}
 
 
-def _uuids(trace: Trace) -> Iterator[str]:
+def _setup(trace: Trace) -> Setup | None:
+    """Return what the training resolved; None where it never got so far."""
     with suppress(MissingEvidence):
-        yield str((trace.one(Setup).cuda or {}).get("uuid") or "")
-
-
-def _history(report: Report, traces: dict[str, Trace], session: str) -> Iterator[dict[str, Any]]:
-    for row in report.runs:
-        if trace := traces.get(row.name):
-            entry = history_entry(row, trace, session=session, started_at=report.started_at)
-            if entry is not None:
-                yield asdict(entry)
+        return trace.one(Setup)
+    return None

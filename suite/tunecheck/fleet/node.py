@@ -41,15 +41,22 @@ def answer(
     shared, and another tunecheck is not asked. `stop` ends the session early; `device` is the environment that shows
     the place's card.
     """
-    begun = _begun(place)
     if version != tunecheck.__version__:
-        return plain(replace(begun, problem=_other_version(version)))
+        problem = (
+            f"tunecheck {tunecheck.__version__} is installed here, and {version} asks: their checks differ. "
+            f"What to do: install {version} on this node"
+        )
+        return plain(replace(_begun(place), problem=problem))
     try:
         request = read_request(Path(folder))
+        if request.id != fleet:
+            raise SuiteError(f"it holds {request.id}, not {fleet}")
     except SuiteError as error:
-        return plain(replace(begun, problem=_not_shared(folder, str(error))))
-    if request.id != fleet:
-        return plain(replace(begun, problem=_not_shared(folder, f"it holds {request.id}, not {fleet}")))
+        problem = (
+            f"{folder} is another folder here than on the machine that asks ({error}). What to do: set "
+            "TUNECHECK_REPORTS to a folder that all nodes share"
+        )
+        return plain(replace(_begun(place), problem=problem))
     return plain(answered(request, place, device, stop))
 
 
@@ -134,17 +141,3 @@ def _tail(log: Path) -> str:
         lines = log.read_text(errors="replace").strip().splitlines()[-TAIL_LINES:]
         return one_line("; ".join(lines), 500) or "it printed nothing"
     return "its output cannot be read"
-
-
-def _other_version(version: str) -> str:
-    return (
-        f"tunecheck {tunecheck.__version__} is installed here, and {version} asks: their checks differ. What to do: "
-        f"install {version} on this node"
-    )
-
-
-def _not_shared(folder: str, why: str) -> str:
-    return (
-        f"{folder} is another folder here than on the machine that asks ({why}). What to do: set TUNECHECK_REPORTS to "
-        "a folder that all nodes share"
-    )

@@ -33,9 +33,9 @@ from tunecheck.results.fleet import (
     read_answer,
     read_fleet,
     write_answer,
+    write_drain,
     write_fleet,
 )
-from tunecheck.results.fleet.drain import write_drain
 from tunecheck.results.fleet.judge import Missing, clock_remark, judge_fleet, unwritten
 
 DETERMINISTIC = "training.deterministic=true"
@@ -102,8 +102,8 @@ class FleetSession:
         places = self._known(engine.places())
         self.request = dataclasses.replace(self.request, places=tuple(places))
         write_request(self.request)
-        progress = Progress(places, answers=read_answers(self.folder))
-        progress.answers = {name: answer for name, answer in progress.answers.items() if answer.finished}
+        held = read_answers(self.folder)
+        progress = Progress(places, answers={name: answer for name, answer in held.items() if answer.finished})
         try:
             interrupts.work()  # a cancelled job cancels what it queued; after the engine, since Ray has its own handler
             self._ask_all(engine, entry.poll_seconds, progress, watch)

@@ -6,12 +6,12 @@ import dataclasses
 import os
 import platform
 from pathlib import Path
+from typing import Any
 
 from tunecheck.core.paths import cache_folder
 from tunecheck.hardware import host
 from tunecheck.hardware.facts import Cpu, Disk, Git, Gpu, GpuProcess, Hardware, MigInstance, NvmlState
-from tunecheck.hardware.nvml import NvmlView
-from tunecheck.hardware.nvml_helper import nvml_view
+from tunecheck.hardware.nvml import nvml_view
 from tunecheck.hardware.visible import visible_devices
 
 __all__ = ["Cpu", "Disk", "Git", "Gpu", "GpuProcess", "Hardware", "MigInstance", "NvmlState", "look_again", "probe"]
@@ -19,24 +19,16 @@ __all__ = ["Cpu", "Disk", "Git", "Gpu", "GpuProcess", "Hardware", "MigInstance",
 
 def probe() -> Hardware:
     """Return this machine as it is now, without a CUDA context and within NVML's timeout; unreadable facts are None."""
-    view = nvml_view()
-    visible, visible_problem = _visible(view)
     ram_total_bytes, ram_available_bytes = host.read_ram()
     return Hardware(
-        gpus=view.gpus,
-        visible=visible,
-        visible_problem=visible_problem,
-        nvml_state=view.state,
-        nvml_problem=view.problem,
-        nvml_remedy=view.remedy,
-        driver_cuda=view.driver_cuda,
+        **_gpus(),
         cpu=host.read_cpu(),
         ram_total_bytes=ram_total_bytes,
         ram_available_bytes=ram_available_bytes,
         cache_disk=host.read_disk(cache_folder()),
         work_disk=host.read_disk(Path.cwd()),
         python=platform.python_version(),
-        platform=host.platform_name(),
+        platform=f"{platform.system()} {platform.machine()}",
         kernel=platform.release(),
         versions=host.read_versions(),
         git=host.read_git(),
@@ -46,20 +38,21 @@ def probe() -> Hardware:
 
 def look_again(hardware: Hardware) -> Hardware:
     """Return the same machine with its GPUs read again: much cheaper than probing all of it."""
-    view = nvml_view()
-    visible, visible_problem = _visible(view)
-    return dataclasses.replace(
-        hardware,
-        gpus=view.gpus,
-        visible=visible,
-        visible_problem=visible_problem,
-        nvml_state=view.state,
-        nvml_problem=view.problem,
-        nvml_remedy=view.remedy,
-    )
+    return dataclasses.replace(hardware, **_gpus())
 
 
-def _visible(view: NvmlView) -> tuple[tuple[str, ...] | None, str | None]:
-    if not view.gpus and view.state is not NvmlState.WORKS:  # a fault of one GPU does not hide the others
-        return None, None
-    return visible_devices(view.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER"))
+def _gpus() -> dict[str, Any]:
+    """Return the fields of Hardware that NVML tells."""
+    view, variable = nvml_view(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible, problem = None, None
+    if view.gpus or view.state is NvmlState.WORKS:  # a fault of one GPU does not hide the others
+        visible, problem = visible_devices(view.gpus, variable, os.environ.get("CUDA_DEVICE_ORDER"))
+    return {
+        "gpus": view.gpus,
+        "visible": visible,
+        "visible_problem": problem,
+        "nvml_state": view.state,
+        "nvml_problem": view.problem,
+        "nvml_remedy": view.remedy,
+        "driver_cuda": view.driver_cuda,
+    }

@@ -30,7 +30,7 @@ def _folders(controller: str, membership: Path, root: Path) -> Iterator[Path]:
 
     Inside a container the group's path is often the host's and does not exist; the mount itself is then the own group.
     """
-    for line in (_text(membership) or "").splitlines():
+    for line in _text(membership).splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:
             base = root
@@ -44,9 +44,9 @@ def _folders(controller: str, membership: Path, root: Path) -> Iterator[Path]:
 
 
 def _cpu_quota(folder: Path) -> float | None:
-    quota, period = [*(_text(folder / "cpu.max") or "").split(), "", ""][:2]
+    quota, period = [*_text(folder / "cpu.max").split(), "", ""][:2]
     if not quota:
-        quota, period = _text(folder / "cpu.cfs_quota_us") or "", _text(folder / "cpu.cfs_period_us") or ""
+        quota, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
     return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
 
 
@@ -56,7 +56,7 @@ def _memory(folder: Path) -> tuple[int, int] | None:
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     )
     for limit_name, usage_name, reclaimable_name in names:
-        limit, usage = _text(folder / limit_name) or "", _text(folder / usage_name) or ""
+        limit, usage = _text(folder / limit_name), _text(folder / usage_name)
         if limit.isdigit() and usage.isdigit() and int(limit) < _NO_LIMIT_BYTES:
             # The kernel drops idle file cache before it kills, so that cache counts as free.
             reclaimable = _statistic(folder / "memory.stat", reclaimable_name)
@@ -65,15 +65,15 @@ def _memory(folder: Path) -> tuple[int, int] | None:
 
 
 def _statistic(path: Path, name: str) -> int:
-    for line in (_text(path) or "").splitlines():
+    for line in _text(path).splitlines():
         key, _, value = line.partition(" ")
         if key == name and value.isdigit():
             return int(value)
     return 0
 
 
-def _text(path: Path) -> str | None:
+def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="ascii", errors="replace").strip()
     except OSError:
-        return None
+        return ""

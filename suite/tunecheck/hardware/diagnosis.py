@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 from tunecheck.core.text import human_bytes
 
@@ -17,7 +18,7 @@ class Level(StrEnum):
     ERROR = "error"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Diagnosis:
     """One finding of the doctor."""
 
@@ -27,24 +28,13 @@ class Diagnosis:
     remedy: str = ""
     """What to do; empty where nothing is."""
 
-    def __str__(self) -> str:
-        """Return one line for a terminal."""
-        return format_diagnoses([self])
 
-
-def ok(topic: str, found: str) -> Diagnosis:
-    """Return a diagnosis that needs no action."""
-    return Diagnosis(level=Level.OK, topic=topic, found=found)
-
-
-def warning(topic: str, found: str, remedy: str) -> Diagnosis:
-    """Return a diagnosis of something that limits or distorts what the suite measures."""
-    return Diagnosis(level=Level.WARNING, topic=topic, found=found, remedy=remedy)
-
-
-def error(topic: str, found: str, remedy: str) -> Diagnosis:
-    """Return a diagnosis of something that makes runs fail."""
-    return Diagnosis(level=Level.ERROR, topic=topic, found=found, remedy=remedy)
+ok = partial(Diagnosis, Level.OK)
+"""Diagnose what needs no action."""
+warning = partial(Diagnosis, Level.WARNING)
+"""Diagnose what limits or distorts what the suite measures."""
+error = partial(Diagnosis, Level.ERROR)
+"""Diagnose what makes runs fail."""
 
 
 def format_diagnoses(diagnoses: Sequence[Diagnosis]) -> str:

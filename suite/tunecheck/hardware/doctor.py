@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tunecheck.config.cards import card_for
-from tunecheck.hardware import Hardware, gpu_symptoms, host_symptoms, probe
-from tunecheck.hardware.diagnosis import Diagnosis, Level, format_diagnoses, memory_size, ok
+from tunecheck.core.units import GIB
+from tunecheck.hardware import Disk, Hardware, gpu_symptoms, network, probe
+from tunecheck.hardware.diagnosis import Diagnosis, Level, error, format_diagnoses, memory_size, ok, warning
+from tunecheck.hardware.host import distribution_version
 from tunecheck.hardware.torch_facts import torch_view
 
 __all__ = ["DEFAULT_MODEL", "Diagnosis", "Level", "examine", "format_diagnoses"]
 
 DEFAULT_MODEL = "smollm2-135m"
 """Name of the quick tier's model in configs/models."""
+CACHE_MINIMUM_BYTES = 5 * GIB
+"""Space for a model of 1.1 billion parameters in bf16, once as downloaded and once as converted."""
+WORK_MINIMUM_BYTES = 1 * GIB
+"""Space for the adapters, checkpoints and traces of a session."""
+MINIMUM_INODES = 1000
+"""Inodes needed: a session writes a few dozen files, a cached model about ten."""
+_RUNS_WITHOUT = frozenset({"tunecheck"})  # a checkout need not be installed
+_DISTORTING = {
+    "BNB_CUDA_VERSION": "bitsandbytes loads the binary of that CUDA version and no other",
+    "CUDA_LAUNCH_BLOCKING": "every kernel launch blocks, so speeds are not meaningful",
+    "NVIDIA_TF32_OVERRIDE": "fp32 products are rounded to TF32 whatever torch is set to, so numeric checks may fail",
+}
 
 
 def examine(
@@ -29,16 +43,11 @@ def examine(
         torch = torch_view()
         found += [*gpu_symptoms.torch_agrees(hardware, torch), *gpu_symptoms.cudnn_attention(torch)]
         found += gpu_symptoms.bitsandbytes_fits(torch)
-    found += [
-        *host_symptoms.libraries(hardware),
-        *host_symptoms.processor(hardware),
-        *host_symptoms.disk(hardware),
-        *host_symptoms.environment(hardware),
-    ]
+    found += [*libraries(hardware), *processor(hardware), *disk(hardware), *environment(hardware)]
     if cached_models is not None:
-        found += host_symptoms.weights(default_model, cached_models)
+        found += weights(default_model, cached_models)
     if deep:
-        found += host_symptoms.hub()
+        found += hub()
     return found
 
 
@@ -51,3 +60,95 @@ def card_class(hardware: Hardware) -> list[Diagnosis]:
     name = card_for(largest)
     why = "no GPU" if largest is None else f"the largest GPU has {memory_size(largest)}"
     return [ok("card class", f"{name}: {why}; train with its settings: `pytest -m quick --card {name}`")]
+
+
+def libraries(hardware: Hardware) -> Iterator[Diagnosis]:
+    """Diagnose missing distributions, and the deprecated `pynvml`."""
+    missing = [name for name, version in hardware.versions.items() if version is None and name not in _RUNS_WITHOUT]
+    if missing:
+        yield error("libraries", f"not installed: {', '.join(missing)}", "run `pip install -e .` in the checkout")
+    else:
+        names = ("torch", "transformers", "peft", "accelerate")
+        yield ok("libraries", ", ".join(f"{name} {hardware.versions[name]}" for name in names))
+    if (version := distribution_version("pynvml")) is not None:
+        yield warning(
+            "pynvml",
+            f"the deprecated package pynvml {version} is installed beside nvidia-ml-py, which has the same module",
+            "run `pip uninstall pynvml`, then `pip install --force-reinstall nvidia-ml-py`",
+        )
+
+
+def processor(hardware: Hardware) -> Iterator[Diagnosis]:
+    """Describe the processor, its usable cores, and the precision that `auto` selects on it."""
+    cpu = hardware.cpu
+    bf16 = {
+        True: "native bf16",
+        False: "no native bf16 (AVX512-BF16, AMX): runs on the CPU use fp32",
+        None: "native bf16 unknown",
+    }[cpu.bf16]
+    cores = f"{cpu.usable_cores or '?'} of {cpu.logical_cores or '?'} logical cores usable"
+    yield ok("CPU", f"{cpu.model or 'of unknown model'}, {cores}, {bf16}")
+    yield ok(
+        "memory",
+        f"{memory_size(hardware.ram_available_bytes)} of {memory_size(hardware.ram_total_bytes)} RAM available",
+    )
+
+
+def disk(hardware: Hardware) -> Iterator[Diagnosis]:
+    """Diagnose space and inodes of the cache and the current folder."""
+    yield _room(
+        "cache disk", hardware.cache_disk, CACHE_MINIMUM_BYTES, ", or set TUNECHECK_CACHE to a folder with more space"
+    )
+    yield _room("work disk", hardware.work_disk, WORK_MINIMUM_BYTES, ", or work in a folder with more space")
+
+
+def _room(topic: str, space: Disk, minimum_bytes: int, otherwise: str) -> Diagnosis:
+    remedy = f"free space{otherwise}"
+    if not space.writable:
+        return error(topic, "cannot write there", f"give this user write permission{otherwise}")
+    if space.free_bytes is None:
+        return warning(topic, "its free space cannot be read", f"check that the folder can be reached{otherwise}")
+    if space.free_inodes is not None and space.free_inodes < MINIMUM_INODES:
+        return error(topic, f"{space.free_inodes} inodes left, {MINIMUM_INODES} are needed", remedy)
+    if space.free_bytes < minimum_bytes:
+        return warning(
+            topic, f"{memory_size(space.free_bytes)} free, {memory_size(minimum_bytes)} are recommended", remedy
+        )
+    return ok(topic, f"{memory_size(space.free_bytes)} free")
+
+
+def weights(model: str, cached_models: Sequence[str]) -> Iterator[Diagnosis]:
+    """Diagnose whether the default model's weights are on this machine."""
+    if model in cached_models:
+        yield ok("weights", f"cached: {', '.join(sorted(cached_models))}")
+    else:
+        yield warning(
+            "weights", f"{model} is not in the cache", "`scripts/gpu-test.sh quick` fetches it; it needs a network"
+        )
+
+
+def hub() -> Iterator[Diagnosis]:
+    """Diagnose whether the model hub can be reached, with one connection of 2 s at most."""
+    if network.hub_offline():
+        yield ok("hub", "not asked: HF_HUB_OFFLINE (or TRANSFORMERS_OFFLINE) is set")
+        return
+    address = network.hub_address()
+    if address is None:
+        yield error("hub", "HF_ENDPOINT or the proxy before it is not a web address", "correct it or unset it")
+        return
+    problem = network.connection_problem(*address)
+    if problem is None:
+        yield ok("hub", f"{address[0]} can be reached")
+    else:
+        yield warning(
+            "hub",
+            f"{address[0]} cannot be reached: {problem}",
+            "nothing to do when the weights are cached or come from a package; else check network and proxy",
+        )
+
+
+def environment(hardware: Hardware) -> Iterator[Diagnosis]:
+    """Diagnose environment variables that distort what the suite measures."""
+    for name, effect in _DISTORTING.items():
+        if (value := hardware.environment.get(name, "")) not in ("", "0"):
+            yield warning(name, f"is set to {value}: {effect}", "unset it, unless this is what you want to test")

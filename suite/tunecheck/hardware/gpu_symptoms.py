@@ -9,7 +9,7 @@ from typing import Any
 from tunecheck.core.known_bugs import CUDNN_ATTENTION, cudnn_attention_gives_nan
 from tunecheck.core.units import GIB
 from tunecheck.hardware.diagnosis import Diagnosis, error, memory_size, ok, warning
-from tunecheck.hardware.facts import Gpu, GpuProcess, Hardware, NvmlState
+from tunecheck.hardware.facts import Gpu, Hardware, NvmlState
 
 CPU_ONLY = "quick and convergence run on the CPU; memory, extended and full are skipped"
 HIDDEN_USE_BYTES = GIB
@@ -83,9 +83,10 @@ def _compute_mode(gpu: Gpu) -> Iterator[Diagnosis]:
 def _neighbours(gpu: Gpu) -> Iterator[Diagnosis]:
     others = [process for process in gpu.memory_by_process or () if process.pid != os.getpid()]
     if others:
+        told = [f"pid {one.pid} ({one.name or 'name unknown'}) with {memory_size(one.used_bytes)}" for one in others]
         yield warning(
             f"GPU {gpu.index}",
-            f"other processes compute on it: {', '.join(_process(process) for process in others)}",
+            f"other processes compute on it: {', '.join(told)}",
             "stop them or wait for them: until then memory and speed are not meaningful",
         )
     elif not gpu.memory_by_process and gpu.total_bytes is not None and gpu.free_bytes is not None:
@@ -96,10 +97,6 @@ def _neighbours(gpu: Gpu) -> Iterator[Diagnosis]:
                 f"{memory_size(used_bytes)} in use by processes that the driver does not list, as inside a container",
                 "run `nvidia-smi` on the host: until they end memory and speed are not meaningful",
             )
-
-
-def _process(process: GpuProcess) -> str:
-    return f"pid {process.pid} ({process.name or 'name unknown'}) with {memory_size(process.used_bytes)}"
 
 
 def torch_agrees(hardware: Hardware, torch: dict[str, Any] | str) -> Iterator[Diagnosis]:

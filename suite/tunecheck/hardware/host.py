@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import importlib.metadata
 import os
-import platform
 import re
 import subprocess
 import tempfile
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+
+import psutil
 
 from tunecheck.hardware import cgroup
 from tunecheck.hardware.facts import Cpu, Disk, Git
@@ -52,16 +51,14 @@ _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 _GIT_SECONDS = 5
 _SUITE = Path(__file__).resolve().parent.parent
 
-_psutil: Any = importlib.import_module("psutil")  # it ships no type stubs
-
 
 def read_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> Cpu:
     """Return the processor of this machine and the cores available to this process."""
     model, flags = _cpuinfo(cpuinfo)
     return Cpu(
         model=model,
-        physical_cores=_psutil.cpu_count(logical=False),
-        logical_cores=_psutil.cpu_count(logical=True),
+        physical_cores=psutil.cpu_count(logical=False),
+        logical_cores=psutil.cpu_count(logical=True),
         usable_cores=_usable_cores(),
         avx512_bf16=None if flags is None else "avx512_bf16" in flags,
         amx_bf16=None if flags is None else "amx_bf16" in flags,
@@ -91,7 +88,7 @@ def _usable_cores() -> int | None:
 
 def read_ram() -> tuple[int | None, int | None]:
     """Return total and available bytes, within the limit of the control group."""
-    memory = _psutil.virtual_memory()
+    memory = psutil.virtual_memory()
     limits = cgroup.memory_limits()
     if limits is None:
         return memory.total, memory.available
@@ -172,8 +169,3 @@ def read_environment(variables: Mapping[str, str]) -> dict[str, str]:
         for name, value in sorted(variables.items())
         if name in ENVIRONMENT or (name.startswith("TUNECHECK_") and not _SECRET.search(name))
     }
-
-
-def platform_name() -> str:
-    """Return operating system and machine, such as "Linux x86_64"."""
-    return f"{platform.system()} {platform.machine()}"

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
+import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
+from tunecheck.core.helper import HelperFailed, HelperHung, ask, command_for
 from tunecheck.hardware.facts import Gpu, GpuProcess, MigInstance, NvmlState
 
+LIBRARY = "libnvidia-ml.so.1"
+TIMEOUT_SECONDS = 20.0
+"""Timeout: a healthy driver answers within a second; one that has to wake sleeping GPUs may take several."""
 BF16_CAPABILITY = (8, 0)
 DEVICES = (Path("/dev/nvidiactl"), Path("/dev/nvhost-gpu"), Path("/dev/nvhost-ctrl-gpu"))
 """Device files, one of which exists where a kernel module drives an NVIDIA GPU; the last two are a Jetson's."""
@@ -26,6 +32,7 @@ class Fault:
     remedy: str
 
 
+_ASK_THE_DRIVER = "run `nvidia-smi` and read the kernel log"
 _REINSTALL = "run `pip install --force-reinstall nvidia-ml-py`"
 _SHADOWED = Fault(
     NvmlState.SHADOWED,
@@ -89,10 +96,42 @@ class NvmlView:
     driver_cuda: str | None = None
 
 
-def read_nvml() -> NvmlView:
-    """Read NVML and shut it down again. Never raises for what the driver answers.
+def nvml_view(timeout_seconds: float = TIMEOUT_SECONDS, *, command: Sequence[str] | None = None) -> NvmlView:
+    """Return NVML's view of this machine, within the timeout whatever the driver does. Never raises for its answers.
 
-    Waits as long as the driver does: `nvml_helper.nvml_view` reads it in a process of its own.
+    A helper process reads it: a driver that hangs then costs seconds, not the session. Without an NVML library nothing
+    can hang, so none is started. A helper that hung gives the state HUNG, one that died the state OTHER. `command`
+    replaces the helper, which is `nvml_child`.
+    """
+    if command is None and not library_loads():
+        return read_nvml()
+    from pydantic import TypeAdapter, ValidationError
+
+    command = command or command_for("tunecheck.hardware.nvml_child")
+    try:
+        return TypeAdapter(NvmlView).validate_python(ask(command, about="NVML", timeout_seconds=timeout_seconds))
+    except HelperHung as error:
+        remedy = "search the kernel log for Xid and reboot; until then `nvidia-smi` will hang too"
+        return NvmlView(state=NvmlState.HUNG, problem=str(error), remedy=remedy)
+    except (HelperFailed, ValidationError) as error:
+        return NvmlView(state=NvmlState.OTHER, problem=str(error), remedy=_ASK_THE_DRIVER)
+
+
+def library_loads() -> bool:
+    """Return whether an NVML library loads, which contacts no driver; True where it has another name."""
+    if sys.platform != "linux":
+        return True
+    try:
+        ctypes.CDLL(LIBRARY)
+    except OSError:
+        return False
+    return True
+
+
+def read_nvml() -> NvmlView:
+    """Read NVML in this process and shut it down again, however long the driver takes.
+
+    Never raises for what the driver answers.
     """
     try:
         with warnings.catch_warnings():
@@ -102,7 +141,8 @@ def read_nvml() -> NvmlView:
     except Exception as error:  # the old package fails on import in many ways, SyntaxError among them
         problem = f"the Python package nvidia-ml-py cannot be imported ({type(error).__name__}: {error})"
         return _failed(Fault(NvmlState.NO_BINDINGS, problem, _REINSTALL))
-    if _is_old_package(nvml):
+    # pynvml 11 and older is a folder of modules, nvidia-ml-py a single file.
+    if PurePath(getattr(nvml, "__file__", None) or "").name == "__init__.py":
         return _failed(_SHADOWED)
     try:
         with nvml_session(nvml):
@@ -115,11 +155,6 @@ def _failed(fault: Fault) -> NvmlView:
     return NvmlView(state=fault.state, problem=fault.problem, remedy=fault.remedy)
 
 
-def _is_old_package(nvml: Any) -> bool:
-    # pynvml 11 and older is a folder of modules, nvidia-ml-py a single file.
-    return PurePath(getattr(nvml, "__file__", None) or "").name == "__init__.py"
-
-
 def has_device() -> bool:
     """Return whether a device file of an NVIDIA GPU exists, whatever NVML says."""
     return any(device.exists() for device in DEVICES)
@@ -130,10 +165,8 @@ def describe(error: Any) -> Fault:
     code: int = error.value
     if code == _NO_LIBRARY_CODE:
         return _NO_UTILITIES if has_device() else _NO_LIBRARY
-    unknown = Fault(
-        NvmlState.OTHER, f"NVML answers with error {code} ({error})", "run `nvidia-smi` and read the kernel log"
-    )
-    return _FAULTS.get(code, unknown)
+    unknown = f"NVML answers with error {code} ({error})"
+    return _FAULTS.get(code, Fault(NvmlState.OTHER, unknown, _ASK_THE_DRIVER))
 
 
 @contextmanager

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from tunecheck.core.helper import HelperFailed, ask, command_for
-from tunecheck.hardware.nvml import BF16_CAPABILITY
 
 _TEXT_CHARACTERS = 300
 
@@ -63,24 +62,21 @@ def _cuda(torch: Any) -> dict[str, Any]:
     try:
         if torch.cuda.is_available():
             devices = [_device(torch, index) for index in range(torch.cuda.device_count())]
-            return {"cuda_available": True, "cuda_error": None, "devices": devices}
+            return {"cuda_error": None, "devices": devices}
         if torch.version.cuda is not None:
             torch.cuda.init()  # raises, and only its message says why there is no GPU
     except Exception as error:
-        return {"cuda_available": False, "cuda_error": _text(error), "devices": []}
-    return {"cuda_available": False, "cuda_error": None, "devices": []}
+        return {"cuda_error": _text(error), "devices": []}
+    return {"cuda_error": None, "devices": []}
 
 
 def _device(torch: Any, index: int) -> dict[str, Any]:
     properties = torch.cuda.get_device_properties(index)
     uuid = getattr(properties, "uuid", None)
     return {
-        "index": index,
         "name": properties.name,
         "uuid": None if uuid is None else f"GPU-{str(uuid).removeprefix('GPU-')}",
-        "total_bytes": properties.total_memory,
         "compute_capability": f"{properties.major}.{properties.minor}",
-        "bf16": (properties.major, properties.minor) >= BF16_CAPABILITY,
     }
 
 
@@ -112,8 +108,7 @@ def _fits(torch: Any, loaded: str | None, shipped: list[str]) -> bool | None:
 
 
 def _text(error: BaseException) -> str:
-    first_line = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {first_line}"[:_TEXT_CHARACTERS]
+    return f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0][:_TEXT_CHARACTERS]
 
 
 if __name__ == "__main__":

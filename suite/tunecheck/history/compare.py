@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tunecheck.core.errors import SuiteError, TraceError
 from tunecheck.core.finding import Status as Answer
@@ -14,7 +14,7 @@ from tunecheck.history.entry import HistoryEntry, changed, history_entry
 from tunecheck.history.store import RECENT, Store
 from tunecheck.results import RunReport
 from tunecheck.results.baseline import FEWEST_SESSIONS, Status, compare_pair
-from tunecheck.results.figures import FIGURES, Figure, change
+from tunecheck.results.figures import FIGURES, change
 from tunecheck.results.rejudge import judged_again, session_report
 from tunecheck.results.words import cpu_contention_words, too_busy
 
@@ -63,8 +63,7 @@ class Comparison:
         return held
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Side:
+class _Side(NamedTuple):
     row: RunReport
     entry: HistoryEntry | None
 
@@ -90,14 +89,14 @@ def _sides(path: Path) -> dict[str, _Side]:
     else:
         trace = read(path)
         rows, started_at = (judged_again(trace, [], trace_file=path.name),), trace.header.started_at
-    folder = path if path.is_dir() else path.parent
-    return {row.name: _Side(row=row, entry=_entry(row, folder, started_at)) for row in rows}
-
-
-def _entry(row: RunReport, folder: Path, started_at: str) -> HistoryEntry | None:
-    if not row.trace_file:
-        return None
-    return history_entry(row, read(folder / row.trace_file), session=folder.name, started_at=started_at)
+    folder, sides = path if path.is_dir() else path.parent, {}
+    for row in rows:
+        entry = None
+        if row.trace_file:
+            held = read(folder / row.trace_file)
+            entry = history_entry(row, held, session=folder.name, started_at=started_at)
+        sides[row.name] = _Side(row, entry)
+    return sides
 
 
 def _compared(name: str, a: _Side, b: _Side, store: Store, say: Callable[[str], None]) -> Comparison:
@@ -105,7 +104,10 @@ def _compared(name: str, a: _Side, b: _Side, store: Store, say: Callable[[str], 
     known: list[HistoryEntry] = []
     differences: tuple[Difference, ...] = ()
     if a.entry and b.entry and not incomparable:
-        known = _known(a.entry, store, say)
+        try:
+            known = store.entries(key=a.entry.key, outcome="pass", last=RECENT)
+        except SuiteError as error:
+            say(f"the scatter of the figures is not known: {error}")
         differences = tuple(_differences(a.entry, b.entry, known))
     answers = _answers(a.row, b.row)
     return Comparison(
@@ -114,7 +116,12 @@ def _compared(name: str, a: _Side, b: _Side, store: Store, say: Callable[[str], 
         answers=tuple(f"{check}: {old} → {new}" for check, (old, new) in answers.items()),
         changed=changed(a.entry, b.entry) if a.entry and b.entry else "",
         incomparable=incomparable,
-        disturbed=tuple(_disturbed(a.row, b.row)),
+        disturbed=tuple(
+            f"{side}: {words}"
+            for side, row in (("A", a.row), ("B", b.row))
+            if too_busy(row)
+            for words in cpu_contention_words(row)
+        ),
         sessions=len(known) if len(known) >= FEWEST_SESSIONS else 0,
         differences=differences,
     )
@@ -133,29 +140,13 @@ def _incomparable(a: HistoryEntry | None, b: HistoryEntry | None) -> str:
     return next((words.format(old, new) for words, (old, new) in pairs.items() if old != new), "")
 
 
-def _disturbed(a: RunReport, b: RunReport) -> Iterator[str]:
-    for side, row in (("A", a), ("B", b)):
-        yield from (f"{side}: {words}" for words in cpu_contention_words(row) if too_busy(row))
-
-
-def _known(entry: HistoryEntry, store: Store, say: Callable[[str], None]) -> list[HistoryEntry]:
-    try:
-        return store.entries(key=entry.key, outcome="pass", last=RECENT)
-    except SuiteError as error:
-        say(f"the scatter of the figures is not known: {error}")
-        return []
-
-
 def _differences(a: HistoryEntry, b: HistoryEntry, known: list[HistoryEntry]) -> Iterator[Difference]:
     for name, figure in FIGURES.items():
         if name in a.figures and name in b.figures:
             values = [entry.figures[name] for entry in known if name in entry.figures]
-            yield _difference(figure, a.figures[name], b.figures[name], values)
-
-
-def _difference(figure: Figure, before: float, after: float, values: list[float]) -> Difference:
-    status, last_good = compare_pair(figure, before, after, values)
-    return Difference(figure=figure.name, before=before, after=after, status=status, room=abs(last_good - before))
+            before, after = a.figures[name], b.figures[name]
+            status, last_good = compare_pair(figure, before, after, values)
+            yield Difference(figure=name, before=before, after=after, status=status, room=abs(last_good - before))
 
 
 def _answers(a: RunReport, b: RunReport) -> Mapping[str, tuple[Answer | str, Answer | str]]:

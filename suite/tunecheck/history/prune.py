@@ -54,17 +54,13 @@ def prune(what: Plan, store: Store, say: Callable[[str], None]) -> int:
     Raises SuiteError, with nothing removed, when the store cannot be written.
     """
     for session in what.removed:
-        _remember(session, store, say)
+        try:
+            report = session_report(session)
+        except SuiteError as error:
+            say(f"{session.name} has no figures for the history: {error}")
+        else:
+            store.add(history_entries(report, session, say))
     return sum(_remove(session) for session in what.removed)
-
-
-def _remember(session: Path, store: Store, say: Callable[[str], None]) -> None:
-    try:
-        report = session_report(session)
-    except SuiteError as error:
-        say(f"{session.name} has no figures for the history: {error}")
-        return
-    store.add(history_entries(report, session, say))
 
 
 def _remove(session: Path) -> int:

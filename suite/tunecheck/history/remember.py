@@ -44,38 +44,28 @@ def remember(report: Report, folder: Path) -> None:
         Store(history_file(folder.parent)).add(entries)
 
 
-def compare_to_history(entry: HistoryEntry, store: Store, say: Callable[[str], None]) -> list[FigureComparison]:
-    """Compare the entry's figures to the accepted baseline, else to the previous entries of its key.
-
-    Raises HistoryError when the store or the baseline cannot be used.
-    """
-    baseline, note = baseline_for(entry, baselines_folder())
-    if note:
-        say(note)
-    return compare_figures(entry, _passed_before(entry, store), baseline)
-
-
-def _passed_before(entry: HistoryEntry, store: Store) -> list[HistoryEntry]:
-    return store.entries(key=entry.key, before=entry.started_at, outcome="pass", last=RECENT)
-
-
-def compare_to_file(
-    entry: HistoryEntry, store: Store, path: Path | None, say: Callable[[str], None]
+def compare_to_history(
+    entry: HistoryEntry, store: Store, say: Callable[[str], None], path: Path | None = None
 ) -> list[FigureComparison]:
-    """Compare the entry's figures to the baseline in this file; without a file, as in a session.
+    """Compare the entry's figures to the baseline in this file, else to the accepted one, else to previous entries.
 
-    Raises HistoryError for a file that cannot be used, also since it is of another device or configuration.
+    Previous entries are those of its key. Raises HistoryError when the store or the baseline cannot be used, also since
+    the named file is of another device or configuration.
     """
     if path is None:
-        return compare_to_history(entry, store, say)
-    baseline = read_baseline(path)
-    require_device(baseline, entry, path)
-    if baseline.key != entry.key:
-        raise HistoryError(
-            f"{path}: accepted for {baseline.run} as {baseline.key.fingerprint} with {baseline.key.majors}, and the "
-            f"last entry of {entry.run} is {entry.key.fingerprint} with {entry.key.majors}: name another file"
-        )
-    return compare_figures(entry, _passed_before(entry, store), baseline)
+        baseline, note = baseline_for(entry, baselines_folder())
+        if note:
+            say(note)
+    else:
+        baseline = read_baseline(path)
+        require_device(baseline, entry, path)
+        if baseline.key != entry.key:
+            raise HistoryError(
+                f"{path}: accepted for {baseline.run} as {baseline.key.fingerprint} with {baseline.key.majors}, and "
+                f"the last entry of {entry.run} is {entry.key.fingerprint} with {entry.key.majors}: name another file"
+            )
+    before = store.entries(key=entry.key, before=entry.started_at, outcome="pass", last=RECENT)
+    return compare_figures(entry, before, baseline)
 
 
 def compare_figures(
@@ -111,7 +101,13 @@ def rebuild(folder: Path, say: Callable[[str], None]) -> tuple[Path, int]:
     from tunecheck.results.rejudge import session_report
 
     store = Store(history_file(folder))
-    entries = _rescued(store, say)
+    entries: list[HistoryEntry] = []
+    try:
+        if store.path.exists():
+            store.check()
+    except HistoryDamaged as error:
+        aside, entries = store.set_aside()
+        say(f"{error}\nset aside as {aside.name}, {len(entries)} entries read from it")
     for path in sorted(folder.glob(f"*/{NODES_FOLDER}/*/{ANSWER_FILE}")):
         try:
             entries += fleet_entries([read_answer(path)])
@@ -135,15 +131,3 @@ def fleet_entries(answers: Iterable[Answer]) -> list[HistoryEntry]:
         return [build(HistoryEntry, held) for answer in answers for held in answer.history]
     except MISFITS as error:
         raise HistoryError(f"an answer holds what is no entry of the history: {error}") from error
-
-
-def _rescued(store: Store, say: Callable[[str], None]) -> list[HistoryEntry]:
-    if not store.path.exists():
-        return []
-    try:
-        store.check()
-        return []
-    except HistoryDamaged as error:
-        aside, saved = store.set_aside()
-        say(f"{error}\nset aside as {aside.name}, {len(saved)} entries read from it")
-        return saved

@@ -12,6 +12,7 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -31,18 +32,9 @@ APPLICATION = 0x74756E65
 WAIT_SECONDS = 10.0
 """For another session that is writing: a write takes milliseconds."""
 
-_COLUMNS = (
-    "session",
-    "started_at",
-    "run",
-    "fingerprint",
-    "device",
-    "majors",
-    "versions",
-    "outcome",
-    "figures",
-    "card",
-    "needed_bytes",
+_KEY = tuple(field.name for field in fields(Key))
+_COLUMNS = tuple(
+    column for field in fields(HistoryEntry) for column in (_KEY if field.name == "key" else (field.name,))
 )
 _TABLE = f"CREATE TABLE IF NOT EXISTS entries ({', '.join(_COLUMNS)}, PRIMARY KEY (session, run))"
 _INDICES = (
@@ -96,7 +88,7 @@ class Store:
         if key is not None:
             conditions |= {"fingerprint = ?": key.fingerprint, "device = ?": key.device, "majors = ?": key.majors}
         given = {words: value for words, value in conditions.items() if value is not None}
-        return self._select(" AND ".join(given) or "1", tuple(given.values()), last)
+        return list(self._newest(" AND ".join(given) or "1", tuple(given.values()), last))[::-1]
 
     def runs(self) -> list[str]:
         """Return the names of the runs that have an entry, sorted. Raises HistoryError."""
@@ -108,13 +100,13 @@ class Store:
     def peaks(self, fingerprint: str, card: str) -> list[HistoryEntry]:
         """Return the last judged entries of this fingerprint on a GPU of this name with a known need, oldest first."""
         condition = "fingerprint = ? AND card = ? AND needed_bytes IS NOT NULL AND outcome IN ('pass', 'fail')"
-        return self._select(condition, (fingerprint, card), RECENT)
+        return list(self._newest(condition, (fingerprint, card), RECENT))[::-1]
 
     def set_aside(self) -> tuple[Path, list[HistoryEntry]]:
         """Rename the file; return its new name and the entries that could still be read from it."""
         saved: list[HistoryEntry] = []
         with contextlib.suppress(HistoryError):
-            for entry in self._each("1", ()):
+            for entry in self._newest("1", ()):
                 saved.append(entry)  # one by one: a damaged file breaks off in the middle
         aside = self.path.with_name(f"{self.path.name}.unusable-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
         try:
@@ -130,10 +122,7 @@ class Store:
             if answer != "ok":
                 raise HistoryDamaged(f"{self.path}: damaged ({answer}); {_WAY_OUT}")
 
-    def _select(self, condition: str, values: Sequence[str], last: int | None) -> list[HistoryEntry]:
-        return list(self._each(condition, values, last))[::-1]
-
-    def _each(self, condition: str, values: Sequence[str], last: int | None = None) -> Iterator[HistoryEntry]:
+    def _newest(self, condition: str, values: Sequence[str], last: int | None = None) -> Iterator[HistoryEntry]:
         """Yield these entries, the newest first."""
         if not self.path.exists():
             return
@@ -179,24 +168,13 @@ class Store:
 
 
 def _row(entry: HistoryEntry) -> tuple[str | int | None, ...]:
-    return (
-        entry.session,
-        entry.started_at,
-        entry.run,
-        entry.key.fingerprint,
-        entry.key.device,
-        entry.key.majors,
-        json.dumps(entry.versions),
-        entry.outcome,
-        json.dumps(entry.figures),
-        entry.card,
-        entry.needed_bytes,
-    )
+    held = {**asdict(entry), **asdict(entry.key)}
+    return tuple(json.dumps(value) if isinstance(value := held[name], dict) else value for name in _COLUMNS)
 
 
 def _entry(row: Sequence[str]) -> HistoryEntry:
     held = dict(zip(_COLUMNS, row, strict=True))
-    key = {name: held.pop(name) for name in ("fingerprint", "device", "majors")}
+    key = {name: held.pop(name) for name in _KEY}
     texts = {name: json.loads(held[name]) for name in ("versions", "figures")}
     entry: HistoryEntry = build(HistoryEntry, {**held, "key": key, **texts})
     return entry

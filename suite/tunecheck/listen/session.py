@@ -155,7 +155,6 @@ def session_of(
     if pad is None or pad >= _declared_number(model, "vocab_size"):  # added to the tokenizer alone
         pad = 0
     rows: Any = GivenRows(window, dataset, pad, done, _declared_number(model, "max_position_embeddings"))
-    settings = {"scheduler": None, "scaler": None, "save_adapter": save_pretrained, **others}
     return Session(
         run=run,
         processes=rank_and_processes()[1],
@@ -169,7 +168,7 @@ def session_of(
         loss=_not_ours,
         evaluate=_not_ours,
         merge=_not_ours,
-        **settings,
+        **{"save_adapter": save_pretrained, **others},
     )
 
 

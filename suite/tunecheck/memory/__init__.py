@@ -11,7 +11,7 @@ from tunecheck.memory.prediction import Prediction, cached_prediction, predict
 if TYPE_CHECKING:
     from tunecheck.config.schema import Run
 
-__all__ = ["Need", "Prediction", "known_need", "need_of", "predict"]
+__all__ = ["Need", "Prediction", "need_of", "predict"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,25 +26,18 @@ class Need:
 
 
 def need_of(run: Run, *, gpu_name: str | None) -> Need | None:
-    """Return the best known need: measured on such a GPU, else stated by the run, else predicted; else None.
+    """Return the best known need: this run's measured on such a GPU, else stated by it, else predicted; else None.
 
     A prediction rests on assumed constants of the GPU, so it does not overrule what the run's YAML states. Nothing is
     simulated here: `predict` fills the cache, as `tunecheck estimate` does.
     """
-    measured = known_need(run, gpu_name)
+    peak = None if gpu_name is None else measured_peak(run.fingerprint, gpu_name)
     # a verdict records the peak of the run itself, not of the variants that it is compared with
-    if measured is not None and not (run.probes.memory_order and (run.vram or 0) > measured.bytes):
-        return measured
+    if peak is not None and not (run.probes.memory_order and (run.vram or 0) > peak.process_bytes):
+        return Need(bytes=peak.process_bytes, source="measured", when=peak.measured_at)
     if run.vram is not None:
         return Need(bytes=run.vram, source="stated", when="")
     simulated = run.evaluation.device != "cuda"  # a training on the CPU that evaluates on a GPU is not
     if simulated and (prediction := cached_prediction(run, card=gpu_name)) is not None:
         return Need(bytes=prediction.process_bytes, source="predicted", when=prediction.predicted_at)
     return None
-
-
-def known_need(run: Run, gpu_name: str | None) -> Need | None:
-    """Return the newest measurement of exactly this run on a GPU of this name; None without a GPU or one."""
-    if gpu_name is None or (peak := measured_peak(run.fingerprint, gpu_name)) is None:
-        return None
-    return Need(bytes=peak.process_bytes, source="measured", when=peak.measured_at)

@@ -83,7 +83,8 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._count(leaf)
         alive = self.live_bytes + (0 if self._elsewhere else scratch_bytes(func, args))
         if alive > self.peak_bytes:
-            self._new_peak(alive, func)
+            self.peak_bytes, self.peak_operation = alive, str(func)
+            self.peak_by_kind = dict(self._by_kind + Counter({ACTIVATIONS: alive - self.live_bytes}))
         return result
 
     def _count(self, tensor: torch.Tensor) -> None:
@@ -103,11 +104,6 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         del self._deaths[key]
         self._by_kind[kind] -= size
         self.live_bytes -= size
-
-    def _new_peak(self, alive_bytes: int, func: Any) -> None:
-        scratch = alive_bytes - self.live_bytes
-        self.peak_bytes, self.peak_operation = alive_bytes, str(func)
-        self.peak_by_kind = dict(self._by_kind + Counter({ACTIVATIONS: scratch}))
 
 
 def scratch_bytes(func: Any, args: Any) -> int:

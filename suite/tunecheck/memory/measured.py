@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -38,7 +39,10 @@ def measured_peak(fingerprint: str, gpu_name: str) -> MeasuredPeak | None:
     reached its peak. A file that is no verdict, or a history that cannot be used, is skipped: each session reports that
     itself.
     """
-    found = [*_from_verdicts(fingerprint, gpu_name), *_from_history(fingerprint, gpu_name)]
+    found = [(started_at, peak) for card, started_at, peak in _from_verdicts(fingerprint) if card == gpu_name]
+    with suppress(HistoryError):
+        entries = Store(history_file()).peaks(fingerprint, gpu_name)
+        found += [(entry.started_at, entry.needed_bytes) for entry in entries if entry.needed_bytes is not None]
     if not found:
         return None
     started_at, peak_bytes = max(found)
@@ -47,33 +51,17 @@ def measured_peak(fingerprint: str, gpu_name: str) -> MeasuredPeak | None:
 
 def measured_peaks(fingerprint: str) -> list[MeasuredPeak]:
     """Return the last peak of a run with this fingerprint on every GPU for which a verdict has one."""
-    cards = {
-        row["device"].partition(" ")[2]
-        for verdict in _verdicts()
-        for row in verdict["runs"]
-        if row["fingerprint"] == fingerprint and row["peak_kind"] == "allocator"
-    }
+    cards = {card for card, _, _ in _from_verdicts(fingerprint)}
     return [peak for card in sorted(cards) if (peak := measured_peak(fingerprint, card)) is not None]
 
 
-def _from_history(fingerprint: str, gpu_name: str) -> list[tuple[str, int]]:
-    try:
-        entries = Store(history_file()).peaks(fingerprint, gpu_name)
-    except HistoryError:
-        return []
-    return [(entry.started_at, entry.needed_bytes) for entry in entries if entry.needed_bytes is not None]
-
-
-def _from_verdicts(fingerprint: str, gpu_name: str) -> list[tuple[str, int]]:
-    return [
-        (verdict["started_at"], row["peak_bytes"])
-        for verdict in _verdicts()
-        for row in verdict["runs"]
-        if row["fingerprint"] == fingerprint
-        and row["peak_kind"] == "allocator"
-        and row["outcome"] in ("pass", "fail")
-        and row["device"].partition(" ")[2] == gpu_name
-    ]
+def _from_verdicts(fingerprint: str) -> Iterator[tuple[str, str, int]]:
+    """Yield the GPU's name, the session's beginning and the peak of each judged run of this fingerprint."""
+    for verdict in _verdicts():
+        for row in verdict["runs"]:
+            judged = row["outcome"] in ("pass", "fail")
+            if judged and row["fingerprint"] == fingerprint and row["peak_kind"] == "allocator":
+                yield row["device"].partition(" ")[2], verdict["started_at"], row["peak_bytes"]
 
 
 def _verdicts() -> Iterator[dict[str, Any]]:

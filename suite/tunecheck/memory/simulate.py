@@ -70,7 +70,7 @@ def simulate(
         with live, copies_left_out(live):
             batch = _batch(run.training.micro_batch_size, run, padded)
             first_bytes = _step(session, live, batch, keep_gradients=several, place=place)
-            live.hold(_optimizer_tensors(session), "optimizer")
+            live.hold((tensor for state in session.optimizer.state.values() for tensor in state.values()), "optimizer")
             steady_bytes = _step(session, live, batch, keep_gradients=False, place=place)
             del batch
             at_peak, operation = live.peak_by_kind, live.peak_operation
@@ -104,11 +104,8 @@ def build(run: Run) -> Session:
         precision=precision,
         folder=Path(),
         model=model,
-        tokenizer=None,
         batches=cast(Any, None),
         optimizer=optimizer,
-        scheduler=None,
-        scaler=None,
         loss=native.token_weighted_loss,
         evaluate=native.evaluate,
         save_adapter=native.save_adapter,
@@ -132,7 +129,7 @@ def claim(live: LiveStorages, session: Session) -> None:
 
 
 def _nothing_packed(position_ids: torch.Tensor) -> None:
-    """Return None: the trainer packs no sequences."""
+    """Return None: the trainer packs no sequences. A mock would keep the tensors that it is called with."""
 
 
 @contextlib.contextmanager
@@ -274,12 +271,7 @@ def _state_tensors(state: Any) -> list[torch.Tensor]:
     return [state.absmax, state.code, *nested]
 
 
-def _optimizer_tensors(session: Session) -> list[torch.Tensor]:
-    return [tensor for state in session.optimizer.state.values() for tensor in state.values()]
-
-
-@contextlib.contextmanager
-def _dtypes_of_fake_parameters_can_change() -> Iterator[None]:
+def _dtypes_of_fake_parameters_can_change() -> Any:
     """Replace Module.to in the block: it swaps a fake parameter's identity, which torch refuses."""
 
     def to(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
@@ -291,12 +283,7 @@ def _dtypes_of_fake_parameters_can_change() -> Iterator[None]:
                     owner._parameters[name] = torch.nn.Parameter(converted, parameter.requires_grad)
         return module
 
-    original = torch.nn.Module.to
-    torch.nn.Module.to = to  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        torch.nn.Module.to = original  # type: ignore[method-assign]
+    return mock.patch.object(torch.nn.Module, "to", to)
 
 
 if __name__ == "__main__":

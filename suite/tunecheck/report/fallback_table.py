@@ -7,7 +7,7 @@ resident memory of a process on a CPU are different figures, and are never compa
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -52,7 +52,11 @@ class AttemptRow:
 
 def rows_of(traces: Iterable[Trace]) -> list[AttemptRow]:
     """Return a row for each training attempt, whole or for a few steps, relative to the run as configured."""
-    return [row for trace in traces for row in _with_relatives([_row(trace, attempt) for attempt in _trainings(trace)])]
+    rows = []
+    for trace in traces:
+        trainings = [attempt for attempt in trace.attempts if attempt.start.purpose in PURPOSES]
+        rows += _with_relatives([_row(trace, attempt) for attempt in trainings])
+    return rows
 
 
 def session_rows(folder: Path) -> list[AttemptRow]:
@@ -68,14 +72,8 @@ def print_rows(rows: list[AttemptRow], console: Console) -> None:
     from tunecheck.report.layout import PlainTable
 
     table = PlainTable()
-    for head, longest_word in (
-        ("run", ""),
-        ("strategy", ""),
-        ("fallback step", ""),
-        ("device", ""),
-        ("outcome", "finished"),
-    ):
-        table.add_column(head, overflow="fold", min_width=max(len(head), len(longest_word)))
+    for head in ("run", "strategy", "fallback step", "device", "outcome"):
+        table.add_column(head, overflow="fold", min_width=len("finished") if head == "outcome" else len(head))
     for head in ("memory", "relative", "step", "speed"):
         table.add_column(head, justify="right", overflow="fold", min_width=len(head))
     for row in rows:
@@ -88,10 +86,6 @@ def print_rows(rows: list[AttemptRow], console: Console) -> None:
             row.run, row.strategy, row.fallback_step, where, row.outcome.replace("_", " "), memory, peak, step, speed
         )
     console.print(table)
-
-
-def _trainings(trace: Trace) -> Iterator[Attempt]:
-    return (attempt for attempt in trace.attempts if attempt.start.purpose in PURPOSES)
 
 
 def _row(trace: Trace, attempt: Attempt) -> AttemptRow:
@@ -120,8 +114,7 @@ def _row(trace: Trace, attempt: Attempt) -> AttemptRow:
 def _with_relatives(rows: list[AttemptRow]) -> list[AttemptRow]:
     """Return the rows with peak and speed relative to the last attempt as configured, where they are comparable."""
     full = [row for row in rows if row.fallback_step == MemoryVariant.AS_CONFIGURED and row.step_seconds is not None]
-    configured = full[-1] if full else None
-    return [row if configured is None else _relative(row, configured) for row in rows]
+    return [_relative(row, full[-1]) for row in rows] if full else rows
 
 
 def _relative(row: AttemptRow, configured: AttemptRow) -> AttemptRow:

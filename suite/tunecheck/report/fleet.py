@@ -15,8 +15,7 @@ from tunecheck.core.finding import Finding, Status
 from tunecheck.core.text import counted, human_bytes, one_line
 from tunecheck.report.layout import labelled
 from tunecheck.report.view import failure
-from tunecheck.results.fleet import FleetReport, NodeRow
-from tunecheck.results.fleet.drain import reasons
+from tunecheck.results.fleet import FleetReport, NodeRow, reasons
 from tunecheck.results.fleet.outliers import FIGURES
 
 MOST_ROWS = 20
@@ -126,4 +125,4 @@ def _agreement(rows: Sequence[NodeRow]) -> str:
 
 def _median(rows: Sequence[NodeRow], figure: str) -> str:
     values = [row.figures[figure] for row in rows if figure in row.figures]
-    return figure_words(figure, median(values)) if values else ""
+    return figure_words(figure, median(values) if values else None)

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from tunecheck.core.text import counted, one_line
 from tunecheck.history.baseline import AcceptedBaseline
-from tunecheck.history.compare import Comparison, Difference
+from tunecheck.history.compare import Comparison
 from tunecheck.history.entry import HistoryEntry, Key
 from tunecheck.history.remember import compare_figures
 from tunecheck.report.figures import amount, relative_change
@@ -76,7 +76,11 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         _line(console, f"  {line}")
     table = _table("figure", "A", "B", "change", "counts from", "status")
     for one in comparison.differences:
-        table.add_row(*_difference(one))
+        before, after = (amount(one.figure, value) for value in (one.before, one.after))
+        status = _status(one.status, ", scatter unknown" if one.status == "suspect" else "")
+        room = f"± {amount(one.figure, one.room)}"
+        change = relative_change(one.before, one.after)
+        table.add_row(FIGURES[one.figure].title, before, after, change, room, status)
     console.print(table)
     known = f"the scatter of {counted(comparison.sessions, 'session')}" if comparison.sessions else "the floors alone"
     few = "" if comparison.sessions else f": fewer than {FEWEST_SESSIONS} sessions are in the history"
@@ -112,17 +116,6 @@ def _print_key(run: str, key: Key, entries: list[HistoryEntry], console: Console
         table.add_row("limit", "", *(amount(name, limit(FIGURES[name], known[name])) for name in names))
     console.print(table)
     console.print()
-
-
-def _difference(one: Difference) -> tuple[str | Text, ...]:
-    return (
-        FIGURES[one.figure].title,
-        amount(one.figure, one.before),
-        amount(one.figure, one.after),
-        relative_change(one.before, one.after),
-        f"± {amount(one.figure, one.room)}",
-        _status(one.status, ", scatter unknown" if one.status == "suspect" else ""),
-    )
 
 
 def _table(*heads: str) -> PlainTable:

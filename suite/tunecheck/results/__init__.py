@@ -30,7 +30,7 @@ from tunecheck.core.finding import Domain, Finding, Status
 from tunecheck.core.snapshot import RunSnapshot
 from tunecheck.core.trace import Attempt, Trace
 from tunecheck.results.answers import NO_ANSWERS, Answers
-from tunecheck.results.baseline import FigureComparison, regressions
+from tunecheck.results.baseline import FigureComparison
 from tunecheck.results.causes import explained
 from tunecheck.results.domain import attributed, domain_of_end, machine_fault
 from tunecheck.results.entry import Entry, entry_of
@@ -178,7 +178,7 @@ class Report:
     @property
     def regressions(self) -> list[FigureComparison]:
         """The figures that are worse than their baseline: a warning, unless --fail-on-regression is given."""
-        return regressions(self.figure_comparisons)
+        return [comparison for comparison in self.figure_comparisons if comparison.status == "worse"]
 
 
 def summarize(

@@ -11,8 +11,8 @@ of the cases with 8 sessions before it and in 0.2 % with 20; normal scatter of 5
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal
 
@@ -105,24 +105,15 @@ def compare_to_baseline(
     finite = [held for held in before if math.isfinite(held)]
     known = accepted or (baseline_of(finite) if finite else None)
     previous = before[-1] if before else None
-    if known is None or (accepted is None and known.sessions < FEWEST_SESSIONS):
-        sessions = known.sessions if known else 0
-        return FigureComparison(
-            run=run, figure=figure.name, value=value, status="no baseline", sessions=sessions, previous=previous
-        )
+    sessions = known.sessions if known else 0
+    alone = FigureComparison(
+        run=run, figure=figure.name, value=value, status="no baseline", sessions=sessions, previous=previous
+    )
+    if known is None or (accepted is None and sessions < FEWEST_SESSIONS):
+        return alone
     confirmed = figure.sessions == 1 or _was_worse(figure, finite, accepted)
     status, last_good = judge(figure, value, known, confirmed=confirmed)
-    return FigureComparison(
-        run=run,
-        figure=figure.name,
-        value=value,
-        status=status,
-        sessions=known.sessions,
-        median=known.median,
-        limit=last_good,
-        previous=previous,
-        baseline=baseline,
-    )
+    return replace(alone, status=status, median=known.median, limit=last_good, baseline=baseline)
 
 
 def compare_pair(figure: Figure, before: float, after: float, history: Sequence[float]) -> tuple[Status, float]:
@@ -130,11 +121,6 @@ def compare_pair(figure: Figure, before: float, after: float, history: Sequence[
     scatter = baseline_of(history).deviation if len(history) >= FEWEST_SESSIONS else None
     around = FigureBaseline(median=before, deviation=scatter or 0.0, sessions=len(history))
     return judge(figure, after, around, confirmed=scatter is not None or figure.sessions == 1)
-
-
-def regressions(comparisons: Iterable[FigureComparison]) -> list[FigureComparison]:
-    """Return those that are worse than their baseline."""
-    return [comparison for comparison in comparisons if comparison.status == "worse"]
 
 
 def _was_worse(figure: Figure, before: Sequence[float], accepted: FigureBaseline | None) -> bool:

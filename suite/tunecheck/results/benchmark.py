@@ -11,16 +11,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tunecheck.core.evidence import AttemptOutcome, AttemptPurpose
 from tunecheck.core.text import human_bytes
+from tunecheck.results.comparison import grouped
 from tunecheck.results.words import too_busy
 
 if TYPE_CHECKING:
     from tunecheck.results import RunReport
-
-HEADS = ("trainer", "verdict", "tokens/s", "ratio", "peak", "ratio", "loss differs by", "turns")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +54,10 @@ class Benchmark:
     name: str
     model: str
     runs_of_turns: tuple[RunReport, ...]
+    heads: ClassVar = ("trainer", "verdict", "tokens/s", "ratio", "peak", "ratio", "loss differs by", "turns")
+    """The headings of its rows."""
+    named_by: ClassVar = "trainer"
+    """What the names of its entries are."""
 
     @property
     def title(self) -> str:
@@ -65,16 +68,6 @@ class Benchmark:
     def ranking(self) -> str:
         """How the numbers were made."""
         return f"medians over the turns; ratios and losses against {self.contenders[0].trainer}, within a turn"
-
-    @property
-    def heads(self) -> tuple[str, ...]:
-        """The headings of its rows."""
-        return HEADS
-
-    @property
-    def named_by(self) -> str:
-        """What the names of its entries are."""
-        return "trainer"
 
     @property
     def runs(self) -> tuple[RunReport, ...]:
@@ -96,7 +89,7 @@ class Benchmark:
         return held
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Return the cells below HEADS."""
+        """Return the cells below `heads`."""
         return [_cells(contender) for contender in self.contenders]
 
     def notes(self) -> list[str]:
@@ -118,11 +111,8 @@ class Benchmark:
 
 def benchmarks(runs: Iterable[RunReport]) -> list[Benchmark]:
     """Return each benchmark of which at least one turn trained, in the order of the report."""
-    held: dict[tuple[str, str], list[RunReport]] = {}
-    for run in runs:
-        if run.entry is not None and run.entry.turn:
-            held.setdefault((run.entry.comparison, run.model), []).append(run)
-    return [Benchmark(*key, tuple(group)) for key, group in held.items() if any(run.losses for run in group)]
+    turns = grouped(run for run in runs if run.entry and run.entry.turn)
+    return [Benchmark(*key, tuple(group)) for key, group in turns]
 
 
 def _contender(trainer: str, runs: Sequence[RunReport], first: Sequence[RunReport]) -> Contender:

@@ -6,9 +6,9 @@ From the traces alone. A run that was not judged good has no rank: its numbers m
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from tunecheck.core.evidence import AttemptOutcome, AttemptPurpose
 from tunecheck.core.text import counted, human_bytes, human_seconds
@@ -16,7 +16,6 @@ from tunecheck.core.text import counted, human_bytes, human_seconds
 if TYPE_CHECKING:
     from tunecheck.results import RunReport
 
-HEADS = ("rank", "strategy", "trained", "held-out perplexity", "training loss", "time", "rows/s", "peak", "device")
 MEMORISED_NATS = 0.1
 """A loss on training rows below which nine tokens of ten are memorised: exp(-0.1) = 0.9."""
 
@@ -29,21 +28,18 @@ class Comparison:
     model: str
     ranked: tuple[RunReport, ...]
     others: tuple[RunReport, ...]
+    heads: ClassVar = (
+        *("rank", "strategy", "trained", "held-out perplexity", "training loss"),
+        *("time", "rows/s", "peak", "device"),
+    )
+    """The headings of its rows."""
+    named_by: ClassVar = "strategy"
+    """What the names of its entries are."""
 
     @property
     def title(self) -> str:
         """What is compared."""
         return f"{self.name} on {self.model}"
-
-    @property
-    def heads(self) -> tuple[str, ...]:
-        """The headings of its rows."""
-        return HEADS
-
-    @property
-    def named_by(self) -> str:
-        """What the names of its entries are."""
-        return "strategy"
 
     @property
     def runs(self) -> tuple[RunReport, ...]:
@@ -57,7 +53,7 @@ class Comparison:
         return by if self.ranked else "not ranked"
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Return the cells below HEADS."""
+        """Return the cells below `heads`."""
         places = [str(place) for place in range(1, len(self.ranked) + 1)] + ["-"] * len(self.others)
         return [_cells(place, run) for place, run in zip(places, self.runs, strict=True)]
 
@@ -70,16 +66,20 @@ class Comparison:
 
 def comparisons(runs: Iterable[RunReport]) -> list[Comparison]:
     """Return each comparison of runs of which at least one trained, in the order of the report."""
+    found = []
+    for key, group in grouped(run for run in runs if run.entry and not run.entry.turn):
+        ranked = sorted((run for run in group if not _why_not(run)), key=_merit)
+        found.append(Comparison(*key, tuple(ranked), tuple(run for run in group if _why_not(run))))
+    return found
+
+
+def grouped(runs: Iterable[RunReport]) -> Iterator[tuple[tuple[str, str], list[RunReport]]]:
+    """Yield comparison and model, with their runs, of which at least one trained."""
     held: dict[tuple[str, str], list[RunReport]] = {}
     for run in runs:
-        if run.entry is not None and not run.entry.turn:
+        if run.entry is not None:
             held.setdefault((run.entry.comparison, run.model), []).append(run)
-    return [_comparison(*key, group) for key, group in held.items() if any(run.losses for run in group)]
-
-
-def _comparison(name: str, model: str, runs: Sequence[RunReport]) -> Comparison:
-    ranked = sorted((run for run in runs if not _why_not(run)), key=_merit)
-    return Comparison(name, model, tuple(ranked), tuple(run for run in runs if _why_not(run)))
+    yield from ((key, group) for key, group in held.items() if any(run.losses for run in group))
 
 
 def _merit(run: RunReport) -> tuple[float, float]:
@@ -162,11 +162,9 @@ def condensed(runs: Sequence[RunReport]) -> list[RunReport]:
         same = run.outcome == "skipped" and run.entry is not None
         key = (run.entry.comparison, run.reason) if same and run.entry else (run.name,)
         groups.setdefault(key, []).append(run)
-    return [_as_one(group) for group in groups.values()]
-
-
-def _as_one(group: Sequence[RunReport]) -> RunReport:
-    first = group[0]
-    if len(group) == 1 or first.entry is None:
-        return first
-    return replace(first, run=f"{first.entry.comparison.partition('/')[2]}, {counted(len(group), 'run')}")
+    return [
+        replace(first, run=f"{first.entry.comparison.partition('/')[2]}, {counted(len(others) + 1, 'run')}")
+        if others and first.entry
+        else first
+        for first, *others in groups.values()
+    ]

@@ -12,7 +12,7 @@ from typing import Any
 
 import tunecheck
 from tunecheck import assets as models
-from tunecheck.assets import rows_sources as sources
+from tunecheck.assets import rows
 from tunecheck.config.compatibility import require_count
 from tunecheck.config.schema import Run
 from tunecheck.core.errors import SuiteError
@@ -22,11 +22,9 @@ from tunecheck.core.evidence import (
     AttemptPurpose,
     AttemptReason,
     AttemptStart,
-    Dataset,
     MemoryVariant,
     RunHeader,
     Step,
-    Weights,
 )
 from tunecheck.core.trace import SCHEMA, Trace, TraceWriter, read
 from tunecheck.hardware.monitor import Meter
@@ -87,13 +85,25 @@ class Runner:
         device = "cuda" if run.device != "cpu" and self.gpu else "cpu"
         try:
             require_count(run)
-            dataset, data = sources.resolve(run.data, self.say)  # first: the smaller download
-            weights, folder = self._weights(run)
+            dataset, data = rows.resolve(run.data, self.say)  # first: the smaller download
+            weights, folder = models.resolve(run.model, allow_random=run.allow_random_weights, say=self.say)
         except SuiteError as error:
             writer.write(AttemptStart(purpose=TRAIN, device=device, reason=REQUESTED, changes={}))
             writer.write(AttemptEnd(outcome=outcome_of(error), detail=str(error), seconds=0.0))
             return
-        attempt = _Attempt(self, run.model_copy(update={"data": data}), writer, weights, folder, dataset, scratch)
+        request = Request(
+            run=run.model_copy(update={"data": data}),
+            purpose=TRAIN,
+            device=device,
+            weights=weights,
+            folder=folder,
+            dataset=dataset,
+            trace=writer.path,
+            checkpoint=scratch / "checkpoint",
+            saved=scratch / "saved",
+            faults=self.faults,
+        )
+        attempt = _Attempt(self, request, writer)
         reason, detail, end, taken = REQUESTED, "", None, None
         for trial in tries(run, device):
             if taken is not None:
@@ -107,7 +117,8 @@ class Runner:
 
     def _further(self, attempt: _Attempt, taken: Try) -> None:
         """The attempts that the run asks for after its training, at the fallback step where that finished."""
-        probes = attempt.run.probes
+        run = attempt.request.run
+        probes = run.probes
         if probes.reference and taken.step and taken.device == "cpu":
             attempt.make(AttemptPurpose.REFERENCE, Try(step="", device="cpu"))
         if probes.repeat_steps:
@@ -115,7 +126,7 @@ class Runner:
         if probes.resume_from is not None:
             attempt.make(AttemptPurpose.RESUME, taken)
         for processes in probes.rescale_to:
-            changes = rescaled(variant(attempt.run, taken.changes), processes)
+            changes = rescaled(variant(run, taken.changes), processes)
             attempt.make(AttemptPurpose.RESCALE, replace(taken, changes={**taken.changes, **changes}))
         if probes.read_back:
             attempt.make(AttemptPurpose.READ_BACK, taken)
@@ -126,22 +137,8 @@ class Runner:
                 varied = replace(taken, changes={**taken.changes, **changes})
                 attempt.make(AttemptPurpose.COMPARE, varied, compared=name)
         gpu_only = probes.rungs == "gpu"
-        for trial in every_fallback_step(attempt.run, taken.device, gpu_only=gpu_only) if probes.rungs else ():
+        for trial in every_fallback_step(run, taken.device, gpu_only=gpu_only) if probes.rungs else ():
             attempt.make(AttemptPurpose.FALLBACK_STEP, trial)
-
-    def _weights(self, run: Run) -> tuple[Weights, Path]:
-        found = models.resolve(run.model, allow_random=run.allow_random_weights, say=self.say)
-        weights = Weights(
-            model=found.model,
-            source=found.source,
-            identifier=found.identifier,
-            revision=found.revision,
-            sha256=found.sha256,
-            pretrained=found.pretrained,
-            notes=found.notes,
-            repairs=found.repairs,
-        )
-        return weights, found.path
 
     def _header(self, run: Run) -> RunHeader:
         return RunHeader(
@@ -159,13 +156,9 @@ class _Attempt:
     """What the attempts of one run share."""
 
     runner: Runner
-    run: Run
-    """With the files of the data that was found."""
+    request: Request
+    """As the run is configured, with the files of the data that was found."""
     writer: TraceWriter
-    weights: Weights
-    folder: Path
-    dataset: Dataset
-    scratch: Path
 
     def make(
         self,
@@ -177,7 +170,7 @@ class _Attempt:
         compared: MemoryVariant | None = None,
     ) -> AttemptEnd:
         """One attempt from its start line to its end line in the trace."""
-        runner, run, device = self.runner, variant(self.run, trial.changes), trial.device
+        runner, run, device = self.runner, variant(self.request.run, trial.changes), trial.device
         if purpose in ALONE:
             run = run.model_copy(update={"parallel": None})
         torch_device = "cuda:0" if device == "cuda" else device
@@ -198,28 +191,20 @@ class _Attempt:
             arithmetic=trial.arithmetic,
         )
         self.writer.write(start)
-        sources_told = (
-            f"{self.weights.source} weights {self.weights.identifier}, "
-            f"{self.dataset.source} data {self.dataset.identifier}"
-        )
-        runner.say(f"{run.name}: {purpose} {_told(trial)}, {sources_told}")
-        request = Request(
+        weights, data = self.request.weights, self.request.dataset
+        told = f"{weights.source} weights {weights.identifier}, {data.source} data {data.identifier}"
+        runner.say(f"{run.name}: {purpose} {_told(trial)}, {told}")
+        request = replace(
+            self.request,
             run=run,
             purpose=purpose,
             device=device,
-            weights=self.weights,
-            folder=self.folder,
-            dataset=self.dataset,
-            trace=self.writer.path,
-            checkpoint=self.scratch / "checkpoint",
-            saved=self.scratch / "saved",
-            faults=runner.faults,
             # On a machine with GPUs an attempt on the CPU sees none: merely importing bitsandbytes would take memory
             # of a card that somebody else has leased.
             cards=(cards or None) if on_card else () if runner.gpu else None,
             vram_cap_bytes=cap_bytes,
         )
-        meters = self._meters(cards or (None,)) if on_card else []
+        meters = [self._meter(rank, card) for rank, card in enumerate(cards or (None,))] if on_card else []
         end, started = None, time.monotonic()
         try:
             end = self._train(request, meters)
@@ -233,12 +218,11 @@ class _Attempt:
             runner.say(f"{run.name}: {purpose} {end.outcome.replace('_', ' ')}: {end.detail}")
         return end
 
-    def _meters(self, cards: Sequence[str | None]) -> list[Meter]:
-        """Start to sample these cards."""
-        folders = [self.scratch / f"card-{rank}" for rank in range(len(cards))]
-        for folder in folders:
-            folder.mkdir(exist_ok=True)
-        return [Meter(card, folder) for card, folder in zip(cards, folders, strict=True)]
+    def _meter(self, rank: int, card: str | None) -> Meter:
+        """Start to sample this card."""
+        folder = self.request.checkpoint.with_name(f"card-{rank}")
+        folder.mkdir(exist_ok=True)
+        return Meter(card, folder)
 
     def _train(self, request: Request, meters: Sequence[Meter]) -> AttemptEnd:
         """The attempt itself, in a child process or in this one."""
@@ -253,19 +237,20 @@ class _Attempt:
         return run_child(
             request,
             gpu=self.runner.gpu,
-            log=self.runner.folder / f"{self.run.stem}.log",
-            deadline_seconds=self.run.deadline,
+            log=self.writer.path.with_suffix(".log"),
+            deadline_seconds=request.run.deadline,
             progress=self._progress,
             started=started,
         )
 
     def _progress(self, step: Step) -> None:
-        last = self.run.training.max_steps
+        run = self.request.run
+        last = run.training.max_steps
         if step.step % max(1, last // 10) and step.step + 1 != last:
             return
         memory = f", {step.allocated_bytes / 2**20:,.0f} MiB" if step.allocated_bytes else ""
         self.runner.say(
-            f"{self.run.name}: step {step.step + 1}/{last}, loss {step.loss:.4f}, "
+            f"{run.name}: step {step.step + 1}/{last}, loss {step.loss:.4f}, "
             f"{step.tokens / max(step.seconds, 1e-9):,.0f} tokens/s{memory}"
         )
 

@@ -6,19 +6,18 @@ one attempt, from an empty process to a closed trace. Everything that imports to
 from __future__ import annotations
 
 import gc
+import hashlib
 import json
 import os
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunecheck.config.schema import Run
 from tunecheck.config.trainers import TRAINERS
-from tunecheck.core.evidence import Dataset, Record, Released, Step, Trained, Weights
+from tunecheck.core.evidence import Beginning, Dataset, Record, Released, Step, Trained, Weights
 from tunecheck.core.trace import TraceWriter
 from tunecheck.runner import read_back
 from tunecheck.runner.card import cap_memory, require_card
@@ -127,7 +126,6 @@ def _train(
     from tunecheck.probes.resumed import ResumedProbe
     from tunecheck.probes.round_trip import RoundTripProbe
     from tunecheck.probes.training_state import TrainingStateProbe
-    from tunecheck.runner.beginning import beginning
     from tunecheck.training import trainer_of
     from tunecheck.training.events import Probes
 
@@ -150,7 +148,7 @@ def _train(
         setup_of(session, cap_bytes, declared_optimizer=TRAINERS[run.trainer].optimizer),
     )
     if run.probes.reference and request.purpose in ("train", "reference"):
-        emit(beginning(session))
+        emit(_beginning(session))
     if request.purpose != "train":
         from_checkpoint = {  # what a resumed run saves has to be its own, not the checkpoint's
             "resume": (ResumedProbe, TrainingStateProbe, RoundTripProbe),
@@ -185,7 +183,7 @@ def _train(
                 trainer.save_checkpoint(session, done, request.checkpoint)
 
     with (
-        _in_stretches(phases, _stretches(max_steps, run.probes.resume_from), save) as after_step,
+        _in_phases(phases, max_steps, run.probes.resume_from, save) as after_step,
         probes.set_aside(phases.aside, after_step),
     ):
         trainer.train(session, probes, range(max_steps), log)
@@ -218,32 +216,51 @@ def _trained(session: Any) -> Trained:
     )
 
 
-def _stretches(max_steps: int, checkpoint_after: int | None) -> list[tuple[str, range]]:
-    """The run's steps by phase: the first one, which pays for all that is new, then the steady ones.
+def _beginning(session: Session) -> Beginning:
+    """Return a digest of all that training starts from: tensors by name, quantisation statistics, the random state.
 
-    Cut where a checkpoint is due.
+    Two attempts with the same settings must begin alike.
     """
-    cuts = sorted({0, min(1, max_steps), max_steps, checkpoint_after or 0})
-    return [("steady" if start else "first step", range(start, stop)) for start, stop in pairwise(cuts)]
+    import torch
+
+    from tunecheck.probes.reference.measures import digest
+
+    state = hashlib.sha256()
+    tensors = 0
+    for tensors, (name, tensor) in enumerate(_named_tensors(session.model), start=1):  # noqa: B007 - the count is wanted
+        state.update(f"{name} {digest(tensor)}\n".encode())
+    state.update(torch.get_rng_state().numpy().tobytes())
+    held = sum(bool(values) for values in session.optimizer.state.values())
+    return Beginning(tensors=tensors, digest=state.hexdigest()[:16], optimizer_states=held)
+
+
+def _named_tensors(model: Any) -> Iterator[tuple[str, Any]]:
+    from tunecheck.probes.reference.four_bit import is_packed, statistics
+
+    for name, parameter in model.named_parameters():
+        yield name, parameter
+        if is_packed(parameter):
+            yield from ((f"{name}.{part}", tensor) for part, tensor in statistics(parameter))
+    yield from model.named_buffers()
 
 
 @contextmanager
-def _in_stretches(
-    phases: Phases, stretches: Sequence[tuple[str, range]], between: Callable[[int], None]
+def _in_phases(
+    phases: Phases, max_steps: int, checkpoint_after: int | None, between: Callable[[int], None]
 ) -> Iterator[Callable[[int], None]]:
-    """One phase after the other while a trainer goes on, which is called once: it is told how many steps are done."""
-    waiting = deque(stretches)
+    """One phase after the other while a trainer goes on, which is called once: it is told how many steps are done.
+
+    The first step, which pays for all that is new, then the steady ones, cut where a checkpoint is due.
+    """
     with ExitStack() as phase:
-        phase.enter_context(phases.phase(waiting[0][0]))
+        phase.enter_context(phases.phase("first step"))
 
         def after_step(done: int) -> None:
-            if done < waiting[0][1].stop:
-                return
-            phase.close()
-            waiting.popleft()
-            between(done)
-            if waiting:
-                phase.enter_context(phases.phase(waiting[0][0]))
+            if done in (1, checkpoint_after, max_steps):
+                phase.close()
+                between(done)
+                if done < max_steps:
+                    phase.enter_context(phases.phase("steady"))
 
         yield after_step
 

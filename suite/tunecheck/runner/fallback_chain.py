@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from tunecheck.config.schema import Run
 from tunecheck.runner.variants import variant
@@ -18,19 +18,15 @@ Changes = dict[str, Any]
 """Settings of the run by their dotted path."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FallbackStep:
+class FallbackStep(NamedTuple):
     """One way to train with less of the GPU's memory."""
 
-    says: str
     device: str
     """Where the training's arithmetic is done: cuda or cpu."""
     changes: Callable[[Run], Changes]
     """What it changes in this run; nothing where the run has it already."""
     obstacle: Callable[[Run], str] = lambda run: ""
     """Why this run cannot take it, in a sentence; empty when it can."""
-    needs: str
-    """Of the machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +44,7 @@ class Try:
 
 
 def _lean(run: Run) -> Changes:
+    """Return bf16 where the card has it, checkpointing, a loss in chunks, one row a forward pass and more of them."""
     training = run.training
     wanted: Changes = {"training.gradient_checkpointing": True}
     if training.loss_chunk_tokens is None:
@@ -65,11 +62,8 @@ def _lean(run: Run) -> Changes:
 
 
 def _offload(run: Run) -> Changes:
+    """Return parameters, gradients and optimizer on the CPU (FSDP2); with adapters what the backward pass needs."""
     return {"training.offload": "parameters" if run.trains_base else "activations"}
-
-
-def _cannot_be_lean(run: Run) -> str:
-    return "" if run.trainer == "native" else "transformers' Trainer has no loss in chunks"
 
 
 def _cannot_offload(run: Run) -> str:
@@ -80,38 +74,21 @@ def _cannot_offload(run: Run) -> str:
     return ""
 
 
-def _cannot_evaluate_on_gpu(run: Run) -> str:
-    return "4-bit weights are packed for one device" if run.quantization is not None else ""
-
-
 FALLBACK_CHAIN: dict[str, FallbackStep] = {
+    # about a third more time: every layer is computed twice
     "lean": FallbackStep(
-        says="bf16 where the card has it, checkpointing, a loss in chunks, one row a forward pass and more of them",
-        device="cuda",
-        changes=_lean,
-        obstacle=_cannot_be_lean,
-        needs="about a third more time: every layer is computed twice",
+        "cuda", _lean, lambda run: "" if run.trainer == "native" else "transformers' Trainer has no loss in chunks"
     ),
-    "offload": FallbackStep(
-        says="parameters, gradients and optimizer on the CPU (FSDP2); with adapters what the backward pass needs",
-        device="cuda",
-        changes=_offload,
-        obstacle=_cannot_offload,
-        needs="host memory for them, and NCCL for parameters",
-    ),
+    # needs host memory for what it moves, and NCCL for parameters
+    "offload": FallbackStep("cuda", _offload, _cannot_offload),
+    # trains on the CPU; evaluations and texts need a GPU that holds weights and logits, but no gradients
     "evaluate_on_gpu": FallbackStep(
-        says="training on the CPU, evaluations and texts on the GPU",
-        device="cpu",
-        changes=lambda run: {"evaluation.device": "cuda"},
-        obstacle=_cannot_evaluate_on_gpu,
-        needs="a GPU that holds weights and logits, but no gradients",
+        "cpu",
+        lambda run: {"evaluation.device": "cuda"},
+        lambda run: "4-bit weights are packed for one device" if run.quantization is not None else "",
     ),
-    "cpu": FallbackStep(
-        says="all on the CPU, as configured",
-        device="cpu",
-        changes=lambda run: {},
-        needs="host memory, and patience",
-    ),
+    # as configured; needs host memory, and patience
+    "cpu": FallbackStep("cpu", lambda run: {}),
 }
 """In their order, under the names of tunecheck.config.schema."""
 

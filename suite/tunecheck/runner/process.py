@@ -25,8 +25,7 @@ from tunecheck.core.fork_server import OFFLINE, hub_forbidden, start_method, war
 from tunecheck.core.helper import die_with_parent
 from tunecheck.runner.card import show_only
 from tunecheck.runner.child import Request, carry_out
-from tunecheck.runner.libraries import imported
-from tunecheck.runner.outcome import GONE, Outcome, carried_out, crash_of
+from tunecheck.runner.outcome import GONE, Outcome, carried_out, crash_of, imported
 from tunecheck.runner.ranks import hanging, train_in_ranks
 
 TAIL_LINES = 20
@@ -72,7 +71,9 @@ def run_child(
         started(process.pid)
         outcome = _listen(process, receiver, begun + deadline_seconds, progress)
         if outcome is None:
-            _dump_stacks(process)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGUSR1)  # has it write its stacks
+            time.sleep(0.5)
             outcome = Outcome(
                 AttemptOutcome.HUNG,
                 f"not done after {deadline_seconds:.0f} s (the run's deadline); its stacks are in the log"
@@ -232,12 +233,6 @@ def _end(process: Any) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, number)
         process.join(GRACE_SECONDS)
-
-
-def _dump_stacks(process: Any) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(process.pid, signal.SIGUSR1)
-    time.sleep(0.5)
 
 
 def _tail(log: Path, start: int) -> str:

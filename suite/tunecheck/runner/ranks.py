@@ -18,13 +18,12 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from tunecheck.core.evidence import AttemptCause, AttemptOutcome, Record, Step
+from tunecheck.core.evidence import AttemptCause, AttemptOutcome, Record
 from tunecheck.core.helper import die_with_parent
 from tunecheck.core.trace import TraceWriter
 from tunecheck.runner.card import card_of_rank, show_only
 from tunecheck.runner.child import Request, carry_out
-from tunecheck.runner.libraries import imported
-from tunecheck.runner.outcome import Outcome, carried_out, crash_of
+from tunecheck.runner.outcome import Outcome, carried_out, crash_of, imported
 
 SHUTDOWN_SECONDS = 5
 """How long the agent waits for the other ranks to end when one has failed, before it kills them."""
@@ -74,7 +73,7 @@ def train_in_ranks(request: Request, connection: Connection) -> Outcome:
             rank: (float(end.timestamp), crash_of(end.exitcode, "", began=True)) for rank, end in error.failures.items()
         }
         for rank in range(request.run.parallel.processes):  # of one that the agent killed meanwhile, too
-            if (left := _outcome_file(request, rank)).exists():
+            if (left := _beside(request, rank, "outcome")).exists():
                 ends[rank] = left.stat().st_mtime, Outcome(*json.loads(left.read_text()))
         # the agent may see one that lost another before that other one
         first = min(ends, key=lambda rank: (_lost_another(ends[rank][1]), ends[rank][0]))
@@ -95,7 +94,7 @@ def _rank(request: Request, connection: Connection) -> None:
     rank = int(os.environ["RANK"])
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with_parent()
-    stacks = _stack_file(request, rank).open("w")
+    stacks = _beside(request, rank, "stack").open("w")
     stacks.write(f"{os.getpid()}\n")
     stacks.flush()
     faulthandler.register(signal.SIGUSR1, stacks, all_threads=False, chain=True)
@@ -109,7 +108,7 @@ def _rank(request: Request, connection: Connection) -> None:
         from tunecheck.training.ranks import join, leave
 
         join(request.run, request.device)
-        carry_out(own, connection.send if rank == 0 else _discard, rank)
+        carry_out(own, (lambda step: None) if rank else connection.send, rank)  # rank 0 alone tells of its steps
         leave()
 
     outcome = imported(quiet=True) or carried_out(work, request.device, request.written)
@@ -119,7 +118,7 @@ def _rank(request: Request, connection: Connection) -> None:
         return
     if _lost_another(outcome):
         time.sleep(LET_THE_CAUSE_END_SECONDS)
-    _outcome_file(request, rank).write_text(json.dumps(outcome))
+    _beside(request, rank, "outcome").write_text(json.dumps(outcome))
     os._exit(1)
 
 
@@ -127,13 +126,9 @@ def _lost_another(outcome: Outcome) -> bool:
     return any(words in outcome.detail for words in LOST_ANOTHER)
 
 
-def _discard(step: Step) -> None:
-    """Tell nobody of a step: rank 0 does."""
-
-
 def rank_trace(request: Request, rank: int) -> Path:
     """Return the file that this rank writes its evidence to: the run's own trace for rank 0."""
-    return request.checkpoint.parent / f"rank-{rank}.jsonl" if rank else request.trace
+    return _beside(request, rank, "jsonl") if rank else request.trace
 
 
 def merge_traces(request: Request, writer: TraceWriter, seen: Sequence[Sequence[Record]]) -> None:
@@ -159,9 +154,9 @@ def hanging(request: Request) -> str:
     ranks = range(request.run.parallel.processes)
     for rank in ranks:
         with contextlib.suppress(OSError, ValueError):
-            os.kill(int(_stack_file(request, rank).read_text().split()[0]), signal.SIGUSR1)
+            os.kill(int(_beside(request, rank, "stack").read_text().split()[0]), signal.SIGUSR1)
     time.sleep(STACK_SECONDS)
-    places = {rank: _place(_stack_file(request, rank)) for rank in ranks}
+    places = {rank: _place(_beside(request, rank, "stack")) for rank in ranks}
     awaited = {rank: place for rank, (place, waits) in places.items() if not waits}
     if not awaited:
         return "; every rank waits for the others: " + _told({rank: place for rank, (place, _) in places.items()})
@@ -187,9 +182,5 @@ def _place(file: Path) -> tuple[str, bool]:
     return f"was at {place}, {rest}", any(part in frame for frame in frames for part in WAITING)
 
 
-def _outcome_file(request: Request, rank: int) -> Path:
-    return request.checkpoint.parent / f"rank-{rank}.outcome"
-
-
-def _stack_file(request: Request, rank: int) -> Path:
-    return request.checkpoint.parent / f"rank-{rank}.stack"
+def _beside(request: Request, rank: int, what: str) -> Path:
+    return request.checkpoint.parent / f"rank-{rank}.{what}"

@@ -60,7 +60,9 @@ def merged(session: Session, saved: Path) -> Merged:
     held, ids = _expected(saved)
     wanted = held["logits"]
     base = _logits(session.model, ids, session.device)
-    effect, rounding = _difference(wanted, base), _rounding(session, ids, base)
+    effect, rounding = _difference(wanted, base), None
+    if session.precision != "fp32" and (in_fp32 := _exact_logits(session.model, ids, session.device)) is not None:
+        rounding = _difference(in_fp32, base)
     del base
     before = MergedShare(session.model, session.run.lora)
     model = session.merge(session, saved)
@@ -74,12 +76,6 @@ def merged(session: Session, saved: Path) -> Merged:
         share=share,
         share_at=share_at,
     )
-
-
-def _rounding(session: Session, ids: list[int], logits: Any) -> float | None:
-    """Return how far 16-bit arithmetic moves these logits from those in fp32; None where that is not measured."""
-    exact = _exact_logits(session.model, ids, session.device) if session.precision != "fp32" else None
-    return None if exact is None else _difference(exact, logits)
 
 
 def _exact_logits(model: Any, ids: list[int], device: Any) -> Any:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 import os
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from tunecheck.core.evidence import Setup
+from tunecheck.hardware.host import distribution_version
 from tunecheck.models.layer_names import attention_kernel
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def setup_of(session: Any, cap_bytes: int | None, *, declared_optimizer: str) ->
 
 def _attention_kernels(session: Session) -> dict[str, Any]:
     """Return which kernels sdpa may take, and takes for the run's longest rows; nothing for other attention."""
-    from tunecheck.training.attention import chosen_kernel, enabled_kernels
+    from tunecheck.training.load import chosen_kernel, enabled_kernels
 
     if session.run.training.attention != "sdpa":
         return {}
@@ -90,10 +90,4 @@ def _attention_kernels(session: Session) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Return the version of each library that is installed."""
-    found = {}
-    for name in LIBRARIES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    return {name: version for name in LIBRARIES if (version := distribution_version(name)) is not None}

@@ -6,8 +6,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -20,7 +20,7 @@ import psutil
 import tunecheck
 from tunecheck.core import fork_server
 from tunecheck.core.errors import GpuUnusable, MachineTooSmall, SuiteError, TraceError
-from tunecheck.core.finding import Domain, Finding
+from tunecheck.core.finding import Domain
 from tunecheck.core.paths import reports_folder
 from tunecheck.core.redaction import without_secrets
 from tunecheck.core.trace import Trace, read
@@ -111,7 +111,10 @@ class TierSession:
         if run.name not in self._traces:
             started = time.monotonic()
             try:
-                with self._cards.lease(self._admitted(run)) as cards:
+                # even a run of any device may not go to the CPU then
+                if self.require_gpu and not self.hardware.visible_gpus:
+                    raise MachineTooSmall(f"is to run on a GPU (--require-gpu), but {no_gpu(self.hardware)}")
+                with self._cards.lease(run) as cards:
                     self._traces[run.name] = self._execute(run, tuple(card.uuid for card in cards))
             except MachineTooSmall as reason:
                 gone = self.require_gpu and not self.hardware.visible_gpus
@@ -141,10 +144,6 @@ class TierSession:
             for module in AT_THE_END:
                 with suppress(Exception):  # it is told when the report is written, and costs no training
                     import_module(module)
-
-    def add(self, run_name: str, finding: Finding) -> None:
-        """Keep a finding for the report."""
-        self.rows.add(run_name, finding)
 
     def close(self, *, interrupted: bool) -> Report | None:
         """Write the report's files and return the report.
@@ -177,8 +176,7 @@ class TierSession:
             interrupted=interrupted,
             runs=tuple(runs),
         )
-        report = self._compared(report)
-        return written(report, self.folder)
+        return written(self._compared(report), self.folder)
 
     def _compared(self, report: Report) -> Report:
         """Return the report with its figures compared to previous sessions; a broken history costs no verdict."""
@@ -216,12 +214,6 @@ class TierSession:
         require_usable(now)
         return now
 
-    def _admitted(self, run: Run) -> Run:
-        """Return the run. Raises MachineTooSmall where --require-gpu finds no GPU, even for a run of any device."""
-        if self.require_gpu and not self.hardware.visible_gpus:
-            raise MachineTooSmall(f"is to run on a GPU (--require-gpu), but {no_gpu(self.hardware)}")
-        return run
-
     def _execute(self, run: Run, cards: tuple[str, ...]) -> Trace:
         from tunecheck.runner import Runner
 
@@ -254,7 +246,9 @@ def written(report: Report, folder: Path) -> Report:
 
 
 def _write(report: Report, folder: Path) -> bool:
-    """Write the report's files, and return whether the verdict is among them."""
+    """Write the report's files and update the history; return whether the verdict is among them."""
+    from tunecheck.history.remember import remember
+    from tunecheck.report.github import append_summary
     from tunecheck.report.junit import write_junit
     from tunecheck.report.sarif import write_sarif
     from tunecheck.report.summary import write_summary
@@ -267,38 +261,25 @@ def _write(report: Report, folder: Path) -> bool:
         print(f"tunecheck: {error}\nThe verdict would be lost otherwise:\n{line}", file=sys.stderr)
         return False
     for write in (write_junit, write_sarif, write_summary):
-        try:
+        with _told():
             write(report, folder)
-        except Exception as error:
-            print(f"tunecheck: {error}", file=sys.stderr)
-    _show(report, folder)
-    return True
-
-
-def _show(report: Report, folder: Path) -> None:
-    """Update the history and write the page and GitHub's summary; no error here costs the verdict."""
-    from tunecheck.history.remember import remember
-    from tunecheck.report.github import append_summary
-
-    try:
+    remedy = f"its figures are in {folder}, and `tunecheck history --rebuild` adds them"
+    with _told(lambda error: f"this session is not in the history yet ({error}); {remedy}"):
         remember(report, folder)
-    except Exception as error:
-        print(
-            f"tunecheck: this session is not in the history yet ({error}); its figures are in {folder}, and "
-            "`tunecheck history --rebuild` adds them",
-            file=sys.stderr,
-        )
-    try:
+    again = f"the verdict is in {folder}, and `tunecheck page {folder}` tries again"
+    with _told(lambda error: f"no report.html ({type(error).__name__}: {error}); {again}"):
         from tunecheck.report.page import write_page
 
         write_page(report, folder)
-    except Exception as error:
-        print(
-            f"tunecheck: no report.html ({type(error).__name__}: {error}); the verdict is in {folder}, and "
-            f"`tunecheck page {folder}` tries again",
-            file=sys.stderr,
-        )
-    try:
+    with _told():
         append_summary(report, os.environ)
-    except SuiteError as error:
-        print(f"tunecheck: {error}", file=sys.stderr)
+    return True
+
+
+@contextmanager
+def _told(words: Callable[[Exception], object] = str) -> Iterator[None]:
+    """Say on standard error what goes wrong in the block; it costs no verdict."""
+    try:
+        yield
+    except Exception as error:
+        print(f"tunecheck: {words(error)}", file=sys.stderr)

@@ -42,7 +42,7 @@ def obstacle(run: Run, hardware: Hardware, *, vram_cap_bytes: int | None = None)
     roomy = sum(why is None for why in short.values())
     if roomy >= run.gpus:
         return None
-    lacking = max((card for card in cards if short[card.uuid]), key=lambda card: _free_bytes(card, vram_cap_bytes) or 0)
+    lacking = max((card for card in cards if short[card.uuid]), key=lambda card: _sizes(card, vram_cap_bytes)[0] or 0)
     if run.gpus > 1:
         return f"needs {run.gpus} GPUs, one for each process; {roomy} have room, on the next it {short[lacking.uuid]}"
     others = f" (the other {len(cards) - 1} have less)" if len(cards) > 1 else ""
@@ -56,10 +56,10 @@ def shortage(run: Run, card: Gpu, *, vram_cap_bytes: int | None, when_empty: boo
     the run will show whether it fits.
     """
     need = need_of(run, gpu_name=card.name)
-    free_bytes = (_total_bytes if when_empty else _free_bytes)(card, vram_cap_bytes)
+    free_bytes, total_bytes = _sizes(card, vram_cap_bytes)
+    free_bytes = total_bytes if when_empty else free_bytes
     if need is None or free_bytes is None or need.bytes <= free_bytes or not _strict(run):
         return None
-    total_bytes = _total_bytes(card, vram_cap_bytes)
     needed, free = _apart(need.bytes, free_bytes)
     total = "" if total_bytes is None else f" of {_gib(total_bytes)}"
     return (
@@ -87,7 +87,7 @@ def prospect(run: Run, hardware: Hardware, *, vram_cap_bytes: int | None = None)
 
 def room(card: Gpu, *, vram_cap_bytes: int | None = None) -> str:
     """Return a GPU and its memory in a line: "7.8 GiB free of 8.0 GiB on NVIDIA RTX 4060 Ti"."""
-    free, total = (_free_bytes(card, vram_cap_bytes), _total_bytes(card, vram_cap_bytes))
+    free, total = _sizes(card, vram_cap_bytes)
     words = "unknown memory" if free is None or total is None else f"{_gib(free)} free of {_gib(total)}"
     return f"{words} on {card.name or card.uuid}{_cap_words(card, vram_cap_bytes)}{_held_words(card)}"
 
@@ -125,13 +125,9 @@ def require_usable(hardware: Hardware) -> None:
 
 _FAULTS = {
     NvmlState.GPU_LOST: Domain.HARDWARE,
-    NvmlState.VERSION_MISMATCH: Domain.ENVIRONMENT,
-    NvmlState.NO_PERMISSION: Domain.ENVIRONMENT,
-    NvmlState.NO_UTILITIES: Domain.ENVIRONMENT,
-    NvmlState.NO_BINDINGS: Domain.ENVIRONMENT,
-    NvmlState.SHADOWED: Domain.ENVIRONMENT,
-    NvmlState.HUNG: Domain.UNKNOWN,
-    NvmlState.OTHER: Domain.UNKNOWN,
+    **dict.fromkeys((NvmlState.VERSION_MISMATCH, NvmlState.NO_PERMISSION, NvmlState.NO_UTILITIES), Domain.ENVIRONMENT),
+    **dict.fromkeys((NvmlState.NO_BINDINGS, NvmlState.SHADOWED), Domain.ENVIRONMENT),
+    **dict.fromkeys((NvmlState.HUNG, NvmlState.OTHER), Domain.UNKNOWN),
 }
 
 
@@ -153,16 +149,13 @@ def _source(need: Need) -> str:
     return "stated by the run" if need.source == "stated" else f"{need.source} {need.when}".rstrip()
 
 
-def _total_bytes(card: Gpu, vram_cap_bytes: int | None) -> int | None:
-    return _at_most(card.total_bytes, vram_cap_bytes)
-
-
-def _free_bytes(card: Gpu, vram_cap_bytes: int | None) -> int | None:
-    return _at_most(card.free_bytes, vram_cap_bytes)
-
-
-def _at_most(size_bytes: int | None, cap_bytes: int | None) -> int | None:
-    return size_bytes if size_bytes is None or cap_bytes is None else min(size_bytes, cap_bytes)
+def _sizes(card: Gpu, cap_bytes: int | None) -> tuple[int | None, int | None]:
+    """Return the GPU's free and total bytes, at most the cap; None for what is unknown."""
+    free, total = (
+        size if size is None or cap_bytes is None else min(size, cap_bytes)
+        for size in (card.free_bytes, card.total_bytes)
+    )
+    return free, total
 
 
 def _cap_words(card: Gpu, vram_cap_bytes: int | None) -> str:

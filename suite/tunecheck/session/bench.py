@@ -56,17 +56,13 @@ def plan(
     order = list(able.items())
     return Bench(
         runs=tuple(
-            _turn(run, asked.name, trainer, turn)
+            run.model_copy(
+                update={"id": f"{run.id}-{trainer}-{turn}", "comparison": asked.name, "entry": trainer, "turn": turn}
+            )
             for turn in range(1, turns + 1)
             for trainer, run in (order if turn % 2 else reversed(order))
         ),
         left_out=left_out,
-    )
-
-
-def _turn(run: Run, asked: str, trainer: str, turn: int) -> Run:
-    return run.model_copy(
-        update={"id": f"{run.id}-{trainer}-{turn}", "comparison": asked, "entry": trainer, "turn": turn}
     )
 
 
@@ -84,7 +80,7 @@ def carry_out(bench: Bench, session: TierSession) -> Report | None:
             with suppress(SuiteError):  # it is in the report
                 trace = session.train(run)
                 for check in run.resolved_checks().values():
-                    session.add(run.name, check(trace))
+                    session.rows.add(run.name, check(trace))
     except KeyboardInterrupt:
         interrupted = True
     interrupts.close()

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tunecheck.config.trainers import TRAINERS
@@ -58,43 +57,40 @@ class Cards:
         them are leased, this waits. Raises MachineTooSmall when too few GPUs have enough memory, CardBusy after
         `wait_seconds` and when other processes hold it, SuiteError when the cache folder cannot be written.
         """
-        taken = self._take(run)
-        try:
-            yield tuple(card for card, _ in taken)
-        finally:
-            _release(taken)
+        with ExitStack() as leases:
+            yield self._take(run, leases)
 
-    def _take(self, run: Run) -> list[tuple[Gpu, OwnedLock]]:
+    def _take(self, run: Run, leases: ExitStack) -> tuple[Gpu, ...]:
         deadline, reported = time.monotonic() + self.wait_seconds, False
-        while True:
-            candidates = self._candidates(run)
-            if candidates is None:
-                return []
-            taken: list[tuple[Gpu, OwnedLock]] = []
+        while (candidates := self._candidates(run)) is not None:
+            taken: list[Gpu] = []
             busy: list[Gpu] = []
-            left = len(candidates)
-            # with less than all of them the run cannot begin: two that each hold a part would wait for each other
-            while len(taken) < run.gpus <= len(taken) + left:
-                card = candidates[-left]
-                left -= 1
-                lock = _lock(card)
-                if not _acquired(lock):
+            for place, card in enumerate(candidates):
+                # with less than all of them the run cannot begin: two that each hold a part would wait for each other
+                if len(taken) == run.gpus or len(taken) + len(candidates) - place < run.gpus:
+                    break
+                if (lock := _acquired(card)) is None:
                     busy.append(card)
                 elif self._has_room(run, card):
-                    taken.append((card, lock))
+                    leases.callback(lock.release)
+                    taken.append(card)
                 else:
                     lock.release()
             if len(taken) == run.gpus:
-                return taken
-            _release(taken)
+                return tuple(taken)
+            leases.close()
             if not busy:
                 raise self._no_room(run)
             if time.monotonic() > deadline:
-                raise CardBusy(_still_busy(run, busy, self.wait_seconds))
+                raise CardBusy(
+                    f"{run.name} waited {self.wait_seconds:g} s for {_whose(busy)}. What to do: wait for that session "
+                    "or end it; the lease goes with its process"
+                )
             if not reported:
                 self.say(f"{run.name}: waits for {_whose(busy)}")
                 reported = True
             time.sleep(POLL_SECONDS)
+        return ()
 
     def _candidates(self, run: Run) -> list[Gpu] | None:
         """Return the GPUs with enough memory when nobody else uses them; None for a run on the CPU.
@@ -121,10 +117,8 @@ class Cards:
         deadline = time.monotonic() + self.settle_seconds
         while True:
             now = next((card for card in self.look().visible_gpus if card.uuid == leased.uuid), None)
-            if now is None:
-                return False
-            if self._shortage(run, now) is None:
-                return True
+            if now is None or self._shortage(run, now) is None:
+                return now is not None
             if time.monotonic() >= deadline:
                 return False
             time.sleep(POLL_SECONDS)
@@ -146,43 +140,22 @@ class Cards:
 
 
 def _lock(card: Gpu) -> OwnedLock:
-    folder = _folder()
+    return OwnedLock(cache_folder().absolute() / "cards" / f"{card.uuid}.lock")
+
+
+def _acquired(card: Gpu) -> OwnedLock | None:
+    """Return the lease on this GPU; None where another process has it."""
+    lock = _lock(card)
+    folder = lock.path.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        return lock if lock.acquire() else None
     except OSError as error:
-        raise _unwritable(folder, error) from error
-    return OwnedLock(folder / f"{card.uuid}.lock")
-
-
-def _release(taken: list[tuple[Gpu, OwnedLock]]) -> None:
-    for _, lock in taken:
-        lock.release()
-
-
-def _acquired(lock: OwnedLock) -> bool:
-    try:
-        return lock.acquire()
-    except OSError as error:
-        raise _unwritable(_folder(), error) from error
-
-
-def _folder() -> Path:
-    return cache_folder().absolute() / "cards"
+        raise SuiteError(
+            f"the GPU leases in {folder} cannot be used: {error.strerror or error}. "
+            "What to do: give write access to it, or set TUNECHECK_CACHE to another folder"
+        ) from error
 
 
 def _whose(busy: list[Gpu]) -> str:
     return " or ".join(f"{card.name or 'GPU'} {card.uuid} (process {_lock(card).holder} runs on it)" for card in busy)
-
-
-def _still_busy(run: Run, busy: list[Gpu], wait_seconds: float) -> str:
-    return (
-        f"{run.name} waited {wait_seconds:g} s for {_whose(busy)}. What to do: wait for that session or end it; "
-        "the lease goes with its process"
-    )
-
-
-def _unwritable(folder: Path, error: OSError) -> SuiteError:
-    return SuiteError(
-        f"the GPU leases in {folder} cannot be used: {error.strerror or error}. "
-        "What to do: give write access to it, or set TUNECHECK_CACHE to another folder"
-    )

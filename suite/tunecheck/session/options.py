@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tunecheck.core.units import size_option
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
+class Option(NamedTuple):
     """A command-line option."""
 
     flag: str
@@ -24,36 +22,21 @@ class Option:
 
 
 SET = Option(
-    flag="--set",
-    help="override a key of every run; may be repeated",
-    settings={"action": "append", "default": [], "metavar": "KEY=VALUE"},
+    "--set",
+    "override a key of every run; may be repeated",
+    {"action": "append", "default": [], "metavar": "KEY=VALUE"},
 )
-CARD = Option(
-    flag="--card",
-    help="settings of a GPU class, a file in configs/cards: 8gb, cpu",
-    settings={"metavar": "CLASS"},
-)
+CARD = Option("--card", "settings of a GPU class, a file in configs/cards: 8gb, cpu", {"metavar": "CLASS"})
+SWITCH = {"action": "store_true"}
 SESSION_OPTIONS = (
     SET,
     CARD,
+    Option("--require-gpu", "no GPU, and every skip for lack of one, is a failure", SWITCH),
     Option(
-        flag="--require-gpu",
-        help="no GPU, and every skip for lack of one, is a failure",
-        settings={"action": "store_true"},
+        "--vram-cap",
+        "treat every GPU as one of this size, such as 8GiB, at admission and in the allocator",
+        {"metavar": "SIZE", "type": size_option},
     ),
-    Option(
-        flag="--vram-cap",
-        help="treat every GPU as one of this size, such as 8GiB, at admission and in the allocator",
-        settings={"metavar": "SIZE", "type": size_option},
-    ),
-    Option(
-        flag="--fail-on-regression",
-        help="a figure that is worse than in previous sessions is a failure",
-        settings={"action": "store_true"},
-    ),
-    Option(
-        flag="--in-process",
-        help="train in pytest's own process, for a debugger",
-        settings={"action": "store_true"},
-    ),
+    Option("--fail-on-regression", "a figure that is worse than in previous sessions is a failure", SWITCH),
+    Option("--in-process", "train in pytest's own process, for a debugger", SWITCH),
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,16 +13,13 @@ from tunecheck.core.evidence import outcome_words
 from tunecheck.core.finding import Domain, Finding
 from tunecheck.core.text import file_stem, human_seconds
 from tunecheck.core.trace import Trace, read
+from tunecheck.core.typed import build
 from tunecheck.results import RunReport, errored, refused, summarize
-from tunecheck.results.entry import Entry, waiting
+from tunecheck.results.entry import waiting
 from tunecheck.results.words import retries
 
 if TYPE_CHECKING:
     from tunecheck.config.schema import Run
-
-
-_NEWS = ("run", "tier", "model", "outcome", "reason", "domain")
-"""Of the row of a run without a trace, as text."""
 
 
 class Rows:
@@ -82,8 +81,7 @@ class Rows:
         return {
             "run": run_name,
             "seconds": self._seconds[run_name],
-            "row": row and {name: str(getattr(row, name)) for name in _NEWS},
-            "entry": row and row.entry and dataclasses.asdict(row.entry),
+            "row": row and json.loads(json.dumps(dataclasses.asdict(row))),
         }
 
     def merge(self, news: dict[str, Any]) -> str | None:
@@ -93,10 +91,8 @@ class Rows:
             return None
         self._seconds[name] = news["seconds"]
         if news["row"]:
-            entry = Entry(**news["entry"]) if news["entry"] else None
-            domain = Domain(news["row"]["domain"]) if news["row"]["domain"] else ""
-            self._without_trace[name] = RunReport(**{**news["row"], "domain": domain}, entry=entry)
-            return f"{name}: {news['row']['outcome']}: {news['row']['reason']}"
+            row = self._without_trace[name] = build(RunReport, news["row"])
+            return f"{name}: {row.outcome}: {row.reason}"
         return f"{name}: {self._how_it_went(name)}, {human_seconds(news['seconds'])}"
 
     def all(self) -> list[RunReport]:
@@ -112,7 +108,10 @@ class Rows:
 
     def _with_trace(self) -> list[RunReport]:
         traces: list[tuple[Trace, Path]] = []
-        for path in self._trace_files():
+        files: list[Path] = []
+        with contextlib.suppress(OSError):  # of a folder that cannot be read there are none
+            files = sorted(self._folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
+        for path in files:
             try:
                 traces.append((read(path), path))
             except TraceError as error:
@@ -120,13 +119,6 @@ class Rows:
                 self._without_trace.setdefault(f"{tier}/{run}", errored(run, tier, "", str(error)))
         traces.sort(key=lambda pair: pair[0].header.started_at)
         return [self._row(trace, path) for trace, path in traces]
-
-    def _trace_files(self) -> list[Path]:
-        """Return the traces in the order of their last writing; none of a folder that cannot be read."""
-        try:
-            return sorted(self._folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
-        except OSError:
-            return []
 
     def _row(self, trace: Trace, path: Path) -> RunReport:
         name = trace.run.name

@@ -32,23 +32,17 @@ def save_checkpoint(session: Session, step: int, folder: Path) -> None:
     for rank, states in enumerate(session.ranks.gathered(_random_states(session))):
         tensors |= {_of_rank(name, rank): state for name, state in states.items()}
     if session.ranks.rank == 0:
-        _write(session, step, folder, tensors, groups["param_groups"])
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, folder / TENSORS)
+        state = {
+            "step": step,
+            "rows": step * session.batches.rows_per_step,
+            "param_groups": groups["param_groups"],
+            "scheduler": session.scheduler.state_dict(),
+            "scaler": None if session.scaler is None else session.scaler.state_dict(),
+        }
+        (folder / STATE).write_text(json.dumps(state), encoding="utf-8")
     session.ranks.wait()
-
-
-def _write(
-    session: Session, step: int, folder: Path, tensors: dict[str, torch.Tensor], groups: list[dict[str, Any]]
-) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, folder / TENSORS)
-    state = {
-        "step": step,
-        "rows": step * session.batches.rows_per_step,
-        "param_groups": groups,
-        "scheduler": session.scheduler.state_dict(),
-        "scaler": None if session.scaler is None else session.scaler.state_dict(),
-    }
-    (folder / STATE).write_text(json.dumps(state), encoding="utf-8")
 
 
 def load_checkpoint(session: Session, folder: Path) -> int:

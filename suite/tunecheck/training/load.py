@@ -15,14 +15,16 @@ import torch
 
 from tunecheck.config.compatibility import config_error
 from tunecheck.core.errors import BrokenRules, GpuUnusable, Unsupported, WeightsDamaged
+from tunecheck.core.known_bugs import CUDNN_ATTENTION, cudnn_attention_gives_nan
 from tunecheck.core.out_of_memory import ran_out
 from tunecheck.core.text import one_line
 from tunecheck.strategies import STRATEGIES
-from tunecheck.training.attention import choose_kernels
+from tunecheck.training.restore import REPACKS
 
 if TYPE_CHECKING:
     from tunecheck.config.schema import Quantization, Run
 
+SDPA_KERNELS = ("flash", "mem_efficient", "cudnn", "math")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -141,27 +143,58 @@ def quantization_config(quantization: Quantization, compute_dtype: torch.dtype) 
 def apply_workarounds(model: Any, device: torch.device, run: Run) -> tuple[str, ...]:
     """Work round known library bugs on this model; returns a sentence for each that was needed.
 
-    cuDNN attention: see tunecheck.training.attention. TF32, which an environment may set: limits of fp32 cannot hold.
+    cuDNN attention: see `_choose_kernels`. TF32, which an environment may set: limits of fp32 cannot hold.
 
     bitsandbytes 0.50 on CPUs with AVX512-BF16: the first forward in eval mode repacks every Linear4bit for inference
     and nothing packs it back, after which no adapter gets a gradient and merging destroys the model.
     """
-    sentences = choose_kernels(run, device)
+    sentences = _choose_kernels(run, device)
     if torch.get_float32_matmul_precision() != "highest":  # TORCH_ALLOW_TF32_CUBLAS_OVERRIDE of NVIDIA's images
         torch.set_float32_matmul_precision("highest")
         sentences += ("TF32 was on for products of fp32 matrices, and is switched off: it keeps 10 bits of 23",)
-    repacking = [
-        module
-        for module in model.modules()
-        if getattr(module, "support_avx512bf16_for_cpu", False) and device.type == "cpu"
-    ]
+    repacking = [module for module in model.modules() if device.type == "cpu" and getattr(module, REPACKS, False)]
     for module in repacking:
-        module.support_avx512bf16_for_cpu = False
+        setattr(module, REPACKS, False)
     if repacking:
         sentences += (
             f"bitsandbytes 0.50: CPU inference repacking switched off on {len(repacking)} Linear4bit modules",
         )
     return sentences
+
+
+def _choose_kernels(run: Run, device: torch.device) -> tuple[str, ...]:
+    """Switch cuDNN attention on or off for this process; return a sentence where that works round a library's bug.
+
+    It is off in a deterministic run, since its backward pass has no deterministic variant; the others have one.
+    """
+    wanted, sentences = run.training.cudnn_attention, tuple[str, ...]()
+    if wanted is None and device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        if cudnn_attention_gives_nan(torch.__version__, f"{major}.{minor}"):
+            wanted = False
+            if not run.training.deterministic:
+                sentences = (
+                    f"torch {torch.__version__}: cuDNN attention switched off, whose gradients may be NaN on compute "
+                    f"capability {major}.{minor} ({CUDNN_ATTENTION})",
+                )
+    torch.backends.cuda.enable_cudnn_sdp(wanted is not False and not run.training.deterministic)
+    return sentences
+
+
+def enabled_kernels() -> list[str]:
+    """Return the kernels that attention may use in this process."""
+    return [name for name in SDPA_KERNELS if getattr(torch.backends.cuda, f"{name}_sdp_enabled")()]
+
+
+def chosen_kernel(model: Any, device: torch.device, tokens: int, *, masked: bool) -> str:
+    """Return the kernel that attention takes for one sequence of this length and the model's shape; "" if unknown."""
+    config = model.config
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    like = torch.empty(1, config.num_attention_heads, tokens, width, device=device, dtype=model.dtype)
+    like.requires_grad_(True)  # which kernel is taken depends on whether a backward pass will follow
+    mask = torch.ones(1, 1, tokens, tokens, device=device, dtype=torch.bool) if masked else None
+    number = torch._fused_sdp_choice(like, like, like, mask, 0.0, not masked)
+    return {0: "math", 1: "flash", 2: "mem_efficient", 3: "cudnn", 4: "overrideable"}.get(int(number), "")
 
 
 def apply_strategy(model: Any, run: Run) -> Any:

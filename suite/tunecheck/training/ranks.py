@@ -50,12 +50,32 @@ def leave() -> None:
     distributed.destroy_process_group()
 
 
-@dataclass(slots=True)
-class Ranks:
-    """What the training loop needs of the other ranks. Of a training in one process every method does nothing."""
+@dataclass(slots=True, kw_only=True)
+class Group:
+    """The processes of a training, of which this is one."""
 
     rank: int = 0
     count: int = 1
+    _group: Any = None
+    """torch's, where it is another than the training's own."""
+
+    def share(self, items: Sequence[T]) -> list[T]:
+        """Return this rank's part of what is done once by all: every so many, from its own number on."""
+        return list(items[self.rank :: self.count])
+
+    def gathered(self, mine: T) -> list[T]:
+        """Return what each rank gives, in their order."""
+        if self.count == 1:
+            return [mine]
+        found: list[Any] = [None] * self.count
+        distributed.all_gather_object(found, mine, group=self._group)
+        return found
+
+
+@dataclass(slots=True, kw_only=True)
+class Ranks(Group):
+    """What the training loop needs of the other ranks. Of a training in one process every method does nothing."""
+
     _replica: Any = None
     sharded: Any = None
     """The model, where FSDP2 has sharded it over the ranks."""
@@ -63,7 +83,9 @@ class Ranks:
     @classmethod
     def of(cls, run: Run) -> Ranks:
         """Return the ranks of this run, whose process group has been joined."""
-        return cls() if run.parallel is None else cls(distributed.get_rank(), distributed.get_world_size())
+        if run.parallel is None:
+            return cls()
+        return cls(rank=distributed.get_rank(), count=distributed.get_world_size())
 
     def distribute(self, model: Any, run: Run) -> None:
         """Have the ranks train this model together, by the run's engine."""
@@ -93,10 +115,6 @@ class Ranks:
             self.sharded.set_requires_gradient_sync(last)
         return nullcontext() if last or self._replica is None else self._replica.no_sync()
 
-    def share(self, items: Sequence[T]) -> list[T]:
-        """Return this rank's part of what is done once by all: every so many, from its own number on."""
-        return list(items[self.rank :: self.count])
-
     def total(self, value: N) -> N:
         """Return the sum of this number over all ranks."""
         if self.count == 1:
@@ -105,25 +123,18 @@ class Ranks:
         distributed.all_reduce(summed)
         return int(summed) if isinstance(value, int) else summed
 
-    def gathered(self, mine: T) -> list[T]:
-        """Return what each rank gives, in their order."""
-        return _gathered(mine, self.count, None)
-
     def wait(self) -> None:
         """Wait until every rank is here."""
         if self.count > 1:
             distributed.barrier()
 
 
-@dataclass(frozen=True, slots=True)
-class Exchange:
+@dataclass(slots=True, kw_only=True)
+class Exchange(Group):
     """What probes exchange: a group of their own, so that no probe's collective can meet one of the training's."""
 
-    rank: int = 0
-    count: int = 1
     waited_seconds: float = 0.0
     """Time until all had joined the training's group."""
-    _group: Any = None
 
     @classmethod
     def of(cls, run: Run) -> Exchange:
@@ -131,15 +142,8 @@ class Exchange:
         if run.parallel is None:
             return cls()
         group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=run.deadline))
-        return cls(distributed.get_rank(), distributed.get_world_size(), _waited_seconds, group)
-
-    def gathered(self, mine: T) -> list[T]:
-        """Return what each rank gives, in their order."""
-        return _gathered(mine, self.count, self._group)
-
-    def share(self, window: Sequence[Batch]) -> Sequence[Batch]:
-        """Return this rank's own micro-batches of those of all ranks."""
-        return window[self.rank :: self.count]
+        rank, count = distributed.get_rank(), distributed.get_world_size()
+        return cls(rank=rank, count=count, waited_seconds=_waited_seconds, _group=group)
 
     def window(self, mine: Sequence[Batch]) -> Sequence[Batch]:
         """Return the micro-batches of all ranks for one step, in turn: one of each rank, then the next of each."""
@@ -147,11 +151,3 @@ class Exchange:
             return mine
         turns = zip_longest(*self.gathered(list(mine)))
         return [batch for batch in chain.from_iterable(turns) if batch is not None]
-
-
-def _gathered(mine: T, count: int, group: Any) -> list[T]:
-    if count == 1:
-        return [mine]
-    found: list[Any] = [None] * count
-    distributed.all_gather_object(found, mine, group=group)
-    return found

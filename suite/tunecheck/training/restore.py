@@ -7,7 +7,7 @@ import random
 import sys
 import threading
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from itertools import chain
@@ -62,6 +62,8 @@ def as_found(model: Any) -> Iterator[None]:
             (held.update if isinstance(held, dict | set) else held.extend)(content)
 
 
+REPACKS = "support_avx512bf16_for_cpu"
+"""Attribute of bitsandbytes' layers: whether a forward pass in eval mode repacks their weights."""
 CONTAINERS = {list, dict, set, deque, OrderedDict, defaultdict}
 
 
@@ -130,14 +132,21 @@ def uncached(model: Any, **given: Any) -> Any:
 @contextmanager
 def without_dropout(model: Any) -> Iterator[None]:
     """Drop nothing in the block, whatever the modes: the model's modes choose kernels and checkpointing, too."""
-    kept = list(dropouts(model))
-    for module, name, _ in kept:
-        setattr(module, name, 0.0)
+    with _having(0.0, [(module, name) for module, name, _ in dropouts(model)]):
+        yield
+
+
+@contextmanager
+def _having(value: Any, attributes: Sequence[tuple[Any, str]]) -> Iterator[None]:
+    """Give these attributes of objects this value in the block, and their own again after it."""
+    kept = [getattr(holder, name) for holder, name in attributes]
+    for holder, name in attributes:
+        setattr(holder, name, value)
     try:
         yield
     finally:
-        for module, name, share in kept:
-            setattr(module, name, share)
+        for (holder, name), own in zip(attributes, kept, strict=True):
+            setattr(holder, name, own)
 
 
 @contextmanager
@@ -188,11 +197,5 @@ def without_repacking(model: Any) -> Iterator[None]:
 
     bitsandbytes 0.50 on CPUs with AVX512-BF16 repacks them for inference in the first one, and trains no adapter after.
     """
-    repacking = [module for module in model.modules() if getattr(module, "support_avx512bf16_for_cpu", False)]
-    for module in repacking:
-        module.support_avx512bf16_for_cpu = False
-    try:
+    with _having(False, [(module, REPACKS) for module in model.modules() if getattr(module, REPACKS, False)]):
         yield
-    finally:
-        for module in repacking:
-            module.support_avx512bf16_for_cpu = True

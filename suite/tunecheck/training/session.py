@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from tunecheck.config.schema import Run
     from tunecheck.training.data import Batches, Tokens
     from tunecheck.training.ranks import Exchange, Ranks
-    from tunecheck.training.whole_model import WholeModel
+    from tunecheck.training.tensors import WholeModel
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Session:
     """Everything one training consists of, handed from the backend to the probes.
 
@@ -32,11 +32,11 @@ class Session:
     folder: Path
     """The weight files that the model was loaded from."""
     model: Any
-    tokenizer: Any
+    tokenizer: Any = None
     batches: Batches
     optimizer: Any
-    scheduler: Any
-    scaler: Any
+    scheduler: Any = None
+    scaler: Any = None
     """torch.amp.GradScaler, which does nothing unless the precision is fp16; None where the backend keeps its own."""
     loss: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
     """(logits, labels, supervised tokens of the window) -> this micro-batch's share of the window's mean loss."""
@@ -79,7 +79,7 @@ class Session:
         if self.ranks.sharded is None:
             yield
             return
-        from tunecheck.training.whole_model import WholeModel
+        from tunecheck.training.tensors import WholeModel
 
         trainers = self.optimizer
         self.whole = WholeModel(self.model, trainers)

@@ -25,8 +25,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from tunecheck.core.errors import WeightsDamaged
 from tunecheck.core.evidence import Step
 from tunecheck.strategies.mixed_precision import measure_magnitudes
-from tunecheck.training.data import IGNORED, Batch, Batches, Tokens
-from tunecheck.training.data.in_order import RowsInOrder
+from tunecheck.training.data import IGNORED, Batch, Batches, RowsInOrder, Tokens
 from tunecheck.training.load import apply_strategy, apply_workarounds, load_base, load_tokenizer, resolve_precision
 from tunecheck.training.merge import merge
 from tunecheck.training.ranks import Exchange, Ranks
@@ -82,8 +81,6 @@ def session_around(make: MakeTrainer, run: Run, folder: Path, device: torch.devi
         tokenizer=tokenizer,
         batches=batches,
         optimizer=trainer.create_optimizer(),
-        scheduler=None,
-        scaler=None,
         loss=lambda logits, labels, tokens: model_loss(model, logits, labels, tokens),
         evaluate=evaluate,
         save_adapter=save_adapter,

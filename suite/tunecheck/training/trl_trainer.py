@@ -15,8 +15,7 @@ from datasets import Dataset, disable_progress_bars
 from trl import SFTConfig, SFTTrainer
 
 from tunecheck.core.errors import Unsupported
-from tunecheck.training.data import IGNORED, Batches, Tokens
-from tunecheck.training.data.in_order import RowsInOrder
+from tunecheck.training.data import IGNORED, Batches, RowsInOrder, Tokens
 from tunecheck.training.session import Session
 from tunecheck.training.transformers_trainer import Listening, arguments, session_around
 from tunecheck.training.transformers_trainer import load_checkpoint as load_checkpoint

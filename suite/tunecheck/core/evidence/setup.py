@@ -43,7 +43,7 @@ class Weights(Record):
     identifier: str
     revision: str
     sha256: str
-    """Digest of the safetensors file that was loaded."""
+    """Digest of the safetensors file that was loaded; of the list of the shards' digests where there are several."""
     pretrained: bool
     notes: tuple[str, ...] = ()
     """What the sources before this one answered."""

@@ -21,7 +21,7 @@ from tunecheck.core.text import one_line
 from tunecheck.fleet import node
 from tunecheck.fleet.engines import News
 from tunecheck.fleet.request import EngineOptions, Request
-from tunecheck.results.fleet import Place
+from tunecheck.results.fleet import Place, places_of
 
 CONNECT_SECONDS = 10.0
 NODE_LABEL = "ray.io/node-id"
@@ -63,17 +63,8 @@ class RayCluster:
         for name, one in held:
             unique = f"{name}-{one['NodeID'][:6]}" if name in twice else name
             self._ids[unique] = one["NodeID"]
-            cards = int(one["Resources"].get("GPU", 0))
             problem = "" if one["Alive"] else "Ray says: dead"
-            found += [
-                Place(
-                    name=f"{unique}-{card}" if cards > 1 else unique,
-                    node=unique,
-                    card=card if cards else None,
-                    problem=problem,
-                )
-                for card in range(max(1, cards))
-            ]
+            found += places_of(unique, int(one["Resources"].get("GPU", 0)), problem=problem)
         return _chosen(found, self._options.nodes)
 
     def submit(self, request: Request, places: Sequence[Place]) -> None:

@@ -26,7 +26,7 @@ from tunecheck.core.text import one_line
 from tunecheck.fleet import node
 from tunecheck.fleet.engines import News
 from tunecheck.fleet.request import EngineOptions, Request
-from tunecheck.results.fleet import Place
+from tunecheck.results.fleet import Place, places_of
 
 UNUSABLE = ("down", "drain", "fail", "maint", "no_respond", "power", "unknown", "reboot", "inval", "future")
 """Beginnings of the states of a node that takes no job now, by `sinfo -o %T`."""
@@ -85,8 +85,9 @@ class Slurm:
         listed = _run("sinfo", "--noheader", "--Node", "--format=%N|%T|%G|%E", *limits)
         nodes = {line.partition("|")[0]: line.split("|", 3) for line in listed.splitlines() if line.count("|") >= 3}
         if not nodes:
-            raise ConfigError([f"--nodes {names}: Slurm lists no such node{_where(self._options)}; `sinfo` shows them"])
-        found = [place for name, held in nodes.items() for place in _places(name, *held[1:])]
+            where = f" in partition {self._options.partition}" if self._options.partition else ""
+            raise ConfigError([f"--nodes {names}: Slurm lists no such node{where}; `sinfo` shows them"])
+        found = [place for name, held in nodes.items() for place in _listed(name, *held[1:])]
         if not names.isdecimal():
             return found
         usable = list(dict.fromkeys(place.node for place in found if not place.problem))[: int(names)]
@@ -181,9 +182,8 @@ def make(options: EngineOptions, folder: Path) -> Slurm:
     """Return the engine. Raises ConfigError where Slurm's commands or submitit are missing."""
     missing = [name for name in ("sinfo", "sbatch", "squeue", "scancel", "srun") if shutil.which(name) is None]
     if missing:
-        raise ConfigError(
-            [f"--engine slurm: {', '.join(missing)} not found: run it where Slurm's commands are installed"]
-        )
+        told = f"{', '.join(missing)} not found: run it where Slurm's commands are installed"
+        raise ConfigError([f"--engine slurm: {told}"])
     if importlib.util.find_spec("submitit") is None:
         raise ConfigError(["--engine slurm: submitit is not installed here: pip install 'tunecheck[fleet]'"])
     return Slurm(options, folder)
@@ -195,20 +195,12 @@ def gpus(gres: str) -> int:
     return sum(int(parts[-1]) if parts[-1].isdecimal() else 1 for parts in held)
 
 
-def _places(name: str, state: str, gres: str, reason: str) -> Iterator[Place]:
+def _listed(name: str, state: str, gres: str, reason: str) -> list[Place]:
     bare = state.lower().rstrip("*~#!%$@^-+")
     gone = bare.startswith(UNUSABLE) or "*" in state
     said = "" if reason.strip() in ("", "none") else f" ({reason.strip()})"
     problem = f"Slurm says: {state}{said}" if gone else ""
-    cards = gpus(gres)
-    for card in range(max(1, cards)):
-        yield Place(
-            name=f"{name}-{card}" if cards > 1 else name,
-            node=name,
-            card=card if cards else None,
-            problem=problem,
-            drained=bare.startswith(DRAINED),
-        )
+    return places_of(name, gpus(gres), problem=problem, drained=bare.startswith(DRAINED))
 
 
 def _refresh(folder: Path) -> None:
@@ -233,14 +225,9 @@ def _lost(state: str, job: Any) -> str:
 def _raised(error: Exception) -> str:
     last = str(error).strip().splitlines()
     words = one_line(next((line for line in last if "Error" in line), last[-1] if last else repr(error)), 300)
-    other = "tunecheck" in words and (
-        "ModuleNotFoundError" in words or "AttributeError" in words or "ImportError" in words
-    )
+    kinds = ("ModuleNotFoundError", "AttributeError", "ImportError")
+    other = "tunecheck" in words and any(kind in words for kind in kinds)
     return f"another tunecheck, or none, is installed there: {words}" if other else words
-
-
-def _where(options: EngineOptions) -> str:
-    return f" in partition {options.partition}" if options.partition else ""
 
 
 def _run(*command: str) -> str:

@@ -7,13 +7,12 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
 
 from tunecheck.core.errors import TraceError
 from tunecheck.core.evidence import DeviceSample, Health, Record, Telemetry
 from tunecheck.core.helper import command_for, helper_environment, kill, signal_name
 from tunecheck.core.trace import decode
-from tunecheck.hardware.monitor.samples import thinned
+from tunecheck.hardware.monitor.card import thinned
 
 ANSWER_SECONDS = 10.0
 """Timeout for start and end of the sampling process: a healthy driver needs less than a second."""
@@ -94,8 +93,11 @@ class Meter:
         if not self._problem and child.returncode:
             status = child.returncode
             how = f"was killed by {signal_name(-status)}" if status < 0 else f"ended with status {status}"
-            self._problem = f"the sampling process {how}{_last_words(self._errors)}"
-        _close(child.stdin)
+            said = [line.strip() for line in self._errors.read_text(errors="replace").splitlines() if line.strip()]
+            self._problem = f"the sampling process {how}" + (f": {said[-1][:300]}" if said else "")
+        with contextlib.suppress(OSError):
+            if child.stdin is not None:
+                child.stdin.close()
 
     def _tell(self, line: str) -> None:
         """Send a line; a process that is gone is noticed at the end."""
@@ -131,14 +133,3 @@ class Meter:
             processes_before=before[0].others if before else (),
             processes_after=last.others if last else (),
         )
-
-
-def _last_words(errors: Path) -> str:
-    lines = [line.strip() for line in errors.read_text(errors="replace").splitlines() if line.strip()]
-    return f": {lines[-1][:300]}" if lines else ""
-
-
-def _close(pipe: IO[bytes] | None) -> None:
-    with contextlib.suppress(OSError):
-        if pipe is not None:
-            pipe.close()

@@ -1,10 +1,10 @@
-"""NVML readings of one GPU, in the sampling process. What a GPU does not report is None."""
+"""NVML readings of one GPU, in the sampling process, and their merging. What a GPU does not report is None."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import psutil
@@ -39,6 +39,10 @@ XID = 0x8
 RECOVERY_ACTION_FIELD = 230
 GPU_TEMPERATURE, SM_CLOCK = 0, 1
 CORRECTED, UNCORRECTED, VOLATILE = 0, 1, 0
+MOST_SAMPLES = 300
+"""Samples kept per attempt: one a second for a short one, one in half a minute for three hours; 100 kB in a trace."""
+MAXIMA = ("used_bytes", "process_bytes", "temperature_celsius", "power_watts")
+"""Figures of which a merged sample has the largest, None when none is known."""
 MOST_EVENTS = 100
 """Largest number of events per reading: a failing GPU must not hold up the sampling."""
 
@@ -175,3 +179,51 @@ def _flag(value: int | None) -> bool | None:
 def _thousandth(value: int | None) -> float | None:
     """Convert from milliwatts or millijoules."""
     return None if value is None else value / 1000
+
+
+def thinned(samples: Sequence[DeviceSample], most: int = MOST_SAMPLES) -> list[DeviceSample]:
+    """Merge neighbouring samples until at most this many are left. No maximum and no Xid is lost."""
+    group = -(-len(samples) // most) or 1
+    return [merged(samples[first : first + group]) for first in range(0, len(samples), group)]
+
+
+def merged(samples: Sequence[DeviceSample]) -> DeviceSample:
+    """Merge consecutive samples, at least one: maxima, the mean clock, counts of clock reasons."""
+    first, last = samples[0], samples[-1]
+    return DeviceSample(
+        at=first.at,
+        seconds=last.at + last.seconds - first.at,
+        readings=sum(sample.readings for sample in samples),
+        **{name: _largest(getattr(sample, name) for sample in samples) for name in MAXIMA},
+        process_seen=any(sample.process_seen for sample in samples),
+        sm_clock_mhz=_mean([(sample.sm_clock_mhz, sample.readings) for sample in samples]),
+        clock_reasons=_counted([sample.clock_reasons for sample in samples]),
+        others=_largest_of_each(process for sample in samples for process in sample.others),
+        xids=tuple(xid for sample in samples for xid in sample.xids),
+        events=tuple(event for sample in samples for event in sample.events),
+    )
+
+
+def _largest(values: Iterable[Any]) -> Any:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _mean(values: list[tuple[float | None, int]]) -> float | None:
+    known = [(value, weight) for value, weight in values if value is not None]
+    weights = sum(weight for _, weight in known)
+    return sum(value * weight for value, weight in known) / weights if weights else None
+
+
+def _counted(counts: list[dict[str, int] | None]) -> dict[str, int] | None:
+    known = [count for count in counts if count is not None]
+    names = dict.fromkeys(name for count in known for name in count)
+    return {name: sum(count.get(name, 0) for count in known) for name in names} if known else None
+
+
+def _largest_of_each(processes: Iterable[CardProcess]) -> tuple[CardProcess, ...]:
+    found: dict[int, CardProcess] = {}
+    for process in processes:
+        before = found.get(process.pid)
+        if before is None or (process.used_bytes or 0) > (before.used_bytes or 0):
+            found[process.pid] = process
+    return tuple(found.values())

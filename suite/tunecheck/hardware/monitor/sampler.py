@@ -18,8 +18,7 @@ from tunecheck.core.evidence import DeviceSample, Health, Record
 from tunecheck.core.helper import die_with_parent
 from tunecheck.core.trace import encode
 from tunecheck.hardware.facts import NvmlState
-from tunecheck.hardware.monitor.card import Card
-from tunecheck.hardware.monitor.samples import merged
+from tunecheck.hardware.monitor.card import Card, merged
 from tunecheck.hardware.nvml import describe, nvml_session
 
 INTERVAL_SECONDS = 0.2

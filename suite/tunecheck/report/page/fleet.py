@@ -11,8 +11,7 @@ from tunecheck.core.files import write_whole
 from tunecheck.core.text import human_seconds
 from tunecheck.report.fleet import failures, figure_words, fleet_headline, kinds, said_of
 from tunecheck.report.page import PAGE_FILE, style, template
-from tunecheck.results.fleet import FleetReport, NodeRow
-from tunecheck.results.fleet.drain import reasons
+from tunecheck.results.fleet import FleetReport, NodeRow, reasons
 from tunecheck.results.fleet.outliers import FIGURES
 
 FLEET_PAGE = "fleet.html"

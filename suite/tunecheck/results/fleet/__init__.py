@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, TypeVar, cast
@@ -13,6 +14,7 @@ from tunecheck.core.errors import TraceError
 from tunecheck.core.files import write_whole
 from tunecheck.core.finding import Domain, Finding
 from tunecheck.core.reading import read_json
+from tunecheck.core.text import one_line
 from tunecheck.core.trace import spelled
 from tunecheck.core.typed import MISFITS, build
 from tunecheck.results import Outcome, Verdict
@@ -20,6 +22,11 @@ from tunecheck.results import Outcome, Verdict
 ANSWER_FILE, FLEET_FILE, NODES_FOLDER = "answer.json", "fleet.json", "nodes"
 ANSWER_SCHEMA, FLEET_SCHEMA = 1, 1
 """Raised when a reader of older files would misread a newer one."""
+
+DRAIN_TEXT, DRAIN_JSON = "drain.txt", "drain.json"
+LONGEST_REASON = 300
+NODE_NAME = re.compile(r"(?!ALL$)[A-Za-z0-9][A-Za-z0-9._-]{0,252}", re.ASCII)
+"""One node in Slurm's notation: neither a list, nor ALL, nor what a shell would read as more."""
 
 NodeOutcome = Outcome | Literal["no answer"]
 F = TypeVar("F")
@@ -39,6 +46,20 @@ class Place:
     """Why it is not asked, in the engine's words; empty for one that is."""
     drained: bool = False
     """Whether it is not asked since it is out of service already, which says nothing of the fleet."""
+
+
+def places_of(node: str, cards: int, *, problem: str = "", drained: bool = False) -> list[Place]:
+    """Return the places of a node with so many cards: each of them, or the node itself where it has none."""
+    return [
+        Place(
+            name=f"{node}-{card}" if cards > 1 else node,
+            node=node,
+            card=card if cards else None,
+            problem=problem,
+            drained=drained,
+        )
+        for card in range(max(1, cards))
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +218,35 @@ def write_fleet(report: FleetReport, folder: Path) -> Path:
 def read_fleet(path: Path) -> FleetReport:
     """Read a fleet's report. Raises TraceError for a file that is unreadable, foreign, or of another schema."""
     return _built(FleetReport, _content(path), FLEET_SCHEMA, str(path))
+
+
+def reasons(report: FleetReport) -> dict[str, list[dict[str, str | int | None]]]:
+    """Return the nodes to drain, each with its places and why."""
+    found: dict[str, list[dict[str, str | int | None]]] = {}
+    for row in report.rows:
+        if row.drain:
+            why: dict[str, str | int | None] = {
+                "place": row.place,
+                "card": row.card,
+                "reason": one_line(row.drain, LONGEST_REASON),
+            }
+            found.setdefault(row.node, []).append(why)
+    return found
+
+
+def write_drain(report: FleetReport, folder: Path) -> tuple[Path, Path]:
+    """Write drain.txt and drain.json. Raises SuiteError when the folder cannot be written.
+
+    The text is one line of names with commas between them: what `sinfo -n`, `scontrol update nodename=` and
+    `sbatch --exclude` take. It is empty where nobody is to be drained, and lacks what is no name of a node.
+    """
+    found = reasons(report)
+    named = [node for node in found if NODE_NAME.fullmatch(node)]
+    text, machine = folder / DRAIN_TEXT, folder / DRAIN_JSON
+    write_whole(text, ",".join(named) + "\n" if named else "")
+    held = {"schema": 1, "nodes": [{"node": node, "places": why} for node, why in found.items()]}
+    write_whole(machine, json.dumps(held, indent=1, ensure_ascii=False) + "\n")
+    return text, machine
 
 
 def plain(record: Answer | FleetReport) -> dict[str, Any]:

@@ -7,7 +7,7 @@ cannot be told from another version of a library by one node, nor by two; by a m
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -21,8 +21,6 @@ MEANING = (
     "something that is not part of the kind"
 )
 REMEDY = "take it out of service, run its vendor's diagnostics, and ask it once more before it comes back"
-Bits = bytes
-"""Digest of all numbers of a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +31,7 @@ class Member:
     run: RunAnswer
 
     @property
-    def bits(self) -> Bits:
+    def bits(self) -> bytes:
         """Digest of the numbers, NaN being equal to the same NaN."""
         digest = sha256()
         for name, values in sorted(self.run.numbers.items()):
@@ -66,7 +64,7 @@ def agreements(group: Sequence[Member]) -> Iterator[tuple[str, Finding]]:
     if len(group) == 1:
         yield from _unjudged(group, "no other node answered with this card or processor, driver, libraries and weights")
         return
-    by_bits: dict[Bits, list[Member]] = {}
+    by_bits: dict[bytes, list[Member]] = {}
     for member in group:
         by_bits.setdefault(member.bits, []).append(member)
     most = max(by_bits.values(), key=len)
@@ -76,7 +74,8 @@ def agreements(group: Sequence[Member]) -> Iterator[tuple[str, Finding]]:
         words = (
             f"{counted(len(group), 'place')} of this kind gave {len(by_bits)} results: which is wrong cannot be said"
         )
-        yield from _unjudged(group, f"{words}; ask a third node. {_departure(*_two(by_bits))}", expected=False)
+        (one, *_), (other, *_), *_ = by_bits.values()
+        yield from _unjudged(group, f"{words}; ask a third node. {_departure(one, other)}", expected=False)
     else:
         yield from _against(most, by_bits.values(), len(group))
 
@@ -126,11 +125,6 @@ def _departure(here: Member, there: Member) -> str:
         if len(mine) != len(theirs):
             return f"{len(mine)} times {name} on {here.answer.place}, {len(theirs)} on {there.answer.place}"
     return f"{here.answer.place} lacks numbers that {there.answer.place} has"
-
-
-def _two(by_bits: Mapping[Bits, list[Member]]) -> tuple[Member, Member]:
-    first, second, *_ = by_bits.values()
-    return first[0], second[0]
 
 
 def _nodes(members: Iterable[Member]) -> set[str]:

@@ -20,9 +20,18 @@ from tunecheck.results import (
     EXIT_UNJUDGED,
     Verdict,
 )
-from tunecheck.results.fleet import INTERRUPTED, OVERDUE, Answer, FleetReport, NodeOutcome, NodeRow, Place, RunAnswer
+from tunecheck.results.fleet import (
+    INTERRUPTED,
+    NODE_NAME,
+    OVERDUE,
+    Answer,
+    FleetReport,
+    NodeOutcome,
+    NodeRow,
+    Place,
+    RunAnswer,
+)
 from tunecheck.results.fleet.agreement import Member, agreements, groups
-from tunecheck.results.fleet.drain import NODE_NAME
 from tunecheck.results.fleet.outliers import SPEED, outliers, slow, words
 
 FEWEST_FOR_A_MAJORITY = 3
@@ -62,15 +71,11 @@ def judge_fleet(
     for place, remark in [*_odd_stacks(given), *(clocks or {}).items()]:
         remarks[place].append(remark)
     causes = _Causes(given)
-    rows = [
-        _lost(row, missing.get(place.name))
-        for place in places
-        for row in [
-            _row(answers[place.name], findings[place.name], remarks[place.name], causes)
-            if place.name in answers
-            else _silent(place)
-        ]
-    ]
+    rows = []
+    for asked in places:
+        name, answer = asked.name, answers.get(asked.name)
+        row = _row(answer, findings[name], remarks[name], causes) if answer else _silent(asked)
+        rows.append(_lost(row, missing.get(name)))
     rows.sort(key=lambda row: (not row.odd, _ORDER.index(row.outcome), natural(row.place)))
     status = _status(rows, given, interrupted=interrupted)
     return FleetReport(

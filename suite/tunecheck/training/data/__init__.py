@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -14,8 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tunecheck.config.compatibility import config_error
 from tunecheck.core.errors import DataError
 from tunecheck.core.records import TEXT, read_records
-from tunecheck.training.data.rows import Row, read_rows
-from tunecheck.training.data.template import IGNORED, Tokens, encode
+from tunecheck.training.data.rows import IGNORED as IGNORED
+from tunecheck.training.data.rows import Row as Row
+from tunecheck.training.data.rows import Tokens as Tokens
+from tunecheck.training.data.rows import encode as encode
+from tunecheck.training.data.rows import read_rows as read_rows
 
 if TYPE_CHECKING:
     import torch
@@ -23,8 +26,6 @@ if TYPE_CHECKING:
     from tunecheck.config.schema import Run
 
 T = TypeVar("T")
-
-__all__ = ["IGNORED", "Batch", "Batches", "Row", "Tokens", "collate", "encode", "order", "read_rows", "window_rows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +171,29 @@ class Batches:
     def fixed(self, split: str) -> list[Tokens]:
         """The fixed evaluation rows: the first ones of the held-out split, or ("probe") of the training set."""
         return (self.heldout if split == "heldout" else self.train)[: self.run.evaluation.rows]
+
+
+class RowsInOrder:
+    """Every row of the run, one after the other, as seed and step prescribe: read in sequence it is one epoch.
+
+    For trainers that read one data set instead of asking for windows.
+    """
+
+    def __init__(self, run: Run, batches: Batches) -> None:
+        self._batches, self._steps = batches, run.training.max_steps
+        self._rows_per_step = run.training.micro_batch_size * run.micro_batches_per_step
+
+    def __len__(self) -> int:
+        return self._steps * self._rows_per_step
+
+    def __iter__(self) -> Iterator[Tokens]:
+        return (self[place] for place in range(len(self)))
+
+    def __getitem__(self, place: int) -> Tokens:
+        if not 0 <= place < len(self):
+            raise IndexError(place)
+        step, within = divmod(place, self._rows_per_step)
+        return [row for rows in self._batches.rows(step) for row in rows][within]
 
 
 def blocks(path: Path, split: str, length: int, tokenizer: Any) -> list[Tokens]:
