@@ -8,6 +8,7 @@ from report_rows import FAILED, MISSING, PASSED, report, row
 from tunecheck.core.errors import SuiteError
 from tunecheck.report.github import MOST_ANNOTATIONS, append_summary, workflow_commands
 from tunecheck.report.summary import summary_markdown
+from tunecheck.report.view import rule
 from tunecheck.results import errored, skipped
 from tunecheck.session import _write
 
@@ -59,9 +60,10 @@ def test_a_failure_is_one_line_that_unfolds():
     (line,) = workflow_commands(report(row(FAILED, PASSED, outcome="fail")), ACTIONS)
 
     assert line == (
-        "::error title=quick/tiny-qlora%3A base_untouched::measured: 3, limit 2%0Adetail: 3 frozen tensors changed%0A"
-        "usually means: the optimizer holds base weights%0Awhat to do: pass it the trainable parameters only%0A"
-        "attribution: environment: others on the card"
+        f"::error title=quick/tiny-qlora%3A base_untouched::rule: {rule('base_untouched')}%0Ameasured: 3, limit 2%0A"
+        "detail: 3 frozen tensors changed%0Ausually means: the optimizer holds base weights%0A"
+        "attribution: environment: others on the card%0Awhat to do: pass it the trainable parameters only%0A"
+        "read more: docs/checks/base_untouched.md"
     )
 
 
@@ -70,9 +72,7 @@ def test_foreign_text_cannot_end_a_command_or_begin_another():
     bad = row(FAILED, outcome="fail", run="x,file=/etc::\n::warning::%0A")
     (line,) = workflow_commands(report(bad), ACTIONS)
 
-    assert line.startswith(
-        "::error title=quick/x%2Cfile=/etc%3A%3A %3A%3Awarning%3A%3A%250A%3A base_untouched::measured"
-    )
+    assert line.startswith("::error title=quick/x%2Cfile=/etc%3A%3A %3A%3Awarning%3A%3A%250A%3A base_untouched::rule: ")
     assert "\n" not in line
 
 

@@ -45,7 +45,7 @@ def page_of(folder: Path, *traces: Trace, **fields) -> Page:
 
 
 def test_every_failed_finding_is_told_in_full(tmp_path):
-    """With its numbers before the first curve; one that no other explains also with meaning, remedy and domain."""
+    """With its numbers before the first curve; one that no other explains also with meaning and remedy."""
     made = session(tmp_path, leaking(), ill())
     html = page_html(made, tmp_path)
     page = Page(html[: html.index("<svg")] + "</ul></figcaption></figure></div></section></main></body></html>")
@@ -56,7 +56,7 @@ def test_every_failed_finding_is_told_in_full(tmp_path):
         assert finding.check in page.text
         if finding.because:  # named there, with its numbers
             continue
-        for text in (finding.check, finding.detail, finding.meaning, finding.remedy, finding.domain):
+        for text in (finding.check, finding.detail, finding.meaning, finding.remedy):
             assert " ".join(text.split()) in page.text
         if finding.measured is not None:
             assert f"measured {human_number(finding.measured)}, limit {human_number(finding.limit)}" in page.text

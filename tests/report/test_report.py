@@ -26,6 +26,7 @@ from tunecheck.core.trace import Attempt, Trace
 from tunecheck.report.junit import write_junit
 from tunecheck.report.summary import SIZE_LIMIT_BYTES, summary_markdown, write_summary
 from tunecheck.report.terminal import BROKEN, LEVELS, print_report, sparkline
+from tunecheck.report.view import rule
 from tunecheck.results import Report, RunReport, errored, exit_code, skipped, summarize
 from tunecheck.results.baseline import FigureComparison
 from tunecheck.results.verdict import margin, read_verdict, verdict_json, write_verdict
@@ -98,11 +99,11 @@ def probe(number: int, loss: float, split: str = "probe") -> Evaluation:
     return Evaluation(step=number, split=split, loss=loss, tokens=40)
 
 
-def shown(made: Report, width: int = 80) -> str:
+def shown(made: Report, width: int = 80, *, verbose: bool = False) -> str:
     """What a person without colours sees."""
     out = io.StringIO()
-    print_report(made, Console(width=width, no_color=True, force_terminal=False, file=out))
-    return out.getvalue()
+    print_report(made, Console(width=width, no_color=True, force_terminal=False, file=out), verbose=verbose)
+    return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
 
 
 # Summarising a trace.
@@ -456,11 +457,13 @@ def test_junit_says_what_was_measured_and_what_to_do(tmp_path: Path) -> None:
     assert failure.attrib["message"] == "measured 3, limit 2"
     assert failure.text is not None
     assert failure.text.splitlines() == [
+        f"rule: {rule('base_untouched')}",
         "measured: 3, limit 2",
         "detail: 3 frozen tensors changed",
         "usually means: the optimizer holds base weights",
-        "what to do: pass it the trainable parameters only",
         "attribution: environment: others on the card",
+        "what to do: pass it the trainable parameters only",
+        "read more: docs/checks/base_untouched.md",
     ]
 
 
@@ -561,13 +564,15 @@ def test_the_summary_shows_verdict_table_failures_and_gaps(tmp_path: Path) -> No
     assert lines[5] == "| quick/tiny-lora | error |  |  | 0 | 0 | 0 |  |  |  |  | 3.0 s |"
     assert lines[6] == "| full/big | skipped |  |  | 0 | 0 | 0 |  |  |  |  |  |"
     at = lines.index("### Failed")
-    assert lines[at + 2 : at + 8] == [
+    assert lines[at + 2 : at + 10] == [
         r"- **quick/tiny-qlora: base\_untouched**",
+        f"  - rule: {rule('base_untouched')}",
         "  - measured: 3, limit 2",
         "  - detail: 3 frozen tensors changed",
         "  - usually means: the optimizer holds base weights",
-        "  - what to do: pass it the trainable parameters only",
         "  - attribution: environment: others on the card",
+        "  - what to do: pass it the trainable parameters only",
+        r"  - read more: docs/checks/base\_untouched.md",
     ]
     at = lines.index("### Not judged")
     assert lines[at + 2 : at + 5] == [
@@ -683,25 +688,10 @@ def test_the_table_fits_eighty_columns() -> None:
         seconds=7384.0,
     )
     lines = shown(report(run)).splitlines()
-    assert [line.split() for line in lines[:3]] == [
-        ["run", "device", "checks", "loss", "peak", "time"],
-        [
-            "convergence/",
-            "cuda:0",
-            "21",
-            "passed",
-            "probe",
-            "4.200",
-            "→",
-            "1.030",
-            "1.33",
-            "GiB",
-            "2",
-            "h",
-            "03",
-            "min",
-        ],
-        ["smollm2-135m-", "NVIDIA", "1", "failed", "steps", "██▇▇▆▅▅▄▃▃▂▁▁", "allocator"],
+    assert [" ".join(line.split()) for line in lines[:3]] == [
+        "run verdict checks loss device peak",
+        "convergence/ fail 21 passed probe 4.200 → 1.030 cuda:0 1.33 GiB",
+        "smollm2-135m- 2 h 03 min 1 failed steps ██▇▇▆▅▅▄▃▃▂▁▁ NVIDIA allocator",
     ]
     assert lines[3].startswith("qlora-")
     assert "1 unjudged" in lines[3]
@@ -713,31 +703,53 @@ def test_a_failure_says_what_was_measured_what_it_means_and_what_to_do() -> None
     text = shown(report(FAIL))
     lines = [line.rstrip() for line in text.splitlines()]
     at = lines.index("FAILED quick/tiny-qlora: base_untouched")
-    assert lines[at + 1 : at + 6] == [
+    assert lines[at + 1].startswith(f"  rule           {rule('base_untouched')[:40]}")
+    assert lines[at + 3 : at + 9] == [
         "  measured       3, limit 2",
         "  detail         3 frozen tensors changed",
         "  usually means  the optimizer holds base weights",
-        "  what to do     pass it the trainable parameters only",
         "  attribution    environment: others on the card",
+        "  what to do     pass it the trainable parameters only",
+        "  read more      docs/checks/base_untouched.md",
     ]
 
 
 def test_a_failure_without_words_has_no_empty_labels() -> None:
     """Only what is known is labelled."""
     text = shown(report(row(NOT_A_NUMBER, outcome="fail", losses=(math.nan,))))
-    assert "  measured  nan, limit inf\n  detail    loss is NaN" in text
+    assert "  measured   nan, limit inf\n  detail     loss is NaN" in text
     assert "usually means" not in text
     assert "nan → nan" in text
 
 
 def test_unexpected_gaps_come_before_expected_ones() -> None:
-    """What needs a person is read first, checks with one reason together."""
-    other = replace(RANDOM, check="canary")
-    text = shown(report(row(PASSED, RANDOM, other, MISSING, outcome="inconclusive", reason="checks without evidence")))
+    """What needs a person is told in full; the rest is one line, and in full where that is asked."""
+    made = report(row(PASSED, RANDOM, replace(RANDOM, check="canary"), MISSING, outcome="inconclusive", reason="gaps"))
+    text = shown(made)
     unexpected = text.index("UNJUDGED quick/tiny-qlora: memory_returned\n  the trace holds no Released record")
-    expected = text.index("unjudged, as expected: quick/tiny-qlora: loss_falls, canary\n  the weights are random")
-    assert unexpected < expected
-    assert "checks without evidence" not in text
+    assert unexpected < text.index("unjudged, as expected: 2 checks; report.html says why\nverdict: ")
+    assert "gaps" not in text
+    in_full = shown(made, verbose=True)
+    assert "unjudged quick/tiny-qlora: loss_falls, canary\n  the weights are random" in in_full
+    assert "report.html says why" not in in_full
+
+
+def test_a_suspicion_is_a_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Why it may be meant, what to say then, and what it usually is if not; in yellow."""
+    odd = replace(FAILED, status=Status.SUSPECTED, measured=None, limit=None, meant="some train the base", domain="")
+    text = shown(report(row(PASSED, odd, tier="watch", losses=(2.0, 1.0))))
+    assert text[text.index("  detail") : text.index("\njudged")] == (
+        "  detail        3 frozen tensors changed\n"
+        "  is it meant?  some train the base\n"
+        '  if so         --ignore base_untouched="WHY"\n'
+        "  if not        the optimizer holds base weights\n"
+        "  what to do    pass it the trainable parameters only\n"
+        "  read more     docs/checks/base_untouched.md\n"
+    )
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    out = io.StringIO()
+    print_report(report(row(odd)), Console(width=80, force_terminal=True, color_system="standard", file=out))
+    assert "\x1b[1;33mSUSPECTED quick/tiny-qlora: base_untouched" in out.getvalue()
 
 
 def test_skips_errors_and_repeats_are_sentences() -> None:

@@ -10,13 +10,14 @@ import pytest
 from report_rows import FAILED, MISSING, PASSED, report, row
 from rich.console import Console
 
+from tunecheck.checks import CHECKS
 from tunecheck.core.finding import Finding, Status
 from tunecheck.report.github import workflow_commands
 from tunecheck.report.junit import write_junit
 from tunecheck.report.page import page_html
 from tunecheck.report.summary import summary_markdown
 from tunecheck.report.terminal import print_report
-from tunecheck.report.view import MOST_NAMES, MOST_REASONS, failure, run_view
+from tunecheck.report.view import MOST_NAMES, MOST_REASONS, check_page, failure, rule, run_view
 from tunecheck.results import Report
 
 
@@ -72,12 +73,29 @@ def test_a_block_is_aligned_and_wrapped():
     finding = replace(FAILED, detail="\x1b[31mred " + "word " * 30, remedy="")
     lines = failure("quick/tiny", finding).block().splitlines()
 
-    assert lines[:2] == ["quick/tiny: base_untouched", "  measured       3, limit 2"]
-    assert lines[2].startswith("  detail         red word word")
-    assert lines[3].startswith("                 word word")
-    assert max(map(len, lines)) <= 100
-    assert lines[-1] == "  attribution    environment: others on the card"
+    assert lines[0] == "quick/tiny: base_untouched"
+    at = lines.index("  measured       3, limit 2")
+    assert lines[at + 1].startswith("  detail         red word word")
+    assert lines[at + 2].startswith("                 word word")
+    assert max(map(len, lines)) <= 80
+    assert lines[-1] == "  read more      docs/checks/base_untouched.md"
     assert "\x1b" not in "\n".join(lines)
+
+
+def test_the_name_of_a_tensor_is_wrapped_at_its_dots():
+    """Where it is longer than the line; nothing of it gets lost."""
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight"
+    block = failure("", replace(FAILED, detail=f"unlike: {name}, {name}")).block(60)
+
+    assert max(map(len, block.splitlines())) <= 60
+    assert "".join(block.split()).count(name) == 2
+    assert block.count("  0.self_attn.q_proj.lora_A.default.\n") == 2
+
+
+def test_the_rule_of_every_check_is_a_sentence():
+    """Those whose limit only a run can give, too; a check of another version has none."""
+    assert all(rule(check).endswith((".", "?")) for check in CHECKS)
+    assert (rule("melted"), check_page("melted")) == ("", "")
 
 
 def test_a_failure_without_numbers_says_what_it_saw_first():

@@ -7,13 +7,16 @@ import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tunecheck.core import interrupts
 from tunecheck.core.errors import ConfigError
 from tunecheck.core.text import printable
 from tunecheck.listen.expectations import EXPECTATIONS, read_expectations
 from tunecheck.results.answers import read_ignored, settings_for
+
+if TYPE_CHECKING:
+    from tunecheck.results import Report
 
 
 def add_commands(commands: Any) -> None:
@@ -62,8 +65,8 @@ def _watch(options: argparse.Namespace) -> int:
     from tunecheck.listen.options import Options
     from tunecheck.report.github import workflow_commands
     from tunecheck.report.page import write_page
-    from tunecheck.report.terminal import print_report
-    from tunecheck.results import Report, exit_code
+    from tunecheck.report.terminal import print_report, print_verdict
+    from tunecheck.results import exit_code
     from tunecheck.results.verdict import write_verdict
     from tunecheck.session import written
 
@@ -88,9 +91,12 @@ def _watch(options: argparse.Namespace) -> int:
         command=shown(command),
     )
 
+    said: list[object] = []
+
     def early(so_far: Report) -> bool:
         """Print what the steps say while the training goes on, and return whether it is to end."""
         report = without_secrets(so_far)
+        said.append(_answers(report))
         write_verdict(report, folder)
         write_page(report, folder)
         ends: bool = options.stop_on_fail and report.verdict == "fail"
@@ -103,13 +109,18 @@ def _watch(options: argparse.Namespace) -> int:
 
     report, status = watch(command, listening, early)
     report = written(report, folder)
-    print_report(report, Console())
+    (print_verdict if _answers(report) in said else print_report)(report, Console())
     print("".join(f"{line}\n" for line in workflow_commands(report, os.environ)), end="")
     if options.explain:
         _explain(folder / run.trace_file for run in report.runs if run.findings)
     print(f"report: {folder}")
     own = 128 - status if status < 0 else status  # killed by a signal: as a shell says it
     return own if options.keep_status else exit_code(report)
+
+
+def _answers(report: Report) -> list[Any]:
+    """Return what each run's checks said: a second report that says the same says nothing new."""
+    return [(run.name, run.outcome, run.reason, [(f.check, f.status) for f in run.findings]) for run in report.runs]
 
 
 def add_answers(command: argparse.ArgumentParser) -> None:

@@ -14,7 +14,7 @@ from tunecheck.config import find_run
 from tunecheck.core.errors import SuiteError
 from tunecheck.core.files import write_whole
 from tunecheck.core.finding import Finding, Place, Status
-from tunecheck.report.view import RunView, failure, session_view
+from tunecheck.report.view import RunView, check_page, failure, rule, session_view
 from tunecheck.results import Report
 
 SARIF_FILE = "results.sarif"
@@ -59,14 +59,13 @@ def _told(view: RunView) -> Iterator[Finding]:
 
 
 def _rule(name: str) -> dict[str, Any]:
-    check = CHECKS[name]() if name in CHECKS else None
-    if check is None:
+    if (check := CHECKS.get(name)) is None:
         return {"id": name}
     return {
         "id": name,
-        "shortDescription": {"text": check.question},
+        "shortDescription": {"text": rule(name)},
         "fullDescription": {"text": f"A failure usually means: {check.meaning}."},
-        "help": {"text": check.remedy},
+        "help": {"text": f"{check.remedy} (see {check_page(name)})"},
         "defaultConfiguration": {"level": "error"},
     }
 

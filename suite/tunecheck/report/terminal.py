@@ -1,4 +1,4 @@
-"""The report in a terminal: one table, then failures with their causes, then the verdict on the last line."""
+"""The report in a terminal: name, verdict and time of each run, failures with their causes, the verdict last."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from tunecheck.core.text import one_line
-from tunecheck.report.layout import PlainTable, labelled
-from tunecheck.report.view import Failure, RunView, SessionView, session_view
+from tunecheck.report.layout import PlainTable
+from tunecheck.report.view import Failure, RunView, SessionView, Unjudged, session_view
 from tunecheck.results import Report
 from tunecheck.results.benchmark import Benchmark
 from tunecheck.results.comparison import Comparison
@@ -23,16 +23,17 @@ _STYLES = {"pass": "green", "fail": "bold red", "inconclusive": "yellow", "error
 _ASCII = str.maketrans({"→": "->", "—": "-", "…": "..."})
 _WIDE = 100
 """Columns from which the table has room for longer curves."""
-_FIXED_COLUMNS = 11 + 9 + 10 + 5
-"""The widest check count, peak and time, and the gaps between six columns."""
+_FIXED_COLUMNS = 12 + 11 + 5
+"""The widest verdict and check count, and the gaps between six columns."""
 
 _LONGEST_STRATEGY = len("last_layers_and_head")
 
 
-def print_report(report: Report, console: Console, *, failures: bool = True) -> None:
+def print_report(report: Report, console: Console, *, failures: bool = True, verbose: bool = False) -> None:
     """Print the report, the verdict last. Data is not read as markup and sends no escape sequence.
 
-    `failures` is False where pytest has printed the failed checks already.
+    `failures` is False where pytest has printed the failed checks already; `verbose` gives every reason of what is
+    unjudged as expected, which else is counted.
     """
     printer, view = _Printer(console), session_view(report)
     if view.runs:
@@ -45,12 +46,19 @@ def print_report(report: Report, console: Console, *, failures: bool = True) -> 
     for failure in view.failures if failures else ():
         printer.failure(failure)
     for suspicion in view.suspicions:
-        printer.failure(suspicion, "SUSPECTED", "bold yellow")
-    for expected in (False, True):
-        for run in view.runs:
-            printer.unjudged(run, expected=expected)
+        printer.failure(suspicion)
+    for run in view.runs:
+        printer.unjudged(run.folded(expected=False), f"UNJUDGED {run.name}", "yellow")
+        if verbose:
+            printer.unjudged([group for group in run.unjudged if group.expected], f"unjudged {run.name}", "dim")
     printer.history(view)
+    printer.coverage(view, verbose)
     printer.verdict(view)
+
+
+def print_verdict(report: Report, console: Console) -> None:
+    """Print the verdict, for whoever has read the rest."""
+    _Printer(console).verdict(session_view(report))
 
 
 def print_benchmark(report: Report, console: Console) -> None:
@@ -67,7 +75,7 @@ def print_benchmark(report: Report, console: Console) -> None:
     for failure in view.failures:
         printer.failure(failure)
     for run in view.runs:
-        printer.unjudged(run, expected=False)
+        printer.unjudged(run.folded(expected=False), f"UNJUDGED {run.name}", "yellow")
     printer.verdict(view)
 
 
@@ -80,7 +88,10 @@ class _Printer:
 
     def text(self, data: str, style: str = "") -> Text:
         """Return one line of data as it is: no markup, no control characters, in the console's alphabet."""
-        line = one_line(data)
+        return self.laid_out(one_line(data), style)
+
+    def laid_out(self, line: str, style: str = "") -> Text:
+        """Return a line that is printable, with its spaces, in the console's alphabet."""
         if self.ascii_only:
             line = line.translate(_ASCII).encode("ascii", "replace").decode()
         return Text(line, style=style)
@@ -88,14 +99,15 @@ class _Printer:
     def table(self, runs: Sequence[RunView]) -> PlainTable:
         """Return a row of a few lines for each run, within the console's width from 80 columns up."""
         cells = 20 if self.console.width >= _WIDE else 19
-        room = max(self.console.width - cells - _FIXED_COLUMNS, 20)
+        peak = max(len(text) for run in runs for text in (run.peak, run.peak_kind, "peak"))
+        room = max(self.console.width - cells - peak - _FIXED_COLUMNS, 20)
+        device = min(max(len(run.device) for run in runs), room * 2 // 5)
         table = PlainTable()
-        for heading in ("run", "device", "checks", "loss"):
-            table.add_column(heading, overflow="fold")
-        for heading in ("peak", "time"):
-            table.add_column(heading, justify="right", no_wrap=True)
+        for heading in ("run", "verdict", "checks", "loss", "device"):
+            table.add_column(heading, overflow="fold", no_wrap=heading == "verdict")
+        table.add_column("peak", justify="right", no_wrap=True)
         for run in runs:
-            table.add_row(*self.row(run, name_width=room * 3 // 5, device_width=room * 2 // 5, cells=cells))
+            table.add_row(*self.row(run, name_width=room - device, device_width=max(device, 1), cells=cells))
         return table
 
     def row(self, run: RunView, *, name_width: int, device_width: int, cells: int) -> list[Text]:
@@ -106,11 +118,11 @@ class _Printer:
         curve = "" if self.ascii_only else sparkline(run.run.losses, cells - len("steps "))
         return [
             self.lines(_name_lines(run, name_width)),
-            self.lines([*_device_lines(run.device, device_width), run.precision]),
+            _joined([self.text(run.outcome, _STYLES[run.outcome]), self.text(run.seconds)]),
             self.checks(run),
             _joined([self.text(ends), Text.assemble("steps ", self.text(curve, "cyan")) if curve else Text()]),
+            self.lines([*_device_lines(run.device, device_width), run.precision]),
             self.lines((run.peak, run.peak_kind)),
-            self.text(run.seconds),
         ]
 
     def lines(self, data: Sequence[str]) -> Text:
@@ -118,14 +130,11 @@ class _Printer:
         return _joined([self.text(part) for part in data])
 
     def checks(self, run: RunView) -> Text:
-        """Return the numbers of passed, failed and unjudged checks; the outcome for a run without findings."""
-        if not run.run.findings:
-            return self.text(run.outcome, _STYLES[run.outcome])
-        words = (("passed", "green"), ("failed", "bold red"), ("unjudged", "yellow"))
-        counted = zip(run.counts, words, strict=True)
-        told = [self.text(f"{count} {word}", style if count else "dim") for count, (word, style) in counted]
-        suspected = len(run.suspicions)
-        return _joined([*told, *([self.text(f"{suspected} suspected", "yellow")] if suspected else [])])
+        """Return the numbers of passed, failed, suspected and unjudged checks, those that are none left out."""
+        passed, failed, unjudged = run.counts
+        counted = ((failed, "failed", "bold red"), (len(run.suspicions), "suspected", "yellow"))
+        told = ((passed, "passed", "green"), *counted, (unjudged, "unjudged", "dim"))
+        return _joined([self.text(f"{count} {word}", style) for count, word, style in told if count])
 
     def comparison(self, comparison: Comparison) -> None:
         """Print its table, a row of two lines for each run, and what its numbers mean."""
@@ -169,18 +178,21 @@ class _Printer:
         """Print why there is no judgement, or no training to the end."""
         self.block(f"{run.name}: {run.outcome}: {run.reason}", _STYLES[run.outcome])
 
-    def failure(self, failure: Failure, status: str = "FAILED", style: str = "bold red") -> None:
-        """Print what a check measured that did not pass, what that usually means and what to do."""
-        grid = labelled()
-        for label, data in failure.rows:
-            grid.add_row(label, self.text(data))
-        self.block(f"{status} {failure.run}: {failure.check}", style, grid)
+    def failure(self, failure: Failure) -> None:
+        """Print a check that did not pass: its rule, what was measured, the likely cause and what to do."""
+        style = "bold yellow" if failure.suspected else "bold red"
+        title, *lines = failure.block(self.console.width).splitlines()
+        self.console.print(self.text(f"{failure.status} {title}", style))
+        for line in lines:
+            text = self.laid_out(line)
+            text.stylize("dim", 0, failure.indent)
+            self.console.print(text)
+        self.console.print()
 
-    def unjudged(self, run: RunView, *, expected: bool) -> None:
-        """Print the run's unjudged checks, expected or not, with the reason they share."""
-        label, style = ("unjudged, as expected:", "dim") if expected else ("UNJUDGED", "yellow")
-        for group in run.folded(expected=expected):
-            self.block(f"{label} {run.name}: {group.names}", style, self.text(group.reason))
+    def unjudged(self, groups: Sequence[Unjudged], label: str, style: str) -> None:
+        """Print unjudged checks with the reason they share."""
+        for group in groups:
+            self.block(f"{label}: {group.names}", style, self.text(group.reason))
 
     def history(self, view: SessionView) -> None:
         """Print the figures that differ from their baseline, then what else previous sessions say."""
@@ -191,6 +203,15 @@ class _Printer:
             self.console.print(self.text(line, "dim"))
         if view.history:
             self.console.print()
+
+    def coverage(self, view: SessionView, verbose: bool) -> None:
+        """Print what was judged by subject, and in one line how much the runs themselves rule out."""
+        judged = ", ".join(words.replace(" ", "\xa0") for words in view.coverage)  # kept with its count
+        for line in textwrap.wrap(judged, self.console.width - 8):
+            label = "judged: " if judged.startswith(line) else " " * 8
+            self.console.print(self.laid_out(label + line.replace("\xa0", " "), "dim"))
+        if view.unjudged_as_expected and not verbose:
+            self.console.print(self.text(view.unjudged_as_expected, "dim"))
 
     def verdict(self, view: SessionView) -> None:
         """Print the verdict, never wrapped, so that the last line of a log is the whole of it."""

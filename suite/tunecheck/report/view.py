@@ -6,13 +6,15 @@ take them from here.
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from tunecheck.core.finding import Finding
-from tunecheck.core.text import beside_limit, human_bytes, human_seconds, one_line
+from tunecheck.checks import CHECKS, SUBJECTS
+from tunecheck.core.finding import Domain, Finding, Status
+from tunecheck.core.text import beside_limit, counted, human_bytes, human_seconds, one_line
 from tunecheck.report.figures import STATUS_TITLES, sentence, title, unremarkable
 from tunecheck.results import Report, RunReport
 from tunecheck.results.benchmark import Benchmark, benchmarks
@@ -33,51 +35,82 @@ from tunecheck.results.words import (
     training_loss_words,
 )
 
-BLOCK_COLUMNS = 100
+BLOCK_COLUMNS = 80
 """Width of a failure block as plain text, for pytest, its JUnit file and an IDE, none of which wraps by words."""
+CHECK_PAGES = "docs/checks"
+"""Folder of the documentation that has a page for each check."""
+_BREAK, _LONG_WORD = "\u200b", re.compile(r"\S{40,}")
 MOST_NAMES = 5
 """Unjudged checks that are named where room is short."""
 MOST_REASONS = 4
 """Reasons of unjudged checks that are given for one run where room is short."""
+OTHER = "other"
+"""Subject of a check that this version does not know."""
 REMARKS = ("Repeated", "Other data", "Repaired", "Ignored", "CPU contention")
 """Kinds of remarks about a run, in the order of a report."""
 
 
+class _Wrapper(textwrap.TextWrapper):
+    """Wraps at spaces, and the long names of tensors at their dots."""
+
+    wordsep_simple_re = re.compile(rf"(\s+)|(?<={_BREAK})")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A failed check."""
+    """A check that failed, or a suspicion, which is a question."""
 
     run: str
     """Empty where the failure is shown in a place that names it."""
     check: str
     rows: tuple[tuple[str, str], ...]
-    """Label and text: measured, detail, usually means, what to do, attribution; without those that are unknown."""
+    """Label and text from the rule to the check's page; without those that are unknown."""
+    suspected: bool = False
+
+    @property
+    def status(self) -> str:
+        """First word of its title."""
+        return "SUSPECTED" if self.suspected else "FAILED"
 
     @property
     def summary(self) -> str:
-        """Numbers in one line, or what else comes first: "measured 0.562972, limit 0.7"."""
-        if not self.rows:
-            return ""
-        label, text = self.rows[0]
-        return f"{label} {text}" if label == "measured" else text
+        """Numbers in one line, else what was found: "measured 0.562972, limit 0.7"."""
+        found = dict(self.rows)
+        return f"measured {found['measured']}" if "measured" in found else found.get("detail", "")
+
+    @property
+    def indent(self) -> int:
+        """Columns before the text of each row of its block."""
+        return 4 + max((len(label) for label, _ in self.rows), default=0)
 
     def block(self, columns: int = BLOCK_COLUMNS) -> str:
         """Return the failure as plain text: a title, then its rows aligned below their labels."""
-        indent = 2 + max((len(label) for label, _ in self.rows), default=0) + 2
+        indent = self.indent
         lines = [f"{self.run}: {self.check}" if self.run else self.check]
         for label, text in self.rows:
             head = f"  {label}".ljust(indent)
             lines.append(
-                textwrap.fill(
-                    one_line(text),
-                    columns,
-                    initial_indent=head,
-                    subsequent_indent=" " * indent,
-                    break_long_words=False,
-                    break_on_hyphens=False,
-                )
+                _Wrapper(columns, initial_indent=head, subsequent_indent=" " * indent, break_on_hyphens=False)
+                .fill(_LONG_WORD.sub(lambda word: word[0].replace(".", f".{_BREAK}"), one_line(text)))
+                .replace(_BREAK, "")
             )
         return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What checks about one thing found, such as the rows or the optimizer."""
+
+    name: str
+    findings: tuple[Finding, ...]
+
+    def __str__(self) -> str:
+        """Format it with its judged checks and all that were asked: "rows 4/10"."""
+        return f"{self.name} {len(self.findings) - self.count('unjudged')}/{len(self.findings)}"
+
+    def count(self, status: str) -> int:
+        """Return the number of findings of this status."""
+        return sum(finding.status == status for finding in self.findings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +165,7 @@ class RunView:
     suspicions: tuple[Failure, ...]
     unjudged: tuple[Unjudged, ...]
     """By reason, the unexpected ones first."""
+    subjects: tuple[Subject, ...]
 
     @property
     def counts(self) -> tuple[int, int, int]:
@@ -184,6 +218,21 @@ class SessionView:
     def headline(self) -> str:
         """The verdict with what it counts."""
         return headline(self.report)
+
+    @property
+    def coverage(self) -> tuple[str, ...]:
+        """What the verdict on trainings of the user's own rests on, by subject: "rows 5/6"; () where nothing was."""
+        findings = [finding for run in self.runs for finding in run.run.findings]
+        judged = any(finding.status is not Status.UNJUDGED for finding in findings)
+        watched = all(run.run.tier == "watch" for run in self.runs)
+        return tuple(map(str, _by_subject(findings))) if judged and watched else ()
+
+    @property
+    def unjudged_as_expected(self) -> str:
+        """Number of the checks that the runs themselves rule out, and where each one's reason is; empty for none."""
+        count = sum(len(group.checks) for run in self.runs for group in run.unjudged if group.expected)
+        explain = " and --explain say" if self.coverage else " says"
+        return f"unjudged, as expected: {counted(count, 'check')}; report.html{explain} why" if count else ""
 
     @cached_property
     def table(self) -> tuple[RunView, ...]:
@@ -272,6 +321,7 @@ def run_view(run: RunReport) -> RunView:
         failures=tuple(_with_consequences(run, run.failed)),
         suspicions=tuple(_with_consequences(run, run.suspected)),
         unjudged=tuple(_by_reason(run.unjudged)),
+        subjects=_by_subject(run.findings),
     )
 
 
@@ -290,22 +340,40 @@ def _briefly(finding: Finding) -> str:
 
 
 def failure(run_name: str, finding: Finding, *, also: Sequence[str] = (), not_by: Sequence[str] = ()) -> Failure:
-    """Return the view of a failed finding, with what failed because of it and the checks that rule a cause out."""
+    """Return the view of a finding that did not pass, with what failed because of it and the checks that rule a cause out."""
+    suspected = finding.status is Status.SUSPECTED
+    answer = f'--ignore {finding.check}="WHY"' if run_name.startswith("watch/") else ""
+    passed = f"{', '.join(not_by)}: passed" if not_by else ""
+    if suspected:
+        causes = {"is it meant?": finding.meant, "if so": answer, "if not": finding.meaning, "not the cause": passed}
+    else:
+        blamed = "" if finding.domain == Domain.WORKLOAD else domain_words(finding)  # as nearly always
+        causes = {"usually means": finding.meaning, "not the cause": passed, "attribution": blamed}
     unknown = finding.measured is None and finding.limit is None
     rows = {
-        "measured": "" if unknown else beside_limit(finding.measured, finding.limit),
         "rule": finding.rule,
+        "measured": "" if unknown else beside_limit(finding.measured, finding.limit),
         "detail": finding.detail,
         "where": "; ".join(map(str, finding.places)),
-        "may be meant": finding.meant,
-        "usually means": finding.meaning,
-        "not the cause": f"{', '.join(not_by)}: passed" if not_by else "",
-        "also failed": f"because of it: {', '.join(also)}" if also else "",
+        **causes,
         "what to do": finding.remedy,
-        "if it is meant": f'--ignore {finding.check}="WHY"' if run_name.startswith("watch/") else "",
-        "attribution": domain_words(finding),
+        "if it is meant": "" if suspected else answer,
+        "also failed": f"because of it: {', '.join(also)}" if also else "",
+        "read more": check_page(finding.check),
     }
-    return Failure(run=run_name, check=finding.check, rows=tuple((label, text) for label, text in rows.items() if text))
+    shown = tuple((label, text) for label, text in rows.items() if text)
+    return Failure(run=run_name, check=finding.check, rows=shown, suspected=suspected)
+
+
+def rule(check: str) -> str:
+    """Return a check's rule as a sentence; empty for a check that this version does not know."""
+    # made without its limits, which only a run has
+    return object.__new__(CHECKS[check]).question if check in CHECKS else ""
+
+
+def check_page(check: str) -> str:
+    """Return the place of a check's page in the documentation; empty for a check that this version does not know."""
+    return f"{CHECK_PAGES}/{check}.md" if check in CHECKS else ""
 
 
 def _remarks(run: RunReport) -> Iterator[Remark]:
@@ -320,3 +388,9 @@ def _by_reason(findings: Sequence[Finding]) -> list[Unjudged]:
     for finding in findings:
         groups.setdefault((finding.expected, finding.detail), []).append(finding.check)
     return [Unjudged(checks=tuple(c), reason=reason, expected=expected) for (expected, reason), c in groups.items()]
+
+
+def _by_subject(findings: Sequence[Finding]) -> tuple[Subject, ...]:
+    names = dict.fromkeys((*SUBJECTS.values(), OTHER))
+    groups = {name: tuple(f for f in findings if SUBJECTS.get(f.check, OTHER) == name) for name in names}
+    return tuple(Subject(name=name, findings=group) for name, group in groups.items() if group)

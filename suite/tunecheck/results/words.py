@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
-from tunecheck.checks import SUBJECTS
 from tunecheck.checks.telemetry import BUSY_SHARE_ON_CPU, BUSY_SHARE_ON_GPU, busy_words
 from tunecheck.core.evidence import AttemptPurpose, outcome_words
-from tunecheck.core.finding import Finding, Status
+from tunecheck.core.finding import Finding
 from tunecheck.core.text import counted, human_bytes
 from tunecheck.results import Report, RunReport
 
@@ -34,21 +32,8 @@ def headline(report: Report) -> str:
         parts.append(f"{counted(fallen, 'run')} after a fallback")
     if report.regressions:
         parts.append(f"{counted(len(report.regressions), 'figure')} worse than the baseline")
-    if all(run.tier == "watch" for run in report.runs) and (rests_on := coverage(report)):
-        parts.append(rests_on)
     parts += ["interrupted"] if report.interrupted else []
     return f"{report.verdict.upper()} — {'; '.join(parts)}"
-
-
-def coverage(report: Report) -> str:
-    """Return what a verdict rests on, by subject: "judged: rows 5/6, loss 3/3"; empty where nothing was judged."""
-    asked: Counter[str] = Counter()
-    judged: Counter[str] = Counter()
-    for finding in (finding for run in report.runs for finding in run.findings if finding.check in SUBJECTS):
-        asked[SUBJECTS[finding.check]] += 1
-        judged[SUBJECTS[finding.check]] += finding.status is not Status.UNJUDGED
-    told = [f"{subject} {judged[subject]}/{asked[subject]}" for subject in dict.fromkeys(SUBJECTS.values())]
-    return f"judged: {', '.join(word for word in told if not word.endswith('/0'))}" if judged.total() else ""
 
 
 def domain_words(finding: Finding | RunReport) -> str:
