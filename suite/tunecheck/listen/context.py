@@ -101,16 +101,18 @@ class Watch:
             print_report(self.report, Console())
 
     def _repr_html_(self) -> str:
-        """Return the report as a notebook shows it."""
+        """Return the report as a notebook shows it, and below it the rows as the model got them."""
         if self.report is None:
             return "<pre>tunecheck listens; the report follows with the end of the block</pre>"
         from rich.console import Console
 
+        from tunecheck.report.page import rows_html
         from tunecheck.report.terminal import print_report
 
         console = Console(record=True, width=100, file=io.StringIO())
         print_report(self.report, console)
-        return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+        told = console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+        return told + rows_html(self.report, self.folder)
 
     @property
     def verdict(self) -> str:

@@ -63,8 +63,9 @@ def pieces_of(ids: Sequence[int], labels: Sequence[int], mask: Sequence[int], de
     for at in places[MOST_TOKENS // 2 : -(MOST_TOKENS // 2)]:
         kinds[at] = "cut"
     pieces, before = [], list[int]()
-    for kind, group in groupby(zip(kinds, ids, strict=True), key=lambda pair: pair[0]):
-        tokens = [token for _, token in group]
+    for kind, group in groupby(zip(kinds, ids, labels, strict=True), key=lambda token: token[0]):
+        held = [(token, label) for _, token, label in group]
+        tokens, other = [token for token, _ in held], [label for _, label in held]
         if kind == "padding":
             text = decode(list(dict.fromkeys(tokens))[:MOST_PADDING])
         elif kind == "cut":
@@ -74,7 +75,8 @@ def pieces_of(ids: Sequence[int], labels: Sequence[int], mask: Sequence[int], de
             same = takewhile(lambda pair: pair[0] == pair[1], zip(shown, whole, strict=False))
             text = whole[sum(1 for _ in same) :]
         before = [] if kind in ("padding", "cut") else [*before, *tokens]
-        pieces.append(RowPiece(kind=kind, tokens=len(tokens), text=text))
+        wanted = decode(other) if kind == "learned" and other != tokens else ""
+        pieces.append(RowPiece(kind=kind, tokens=len(tokens), text=text, labels=wanted))
     return tuple(pieces)
 
 

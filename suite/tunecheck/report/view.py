@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -106,11 +107,18 @@ class Subject:
 
     def __str__(self) -> str:
         """Format it with its judged checks and all that were asked: "rows 4/10"."""
-        return f"{self.name} {len(self.findings) - self.count('unjudged')}/{len(self.findings)}"
+        return f"{self.name} {self._judged}/{len(self.findings)}"
 
-    def count(self, status: str) -> int:
-        """Return the number of findings of this status."""
-        return sum(finding.status == status for finding in self.findings)
+    @property
+    def _judged(self) -> int:
+        return sum(finding.status is not Status.UNJUDGED for finding in self.findings)
+
+    @property
+    def tally(self) -> str:
+        """Judged checks and all, then what did not pass: "4 of 10 judged, 1 failed"."""
+        counts = Counter(finding.status for finding in self.findings)
+        told = [f"{counts[status]} {status}" for status in (Status.FAILED, Status.SUSPECTED, Status.IGNORED)]
+        return ", ".join([f"{self._judged} of {len(self.findings)} judged", *(w for w in told if w[0] != "0")])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +179,33 @@ class RunView:
     def counts(self) -> tuple[int, int, int]:
         """Numbers of passed, failed and unjudged checks."""
         return len(self.run.passed), len(self.run.failed), len(self.run.unjudged)
+
+    @property
+    def summary(self) -> str:
+        """What its outcome rests on, in a sentence."""
+        passed, failed, unjudged = self.counts
+        judged = len(self.run.findings) - unjudged
+        rest = f"; {unjudged} cannot be judged in this training" if unjudged else ""
+        return f"{passed} of {counted(judged, 'judged check')} passed, {failed} failed{rest}."
+
+    @property
+    def tiles(self) -> tuple[tuple[str, str], ...]:
+        """Its figures, by name."""
+        return (
+            ("time", self.seconds),
+            ("training loss", self.training_loss),
+            ("probe loss", self.probe_loss),
+            ("device", self.device),
+            ("precision", self.precision),
+            ("peak memory", f"{self.peak} {self.peak_kind}".strip()),
+            ("tokens/s", self.tokens_per_second),
+        )
+
+    @property
+    def sources(self) -> list[tuple[str, str]]:
+        """What it trained, by name."""
+        held = (("model", self.run.model), ("weights", self.run.weights), ("fingerprint", self.run.fingerprint))
+        return [(name, text) for name, text in held if text]
 
     @property
     def failed_without_check(self) -> bool:

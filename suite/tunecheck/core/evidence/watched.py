@@ -197,6 +197,8 @@ class RowPiece:
     tokens: int
     text: str = ""
     """Token ids where no tokenizer is known; of padding each token once."""
+    labels: str = ""
+    """Labels of a learned piece where they are not its tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
+from tunecheck.checks import SUBJECTS
 from tunecheck.core.errors import HistoryError, TraceError
 from tunecheck.core.files import write_whole
 from tunecheck.core.text import facts, human_number, one_line, printable
@@ -21,10 +24,10 @@ from tunecheck.report.figures import STATUS_TITLES, baseline_source
 from tunecheck.report.page import tables
 from tunecheck.report.page.chart import MOST_ROWS, Chart, Limit, Series
 from tunecheck.report.page.series import charts
-from tunecheck.report.page.svg import legend, svg
-from tunecheck.report.rows import piece_words, row_words, rows_of
-from tunecheck.report.view import RunView, SessionView, session_view
-from tunecheck.results import Report, RunReport
+from tunecheck.report.page.svg import escape_into, legend, svg
+from tunecheck.report.rows import piece_words, row_shares, row_words, rows_of
+from tunecheck.report.view import RunView, SessionView, rule, session_view
+from tunecheck.results import CORE, CORE_OF_CAUSAL_LM, Report, RunReport
 from tunecheck.results.baseline import MOST_SESSIONS, FigureComparison
 from tunecheck.results.figures import FIGURES, Figure
 
@@ -55,21 +58,85 @@ def write_page(report: Report, folder: Path) -> Path:
 
 
 def page_html(report: Report, folder: Path) -> str:
-    """Return what write_page writes: HTML that makes no request and runs no script, all data escaped."""
+    """Return what write_page writes: HTML that makes no request and runs one script of its own, all data escaped."""
     view = session_view(report)
     runs = [_run(view, run, folder, number) for number, run in enumerate(view.runs, start=1)]
     shares = {
         "points": _share(len(runs), POINTS_OF_A_PAGE, FEWEST_POINTS, MOST_POINTS),
         "rows": _share(len(runs), ROWS_OF_A_PAGE, FEWEST_ROWS, MOST_ROWS),
         "words": _share(len(runs), WORDS_OF_A_PAGE, FEWEST_WORDS, MOST_WORDS),
-        "shown": _share(len(runs), SHOWN_OF_A_PAGE, 1, SHOWN_OF_A_PAGE),
+        "most_shown": _share(len(runs), SHOWN_OF_A_PAGE, 1, SHOWN_OF_A_PAGE),
     }
     traces = {run["view"].name: run["trace"] for run in runs if run["trace"]}
     compared = [tables.compared(comparison, traces) for comparison in view.side_by_side]
-    anchors = {run["view"].name: run["anchor"] for run in runs}
+    refused = [run for run in runs if run["view"].failed_without_check]
     return template("page.html.jinja").render(
-        session=view, report=report, runs=runs, anchors=anchors, comparisons=compared, style=style(), **shares
+        session=view,
+        report=report,
+        runs=runs,
+        refused=refused,
+        sections=list(_sections(view, runs, refused)),
+        anchors={run["view"].name: run["anchor"] for run in runs},
+        evidence={
+            (run["view"].name, finding.check): _evidence(run, finding.check)
+            for run in runs
+            for finding in run["row"].findings
+        },
+        findings=sum(len(run.findings) for run in report.runs),
+        rules=len(runs) <= MOST_SETTINGS,
+        comparisons=compared,
+        style=verbatim("page.css", "rows.css"),
+        script=verbatim("page.js"),
+        script_hash=f"sha256-{b64encode(sha256(verbatim('page.js').encode()).digest()).decode()}",
+        **shares,
     )
+
+
+def rows_html(report: Report, folder: Path) -> str:
+    """Return the rows of each run as a notebook shows them; empty where there are none."""
+    show, title = template("rows.html.jinja").module.shown_rows, "<h4>{}: the first rows of the first step</h4>"
+    traces = [(run.name, _trace(run, folder)[0]) for run in report.runs]
+    shown = [escape_into(title, name) + show(rows_of(trace)) for name, trace in traces if trace and rows_of(trace)]
+    return Markup("<style>{}</style>{}").format(verbatim("rows.css"), Markup().join(shown)) if shown else ""
+
+
+def _sections(
+    view: SessionView, runs: list[dict[str, Any]], refused: list[dict[str, Any]]
+) -> Iterator[tuple[str, str]]:
+    """Yield the name and the anchor of each section that the page has."""
+    if failed := len(view.failures) + len(refused):
+        yield f"Failed ({failed})", "failed"
+    if view.suspicions:
+        yield f"Questions ({len(view.suspicions)})", "suspected"
+    if len(runs) != 1:
+        yield "Runs", "runs"
+    else:
+        (run,), kept = runs, runs[0]["details"] or {}
+        parts = {"judged": run["row"].findings, "rows": kept.get("rows"), "curves": run["charts"]}
+        yield from ((part.capitalize(), f"{run['anchor']}-{part}") for part, held in parts.items() if held)
+    yield "Environment", "environment"
+
+
+CURVES = {
+    "loss": "Loss",
+    "learning": "Loss",
+    "gradients": "Gradient norms",
+    "optimizer": "Learning rate",
+    "memory": "Memory",
+    "speed": "Throughput",
+}
+"""Subject of a check to how the titles of its curves begin."""
+
+
+def _evidence(run: dict[str, Any], check: str) -> list[tuple[str, str]]:
+    """Return where the page shows what a check is about: words and an anchor each."""
+    subject, kept = SUBJECTS.get(check, ""), run["details"] or {}
+    title = CURVES.get(subject, "none")
+    charts = ((chart.title, f"{run['anchor']}-{at}") for at, chart in enumerate(run["charts"], start=1))
+    found = [(f"curve: {name}", anchor) for name, anchor in charts if title in name]
+    if subject in ("rows", "loss") and kept.get("rows"):
+        found.append(("its rows", f"{run['anchor']}-rows"))
+    return [*found, ("among all checks", f"{run['anchor']}-{check}")]
 
 
 def _share(runs: int, of_page: int, fewest: int, most: int) -> int:
@@ -86,12 +153,18 @@ def _run(session: SessionView, view: RunView, folder: Path, number: int) -> dict
         "row": run,
         "trace": trace,
         "anchor": f"run-{number}",
+        "core": _core(trace) if trace and run.tier == "watch" else (),
         "problem": problem,
         "log": _beside(folder, run.trace_file, ".log"),
         "charts": charts(trace, run.findings) if trace else [],
         "trends": trends(report, run, trace, folder) if trace else Trends(),
         "details": _details(trace, run, settings=len(report.runs) <= MOST_SETTINGS) if trace else None,
     }
+
+
+def _core(trace: Trace) -> tuple[str, ...]:
+    """Return the subjects of which a pass needs a judged check."""
+    return CORE if trace.run.objective else (*CORE, *CORE_OF_CAUSAL_LM)
 
 
 def _details(trace: Trace, run: RunReport, *, settings: bool) -> dict[str, Any]:
@@ -138,6 +211,8 @@ def template(name: str) -> Template:
     environment.globals |= {"facts": _facts, "legend": legend, "svg": svg}
     environment.filters |= {
         "line": one_line,
+        "rule": rule,
+        "row_shares": row_shares,
         "number": human_number,
         "row_words": row_words,
         "piece_words": piece_words,
@@ -146,9 +221,9 @@ def template(name: str) -> Template:
 
 
 @lru_cache
-def style() -> Markup:
-    """Return the style sheet of every page."""
-    return Markup((Path(__file__).parent / "page.css").read_text(encoding="utf-8"))
+def verbatim(*names: str) -> Markup:
+    """Return these files of this folder as they are."""
+    return Markup("".join((Path(__file__).parent / name).read_text(encoding="utf-8") for name in names))
 
 
 def _facts(mapping: Mapping[str, Any]) -> list[tuple[str, str]]:

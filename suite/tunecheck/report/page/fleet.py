@@ -10,7 +10,7 @@ from typing import Any
 from tunecheck.core.files import write_whole
 from tunecheck.core.text import human_seconds
 from tunecheck.report.fleet import failures, figure_words, fleet_headline, kinds, said_of
-from tunecheck.report.page import PAGE_FILE, style, template
+from tunecheck.report.page import PAGE_FILE, template, verbatim
 from tunecheck.results.fleet import FleetReport, NodeRow, reasons
 from tunecheck.results.fleet.outliers import FIGURES
 
@@ -44,7 +44,7 @@ def fleet_html(report: FleetReport) -> str:
         figures=figures.values(),
         kinds=kinds(report, figures),
         drained=reasons(report),
-        style=style(),
+        style=verbatim("page.css"),
     )
 
 

@@ -8,11 +8,13 @@ from collections.abc import Iterator, Sequence
 from tunecheck.core.errors import MissingEvidence
 from tunecheck.core.evidence import DeviceSample, Evaluation, Gradients, LiveTensors, Phase, Step
 from tunecheck.core.finding import Finding
+from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Attempt, Trace
 from tunecheck.report.page.chart import Chart, Limit, Point, Series
 
 MIB, GIB = 2**20, 2**30
 STEP = "optimizer step"
+NATS, AS_COMPUTED = "nats per supervised token", "as the training computes it"
 
 
 def charts(trace: Trace, findings: Sequence[Finding]) -> list[Chart]:
@@ -23,7 +25,7 @@ def charts(trace: Trace, findings: Sequence[Finding]) -> list[Chart]:
         return []
     limits = {finding.check: finding.limit for finding in findings}
     made = [
-        _loss(main, limits.get("loss_falls")),
+        _loss(main, limits.get("loss_falls"), NATS if _mean_over_tokens(trace) else AS_COMPUTED),
         _rate(main),
         _norms(main, trace.settings.get("training", {}).get("max_grad_norm")),
         _pace(main),
@@ -33,7 +35,13 @@ def charts(trace: Trace, findings: Sequence[Finding]) -> list[Chart]:
     return [chart for chart in made if chart.series]
 
 
-def _loss(main: Attempt, min_fall: float | str | None) -> Chart:
+def _mean_over_tokens(trace: Trace) -> bool:
+    """Return whether the loss is known to be the mean over supervised tokens."""
+    opened = {Premise.CAUSAL_LM, Premise.TOKEN_MEAN_LOSS}.intersection(trace.open_premises)
+    return not opened and not trace.run.objective
+
+
+def _loss(main: Attempt, min_fall: float | str | None, unit: str) -> Chart:
     probe = _evaluations(main, "probe")
     limits: tuple[Limit, ...] = ()
     if isinstance(min_fall, int | float) and probe and math.isfinite(probe[0][1]):
@@ -41,14 +49,14 @@ def _loss(main: Attempt, min_fall: float | str | None) -> Chart:
     return Chart(
         title="Loss",
         x_name=STEP,
-        unit="nats per supervised token",
+        unit=unit,
         series=_known(
             Series(name="training", points=tuple((step.step, step.loss) for step in main.all(Step))),
             Series(name="probe batch", points=probe),
             Series(name="held-out rows", points=_evaluations(main, "heldout")),
         ),
         limits=limits,
-        note="The training loss scatters with its rows; the probe batch is always the same.",
+        note="The training loss scatters with its rows; the probe batch is always the same." if probe else "",
     )
 
 
@@ -58,18 +66,21 @@ def _evaluations(main: Attempt, split: str) -> tuple[Point, ...]:
 
 def _rate(main: Attempt) -> Chart:
     points = tuple((step.step, step.learning_rate) for step in main.all(Step))
-    series = _known(Series(name="read from the optimizer", points=points))
-    return Chart(title="Learning rate", x_name=STEP, unit="no unit", series=series)
+    series = _known(Series(name="learning rate", points=points))
+    return Chart(title="Learning rate", x_name=STEP, unit="read from the optimizer", series=series)
 
 
 def _norms(main: Attempt, clip: float | None) -> Chart:
     norms = [(found.step, found.norms) for found in main.all(Gradients)]
     names = dict.fromkeys(name for _, by_name in norms for name in by_name)
     series = [
-        Series(name=name.replace("lora_", ""), points=tuple((s, held[name]) for s, held in norms if name in held))
+        Series(
+            name=name.replace("lora_", "") if len(names) > 1 else "measured",
+            points=tuple((s, held[name]) for s, held in norms if name in held),
+        )
         for name in names
     ]
-    total = Series(name="all, as reported", points=tuple((step.step, step.gradient_norm) for step in main.all(Step)))
+    total = Series(name="as reported", points=tuple((step.step, step.gradient_norm) for step in main.all(Step)))
     return Chart(
         title="Gradient norms",
         x_name=STEP,
