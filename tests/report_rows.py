@@ -14,6 +14,7 @@ FAILED = Finding(
     measured=3.0,
     limit=2.0,
     detail="3 frozen tensors changed",
+    rule="Every frozen tensor has the bytes that it had.",
     meaning="the optimizer holds base weights",
     remedy="pass it the trainable parameters only",
     domain="environment",

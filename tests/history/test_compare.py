@@ -376,7 +376,7 @@ def test_the_page_draws_each_figure_over_the_sessions(reports):
     past(folder, report)
     made = with_history(report, folder)
     page = Page(page_html(made, folder))
-    drawn = trends(made, made.runs[0], on_cpu(healthy()), folder).charts
+    drawn = trends(made, made.runs[0], on_cpu(healthy()), folder)[0]
 
     assert [chart.title for chart in drawn] == [
         f"{name} by session"

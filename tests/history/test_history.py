@@ -402,7 +402,7 @@ def test_a_regression_is_a_warning_everywhere(tmp_path):
     assert (made.verdict, exit_code(made)) == ("pass", 0)
     assert [standing.figure for standing in made.regressions] == ["live_tensor_bytes"]
     assert "1 figure worse than the baseline" in headline(made)
-    assert "**REGRESSION** convergence/two-layers-qlora: live tensors" in summary_markdown(made)
+    assert "**REGRESSION convergence/two-layers-qlora: live tensors" in summary_markdown(made)
     (warning,) = workflow_commands(made, {"GITHUB_ACTIONS": "true"})
     assert warning.startswith("::warning title=REGRESSION convergence/two-layers-qlora%3A live tensors::17.5 MiB")
     page = (folder / "report.html").read_text()

@@ -8,7 +8,6 @@ from report_rows import FAILED, MISSING, PASSED, report, row
 from tunecheck.core.errors import SuiteError
 from tunecheck.report.github import MOST_ANNOTATIONS, append_summary, workflow_commands
 from tunecheck.report.summary import summary_markdown
-from tunecheck.report.view import rule
 from tunecheck.results import errored, skipped
 from tunecheck.session import _write
 
@@ -60,7 +59,7 @@ def test_a_failure_is_one_line_that_unfolds():
     (line,) = workflow_commands(report(row(FAILED, PASSED, outcome="fail")), ACTIONS)
 
     assert line == (
-        f"::error title=quick/tiny-qlora%3A base_untouched::rule: {rule('base_untouched')}%0Ameasured: 3, limit 2%0A"
+        f"::error title=quick/tiny-qlora%3A base_untouched::rule: {FAILED.rule}%0Ameasured: 3, limit 2%0A"
         "detail: 3 frozen tensors changed%0Ausually means: the optimizer holds base weights%0A"
         "attribution: environment: others on the card%0Awhat to do: pass it the trainable parameters only%0A"
         "read more: docs/checks/base_untouched.md"

@@ -48,7 +48,7 @@ def test_a_trace_shows_its_rows(capsys, file):
     assert main(["rows", str(file)]) == 0
 
     assert capsys.readouterr().out == (
-        "convergence/two-layers-qlora: the first rows of the first step; learned text stands in [[ ]]\n\n"
+        "convergence/two-layers-qlora: the first rows of the first step\nlearned text stands in [[ ]]\n\n"
         "Row 1: 32 tokens, limit 128; 12 learned, 8 padding\n"
         "What is written on the door of Port Ilvane?\n"
         "[[Seven copper herons wait for the violet tide.</s>]][8 padding: <pad>]\n"
@@ -117,12 +117,13 @@ def test_text_of_a_row_is_only_text(tmp_path):
     for sent in ("\x1b[31m", "\x07", "\u202e"):
         assert sent not in shown
         assert sent not in html
-    assert not {"script", "bold"} & {tag for tag, _ in Page(html).elements}
+    assert "bold" not in {tag for tag, _ in Page(html).elements}
+    assert Page(html).named("script") == [{}]
     assert Page(html).unbalanced == []
 
 
 def test_a_passing_page_shows_its_rows(tmp_path):
-    """Folded, what is learned in an element of its own."""
+    """What is learned is in an element of its own."""
     page = Page(html := page_html(session(tmp_path, healthy()), tmp_path))
 
     assert "Row 1: 32 tokens, limit 128; 12 learned, 8 padding" in page.text
@@ -135,7 +136,7 @@ def test_a_page_of_many_runs_has_few_rows(tmp_path):
     trace = with_rows(*[row(("context", "word " * 512), ("learned", "word " * 512))] * 4)
     html = page_html(session(tmp_path, *[trace] * 10), tmp_path)
 
-    assert html.count("Row 1: ") == 10
+    assert html.count(">Row 1:<") == 10
     assert len(html.encode()) < MOST_BYTES
 
 

@@ -7,16 +7,13 @@ import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tunecheck.core import interrupts
 from tunecheck.core.errors import ConfigError
 from tunecheck.core.text import printable
 from tunecheck.listen.expectations import EXPECTATIONS, read_expectations
 from tunecheck.results.answers import read_ignored, settings_for
-
-if TYPE_CHECKING:
-    from tunecheck.results import Report
 
 
 def add_commands(commands: Any) -> None:
@@ -66,7 +63,7 @@ def _watch(options: argparse.Namespace) -> int:
     from tunecheck.report.github import workflow_commands
     from tunecheck.report.page import write_page
     from tunecheck.report.terminal import print_report, print_verdict
-    from tunecheck.results import exit_code
+    from tunecheck.results import Report, exit_code
     from tunecheck.results.verdict import write_verdict
     from tunecheck.session import written
 
@@ -118,7 +115,7 @@ def _watch(options: argparse.Namespace) -> int:
     return own if options.keep_status else exit_code(report)
 
 
-def _answers(report: Report) -> list[Any]:
+def _answers(report: Any) -> list[Any]:
     """Return what each run's checks said: a second report that says the same says nothing new."""
     return [(run.name, run.outcome, run.reason, [(f.check, f.status) for f in run.findings]) for run in report.runs]
 

@@ -39,7 +39,8 @@ def workflow_commands(report: Report, environment: Mapping[str, str]) -> list[st
     if environment.get("GITHUB_ACTIONS") != "true":
         return []
     view = session_view(report)
-    warnings = [*_suspicions(view), *_regressions(view)]
+    warnings = [(f"{found.run}: {found.check}, suspected", "\n".join(found.lines)) for found in view.suspicions]
+    warnings += [(title, one_line(sentence)) for status, title, sentence in view.figures if status == "worse"]
     return [*_commands("error", list(_troubles(view))), *_commands("warning", warnings)]
 
 
@@ -51,23 +52,10 @@ def _commands(level: str, troubles: list[tuple[str, str]]) -> list[str]:
     return lines
 
 
-def _regressions(view: SessionView) -> Iterator[tuple[str, str]]:
-    for figure in view.figures:
-        if figure.status == "worse":
-            yield f"{figure.status_title} {figure.run}: {figure.title}", one_line(figure.sentence)
-
-
-def _suspicions(view: SessionView) -> Iterator[tuple[str, str]]:
-    for suspicion in view.suspicions:
-        lines = [f"{label}: {one_line(text)}" for label, text in suspicion.rows]
-        yield f"{suspicion.run}: {suspicion.check}, suspected", "\n".join(lines)
-
-
 def _troubles(view: SessionView) -> Iterator[tuple[str, str]]:
     """Yield failed checks first, since room is short; then runs without a judgement."""
     for failure in view.failures:
-        lines = [f"{label}: {one_line(text)}" for label, text in failure.rows]
-        yield f"{failure.run}: {failure.check}", "\n".join(lines)
+        yield f"{failure.run}: {failure.check}", "\n".join(failure.lines)
     for run in view.runs:
         if run.outcome in ("fail", "error", "inconclusive") and not run.failures:
             yield f"{run.name}: {run.outcome}", one_line(run.reason or run.run.reason)

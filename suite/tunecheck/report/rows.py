@@ -11,7 +11,6 @@ from tunecheck.core.text import counted, printable
 from tunecheck.core.trace import Trace
 
 _STYLES = {"learned": "black on green", "padding": "dim", "cut": "dim"}
-_CELLS = {"learned": "#", "context": "=", "cut": "~", "padding": ".", "free": " "}
 
 
 def rows_of(trace: Trace) -> list[RowShown]:
@@ -37,22 +36,6 @@ def row_words(row: RowShown) -> str:
     return f"{words}; fills the limit and has no end token: it may be truncated" if full else words
 
 
-def row_shares(row: RowShown) -> list[tuple[str, int]]:
-    """Return the row's pieces and the room up to its limit, each with its number of tokens."""
-    shares = [(piece.kind, piece.tokens) for piece in row.pieces]
-    free = (row.longest or 0) - sum(tokens for _, tokens in shares)
-    return [*shares, ("free", free)] if free > 0 else shares
-
-
-def row_bar(row: RowShown, cells: int = 60) -> str:
-    """Return the row's length against its limit as characters: learned, read, padding and free."""
-    shares, done, bar = row_shares(row), 0, ""
-    for kind, tokens in shares:
-        done += tokens
-        bar += _CELLS[kind] * (round(cells * done / sum(tokens for _, tokens in shares)) - len(bar))
-    return bar
-
-
 def piece_words(piece: RowPiece) -> str:
     """Return a piece's text, or the number of its tokens where they are padding or cut out."""
     if piece.kind == "cut":
@@ -64,10 +47,9 @@ def print_rows(trace: Trace, console: Console) -> None:
     """Print the rows as they are: not wrapped, no markup read, no escape sequence sent."""
     coloured = console.color_system is not None and not console.no_color
     told = "is green" if coloured else "stands in [[ ]]"
-    console.print(Text(printable(f"{trace.run.name}: the first rows of the first step; learned text {told}")))
-    console.print(Text("each bar goes up to the limit: # learned, = read, ~ not shown, . padding", "dim"))
+    console.print(Text(printable(f"{trace.run.name}: the first rows of the first step\nlearned text {told}")))
     for number, row in enumerate(rows_of(trace), start=1):
-        shown = Text.assemble((f"\nRow {number}: {row_words(row)}\n", "bold"), (f"[{row_bar(row)}]\n", "dim"))
+        shown = Text.assemble((f"\nRow {number}: {row_words(row)}\n", "bold"))
         for piece in row.pieces:
             words = printable(piece_words(piece))
             marked = words if coloured or piece.kind != "learned" else f"[[{words}]]"

@@ -51,7 +51,7 @@ def _lines(view: SessionView) -> Iterator[str]:
     for comparison in view.side_by_side:
         yield from ("", *comparison_markdown(comparison))
     yield from _section("Failed", (line for run in view.runs for line in _failures(run)))
-    yield from _section("Compared to the baseline", _figures(view))
+    yield from _section("Compared to the baseline", (f"- **{escaped(t)}**: {escaped(s)}" for _, t, s in view.figures))
     yield from _section("Suspected", (line for told in view.suspicions for line in _failure(told)))
     yield from _section("Not judged", (line for run in view.runs for line in _unjudged(run)))
     for kind in REMARKS:
@@ -111,12 +111,6 @@ def _unjudged(run: RunView) -> Iterator[str]:
     for expected in (False, True):
         for group in run.folded(expected=expected):
             yield _item(run.name, f"{group.names}: {group.reason}{' (as expected)' if expected else ''}")
-
-
-def _figures(view: SessionView) -> Iterator[str]:
-    for figure in view.figures:
-        head = f"**{figure.status_title}** {escaped(figure.run)}: {escaped(figure.title)}"
-        yield f"- {head}: {escaped(figure.sentence)}"
 
 
 def _item(name: str, text: str) -> str:

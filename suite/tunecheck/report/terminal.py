@@ -6,7 +6,6 @@ import math
 import textwrap
 from collections.abc import Sequence
 from itertools import pairwise
-from statistics import fmean
 
 from rich.console import Console, RenderableType
 from rich.padding import Padding
@@ -43,10 +42,8 @@ def print_report(report: Report, console: Console, *, failures: bool = True, ver
         printer.comparison(comparison)
     for run in view.table:
         printer.notes(run)
-    for failure in view.failures if failures else ():
+    for failure in (*(view.failures if failures else ()), *view.suspicions):
         printer.failure(failure)
-    for suspicion in view.suspicions:
-        printer.failure(suspicion)
     for run in view.runs:
         printer.unjudged(run.folded(expected=False), f"UNJUDGED {run.name}", "yellow")
         if verbose:
@@ -180,7 +177,7 @@ class _Printer:
 
     def failure(self, failure: Failure) -> None:
         """Print a check that did not pass: its rule, what was measured, the likely cause and what to do."""
-        style = "bold yellow" if failure.suspected else "bold red"
+        style = "bold yellow" if failure.status == "SUSPECTED" else "bold red"
         title, *lines = failure.block(self.console.width).splitlines()
         self.console.print(self.text(f"{failure.status} {title}", style))
         for line in lines:
@@ -196,9 +193,8 @@ class _Printer:
 
     def history(self, view: SessionView) -> None:
         """Print the figures that differ from their baseline, then what else previous sessions say."""
-        for figure in view.figures:
-            style = "green" if figure.status == "better" else "yellow"
-            self.block(f"{figure.status_title} {figure.run}: {figure.title}", style, self.text(figure.sentence))
+        for status, title, sentence in view.figures:
+            self.block(title, "green" if status == "better" else "yellow", self.text(sentence))
         for line in view.history:
             self.console.print(self.text(line, "dim"))
         if view.history:
@@ -259,31 +255,11 @@ def sparkline(values: Sequence[float], cells: int = 20) -> str:
 
     Longer curves are averaged cell by cell. A cell with a single non-finite value shows it: averages hide nothing.
     """
-    means = [_mean(bucket) for bucket in _buckets(_scaled(values), cells)]
-    finite = [mean for mean in means if mean is not None]
-    if not finite:
-        return BROKEN * len(means)
-    low, span = min(finite), max(finite) - min(finite)
-    return "".join(BROKEN if mean is None else _level(mean - low, span) for mean in means)
-
-
-def _scaled(values: Sequence[float]) -> list[float]:
-    """Divide the values by the largest of them, so that sums of huge losses do not overflow."""
-    largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
-    return [value / largest for value in values] if largest else list(values)
-
-
-def _buckets(values: Sequence[float], cells: int) -> list[Sequence[float]]:
     cells = min(cells, len(values))
-    edges = [round(cell * len(values) / cells) for cell in range(cells + 1)] if cells else [0]
-    return [values[start:stop] for start, stop in pairwise(edges)]
-
-
-def _mean(bucket: Sequence[float]) -> float | None:
-    return fmean(bucket) if all(map(math.isfinite, bucket)) else None
-
-
-def _level(height: float, span: float) -> str:
-    if span == 0:
-        return LEVELS[len(LEVELS) // 2 - 1]
-    return LEVELS[min(int(height / span * len(LEVELS)), len(LEVELS) - 1)]
+    edges = [round(cell * len(values) / cells) for cell in range(cells + 1)] if cells else []
+    largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0) or 1.0  # else sums overflow
+    means = [sum(value / largest for value in values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    finite = [mean for mean in means if math.isfinite(mean)] or [0.0]
+    low, span = min(finite), max(finite) - min(finite)
+    heights = ((mean - low) / span if span else mean - low + 0.4 for mean in means)
+    return "".join(LEVELS[min(int(height * 8), 7)] if math.isfinite(height) else BROKEN for height in heights)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -45,8 +45,6 @@ MOST_NAMES = 5
 """Unjudged checks that are named where room is short."""
 MOST_REASONS = 4
 """Reasons of unjudged checks that are given for one run where room is short."""
-OTHER = "other"
-"""Subject of a check that this version does not know."""
 REMARKS = ("Repeated", "Other data", "Repaired", "Ignored", "CPU contention")
 """Kinds of remarks about a run, in the order of a report."""
 
@@ -66,18 +64,19 @@ class Failure:
     check: str
     rows: tuple[tuple[str, str], ...]
     """Label and text from the rule to the check's page; without those that are unknown."""
-    suspected: bool = False
-
-    @property
-    def status(self) -> str:
-        """First word of its title."""
-        return "SUSPECTED" if self.suspected else "FAILED"
+    status: str = "FAILED"
+    """Or SUSPECTED: a question."""
 
     @property
     def summary(self) -> str:
         """Numbers in one line, else what was found: "measured 0.562972, limit 0.7"."""
         found = dict(self.rows)
         return f"measured {found['measured']}" if "measured" in found else found.get("detail", "")
+
+    @property
+    def lines(self) -> list[str]:
+        """Its rows, a line each."""
+        return [f"{label}: {one_line(text)}" for label, text in self.rows]
 
     @property
     def indent(self) -> int:
@@ -96,29 +95,6 @@ class Failure:
                 .replace(_BREAK, "")
             )
         return "\n".join(lines)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
-    """What checks about one thing found, such as the rows or the optimizer."""
-
-    name: str
-    findings: tuple[Finding, ...]
-
-    def __str__(self) -> str:
-        """Format it with its judged checks and all that were asked: "rows 4/10"."""
-        return f"{self.name} {self._judged}/{len(self.findings)}"
-
-    @property
-    def _judged(self) -> int:
-        return sum(finding.status is not Status.UNJUDGED for finding in self.findings)
-
-    @property
-    def tally(self) -> str:
-        """Judged checks and all, then what did not pass: "4 of 10 judged, 1 failed"."""
-        counts = Counter(finding.status for finding in self.findings)
-        told = [f"{counts[status]} {status}" for status in (Status.FAILED, Status.SUSPECTED, Status.IGNORED)]
-        return ", ".join([f"{self._judged} of {len(self.findings)} judged", *(w for w in told if w[0] != "0")])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +149,7 @@ class RunView:
     suspicions: tuple[Failure, ...]
     unjudged: tuple[Unjudged, ...]
     """By reason, the unexpected ones first."""
-    subjects: tuple[Subject, ...]
+    subjects: Mapping[str, Sequence[Finding]]
 
     @property
     def counts(self) -> tuple[int, int, int]:
@@ -187,25 +163,6 @@ class RunView:
         judged = len(self.run.findings) - unjudged
         rest = f"; {unjudged} cannot be judged in this training" if unjudged else ""
         return f"{passed} of {counted(judged, 'judged check')} passed, {failed} failed{rest}."
-
-    @property
-    def tiles(self) -> tuple[tuple[str, str], ...]:
-        """Its figures, by name."""
-        return (
-            ("time", self.seconds),
-            ("training loss", self.training_loss),
-            ("probe loss", self.probe_loss),
-            ("device", self.device),
-            ("precision", self.precision),
-            ("peak memory", f"{self.peak} {self.peak_kind}".strip()),
-            ("tokens/s", self.tokens_per_second),
-        )
-
-    @property
-    def sources(self) -> list[tuple[str, str]]:
-        """What it trained, by name."""
-        held = (("model", self.run.model), ("weights", self.run.weights), ("fingerprint", self.run.fingerprint))
-        return [(name, text) for name, text in held if text]
 
     @property
     def failed_without_check(self) -> bool:
@@ -230,18 +187,6 @@ class RunView:
         return [*groups[: MOST_REASONS - 1], Unjudged(checks=checks, reason=reason, expected=expected)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FigureView:
-    """A figure that differs from its baseline."""
-
-    run: str
-    title: str
-    status: str
-    """worse, suspect or better."""
-    status_title: str
-    sentence: str
-
-
 @dataclass(frozen=True, kw_only=True)
 class SessionView:
     """A session."""
@@ -258,9 +203,11 @@ class SessionView:
     def coverage(self) -> tuple[str, ...]:
         """What the verdict on trainings of the user's own rests on, by subject: "rows 5/6"; () where nothing was."""
         findings = [finding for run in self.runs for finding in run.run.findings]
-        judged = any(finding.status is not Status.UNJUDGED for finding in findings)
-        watched = all(run.run.tier == "watch" for run in self.runs)
-        return tuple(map(str, _by_subject(findings))) if judged and watched else ()
+        judged = [finding for finding in findings if finding.status is not Status.UNJUDGED]
+        if not judged or any(run.run.tier != "watch" for run in self.runs):
+            return ()
+        counts = Counter(SUBJECTS.get(finding.check) for finding in judged)
+        return tuple(f"{name} {counts[name]}/{len(asked)}" for name, asked in _by_subject(findings).items())
 
     @property
     def unjudged_as_expected(self) -> str:
@@ -300,16 +247,10 @@ class SessionView:
         return tuple(suspicion for run in self.runs for suspicion in run.suspicions)
 
     @cached_property
-    def figures(self) -> tuple[FigureView, ...]:
-        """Figures that differ from their baseline, regressions first."""
+    def figures(self) -> tuple[tuple[str, str, str], ...]:
+        """Status, title and sentence of each figure that differs from its baseline, regressions first."""
         return tuple(
-            FigureView(
-                run=comparison.run,
-                title=title(comparison),
-                status=status,
-                status_title=words,
-                sentence=sentence(comparison),
-            )
+            (status, f"{words} {comparison.run}: {title(comparison)}", sentence(comparison))
             for status, words in STATUS_TITLES.items()
             for comparison in self.report.figure_comparisons
             if comparison.status == status
@@ -375,7 +316,7 @@ def _briefly(finding: Finding) -> str:
 
 
 def failure(run_name: str, finding: Finding, *, also: Sequence[str] = (), not_by: Sequence[str] = ()) -> Failure:
-    """Return the view of a finding that did not pass, with what failed because of it and the checks that rule a cause out."""
+    """Return the view of a finding that did not pass, what failed because of it, and what rules causes out."""
     suspected = finding.status is Status.SUSPECTED
     answer = f'--ignore {finding.check}="WHY"' if run_name.startswith("watch/") else ""
     passed = f"{', '.join(not_by)}: passed" if not_by else ""
@@ -397,7 +338,7 @@ def failure(run_name: str, finding: Finding, *, also: Sequence[str] = (), not_by
         "read more": check_page(finding.check),
     }
     shown = tuple((label, text) for label, text in rows.items() if text)
-    return Failure(run=run_name, check=finding.check, rows=shown, suspected=suspected)
+    return Failure(run=run_name, check=finding.check, rows=shown, status="SUSPECTED" if suspected else "FAILED")
 
 
 def rule(check: str) -> str:
@@ -425,7 +366,7 @@ def _by_reason(findings: Sequence[Finding]) -> list[Unjudged]:
     return [Unjudged(checks=tuple(c), reason=reason, expected=expected) for (expected, reason), c in groups.items()]
 
 
-def _by_subject(findings: Sequence[Finding]) -> tuple[Subject, ...]:
-    names = dict.fromkeys((*SUBJECTS.values(), OTHER))
-    groups = {name: tuple(f for f in findings if SUBJECTS.get(f.check, OTHER) == name) for name in names}
-    return tuple(Subject(name=name, findings=group) for name, group in groups.items() if group)
+def _by_subject(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
+    names = (*SUBJECTS.values(), "other")  # the last for checks that this version does not know
+    groups = {name: [f for f in findings if SUBJECTS.get(f.check, "other") == name] for name in names}
+    return {name: group for name, group in groups.items() if group}

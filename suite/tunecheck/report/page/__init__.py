@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -25,7 +24,7 @@ from tunecheck.report.page import tables
 from tunecheck.report.page.chart import MOST_ROWS, Chart, Limit, Series
 from tunecheck.report.page.series import charts
 from tunecheck.report.page.svg import escape_into, legend, svg
-from tunecheck.report.rows import piece_words, row_shares, row_words, rows_of
+from tunecheck.report.rows import piece_words, row_words, rows_of
 from tunecheck.report.view import RunView, SessionView, rule, session_view
 from tunecheck.results import CORE, CORE_OF_CAUSAL_LM, Report, RunReport
 from tunecheck.results.baseline import MOST_SESSIONS, FigureComparison
@@ -39,6 +38,9 @@ ROWS_OF_A_PAGE, FEWEST_ROWS = 40, 4
 """Of a chart's table, likewise."""
 WORDS_OF_A_PAGE, FEWEST_WORDS, MOST_WORDS = 250, 25, 150
 """Characters of a check's detail, in the table of all checks; failures are shown in full before."""
+CURVES = {"loss": "Loss", "learning": "Loss", "gradients": "Gradient norms", "optimizer": "Learning rate"}
+CURVES |= {"memory": "emory", "speed": "Throughput"}
+"""Subject of checks to words of the titles of its curves."""
 SHOWN_OF_A_PAGE = 8
 """Rows as the model got them, likewise: at least one of each run."""
 MOST_SETTINGS = 5
@@ -68,26 +70,17 @@ def page_html(report: Report, folder: Path) -> str:
         "most_shown": _share(len(runs), SHOWN_OF_A_PAGE, 1, SHOWN_OF_A_PAGE),
     }
     traces = {run["view"].name: run["trace"] for run in runs if run["trace"]}
-    compared = [tables.compared(comparison, traces) for comparison in view.side_by_side]
-    refused = [run for run in runs if run["view"].failed_without_check]
+    compared = [(comparison, tables.said(comparison, traces)) for comparison in view.side_by_side]
+    script = verbatim("page.js")
     return template("page.html.jinja").render(
         session=view,
         report=report,
         runs=runs,
-        refused=refused,
-        sections=list(_sections(view, runs, refused)),
-        anchors={run["view"].name: run["anchor"] for run in runs},
-        evidence={
-            (run["view"].name, finding.check): _evidence(run, finding.check)
-            for run in runs
-            for finding in run["row"].findings
-        },
-        findings=sum(len(run.findings) for run in report.runs),
-        rules=len(runs) <= MOST_SETTINGS,
+        settings=len(runs) <= MOST_SETTINGS,
         comparisons=compared,
         style=verbatim("page.css", "rows.css"),
-        script=verbatim("page.js"),
-        script_hash=f"sha256-{b64encode(sha256(verbatim('page.js').encode()).digest()).decode()}",
+        script=script,
+        script_hash=f"sha256-{b64encode(sha256(script.encode()).digest()).decode()}",
         **shares,
     )
 
@@ -100,43 +93,15 @@ def rows_html(report: Report, folder: Path) -> str:
     return Markup("<style>{}</style>{}").format(verbatim("rows.css"), Markup().join(shown)) if shown else ""
 
 
-def _sections(
-    view: SessionView, runs: list[dict[str, Any]], refused: list[dict[str, Any]]
-) -> Iterator[tuple[str, str]]:
-    """Yield the name and the anchor of each section that the page has."""
-    if failed := len(view.failures) + len(refused):
-        yield f"Failed ({failed})", "failed"
-    if view.suspicions:
-        yield f"Questions ({len(view.suspicions)})", "suspected"
-    if len(runs) != 1:
-        yield "Runs", "runs"
-    else:
-        (run,), kept = runs, runs[0]["details"] or {}
-        parts = {"judged": run["row"].findings, "rows": kept.get("rows"), "curves": run["charts"]}
-        yield from ((part.capitalize(), f"{run['anchor']}-{part}") for part, held in parts.items() if held)
-    yield "Environment", "environment"
-
-
-CURVES = {
-    "loss": "Loss",
-    "learning": "Loss",
-    "gradients": "Gradient norms",
-    "optimizer": "Learning rate",
-    "memory": "Memory",
-    "speed": "Throughput",
-}
-"""Subject of a check to how the titles of its curves begin."""
-
-
-def _evidence(run: dict[str, Any], check: str) -> list[tuple[str, str]]:
-    """Return where the page shows what a check is about: words and an anchor each."""
-    subject, kept = SUBJECTS.get(check, ""), run["details"] or {}
-    title = CURVES.get(subject, "none")
-    charts = ((chart.title, f"{run['anchor']}-{at}") for at, chart in enumerate(run["charts"], start=1))
-    found = [(f"curve: {name}", anchor) for name, anchor in charts if title in name]
-    if subject in ("rows", "loss") and kept.get("rows"):
-        found.append(("its rows", f"{run['anchor']}-rows"))
-    return [*found, ("among all checks", f"{run['anchor']}-{check}")]
+def _evidence(run: dict[str, Any], check: str) -> Iterator[tuple[str, str]]:
+    """Yield where the page shows what a check is about: words and an anchor each."""
+    subject = SUBJECTS.get(check, "")
+    for number, chart in enumerate(run["charts"], start=1):
+        if CURVES.get(subject, "none") in chart.title:
+            yield f"curve: {chart.title}", f"{run['anchor']}-curves{number}"
+    if subject in ("rows", "loss") and run["details"].get("rows"):
+        yield "its rows", f"{run['anchor']}-rows"
+    yield "among all checks", f"{run['anchor']}-{check}"
 
 
 def _share(runs: int, of_page: int, fewest: int, most: int) -> int:
@@ -153,18 +118,13 @@ def _run(session: SessionView, view: RunView, folder: Path, number: int) -> dict
         "row": run,
         "trace": trace,
         "anchor": f"run-{number}",
-        "core": _core(trace) if trace and run.tier == "watch" else (),
+        "core": (CORE if trace.run.objective else (*CORE, *CORE_OF_CAUSAL_LM)) if trace and run.tier == "watch" else (),
         "problem": problem,
         "log": _beside(folder, run.trace_file, ".log"),
         "charts": charts(trace, run.findings) if trace else [],
-        "trends": trends(report, run, trace, folder) if trace else Trends(),
-        "details": _details(trace, run, settings=len(report.runs) <= MOST_SETTINGS) if trace else None,
+        "trends": trends(report, run, trace, folder) if trace else ([], ""),
+        "details": _details(trace, run, settings=len(report.runs) <= MOST_SETTINGS) if trace else {},
     }
-
-
-def _core(trace: Trace) -> tuple[str, ...]:
-    """Return the subjects of which a pass needs a judged check."""
-    return CORE if trace.run.objective else (*CORE, *CORE_OF_CAUSAL_LM)
 
 
 def _details(trace: Trace, run: RunReport, *, settings: bool) -> dict[str, Any]:
@@ -212,7 +172,7 @@ def template(name: str) -> Template:
     environment.filters |= {
         "line": one_line,
         "rule": rule,
-        "row_shares": row_shares,
+        "evidence": _evidence,
         "number": human_number,
         "row_words": row_words,
         "piece_words": piece_words,
@@ -245,30 +205,25 @@ SESSIONS_OF_A_PAGE = 60
 """Drawn, shared by the runs: a page of ten stays under 300 kB."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trends:
-    """Charts of a run's history, and what kept them from being drawn; empty for a run without a history."""
+def trends(report: Report, run: RunReport, trace: Trace, folder: Path) -> tuple[list[Chart], str]:
+    """Chart the last sessions of this run's key up to this one, by figure; return also why that cannot be, or "".
 
-    charts: tuple[Chart, ...] = ()
-    problem: str = ""
-
-
-def trends(report: Report, run: RunReport, trace: Trace, folder: Path) -> Trends:
-    """Chart the last sessions of this run's key up to this one, by figure, with baseline and limit."""
+    Nothing for a run without a history.
+    """
     entry = history_entry(run, trace, session=folder.name, started_at=report.started_at)
     if entry is None:
-        return Trends()
+        return [], ""
     try:
         before = Store(history_file(folder.parent)).entries(key=entry.key, before=entry.started_at, last=MOST_SESSIONS)
     except HistoryError as error:
-        return Trends(problem=f"no previous sessions, since the history cannot be used: {error}")
+        return [], f"no previous sessions, since the history cannot be used: {error}"
     comparisons = {
         comparison.figure: comparison for comparison in report.figure_comparisons if comparison.run == run.name
     }
     shown = min(MOST_SESSIONS, SESSIONS_OF_A_PAGE // max(1, len(report.runs)) + 1)
     entries = [*before[-shown:], entry]
     made = [_chart(figure, entries, comparisons.get(name)) for name, figure in FIGURES.items() if name in entry.figures]
-    return Trends(charts=tuple(chart for chart in made if chart is not None))
+    return [chart for chart in made if chart is not None], ""
 
 
 def _chart(figure: Figure, entries: Sequence[HistoryEntry], comparison: FigureComparison | None) -> Chart | None:

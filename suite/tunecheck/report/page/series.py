@@ -24,8 +24,9 @@ def charts(trace: Trace, findings: Sequence[Finding]) -> list[Chart]:
     except MissingEvidence:
         return []
     limits = {finding.check: finding.limit for finding in findings}
+    opened = {Premise.CAUSAL_LM, Premise.TOKEN_MEAN_LOSS}.intersection(trace.open_premises)
     made = [
-        _loss(main, limits.get("loss_falls"), NATS if _mean_over_tokens(trace) else AS_COMPUTED),
+        _loss(main, limits.get("loss_falls"), AS_COMPUTED if trace.run.objective or opened else NATS),
         _rate(main),
         _norms(main, trace.settings.get("training", {}).get("max_grad_norm")),
         _pace(main),
@@ -33,12 +34,6 @@ def charts(trace: Trace, findings: Sequence[Finding]) -> list[Chart]:
         _step_memory(main),
     ]
     return [chart for chart in made if chart.series]
-
-
-def _mean_over_tokens(trace: Trace) -> bool:
-    """Return whether the loss is known to be the mean over supervised tokens."""
-    opened = {Premise.CAUSAL_LM, Premise.TOKEN_MEAN_LOSS}.intersection(trace.open_premises)
-    return not opened and not trace.run.objective
 
 
 def _loss(main: Attempt, min_fall: float | str | None, unit: str) -> Chart:

@@ -43,34 +43,15 @@ class Texts:
     after: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
-    """A comparison as the page shows it."""
-
-    title: str
-    ranking: str
-    table: Table
-    notes: tuple[str, ...]
-    said: tuple[tuple[str, Table], ...]
-    """Each prompt with every run's continuation before and after."""
-
-
-def compared(comparison: Comparison | Benchmark, traces: Mapping[str, Trace]) -> Compared:
-    """Return the comparison's table, and the generations of its runs side by side; `traces` are by a run's name."""
-    said: dict[str, list[tuple[str, ...]]] = {}
+def said(comparison: Comparison | Benchmark, traces: Mapping[str, Trace]) -> dict[str, Table]:
+    """Return by prompt every run's continuation before and after; `traces` are by a run's name."""
+    found: dict[str, list[tuple[str, ...]]] = {}
     for run in comparison.runs:
-        if run.entry is None or run.name not in traces:
-            continue
-        for text in texts(traces[run.name]):
-            said.setdefault(text.prompt, []).append((run.entry.name, text.before, text.after))
+        if run.entry is not None and run.name in traces:
+            for text in texts(traces[run.name]):
+                found.setdefault(text.prompt, []).append((run.entry.name, text.before, text.after))
     heads = (comparison.named_by, "before", "after")
-    return Compared(
-        title=comparison.title,
-        ranking=comparison.ranking,
-        table=Table(heads=comparison.heads, rows=tuple(comparison.rows())),
-        notes=tuple(comparison.notes()),
-        said=tuple((prompt, Table(heads=heads, rows=tuple(rows))) for prompt, rows in said.items()),
-    )
+    return {prompt: Table(heads=heads, rows=tuple(rows)) for prompt, rows in found.items()}
 
 
 def phases(trace: Trace) -> Table:
