@@ -406,7 +406,7 @@ def test_a_regression_is_a_warning_everywhere(tmp_path):
     (warning,) = workflow_commands(made, {"GITHUB_ACTIONS": "true"})
     assert warning.startswith("::warning title=REGRESSION convergence/two-layers-qlora%3A live tensors::17.5 MiB")
     page = (folder / "report.html").read_text()
-    assert page.count(">REGRESSION<") == 1
+    assert page.count(">REGRESSION ") == 1
     assert "Live tensors by session" in page
 
 

@@ -160,9 +160,7 @@ class RunView:
     def summary(self) -> str:
         """What its outcome rests on, in a sentence."""
         passed, failed, unjudged = self.counts
-        judged = len(self.run.findings) - unjudged
-        rest = f"; {unjudged} cannot be judged in this training" if unjudged else ""
-        return f"{passed} of {counted(judged, 'judged check')} passed, {failed} failed{rest}."
+        return f"{counted(passed, 'check')} passed, {failed} failed; {unjudged} cannot be judged in this training."
 
     @property
     def failed_without_check(self) -> bool:

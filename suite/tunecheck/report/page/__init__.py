@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -36,7 +36,7 @@ POINTS_OF_A_PAGE, FEWEST_POINTS, MOST_POINTS = 140, 14, 200
 can show."""
 ROWS_OF_A_PAGE, FEWEST_ROWS = 40, 4
 """Of a chart's table, likewise."""
-WORDS_OF_A_PAGE, FEWEST_WORDS, MOST_WORDS = 250, 25, 150
+WORDS_OF_A_PAGE, FEWEST_WORDS, MOST_WORDS = 300, 40, 300
 """Characters of a check's detail, in the table of all checks; failures are shown in full before."""
 CURVES = {"loss": "Loss", "learning": "Loss", "gradients": "Gradient norms", "optimizer": "Learning rate"}
 CURVES |= {"memory": "emory", "speed": "Throughput"}
@@ -87,7 +87,10 @@ def page_html(report: Report, folder: Path) -> str:
 
 def rows_html(report: Report, folder: Path) -> str:
     """Return the rows of each run as a notebook shows them; empty where there are none."""
-    show, title = template("rows.html.jinja").module.shown_rows, "<h4>{}: the first rows of the first step</h4>"
+    show, title = (
+        vars(template("rows.html.jinja").module)["shown_rows"],
+        "<h4>{}: the first rows of the first step</h4>",
+    )
     traces = [(run.name, _trace(run, folder)[0]) for run in report.runs]
     shown = [escape_into(title, name) + show(rows_of(trace)) for name, trace in traces if trace and rows_of(trace)]
     return Markup("<style>{}</style>{}").format(verbatim("rows.css"), Markup().join(shown)) if shown else ""
@@ -113,6 +116,7 @@ def _run(session: SessionView, view: RunView, folder: Path, number: int) -> dict
     """Return a run as the template wants it."""
     report, run = session.report, view.run
     trace, problem = _trace(run, folder)
+    log = (folder / (run.trace_file or "none")).with_suffix(".log")
     return {
         "view": view,
         "row": run,
@@ -120,7 +124,7 @@ def _run(session: SessionView, view: RunView, folder: Path, number: int) -> dict
         "anchor": f"run-{number}",
         "core": (CORE if trace.run.objective else (*CORE, *CORE_OF_CAUSAL_LM)) if trace and run.tier == "watch" else (),
         "problem": problem,
-        "log": _beside(folder, run.trace_file, ".log"),
+        "log": log.name if log.is_file() else "",
         "charts": charts(trace, run.findings) if trace else [],
         "trends": trends(report, run, trace, folder) if trace else ([], ""),
         "details": _details(trace, run, settings=len(report.runs) <= MOST_SETTINGS) if trace else {},
@@ -149,14 +153,6 @@ def _trace(run: RunReport, folder: Path) -> tuple[Trace | None, str]:
         return None, f"no curves, since the trace cannot be used: {error}"
 
 
-def _beside(folder: Path, trace_file: str, suffix: str) -> str:
-    """Return the name of the file beside the trace, if it is there."""
-    if not trace_file:
-        return ""
-    path = (folder / trace_file).with_suffix(suffix)
-    return path.name if path.is_file() else ""
-
-
 @lru_cache
 def template(name: str) -> Template:
     """Return a template of this folder: everything that it shows is escaped, and free of control characters."""
@@ -168,7 +164,7 @@ def template(name: str) -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals |= {"facts": _facts, "legend": legend, "svg": svg}
+    environment.globals |= {"facts": facts, "legend": legend, "svg": svg}
     environment.filters |= {
         "line": one_line,
         "rule": rule,
@@ -184,10 +180,6 @@ def template(name: str) -> Template:
 def verbatim(*names: str) -> Markup:
     """Return these files of this folder as they are."""
     return Markup("".join((Path(__file__).parent / name).read_text(encoding="utf-8") for name in names))
-
-
-def _facts(mapping: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return list(facts(mapping))
 
 
 def _shown(value: Any) -> Any:

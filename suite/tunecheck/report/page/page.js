@@ -1,5 +1,5 @@
 // The filter of all checks, and links into folded groups. The page says all without it.
-const box = document.querySelector(".filter"), checks = [...document.querySelectorAll(".check")];
+const box = document.querySelector(".filter"), checks = [...document.querySelectorAll(".subject li")];
 function filter() {
   const words = box.elements.words.value.toLowerCase().split(/\s+/), status = box.elements.status.value;
   for (const check of checks) {
@@ -7,7 +7,7 @@ function filter() {
     check.hidden = !text.startsWith(status) || !words.every(word => text.includes(word));
   }
   for (const group of document.querySelectorAll(".subject")) {
-    group.hidden = !group.querySelector(".check:not([hidden])");
+    group.hidden = !group.querySelector("li:not([hidden])");
     group.open = Boolean(status || words.join(""));
   }
   box.elements.count.value = `${checks.filter(check => !check.hidden).length} of ${checks.length} checks`;

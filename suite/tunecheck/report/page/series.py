@@ -14,7 +14,6 @@ from tunecheck.report.page.chart import Chart, Limit, Point, Series
 
 MIB, GIB = 2**20, 2**30
 STEP = "optimizer step"
-NATS, AS_COMPUTED = "nats per supervised token", "as the training computes it"
 
 
 def charts(trace: Trace, findings: Sequence[Finding]) -> list[Chart]:
@@ -24,9 +23,9 @@ def charts(trace: Trace, findings: Sequence[Finding]) -> list[Chart]:
     except MissingEvidence:
         return []
     limits = {finding.check: finding.limit for finding in findings}
-    opened = {Premise.CAUSAL_LM, Premise.TOKEN_MEAN_LOSS}.intersection(trace.open_premises)
+    opened = trace.run.objective or {Premise.CAUSAL_LM, Premise.TOKEN_MEAN_LOSS}.intersection(trace.open_premises)
     made = [
-        _loss(main, limits.get("loss_falls"), AS_COMPUTED if trace.run.objective or opened else NATS),
+        _loss(main, limits.get("loss_falls"), "as the training computes it" if opened else "nats per supervised token"),
         _rate(main),
         _norms(main, trace.settings.get("training", {}).get("max_grad_norm")),
         _pace(main),

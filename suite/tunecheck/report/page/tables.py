@@ -32,24 +32,13 @@ class Table:
         return bool(self.rows)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Texts:
-    """Continuations of one prompt before and after the training, without blank lines around them."""
-
-    prompt: str
-    expected: str
-    """The answer that was trained; empty when there is none."""
-    before: str
-    after: str
-
-
 def said(comparison: Comparison | Benchmark, traces: Mapping[str, Trace]) -> dict[str, Table]:
     """Return by prompt every run's continuation before and after; `traces` are by a run's name."""
     found: dict[str, list[tuple[str, ...]]] = {}
     for run in comparison.runs:
         if run.entry is not None and run.name in traces:
             for text in texts(traces[run.name]):
-                found.setdefault(text.prompt, []).append((run.entry.name, text.before, text.after))
+                found.setdefault(text["prompt"], []).append((run.entry.name, text["before"], text["after"]))
     heads = (comparison.named_by, "before", "after")
     return {prompt: Table(heads=heads, rows=tuple(rows)) for prompt, rows in found.items()}
 
@@ -96,18 +85,14 @@ def attempts(trace: Trace, run: RunReport) -> Table:
     return _filled(heads, [_attempt(attempt, row["device"]) for attempt, row in pairs])
 
 
-def texts(trace: Trace) -> list[Texts]:
-    """Return the continuations of each prompt and expected answer."""
+def texts(trace: Trace) -> list[dict[str, str]]:
+    """Return the continuations of each prompt before and after, with the answer that was trained if there is one."""
     found = [generation for attempt in _main(trace) for generation in attempt.all(Generation)]
     keys = dict.fromkeys((generation.prompt, generation.expected) for generation in found)
-    said = {(g.when, g.prompt, g.expected): g.text for g in found}
+    said = {(g.when, g.prompt, g.expected): g.text.strip() for g in found}
     return [
-        Texts(
-            prompt=prompt,
-            expected=expected,
-            before=said.get(("start", prompt, expected), "").strip(),
-            after=said.get(("end", prompt, expected), "").strip(),
-        )
+        {"prompt": prompt, "expected": expected}
+        | {name: said.get((when, prompt, expected), "") for name, when in (("before", "start"), ("after", "end"))}
         for prompt, expected in keys
     ]
 
