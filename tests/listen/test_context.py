@@ -44,6 +44,8 @@ def test_a_loop_in_the_context_is_judged(tmp_path):
     page = watched._repr_html_()
     assert page.startswith("<pre>")
     assert "verdict: PASS" in page
+    assert page.count("<blockquote") == 2
+    assert "<mark>" in page.partition("verdict: PASS")[2]
 
 
 def test_a_notebook_is_told_to_wait_for_the_blocks_end():

@@ -51,6 +51,16 @@ def test_a_character_in_two_pieces_is_shown_whole():
     assert second.text == "é"
 
 
+def test_labels_that_are_other_tokens_are_shown_beside_them():
+    """Shifted beforehand, say; what no vocabulary holds is left out."""
+    (shifted,) = pieces_of([*b"abc"], [*b"bcd"], [1, 1, 1], decode)
+    assert (shifted.text, shifted.labels) == ("abc", "bcd")
+
+    (ignored,) = pieces_of([*b"abc"], [-1, *b"bc"], [1, 1, 1], decode)
+    assert ignored.labels == "bc"
+    assert {piece.labels for piece in pieces_of(*row("2 + 2?", "4"), decode)} == {""}
+
+
 def test_a_long_row_is_cut_in_the_middle():
     """Beginning and end stay; padding costs none of the tokens."""
     pieces = pieces_of(*row("q" * 1000, "a" * 1000, padding=3), decode)

@@ -16,7 +16,7 @@ import pytest
 from html_page import MOST_BYTES, Page
 from metered import metered
 from sessions import leaking, session
-from traces import adding, blank, healthy, with_record, with_run
+from traces import adding, blank, healthy, with_record, with_run, without
 
 from tunecheck.cli import main
 from tunecheck.core import evidence as e
@@ -186,6 +186,48 @@ def test_a_run_on_a_card_shows_its_memory_by_kind_and_its_ceiling(tmp_path):
     assert memory.unit == "GiB"
     assert memory.series[0].points[0] == (5.0, 2600 / 1024)
     assert shown["Memory after each step"].series[0].points[-1][1] > 890
+
+
+def test_a_page_begins_with_what_was_judged(tmp_path):
+    """By subject, before the first curve; every check is there, with what it found."""
+    html = page_html(session(tmp_path, healthy()), tmp_path)
+    page = Page(html)
+    checks = session(tmp_path, healthy()).runs[0].findings
+
+    assert page.text.index("Why it passes") < page.text.index("Rows as the model got them")
+    assert html.index("Why it passes") < html.index("<svg")
+    listed = re.findall(r"<li[^>]*><em class=\"(\w+)\">\1</em> <strong>(\w+)</strong>", html)
+    assert sorted(listed) == sorted((finding.status.value, finding.check) for finding in checks)
+
+
+def test_a_failure_links_to_its_curve_and_its_place_among_all_checks(tmp_path):
+    """And one about rows to the rows."""
+    moved = Finding(check="labels_as_configured", status=Status.FAILED, detail="moved")
+    made = session(tmp_path, ill())
+    run = dataclasses.replace(made.runs[0], findings=(*made.runs[0].findings, moved))
+    html = page_html(dataclasses.replace(made, runs=(run,)), tmp_path)
+
+    assert '<a href="#run-1-curves1">curve: Loss</a><a href="#run-1-loss_falls">among all checks</a>' in html
+    assert '<a href="#run-1-rows">its rows</a><a href="#run-1-labels_as_configured">' in html
+
+
+@pytest.mark.parametrize(
+    ("trace", "unit"),
+    [
+        (healthy(), "nats per supervised token"),
+        (with_run(healthy(), objective="a classifier"), "as the training computes it"),
+        (with_run(healthy(), open_premises={"token_mean_loss": "a weighted loss"}), "as the training computes it"),
+    ],
+)
+def test_the_loss_has_a_unit_only_where_it_is_known(trace, unit):
+    """A classifier's has none per token."""
+    assert charts(trace, [])[0].unit == unit
+
+
+def test_a_chart_explains_no_curve_that_it_lacks():
+    """Without a probe batch nothing is said of one."""
+    assert "probe batch" in charts(healthy(), [])[0].note
+    assert charts(without(healthy(), e.Evaluation), [])[0].note == ""
 
 
 def test_the_limit_of_the_loss_is_drawn_where_a_check_gives_one():
@@ -454,16 +496,19 @@ def test_the_page_needs_no_torch():
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
 def test_a_browser_loads_it_without_an_error_or_a_request(tmp_path):
-    """Headless; its log would tell of a refused request or of broken markup."""
+    """Headless; its log would tell of a refused request or of broken markup. Its script opens what a link leads to."""
     write_page(session(tmp_path, leaking(), ill()), tmp_path)
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]
-    address = (tmp_path / PAGE_FILE).as_uri()
+    address = f"{(tmp_path / PAGE_FILE).as_uri()}#run-2-loss_falls"
     profile = f"--user-data-dir={tmp_path / 'profile'}"
     done = subprocess.run([*command, profile, address], capture_output=True, text=True, timeout=120)
 
     assert done.returncode == 0
     assert "CONSOLE" not in done.stderr
-    assert Page(done.stdout).text.count("Failed") >= 3
+    page = Page(done.stdout)
+    assert page.text.count("Failed") >= 3
+    assert ["hidden" in form for form in page.named("form")] == [False]
+    assert sum("open" in details for details in page.named("details") if details.get("class") == "subject") == 1
 
 
 def made_chart(points) -> Chart:

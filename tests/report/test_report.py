@@ -8,6 +8,7 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -16,6 +17,7 @@ import pytest
 from report_rows import FAILED, MISSING, PASSED, report, row
 from rich.console import Console
 
+from benchmarks.scripts.corpus import traces
 from tunecheck import __version__
 from tunecheck import results as reports
 from tunecheck.core.errors import SuiteError, TraceError
@@ -28,6 +30,7 @@ from tunecheck.report.summary import SIZE_LIMIT_BYTES, summary_markdown, write_s
 from tunecheck.report.terminal import BROKEN, LEVELS, print_report, sparkline
 from tunecheck.results import Report, RunReport, errored, exit_code, skipped, summarize
 from tunecheck.results.baseline import FigureComparison
+from tunecheck.results.rejudge import judged_again
 from tunecheck.results.verdict import margin, read_verdict, verdict_json, write_verdict
 from tunecheck.results.words import machine
 
@@ -695,6 +698,17 @@ def test_the_table_fits_eighty_columns() -> None:
     assert lines[3].startswith("qlora-")
     assert "1 unjudged" in lines[3]
     assert all(len(line.rstrip()) <= 80 for line in lines)
+
+
+def test_no_real_report_is_wider_than_eighty_columns() -> None:
+    """Of scripts that were judged; the verdict's line alone may be longer."""
+    wide = [
+        line
+        for kept, trace in islice(traces(), 0, None, 7)
+        for line in shown(report(judged_again(trace, [], trace_file=kept.file))).splitlines()[:-1]
+        if len(line) > 80
+    ]
+    assert wide == []
 
 
 def test_a_failure_says_what_was_measured_what_it_means_and_what_to_do() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 from html_page import MOST_BYTES, Page
@@ -153,6 +154,25 @@ def test_a_page_of_many_runs_has_few_rows(tmp_path):
 def test_a_full_row_without_an_end_may_be_truncated(shown, truncated):
     """Where both the limit and the end token are known."""
     assert ("may be truncated" in row_words(shown)) is truncated
+
+
+def test_labels_that_are_other_tokens_are_told(tmp_path):
+    """In the terminal and on the page, without believing them."""
+    piece = e.RowPiece(kind="learned", tokens=2, text="a b", labels=NASTY)
+    trace = with_rows(e.RowShown(pieces=(piece,), tokens=2, learned=2, longest=4, ended=None))
+    html = page_html(session(tmp_path, trace), tmp_path)
+
+    assert "[[a b]] [labels are other tokens: </blockquote><script>" in printed(trace)
+    assert "<b> labels are other tokens: &lt;/blockquote&gt;" in html
+    assert Page(html).unbalanced == []
+
+
+def test_the_length_is_drawn_against_the_limit(tmp_path):
+    """Each piece by its tokens, then the room that is left."""
+    html = page_html(session(tmp_path, with_rows(row(("context", "q"), ("learned", "a"), longest=64))), tmp_path)
+    bar = html.partition('<div class="bar"')[2].partition("</div>")[0]
+
+    assert re.findall(r"flex:(\d+)", bar) == ["10", "10", "44"]
 
 
 def test_a_cut_is_marked():

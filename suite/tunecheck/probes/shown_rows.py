@@ -65,7 +65,7 @@ def pieces_of(ids: Sequence[int], labels: Sequence[int], mask: Sequence[int], de
     pieces, before = [], list[int]()
     for kind, group in groupby(zip(kinds, ids, labels, strict=True), key=lambda token: token[0]):
         held = [(token, label) for _, token, label in group]
-        tokens, other = [token for token, _ in held], [label for _, label in held]
+        tokens, other = [token for token, _ in held], [label for _, label in held if label >= 0]
         if kind == "padding":
             text = decode(list(dict.fromkeys(tokens))[:MOST_PADDING])
         elif kind == "cut":

@@ -54,5 +54,5 @@ def print_rows(trace: Trace, console: Console) -> None:
             words = printable(piece_words(piece))
             marked = words if coloured or piece.kind != "learned" else f"[[{words}]]"
             shown.append(marked, style=_STYLES.get(piece.kind))
-            shown.append(f" [labels: {printable(piece.labels)}]" if piece.labels else "", style="red")
+            shown.append(f" [labels are other tokens: {printable(piece.labels)}]" if piece.labels else "", style="red")
         console.print(shown, soft_wrap=True)

@@ -89,7 +89,7 @@ def rows_html(report: Report, folder: Path) -> str:
     """Return the rows of each run as a notebook shows them; empty where there are none."""
     show, title = (
         vars(template("rows.html.jinja").module)["shown_rows"],
-        "<h4>{}: the first rows of the first step</h4>",
+        "<h4>{}: first rows of the first step</h4>",
     )
     traces = [(run.name, _trace(run, folder)[0]) for run in report.runs]
     shown = [escape_into(title, name) + show(rows_of(trace)) for name, trace in traces if trace and rows_of(trace)]
