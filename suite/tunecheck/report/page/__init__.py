@@ -93,7 +93,7 @@ def rows_html(report: Report, folder: Path) -> str:
     )
     traces = [(run.name, _trace(run, folder)[0]) for run in report.runs]
     shown = [escape_into(title, name) + show(rows_of(trace)) for name, trace in traces if trace and rows_of(trace)]
-    return Markup("<style>{}</style>{}").format(verbatim("rows.css"), Markup().join(shown)) if shown else ""
+    return f"<style>{verbatim('rows.css')}</style>{Markup().join(shown)}" if shown else ""
 
 
 def _evidence(run: dict[str, Any], check: str) -> Iterator[tuple[str, str]]:
