@@ -65,7 +65,7 @@ def _rule(name: str) -> dict[str, Any]:
     return {
         "id": name,
         "shortDescription": {"text": check.question},
-        "fullDescription": {"text": f"A failure usually means: {check.meaning}."},
+        "fullDescription": {"text": f"A failure usually means: {check.meaning}"},
         "help": {"text": check.remedy},
         "defaultConfiguration": {"level": "error"},
     }
