@@ -19,9 +19,9 @@ NO_LINEARS = "no linear has an adapter"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptersStartNeutral(NumericCheck):
-    """Before training, every adapted linear gives what its base gives, in train mode with its dropout too.
+    """Before training, every adapted linear returns the output of its base layer, in train mode with dropout too.
 
-    So does the whole model: of tokens or modules that learn beside the adapters, too.
+    The same holds for the whole model, including tokens and modules trained beside the adapters.
     """
 
     premises: ClassVar[frozenset[Premise]] = frozenset(
@@ -29,18 +29,18 @@ class AdaptersStartNeutral(NumericCheck):
     )
     applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
     meaning: ClassVar[str] = (
-        "the adapter's initialisation changes the function: training starts from another model than the base; or "
-        "dropout falls on the base too"
+        "The adapter's initialisation changes the function, so that training starts from another model than the base. "
+        "Or dropout applies to the base too."
     )
     remedy: ClassVar[str] = (
-        "use peft's default initialisation (B = 0), or subtract the adapter from the base as PiSSA does"
+        "Use peft's default initialisation (B = 0), or subtract the adapter from the base as PiSSA does."
     )
 
     max_error_fp32: float = 1e-6  # B = 0 adds exact zeros: 0.0 measured
     max_error_16bit: float = 1e-6
     max_error_16bit_dora: float = 5e-2
-    """DoRA multiplies by m / ||W||, which is 1 rounded to 16 bit: each linear is off by its last place (4e-3 measured),
-    the logits by those of all."""
+    """DoRA multiplies by m / ||W||, which rounds to 1 within 16 bit. Each linear is off by its last place (4e-3
+    measured), and the logits accumulate all of these errors."""
 
     def judge(self, trace: Trace) -> Finding:
         seen, limit = trace.one(AdapterStart), self.limit(trace)
@@ -59,9 +59,10 @@ class AdaptersStartNeutral(NumericCheck):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptersStartRandom(Check):
-    """Every A is drawn anew under the run's seed, uniform within 1 / sqrt(inputs) and of full rank; B = 0 hides it.
+    """Every A is drawn from the run's seed, uniform within 1 / sqrt(inputs), and has full rank.
 
-    That another seed would have given another A is not seen: of a generator of its own torch's seed says nothing.
+    B = 0 hides mistakes in A at the start. The check cannot tell whether another seed would give another A: torch's
+    seed does not show the seed of a private generator.
     """
 
     premises: ClassVar[frozenset[Premise]] = frozenset(
@@ -69,13 +70,14 @@ class AdaptersStartRandom(Check):
     )
     applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
     meaning: ClassVar[str] = (
-        "the seed is set again for every adapter or part of one, or never, or A is initialised at another scale: the "
-        "first steps are then equal, of a smaller rank, those of any other seed, too long or too short"
+        "The seed is reset for each adapter, or for parts of one. A has another scale. The seed is never set. The "
+        "first steps are then equal, of smaller rank, independent of the seed, too long or too short."
     )
-    remedy: ClassVar[str] = "leave initialisation to peft, and seed once, before the adapters are made"
+    remedy: ClassVar[str] = "Leave initialisation to peft. Seed once, before creating the adapters."
 
     max_ratio: float = 1.5
-    """Of A's spread to what it should be, either way: within 1.07 in 204 healthy runs, at rank 1 and 128 inputs too."""
+    """Ratio of A's spread to its expected spread, in either direction. 204 healthy runs stay within 1.07, also at rank
+    1 with 128 inputs."""
 
     def judge(self, trace: Trace) -> Finding:
         seen = trace.one(AdapterStart)
@@ -98,9 +100,10 @@ class AdaptersStartRandom(Check):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterAlgebra(NumericCheck):
-    """With a random B, every adapted linear follows its formula, s B A x or DoRA's, and the model's logits change.
+    """With a random B, every adapted linear follows its formula, s B A x or DoRA's, and the logits change.
 
-    So do its gradients by the adapter's tensors, and what of the gradient the adapter passes on to the layers below.
+    The gradients of the adapter's tensors follow the formula too. So does the gradient that the adapter passes to the
+    layers before it.
     """
 
     premises: ClassVar[frozenset[Premise]] = frozenset(
@@ -108,11 +111,11 @@ class AdapterAlgebra(NumericCheck):
     )
     applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
     meaning: ClassVar[str] = (
-        "the scaling is not alpha/r, factors are transposed, dropout is active though 0, or the adapters are not part "
-        "of the forward pass"
+        "The scaling is not alpha/r. The factors are transposed. Dropout is active though configured as 0. The "
+        "adapters are not part of the forward pass."
     )
     remedy: ClassVar[str] = (
-        "compare the measured ratio with alpha, r and alpha/r; check that the wrapped model is the one that is called"
+        "Compare the measured ratio with alpha, r and alpha/r. Check that the training calls the wrapped model."
     )
 
     max_error_fp32: float = 1e-4  # 6e-7 measured
@@ -158,24 +161,24 @@ def _formula(lora: LoraSnapshot) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropoutVaries(Check):
-    """With dropout every forward pass begins with another random state, and adapters drop the configured share.
+    """Every forward pass with dropout starts from a new random state, and adapters drop the configured share.
 
-    What they keep is divided by one less that share, each element of each token falls by itself, and the base is given
-    all of them: judged for plain LoRA without offloaded weights.
+    Each element of each token is dropped independently, and the rest is scaled by 1 / (1 - p). The base layer receives
+    the full input. The shares are judged for plain LoRA without offloaded weights.
     """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"dropout"})
     meaning: ClassVar[str] = (
-        "a seed is set again inside the loop, dropout draws nothing, with another probability, in another place or "
-        "once for many, or what it keeps is not scaled"
+        "The loop resets a seed. Dropout draws nothing, or with another probability. Dropout sits at another place, or "
+        "draws one mask for many tokens. The kept elements are not scaled."
     )
     remedy: ClassVar[str] = (
-        "seed once, before the model is built; check that the model is in train mode; call the adapter's dropout alone "
-        "on a tensor of ones"
+        "Seed once, before building the model. Check that the model is in train mode. Call the adapter's dropout on a "
+        "tensor of ones and print the result."
     )
 
     max_deviations: float = 6.0
-    """Of a count, in standard deviations of independent draws: once in 5e8 runs."""
+    """Deviation of a count, in standard deviations of independent draws: once in 5e8 runs."""
 
     def judge(self, trace: Trace) -> Finding:
         states = [window.random_state for window in trace.all(Window)]
@@ -220,15 +223,20 @@ class DropoutVaries(Check):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptersApplied(Check):
-    """After training, logits with adapters on and off differ, those of an enlarged adapter where the rate was tiny."""
+    """After training, the logits with adapters on and off differ.
+
+    After a tiny rate the check compares an enlarged adapter.
+    """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
-    meaning: ClassVar[str] = "the adapters were trained but are not applied in the forward pass, or were never trained"
-    remedy: ClassVar[str] = "check that the wrapped model is called and that no adapter is disabled or merged away"
+    meaning: ClassVar[str] = "The forward pass does not apply the trained adapters, or the adapters were never trained."
+    remedy: ClassVar[str] = (
+        "Check that the training calls the wrapped model. Check that no adapter is disabled or merged."
+    )
 
     min_difference: float = 0.0
-    """To be exceeded. An adapter that was never trained or is switched off adds exact zeros, so anything will do: how
-    much it is depends on rate and steps (1.4e-2 after ten steps of SmolLM2-135M at 2e-4)."""
+    """The difference must exceed this. An untrained or disabled adapter adds exact zeros. The size depends on rate and
+    steps: 1.4e-2 after ten steps of SmolLM2-135M at 2e-4."""
 
     def judge(self, trace: Trace) -> Finding:
         seen = trace.one(AdapterEffect)
