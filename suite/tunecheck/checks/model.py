@@ -33,17 +33,17 @@ WRAPPER = "base_model.model."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainableSet(Check):
-    """The tensors that require a gradient are those enumerated from the configuration, at every census."""
+    """Exactly the tensors that the configuration enumerates require a gradient, from start to end."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.TRAINED_SET_DECLARED, Premise.ADAPTERS_ENUMERATED})
     meaning: ClassVar[str] = (
-        "adapters are missing in some layers, frozen by a helper, or the base was unfrozen, often by a substring "
-        "match on layer names; or get_peft_model was called twice, as where SFTTrainer is given a peft_config besides; "
-        "or a classifier's head, which no base has, is left frozen as it was drawn, since no task_type names the task"
+        "Adapters are missing in some layers. A helper froze them, or a substring match unfroze the base. "
+        "get_peft_model ran twice, as when SFTTrainer also receives a peft_config. A new classification head stays "
+        "frozen at random values, because no task_type is set."
     )
     remedy: ClassVar[str] = (
-        "compare target_modules and layer numbers with the names below; look for requires_grad_ and set_adapter calls; "
-        "give the task_type, or name the head in modules_to_save"
+        "Compare target_modules and layer numbers with the named tensors. Search for requires_grad_ and set_adapter "
+        "calls. Set the task_type, or list the head in modules_to_save."
     )
 
     def judge(self, trace: Trace) -> Finding:
@@ -83,19 +83,19 @@ WITHOUT_DROPOUT = "a policy, or a model that is small beside its data, may be tr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateInTraining(Check):
-    """At every forward pass of every step the model is in train mode, adapters are on and gradients are required.
+    """In every forward pass of every step the model is in train mode, adapters are on, and gradients are required.
 
-    Autocast, attention, gradient checkpointing, the precision of fp32 products and the adapters' scale are the
-    configured ones throughout, in a resumed run too.
+    Autocast, attention, gradient checkpointing, the precision of fp32 products and the adapters' scale keep their
+    configured values, in a resumed run too.
     """
 
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.ADAPTERS_ENUMERATED})
     meaning: ClassVar[str] = (
-        "an evaluation, a generation, a save, a resume or a callback in the middle of the run left the model in eval "
-        "mode, its adapters disabled, merged or exchanged, requires_grad or one of torch's own switches changed"
+        "An evaluation, a generation, a save, a resume or a callback changed the model and did not restore it. It left "
+        "eval mode on, adapters disabled, merged or replaced, or a requires_grad flag or torch switch changed."
     )
     remedy: ClassVar[str] = (
-        "call model.train() when an evaluation returns; look at what ran just before the first step below"
+        "Call model.train() after each evaluation. Check what runs just before the first step that the finding names."
     )
 
     def judge(self, trace: Trace) -> Finding:
@@ -143,16 +143,16 @@ def _switches(state: TrainingState) -> Iterator[tuple[tuple[str, ...], str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParametersCounted(Check):
-    """The numbers of trained parameters and of all parameters are those of the configuration's shapes by arithmetic."""
+    """The trained and the total number of parameters equal the arithmetic of the configured shapes."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.COUNT_DECLARED})
     meaning: ClassVar[str] = (
-        "tensors were counted as parameters, an adapter has another rank than the configured one, layers are missing, "
-        "or a tied matrix exists twice"
+        "The count is of tensors instead of elements. An adapter has another rank than configured. Layers are missing. "
+        "A tied matrix exists twice."
     )
     remedy: ClassVar[str] = (
-        "count elements, not tensors; compare with `tunecheck strategies MODEL`, and the number of layers and the tied "
-        "head with the model's configuration"
+        "Count elements, not tensors. Compare with `tunecheck strategies MODEL`. Check the number of layers and the "
+        "tied head in the model's configuration."
     )
 
     def judge(self, trace: Trace) -> Finding:
@@ -187,19 +187,20 @@ def _base_parameters(trace: Trace) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizationAsConfigured(Check):
-    """Every linear of the decoder is 4-bit with the configured type, block and double quantisation; the head is not.
+    """Every decoder linear is 4-bit with the configured type, block size and double quantisation; the head is not.
 
-    Those of the smallest shape, quantised once more from the file, have the same bytes, and none is kept unpacked for
+    Quantising the smallest linears again from the file gives the same bytes. No linear keeps its unpacked weight for
     the backward pass.
     """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"quantized"})
     meaning: ClassVar[str] = (
-        "4-bit loading was bypassed for some or all layers, another type than the configured one was used, or a "
-        "product keeps the weight that it unpacked, and with it the memory that 4 bit should save"
+        "Some or all layers bypassed 4-bit loading. The quantisation type differs from the configured one. A product "
+        "keeps the weight that it unpacks, which costs the memory that 4 bit should save."
     )
     remedy: ClassVar[str] = (
-        "pass the quantization config to from_pretrained; bitsandbytes' own defaults are fp4 and fp32"
+        "Pass the quantization config to from_pretrained. Set the type and the compute dtype: bitsandbytes defaults to "
+        "fp4 and fp32."
     )
 
     def judge(self, trace: Trace) -> Finding:
@@ -235,22 +236,22 @@ class QuantizationAsConfigured(Check):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseMatchesFile(Check):
-    """Every base tensor is the file's, quantised ones within their error; rotary buffers and tied head are right."""
+    """Every base tensor equals the file's within the quantisation error; rotary buffers and tied head are right."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset(
         {Premise.ARCHITECTURE_KNOWN, Premise.CAUSAL_LM, Premise.BASE_FROM_FILE, Premise.BASE_PLAIN}
     )
     meaning: ClassVar[str] = (
-        "weights were not loaded, overwritten by an initialisation after loading, or loaded into the wrong "
-        "place; generated text is noise"
+        "Weights were not loaded, were loaded into the wrong place, or were overwritten by a later initialisation. "
+        "Generated text is then noise."
     )
     remedy: ClassVar[str] = (
-        "compare the tensors named below with the file; update transformers; do not call init_weights after "
-        "from_pretrained"
+        "Compare the named tensors with the file. Update transformers. Do not call init_weights after from_pretrained."
     )
 
     max_error_nf4: float = 0.14
-    """Relative error of an nf4 tensor in blocks of 64: 0.091 to 0.113 over the 210 of SmolLM2-135M, 24 rows of each."""
+    """Relative error of an nf4 tensor in blocks of 64: 0.091 to 0.113 over the 210 tensors of SmolLM2-135M, 24 rows of
+    each."""
     max_error_fp4: float = 0.18
     """The same for fp4, whose error on normal weights is 0.124."""
 
@@ -295,16 +296,19 @@ WITHOUT_WITNESS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelAgrees(NumericCheck):
-    """A quantised linear's output and input gradient are products with the weight as other code dequantises it."""
+    """A quantised linear multiplies by its dequantised weight, in the output and in the input gradient.
+
+    Independent code dequantises that weight.
+    """
 
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.BASE_PLAIN})
     applies_to: ClassVar[frozenset[str]] = frozenset({"quantized"})
     meaning: ClassVar[str] = (
-        "the 4-bit kernel is wrong on this device or for this shape (bitsandbytes 0.50 on CPUs after an "
-        "evaluation, say), or its backward pass is: that dequantises by another path"
+        "The 4-bit kernel is wrong on this device or for this shape, such as bitsandbytes 0.50 on CPUs after an "
+        "evaluation. Or its backward pass is wrong, which dequantises by another path."
     )
     remedy: ClassVar[str] = (
-        "update bitsandbytes; try another block size; run tunecheck doctor to see which native library was loaded"
+        "Update bitsandbytes. Try another block size. Run tunecheck doctor to see which native library is loaded."
     )
 
     max_error_fp32: float = 1e-4  # 3e-7 measured on this kind of product, CPU; of the gradient 4e-7
@@ -323,14 +327,14 @@ class KernelAgrees(NumericCheck):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseUntouched(Check):
-    """Every frozen tensor, quantisation statistics and buffers included, has the bytes it had before training."""
+    """Every frozen tensor keeps its bytes, including quantisation statistics and buffers."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.BASE_UNWRITTEN})
     applies_to: ClassVar[frozenset[str]] = frozenset({"frozen"})
-    meaning: ClassVar[str] = "the base was trained, repacked or merged into, or memory was corrupted"
+    meaning: ClassVar[str] = "The base was trained, repacked or merged into. Or memory was corrupted."
     remedy: ClassVar[str] = (
-        "look at the tensors below: all quantised ones after an evaluation means a kernel's repacking, a "
-        "single one means hardware"
+        "Check how many tensors the finding names. All quantised ones after an evaluation point to a repacking kernel, "
+        "a single one to hardware."
     )
 
     def judge(self, trace: Trace) -> Finding:
@@ -348,14 +352,17 @@ class BaseUntouched(Check):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsChangeOnlyInSteps(Check):
-    """What learns changes in optimizer steps alone: not between them, in an evaluation, a save or a forward pass."""
+    """Trained weights change only in optimizer steps.
+
+    Evaluations, saves and forward passes leave them unchanged.
+    """
 
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.TRAINED_UNWRITTEN})
     meaning: ClassVar[str] = (
-        "an evaluation, a save or a callback wrote into the trained weights: averaged ones put in their place, a cast "
-        "to 16 bit and back, weights of another step"
+        "An evaluation, a save or a callback wrote into the trained weights. It stored an average, a cast to 16 bit "
+        "and back, or weights of another step."
     )
-    remedy: ClassVar[str] = "look at what ran before the step below; let it work on a copy"
+    remedy: ClassVar[str] = "Check what runs before the step that the finding names, and make it work on a copy."
 
     def judge(self, trace: Trace) -> Finding:
         if trace.run.training.offloads_parameters:
@@ -389,15 +396,16 @@ class WeightsInUse(NumericCheck):
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.FORWARD_REPEATABLE})
     applies_to: ClassVar[frozenset[str]] = frozenset({"trains_base"})
     meaning: ClassVar[str] = (
-        "the forward pass uses a copy of a weight in another dtype, or a fused or merged matrix, which misses the "
-        "updates; or a module is skipped, or leaves out its bias; or another adapter is active than what is trained"
+        "The forward pass uses a copy of a weight, in another dtype, fused or merged, which misses the updates. A "
+        "module is skipped, or omits its bias. Another adapter is active than the trained one."
     )
     remedy: ClassVar[str] = (
-        "look at the module below: what replaced its forward, and when is its copy of the weight refreshed?"
+        "Inspect the module that the finding names: find what replaced its forward, and when that refreshes its copy "
+        "of the weight."
     )
 
     max_error_fp32: float = 1e-4
-    """Rounding gives 1e-6; with all trained tensors halved an old copy is off by 1."""
+    """Rounding gives 1e-6. With all trained tensors halved, a stale copy is off by 1."""
     max_error_16bit: float = 5e-2
 
     def judge(self, trace: Trace) -> Finding:
