@@ -26,14 +26,15 @@ ADAMW = "AdamW"
 class OptimizerCoverage(Check):
     """The optimizer holds every trainable tensor exactly once, by identity, and nothing else.
 
-    In a script's own optimizer frozen tensors may lie, too: without a gradient they are passed over.
+    A script's own optimizer may also hold frozen tensors, which it skips without a gradient.
     """
 
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.GROUPS_DECLARED})
     meaning: ClassVar[str] = (
-        "the optimizer was built before the model was wrapped, loaded or resized: it updates tensors that are unused"
+        "The optimizer was built before the model was wrapped, loaded or resized. It updates tensors that the model no "
+        "longer uses."
     )
-    remedy: ClassVar[str] = "build the optimizer last, from the parameters of the model that is trained"
+    remedy: ClassVar[str] = "Build the optimizer last, from the parameters of the trained model."
 
     def judge(self, trace: Trace) -> Finding:
         training, undeclared = trace.run.training, not trace.one(Setup).declared_optimizer
@@ -114,21 +115,21 @@ def _numbers(text: str) -> tuple[float, ...] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningRateTrace(Check):
-    """The rate of every applied step equals the schedule's closed form.
+    """The learning rate of every applied step equals the schedule's closed form.
 
-    The first step after a resume may have its checkpoint's: where the training goes on for more steps than it was to
-    have, the old schedule has set it, and the new one begins after that step.
+    The first step after a resume may have its checkpoint's rate. If a training continues for more steps than planned,
+    the new schedule starts after that step.
     """
 
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.SCHEDULE_KNOWN})
     meaning: ClassVar[str] = (
-        "the scheduler steps once a micro-batch or once a process, on skipped steps too, starts over after a "
-        "resume, or is not stepped"
+        "The scheduler advances per micro-batch, per process, or on skipped steps. It restarts after a resume. Nothing "
+        "advances it."
     )
-    remedy: ClassVar[str] = "step the scheduler once after each applied optimizer step"
+    remedy: ClassVar[str] = "Call scheduler.step() once after each applied optimizer step."
 
     max_error: float = 1e-6
-    """Difference over the peak rate; both are float64 arithmetic."""
+    """Difference over the peak rate. Both are float64 arithmetic."""
 
     def judge(self, trace: Trace) -> Finding:
         training, applied = trace.run.training, 0
@@ -153,22 +154,22 @@ class LearningRateTrace(Check):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepsApplied(Check):
-    """The run took every configured step, and nearly all were applied, at a rate that is not 0."""
+    """The run takes every configured step, and applies nearly all of them at a rate above 0."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset()
     meaning: ClassVar[str] = (
-        "the run ended early, the gradient scaler skips steps (fp16 overflow) while everything else goes on, or the "
-        "schedule has ended and the training goes on"
+        "The run ended early. The gradient scaler skips steps after fp16 overflow. The schedule ended before the "
+        "training."
     )
     remedy: ClassVar[str] = (
-        "use bf16; look at the gradient norms of the skipped steps; make the schedule for all steps of the optimizer, "
-        "those of every epoch"
+        "Use bf16. Check the gradient norms of the skipped steps. Build the schedule for all optimizer steps of all "
+        "epochs."
     )
 
     max_skipped: int = 3
     """fp16's scaler starts high and may skip its first one to three steps."""
     max_without_rate: int = 2
-    """Steps in a row, after one with a rate: a schedule's last step, or a restart's lowest point, may be at 0."""
+    """Consecutive steps, after one with a rate. The rate may be 0 at the end of a schedule or at a restart."""
 
     def judge(self, trace: Trace) -> Finding:
         wanted, steps = trace.run.training.max_steps, trace.steps
@@ -212,26 +213,27 @@ class UpdatesMatchAdamw(NumericCheck):
         {Premise.GRADIENT_SUMMED, Premise.GRADIENT_WHOLE, Premise.CLIPPED_WHOLE, Premise.UPDATE_RULE_KNOWN}
     )
     meaning: ClassVar[str] = (
-        "wrong or zero learning rate, skipped steps, clipping at the wrong time, stale moments, an optimizer "
-        "of other tensors, or updates lost in 16-bit weights"
+        "The learning rate is wrong or 0. Steps are skipped. Clipping runs at the wrong time. Moments are stale. The "
+        "optimizer holds other tensors. 16-bit weights round updates away."
     )
     remedy: ClassVar[str] = (
-        "compare the rate and the moments below; a moment error alone points to clipping or scaling, an "
-        "update error alone to rate, decay or dtype"
+        "Compare the rate and the moments in this finding. A moment error alone points to clipping or scaling, an "
+        "update error alone to rate, decay or dtype."
     )
 
     max_error_fp32: float = 5e-3
-    """2e-5 measured at the last steps, where updates are smallest beside the weights' own rounding."""
+    """2e-5 measured at the last steps, whose updates are smallest relative to the rounding of the weights."""
     max_moment_error_fp32: float = 5e-4
-    """Of the averages, which are sums without cancellation: 3e-7 measured; moments kept in bf16 are off by 1e-3."""
+    """Error of the averages, which are sums without cancellation: 3e-7 measured. Moments kept in bf16 are off by
+    1e-3."""
     max_error_16bit: float = 5e-3
-    """The adapters and the averages are fp32 under 16-bit arithmetic too, unless adapter_dtype says model: 3e-4 at most
-    measured in 240 tiny runs in bf16."""
+    """Adapters and averages are fp32 in 16-bit arithmetic too, unless adapter_dtype is model. At most 3e-4 measured in
+    240 tiny runs in bf16."""
     max_error_16bit_weights: float = 0.3
-    """With adapter_dtype: model in 16 bit, where updates are of the size of rounding: 0.08 measured."""
+    """Error with adapter_dtype: model in 16 bit, whose updates have the size of rounding: 0.08 measured."""
     max_length_error: float = 2e-4
-    """Of all updates together along the expected ones, where the rounding of single elements averages out; a rate that
-    was rounded to bf16 is off by up to 4e-3. Not asked with 16-bit weights."""
+    """Error of the length of all updates along the expected ones, which averages the rounding of elements. A rate
+    rounded to bf16 is off by up to 4e-3. Not judged with 16-bit weights."""
 
     def judge(self, trace: Trace) -> Finding:
         declared = trace.one(Setup).declared_optimizer
@@ -269,29 +271,28 @@ ROUNDED_AWAY = "an optimizer may keep what is rounded away and add it later; at 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainableMoved(Check):
-    """Every trainable tensor changed, and nearly all elements of each."""
+    """Training changes every trainable tensor, and nearly all of its elements."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset()
     meaning: ClassVar[str] = (
-        "a part of the model is outside the optimizer or the forward pass, the learning rate is 0, or 16-bit weights "
-        "round small updates away"
+        "A part of the model is outside the optimizer or the forward pass. The learning rate is 0. 16-bit weights "
+        "round small updates away."
     )
     remedy: ClassVar[str] = (
-        "look at trainable_set, optimizer_coverage and lora_gradient_schedule; keep trained weights in fp32"
+        "Fix trainable_set, optimizer_coverage and lora_gradient_schedule first if one failed. Keep trained weights in "
+        "fp32."
     )
 
     min_share: float = 0.5
-    """Smallest share of changed elements in any tensor; 1.0 in healthy LoRA runs.
-
-    Asked where AdamW trains a causal language model: other optimizers' updates may be less than a weight's last digit,
-    and other models have dead units and sparse inputs.
-    """
+    """Smallest share of changed elements in any tensor; 1.0 in healthy LoRA runs. Judged if AdamW trains a causal
+    language model. Other optimizers may update by less than a weight's last digit, and other models have dead units and
+    sparse inputs."""
     min_share_16bit_weights: float = 0.1
     """The same with adapter_dtype: model in 16 bit, which loses small updates: 0.35 measured after four steps."""
 
     min_share_of_16bit_steps: float = 0.02
-    """Of all elements that have a gradient, those that the best step moves in a watched training of 16-bit weights: 0.2
-    at a rate of 2e-5 by arithmetic, of weights whose standard deviation is 0.02, and 0.02 at 2e-6."""
+    """Share of the elements with a gradient that the best step changes, in a watched training of 16-bit weights.
+    Arithmetic gives 0.2 at a rate of 2e-5 for weights with a standard deviation of 0.02, and 0.02 at 2e-6."""
 
     def judge(self, trace: Trace) -> Finding:
         limit = self.min_share_16bit_weights if trains_16bit_weights(trace) else self.min_share
