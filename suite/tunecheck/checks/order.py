@@ -35,31 +35,32 @@ FEWEST = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallsInOrder(Check):
-    """Backward, unscaling, clipping, optimizer, schedule and clearing come in an order that uses each gradient once.
+    """Backward, unscaling, clipping, optimizer, schedule and clearing are called in an order that uses each gradient
+    once.
 
-    AdaLoRA's allocator is called among them. Of a loop's schedule that has ended long before the loop it is asked
-    whether it was made for the optimizer's steps.
+    AdaLoRA's allocator is called in each step. A schedule made for the optimizer's steps advances once per optimizer
+    step.
     """
 
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.GRADIENT_WHOLE})
     meaning: ClassVar[str] = (
-        "zero_grad stands between backward and the optimizer's step or between micro-batches; a callback steps the "
-        "optimizer or the schedule that the trainer steps already; clipping stands after the step, or before unscale_; "
-        "nobody calls AdaLoRA's update_and_allocate"
+        "zero_grad runs between backward and the optimizer step, or between micro-batches. A callback steps the "
+        "optimizer or the schedule a second time. Clipping runs after the step, or before unscale_. Nothing calls "
+        "AdaLoRA's update_and_allocate."
     )
     remedy: ClassVar[str] = (
-        "order each step: backward of every micro-batch, scaler.unscale_, clip_grad_norm_, optimizer.step (by "
-        "scaler.step), scheduler.step, zero_grad; AdaLoRA's update_and_allocate before the last, in a Trainer by a "
-        "callback's on_optimizer_step"
+        "Order each step: backward of every micro-batch, scaler.unscale_, clip_grad_norm_, optimizer.step (through "
+        "scaler.step), scheduler.step, zero_grad. Call AdaLoRA's update_and_allocate before zero_grad; in a Trainer, "
+        "use a callback's on_optimizer_step."
     )
 
     habit_share: float = 0.5
-    """Share of the steps beyond which skipping a batch, or stepping the schedule otherwise, is no exception."""
+    """Share of the steps. A training may skip a batch or catch up with a schedule in fewer."""
     min_steps: int = 2
-    """Steps in which such a habit must be seen at least."""
+    """Steps that must show the same order before it counts."""
     max_schedule_share: float = 1.5
-    """Steps of a schedule over those of the optimizer, where it was made for just as many: 1 where one follows the
-    other, the number of micro-batches where it is stepped after each of these."""
+    """Steps of a schedule over optimizer steps, for a schedule made for just as many. The ratio is 1 if both advance
+    together, and the number of micro-batches if the schedule advances after each of them."""
 
     def judge(self, trace: Trace) -> Finding:
         windows = trace.all(CallOrder)
