@@ -39,27 +39,30 @@ ENOUGH = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelsAsConfigured(Check):
-    """Labels are the tokens at their place, in the base's own vocabulary; padding and what is declared to be masked are
-    not learned, the end is.
+    """Labels are the input tokens at the same positions; the model shifts them.
+
+    Padding and prompts declared as masked are not supervised, and the end token is. Tokens come from the base model's
+    own vocabulary.
     """
 
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.ROWS_FOLLOWED, Premise.LABELS_KNOWN})
     applies_to: ClassVar[frozenset[str]] = frozenset({"given_rows"})
     meaning: ClassVar[str] = (
-        "labels were shifted in the collator, which the loss does again; the padding token is the end token, and both "
-        "are masked, so that the model never learns to stop; labels are cut off and tokens are not; the answer is not "
-        "found in a part of the rows; prompts are learned though answers alone are declared; the tokenizer is another "
-        "model's"
+        "The collator shifts labels, and the loss shifts them again. The padding token is also the end token, and both "
+        "are masked, so that the model never learns to stop. Labels are truncated but tokens are not. The response "
+        "template does not match some rows. Prompts are supervised though only answers are declared. The tokenizer "
+        "belongs to another model."
     )
     remedy: ClassVar[str] = (
-        "read the example below; mask padding by the attention mask, not by the token; give the tokenizer a padding "
-        "token of its own; look at the collator and at the template's {% generation %} marks"
+        "Compare the labels of the example row in this finding with its tokens. Mask padding by the attention mask, "
+        "not by the token id. Give the tokenizer a padding token of its own. Check the collator, and the {% generation "
+        "%} marks of the template."
     )
 
     max_unsupervised_share: float = 0.25
-    """Of the rows that are shorter than the longest one: data sets hold some without an answer."""
+    """Share of the rows shorter than the longest one. Some data sets hold rows without an answer."""
     max_other_share: float = 0.5
-    """Of the tokens that the base's tokenizer knows: those with another number there."""
+    """Share of the tokens that have another id in the base model's tokenizer."""
 
     def judge(self, trace: Trace) -> Finding:
         windows, seen = trace.all(Window), trace.one(RowsGiven)
@@ -89,17 +92,19 @@ class LabelsAsConfigured(Check):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsComeOnce(Check):
-    """Within an epoch no row comes more often than the data set holds it."""
+    """Within an epoch each row comes as often as the data set holds it."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset(
         {Premise.CAUSAL_LM, Premise.EVERY_ROW_SEEN, Premise.ROWS_DRAWN_ONCE}
     )
     applies_to: ClassVar[frozenset[str]] = frozenset({"given_rows"})
     meaning: ClassVar[str] = (
-        "the loader or its iterator is made again in each step, a seed is set again, a sampler draws with replacement, "
-        "or a resume replays rows: some are learned twice, others never"
+        "Each step creates the loader or its iterator anew. A seed is reset. A sampler draws with replacement. A "
+        "resume replays rows. Some rows are then trained twice, others never."
     )
-    remedy: ClassVar[str] = "make the iterator once an epoch; do not reseed in the loop; look at the sampler"
+    remedy: ClassVar[str] = (
+        "Create the iterator once per epoch. Do not reseed in the loop. Check the sampler for replacement=True."
+    )
 
     def judge(self, trace: Trace) -> Finding:
         windows, seen = trace.all(Window), trace.one(RowsGiven)
@@ -131,29 +136,28 @@ class RowsComeOnce(Check):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsWhole(Check):
-    """Rows are whole, rather than cut off at the beginning or the end where they reach their longest length.
+    """Rows reach the model whole, without truncation at either end.
 
-    Of running text, whose rows are learned whole, and of rows whose end nobody knows, nothing is asked.
+    Not judged for plain text, or when the end token is unknown.
     """
 
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.ROWS_FOLLOWED})
     applies_to: ClassVar[frozenset[str]] = frozenset({"given_rows"})
-    convention: ClassVar[str] = "where the beginning of a row is all that matters, titles, say, the rest may be cut off"
+    convention: ClassVar[str] = "the beginning of a row may be all that matters, as with titles"
     meaning: ClassVar[str] = (
-        "the longest length is shorter than many rows, which loaders shorten without a word: the model learns answers "
-        "without an end, or no answers at all; a collator that keeps the last tokens of a row drops its prompt"
+        "The length limit is shorter than many rows, and truncation is silent. The model then trains on answers "
+        "without an end, or on no answers. A collator that keeps the last tokens of a row drops its prompt."
     )
     remedy: ClassVar[str] = (
-        "raise the longest length (max_length, cutoff_len), or leave out rows that exceed it; look for slices in the "
-        "collator"
+        "Raise the length limit (max_length, cutoff_len), or drop rows that exceed it. Search the collator for slices."
     )
 
     max_cut_share: float = 0.05
-    """Of the rows that lose their end; a few that are too long are in many data sets."""
+    """Share of the rows that lose their end. Many data sets hold a few rows that are too long."""
     max_beginning_share: float = 0.5
-    """Of the rows that lose their beginning: one that has the longest length may be whole."""
+    """Share of the rows that lose their beginning. A row of exactly the longest length may be whole."""
     min_cut: int = 2
-    """Rows cut off below which it may be chance."""
+    """Truncated rows needed for a failure. Fewer may be chance."""
 
     def judge(self, trace: Trace) -> Finding:
         seen = trace.one(RowsGiven)
@@ -181,15 +185,15 @@ class RowsWhole(Check):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumedAsConfigured(Check):
-    """A training whose arguments name a checkpoint does not begin at its first step."""
+    """A training that names a checkpoint continues from that checkpoint's step."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset()
     applies_to: ClassVar[frozenset[str]] = frozenset({"resume_declared"})
     meaning: ClassVar[str] = (
-        "the script does not hand the checkpoint to train(), which reads nothing of it from the arguments: what was "
-        "trained before is lost, and the schedule begins anew"
+        "The script does not pass the checkpoint to train(), which ignores the arguments' value. Earlier progress is "
+        "lost, and the schedule restarts."
     )
-    remedy: ClassVar[str] = "call trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)"
+    remedy: ClassVar[str] = "Call trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)."
 
     def judge(self, trace: Trace) -> Finding:
         training = trace.run.training
@@ -200,12 +204,17 @@ class ResumedAsConfigured(Check):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RatesAsConfigured(Check):
-    """Every tensor has the learning rate that is declared for it, before the schedule's factor."""
+    """Every tensor has its declared learning rate, before the schedule's factor."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset()
     applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
-    meaning: ClassVar[str] = "groups of the optimizer are made wrongly: a part of the model learns too fast, or hardly"
-    remedy: ClassVar[str] = "print the rate of every group; give the groups to the optimizer yourself"
+    meaning: ClassVar[str] = (
+        "The optimizer's parameter groups are built wrongly. A part of the model then trains too fast, or hardly at "
+        "all."
+    )
+    remedy: ClassVar[str] = (
+        "Print the rate of every parameter group. Build the groups yourself, and pass them to the optimizer."
+    )
 
     def judge(self, trace: Trace) -> Finding:
         if not trace.main.all(Rates):
@@ -220,17 +229,20 @@ class RatesAsConfigured(Check):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportReadsBack(NumericCheck):
-    """What the script saves after the training, adapters merged or all weights, loads as the same function."""
+    """The model that the script saves after training computes the trained model's function when loaded.
+
+    This covers merged adapters and full weights.
+    """
 
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.FILES_WRITTEN_HERE})
     applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
     meaning: ClassVar[str] = (
-        "the saved files hold other weights than the model, or its configuration says something else of them: a head "
-        "that is tied again, a tensor that is left out or renamed"
+        "The saved files hold other weights than the model. The saved configuration contradicts them, for example by "
+        "tying the head again. A tensor is missing or renamed."
     )
     remedy: ClassVar[str] = (
-        "compare the file's names and tensors with model.state_dict(), and config.json's tie_word_embeddings with what "
-        "was trained"
+        "Compare names and tensors in the file with model.state_dict(). Check whether tie_word_embeddings in "
+        "config.json matches the training."
     )
 
     max_error_fp32: float = 1e-4
@@ -249,18 +261,21 @@ class ExportReadsBack(NumericCheck):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossLogged(NumericCheck):
-    """What the log says of the loss is the mean of the steps since it last did."""
+    """The logged loss is the mean over the steps since the previous log."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.EVERY_ROW_SEEN, Premise.LOSS_REPORTED})
     applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
     meaning: ClassVar[str] = (
-        "the logged loss is scaled (by the accumulation steps, by the processes) or is another one than that which is "
-        "trained: a curve that cannot be compared with any other"
+        "The logged loss is scaled by the accumulation steps or the number of processes. Or the log shows another loss "
+        "than the trained one. The curve is then not comparable with any other."
     )
-    remedy: ClassVar[str] = "compare the two numbers; look at overrides of compute_loss, training_step and log"
+    remedy: ClassVar[str] = (
+        "Divide the logged loss by the mean of the steps: the ratio names the factor. Search for overrides of "
+        "compute_loss, training_step and log."
+    )
 
     max_error_fp32: float = 2e-3
-    """transformers before 5 rounds to four digits after the point, later ones to four digits."""
+    """transformers before 5 rounds to four decimals, later versions to four significant digits."""
     max_error_16bit: float = 5e-3
     rounding: float = 1e-4
     """Absolute error that rounding to four digits may add."""
@@ -291,16 +306,20 @@ def _beyond(value: float, wanted: float, rounding: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationReported(NumericCheck):
-    """An evaluation takes every row in eval mode without gradients, changes nothing, reports its logits' mean loss."""
+    """An evaluation covers every row, runs in eval mode without gradients, and reports the mean loss of its logits.
+
+    It leaves the model unchanged.
+    """
 
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.EVERY_ROW_SEEN})
     applies_to: ClassVar[frozenset[str]] = frozenset({"evaluates"})
     meaning: ClassVar[str] = (
-        "dropout is active in evaluation, padding is counted, the mean is of other rows, or the model is left changed"
+        "Dropout is active in evaluation. Padding counts in the mean. The mean covers other rows. The evaluation "
+        "changes the model."
     )
     remedy: ClassVar[str] = (
-        "sum negative log-likelihoods and divide by the supervised tokens once; call model.eval() before and "
-        "model.train() after it"
+        "Sum the negative log-likelihoods, and divide once by the supervised tokens. Call model.eval() before and "
+        "model.train() after it."
     )
 
     max_error_fp32: float = 1e-3
@@ -349,12 +368,12 @@ def _evaluation_error(seen: EvaluationSeen, smoothing: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsExpected(Check):
-    """What was expected beside what the training declares is so: text that is learned, tensors, micro-batches."""
+    """The training does what --expect declares about supervised text, trained tensors and micro-batches."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset()
     applies_to: ClassVar[frozenset[str]] = frozenset({"expectations"})
-    meaning: ClassVar[str] = "the script does something else than you think: a mask, a name or an argument is not used"
-    remedy: ClassVar[str] = "compare the expectation with the example below; correct the one that is wrong"
+    meaning: ClassVar[str] = "The script differs from your expectation: a mask, a name or an argument has no effect."
+    remedy: ClassVar[str] = "Compare the expectation with the example in this finding, and correct the wrong one."
 
     def judge(self, trace: Trace) -> Finding:
         judged = {key: value for key, value in trace.run.expected.items() if key in JUDGED}
