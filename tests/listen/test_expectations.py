@@ -129,7 +129,7 @@ def test_what_is_not_as_expected_fails(tmp_path):
 
     assert found["learning_rate_trace"].status == "failed"
     assert found["as_expected"].measured == 3
-    assert "supervised=no such text: no such text is learned in 8 of 8 rows" in found["as_expected"].detail
+    assert "supervised=no such text: no matching text is supervised in 8 of 8 rows" in found["as_expected"].detail
 
 
 def test_every_check_is_explained_once():

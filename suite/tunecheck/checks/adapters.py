@@ -52,8 +52,8 @@ class AdaptersStartNeutral(NumericCheck):
         detail = "largest difference of an adapted linear from its base, over the base's largest output"
         if not of_linears <= limit or of_logits <= limit:
             return self.found(of_linears <= limit, detail, measured=of_linears, limit=limit)
-        detail = "the adapted linears give what their base gives, and yet the logits with the adapters are not those "
-        detail += "without: what learns beside them changes the model from its start"
+        detail = "every adapted linear returns the output of its base, but the adapters change the logits: something "
+        detail += "trained beside them changes the model from the start"
         return self.found(False, detail, measured=of_logits, limit=limit)
 
 
@@ -89,11 +89,11 @@ class AdaptersStartRandom(Check):
         if seen.seed != (wanted := trace.run.training.seed) and "watched" not in trace.run.features:
             problems.append(f"torch was seeded with {seen.seed}, configured {wanted}")
         if seen.a_repeated:
-            problems.append(f"{len(seen.a_repeated)} A repeat another one: {some(seen.a_repeated)}")
+            problems.append(f"{len(seen.a_repeated)} A equal to another A: {some(seen.a_repeated)}")
         if seen.a_dependent:
             problems.append(f"{len(seen.a_dependent)} A of less than full rank: {some(seen.a_dependent)}")
-        told = [*problems] if (within := ratio <= self.max_ratio) else ["A is not drawn at its size", *problems]
-        detail = f"A is {smallest:.3g} to {largest:.3g} times as large as it should be"
+        told = [*problems] if (within := ratio <= self.max_ratio) else ["A has a wrong scale", *problems]
+        detail = f"A is {smallest:.3g} to {largest:.3g} times its expected size"
         detail = "; ".join([*told, detail])
         return self.found(within, detail, measured=ratio, limit=self.max_ratio, problems=problems)
 
@@ -187,11 +187,11 @@ class DropoutVaries(Check):
         visible = not (trace.run.training.offloads_parameters or lora.use_dora)
         dropped = trace.one(AdapterDropout) if visible else None
         if dropped is not None and not dropped.pairs:
-            return self.unjudged("every adapter is so wide that no sum tells which element is missing", expected=True)
+            return self.unjudged("every adapter is too wide to identify a dropped element from a sum", expected=True)
         if dropped is None and len(states) < 2:
-            return self.unjudged("one step, whose random state can repeat no other", expected=True)
+            return self.unjudged("only one step: its random state has no other to equal", expected=True)
         problems = self._problems(lora.dropout, dropped) if dropped else []
-        detail = f"{len(states)} steps, {repeated} of them with a random state that was there before"
+        detail = f"{len(states)} steps, {repeated} of them with the random state of an earlier step"
         detail += f"; {len(drawn)} forward passes, {again} of them likewise" if drawn else ""
         repeated += again
         detail += "".join(f"; {problem}" for problem in problems)
@@ -201,19 +201,17 @@ class DropoutVaries(Check):
         """Return what is wrong with the elements that one forward pass dropped, where this share is configured."""
         problems = []
         if seen.odd:
-            problems.append(f"{seen.odd} of {seen.pairs} sums are not those of elements kept and scaled by 1/(1-p)")
+            problems.append(f"{seen.odd} of {seen.pairs} sums do not match kept elements scaled by 1/(1-p)")
         elif self._far(seen.dropped, 2 * seen.pairs, share):
             problems.append(f"{seen.dropped / (2 * seen.pairs):.1%} of the input dropped, {share:.0%} configured")
         elif self._far(seen.alone, seen.pairs, 2 * share * (1 - share)):
-            problems.append("elements do not fall one by one: dropout is not where the input goes into A")
+            problems.append("elements are not dropped independently: dropout does not apply to the input of A")
         same = ((1 - share) ** 2 + share**2) ** 2
         for among, (count, agreeing) in (("tokens", seen.neighbours), ("adapters", seen.siblings)):
             if self._far(agreeing, count, same):
-                problems.append(
-                    f"in {agreeing / count:.0%} of the places two {among} lose the same, {same:.0%} by chance"
-                )
+                problems.append(f"in {agreeing / count:.0%} of the positions two {among} agree, {same:.0%} by chance")
         if not seen.base_untouched:
-            problems.append("the base is given something else than the adapted linear")
+            problems.append("the base layer does not receive the input of the adapted linear")
         return problems
 
     def _far(self, count: int, draws: int, share: float) -> bool:
@@ -240,8 +238,11 @@ class AdaptersApplied(Check):
 
     def judge(self, trace: Trace) -> Finding:
         seen = trace.one(AdapterEffect)
-        difference, detail = seen.difference, "largest logit difference, adapters on and off, over the largest logit"
+        difference, detail = (
+            seen.difference,
+            "largest logit difference, adapters on and off, over the largest logit",
+        )
         if difference == 0 and seen.enlarged_difference is not None:
-            difference, detail = seen.enlarged_difference, f"{detail}: 0, and this with every B 4096 times as large"
+            difference, detail = seen.enlarged_difference, f"{detail}: 0; with every B multiplied by 4096"
         limit = f"above {self.min_difference:g}"
         return self.found(difference > self.min_difference, detail, measured=difference, limit=limit)

@@ -125,14 +125,14 @@ class BatchesDiffer(Check):
         first_epoch = [window for window in windows if window.step < per_epoch]
         digests = [digest for window in first_epoch for digest in window.digests]
         if len(digests) == 1:
-            return self.unjudged("one micro-batch in the first epoch, which can repeat no other", expected=True)
+            return self.unjudged("only one micro-batch in the first epoch: it has no other to equal", expected=True)
         alike = len(digests) - len(set(digests))
         prescribed = [rows for window in first_epoch for rows in _prescribed_micro_batches(window, seen.duplicates)]
         by_data = min(alike, len(prescribed) - len(set(prescribed)))
         repeated = alike - by_data
         detail = f"{len(digests)} micro-batches, {repeated} of them repeated"
         if by_data:
-            detail += f"; {by_data} more hold rows that the data set repeats"
+            detail += f"; {by_data} more repeat because the data set repeats their rows"
         return self.found(repeated == 0, detail, measured=repeated, limit=0, compared=len(digests))
 
 
@@ -164,7 +164,7 @@ class RowOrder(Check):
     def judge(self, trace: Trace) -> Finding:
         problem = _other_files(trace) or _epochs(trace.all(Window), trace.one(DataSplit).train_rows)
         wrong = [window for window in trace.all(Window) if window.rows != window.expected_rows]
-        detail = f"{len(trace.all(Window))} windows as prescribed"
+        detail = f"{len(trace.all(Window))} steps with the prescribed rows"
         if wrong:
             detail = f"step {wrong[0].step}: rows {some(wrong[0].rows)}, prescribed {some(wrong[0].expected_rows)}"
         elif problem:
@@ -177,7 +177,7 @@ class RowOrder(Check):
 def _other_files(trace: Trace) -> str:
     """Return what is wrong with the files that were read; empty when they are those that the trace names."""
     named, read = trace.one(Dataset).sha256, trace.one(DataSplit).dataset_sha256
-    return "" if named == read else f"the files read have the digest {read[:12]}, the trace names {named[:12]}"
+    return "" if named == read else f"the files read have the digest {read[:12]}, those of the trace {named[:12]}"
 
 
 def _epochs(windows: list[Window], train_rows: int) -> str:

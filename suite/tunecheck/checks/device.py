@@ -38,11 +38,11 @@ class HardwareHealthy(Check):
         used = [attempt for attempt in trace.attempts if attempt.start.device.startswith("cuda")]
         if not used:
             device = trace.one(Setup).device  # a run that never began is no run on the CPU
-            return self.unjudged(f"trained on {device}: no GPU was involved", expected=True)
+            return self.unjudged(f"trained on {device}: no GPU was used", expected=True)
         for attempt in used:
             if why := unwatched(attempt):
                 return self.unjudged(
-                    f"the GPU was not watched to the end of the {attempt.start.purpose} attempt: {why}"
+                    f"the GPU was not monitored until the end of the {attempt.start.purpose} attempt: {why}"
                 )
         signs = unclear_signs(trace)
         return self.found(True, "; ".join(signs) or f"{len(used)} attempts watched", measured=0, limit=0)
@@ -190,7 +190,7 @@ class AttentionAsConfigured(Check):
         detail = f"configured {wanted}, a training step ran {(ran := some(kernels) or 'no kernel at all')}"
         cached = calls.cached_calls if not trace.run.training.use_cache else 0
         if cached:
-            detail += f"; {cached} forwards of its layers filled a key-value cache that nothing reads"
+            detail += f"; {cached} forwards of its layers filled an unused key-value cache"
         return self.found(as_configured, detail, measured=ran, limit=wanted, problems=range(cached))
 
 

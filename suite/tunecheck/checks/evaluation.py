@@ -52,7 +52,7 @@ class EvaluationOracle(NumericCheck):
                 lines[-1] += f", from logits of {audit.logit_digits} binary digits"
         missing, extra = _missing_and_extra(trace)
         lines += [f"never evaluated: {some(missing)}"] if missing else []
-        lines += [f"evaluated though not configured: {some(extra)}"] if extra else []
+        lines += [f"evaluated, but not configured: {some(extra)}"] if extra else []
         problems = [*missing, *extra, *(["coarse logits"] if coarse else [])]
         own = [(f"{e.split} before step {e.step}", e.loss, e.logits_loss) for e in trace.all(Evaluation)]
         compared = [(where, loss, wanted) for where, loss, wanted in own if wanted is not None]
@@ -63,7 +63,7 @@ class EvaluationOracle(NumericCheck):
             if worst <= limit and not problems and not error <= self.max_error_own_logits:
                 return self.found(False, "; ".join(lines), measured=error, limit=self.max_error_own_logits)
         if _means_are_alike(audits):
-            lines.append("one batch, or batches of equal token counts: a mean of batch means does not show")
+            lines.append("with one batch, or equal token counts per batch, a mean of batch means is undetectable")
         return self.found(worst <= limit, "; ".join(lines), measured=worst, limit=limit, problems=problems)
 
 
@@ -108,7 +108,7 @@ class EvaluationMode(Check):
 
     def judge(self, trace: Trace) -> Finding:
         problems = [
-            f"{seen.split} before step {seen.step}: the model as it is computes something else from the first batch"
+            f"{seen.split} before step {seen.step}: the current model computes other logits for the first batch"
             for seen in trace.all(Evaluation)
             if seen.model_repeats is False
         ]
@@ -120,14 +120,12 @@ class EvaluationMode(Check):
             if not audit.mode_restored:
                 problems.append(f"{audit.split}: the modules' modes were not restored")
             if audit.kept_tensors > 0:
-                problems.append(
-                    f"{audit.split}: {audit.kept_tensors} tensors of an evaluation are still alive after it"
-                )
+                problems.append(f"{audit.split}: {audit.kept_tensors} tensors of an evaluation are alive after its end")
             if audit.weights_changed:
                 problems.append(f"{audit.split}: it changed the trained weights")
             if not audit.repeats:
-                problems.append(f"{audit.split}: its first batch gives other logits when evaluated again")
-        detail = "; ".join(problems) or "eval mode, no graph, equal twice, nothing kept or changed"
+                problems.append(f"{audit.split}: a second evaluation of its first batch gives other logits")
+        detail = "; ".join(problems) or "eval mode, no graph, repeatable, nothing kept or changed"
         return self.found(not problems, detail, measured=len(problems), limit=0)
 
 
@@ -231,11 +229,11 @@ def _problems(answers: list[Generation]) -> list[str]:
     """Return errors of generate with right scores: another prompt, another token, going on after the end token."""
     problems = []
     if other := [answer for answer in answers if answer.prompt_as_trained is False]:
-        problems.append(f"the tokens of the prompt {other[0].prompt[-40:]!r} are not those of its row in training")
+        problems.append(f"the tokens of the prompt {other[0].prompt[-40:]!r} differ from those of its training row")
     if tokens := sum(answer.not_largest for answer in answers):
-        problems.append(f"{tokens} tokens are not the largest of the scores that they were chosen by")
+        problems.append(f"{tokens} tokens do not have the largest score")
     if changed := sum(answer.scores_changed for answer in answers):
-        problems.append(f"{changed} tokens are chosen by other scores than the model's logits")
+        problems.append(f"{changed} tokens are chosen by scores that are not the model's logits")
     if not all(answer.stops for answer in answers):
         problems.append("generation goes on after the end token")
     return problems

@@ -40,7 +40,7 @@ class FallbackInOrder(Check):
             raise MissingEvidence("the training did not finish, so the fallback chain did not end")
         problems = [*_wrong_steps(trace, tried), *_wrong_reasons(tried), *_swallowed(trace)]
         chain = " -> ".join(f"{attempt.start.configuration} on {attempt.start.device}" for attempt in tried)
-        fine = f"out of memory, so {chain}" if len(tried) > 1 else f"{chain}, no memory ran out"
+        fine = f"out of memory, then {chain}" if len(tried) > 1 else f"{chain}, memory never ran out"
         return self.found(not problems, "; ".join(problems) or fine, measured=len(problems), limit=0)
 
 
@@ -55,10 +55,10 @@ def _wrong_steps(trace: Trace, tried: list[Attempt]) -> Iterator[str]:
 def _wrong_reasons(tried: list[Attempt]) -> Iterator[str]:
     for before, after in pairwise(tried):
         if before.end is None or before.outcome != AttemptOutcome.OUT_OF_MEMORY:
-            yield f"tried again on {after.start.device} though the attempt before {before.ending}"
+            yield f"started again on {after.start.device} after an attempt that {before.ending}"
         # Of schema 3, the detail ends with the steps that were passed over.
         elif after.start.reason != AttemptReason.OUT_OF_MEMORY or not after.start.detail.startswith(before.end.detail):
-            yield f"the attempt on {after.start.device} does not record the error that made it necessary"
+            yield f"the attempt on {after.start.device} does not record the error that caused it"
 
 
 def _swallowed(trace: Trace) -> Iterator[str]:
@@ -74,7 +74,7 @@ def _swallowed(trace: Trace) -> Iterator[str]:
             recorded, count = recorded - explained, count - explained
             if not count <= 0:
                 where = f"{count} times in {phase.name!r}"
-                yield f"the {attempt.start.purpose} attempt ran out of memory {where} and went on"
+                yield f"the {attempt.start.purpose} attempt ran out of memory {where} and continued"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

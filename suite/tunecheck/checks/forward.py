@@ -29,10 +29,13 @@ class ForwardDeterministic(Check):
     def judge(self, trace: Trace) -> Finding:
         difference = trace.one(ForwardPaths).repeat_difference
         if other := [seen.step for seen in trace.main.all(OwnLoss) if seen.model_repeats is False]:
-            detail = f"step {other[0]}: its first micro-batch, given to the model once more, has other hidden states"
+            detail = f"step {other[0]}: a second forward pass of its first micro-batch gives other hidden states"
             return self.found(False, detail, measured=len(other), limit=0)
         return self.found(
-            difference <= 0.0, "largest logit difference of two equal forwards", measured=difference, limit=0.0
+            difference <= 0.0,
+            "largest logit difference of two equal forward passes",
+            measured=difference,
+            limit=0.0,
         )
 
 
@@ -88,7 +91,7 @@ class ForwardMatchesArchitecture(NumericCheck):
         if seen.gain_error is not None:
             ulps = seen.gain_error / EPSILON[trace.one(Setup).precision]
             detail += f"; the gain of {seen.gain_error_at} off by {ulps:.2g} units of the last place"
-            detail += "" if ulps <= self.max_gain_ulps else ": it is not taken in fp32"
+            detail += "" if ulps <= self.max_gain_ulps else ": the norm is not computed in fp32"
             if passed and not ulps <= self.max_gain_ulps:
                 return self.found(False, detail, measured=ulps, limit=self.max_gain_ulps)
         return self.found(passed, detail, measured=worst, limit=limit, compared=seen.relations)
@@ -142,11 +145,11 @@ class FirstLossBelowUniform(Check):
     def judge(self, trace: Trace) -> Finding:
         first = next((e for e in trace.all(Evaluation) if e.step == 0), None)
         if first is None:
-            raise MissingEvidence("there was no evaluation before the first step")
+            raise MissingEvidence("no evaluation ran before the first step")
         uniform = math.log(trace.run.architecture.vocab_size)
         limit = self.max_share * uniform
         detail = f"{first.loss:.3f} nats per token before training; a uniform guess has ln V = {uniform:.3f}"
         if first.unfamiliar(limit):
-            detail += f", and a plain English row {first.plain_loss:.3f}: the rows are unlike what the model has read"
+            detail += f", and a plain English row {first.plain_loss:.3f}: the rows are unfamiliar to the model"
             return self.found(True, detail, measured=first.plain_loss, limit=limit)
         return self.found(first.loss <= limit, detail, measured=first.loss, limit=limit)

@@ -57,7 +57,7 @@ class GradientsCleared(Check):
             for gradients in steps
             if gradients.left_over
         ]
-        detail = "; ".join(problems[:3]) or f"clear at the beginning of {len(steps)} steps"
+        detail = "; ".join(problems[:3]) or f"gradients were clear at the start of {len(steps)} steps"
         return self.found(not problems, detail, measured=len(problems), limit=0)
 
 
@@ -110,7 +110,7 @@ class LossOracle(NumericCheck):
             raise MissingEvidence("no oracle step was trained")
         own = {loss.step: loss for loss in trace.main.all(OwnLoss) if loss.step in steps}
         if foreign := [f"step {loss.step}: {loss.foreign_rows}" for loss in own.values() if loss.foreign_rows]:
-            detail = f"rows given to the model whose tokens are not their window's: {some(foreign)}"
+            detail = f"the model received rows with tokens of another step: {some(foreign)}"
             return self.found(False, detail, measured=len(foreign), limit=0)
         exact = {step: seen.loss for step, seen in own.items() if seen.loss is not None}
         replayed = {o.step: o.replayed_loss for o in oracles if o.replayed_loss is not None}
@@ -122,7 +122,7 @@ class LossOracle(NumericCheck):
             step = worst_of(wanted, key=lambda step: relative_error(told[step], wanted[step]))
             value, word = told[step], "again without dropout" if told is not steps and step in replayed else "reported"
             if not relative_error(value, wanted[step]) <= limit and (tokens := _divided_later(trace, step)):
-                value, word = value / tokens, f"reported as a sum over {tokens} tokens, whose mean is"
+                value, word = value / tokens, f"reported as a sum over {tokens} tokens, with a mean of"
             error = relative_error(value, wanted[step])
             detail = f"step {step}: {word} {value:.6f}, {name} {wanted[step]:.6f} ({oracles[0].split})"
             detail += "" if error <= limit else named_ratio(trace, step, value, wanted[step])
@@ -144,7 +144,7 @@ class LossOracle(NumericCheck):
         errors = {step: relative_error(steps[step], loss) for step, loss in plain.items()}
         if errors and max(errors.values()) <= limit:
             step = next(iter(errors))
-            detail = f"{declared} is declared, and the loss is the plain one: step {step}: {steps[step]:.6f}"
+            detail = f"{declared} is declared, but the loss is not smoothed: step {step}: {steps[step]:.6f}"
             return self.found(False, detail, measured=errors[step], limit=f"more than {limit:g}")
         return self.unjudged(f"the loss is smoothed: {declared}", expected=True)
 
@@ -179,7 +179,7 @@ def _nothing_supervised(trace: Trace) -> str:
     """Return why there is no oracle, where its windows have no token whose mean it could be; "" else."""
     empty = [str(window.step) for window in trace.main.all(Window) if not window.supervised_tokens]
     without = empty and not trace.main.all(Oracle)
-    return f"no token is supervised in the windows of steps {some(empty)}: their mean is 0/0" if without else ""
+    return f"steps {some(empty)} supervise no token: their mean is 0/0" if without else ""
 
 
 def _divided_later(trace: Trace, step: int) -> int:
@@ -199,7 +199,7 @@ def changed_by_the_loop(trace: Trace, step: int, *, gradients: bool = True) -> s
         return ""
     calls = _calls(trace, step)
     if "move" in calls:
-        return f"the loop moves the weights between the passes of step {step}"
+        return f"the loop changes the weights between the passes of step {step}"
     if gradients and _edits_gradients(calls):
         return f"the loop writes to the gradients of step {step} between backward and optimizer"
     return ""
@@ -216,7 +216,7 @@ def _edits_gradients(calls: tuple[str, ...]) -> bool:
     return "backward" in calls and "edit" in calls[calls.index("backward") : stepped]
 
 
-MEANS_AVERAGED = "each micro-batch may be meant to count alike, as each of several tasks or sources does"
+MEANS_AVERAGED = "micro-batches may have equal weight on purpose, as with several tasks or sources"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,15 +290,15 @@ class AccumulationOracle(NumericCheck):
             noise = {seen.step: seen.gradient_noise or 0.0 for seen in trace.main.all(OwnLoss)}
             limits = {step: max(self.max_error_own_logits, noise.get(step, 0.0)) for step in logits}
             step, error = worst_of(logits.items(), key=lambda item: item[1] / limits[item[0]])
-            detail += f"; that by the logits {error:.3g} at step {step}"
+            detail += f"; gradient by the logits {error:.3g} at step {step}"
             if not error <= limits[step] and passed:
                 return self.found(False, detail, measured=error, limit=limits[step])
         if blind := _unseen_accumulation(trace, {oracle.step for oracle in oracles}):
-            detail += f"; {blind}: averaging their means would not show"
+            detail += f"; {blind}: averaging their means is undetectable"
         if worst.gradient_error <= limit and not passed:
             return self.found(False, detail, measured=of_tensor, limit=tensor_limit)
         if passed and (ratio := _unequal_means(trace, oracles)) > self.max_token_ratio:
-            detail = f"means of micro-batches are averaged, one with {ratio:.1f} times another's tokens; {detail}"
+            detail = f"micro-batch means are averaged, and token counts differ by a factor of {ratio:.1f}; {detail}"
             return self.found(False, detail, measured=ratio, limit=self.max_token_ratio, meant=MEANS_AVERAGED)
         return self.found(passed, detail, measured=worst.gradient_error, limit=limit)
 
@@ -398,11 +398,11 @@ class GradientMatchesLoss(Check):
         step, error = worst_of(errors.items(), key=lambda item: item[1])
         layers = trace.one(LayerGradients)
         detail = f"step {step}: the slope of the loss differs from the gradient's by {error:.3g}"
-        detail += f"; that of layer {layers.worst} alone {layers.error:.3g}"
+        detail += f"; layer {layers.worst} alone differs by {layers.error:.3g}"
         if (
             trace.run.lora and trace.run.lora.use_dora
         ):  # section 4.3 of its paper; one layer's slope leaves the norms out
-            detail += "; DoRA treats its norms as constant in the gradient, so that only the layers are judged"
+            detail += "; DoRA treats its norms as constant in the gradient, so only the layers are judged"
             limit = self.max_layer_error
             return self.found(layers.error <= limit, detail, measured=layers.error, limit=limit)
         if error <= self.max_error and not layers.error <= self.max_layer_error:

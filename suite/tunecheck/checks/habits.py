@@ -33,7 +33,7 @@ class BatchesChange(Check):
         batches = [digest for seen in trace.all(StepInputs) for digest in seen.digests]
         steps = len(trace.all(StepInputs))
         if steps < self.min_steps:
-            return self.unjudged(f"{steps} steps say nothing yet", expected=True)
+            return self.unjudged(f"{steps} steps are too few", expected=True)
         different = len(set(batches))
         detail = f"{different} different of {len(batches)} micro-batches in {steps} steps"
         return self.found(different > 1, detail, measured=different, limit="above 1", compared=len(batches))
@@ -93,11 +93,11 @@ class ScheduleEnds(Check):
     def judge(self, trace: Trace) -> Finding:
         seen = [seen for seen in trace.main.all(ScheduleTaken) if seen.taken and seen.optimizer_steps >= self.min_steps]
         if not seen:
-            return self.unjudged("no schedule says for how many steps it was made, or none was taken", expected=True)
+            return self.unjudged("no schedule declares its length, or none was stepped", expected=True)
         worst = max(seen, key=lambda seen: seen.made_for / seen.taken)
         ratio = worst.made_for / worst.taken
-        rising = [f"warms up for {one.warmup} steps of {one.taken}" for one in seen if one.warmup >= one.taken]
-        detail = f"a schedule of {worst.made_for} steps, {worst.taken} of which are taken: {ratio:.1f} times as many"
+        rising = [f"the warm-up has {one.warmup} of {one.taken} steps" for one in seen if one.warmup >= one.taken]
+        detail = f"the schedule has {worst.made_for} steps, the training takes {worst.taken}: a ratio of {ratio:.1f}"
         detail = "; ".join([detail] * bool(worst.made_for) + rising) or f"a warm-up of {worst.warmup} steps"
         return self.found(ratio <= self.max_ratio, detail, measured=ratio, limit=self.max_ratio, problems=rising)
 
@@ -123,7 +123,7 @@ class ClippingLeavesGradients(Check):
     def judge(self, trace: Trace) -> Finding:
         scales = [seen.clip_scale for seen in trace.all(CallOrder) if seen.clip_scale is not None]
         if len(scales) < self.min_steps:
-            return self.unjudged(f"gradients were clipped to a limit in {len(scales)} steps", expected=True)
+            return self.unjudged(f"gradients were clipped in only {len(scales)} steps", expected=True)
         largest = max(scales)
         detail = f"clipping leaves at most {largest:.2g} of the gradients' norm in {len(scales)} steps"
         return self.found(largest >= self.min_scale, detail, measured=largest, limit=self.min_scale)
@@ -149,9 +149,9 @@ class EvaluationRowsUnseen(Check):
 
     def judge(self, trace: Trace) -> Finding:
         if not trace.main.all(EvaluationRows):
-            return self.unjudged("no data set of an evaluation is known whose rows are tokens", expected=True)
+            return self.unjudged("no evaluation data set with token rows is known", expected=True)
         seen = trace.one(EvaluationRows)
         share = seen.among / seen.rows
-        detail = f"{seen.among} of {seen.rows} rows of the evaluation are among {seen.trained} of the training"
+        detail = f"{seen.among} of {seen.rows} evaluation rows are among the {seen.trained} training rows"
         fits = share <= self.max_share or seen.among < self.min_rows
         return self.found(fits, detail, measured=share, limit=self.max_share, compared=seen.rows)

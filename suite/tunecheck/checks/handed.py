@@ -33,14 +33,14 @@ class StateDictKeysMatch(Check):
     def judge(self, trace: Trace) -> Finding:
         seen = trace.main.all(StateLoaded)
         if not seen:
-            return self.unjudged("the script loads no state dict into what it trains", expected=True)
+            return self.unjudged("the script loads no state dict into the trained model", expected=True)
         problems = []
         for load in seen:
             if load.misnamed:
-                problems.append(f"{load.into}: {len(load.misnamed)} tensors were left out: {some(load.misnamed, 2)}")
+                problems.append(f"{load.into}: {len(load.misnamed)} match no parameter: {some(load.misnamed, 2)}")
             elif not load.taken:
-                problems.append(f"{load.into}: none of {load.offered} tensors was taken")
-        detail = "; ".join(problems) or f"{sum(load.taken for load in seen)} tensors were taken"
+                problems.append(f"{load.into}: none of {load.offered} tensors was loaded")
+        detail = "; ".join(problems) or f"{sum(load.taken for load in seen)} tensors were loaded"
         return self.found(not problems, detail, measured=len(problems), limit=0, compared=len(seen))
 
 
@@ -61,9 +61,9 @@ class LossReceivesLogits(Check):
     def judge(self, trace: Trace) -> Finding:
         functions = sum(seen.functions for seen in trace.main.all(ScoresGiven))
         if not functions:
-            return self.unjudged("no function of torch's that expects scores is known to be in the loss", expected=True)
+            return self.unjudged("no torch function that expects logits was found in the loss", expected=True)
         wrong = [name for seen in trace.main.all(ScoresGiven) for name in seen.probabilities]
-        detail = some(wrong) or f"{functions} functions of the loss, none of probabilities"
+        detail = some(wrong) or f"{functions} loss functions, all with logits"
         return self.found(not wrong, detail, measured=len(wrong), limit=0)
 
 
@@ -85,9 +85,9 @@ class WorkersDiffer(Check):
     def judge(self, trace: Trace) -> Finding:
         judged = [seen for seen in trace.main.all(WorkerBatches) if seen.distinct >= self.min_rounds]
         if not judged:
-            return self.unjudged("no loader iterates over a data set in several workers", expected=True)
+            return self.unjudged("no loader uses several workers", expected=True)
         seen = max(judged, key=lambda seen: seen.alike / seen.rounds)
-        detail = f"two of {seen.workers} workers handed out the same batch in {seen.alike} of {seen.rounds} rounds"
+        detail = f"two of {seen.workers} workers yielded the same batch in {seen.alike} of {seen.rounds} rounds"
         return self.found(seen.alike < seen.rounds, detail, measured=seen.alike, limit=seen.rounds - 1)
 
 
@@ -110,7 +110,7 @@ class LossNormalisedOverAccumulation(Check):
     def judge(self, trace: Trace) -> Finding:
         seen = trace.main.all(LossDivided)
         if not seen:
-            return self.unjudged("no window of several micro-batches, or a loss that a library computes", expected=True)
+            return self.unjudged("no step has several micro-batches, or a library computes the loss", expected=True)
         several = seen[0].micro_batches
-        detail = f"{several} micro-batches a window, divided by {seen[0].by or 'nobody: their losses are added up'}"
+        detail = f"{several} micro-batches per step, divided by {seen[0].by or 'nothing: their losses are summed'}"
         return self.found(bool(seen[0].by), detail, measured=1 if seen[0].by else several, limit=1)

@@ -89,12 +89,14 @@ class LossMoves(Check):
         steps = [step for step in trace.steps if step.applied]
         losses = [step.loss for step in steps]
         if len(steps) < self.min_steps or not all(map(math.isfinite, losses)):
-            return self.unjudged(f"{len(steps)} steps were applied, or a loss of theirs is not finite", expected=True)
+            return self.unjudged(
+                f"{len(steps)} steps were applied, or one of their losses is not finite", expected=True
+            )
         largest = max(map(abs, losses))
         spread = (max(losses) - min(losses)) / largest if largest else 0.0
         detail = f"the losses of {len(steps)} steps differ by {spread:.2g} of {largest:.6g}"
         if spread <= self.min_spread and not any(step.gradient_norm for step in steps):
-            detail += ", and the gradient of each is 0: nothing is learned"
+            detail += ", and every gradient is 0: nothing is learned"
             return self.found(False, detail, measured=spread, limit=self.min_spread)
         if not largest:
             return self.unjudged("the loss is 0 in every step", expected=True)
@@ -103,10 +105,10 @@ class LossMoves(Check):
             promised = sum(rate * min(norm, norm * norm) for rate, norm in norms) / largest
             fine = any(setup.precision == "fp32" for setup in trace.main.all(Setup)) and not trains_16bit_weights(trace)
             if not promised >= (self.min_expected_fp32 if fine else self.min_expected):  # nor where a rate is not known
-                return self.unjudged(f"{detail}, and nothing says that they should by more", expected=True)
+                return self.unjudged(f"{detail}, and their gradients predict no larger change", expected=True)
             if max(map(binary_digits, losses)) <= self.max_coarse_digits:
-                return self.unjudged(f"{detail}, which 16 bit may round away", expected=True)
-            detail += f", of which rates and gradients should have taken {promised:.2g}"
+                return self.unjudged(f"{detail}; 16 bit may round the change away", expected=True)
+            detail += f", while rates and gradients predict a fall of {promised:.2g}"
         return self.found(spread > self.min_spread, detail, measured=spread, limit=self.min_spread)
 
 
@@ -246,9 +248,9 @@ class TextIsLanguage(Check):
         """Return what is wrong with this text."""
         problems = []
         if not -text.mean_logprob <= limit:
-            problems.append(f"{-text.mean_logprob:.2f} nats per token of its own choice")
+            problems.append(f"{-text.mean_logprob:.2f} nats per generated token")
         if text.tokens >= LONG_ENOUGH and not text.most_frequent_share <= self.max_repeated:
-            problems.append(f"{text.most_frequent_share:.0%} of the tokens are the same one")
+            problems.append(f"{text.most_frequent_share:.0%} of the tokens are the same token")
         if not text.readable_share >= self.min_readable:
             problems.append(f"only {text.readable_share:.0%} of the characters are readable")
         return problems

@@ -49,7 +49,7 @@ class LiveTensorsFlat(Check):
         ended_early = "watched" in trace.run.features and len(trace.main.all(Step)) < trace.run.training.max_steps
         samples = (trace.main if ended_early else trace).all(LiveTensors)
         if len(samples) < 2:
-            return self.unjudged("fewer than two samples: the run is too short", expected=ended_early)
+            return self.unjudged("fewer than two samples, because the run is too short", expected=ended_early)
         steps = samples[-1].step - samples[0].step
         first, last = samples[0], samples[-1]
         detail = f"{first.tensors} tensors after step {first.step}, {last.tensors} after step {last.step}"
@@ -58,11 +58,11 @@ class LiveTensorsFlat(Check):
         # the best weights, or an average that begins late, are kept once; a copy in every other step is a leak
         if 0 < kept <= max(1, steps * self.max_copies):
             grown -= last.copied - first.copied
-            detail += f", {last.copied - first.copied} of them of {kept} whole copies of the weights"
+            detail += f", {last.copied - first.copied} of them in {kept} full copies of the weights"
         growth = grown / steps
         hooks = last.hooks - first.hooks
         if hooks > 0:
-            detail += f"; {hooks} hooks more on the model"
+            detail += f"; {hooks} more hooks on the model"
         more = range(max(0, hooks))
         return self.found(growth <= self.max_growth, detail, measured=growth, limit=self.max_growth, problems=more)
 
@@ -201,7 +201,7 @@ class MemoryOrder(Check):
 
     def judge(self, trace: Trace) -> Finding:
         if not on_gpu(trace):
-            return self.unjudged("trained on the CPU, which has no peak of allocated memory", expected=True)
+            return self.unjudged("trained on the CPU, which records no peak of allocated memory", expected=True)
         peaks = _peaks(trace)
         pairs = [(less, more, peaks[less] / peaks[more]) for less, more in ORDER]
         wrong = [(less, more) for less, more, ratio in pairs if not ratio <= self.max_ratio]
@@ -224,7 +224,7 @@ def _peaks(trace: Trace) -> dict[MemoryVariant, float]:
             raise MissingEvidence(f"the variant {variant.value!r} recorded no peak")
         peaks[variant] = float(found[-1])
     if lacking := {name for pair in ORDER for name in pair} - peaks.keys():
-        raise MissingEvidence(f"no attempt was made with the variant {', '.join(sorted(lacking))}")
+        raise MissingEvidence(f"no attempt trained the variant {', '.join(sorted(lacking))}")
     return peaks
 
 
@@ -248,7 +248,7 @@ class MemoryReturned(Check):
             raise MissingEvidence("the session held no memory that could be returned")
         share = seen.bytes / seen.session_bytes
         detail = (
-            f"{seen.tensors} tensors, {max(0, seen.bytes):,} of {seen.session_bytes:,} bytes still alive after teardown"
+            f"{seen.tensors} tensors, {max(0, seen.bytes):,} of {seen.session_bytes:,} bytes are alive after teardown"
         )
         return self.found(share <= self.max_share, detail, measured=share, limit=self.max_share)
 
@@ -275,12 +275,12 @@ class CardReturnsToBaseline(Check):
             return self.unjudged("no attempt was on a GPU", expected=True)
         grown = [(_growth_bytes(attempt, seen) / MIB, attempt, seen) for attempt, seen in watched]
         worst, attempt, seen = worst_of(grown, key=lambda found: found[0])
-        detail = f"at most {worst:,.0f} MiB more in use after an attempt than before it"
+        detail = f"an attempt leaves at most {worst:,.0f} MiB more in use"
         detail += f" ({attempt.start.purpose} {attempt.start.configuration})" if worst > 0 else ""
         if worst > self.max_growth_mib and seen.memory_source != "process":
-            raise MissingEvidence(f"{detail}, and the driver does not list whose it is, as inside of a container")
+            raise MissingEvidence(f"{detail}, and the driver does not list the owner, as in a container")
         if worst > self.max_growth_mib and not any(process.descendant for process in seen.processes_after):
-            raise MissingEvidence(f"{detail}, and no process that the attempt started is left on the GPU")
+            raise MissingEvidence(f"{detail}, and no process of the attempt is left on the GPU")
         return self.found(worst <= self.max_growth_mib, detail, measured=worst, limit=self.max_growth_mib)
 
 

@@ -50,7 +50,7 @@ class TrainableSet(Check):
         problems = []
         differing = twice = {name for name in trace.all(Census)[0].trainable if name.count(WRAPPER) > 1}
         if twice:
-            problems.append(f"get_peft_model was given a model that has adapters already: {some(sorted(twice), 1)}")
+            problems.append(f"get_peft_model received a model with adapters: {some(sorted(twice), 1)}")
         for census in trace.all(Census):
             wanted, got = set(census.expected_trainable), set(census.trainable)
             differing = differing | (wanted ^ got)
@@ -58,14 +58,14 @@ class TrainableSet(Check):
                 problems.append(f"{census.when}: {len(missing)} of {len(wanted)} not trainable: {by_layer(missing)}")
                 problems[-1] += _declaration(trace, missing, sorted(got))
             if extra := sorted(got - wanted):
-                problems.append(f"{census.when}: {len(extra)} trainable that should not be: {some(extra)}")
+                problems.append(f"{census.when}: {len(extra)} trainable, but not configured: {some(extra)}")
         census = trace.one(Census)
         share = census.trainable_parameters / max(1, census.total_parameters)
         numbers = f"{census.trainable_parameters:,} of {census.total_parameters:,} parameters trainable ({share:.2%})"
         if nothing_trainable(trace) and not differing:
             return self.found(False, f"{NOTHING_TRAINABLE} ({numbers})", measured=0, limit="at least 1")
         if not differing and trace.run.lora is not None and (lost := trace.run.lora.unmatched):
-            detail = f"no module has the name {' or '.join(lost)}, which the adapters' configuration has; {numbers}"
+            detail = f"no module matches {' or '.join(lost)} of the adapter configuration; {numbers}"
             return self.found(False, detail, measured=len(lost), limit=0, meant=NAMES_OF_OTHERS)
         return self.found(not differing, "; ".join([*problems, numbers]), measured=len(differing), limit=0)
 
@@ -74,11 +74,11 @@ def _declaration(trace: Trace, missing: Sequence[str], others: Sequence[str]) ->
     """Return by which expectation a watched script declares that these rest, as a clause; "" for a run of the suite."""
     if "watched" not in trace.run.features:
         return ""
-    return f"; where that is meant, declare it by --expect 'frozen={told_apart(missing, others) or 'REGEX'}'"
+    return f"; if this is intended, declare it with --expect 'frozen={told_apart(missing, others) or 'REGEX'}'"
 
 
 NAMES_OF_OTHERS = "one list of names may serve models of several architectures"
-WITHOUT_DROPOUT = "a policy, or a model that is small beside its data, may be trained in eval mode to drop nothing"
+WITHOUT_DROPOUT = "a policy, or a small model with much data, may train in eval mode to disable dropout"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ class StateInTraining(Check):
         steps = trace.all(TrainingState)
         trained = {step.step for step in trace.main.all(Step)}  # none where the first step ends in an error
         missing = sorted(trained - {state.step for state in steps if state.forwards > 0})
-        problems = [f"no forward pass seen in steps {some([str(step) for step in missing])}"] if missing else []
+        problems = [f"no forward pass was recorded in steps {some([str(step) for step in missing])}"] if missing else []
         wrong = _wrong_steps(steps)
         if wrong:
             first = min(wrong)
@@ -116,7 +116,7 @@ class StateInTraining(Check):
         forwards = sum(state.forwards for state in steps)
         detail = "; ".join(problems) or f"{forwards} forward passes of {len(steps)} steps"
         if not problems and all(state.dropping_nothing for state in steps):
-            detail += f", each in eval mode, so that nothing is dropped: {some(steps[0].dropping_nothing)}"
+            detail += f", all in eval mode, which disables dropout: {some(steps[0].dropping_nothing)}"
             return self.found(False, detail, measured=len(steps), limit=0, meant=WITHOUT_DROPOUT)
         return self.found(not problems, detail, measured=len(problems), limit=0, compared=forwards)
 
@@ -134,10 +134,10 @@ def _switches(state: TrainingState) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield the names of what is switched wrongly in a step, and how."""
     yield state.modules_in_eval, "in eval mode"
     yield state.adapters_disabled, "with adapters disabled"
-    yield state.adapters_inactive, "with another active adapter"
+    yield state.adapters_inactive, "with a different active adapter"
     yield state.adapters_merged, "with a merged adapter"
     yield state.frozen, "not requiring a gradient"
-    yield state.unfrozen, "requiring a gradient though frozen by the configuration"
+    yield state.unfrozen, "requiring a gradient, but frozen by the configuration"
     yield state.settings, ""
 
 
@@ -159,7 +159,7 @@ class ParametersCounted(Check):
         censuses = trace.all(Census)
         wanted = censuses[0].expected_parameters
         if wanted is None:
-            return self.unjudged("the shapes of this architecture are not known by arithmetic", expected=True)
+            return self.unjudged("the parameter count of this architecture is not known", expected=True)
         added = trace.run.added if trace.run.added is not None else wanted
         total = _base_parameters(trace) + (added if trace.run.lora else 0)
         problems = []
@@ -212,7 +212,7 @@ class QuantizationAsConfigured(Check):
         if missing := sorted(expected - got):
             problems.append(f"{len(missing)} of {len(expected)} linears are not 4-bit: {some(missing)}")
         if extra := sorted(got - expected):
-            problems.append(f"4-bit though they should not be: {some(extra)}")
+            problems.append(f"4-bit, but not configured: {some(extra)}")
         for what, counts, value in (
             ("type", seen.quant_types, wanted.quant_type),
             ("block size", seen.block_sizes, wanted.block_size),
@@ -224,10 +224,10 @@ class QuantizationAsConfigured(Check):
             problems.append(f"{seen.packed_bytes:,} bytes packed, {seen.expected_bytes:,} by arithmetic")
         if seen.requantized == 0 or seen.requantized_differing:
             names = some(seen.requantized_differing) or "none could be compared"
-            problems.append(f"not what quantising the file's weights once more gives: {names}")
+            problems.append(f"quantising the file's weights again gives other bytes: {names}")
         if seen.unpacked_kept:
             problems.append(f"unpacked weights are kept for the backward pass: {some(seen.unpacked_kept)}")
-        detail = "; ".join(problems) or f"{len(got)} linears, {seen.packed_bytes:,} bytes as by arithmetic"
+        detail = "; ".join(problems) or f"{len(got)} linears, {seen.packed_bytes:,} bytes, equal to the arithmetic"
         all_there = len(got) == len(expected)
         return self.found(
             all_there, detail, measured=len(got), limit=len(expected), problems=problems, compared=len(got)
@@ -260,13 +260,13 @@ class BaseMatchesFile(Check):
         problems = []
         if seen.differing:
             problems.append(
-                f"{len(seen.differing)} of {seen.tensors} tensors are not the file's: {some(seen.differing)}"
+                f"{len(seen.differing)} of {seen.tensors} tensors differ from the file: {some(seen.differing)}"
             )
         if seen.buffers_differing:
-            problems.append(f"rotary buffers are not their closed form: {some(seen.buffers_differing)}")
+            problems.append(f"rotary buffers differ from their closed form: {some(seen.buffers_differing)}")
         if seen.tied != seen.tied_expected:
             problems.append(
-                f"the head is {'tied' if seen.tied else 'not tied'} to the embedding, the configuration says otherwise"
+                f"the head is {'tied' if seen.tied else 'not tied'} to the embedding, unlike in the configuration"
             )
         largest = seen.weight_errors.get("largest")
         limit, within = None, True
@@ -345,7 +345,7 @@ class BaseUntouched(Check):
         )
         during = {name: step for held in trace.main.all(Continuity) for name, step in held.frozen_changed.items()}
         if passing := during.keys() - set(seen.frozen_changed):
-            detail += f"; changed in the middle and right again at the end: {some(_with_steps(during, passing))}"
+            detail += f"; changed during training and restored at the end: {some(_with_steps(during, passing))}"
         changed = during.keys() | set(seen.frozen_changed)
         return self.found(not changed, detail, measured=len(changed), limit=0, compared=seen.frozen_tensors)
 
@@ -367,7 +367,7 @@ class WeightsChangeOnlyInSteps(Check):
     def judge(self, trace: Trace) -> Finding:
         if trace.run.training.offloads_parameters:
             return self.unjudged(
-                "not looked at: gathering offloaded parameters would cost more than a step", expected=True
+                "not compared: gathering offloaded parameters would cost more than a step", expected=True
             )
         seen = trace.one(Continuity)
         changed = seen.trained_changed
@@ -375,8 +375,8 @@ class WeightsChangeOnlyInSteps(Check):
         if changed and changed.keys() <= lines.keys():
             first = min(changed, key=changed.__getitem__)
             return self.unjudged(
-                f"{lines[first]} writes to trained tensors between steps, first by step {changed[first]}: "
-                "whether it is meant to is known to the script alone",
+                f"{lines[first]} writes to trained tensors between steps, first before step {changed[first]}: "
+                "only its author knows whether this is intended",
                 expected=True,
             )
         detail = f"{len(changed)} of {seen.trained} trained tensors changed outside of a step"
@@ -386,7 +386,7 @@ class WeightsChangeOnlyInSteps(Check):
 
 def _with_steps(changed: Mapping[str, int], names: Iterable[str]) -> list[str]:
     """Return the names with the steps in or before which they first changed."""
-    return [f"{name} by step {changed[name]}" for name in sorted(names)]
+    return [f"{name} before step {changed[name]}" for name in sorted(names)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -411,7 +411,7 @@ class WeightsInUse(NumericCheck):
     def judge(self, trace: Trace) -> Finding:
         seen, limit = trace.one(CurrentWeights), self.limit(trace)
         if not seen.modules and "watched" in trace.run.features:  # adapters of a kind whose product is not known
-            return self.unjudged("no module with a trained weight has a product that is known here", expected=True)
+            return self.unjudged("no trained weight belongs to a module with a known product", expected=True)
         detail = f"worst of {seen.modules} trained modules: {seen.worst}, off by {seen.error:.3g} of its product"
         return self.found(seen.error <= limit, detail, measured=seen.error, limit=limit, compared=seen.modules)
 

@@ -44,7 +44,7 @@ class OptimizerCoverage(Check):
         for census in trace.all(Census):
             held, wanted = Counter(census.optimized), set(census.trainable)
             if foreign := held.pop("?", 0):
-                problems.append(f"{census.when}: {foreign} tensors in the optimizer are not the model's")
+                problems.append(f"{census.when}: {foreign} tensors in the optimizer do not belong to the model")
             missing = sorted(wanted - held.keys())
             if by_groups and missing:  # a part that the loss does not reach may well be left out
                 missing = sorted(set(missing) - _without_gradient(trace))
@@ -61,7 +61,7 @@ class OptimizerCoverage(Check):
                 continue
             problems += [f"{census.when}: {problem}" for problem in _decay_problems(census, training)]
             if census.optimizer_switches:
-                problems.append(f"{census.when}: switched on though nobody asked: {some([*census.optimizer_switches])}")
+                problems.append(f"{census.when}: switched on, but not configured: {some([*census.optimizer_switches])}")
             # An optimizer that is no Adam has no such settings.
             if wrong := _other_numbers(census.adam_settings, adam) if is_adam(trace) else []:
                 configured = " ".join(map(str, adam))
@@ -83,7 +83,7 @@ def _decay_problems(census: Census, training: TrainingSnapshot) -> Iterator[str]
     if training.weight_decay and apart:
         numbers.pop("0.0", None)
         if wrong_ones := sorted(apart.symmetric_difference(census.undecayed)):
-            yield f"weight decay of all but norms and biases configured, otherwise in {some(wrong_ones)}"
+            yield f"weight decay is configured for all but norms and biases, but differs in {some(wrong_ones)}"
     if wrong := _other_numbers(numbers, (training.weight_decay,)):
         yield f"weight decay {some(wrong)}, configured {training.weight_decay}"
 
@@ -148,7 +148,7 @@ class LearningRateTrace(Check):
             rates.append((abs(step.learning_rate - wanted) / (training.learning_rate or 1.0), step, wanted))
             applied += step.applied
         error, step, wanted = worst_of(rates, key=lambda rate: rate[0])
-        detail = f"step {step.step}: rate {step.learning_rate:.4g}, the schedule says {wanted:.4g}"
+        detail = f"step {step.step}: rate {step.learning_rate:.4g}, the schedule gives {wanted:.4g}"
         return self.found(error <= self.max_error, detail, measured=error, limit=self.max_error)
 
 
@@ -179,14 +179,14 @@ class StepsApplied(Check):
         if "watched" in trace.run.features:  # whose loss may have no gradient in a step: answers that are all as good
             unmoved = [step for step in unmoved if step not in {s.step for s in steps if s.gradient_norm == 0}]
         detail = f"{len(steps)} of {wanted} steps, {skipped} skipped by the scaler"
-        detail += f"; nothing moved in steps {unmoved[:5]} though they count as applied" if unmoved else ""
+        detail += f"; steps {unmoved[:5]} count as applied, but changed no weight" if unmoved else ""
         counted = [step.step for step in steps] == list(range(len(steps)))
         problems: list[object] = [*unmoved, *([] if counted else ["another order"])]
         if len(idle := _without_rate(steps)) > self.max_without_rate:
-            detail += f"; the rate of every group is 0 in steps {idle[:5]}, which change nothing"
+            detail += f"; every group has rate 0 in steps {idle[:5]}, which change nothing"
             problems += idle
         if trace.main.end is None:
-            raise MissingEvidence(f"the trace is cut off: {detail}")
+            raise MissingEvidence(f"the trace is truncated: {detail}")
         within = skipped <= self.max_skipped
         if within and not problems and not trace.main.finished:  # a crash is its own error; these steps were taken
             raise MissingEvidence(f"the training did not finish: {detail}")
@@ -238,7 +238,7 @@ class UpdatesMatchAdamw(NumericCheck):
     def judge(self, trace: Trace) -> Finding:
         declared = trace.one(Setup).declared_optimizer
         if declared != ADAMW:
-            reason = f"trainer {trace.run.trainer} declares {declared}, whose update rule is not {ADAMW}'s"
+            reason = f"trainer {trace.run.trainer} declares {declared}, whose update rule differs from {ADAMW}"
             return self.unjudged(reason, expected=True)
         updates = trace.all(Update)
         exact = not trains_16bit_weights(trace)
@@ -256,7 +256,7 @@ class UpdatesMatchAdamw(NumericCheck):
         if longest is not None:
             detail += f"; all updates together off by {longest.length_error:.3g} of their length in step {longest.step}"
         if trace.run.training.max_grad_norm is not None and not any(update.clipped for update in updates):
-            detail += "; no gradient was longer than max_grad_norm: clipping does not show"
+            detail += "; no gradient exceeded max_grad_norm: clipping is not testable"
         if worst.update_error <= limit and not moments.moment_error <= moment_limit:
             return self.found(False, detail, measured=moments.moment_error, limit=moment_limit)
         if longest is not None and worst.update_error <= limit:
@@ -266,7 +266,7 @@ class UpdatesMatchAdamw(NumericCheck):
         return self.found(worst.update_error <= limit, detail, measured=worst.update_error, limit=limit)
 
 
-ROUNDED_AWAY = "an optimizer may keep what is rounded away and add it later; at a schedule's end rates are this small"
+ROUNDED_AWAY = "an optimizer may accumulate rounded updates; the end of a schedule has such rates"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,14 +300,14 @@ class TrainableMoved(Check):
             limit = 0.0
         seen, wanted = trace.one(Movement), len(trace.one(Census).expected_trainable)
         if not (moving := sum(step.applied and step.learning_rate > 0 for step in trace.steps)):
-            why = "no step was applied with a learning rate above zero: nothing is trained"
+            why = "no step was applied with a learning rate above zero"
             return self.found(False, why, measured=0.0, limit=limit)
         if moving == 1 and seen.unmoved and all(".lora_A." in name for name in seen.unmoved):
-            why = "one step was applied with a learning rate above zero, and A has no gradient before B has moved"
+            why = "only one step was applied with a learning rate above zero; A has no gradient before B moves"
             return self.unjudged(why, expected=True)
         problems = [f"{len(seen.unmoved)} of {wanted} did not move: {some(seen.unmoved)}"] if seen.unmoved else []
         if resting := sorted(set(seen.unmoved) & set(seen.without_rate)):
-            problems.append(f"the optimizer's group of {len(resting)} of them has a rate of 0 in every step")
+            problems.append(f"{len(resting)} of them are in a parameter group whose rate is 0 in every step")
         if not seen.smallest_moved_share >= limit:
             problems.append(f"only {seen.smallest_moved_share:.1%} of {seen.smallest_moved_share_at} moved")
         idle = f", {len(seen.idle)} had no gradient" if seen.idle else ""
@@ -320,10 +320,10 @@ class TrainableMoved(Check):
             highest = max((seen.expected_learning_rate for seen in steps), default=0.0)
             # in a warm-up the rate is yet to rise
             if most < self.min_share_of_16bit_steps and steps[0].expected_learning_rate >= highest:
-                detail = f"a step moves {most:.2%} of the elements at most, at rates of up to {highest:.2g}: "
-                detail += "16-bit weights round the others' updates away"
+                detail = f"a step changes at most {most:.2%} of the elements, at rates of up to {highest:.2g}: "
+                detail += "16-bit weights round the other updates away"
                 return self.found(False, detail, measured=most, limit=self.min_share_of_16bit_steps, meant=ROUNDED_AWAY)
-            why = "the weights are trained in 16 bit, which rounds small updates away: keep them in fp32 to train all"
+            why = "weights are trained in 16 bit, which rounds small updates away: keep them in fp32"
             return self.unjudged(f"{detail}; {why}", expected=True)
         share = seen.smallest_moved_share
         return self.found(share >= limit, detail, measured=share, limit=limit, problems=seen.unmoved, compared=wanted)

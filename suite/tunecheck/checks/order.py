@@ -13,19 +13,19 @@ from tunecheck.core.premises import Premise
 from tunecheck.core.snapshot import A_LOOP
 from tunecheck.core.trace import Trace
 
-DISCARDED = "gradients are cleared that no optimizer has used"
-PILED_UP = "a backward pass adds to gradients that the optimizer has used"
-TWICE = "the optimizer steps again with gradients that it has used"
+DISCARDED = "gradients are cleared before an optimizer uses them"
+PILED_UP = "a backward pass adds to gradients that the optimizer already used"
+TWICE = "the optimizer steps twice with the same gradients"
 EARLY = "the optimizer steps before the last backward pass of its window"
-CLIPPED_LATE = "gradients are clipped after the optimizer has used them"
+CLIPPED_LATE = "gradients are clipped after the optimizer step"
 CLIPPED_EARLY = "gradients are clipped before the last backward pass of their window"
-CLIPPED_SCALED = "gradients are clipped while they are still scaled"
-STEPPED_SCALED = "the optimizer steps with gradients that are still scaled"
-SCHEDULE_EARLY = "the schedule is stepped before the optimizer, so that its first rate is never used"
-SCHEDULE_TWICE = "the schedule is stepped twice for one step of the optimizer"
-SCHEDULE_AHEAD = "the schedule, made for as many steps as the optimizer takes, is stepped more often"
-NEVER_ALLOCATED = "AdaLoRA's update_and_allocate is not called, so that no rank is ever taken away"
-EACH_CLIPPED = "what has been added up so far may be bounded before each further micro-batch"
+CLIPPED_SCALED = "gradients are clipped before unscaling"
+STEPPED_SCALED = "the optimizer steps with scaled gradients"
+SCHEDULE_EARLY = "the schedule is stepped before the optimizer, which skips its first rate"
+SCHEDULE_TWICE = "the schedule is stepped twice per optimizer step"
+SCHEDULE_AHEAD = "the schedule has one step per optimizer step, but is stepped more often"
+NEVER_ALLOCATED = "AdaLoRA's update_and_allocate is never called, so no rank is pruned"
+EACH_CLIPPED = "the accumulated gradient may be clipped on purpose before each micro-batch"
 HABITS = frozenset({DISCARDED, PILED_UP, SCHEDULE_EARLY, SCHEDULE_TWICE})
 """What a training may do now and then: skip a bad batch, catch up with a schedule. Wrong only as a habit."""
 
@@ -78,7 +78,7 @@ class CallsInOrder(Check):
         ahead = [seen for seen in trace.main.all(ScheduleTaken) if self._ahead(seen)]
         told += [f"{SCHEDULE_AHEAD}: {seen.taken} times in {seen.optimizer_steps} steps" for seen in ahead]
         scores = [seen for seen in trace.main.all(RanksScored) if seen.steps > seen.begins + 1 and not seen.scored]
-        told += [f"{NEVER_ALLOCATED}: {seen.steps} steps, from {seen.begins} on declared" for seen in scores]
+        told += [f"{NEVER_ALLOCATED}: {seen.steps} steps, pruning declared from step {seen.begins}" for seen in scores]
         wrongs = len(told)
         told.append(f"step {shown.step}: {order}" if told else f"{len(windows)} steps, the first: {order}")
         meant = EACH_CLIPPED if wrongs == len(wrong) and {*wrong} == {CLIPPED_EARLY} else ""

@@ -64,9 +64,9 @@ class ReplicasEqual(Check):
             steps, rank, one, other = different[0]
             again = [later for later in wanted if later > steps and _all_alike(later, first, replicas)]
             if again and "watched" in trace.run.features:  # local SGD: averaged every so many steps
-                return self.unjudged(f"they differ after {steps} steps and are equal after {again[0]}", expected=True)
+                return self.unjudged(f"ranks differ after {steps} steps and are equal after {again[0]}", expected=True)
             if not steps and trace.run.objective and _exchange_something(first, replicas):
-                reason = "they begin with other weights and exchange something in each step, as parts of one model do"
+                reason = "ranks start with different weights and communicate in each step, like parts of one model"
                 return self.unjudged(reason, expected=True)
             when = f"after {steps} steps" if steps else "before the first step"
             detail = f"{when} rank {rank} differs from rank 0{_tensors(one, other)}"
@@ -115,24 +115,24 @@ class RowsTrainedOnce(Check):
         windows = by_rank[0]
         problems = [*_uneven(trace, windows), *_twice(windows, trace.one(DataSplit).train_rows, trace.run.processes)]
         rows = sum(len(window.rows) for window in windows)
-        detail = "; ".join(problems[:3]) or f"{rows} rows, each by one of {trace.run.processes} ranks"
+        detail = "; ".join(problems[:3]) or f"{rows} rows, each on one of {trace.run.processes} ranks"
         return self.found(not problems, detail, measured=len(problems), limit=0, compared=rows)
 
     def _of_loaders(self, trace: Trace, windows: dict[int, list[Window]]) -> Finding:
         """Judge processes that each saw their own rows alone, which a data set may hold several times."""
         rows = {rank: [row for window in held for row in window.rows] for rank, held in windows.items()}
         if alike := [rank for rank, own in rows.items() if rank and own == rows[0]]:
-            detail = f"rank {alike[0]} was given the same {len(rows[0])} rows as rank 0, in the same order"
+            detail = f"rank {alike[0]} received the same {len(rows[0])} rows as rank 0, in the same order"
             return self.found(False, detail, measured=len(rows[0]), limit=0)
         size = trace.one(RowsGiven).dataset_rows
         if size is None or sum(map(len, rows.values())) > size:
-            return self.unjudged("more rows than one epoch, or nobody knows how many it has", expected=True)
+            return self.unjudged("more rows than one epoch, or an epoch of unknown length", expected=True)
         if any(len(set(own)) < len(own) for own in rows.values()):
-            return self.unjudged("rows come again within one process, which rows_come_once is about", expected=True)
+            return self.unjudged("rows recur within one process; rows_come_once judges that", expected=True)
         shared = {rank: len(set(own) & set(rows[0])) for rank, own in rows.items() if rank}
         rank = max(shared, key=shared.__getitem__)
         limit = int(len(rows[rank]) * SHARED_ROWS)
-        detail = f"{shared[rank]} of {len(rows[rank])} rows of rank {rank} are rank 0's too"
+        detail = f"{shared[rank]} of {len(rows[rank])} rows of rank {rank} are also rank 0's"
         return self.found(shared[rank] <= limit, detail, measured=shared[rank], limit=limit)
 
 
@@ -160,7 +160,7 @@ def _twice(windows: list[Window], train_rows: int, processes: int) -> Iterator[s
             epoch, rank = count // max(1, train_rows), place // width % processes
             count += 1
             if (epoch, row) in taken:
-                yield f"epoch {epoch}, step {number}: {row} by rank {rank}, before by rank {taken[epoch, row]}"
+                yield f"epoch {epoch}, step {number}: {row} on rank {rank}, earlier on rank {taken[epoch, row]}"
             taken[epoch, row] = rank
 
 
@@ -238,8 +238,8 @@ class DropoutDiffersByRank(Check):
         for rank, held in windows.items():
             for window in held:
                 if (other := states.setdefault((window.step, window.random_state), rank)) != rank:
-                    problems.append(f"step {window.step}: rank {rank} draws as rank {other} does")
-        detail = "; ".join(problems[:3]) or f"{len(windows)} ranks draw apart in {len(windows[0])} steps"
+                    problems.append(f"step {window.step}: rank {rank} has the random state of rank {other}")
+        detail = "; ".join(problems[:3]) or f"{len(windows)} ranks draw differently in {len(windows[0])} steps"
         return self.found(not problems, detail, measured=len(problems), limit=0)
 
 
@@ -263,8 +263,8 @@ class SavedByOneRank(Check):
             if len(writers) > 1:
                 problems.append(f"ranks {', '.join(map(str, writers))} wrote")
             elif not writers:
-                problems.append(f"when saving returned on rank {rank}, no rank had written a file")
-        detail = "; ".join(dict.fromkeys(problems)) or "one rank wrote, and every rank found its files"
+                problems.append(f"saving returned on rank {rank} before any rank had written a file")
+        detail = "; ".join(dict.fromkeys(problems)) or "one rank wrote the files, and every rank found them"
         return self.found(not problems, detail, measured=len(problems), limit=0)
 
 
@@ -284,11 +284,11 @@ class ShardsEven(Check):
     def judge(self, trace: Trace) -> Finding:
         shards = [(rank, seen) for rank, held in of_every_rank(trace, Shard).items() for seen in held]
         if not any("optimizer state" in shard.held or shard.larger for _, shard in shards):
-            raise MissingEvidence("no step was seen after the optimizer had its state")
+            raise MissingEvidence("no step was recorded with an optimizer state")
         rank, worst = max(shards, key=lambda pair: (len(pair[1].larger), _excess(pair[1])))
         held, even = sum(worst.held.values()), sum(worst.even.values())
-        larger = f"; more than its part of {some(worst.larger)}" if worst.larger else ""
-        detail = f"rank {rank} holds {held:,} bytes in step {worst.step}, an even part is {even:,}{larger}"
+        larger = f"; more than its shard of {some(worst.larger)}" if worst.larger else ""
+        detail = f"rank {rank} holds {held:,} bytes in step {worst.step}, an even shard has {even:,}{larger}"
         return self.found(not worst.larger, detail, measured=len(worst.larger), limit=0)
 
 

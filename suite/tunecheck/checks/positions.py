@@ -11,7 +11,7 @@ from tunecheck.core.finding import Finding
 from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Trace
 
-FURTHER_AHEAD = "a head of its own may be to predict a further token, as where several are predicted at once"
+FURTHER_AHEAD = "a head may predict a token further ahead, as in multi-token prediction"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class NoLossOnPadding(Check):
     def judge(self, trace: Trace) -> Finding:
         padded = [seen for seen in trace.main.all(PositionGradients) if seen.padded]
         if not padded:
-            return self.unjudged("no padded row was seen that the model is given with a mask", expected=True)
+            return self.unjudged("no padded row reached the model with a mask", expected=True)
         worst = worst_of(padded, key=lambda seen: seen.padding_share)
         detail = f"step {worst.step}: {worst.padding_share:.2g} of the gradient is at {worst.padded} padded positions"
         return self.found(
@@ -80,17 +80,15 @@ class NoTargetLeakage(Check):
         steps = trace.main.all(PositionGradients)
         positions = sum(seen.raising for seen in steps)
         if positions < self.min_positions:
-            return self.unjudged(
-                f"{positions} positions were seen with tokens and logits of a vocabulary", expected=True
-            )
+            return self.unjudged(f"{positions} positions had both tokens and vocabulary logits", expected=True)
         share = sum(seen.raising_own for seen in steps) / positions
         asked, seeing = (sum(getattr(seen, name) for seen in steps) for name in ("asked_for_next", "seeing_next"))
         if asked and seeing / asked > self.max_seeing_share:
-            detail = f"in {seeing} of {asked} rows the scores change with the next token, which they are to predict"
+            detail = f"in {seeing} of {asked} rows the logits depend on the next token, which is their target"
             return self.found(False, detail, measured=seeing / asked, limit=self.max_seeing_share)
         if (second := sum(seen.raising_second for seen in steps) / positions) > self.max_second_share:
-            detail = f"{second:.1%} of {positions} positions are asked for the token behind the next one"
+            detail = f"{second:.1%} of {positions} positions have the token after the next one as their target"
             return self.found(False, detail, measured=second, limit=self.max_second_share, meant=FURTHER_AHEAD)
-        detail = f"{share:.1%} of {positions} positions are asked for the token that they read"
-        detail += f"; none of {asked} rows sees the next one" if asked and not seeing else ""
+        detail = f"{share:.1%} of {positions} positions have their own input token as their target"
+        detail += f"; none of {asked} rows attends to the next token" if asked and not seeing else ""
         return self.found(share <= self.max_share, detail, measured=share, limit=self.max_share)

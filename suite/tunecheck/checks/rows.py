@@ -43,14 +43,12 @@ class MaskAndPositions(Check):
     def judge(self, trace: Trace) -> Finding:
         windows = trace.all(Window)
         problems = {kind: (w.step, row) for w in reversed(windows) for kind, row in w.inputs.items()}
-        detail = "; ".join(
-            f"step {step}: {kind} (in the row that begins {row})" for kind, (step, row) in problems.items()
-        )
+        detail = "; ".join(f"step {step}: {kind} (row beginning {row})" for kind, (step, row) in problems.items())
         rows = sum(len(window.rows) for window in windows)
         unnamed = 0 if problems else trace.one(RowsGiven).padded_before
         if unnamed:
-            detail = f"{unnamed} of {rows} rows begin with a repeated token, as padding on the left that is attended to"
-        detail = detail or f"{rows} rows, each attended to as a whole"
+            detail = f"{unnamed} of {rows} rows begin with a repeated token: left padding that is attended to"
+        detail = detail or f"{rows} rows, all fully attended to"
         wrong = len(problems) + bool(unnamed)
         return self.found(not wrong, detail, measured=wrong, limit=0, compared=rows)
 
@@ -87,30 +85,30 @@ class AnswersEnd(Check):
         seen = trace.one(RowSpans)
         if not seen.end_tokens:
             return self.unjudged(
-                "no end token is known: the Trainer has no processing_class, and neither has tunecheck.watch a "
-                "tokenizer nor the model's configuration an eos_token_id",
+                "the end token is unknown: set the Trainer's processing_class, pass tokenizer= to tunecheck.watch, or "
+                "set eos_token_id in the model's configuration",
                 expected=True,
             )
         given = trace.one(RowsGiven)
         if given.turns_unfilled >= self.min_unfilled:
             share = given.turns_unfilled / given.turns
-            detail = f"{given.turns_unfilled} of {given.turns} turns of the model's follow another one, and are empty"
+            detail = f"{given.turns_unfilled} of {given.turns} assistant turns are empty and follow another one"
             if share > self.max_unfilled_share:
                 return self.found(False, detail, measured=share, limit=self.max_unfilled_share)
         rows = distinct(seen.rows)
         longest = max((row.tokens for row in rows), default=0)
         answers = [row for row in rows if row.learned and row.first > 1]
         if not answers:
-            return self.unjudged("every row is learned whole, as running text is", expected=True)
+            return self.unjudged("every row is supervised in full, as with plain text", expected=True)
         ended = sum(row.ended for row in answers)
         loose = [r for r in answers if not (r.ended or r.behind or r.tokens == longest)]
         whole = ended + len(loose)
         if whole < ENOUGH:
-            return self.unjudged(f"{whole} answers that are not cut off say nothing of a share", expected=True)
+            return self.unjudged(f"{whole} untruncated answers are too few for a share", expected=True)
         share = len(loose) / whole
         if share > self.max_open_share and (reason := _needs_no_end(loose)):
             return self.unjudged(reason, expected=True)
-        detail = f"{len(loose)} of {whole} answers that are not cut off have no end token"
+        detail = f"{len(loose)} of {whole} untruncated answers have no end token"
         return self.found(share <= self.max_open_share, detail, measured=share, limit=self.max_open_share)
 
 
@@ -118,11 +116,11 @@ def _needs_no_end(rows: Sequence[RowSpan]) -> str:
     """Return why these answers may do without an end token; "" where nothing says so."""
     last, times = Counter(row.last for row in rows).most_common(1)[0]
     if times >= ALIKE * len(rows) and last[-1:] not in PUNCTUATION:
-        return f"the answers all end in {last!r}, which may be a mark of their own"
+        return f"all answers end with {last!r}, which may be their own end mark"
     if max(Counter(row.learned for row in rows).values()) >= ALIKE * len(rows):
-        return "the answers all have as many tokens"
+        return "all answers have equal length"
     if len({row.answer for row in rows}) <= len(rows) / 2:
-        return "the answers are few and come again, as the names of classes do"
+        return "a few answers recur, as class names do"
     return ""
 
 
@@ -142,7 +140,7 @@ class BatchAsConfigured(Check):
     def judge(self, trace: Trace) -> Finding:
         declared = trace.run.rows_per_micro_batch
         if declared is None:
-            return self.unjudged("no argument declares how many rows a micro-batch has", expected=True)
+            return self.unjudged("no argument declares the micro-batch size", expected=True)
         seen, size = trace.one(RowSpans).rows, trace.one(RowsGiven).dataset_rows
         if size is not None and size < declared:
             return self.unjudged(f"the data set has {size} rows, fewer than a micro-batch", expected=True)
@@ -151,9 +149,9 @@ class BatchAsConfigured(Check):
             taken[row.micro_batch] += row.documents
         counts = Counter(taken.values())
         if sum(row.stretches > 1 for row in seen) * 2 > len(seen):
-            return self.unjudged("rows hold several answers each: they are packed", expected=True)
+            return self.unjudged("rows hold several answers each, as packed rows do", expected=True)
         if sum(counts.values()) < ENOUGH // 2:
-            return self.unjudged(f"{sum(counts.values())} micro-batches say nothing of all", expected=True)
+            return self.unjudged(f"{sum(counts.values())} micro-batches are too few", expected=True)
         (usual, times), *_ = counts.most_common(1)
         # a loader that fills its batches by tokens has other numbers each time, and an epoch's last batch is short
         short = usual < declared and times >= ALIKE * sum(counts.values())
@@ -188,18 +186,18 @@ class PairsDiffer(Check):
     def judge(self, trace: Trace) -> Finding:
         for rated in trace.main.all(AnswersRated):
             if rated.rows < ENOUGH:
-                return self.unjudged(f"{rated.rows} rated answers are in the data set", expected=True)
-            detail = f"{rated.rows} answers are rated {' or '.join(rated.kinds)}"
+                return self.unjudged(f"{rated.rows} rated answers are too few", expected=True)
+            detail = f"{rated.rows} answers have the label {' or '.join(rated.kinds)}"
             return self.found(len(rated.kinds) > 1, detail, measured=len(rated.kinds), limit=2, compared=rated.rows)
         seen = trace.main.all(PairsGiven)
         pairs = sum(window.pairs for window in seen)
         if pairs < ENOUGH:
-            return self.unjudged(f"{pairs} pairs of answers were seen", expected=True)
+            return self.unjudged(f"{pairs} pairs of answers are too few", expected=True)
         share = sum(window.alike for window in seen) / pairs
         again = sum(window.prompts_again for window in seen)
-        detail = f"{share:.0%} of {pairs} pairs are twice the same answer"
+        detail = f"{share:.0%} of {pairs} pairs have two equal answers"
         problems = range(again) if again > self.max_prompts_again_share * pairs else ()
         if problems:
-            detail += f"; both answers of {again} pairs begin with the whole prompt, which stands before them already"
+            detail += f"; both answers of {again} pairs repeat the whole prompt"
         fits = share <= self.max_alike_share
         return self.found(fits, detail, measured=share, limit=self.max_alike_share, problems=problems)

@@ -70,18 +70,18 @@ def _not_the_trained(trace: Trace, seen: RoundTrip, limit: float) -> list[str]:
     told = [
         f"{len(names)} tensors {what}: {some(names)}"
         for what, names in (
-            ("missing in the file", seen.missing),
+            ("missing from the file", seen.missing),
             ("in the file but not in the model", seen.unexpected),
             ("with other bytes", seen.differing),
             ("of B are zero", [name for name in seen.zero_b if name not in resting]),
-            ("differ when they are read back", seen.reread_differing),
+            ("differ when loaded", seen.reread_differing),
         )
         if names
     ]
     if not seen.logit_difference <= limit:
-        told.append("the adapter read back gives other logits")
+        told.append("the loaded adapter gives other logits")
     if seen.settings_differing:
-        told.append(f"its configuration says {some(seen.settings_differing)}")
+        told.append(f"its configuration has {some(seen.settings_differing)}")
     return told
 
 
@@ -117,7 +117,7 @@ class AdapterReadsBack(NumericCheck):
         detail = f"{len(seen.files)} files, logits differ by {seen.logit_difference:.2g}"
         if seen.adapter_effect is not None:
             blind = not seen.adapter_effect >= self.min_effect
-            detail += f"; with the adapters off by {seen.adapter_effect:.2g}"
+            detail += f"; turning the adapters off changes them by {seen.adapter_effect:.2g}"
         if seen.exact_difference is not None:
             detail += f"; in fp32 arithmetic {seen.exact_difference:.2g}"
             if passed and not seen.exact_difference <= self.max_error_fp32:
@@ -169,13 +169,13 @@ class MergeKeepsFunction(NumericCheck):
             limit = max(min(self.max_noise_factor * seen.rounding, limit), self.max_error_fp32)
         effective = seen.adapter_effect >= self.min_effect
         if watched and not effective and seen.logit_difference <= limit:
-            return self.unjudged(f"the adapters change the logits by {seen.adapter_effect:.2g} only", expected=True)
+            return self.unjudged(f"the adapters change the logits by only {seen.adapter_effect:.2g}", expected=True)
         passed = seen.logit_difference <= limit
         detail = f"merged, logits differ by {seen.logit_difference:.2g}"
         detail += f"; without the adapter by {seen.adapter_effect:.2g}"
         detail += "" if seen.rounding is None else f"; by rounding to 16 bit {seen.rounding:.2g}"
         if seen.share is not None:
-            detail += f"; {seen.share:.4g} of what it must change of {seen.share_at}"
+            detail += f"; {seen.share:.4g} of the expected change of {seen.share_at}"
             if passed and not abs(seen.share - 1) <= self.max_share_error:
                 return self.found(False, detail, measured=abs(seen.share - 1), limit=self.max_share_error)
         if seen.adapters_left:
@@ -262,7 +262,7 @@ class ResumeEquals(NumericCheck):
         if missing := [step.step for step in steps if step.step not in first]:
             raise MissingEvidence(f"the uninterrupted run has no step {missing[0]}")
         if lost := _lost(trace.main.all(TrainerState), again.all(TrainerState)):
-            detail = f"the resumed run begins with other values than were saved: {some(lost)}"
+            detail = f"the resumed run starts with values that differ from the saved ones: {some(lost)}"
             return self.found(False, detail, measured=len(lost), limit=0)
         step = worst_of(steps, key=lambda step: _difference(step, first[step.step]))
         worst = _difference(step, first[step.step])
@@ -311,7 +311,7 @@ class RescaleEquals(NumericCheck):
             detail = (
                 f"from {trace.run.processes} processes to {', '.join(map(str, found))}: the same state, rows and rates"
             )
-            masks = "dropout draws other masks, so that losses are not compared"
+            masks = "dropout draws other masks, so losses are not compared"
             detail += f"; {masks}" if "dropout" in trace.run.features else f", losses within {error:.2g}"
         return self.found(error <= limit, detail, measured=error, limit=limit)
 
@@ -323,12 +323,12 @@ def _rescaled(trace: Trace, processes: int) -> dict[int, Attempt]:
         if attempt.start.purpose != AttemptPurpose.RESCALE or section["processes"] != processes:
             continue
         if not attempt.finished:
-            raise MissingEvidence(f"{processes} processes did not finish from the checkpoint: it {attempt.ending}")
+            raise MissingEvidence(f"{processes} processes did not finish after the resume: it {attempt.ending}")
         ranks = {rank: attempt.of_rank(rank) for rank in range(processes) if not rank or rank in attempt.of_ranks}
         if silent := [rank for rank in range(processes) if rank not in ranks or not ranks[rank].all(TrainerState)]:
-            raise MissingEvidence(f"rank {silent[0]} of {processes} did not look at what it goes on from")
+            raise MissingEvidence(f"rank {silent[0]} of {processes} did not record its resumed state")
         return ranks
-    raise MissingEvidence(f"no attempt of {processes} processes went on from the checkpoint")
+    raise MissingEvidence(f"no attempt of {processes} processes resumed from the checkpoint")
 
 
 def _departure(trace: Trace, again: dict[int, Attempt], saved: list[TrainerState]) -> tuple[float, str]:
@@ -340,9 +340,9 @@ def _departure(trace: Trace, again: dict[int, Attempt], saved: list[TrainerState
         return math.inf, f"it took steps {[step.step for step in steps][:3]}..., not {wanted[0]} to {wanted[-1]}"
     for rank, attempt in again.items():
         if lost := _lost(saved, attempt.all(TrainerState)):
-            return math.inf, f"rank {rank} begins with other values than were saved: {some(lost)}"
+            return math.inf, f"rank {rank} starts with values that differ from the saved ones: {some(lost)}"
     if not windows or not {step.step for step in steps} <= first.keys():
-        raise MissingEvidence("rows or steps of one of both were not recorded")
+        raise MissingEvidence("one of the two runs did not record its rows or steps")
     for seen in windows:
         if seen.step in rows and seen.digests != (uninterrupted := rows[seen.step]).digests:
             return math.inf, f"step {seen.step} has rows {some(seen.rows)}, uninterrupted {some(uninterrupted.rows)}"
@@ -382,7 +382,7 @@ def _equal(step: Step, other: Step | None) -> bool:
 def _told_apart(step: Step, other: Step | None) -> str:
     """Return in words what of these two is not equal."""
     if other is None:
-        return "the first run has none"
+        return "the first run has no such step"
     what, pair = "loss", (other.loss, step.loss)
     if pair[0] == pair[1]:
         what, pair = "norm of the gradient", (other.gradient_norm, step.gradient_norm)
@@ -438,21 +438,19 @@ class SavedAsTrained(Check):
     def judge(self, trace: Trace) -> Finding:
         seen = [written for attempt in trace.attempts for written in attempt.all(Written)]
         if not seen:
-            return self.unjudged("nothing of what is trained was saved after the first step", expected=True)
+            return self.unjudged("no trained tensor was saved after the first step", expected=True)
         own = [written for written in seen if written.own]
-        problems = ["the model's own save_pretrained wrote no tensors"] if any(not w.tensors for w in own) else []
+        problems = ["save_pretrained wrote no tensors"] if any(not w.tensors for w in own) else []
         stale = [w for w in own if w.earlier]
         if not stale and not any(w.trained or w.other for w in seen):
             stale = [w for w in seen if w.earlier]
-        problems += [f"{len(w.earlier)} tensors are as before the training: {some(w.earlier)}" for w in stale[-1:]]
+        problems += [f"{len(w.earlier)} tensors still have their initial values: {some(w.earlier)}" for w in stale[-1:]]
         if (base := max(w.without_adapters for w in seen)) and not any(w.trained or w.other for w in seen):
-            problems.append(
-                f"{base} weights are saved as they were under the adapters, and nothing of what those learned"
-            )
+            problems.append(f"{base} plain base weights are saved, without the trained adapters")
         merged = any(attempt.all(Merged) or attempt.all(ReadBack) for attempt in trace.attempts)
         if not merged and not any(w.trained or w.other > w.resting for w in seen):
             resting = max((w.resting for w in own), default=0)
             if resting:
-                problems.append(f"{resting} tensors are of an adapter that was not trained, and none of what was")
-        detail = "; ".join(problems) or f"as many as {max(w.trained for w in seen)} trained tensors in a file"
+                problems.append(f"{resting} tensors belong to an untrained adapter, and no trained tensor is saved")
+        detail = "; ".join(problems) or f"up to {max(w.trained for w in seen)} trained tensors in a file"
         return self.found(not problems, detail, measured=len(problems), limit=0)

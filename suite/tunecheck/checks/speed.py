@@ -41,7 +41,7 @@ class SecondsReported(Check):
 
     def judge(self, trace: Trace) -> Finding:
         if on_gpu(trace):
-            return self.unjudged("on a GPU the calls that were timed here end before their work does", expected=True)
+            return self.unjudged("on a GPU the timed calls return before their work ends", expected=True)
         pairs = [
             (step.seconds, passed) for step, passed in zip(trace.steps, trace.one(StepTimes).seconds, strict=False)
         ]
@@ -57,7 +57,7 @@ class SecondsReported(Check):
         error = abs(reported - passed) / passed
         limit = max(self.max_error, self.resolution_seconds / passed)
         which = f"the best of {len(pairs)} steps, {1000 * passed:.3g} ms,"
-        detail = f"{which} is reported as {reported / passed:.2f} times what passed"
+        detail = f"{which} is reported as {reported / passed:.2f} times its duration"
         if error <= limit and limit > COARSEST_LIMIT:
             return self.unjudged(f"steps too short to time: {detail}", expected=True)
         return self.found(error <= limit, detail, measured=error, limit=limit)

@@ -30,7 +30,7 @@ from tunecheck.core.premises import Premise
 from tunecheck.core.row_spans import answers_lost, beginnings_lost, labels_lost
 from tunecheck.core.trace import Trace
 
-SAME_BATCH = "a test of the training code learns one batch by heart"
+SAME_BATCH = "a test of the training code overfits one batch"
 FEW = 4
 """Rows that may all be the same by chance of a data set."""
 ENOUGH = 8
@@ -69,20 +69,19 @@ class LabelsAsConfigured(Check):
         problems = {kind: (w.step, example) for w in reversed(windows) for kind, example in w.problems.items()}
         told = [f"step {step}: {kind} ({example})" for kind, (step, example) in problems.items()]
         if seen.end_tokens_masked and not seen.end_tokens_supervised:
-            told.append(f"none of {seen.end_tokens_masked} end tokens that follow a supervised token is supervised")
+            told.append(f"none of the {seen.end_tokens_masked} end tokens after supervised text is supervised")
         if seen.unsupervised == seen.rows:
-            told.append("in no row is any token supervised")
+            told.append("no row has a supervised token")
         elif lost := answers_lost(trace.one(RowSpans).rows, self.max_unsupervised_share):
             told.append(lost)
         if lost := labels_lost(trace.one(RowSpans).rows):
             told.append(lost)
         if seen.beginnings >= seen.rows > 1:
-            told.append("every row is learned at its beginning and none at its end: the prompt, not the answer")
+            told.append("every row is supervised at its start and none at its end: the prompt, not the answer")
         if (masked := trace.run.masked) and seen.first_token_supervised == seen.rows:
-            told.append(f"{masked}_only_loss is declared, and every row is supervised from its first token")
+            told.append(f"{masked}_only_loss is declared, but every row is supervised from its first token")
         told += [
-            f"{known.other} of {known.tokens} tokens have another number in the tokenizer beside the base's weights "
-            f"({known.example})"
+            f"{known.other} of {known.tokens} tokens have another id in the base model's tokenizer ({known.example})"
             for known in trace.main.all(BaseTokens)
             if known.tokens >= ENOUGH and known.other > self.max_other_share * known.tokens
         ]
@@ -110,16 +109,16 @@ class RowsComeOnce(Check):
         windows, seen = trace.all(Window), trace.one(RowsGiven)
         digests = [digest for window in windows for digest in window.digests]
         if len(digests) < 2:
-            return self.unjudged("one micro-batch, which can repeat no other", expected=True)
+            return self.unjudged("only one micro-batch: it has no other to equal", expected=True)
         if seen.dataset_rows != 1 and len({row for window in windows for row in window.rows}) == 1 and seen.rows >= FEW:
-            detail = f"all {seen.rows} rows are the same, in a data set of {seen.dataset_rows or 'unknown many'} rows"
+            detail = f"all {seen.rows} rows are equal, from a data set of {seen.dataset_rows or 'unknown many'} rows"
             meant = "" if seen.dataset_rows else SAME_BATCH
             return self.found(False, detail, measured=seen.rows - 1, limit=0, meant=meant)
         if seen.uncertain and not seen.repeated:
             if len(set(digests)) == 1:
-                detail = f"all {len(digests)} micro-batches are the same"
+                detail = f"all {len(digests)} micro-batches are equal"
                 return self.found(False, detail, measured=len(digests) - 1, limit=0, meant=SAME_BATCH)
-            reason = f"{seen.uncertain} rows came again, and the data set does not tell how often it holds them"
+            reason = f"{seen.uncertain} rows recurred, and the data set does not show how often it holds them"
             return self.unjudged(reason, expected=True)
         detail = f"{seen.rows} rows of an epoch"
         if seen.resumed_after:
@@ -127,10 +126,10 @@ class RowsComeOnce(Check):
         if seen.repeated:
             detail += f", {len(seen.repeated)} of them more often than in the data set: {some(seen.repeated, 2)}"
         if seen.replayed:
-            detail += f", {len(seen.replayed)} of them done in this epoch before the resume: {some(seen.replayed, 2)}"
+            detail += f", {len(seen.replayed)} of them trained before the resume: {some(seen.replayed, 2)}"
         wrong = len(seen.repeated) + len(seen.replayed)
         proven = seen.replayed or len(set(digests)) == 1  # no sampler draws one batch in every step
-        meant = "" if proven else "a sampler that draws with replacement, by weight, say, repeats rows"
+        meant = "" if proven else "a sampler with replacement, such as a weighted one, repeats rows"
         return self.found(not wrong, detail, measured=wrong, limit=0, meant=meant)
 
 
@@ -162,23 +161,21 @@ class RowsWhole(Check):
     def judge(self, trace: Trace) -> Finding:
         seen = trace.one(RowsGiven)
         if not trace.main.all(RowLengths):
-            return self.unjudged("no end token is known by which a row's end could be told", expected=True)
+            return self.unjudged("the end token is unknown, so truncation cannot be detected", expected=True)
         lengths = trace.one(RowLengths)
         rows = lengths.full + lengths.short
         if rows < ENOUGH:
-            return self.unjudged(f"{rows} rows say nothing of a share", expected=True)
+            return self.unjudged(f"{rows} rows are too few for a share", expected=True)
         padded = any(window.inputs for window in trace.all(Window))  # which is no beginning that is cut off
         if not padded and (share := beginnings_lost(trace.one(RowSpans).rows) / rows) > self.max_beginning_share:
-            detail = (
-                f"{share:.0%} of {rows} rows have {lengths.longest} tokens and a learned end: the beginning is cut off"
-            )
+            detail = f"{share:.0%} of {rows} rows have {lengths.longest} tokens and a supervised end: the start is cut"
             return self.found(False, detail, measured=share, limit=self.max_beginning_share)
         if seen.first_token_supervised >= seen.rows:
-            return self.unjudged("every row is learned whole, as running text is", expected=True)
+            return self.unjudged("every row is supervised in full, as with plain text", expected=True)
         if not lengths.short_ended and (lengths.short or not lengths.declared) and not seen.end_tokens_supervised:
-            return self.unjudged("no row is learned to the tokenizer's end token", expected=True)
+            return self.unjudged("no row is supervised up to the tokenizer's end token", expected=True)
         share = lengths.cut / rows
-        detail = f"{lengths.cut} of {rows} rows ({share:.0%}) are cut off at {lengths.longest} tokens"
+        detail = f"{lengths.cut} of {rows} rows ({share:.0%}) are truncated at {lengths.longest} tokens"
         fits = share <= self.max_cut_share or lengths.cut < self.min_cut
         return self.found(fits, detail, measured=share, limit=self.max_cut_share)
 
@@ -197,7 +194,7 @@ class ResumedAsConfigured(Check):
 
     def judge(self, trace: Trace) -> Finding:
         training = trace.run.training
-        detail = f"the training begins after {training.first_step} steps, the declared checkpoint's are "
+        detail = f"the training starts after step {training.first_step}, the declared checkpoint is of step "
         detail += f"{training.resume_steps}"
         return self.found(training.first_step > 0, detail, measured=training.first_step, limit=1)
 
@@ -218,9 +215,9 @@ class RatesAsConfigured(Check):
 
     def judge(self, trace: Trace) -> Finding:
         if not trace.main.all(Rates):
-            return self.unjudged("the script makes the optimizer itself, and declares no rates", expected=True)
+            return self.unjudged("the script builds its own optimizer, which declares no rates", expected=True)
         seen = trace.one(Rates)
-        detail = f"{seen.tensors} tensors have the rate that is declared for them"
+        detail = f"{seen.tensors} tensors have their declared rate"
         if seen.wrong:
             wrong = [f"{name} {what}" for name, what in seen.wrong.items()]
             detail = f"{len(wrong)} of {seen.tensors} tensors have another rate: {some(wrong, 2)}"
@@ -253,7 +250,7 @@ class ExportReadsBack(NumericCheck):
             seen for a in trace.attempts if a.start.purpose == AttemptPurpose.READ_BACK for seen in a.all(ReadBack)
         ]
         if not saved:
-            return self.unjudged("the script saved no whole model after the training", expected=True)
+            return self.unjudged("the script saved no full model after training", expected=True)
         seen, limit = worst_of(saved, key=lambda seen: seen.logit_difference), self.limit(trace)
         detail = f"{len(seen.files)} files, logits differ by {seen.logit_difference:.2g}"
         return self.found(seen.logit_difference <= limit, detail, measured=seen.logit_difference, limit=limit)
@@ -290,7 +287,7 @@ class LossLogged(NumericCheck):
                 pairs.append((logged, sum(losses[before : logged.steps]) / (logged.steps - before)))
             before = logged.steps
         if not pairs:
-            return self.unjudged("no loss was logged in the steps that were listened to", expected=True)
+            return self.unjudged("no loss was logged in the recorded steps", expected=True)
         logged, mean = worst_of(pairs, key=lambda pair: _beyond(pair[0].loss or 0.0, pair[1], self.rounding))
         error = _beyond(logged.loss or 0.0, mean, self.rounding)
         detail = f"after step {logged.steps}: logged {logged.loss:.6g}, the steps' mean is {mean:.6g}"
@@ -328,7 +325,7 @@ class EvaluationReported(NumericCheck):
     def judge(self, trace: Trace) -> Finding:
         seen, limit = trace.main.all(EvaluationSeen), self.limit(trace)
         if not seen:
-            return self.unjudged("no evaluation took place", expected=True)
+            return self.unjudged("no evaluation ran", expected=True)
         problems = []
         for evaluation in seen:
             where = f"{evaluation.split} after step {evaluation.steps}"
@@ -337,7 +334,7 @@ class EvaluationReported(NumericCheck):
             if evaluation.gradients_enabled:
                 problems.append(f"{where}: gradients were enabled")
             if evaluation.weights_changed:
-                problems.append(f"{where}: it changed trained weights")
+                problems.append(f"{where}: trained weights changed")
             if evaluation.rows is not None and evaluation.rows < (evaluation.dataset_rows or 0):
                 problems.append(f"{where}: {evaluation.rows} of {evaluation.dataset_rows} rows were evaluated")
         told = [e for e in seen if e.reported_loss is not None and e.token_mean_loss is not None]
@@ -345,7 +342,7 @@ class EvaluationReported(NumericCheck):
         if not errors:
             if problems:
                 return self.found(False, "; ".join(problems), measured=len(problems), limit=0)
-            return self.unjudged("no evaluation gave its logits, as a loss in chunks does", expected=True)
+            return self.unjudged("no evaluation returned logits, as with a chunked loss", expected=True)
         error, worst = worst_of(errors, key=lambda pair: pair[0])
         detail = f"{worst.split} after step {worst.steps}: reported {worst.reported_loss:.6g}, its logits give "
         detail += f"{worst.token_mean_loss:.6g} over {worst.tokens} tokens, {worst.batch_mean_loss:.6g} over batches"
@@ -389,7 +386,7 @@ def _texts(key: str, told: str) -> Callable[[Trace, Any], Iterator[str]]:
         seen = trace.one(RowsGiven)
         if key not in seen.expected:
             raise MissingEvidence(
-                "the text of the rows is not known: the training has no tokenizer that tunecheck sees; "
+                "the text of the rows is unknown, because tunecheck finds no tokenizer: "
                 "call tunecheck.watch(..., tokenizer=...) in the script"
             )
         if rows := seen.expected[key]:
@@ -401,9 +398,9 @@ def _texts(key: str, told: str) -> Callable[[Trace, Any], Iterator[str]]:
 def _trained(trace: Trace, expression: str) -> Iterator[str]:
     names = [name for name in trace.all(Census)[0].trainable if re.search(expression, name)]
     if not names:
-        yield "no trained tensor has such a name"
+        yield "no trained tensor has a matching name"
     elif still := [name for name in (*trace.one(Movement).unmoved, *trace.one(Movement).idle) if name in names]:
-        yield f"{len(still)} of {len(names)} such tensors did not move: {some(still, 2)}"
+        yield f"{len(still)} of {len(names)} matching tensors did not change: {some(still, 2)}"
 
 
 def _frozen(trace: Trace, expression: str) -> Iterator[str]:
@@ -412,7 +409,7 @@ def _frozen(trace: Trace, expression: str) -> Iterator[str]:
         ("changed", trace.one(Movement).frozen_changed),
     ):
         if found := [name for name in names if re.search(expression, name)]:
-            yield f"{len(found)} such tensors are {told}: {some(found, 2)}"
+            yield f"{len(found)} matching tensors are {told}: {some(found, 2)}"
 
 
 def _accumulation(trace: Trace, count: int) -> Iterator[str]:
@@ -425,8 +422,8 @@ def _accumulation(trace: Trace, count: int) -> Iterator[str]:
 
 
 JUDGED: dict[str, Callable[[Trace, Any], Iterator[str]]] = {
-    "supervised": _texts("supervised", "no such text is learned"),
-    "unsupervised": _texts("unsupervised", "such text is learned"),
+    "supervised": _texts("supervised", "no matching text is supervised"),
+    "unsupervised": _texts("unsupervised", "matching text is supervised"),
     "trained": _trained,
     "frozen": _frozen,
     "accumulation": _accumulation,
