@@ -341,7 +341,7 @@ def test_the_suites_own_runs_know_no_suspicion(changes, told):
 
 def test_what_rests_on_a_presumed_premise_is_suspected_at_most():
     """Whoever presumes it says why; what could not be read for it is no lost evidence."""
-    why = "the model holds the script's own Beside"
+    why = "the model contains the script's own Beside"
     check, trace = CHECKS["forward_matches_architecture"](), with_record(watched(), e.ForwardReference, error=0.3)
     presumed = with_run(trace, presumed={"architecture_known": why})
     assert (check(trace).status, check(presumed).status) == (Status.FAILED, Status.SUSPECTED)
@@ -540,7 +540,7 @@ def test_a_resumed_optimizer_has_its_checkpoints_rate_for_one_step(at, status):
 
 def test_what_the_training_did_can_leave_a_check_unjudged():
     """With the reason, and nothing else of it."""
-    reason = "the loop takes its loss of the logits itself"
+    reason = "the loop computes its loss from the logits"
     trace = watched(e.PremisesOpen(reasons={"labels_known": reason}))
     finding = CHECKS["labels_as_configured"]()(trace)
 

@@ -151,7 +151,7 @@ def test_a_script_that_fails_by_itself_could_not_be_judged(tmp_path):
     assert "RuntimeError: the script's own" in watched.stderr
     assert "verdict: INCONCLUSIVE" in watched.stdout
     assert kept.returncode == 128 + 9, "as a shell says it"
-    assert "trained nothing that tunecheck could listen to" in " ".join(kept.stdout.split())
+    assert "trained nothing that tunecheck can watch" in " ".join(kept.stdout.split())
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def test_two_processes_are_one_training(tmp_path):
     assert trace.ranks == [0, 1]
     assert "parallel" in trace.run.features
     assert trace.run.processes == 2
-    assert trace.of_rank(1).open_premises["every_row_seen"] == "its own rows alone"
+    assert trace.of_rank(1).open_premises["every_row_seen"] == "only its own rows"
     for name in ("rows_trained_once", "ranks_report_alike"):
         assert CHECKS[name]()(trace).status is Status.PASSED
     assert CHECKS["dropout_differs_by_rank"]()(trace).expected
