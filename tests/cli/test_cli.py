@@ -145,7 +145,7 @@ def test_a_wrong_request_is_a_message_and_status_4(capsys, arguments, words):
 def test_without_a_command_all_of_them_are_told(capsys):
     """A wrong request still, with what would be a right one."""
     assert main([]) == 4
-    assert "what this machine is, with a remedy for whatever is wrong" in " ".join(capsys.readouterr().err.split())
+    assert "diagnose this machine, with a remedy for each problem" in " ".join(capsys.readouterr().err.split())
 
 
 def test_judge_repeats_the_verdict(capsys, trace_file):

@@ -157,7 +157,7 @@ def test_a_script_that_fails_by_itself_could_not_be_judged(tmp_path):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ((), "no command was given"),
+        ((), "watch: no command;"),
         (("--steps", "1", "--", "true"), "--steps: should be at least 2"),
         (("--", "no-such-program-here"), "cannot be started: No such file or directory: no-such-program-here"),
         (("--", "."), "cannot be started: Permission denied: ."),

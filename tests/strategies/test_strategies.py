@@ -377,7 +377,7 @@ def test_strategies_prints_a_table(capsys):
     assert main(["strategies", "llama-7b", "--targets", "q_proj,k_proj,v_proj,o_proj"]) == 0
 
     printed = " ".join(capsys.readouterr().out.split())
-    assert "llama-7b: 6,738,415,616 parameters, the head a matrix of its own" in printed
+    assert "llama-7b: 6,738,415,616 parameters, separate head matrix" in printed
     assert "lora 256 8,388,608 0.12 % low-rank adapters" in printed
     assert "bitfit - - - the biases" in printed
     assert "adapters of r 8 on q_proj, k_proj, v_proj, o_proj; with rsLoRA the same tensors" in printed

@@ -288,9 +288,7 @@ class BaseMatchesFile(Check):
         )
 
 
-WITHOUT_WITNESS = (
-    "not one tensor is the file's: a loader may rename or convert them all, or the file is another model's"
-)
+WITHOUT_WITNESS = "every tensor differs from the file: a loader may convert all, or the file belongs to another model"
 """Why a reference that was right nowhere in this training proves nothing."""
 
 
