@@ -1,4 +1,4 @@
-"""Write docs/checks.md from the checks themselves: scripts/checks-page.py [FILE]. A self-test holds the page fresh."""
+"""Write docs/checks/ from the checks themselves: scripts/checks-page.py [FOLDER]. A self-test keeps the pages fresh."""
 
 from __future__ import annotations
 
@@ -10,62 +10,89 @@ import math
 import sys
 import textwrap
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tunecheck.checks import CHECKS
+from tests.failing import examples
+from tunecheck.checks import CHECKS, SUBJECTS
 from tunecheck.core.check import Check
+from tunecheck.core.paths import checkout_folder
+from tunecheck.core.premises import Premise
+from tunecheck.listen.expectations import EXPECTATIONS
+from tunecheck.listen.explain import ALL
+from tunecheck.listen.explain import FEATURES as OF_A_SCRIPT
+from tunecheck.results.causes import CONSEQUENCES
 
-HEAD = """\
-<!-- Written by scripts/checks-page.py; do not edit by hand. -->
+WRITTEN = "<!-- Written by scripts/checks-page.py; do not edit by hand. -->"
+INDEX = """\
 # Checks
 
-For whoever reads a failure, or wants to know what a pass means. {count} checks, in the order of a training: the first
-failure of a report is the nearest to the cause. A check is a pure function of a trace: `tunecheck judge TRACE --set
-checks.NAME.LIMIT=VALUE` repeats it with another limit, and `checks: {{NAME: off}}` in a run's YAML leaves it out.
-`tunecheck show RUN` lists the checks of a run with their limits.
+tunecheck has {count} checks, listed in the order of a training. The first failure of a report is the nearest to the
+cause. A check reads a recorded trace and trains nothing: `tunecheck judge TRACE` repeats it.
 
-"Only where named" means that the run's YAML must name the check, because its limit belongs to one run. A check whose
-evidence is missing is unjudged, never passed, and so is one that needs pretrained weights where they are random. Every
-limit can be changed in `checks:`; where its default comes from stands beside it.
+A check that lacks evidence is unjudged, never passed. Each page names the limits of a check and their source.
+
+- *your training*: `tunecheck watch` judges it. `tunecheck watch --explain` lists what each check needs.
+- *tiers*: tunecheck's own runs judge it. `tunecheck show RUN` lists the checks of a run.
+- *causal LM*: the check needs a causal language model and its token loss.
 """
-FEATURES = {
-    "adapters": "train adapters (`lora:`)",
-    "canary": "have a canary row and generate text",
-    "checkpointing": "use gradient checkpointing",
-    "directional": "measure directional derivatives (`probes.directional_gradient`), without dropout",
-    "dropout": "use dropout in the adapters",
-    "fallback": "name a fallback chain",
-    "evaluates": "are trainings of your own (`tunecheck watch`) that evaluate",
-    "expectations": "are trainings of your own (`tunecheck watch`) of which `--expect` says more",
-    "frozen": "freeze a part of the base",
-    "given_rows": "are trainings of your own (`tunecheck watch`)",
-    "generate": "generate text (`probes.generate` or `probes.prompts`)",
-    "long_run": "take 100 steps or more",
-    "many_steps": "take 50 steps or more",
-    "memory_order": "train the memory variants (`probes.memory_order`)",
-    "merge": "merge the adapter (`probes.merge`)",
-    "oracle": "compute oracle steps (`probes.oracle_steps`), without dropout",
-    "pairs": "are trainings of your own (`tunecheck watch`) on pairs of a chosen and a rejected answer",
-    "parallel": "train in several processes (`parallel`)",
-    "sharded": "shard the model over them (`parallel.engine: fsdp`)",
-    "quantized": "have a quantized base",
-    "read_back": "read the adapter back by peft alone (`probes.read_back`)",
-    "reference": "train a CPU reference of a fallback (`probes.reference`)",
-    "repeat": "repeat their first steps (`probes.repeat_steps`)",
-    "resume_declared": "are trainings of your own (`tunecheck watch`) whose arguments name a checkpoint that is there",
-    "resume": "resume from a checkpoint (`probes.resume_from`)",
-    "rescale": "go on from a checkpoint in another number of processes (`probes.rescale_to`)",
-    "unknown_rows": "are trainings of your own (`tunecheck watch`) of a model or a loss that only its own code knows",
-    "suite_rows": "are tunecheck's own",
-    "several_steps": "take 5 steps or more",
-    "trains_base": "train weights of the base",
-    "watched": "are trainings of your own (`tunecheck watch`)",
+WHY = {
+    "machine": "A wrong device, dtype or kernel changes speed, memory and numbers without an error.",
+    "what learns": "A frozen adapter, or an unfrozen base, trains without an error. Only the result shows it.",
+    "base": "Training on damaged or missing base weights looks normal, and gives a poor model.",
+    "forward": "Loss and gradients are only as right as the forward pass that they come from.",
+    "adapters": "A wrong adapter still trains and still lowers the loss, but towards another function.",
+    "rows": "The model learns exactly what its rows and labels contain. A mistake in them raises no error.",
+    "gradients": "A wrong gradient still lowers the loss for a while. The loss curve does not show it.",
+    "loss": "A wrongly scaled or averaged loss changes the effective learning rate and hides behind a falling curve.",
+    "optimizer": "The optimizer applies every mistake of rate, order or coverage silently in each step.",
+    "evaluation": "A wrong evaluation selects the wrong checkpoint, and reports a quality that does not exist.",
+    "saving": "The saved files are the product. A mistake in them shows only after the training is gone.",
+    "memory": "A slow leak, or a memory setting without effect, ends a long training hours after its start.",
+    "speed": "Time is money on rented GPUs. A slow step, or a wrong clock, hides in a healthy loss curve.",
+    "learning": "A pipeline can be correct in every part and still teach the model nothing.",
+    "repeats": "A result that cannot be repeated or resumed cannot be compared or trusted.",
 }
-"""`Run.features` in words: what a run must do for a check to apply."""
+"""Subject to why its checks matter."""
+YOURS = "Your own training (`tunecheck watch`)"
+FEATURES = {
+    "adapters": "Adapters: `lora:` in a run, a LoraConfig in your training.",
+    "canary": "A canary row and generated text.",
+    "checkpointing": "Gradient checkpointing.",
+    "directional": "Directional derivatives without dropout (`probes.directional_gradient`).",
+    "dropout": "Dropout in the adapters.",
+    "evaluates": f"{YOURS} with evaluations.",
+    "expectations": f"{YOURS} with `--expect`.",
+    "fallback": "A configured fallback chain.",
+    "frozen": "Frozen parts of the base.",
+    "generate": "Generated text (`probes.generate` or `probes.prompts`).",
+    "given_rows": f"{YOURS}.",
+    "long_run": "At least 100 steps.",
+    "many_steps": "At least 50 steps.",
+    "memory_order": "The memory variants (`probes.memory_order`).",
+    "merge": "A merged adapter: `probes.merge` in a run, adapters of a LoraConfig in your training.",
+    "oracle": "Oracle steps without dropout (`probes.oracle_steps`).",
+    "pairs": f"{YOURS} on preference pairs or labelled answers.",
+    "parallel": "Several processes (`parallel`).",
+    "quantized": "A quantized base.",
+    "read_back": "The saved adapter loaded by peft alone (`probes.read_back`).",
+    "reference": "A CPU reference of a fallback (`probes.reference`).",
+    "repeat": "Repeated first steps: `probes.repeat_steps` in a run, `--twice` in your training.",
+    "rescale": "A resume with another number of processes (`probes.rescale_to`).",
+    "resume": "A resume from a checkpoint: `probes.resume_from` in a run, `--twice` in your training.",
+    "resume_declared": f"{YOURS} whose arguments name an existing checkpoint.",
+    "several_steps": "At least 5 steps.",
+    "sharded": "A model sharded over several processes (`parallel.engine: fsdp`).",
+    "suite_rows": "One of tunecheck's own runs.",
+    "trains_base": "Trained weights in the base.",
+    "unknown_rows": f"{YOURS} with a model or a loss of its own.",
+    "watched": f"{YOURS}.",
+}
+"""`Run.features` in words: what a training must have for a check to apply."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -78,44 +105,138 @@ class Limit:
 
 
 def main(arguments: list[str]) -> None:
-    """Write the page."""
-    path = Path(arguments[0]) if arguments else Path(__file__).resolve().parents[1] / "docs" / "checks.md"
-    path.write_text(page(), encoding="utf-8")
+    """Write the index and a page for each check; remove the pages of checks that no longer exist."""
+    folder = Path(arguments[0]) if arguments else checkout_folder() / "docs" / "checks"
+    folder.mkdir(parents=True, exist_ok=True)
+    found = pages()
+    for stale in {path.name for path in folder.glob("*.md")} - found.keys():
+        (folder / stale).unlink()
+    for name, text in found.items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
-def page() -> str:
-    """Return the whole page: a table of contents by file, then a section for each check."""
-    contents = ["| subject | checks |", "|---|---|"]
-    for module in dict.fromkeys(check.__module__ for check in CHECKS.values()):
-        names = [f"[`{name}`](#{name})" for name, check in CHECKS.items() if check.__module__ == module]
-        contents.append(f"| {module.rpartition('.')[2]} | {', '.join(names)} |")
-    sections = [section(name, check) for name, check in CHECKS.items()]
-    return "\n".join([HEAD.format(count=len(CHECKS)), *contents, "", *sections])
+def pages() -> dict[str, str]:
+    """Return file name to text of every page."""
+    failures = examples()
+    return {"index.md": index(), **{f"{name}.md": page(name, check, failures) for name, check in CHECKS.items()}}
 
 
-def section(name: str, check: type[Check]) -> str:
-    """Return what there is to say about one check."""
-    lines = [
-        f"## {name}",
-        "",
-        *wrapped(inspect.cleandoc(check.__doc__ or "")),
-        "",
-        *wrapped(f"- **Applies** {applies(check)}"),
-    ]
-    for limit in limits(check):
-        lines += wrapped(f"- **Limit** `{limit.key}: {limit.default}`" + (f": {limit.source}" if limit.source else ""))
-    lines += wrapped(f"- **May be meant**: {check.convention}") if check.convention else []
-    lines += wrapped(f"- **A failure usually means** {check.meaning}")
-    lines += wrapped(f"- **What to do** {check.remedy}")
+def index() -> str:
+    """Return the table of all checks by subject."""
+    lines = [WRITTEN, *INDEX.format(count=len(CHECKS)).splitlines()]
+    for subject in dict.fromkeys(SUBJECTS.values()):
+        lines += [
+            "",
+            f"## {subject.capitalize()}",
+            "",
+            WHY[subject],
+            "",
+            "| check | rule | judged in |",
+            "|---|---|---|",
+        ]
+        for name in (name for name in CHECKS if SUBJECTS[name] == subject):
+            lines.append(f"| [`{name}`]({name}.md) | {cell(rule(CHECKS[name]))} | {kind(CHECKS[name])} |")
     return "\n".join(lines) + "\n"
 
 
-def applies(check: type[Check]) -> str:
-    """Return to which runs a check applies."""
-    wanted = " and ".join(FEATURES[name] for name in sorted(check.applies_to))
-    words = f"to runs that {wanted}" if wanted else "to every run"
-    words += "; only where named" if check.opt_in else ""
-    return words + ("; needs pretrained weights" if check.needs_pretrained else "")
+def page(name: str, check: type[Check], failures: Mapping[str, tuple[str, str]]) -> str:
+    """Return one check's page."""
+    paragraphs = inspect.cleandoc(check.__doc__ or "").split("\n\n")
+    later = paragraphs[0].removeprefix(rule(check)).strip()
+    lines = [WRITTEN, f"# {name}", "", *wrapped(f"**{rule(check)}**")]
+    lines += titled("Why it matters", WHY[SUBJECTS[name]])
+    if details := [text for text in (later, *paragraphs[1:]) if text]:
+        lines += titled("What it measures", *details)
+    if found := list(limits(check)):
+        lines += ["", "## Limits", "", *(line for limit in found for line in wrapped(limit_line(limit)))]
+    lines += ["", "## What it needs", "", *(line for need in needs(check) for line in wrapped(f"- {need}"))]
+    lines += titled("Likely causes", check.meaning)
+    if why := [other for other, spoiled in CONSEQUENCES.items() if name in spoiled]:
+        lines += ["", *wrapped(f"A failure of {linked(why)} also fails this check. Fix that one first.")]
+    lines += titled("What to do", check.remedy)
+    if name in failures:
+        fault, text = failures[name]
+        lines += ["", "## Example", "", f'Message for the fault "{fault}":', "", "```text", *wrapped(text, 100), "```"]
+    return "\n".join([*lines, *silencing(name, check)]) + "\n"
+
+
+def titled(title: str, *paragraphs: str) -> list[str]:
+    """Return a section of these paragraphs."""
+    return ["", f"## {title}", *(line for text in paragraphs for line in ("", *wrapped(text)))]
+
+
+def limit_line(limit: Limit) -> str:
+    """Return a limit as a list item."""
+    return f"- `{limit.key}: {limit.default}`" + (f": {limit.source}" if limit.source else "")
+
+
+def linked(names: list[str]) -> str:
+    """Return links to the pages of these checks, as alternatives."""
+    links = [f"[`{name}`]({name}.md)" for name in names]
+    return " or ".join(filter(None, [", ".join(links[:-1]), links[-1]]))
+
+
+def rule(check: type[Check]) -> str:
+    """Return the first sentence of a check's docstring."""
+    return object.__new__(check).question  # a check whose limit is required cannot be made without one
+
+
+def cell(text: str) -> str:
+    """Return the text for a cell of a Markdown table."""
+    return text.replace("|", r"\|")
+
+
+def watched(check: type[Check]) -> bool:
+    """Return whether the check may be judged in a training of the user's own."""
+    return not check.opt_in and check.applies_to <= ALL | OF_A_SCRIPT.keys()
+
+
+def in_tiers(check: type[Check]) -> bool:
+    """Return whether the check may be judged in tunecheck's own runs."""
+    return not any(FEATURES[feature].startswith(YOURS) for feature in check.applies_to)
+
+
+def kind(check: type[Check]) -> str:
+    """Return the kind of training that a check applies to, for the index."""
+    if not watched(check):
+        return "tiers"
+    causal = ", causal LM" if Premise.CAUSAL_LM in check.premises else ""
+    return f"your training{', tiers' if in_tiers(check) else ''}{causal}"
+
+
+def needs(check: type[Check]) -> Iterator[str]:
+    """Yield what a training must have for the check to be judged, a sentence each."""
+    yield from sorted(FEATURES[feature] for feature in check.applies_to)
+    if check.opt_in:
+        yield "A run whose YAML names the check under `checks:`, because the limit belongs to one run."
+    if check.needs_pretrained:
+        yield "Pretrained weights. With random weights it is unjudged."
+    texts = explained(Premise)
+    yield from (texts[premise.name] for premise in Premise if premise in check.premises)
+    if not check.applies_to and not check.premises and not check.opt_in:
+        yield "Any training."
+
+
+def silencing(name: str, check: type[Check]) -> list[str]:
+    """Return the section on how to accept a finding, declare what is missing, or change a limit."""
+    lines = ["", "## Accept, declare or change a limit", ""]
+    if check.convention:
+        lines += [*wrapped(f"Some do this on purpose: {check.convention}. In your training it is a suspicion."), ""]
+    if watched(check):
+        lines += ["Accept a finding on purpose, for one command or in `pyproject.toml`:", "", "```console"]
+        lines += [f'$ tunecheck watch --ignore {name}="REASON" -- python train.py', "```", "", "```toml"]
+        lines += ["[tool.tunecheck]", f'ignore = {{ {name} = "REASON" }}', "```", ""]
+        keys = [(key, found) for key, found in EXPECTATIONS.items() if name in found.opens]
+        if keys:
+            lines += ["Declare what tunecheck cannot read from your objects:", ""]
+            for key, found in keys:
+                lines += wrapped(f"- `--expect {key}={found.example}`: {found.meaning}")
+            lines += [""]
+    if in_tiers(check):
+        lines += [f"Turn it off in a run's YAML: `checks: {{{name}: off}}`.", ""]
+    if changeable := [field.name for field in dataclasses.fields(check)]:
+        lines += [f"Use another limit: `--set checks.{name}.{changeable[0]}=VALUE`.", ""]
+    return lines[:-1]
 
 
 def limits(check: type[Check]) -> Iterator[Limit]:
@@ -135,8 +256,8 @@ def value(field: dataclasses.Field[Any]) -> str:
 
 
 def explained(owner: type) -> dict[str, str]:
-    """Return the docstring below each field of a class, or the comment at the end of its line."""
-    if not issubclass(owner, Check):
+    """Return the docstring after each field of a class, or the comment at the end of its line."""
+    if not issubclass(owner, Check | Premise):
         return {}
     source = textwrap.dedent(inspect.getsource(owner))
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
@@ -144,20 +265,21 @@ def explained(owner: type) -> dict[str, str]:
     found: dict[str, str] = {}
     body = ast.parse(source).body[0].body  # type: ignore[attr-defined]
     for node, after in zip(body, [*body[1:], None], strict=True):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        if isinstance(target, ast.Name):
             words = comments.get(node.end_lineno or 0, "")
             if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
                 words = "; ".join(filter(None, [words, " ".join(str(after.value.value).split())]))
-            found[node.target.id] = words
+            found[target.id] = words
     return found
 
 
-def wrapped(text: str) -> list[str]:
-    """Return the text in lines of at most 120 characters, a list item's later lines indented."""
+def wrapped(text: str, width: int = 120) -> list[str]:
+    """Return the text in lines of at most this many characters, a list item's later lines indented."""
     indent = "  " if text.startswith("- ") else ""
-    options = {"width": 120, "subsequent_indent": indent, "break_long_words": False, "break_on_hyphens": False}
-    paragraphs = [textwrap.wrap(" ".join(part.split()), **options) for part in text.split("\n\n")]  # type: ignore[arg-type]
-    return [line for number, lines in enumerate(paragraphs) for line in ([""] if number else []) + lines]
+    return textwrap.wrap(
+        " ".join(text.split()), width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 if __name__ == "__main__":

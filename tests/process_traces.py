@@ -28,7 +28,7 @@ def heard(folder, rank, *, rows=None, dataset_rows=12, processes=2, end=None, **
     main = healthy().main
     window = main.all(e.Window)[0]
     features = ["given_rows", "watched"]
-    header = with_run(healthy(), features=features, open_premises={"every_row_seen": "its own rows alone"}).header
+    header = with_run(healthy(), features=features, open_premises={"every_row_seen": "only its own rows"}).header
     options = Options(folder=str(folder), name="train")
     writer = TraceWriter(trace_file(options, 1, rank))
     own = ROWS[6 * rank : 6 * rank + 6] if rows is None else rows

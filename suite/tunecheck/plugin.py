@@ -58,7 +58,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     for option in SESSION_OPTIONS:
         group.addoption(option.flag, help=option.help, **option.settings)
     group.addoption(
-        "--run", action="append", default=[], metavar="RUN", help="only this run, by its name, id or YAML file"
+        "--run", action="append", default=[], metavar="RUN", help="select this run by its name, id or YAML file"
     )
 
 
@@ -76,7 +76,7 @@ def refuse_missing_plugins(config: pytest.Config) -> None:
     """Raise UsageError where a plugin of pytest's own is switched off without which no session can be shown."""
     for name in ("terminal", "capture"):
         if config.pluginmanager.is_blocked(name):
-            raise pytest.UsageError(f"-p no:{name} leaves tunecheck without what it reports with: leave it out")
+            raise pytest.UsageError(f"-p no:{name} disables a plugin that tunecheck reports with: remove it")
 
 
 def spare_cache(config: pytest.Config) -> None:
@@ -344,9 +344,9 @@ class SessionHooks:
     # From collection to the last test.
 
     def pytest_report_header(self) -> list[str]:
-        bare = ["tunecheck: no -m is given, so this is the quick tier"] if self.bare else []
+        bare = ["tunecheck: without -m, this runs the quick tier"] if self.bare else []
         cap = self.config.option.vram_cap
-        return [*bare, f"tunecheck: --vram-cap: every GPU is treated as one of {cap / GIB:.1f} GiB"] if cap else bare
+        return [*bare, f"tunecheck: --vram-cap: every GPU is limited to {cap / GIB:.1f} GiB"] if cap else bare
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> None:
@@ -476,7 +476,7 @@ class SessionHooks:
         elif (
             self.asked and not self.worker and session.exitstatus == pytest.ExitCode.OK
         ):  # by --setup-plan, or by another plugin
-            print("tunecheck: checks were selected, but none was executed: nothing was judged", file=sys.stderr)
+            print("tunecheck: checks were selected, but none was run: nothing was judged", file=sys.stderr)
             session.exitstatus = INCONCLUSIVE
         if self.interrupted and self.report is None and not self.worker and asks_for_tiers(self.config.args):
             print("tunecheck: interrupted", file=sys.stderr)

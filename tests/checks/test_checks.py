@@ -184,14 +184,14 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("one layer missed", "4 of 8 not trainable: base_model.model.model.layers.1: self_attn"): having(
             e.Census, trainable=LORA[:4]
         ),
-        ("adapted twice", "get_peft_model was given a model that has adapters already"): having(
+        ("adapted twice", "get_peft_model received a model with adapters"): having(
             e.Census, trainable=tuple(f"base_model.model.{name}" for name in LORA)
         ),
-        ("A frozen in a script", "declare it by --expect 'frozen=lora_A'"): both(
+        ("A frozen in a script", "declare it with --expect 'frozen=lora_A'"): both(
             asking(features=["watched"]), having(e.Census, trainable=LORA_B)
         ),
         ("loaded frozen", "8 of 8 not trainable"): having(e.Census, trainable=()),
-        ("unfrozen by an evaluation", "end: 1 trainable that should not be: model.norm.weight"): having(
+        ("unfrozen by an evaluation", "end: 1 trainable, but not configured: model.norm.weight"): having(
             e.Census, 2, trainable=(*LORA, "model.norm.weight")
         ),
         ("nothing expected", "0 of"): having(e.Census, expected_trainable=(), trainable=(), trainable_parameters=0),
@@ -206,14 +206,14 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("head untied", "63,734,592 in all, 35,423,040 by arithmetic"): having(e.Census, total_parameters=63_734_592),
     },
     "optimizer_coverage": {
-        ("built before wrapping", "4 tensors in the optimizer are not the model's"): having(
+        ("built before wrapping", "4 tensors in the optimizer do not belong to the model"): having(
             e.Census, optimized=(*LORA[:4], *"????")
         ),
         ("empty", f"8 trainable tensors are not in the optimizer: {LORA[0]}"): having(e.Census, optimized=()),
-        ("AMSGrad", "start: switched on though nobody asked: amsgrad"): having(
+        ("AMSGrad", "start: switched on, but not configured: amsgrad"): having(
             e.Census, 0, optimizer_switches={"amsgrad": 8}
         ),
-        ("half without decay", f"all but norms and biases configured, otherwise in {LORA[0]}"): both(
+        ("half without decay", f"configured for all but norms and biases, but differs in {LORA[0]}"): both(
             asking(training={"weight_decay": 0.1, "weight_decay_on": "all_but_norms_and_biases"}),
             having(e.Census, trainable=(*LORA, "norm.weight"), optimized=(*LORA, "norm.weight")),
             having(e.Census, weight_decays={"0.1": 8, "0.0": 1}, undecayed=(LORA[0], "norm.weight")),
@@ -237,7 +237,7 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("bypassed", f"14 of 14 linears are not 4-bit: {LINEARS[0]}"): having(
             e.Quantization, quantized_modules=(), quant_types={}, block_sizes={}, packed_bytes=0, expected_bytes=0
         ),
-        ("statistics in bf16", f"once more gives: {LINEARS[3]}"): having(
+        ("statistics in bf16", f"again gives other bytes: {LINEARS[3]}"): having(
             e.Quantization, requantized_differing=(LINEARS[3],)
         ),
         ("nothing compared", "none could be compared"): having(e.Quantization, requantized=0),
@@ -247,14 +247,16 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("a layer left out", f"7 of 14 linears are not 4-bit: {LINEARS[7]}"): having(
             e.Quantization, quantized_modules=LINEARS[:7]
         ),
-        ("head quantised", "should not be: lm_head"): having(e.Quantization, quantized_modules=(*LINEARS, "lm_head")),
+        ("head quantised", "but not configured: lm_head"): having(
+            e.Quantization, quantized_modules=(*LINEARS, "lm_head")
+        ),
         ("library's default type", "type {'fp4': 14}, configured nf4"): having(e.Quantization, quant_types={"fp4": 14}),
         ("block size ignored", "block size {'128': 14}"): having(e.Quantization, block_sizes={"128": 14}),
         ("no double quantisation", "double quantisation"): having(e.Quantization, double_quant={"False": 14}),
         ("statistics unpacked", "4,000,000 bytes packed, 3,666,568"): having(e.Quantization, packed_bytes=4_000_000),
     },
     "base_matches_file": {
-        ("initialised after loading", "1 of 20 tensors are not the file's: norm"): having(
+        ("initialised after loading", "1 of 20 tensors differ from the file: norm"): having(
             e.BaseFidelity, differing=("norm",)
         ),
         ("rotary buffer of noise", "inv_freq"): having(e.BaseFidelity, buffers_differing=("rotary_emb.inv_freq",)),
@@ -275,8 +277,8 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
     },
     "matmul_precision": {("TF32 is on", "float64"): having(e.ForwardPaths, matmul_error=5e-4)},
     "forward_deterministic": {
-        ("noise in the norm", "two equal forwards"): having(e.ForwardPaths, repeat_difference=1e-3),
-        ("noise in early steps", "step 2: its first micro-batch, given to the model once more"): having(
+        ("noise in the norm", "two equal forward passes"): having(e.ForwardPaths, repeat_difference=1e-3),
+        ("noise in early steps", "step 2: a second forward pass of its first micro-batch"): having(
             e.OwnLoss, 2, model_repeats=False
         ),
     },
@@ -287,9 +289,10 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("a layer left out", "layers.1.input_layernorm was not called"): having(
             e.ForwardReference, error=math.inf, worst="layers.1.input_layernorm was not called"
         ),
-        ("norms in bf16", "the gain of norm off by 0.32 units of the last place: it is not taken in fp32"): both(
-            having(e.Setup, precision="bf16"), having(e.ForwardReference, gain_error=2.5e-3, gain_error_at="norm")
-        ),
+        (
+            "norms in bf16",
+            "the gain of norm off by 0.32 units of the last place: the norm is not computed in fp32",
+        ): both(having(e.Setup, precision="bf16"), having(e.ForwardReference, gain_error=2.5e-3, gain_error_at="norm")),
         ("a gain of nothing", "off by nan"): both(
             having(e.Setup, precision="fp16"), having(e.ForwardReference, gain_error=NAN, gain_error_at="norm")
         ),
@@ -307,12 +310,12 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
     },
     "adapters_start_neutral": {("random B", "from its base"): having(e.AdapterStart, start_difference=0.3)},
     "adapters_start_random": {
-        ("a hundred times too large", "100 times as large"): having(
+        ("a hundred times too large", "100 times its expected size"): having(
             e.AdapterStart, a_sizes={"smallest": 99.0, "largest": 100.0}
         ),
         ("A is zero", "A is 0 to 0 times"): having(e.AdapterStart, a_sizes={"smallest": 0.0, "largest": 0.0}),
         ("never seeded", "seeded with 67280421310721, configured 0"): having(e.AdapterStart, seed=67280421310721),
-        ("the seed set again", "1 A repeat another one: "): having(e.AdapterStart, a_repeated=LORA_A[1:2]),
+        ("the seed set again", "1 A equal to another A: "): having(e.AdapterStart, a_repeated=LORA_A[1:2]),
         ("half of A drawn twice", "1 A of less than full rank: "): having(e.AdapterStart, a_dependent=LORA_A[1:2]),
     },
     "adapter_algebra": {
@@ -370,7 +373,7 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("every epoch in one order", "two epochs have the same order"): both(
             having(e.DataSplit, train_rows=6), lambda trace: with_rows(trace, [*range(6), *range(6)])
         ),
-        ("another file", "the files read have the digest 0ddba11, the trace names efefefefefef"): having(
+        ("another file", "the files read have the digest 0ddba11, those of the trace efefefefefef"): having(
             e.DataSplit, dataset_sha256="0ddba11"
         ),
         ("last micro-batch dropped", "step 5: rows canary, train:208, prescribed"): having(
@@ -386,28 +389,29 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ),
     },
     "calls_in_order": {
-        ("a callback steps the optimizer again", "the optimizer steps again with gradients that it has used"): having(
+        ("a callback steps the optimizer again", "the optimizer steps twice with the same gradients"): having(
             e.CallOrder, 3, calls=(*CALLS[:6], "step", *CALLS[6:])
         ),
-        ("clipped after the step", "clipped after the optimizer has used them (in 6 of 6 steps); step 0: "): having(
+        ("clipped after the step", "clipped after the optimizer step (in 6 of 6 steps); step 0: "): having(
             e.CallOrder, calls=(*CALLS[:4], "step", "clip", "schedule", "clear")
         ),
-        ("cleared before the step", "gradients are cleared that no optimizer has used"): having(
+        ("cleared before the step", "gradients are cleared before an optimizer uses them"): having(
             e.CallOrder, calls=(*CALLS[:4], "clip", "clear", "idle step", "schedule")
         ),
-        ("cleared between micro-batches", "cleared that no optimizer has used (in 6 of 6 steps)"): having(
+        ("cleared between micro-batches", "cleared before an optimizer uses them (in 6 of 6 steps)"): having(
             e.CallOrder, calls=(*CALLS[:2], "clear", *CALLS[2:])
         ),
-        ("never cleared", "a backward pass adds to gradients that the optimizer has used (in 5 of 6 steps)"): having(
-            e.CallOrder, calls=CALLS[:-1]
-        ),
+        (
+            "never cleared",
+            "a backward pass adds to gradients that the optimizer already used (in 5 of 6 steps)",
+        ): having(e.CallOrder, calls=CALLS[:-1]),
         ("stepped at each micro-batch", "steps before the last backward pass of its window"): having(
             e.CallOrder, calls=("forward", "backward", "step", "clear", "forward", "backward", "step", "clear")
         ),
-        ("clipped while scaled", "clipped while they are still scaled"): having(
+        ("clipped while scaled", "clipped before unscaling"): having(
             e.CallOrder, calls=("forward", "scale", "backward", "clip", "unscale", "step", "clear")
         ),
-        ("the scaler left out", "the optimizer steps with gradients that are still scaled"): having(
+        ("the scaler left out", "the optimizer steps with scaled gradients"): having(
             e.CallOrder, calls=("forward", "scale", "backward", "step", "clear")
         ),
         ("the schedule first", "the schedule is stepped before the optimizer"): having(
@@ -428,13 +432,15 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("eval mode after a resume", "after the resume, first in step 3: the model in eval mode"): lambda trace: (
             with_further(trace, "resume", e.TrainingState(step=3, forwards=2, modules_in_eval=("the model",)))
         ),
-        ("another adapter", "with another active adapter"): having(e.TrainingState, 2, adapters_inactive=MODULES[:1]),
+        ("another adapter", "with a different active adapter"): having(
+            e.TrainingState, 2, adapters_inactive=MODULES[:1]
+        ),
         ("merged", "first in step 5: " + f"{MODULES[1]} with a merged adapter"): having(
             e.TrainingState, 5, adapters_merged=MODULES[1:2]
         ),
         ("frozen again", f"{LORA[0]} not requiring a gradient"): having(e.TrainingState, 4, frozen=LORA[:1]),
         ("base unfrozen", "head requiring a gradient"): having(e.TrainingState, 4, unfrozen=("head",)),
-        ("a step unseen", "no forward pass seen in steps 2"): having(e.TrainingState, 2, forwards=0),
+        ("a step unseen", "no forward pass was recorded in steps 2"): having(e.TrainingState, 2, forwards=0),
     },
     "loss_oracle": {
         ("means averaged", "step 0: reported 5.208177"): having(e.Step, loss=times(1.05)),
@@ -448,7 +454,7 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("reported in bf16", "none of 6 reported losses has more than 8 binary digits"): both(
             having(e.Step, loss=in_bf16), having(e.Oracle, loss=in_bf16), having(e.OwnLoss, loss=in_bf16)
         ),
-        ("tokens exchanged on their way", "not their window's: step 3: 2"): having(
+        ("tokens exchanged on their way", "tokens of another step: step 3: 2"): having(
             e.OwnLoss, 3, loss=None, foreign_rows=2
         ),
     },
@@ -456,7 +462,9 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("means averaged", "step 0 (2 x 2 rows): error 0.15"): having(e.Oracle, gradient_error=0.15),
         ("gradients not cleared", "step 2 (2 x 2 rows): error 1.3"): having(e.Oracle, 1, gradient_error=1.3),
         ("one tensor cut off", f"worst tensor {LORA_B[2]} 1 at step 2"): having(e.Oracle, 1, worst_gradient_error=1.0),
-        ("a z-loss in the gradient", "that by the logits 0.0006 at step 4"): having(e.OwnLoss, 4, gradient_error=6e-4),
+        ("a z-loss in the gradient", "gradient by the logits 0.0006 at step 4"): having(
+            e.OwnLoss, 4, gradient_error=6e-4
+        ),
     },
     "weight_gradients": {
         ("halved in every fourth step", f"{LORA_B[2].removesuffix('.weight')} in step 2, off by 0.5 (float32)"): having(
@@ -491,18 +499,18 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("norm of nothing", "the gradients have 0"): having(e.Gradients, 3, norms={}),
     },
     "learning_rate_trace": {
-        ("a unit mistaken", "step 1: rate 2e-13, the schedule says 0.0002"): having(e.Step, learning_rate=times(1e-9)),
+        ("a unit mistaken", "step 1: rate 2e-13, the schedule gives 0.0002"): having(e.Step, learning_rate=times(1e-9)),
         ("stepped once a micro-batch", "step 2: rate 0.0001309"): having(e.Step, 2, learning_rate=1.309e-4),
-        ("never stepped", "step 0: rate 0.0002, the schedule says 0"): having(e.Step, learning_rate=2e-4),
-        ("stepped although skipped", "step 4: rate 6.91e-05, the schedule says 0.0001309"): having(
+        ("never stepped", "step 0: rate 0.0002, the schedule gives 0"): having(e.Step, learning_rate=2e-4),
+        ("stepped although skipped", "step 4: rate 6.91e-05, the schedule gives 0.0001309"): having(
             e.Step, 3, applied=False
         ),
     },
     "steps_applied": {
-        ("optimizer does nothing", "nothing moved in steps [1, 2, 3, 4, 5]"): having(e.Update, moved=False),
-        ("rate unknown and nothing moved", "nothing moved in steps [0"): having(
-            e.Update, moved=False, expected_learning_rate=NAN
+        ("optimizer does nothing", "steps [1, 2, 3, 4, 5] count as applied, but changed no weight"): having(
+            e.Update, moved=False
         ),
+        ("rate unknown and nothing moved", "steps [0"): having(e.Update, moved=False, expected_learning_rate=NAN),
         ("scaler skips on", "6 of 6 steps, 6 skipped"): having(e.Step, applied=False),
         ("ended early", "6 of 12 steps"): asking(training={"max_steps": 12}),
         ("a step counted twice", "6 of 6 steps"): having(e.Step, 3, step=2),
@@ -534,15 +542,15 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
             e.Movement, frozen_changed=LINEARS
         ),
         ("a bit flipped", "1 of 76 frozen tensors changed: head"): having(e.Movement, frozen_changed=("head",)),
-        ("off in the middle", "right again at the end: norm by step 3"): having(
+        ("off in the middle", "restored at the end: norm before step 3"): having(
             e.Continuity, frozen_changed={"norm": 3}
         ),
     },
     "weights_change_only_in_steps": {
-        ("rounded by a save", f"1 of 8 trained tensors changed outside of a step: {LORA_A[0]} by step 3"): having(
+        ("rounded by a save", f"1 of 8 trained tensors changed outside of a step: {LORA_A[0]} before step 3"): having(
             e.Continuity, trained_changed={LORA_A[0]: 3}
         ),
-        ("averages stay", f"{LORA[0]} by step 6"): having(e.Continuity, trained_changed=dict.fromkeys(LORA, 6)),
+        ("averages stay", f"{LORA[0]} before step 6"): having(e.Continuity, trained_changed=dict.fromkeys(LORA, 6)),
     },
     "evaluation_oracle": {
         ("mean of batch means", "heldout: reported 4.310000"): having(
@@ -556,7 +564,7 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("one evaluation left out", "never evaluated: heldout before step 3, probe before step 3"): asking(
             evaluation={"at": [3]}
         ),
-        ("evaluated at another step too", "evaluated though not configured: probe before step 3"): lambda trace: adding(
+        ("evaluated at another step too", "evaluated, but not configured: probe before step 3"): lambda trace: adding(
             trace, e.Evaluation(step=3, split="probe", loss=4.0, tokens=38, logits_loss=4.0)
         ),
         ("mean of perplexities", "probe before step 6: reported 3.612028, 3.619253 in float64"): having(
@@ -571,20 +579,20 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("eval() does nothing", "probe: 9 modules were in train mode"): having(
             e.EvaluationAudit, training_modules_during=9
         ),
-        ("dropout is functional", "probe: its first batch gives other logits"): having(
+        ("dropout is functional", "probe: a second evaluation of its first batch gives other logits"): having(
             e.EvaluationAudit, 0, repeats=False
         ),
         ("logits kept with their graph", "heldout: gradients were enabled"): having(
             e.EvaluationAudit, 1, built_graph=True
         ),
-        ("every batch's logits kept", "heldout: 6 tensors of an evaluation are still alive"): having(
+        ("every batch's logits kept", "heldout: 6 tensors of an evaluation are alive after its end"): having(
             e.EvaluationAudit, 1, kept_tensors=6
         ),
         ("averages swapped in and not out", "probe: it changed the trained weights"): having(
             e.EvaluationAudit, 0, weights_changed=True
         ),
         ("left in eval mode", "modes were not restored"): having(e.EvaluationAudit, mode_restored=False),
-        ("older weights evaluated", "heldout before step 6: the model as it is computes something else"): having(
+        ("older weights evaluated", "heldout before step 6: the current model computes other logits"): having(
             e.Evaluation, 3, model_repeats=False
         ),
     },
@@ -597,17 +605,17 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
     },
     "adapters_applied": {("adapter disabled", "adapters on and off"): having(e.AdapterEffect, difference=0.0)},
     "adapter_round_trip": {
-        ("empty file", f"8 tensors missing in the file: {LORA[0]}"): having(e.RoundTrip, tensors=0, missing=LORA),
+        ("empty file", f"8 tensors missing from the file: {LORA[0]}"): having(e.RoundTrip, tensors=0, missing=LORA),
         ("renamed keys", "in the file but not in the model: x"): having(
             e.RoundTrip, unexpected=("x",), missing=LORA[:1]
         ),
         ("fresh adapter saved", f"4 tensors of B are zero: {LORA_B[0]}"): having(e.RoundTrip, zero_b=LORA_B),
         ("an older state saved", "8 tensors with other bytes"): having(e.RoundTrip, differing=LORA),
-        ("another dropout", "its configuration says lora_dropout 0.0, configured 0.1"): having(
+        ("another dropout", "its configuration has lora_dropout 0.0, configured 0.1"): having(
             e.RoundTrip, settings_differing=("lora_dropout 0.0, configured 0.1",)
         ),
         ("loader ignores it", "gives other logits"): having(e.RoundTrip, logit_difference=0.0144),
-        ("loader rounds it", "8 tensors differ when they are read back"): having(e.RoundTrip, reread_differing=LORA),
+        ("loader rounds it", "8 tensors differ when loaded"): having(e.RoundTrip, reread_differing=LORA),
         ("a resumed run saves the checkpoint's", "after the resume: 8 tensors with other bytes"): lambda trace: (
             with_further(trace, "resume", replace(trace.one(e.RoundTrip), differing=LORA))
         ),
@@ -616,12 +624,12 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("losses collected", "244 after step 5"): having(e.LiveTensors, 2, tensors=244),
         ("logits of all evaluations kept", "300 after step 5"): having(e.LiveTensors, 2, tensors=300),
         ("weights kept in each step", "258 after step 5"): having(e.LiveTensors, 2, tensors=258, copies=2, copied=16),
-        ("losses kept beside the best weights", "8 of them of 1 whole copies"): having(
+        ("losses kept beside the best weights", "8 of them in 1 full copies"): having(
             e.LiveTensors, 2, tensors=252, copies=1, copied=8
         ),
     },
     "seconds_reported": {
-        ("that of a micro-batch", "reported as 0.50 times what passed"): having(e.Step, seconds=1.67 / 2),
+        ("that of a micro-batch", "reported as 0.50 times its duration"): having(e.Step, seconds=1.67 / 2),
         ("probes and all", "reported as 3.59 times"): having(e.Step, seconds=6.0),
         ("a clock that stood still", "nan"): having(e.StepTimes, seconds=(0.0,) * 6),
     },
@@ -642,20 +650,20 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
     },
     "generation_is_greedy": {
         ("padded on the right", "40% of the tokens of 'Seven"): having(e.Generation, 2, greedy_agreement=0.4),
-        ("a penalty too small to change a token", "3 tokens are chosen by other scores than"): having(
+        ("a penalty too small to change a token", "3 tokens are chosen by scores that are not"): having(
             e.Generation, 3, scores_changed=3
         ),
         ("positions drift", "logits off by 0.2 of the largest"): having(e.Generation, 3, logit_difference=0.2),
         ("wrong positions in the cache", "(start)"): having(e.Generation, 0, greedy_agreement=0.0),
-        ("not the largest", "1 tokens are not the largest of the scores"): having(e.Generation, 1, not_largest=1),
+        ("not the largest", "1 tokens do not have the largest score"): having(e.Generation, 1, not_largest=1),
         ("an end that is passed over", "goes on after the end token"): having(e.Generation, 2, stops=False),
-        ("a served prompt without its last line", "are not those of its row in training"): having(
+        ("a served prompt without its last line", "differ from those of its training row"): having(
             e.Generation, 1, prompt_as_trained=False
         ),
     },
     "text_is_language": {
-        ("noise", "10.90 nats per token of its own choice (start: "): having(e.Generation, 0, mean_logprob=-10.9),
-        ("the same token again and again", "93% of the tokens are the same one (end: "): having(
+        ("noise", "10.90 nats per generated token (start: "): having(e.Generation, 0, mean_logprob=-10.9),
+        ("the same token again and again", "93% of the tokens are the same token (end: "): having(
             e.Generation, 2, most_frequent_share=0.93
         ),
         ("broken characters", "only 70% of the characters are readable"): having(e.Generation, 3, readable_share=0.7),
@@ -697,10 +705,10 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("starts from the beginning", "took steps [0, 1, 2]"): having(
             e.Step, purpose="resume", step=lambda step: step - 3
         ),
-        ("weights rounded in the checkpoint", f"begins with other values than were saved: {LORA[0]}"): having(
+        ("weights rounded in the checkpoint", f"starts with values that differ from the saved ones: {LORA[0]}"): having(
             e.TrainerState, purpose="resume", tensors=lambda tensors: tensors | {LORA[0]: "other"}
         ),
-        ("decay lost", "other values than were saved: weight_decay of group 0"): having(
+        ("decay lost", "values that differ from the saved ones: weight_decay of group 0"): having(
             e.TrainerState, purpose="resume", settings=lambda held: held | {"weight_decay of group 0": "0.1"}
         ),
         ("a last bit where repeating gives the same bits", "step 5: loss 3.298737"): having(
@@ -811,7 +819,11 @@ CANNOT_JUDGE: dict[str, tuple[str, Change, str]] = {
         lambda t: without_in(t, "resume", e.Trained),
         "recorded no norms of its tensors",
     ),
-    "one sample": ("live_tensors_flat", lambda t: with_samples(t, 1), "fewer than two samples: the run is too short"),
+    "one sample": (
+        "live_tensors_flat",
+        lambda t: with_samples(t, 1),
+        "fewer than two samples, because the run is too short",
+    ),
     "nothing to release": ("memory_returned", having(e.Released, session_bytes=0), "held no memory"),
     "probe rows never evaluated": (
         "loss_falls",
@@ -923,7 +935,7 @@ NOTHING: dict[str, tuple[str, Change]] = {
         having(e.Census, expected_parameters=0, trainable_parameters=0, total_parameters=35_392_320),
     ),
     "optimizer_coverage": (
-        "nothing is trainable",
+        "no parameter of the model requires a gradient",
         having(e.Census, trainable=(), optimized=(), weight_decays={}, adam_settings={}),
     ),
     "base_matches_file": ("0 tensors", having(e.BaseFidelity, tensors=0)),
@@ -935,7 +947,7 @@ NOTHING: dict[str, tuple[str, Change]] = {
     "base_untouched": ("0 of 0", having(e.Movement, frozen_tensors=0)),
     "weights_change_only_in_steps": ("0 of 0", having(e.Continuity, trained=0)),
     "adapter_round_trip": ("0 tensors", having(e.RoundTrip, tensors=0)),
-    "row_order": ("6 windows", both(having(e.Window, rows=(), expected_rows=()))),
+    "row_order": ("6 steps with the prescribed rows", both(having(e.Window, rows=(), expected_rows=()))),
     "quantization_as_configured": (
         "0 linears",
         having(e.Quantization, expected_modules=(), quantized_modules=(), packed_bytes=0, expected_bytes=0),
@@ -1147,19 +1159,19 @@ def test_a_check_that_cannot_see_anything_says_so() -> None:
     alone = with_record(alone, e.Window, 0, digests=lambda digests: digests[:1], rows=("train:0",))
     finding = ASKED["batches_differ"](alone)
     assert (finding.status, finding.expected) == (Status.UNJUDGED, True)
-    assert finding.detail == "one micro-batch in the first epoch, which can repeat no other"
+    assert finding.detail == "only one micro-batch in the first epoch: it has no other to equal"
 
     single = ASKED["accumulation_oracle"](with_record(HEALTHY, e.Gradients, micro_batch_tokens=(92,)))
-    assert single.detail.endswith("one micro-batch in a window: averaging their means would not show")
+    assert single.detail.endswith("one micro-batch in a window: averaging their means is undetectable")
 
     unclipped = ASKED["updates_match_adamw"](with_record(HEALTHY, e.Update, clipped=False))
     assert unclipped.passed
-    assert "clipping does not show" in unclipped.detail
+    assert "clipping is not testable" in unclipped.detail
     assert "clipping" not in ASKED["updates_match_adamw"](HEALTHY).detail
 
     for tokens in ((38,), (19, 19)):
         batches = ASKED["evaluation_oracle"](with_record(HEALTHY, e.EvaluationAudit, batch_tokens=tokens))
-        assert "a mean of batch means does not show" in batches.detail
+        assert "a mean of batch means is undetectable" in batches.detail
     assert "batch means" not in ASKED["evaluation_oracle"](HEALTHY).detail
 
     offloaded = ASKED["weights_change_only_in_steps"](with_run(HEALTHY, training={"offload": "parameters"}))
@@ -1170,7 +1182,7 @@ def test_a_check_that_cannot_see_anything_says_so() -> None:
 
     alike = ASKED["accumulation_oracle"](with_record(HEALTHY, e.Gradients, micro_batch_tokens=(46, 46)))
     assert alike.passed
-    assert alike.detail.endswith("micro-batches of equal token counts: averaging their means would not show")
+    assert alike.detail.endswith("micro-batches of equal token counts: averaging their means is undetectable")
     assert "averaging" not in ASKED["accumulation_oracle"](HEALTHY).detail
 
 
@@ -1505,7 +1517,7 @@ def test_a_group_without_a_rate_is_named() -> None:
     moved = HEALTHY.one(e.Movement)
     names = moved.unmoved or tuple(HEALTHY.one(e.Census).trainable[:1])
     resting = having(e.Movement, unmoved=names, without_rate=names)(HEALTHY)
-    assert "has a rate of 0 in every step" in CHECKS["trainable_moved"]()(resting).detail
+    assert "whose rate is 0 in every step" in CHECKS["trainable_moved"]()(resting).detail
 
 
 def test_asked_of_takes_limits_and_off() -> None:
@@ -1556,7 +1568,7 @@ def test_a_gradient_that_is_not_the_losss_own_is_found() -> None:
     for wrong in (0.4, NAN):
         finding = check(with_record(measured, e.LayerGradients, error=wrong))
         assert finding.status is Status.FAILED
-        assert "that of layer 1 alone" in finding.detail
+        assert "layer 1 alone differs" in finding.detail
     assert check(without(measured, e.LayerGradients)).status is Status.UNJUDGED
     for wrong in (0.012, NAN):
         finding = check(with_record(measured, e.Oracle, 1, directional_error=wrong))
@@ -1622,11 +1634,11 @@ def test_dropout_that_draws_the_same_again_is_found() -> None:
     assert check(with_record(dropping, e.AdapterDropout, pairs=0)).expected
     for wrong, told in (
         ({"dropped": 400, "alone": 320}, "20.0% of the input dropped, 10% configured"),
-        ({"dropped": 200, "alone": 0}, "elements do not fall one by one"),
-        ({"odd": 12}, "12 of 1000 sums are not those of elements kept and scaled"),
-        ({"neighbours": (500, 500)}, "in 100% of the places two tokens lose the same, 67% by chance"),
-        ({"siblings": (480, 480)}, "in 100% of the places two adapters lose the same, 67% by chance"),
-        ({"base_untouched": False}, "the base is given something else"),
+        ({"dropped": 200, "alone": 0}, "elements are not dropped independently"),
+        ({"odd": 12}, "12 of 1000 sums do not match kept elements scaled"),
+        ({"neighbours": (500, 500)}, "in 100% of the positions two tokens agree, 67% by chance"),
+        ({"siblings": (480, 480)}, "in 100% of the positions two adapters agree, 67% by chance"),
+        ({"base_untouched": False}, "the base layer does not receive the input"),
     ):
         finding = check(with_record(dropping, e.AdapterDropout, **{"dropped": 204, "alone": 183, **wrong}))
         assert finding.status is Status.FAILED
@@ -1642,7 +1654,7 @@ def test_a_trace_that_breaks_off_is_no_failed_training() -> None:
     finding = ASKED["steps_applied"](broken)
 
     assert finding.status is Status.UNJUDGED
-    assert "the trace is cut off: 6 of 6 steps" in finding.detail
+    assert "the trace is truncated: 6 of 6 steps" in finding.detail
 
 
 @pytest.mark.parametrize(("skipped", "status"), [(0, Status.UNJUDGED), (4, Status.FAILED)])
@@ -1659,7 +1671,7 @@ def test_shapes_that_are_not_known_leave_the_count_unjudged() -> None:
     """As expected: no arithmetic is there to hold it against."""
     finding = ASKED["parameters_counted"](with_record(HEALTHY, e.Census, expected_parameters=None))
     assert (finding.status, finding.expected) == (Status.UNJUDGED, True)
-    assert "not known by arithmetic" in finding.detail
+    assert "the parameter count of this architecture is not known" in finding.detail
 
 
 def test_random_weights_may_be_a_little_worse_than_a_guess() -> None:
@@ -1781,5 +1793,5 @@ def test_updates_of_another_declared_optimizer_are_unjudged_with_the_reason():
     finding = ASKED["updates_match_adamw"](with_run(other, trainer="lion"))
 
     assert finding.expected
-    assert finding.detail == "trainer lion declares Lion, whose update rule is not AdamW's"
+    assert finding.detail == "trainer lion declares Lion, whose update rule differs from AdamW"
     assert ASKED["optimizer_coverage"](other).passed

@@ -137,9 +137,11 @@ FAULTS: dict[str, dict[tuple[str, str], Trace]] = {
     },
     "adapter_reads_back": {
         ("another alpha in the file", "logits differ by 0.31"): reading(logit_difference=0.31),
-        ("the adapter is not read", "with the adapters off by 0"): reading(logit_difference=0.0, adapter_effect=0.0),
+        ("the adapter is not read", "turning the adapters off changes them by 0"): reading(
+            logit_difference=0.0, adapter_effect=0.0
+        ),
         ("NaN", "logits differ by nan"): reading(logit_difference=NAN),
-        ("NaN with the adapters off", "off by nan"): reading(adapter_effect=NAN),
+        ("NaN with the adapters off", "changes them by nan"): reading(adapter_effect=NAN),
         ("all weights rounded", "in fp32 arithmetic 0.0042"): reading(logit_difference=0.0, exact_difference=4.2e-3),
         ("NaN in fp32", "in fp32 arithmetic nan"): reading(exact_difference=NAN),
     },
@@ -150,8 +152,8 @@ FAULTS: dict[str, dict[tuple[str, str], Trace]] = {
         ("an adapter without effect", "without the adapter by 0"): merged(logit_difference=0.0, adapter_effect=0.0),
         ("NaN", "logits differ by nan"): merged(logit_difference=NAN),
         ("NaN without the adapter", "by nan"): merged(adapter_effect=NAN),
-        ("nine tenths of it", "0.82 of what it must change of layers.1.q"): merged(share=0.82, share_at="layers.1.q"),
-        ("a share of NaN", "nan of what it must change"): merged(share=NAN, share_at="layers.1.q"),
+        ("nine tenths of it", "0.82 of the expected change of layers.1.q"): merged(share=0.82, share_at="layers.1.q"),
+        ("a share of NaN", "nan of the expected change"): merged(share=NAN, share_at="layers.1.q"),
     },
     "loss_keeps_falling": {
         ("diverges late", "1.263 -> 1.900"): with_record(HEALTHY, e.Evaluation, 4, loss=1.9),
@@ -354,14 +356,17 @@ def test_a_busy_machine_makes_a_slow_run_unjudged() -> None:
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        (without(HEALTHY, e.Telemetry), "the GPU was not watched to the end of the train attempt: it was not sampled"),
+        (
+            without(HEALTHY, e.Telemetry),
+            "the GPU was not monitored until the end of the train attempt: there are no samples",
+        ),
         (
             with_record(HEALTHY, e.Telemetry, complete=False, problem="the sampling process was killed by SIGKILL"),
-            "the GPU was not watched to the end of the train attempt: the sampling process was killed by SIGKILL",
+            "the GPU was not monitored until the end of the train attempt: the sampling process was killed by SIGKILL",
         ),
         (
             with_record(HEALTHY, e.Telemetry, uuid="GPU-ffff"),
-            "the GPU was not watched to the end of the train attempt: GPU-ffff was sampled, and torch used GPU-ab12",
+            "the GPU was not monitored until the end of the train attempt: GPU-ffff was sampled, torch used GPU-ab12",
         ),
     ],
     ids=["nobody", "killed", "another card"],
@@ -459,7 +464,7 @@ def test_the_order_of_memory_is_unjudged_without_its_evidence() -> None:
 
     assert {f.status for f in (on_cpu, unmade, untrained)} == {Status.UNJUDGED}
     assert [f.expected for f in (on_cpu, unmade, untrained)] == [True, False, False]
-    assert unmade.detail == "no attempt was made with the variant lora"
+    assert unmade.detail == "no attempt trained the variant lora"
     assert untrained.detail == "the variant 'full' recorded no peak"
 
 

@@ -105,7 +105,7 @@ def other_start():
 
 FAULTS = {
     "rows_trained_once": {
-        ("a row twice", "epoch 0, step 0: train:0 by rank 1, before by rank 0"): lambda: changed(
+        ("a row twice", "epoch 0, step 0: train:0 on rank 1, earlier on rank 0"): lambda: changed(
             "Window", 0, rank=0, rows=("train:0", "train:0", "train:2", "train:3")
         ),
         ("a micro-batch too few", "step 2: 3 micro-batches, 4 configured"): lambda: changed(
@@ -113,7 +113,9 @@ FAULTS = {
         ),
     },
     "dropout_differs_by_rank": {
-        ("one state", "step 2: rank 1 draws as rank 0 does"): lambda: changed("Window", 2, random_state="2 of rank 0"),
+        ("one state", "step 2: rank 1 has the random state of rank 0"): lambda: changed(
+            "Window", 2, random_state="2 of rank 0"
+        ),
     },
     "replicas_equal": {
         ("another start", "before the first step rank 1 differs from rank 0 in 1 of 2 tensors: lora_A"): other_start,
@@ -122,7 +124,7 @@ FAULTS = {
     "shards_even": {
         (
             "a module held whole",
-            "rank 1 holds 6,120 bytes in step 5, an even part is 4,120; more than",
+            "rank 1 holds 6,120 bytes in step 5, an even shard has 4,120; more than",
         ): (lambda: changed("Shard", 5, held=shard(5, parameters=6000).held, larger=("norm",))),
     },
     "ranks_report_alike": {
@@ -132,7 +134,7 @@ FAULTS = {
     },
     "saved_by_one_rank": {
         ("two writers", "ranks 0, 1 wrote"): lambda: changed("Saved", 0, writers=(0, 1)),
-        ("no barrier", "when saving returned on rank 1, no rank had"): lambda: changed("Saved", 0, writers=()),
+        ("no barrier", "saving returned on rank 1 before any rank had"): lambda: changed("Saved", 0, writers=()),
     },
     "ranks_keep_pace": {
         ("a slow rank", "rank 1 is the slowest: 4.00 times"): lambda: slow(1, 4, 4, 4, 4, 4),
@@ -142,7 +144,7 @@ FAULTS = {
         ("the epoch anew", "from 2 processes to 1: step 3 has rows train:0, train:1, uninterrupted train:12"): (
             lambda: trained(again=rescaled(e.Window, rows=ROWS[:2], digests=("00", "01")))
         ),
-        ("no optimizer state", "rank 0 begins with other values than were saved: "): lambda: trained(
+        ("no optimizer state", "rank 0 starts with values that differ from the saved ones: "): lambda: trained(
             again=rescaled(e.TrainerState, tensors={})
         ),
         ("another rate", "to 1: step 4: loss "): lambda: trained(again=rescaled(e.Step, 1, learning_rate=1.0)),
@@ -171,7 +173,7 @@ def test_a_healthy_training_passes(name):
 
     assert CHECKS[name]()(trained()).status is Status.PASSED
     assert CHECKS[name]()(alone).status is Status.UNJUDGED
-    assert "rank 1 left no evidence" in CHECKS[name]()(alone).detail
+    assert "rank 1 left no trace" in CHECKS[name]()(alone).detail
 
 
 @pytest.mark.parametrize(("name", "fault", "words"), CASES)
@@ -259,12 +261,12 @@ FOUR = dataclasses.replace(rescaled().start, changes={"parallel": {"engine": "dd
 @pytest.mark.parametrize(
     ("again", "words"),
     [
-        (rescaled(outcome="failed"), "1 processes did not finish from the checkpoint: it failed"),
+        (rescaled(outcome="failed"), "1 processes did not finish after the resume: it failed"),
         (
             dataclasses.replace(rescaled(), records=rescaled().records[:3]),
-            "rank 0 of 1 did not look at what it goes on from",
+            "rank 0 of 1 did not record its resumed state",
         ),
-        (dataclasses.replace(rescaled(), start=FOUR), "no attempt of 1 processes went on from the checkpoint"),
+        (dataclasses.replace(rescaled(), start=FOUR), "no attempt of 1 processes resumed from the checkpoint"),
     ],
     ids=["not finished", "nothing recorded", "not made"],
 )

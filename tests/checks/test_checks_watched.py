@@ -325,7 +325,7 @@ def test_every_suspicion_is_listed():
 
 @pytest.mark.parametrize(
     ("changes", "told"),
-    [({"dataset_rows": 0, "uncertain": 8}, "all .* micro-batches are the same"), ({"repeated": ("'a row'",)}, "a row")],
+    [({"dataset_rows": 0, "uncertain": 8}, "all .* micro-batches are equal"), ({"repeated": ("'a row'",)}, "a row")],
     ids=["the same batch", "a row twice"],
 )
 def test_the_suites_own_runs_know_no_suspicion(changes, told):
@@ -341,7 +341,7 @@ def test_the_suites_own_runs_know_no_suspicion(changes, told):
 
 def test_what_rests_on_a_presumed_premise_is_suspected_at_most():
     """Whoever presumes it says why; what could not be read for it is no lost evidence."""
-    why = "the model holds the script's own Beside"
+    why = "the model contains the script's own Beside"
     check, trace = CHECKS["forward_matches_architecture"](), with_record(watched(), e.ForwardReference, error=0.3)
     presumed = with_run(trace, presumed={"architecture_known": why})
     assert (check(trace).status, check(presumed).status) == (Status.FAILED, Status.SUSPECTED)
@@ -355,15 +355,15 @@ def test_what_rests_on_a_presumed_premise_is_suspected_at_most():
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda number: {"first": 0}, "every row is learned whole"),
+        (lambda number: {"first": 0}, "every row is supervised in full"),
         (
             lambda number: {"ended": False, "last": "###"},
-            "the answers all end in '###', which may be",
+            "all answers end with '###', which may be",
         ),
-        (lambda number: {**loose(number), "learned": 1}, "the answers all have as many tokens"),
-        (lambda number: {**loose(number), "answer": str(number % 3)}, "the answers are few and come again"),
-        (lambda number: {**loose(number), "tokens": 64}, "0 answers that are not cut off say nothing"),
-        (lambda number: {"row": "one", "answer": "one"}, "1 answers that are not cut off say nothing"),
+        (lambda number: {**loose(number), "learned": 1}, "all answers have equal length"),
+        (lambda number: {**loose(number), "answer": str(number % 3)}, "a few answers recur"),
+        (lambda number: {**loose(number), "tokens": 64}, "0 untruncated answers are too few"),
+        (lambda number: {"row": "one", "answer": "one"}, "1 untruncated answers are too few"),
     ],
     ids=["running text", "a mark", "one token", "classes", "cut off", "one row"],
 )
@@ -400,7 +400,7 @@ def test_an_end_that_nobody_knows_is_said_to_be_unasked():
     """A Trainer without a processing_class, of a model whose configuration names none."""
     finding = CHECKS["answers_end"]()(watched(spans(end_tokens=())))
     assert (finding.status, finding.expected) == (Status.UNJUDGED, True)
-    assert "no end token is known: the Trainer has no processing_class" in finding.detail
+    assert "the end token is unknown: set the Trainer's processing_class" in finding.detail
 
 
 @pytest.mark.parametrize(
@@ -427,7 +427,7 @@ def test_a_declared_smoothing_that_is_left_out_is_named():
     plain = with_run(watched(), smoothing=0.2)
     smoothed = with_record(plain, e.OwnLoss, loss=lambda loss: 0.9 * loss)
 
-    assert "the loss is the plain one" in CHECKS["loss_oracle"]()(plain).detail
+    assert "the loss is not smoothed" in CHECKS["loss_oracle"]()(plain).detail
     assert CHECKS["loss_oracle"]()(plain).status is Status.FAILED
     assert CHECKS["loss_oracle"]()(smoothed).expected
 
@@ -449,7 +449,7 @@ def test_the_mean_of_no_tokens_is_not_judged(name):
     finding = CHECKS[name]()(trace)
 
     assert finding.expected
-    assert finding.detail.startswith("no token is supervised in the windows of steps 0, 1")
+    assert finding.detail.startswith("steps 0, 1, 2, 3 and 2 more supervise no token")
 
 
 def test_weights_trained_in_16_bit_are_held_to_what_16_bit_can_do():
@@ -524,7 +524,7 @@ def test_a_declared_checkpoint_is_resumed_from(first_step, status):
     finding = CHECKS["resumed_as_configured"]()(trace)
 
     assert finding.status is status
-    assert finding.detail == f"the training begins after {first_step} steps, the declared checkpoint's are 6"
+    assert finding.detail == f"the training starts after step {first_step}, the declared checkpoint is of step 6"
 
 
 @pytest.mark.parametrize(
@@ -540,7 +540,7 @@ def test_a_resumed_optimizer_has_its_checkpoints_rate_for_one_step(at, status):
 
 def test_what_the_training_did_can_leave_a_check_unjudged():
     """With the reason, and nothing else of it."""
-    reason = "the loop takes its loss of the logits itself"
+    reason = "the loop computes its loss from the logits"
     trace = watched(e.PremisesOpen(reasons={"labels_known": reason}))
     finding = CHECKS["labels_as_configured"]()(trace)
 
@@ -551,10 +551,16 @@ def test_what_the_training_did_can_leave_a_check_unjudged():
 @pytest.mark.parametrize(
     ("records", "why"),
     [
-        ((rows(first_token_supervised=24), lengths(full=24, cut=24, short=0)), "every row is learned whole"),
-        ((rows(end_tokens_supervised=0), lengths(short_ended=0)), "no row is learned to the tokenizer's end token"),
-        ((rows(end_tokens_supervised=0), lengths(full=24, cut=24, short=0, short_ended=0)), "no row is learned to"),
-        ((lengths(full=3, short=4),), "7 rows say nothing of a share"),
+        ((rows(first_token_supervised=24), lengths(full=24, cut=24, short=0)), "every row is supervised in full"),
+        (
+            (rows(end_tokens_supervised=0), lengths(short_ended=0)),
+            "no row is supervised up to the tokenizer's end token",
+        ),
+        (
+            (rows(end_tokens_supervised=0), lengths(full=24, cut=24, short=0, short_ended=0)),
+            "no row is supervised up to",
+        ),
+        ((lengths(full=3, short=4),), "7 rows are too few for a share"),
     ],
     ids=["running text", "an end of its own", "rows of one length", "few rows"],
 )
@@ -640,7 +646,9 @@ def test_what_a_loops_own_code_alone_writes_between_steps_may_be_meant(lines, st
     found = CHECKS["weights_change_only_in_steps"]()(changed)
 
     assert found.status is status
-    assert ("train.py:40 writes to trained tensors between steps, first by step 3" in found.detail) is found.expected
+    assert (
+        "train.py:40 writes to trained tensors between steps, first before step 3" in found.detail
+    ) is found.expected
 
 
 @pytest.mark.parametrize(
@@ -744,7 +752,7 @@ def test_a_model_that_drops_may_be_trained_in_eval_mode_on_purpose(dropping, sta
     """Where no object promises train mode."""
     finding = CHECKS["state_in_training"]()(with_record(watched(), e.TrainingState, dropping_nothing=dropping))
     assert finding.status is status
-    assert ("nothing is dropped: h.0.drop" in finding.detail) is bool(dropping)
+    assert ("which disables dropout: h.0.drop" in finding.detail) is bool(dropping)
 
 
 @pytest.mark.parametrize(
@@ -806,7 +814,7 @@ def test_means_of_unequal_micro_batches(of_means, tokens, status):
     finding = CHECKS["accumulation_oracle"]()(trace)
 
     assert finding.status is status
-    assert ("one with 4.0 times another's tokens" in finding.detail) is (status is Status.SUSPECTED)
+    assert ("and token counts differ by a factor of 4.0" in finding.detail) is (status is Status.SUSPECTED)
 
 
 @pytest.mark.parametrize(
@@ -831,7 +839,7 @@ def test_names_of_adapters_that_no_module_has(unmatched, status):
     finding = CHECKS["trainable_set"]()(with_run(trace, lora={"unmatched": unmatched}))
 
     assert finding.status is status
-    assert ("no module has the name v_porj" in finding.detail) is bool(unmatched)
+    assert ("no module matches v_porj" in finding.detail) is bool(unmatched)
 
 
 @pytest.mark.parametrize(("differing", "status"), [(2, Status.FAILED), (0, Status.SUSPECTED)], ids=["two", "all"])

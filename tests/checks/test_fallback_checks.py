@@ -88,10 +88,10 @@ NOTHING_HAPPENED = healthy()
     ("check", "words"),
     [
         (DeviceAsConfigured(), f"configured auto, ran on cpu after: out of memory on the GPU: {RAN_OUT}"),
-        (FallbackInOrder(), "out of memory, so as configured on cuda:0 -> lean on cuda:0 -> cpu on cpu"),
+        (FallbackInOrder(), "out of memory, then as configured on cuda:0 -> lean on cuda:0 -> cpu on cpu"),
         (FallbackStartsFresh(), "30 tensors and the random state are those of a fresh start"),
         (FallbackEqualsReference(), "6 losses equal to the last bit"),
-        (CardReturnsToBaseline(), "at most 1 MiB more in use after an attempt than before it (train as configured)"),
+        (CardReturnsToBaseline(), "an attempt leaves at most 1 MiB more in use (train as configured)"),
     ],
 )
 def test_a_correct_fallback_passes(check, words):
@@ -126,25 +126,25 @@ def test_an_out_of_memory_error_that_is_recorded_for_a_probe_is_not_hidden():
 @pytest.mark.parametrize(
     ("trace", "words"),
     [
-        (with_phase(2), "the train attempt ran out of memory 2 times in 'steady' and went on"),
-        (with_phase(2, PROBE_OOM), "the train attempt ran out of memory 1 times in 'steady' and went on"),
+        (with_phase(2), "the train attempt ran out of memory 2 times in 'steady' and continued"),
+        (with_phase(2, PROBE_OOM), "the train attempt ran out of memory 1 times in 'steady' and continued"),
         (
             with_phase(1, dataclasses.replace(PROBE_OOM, error="RuntimeError: CUDA out of memory")),
-            "the train attempt ran out of memory 1 times in 'steady' and went on",
+            "the train attempt ran out of memory 1 times in 'steady' and continued",
         ),
-        (with_phase(math.nan, PROBE_OOM), "the train attempt ran out of memory nan times in 'steady' and went on"),
-        (with_phase(math.nan), "the train attempt ran out of memory nan times in 'steady' and went on"),
+        (with_phase(math.nan, PROBE_OOM), "the train attempt ran out of memory nan times in 'steady' and continued"),
+        (with_phase(math.nan), "the train attempt ran out of memory nan times in 'steady' and continued"),
         (
             with_attempt(FALLEN, 0, outcome=e.AttemptOutcome.CRASHED, detail="SIGSEGV"),
-            "tried again on cuda:0 though the attempt before crashed: SIGSEGV",
+            "started again on cuda:0 after an attempt that crashed: SIGSEGV",
         ),
         (
             with_attempt(FALLEN, 2, reason=e.AttemptReason.REQUESTED),
-            "the attempt on cpu does not record the error that made it necessary",
+            "the attempt on cpu does not record the error that caused it",
         ),
         (
             with_attempt(FALLEN, 1, detail="CUDA out of memory. Tried to allocate 40.00 MiB"),
-            "the attempt on cpu does not record the error that made it necessary",
+            "the attempt on cpu does not record the error that caused it",
         ),
         (fallen(ladder=["cpu"]), "took as configured, lean, cpu; the fallback is configured as cpu"),
         (fallen(ladder=[]), "took as configured, lean, cpu; the fallback is configured as none"),
@@ -164,7 +164,7 @@ def test_a_run_without_a_fallback_is_in_order_too():
     finding = FallbackInOrder()(NOTHING_HAPPENED)
 
     assert finding.passed
-    assert finding.detail == "as configured on cpu, no memory ran out"
+    assert finding.detail == "as configured on cpu, memory never ran out"
 
 
 def test_a_ladder_that_did_not_end_well_is_unjudged():
@@ -233,7 +233,7 @@ def test_without_a_fallback_to_the_cpu_there_is_nothing_to_compare(check):
 
     assert (check(NOTHING_HAPPENED).expected, check(NOTHING_HAPPENED).detail) == (True, "no fallback happened")
     assert check(on_gpu).expected
-    assert "only one to the CPU has a reference" in check(on_gpu).detail
+    assert "only a fallback to the CPU has a reference" in check(on_gpu).detail
     assert (check(missing).expected, check(missing).status) == (False, Status.UNJUDGED)
     assert check(broken).detail == "the reference attempt did not finish: it crashed: SIGSEGV"
 
@@ -279,8 +279,8 @@ def test_memory_that_does_not_come_back_fails(seen, measured):
         ({"used_bytes_after": None}, "was not read before and after"),
         ({"processes_after": (SILENT,)}, "does not report what they hold"),
         ({"processes_after": (OWN,)}, "the training process is still alive"),
-        ({"used_bytes_after": 1100 * MIB, "memory_source": "device"}, "the driver does not list whose it is"),
-        ({"used_bytes_after": 1100 * MIB, "memory_source": "process"}, "no process that the attempt started is left"),
+        ({"used_bytes_after": 1100 * MIB, "memory_source": "device"}, "the driver does not list the owner"),
+        ({"used_bytes_after": 1100 * MIB, "memory_source": "process"}, "no process of the attempt is left"),
     ],
 )
 def test_a_card_that_does_not_tell_is_unjudged(seen, words):

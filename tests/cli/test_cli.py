@@ -108,10 +108,7 @@ def test_show_prints_the_whole_first_sentence_of_a_check(capsys):
     assert main(["show", "quick/smollm2-135m-qlora"]) == 0
 
     shown = capsys.readouterr().out
-    assert (
-        "row_order: Each window holds the rows that seed and step prescribe, of the files that the trace names."
-        in shown
-    )
+    assert "row_order: Each optimizer step trains on the rows that the seed and the step number prescribe." in shown
     for check in load_run(find_run("quick/smollm2-135m-qlora")).resolved_checks().values():
         assert f"{check.name}: {check.question}" in shown
     questions = [check.question for check in load_run(find_run("quick/smollm2-135m-qlora")).resolved_checks().values()]
@@ -148,7 +145,7 @@ def test_a_wrong_request_is_a_message_and_status_4(capsys, arguments, words):
 def test_without_a_command_all_of_them_are_told(capsys):
     """A wrong request still, with what would be a right one."""
     assert main([]) == 4
-    assert "what this machine is, with a remedy for whatever is wrong" in " ".join(capsys.readouterr().err.split())
+    assert "diagnose this machine, with a remedy for each problem" in " ".join(capsys.readouterr().err.split())
 
 
 def test_judge_repeats_the_verdict(capsys, trace_file):

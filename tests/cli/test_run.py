@@ -79,7 +79,7 @@ def test_a_run_is_named_by_its_path(given, tmp_path, folder):
         (["quick/smollm2-135m-qlor"], "did you mean 'quick/smollm2-135m-qlora'?"),
         (["nowhere/run.yaml"], "there is no file 'nowhere/run.yaml'"),
         (["smollm2-135m-qlora"], f"is in several tiers: name {RUN} or convergence/smollm2-135m-qlora"),
-        (["quick", RUN], f"quick {RUN}: name tiers or runs, not both in one session"),
+        (["quick", RUN], f"quick {RUN}: use either tiers or runs in one session, not both"),
     ],
 )
 def test_what_cannot_be_run_is_a_usage_error(capsys, words, message):

@@ -260,16 +260,16 @@ def test_more_places_than_cards_are_a_usage_error():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["quick"], "name an engine and what to run"),
-        (["--engine", "local"], "name an engine and what to run"),
-        (["--engine", "local", "--partition", "gpu", "quick"], "--engine local does not know --partition"),
-        (["--engine", "slurm", "--address", "here", "quick"], "--engine slurm does not know --address"),
+        (["quick"], "name an engine and a tier"),
+        (["--engine", "local"], "name an engine and a tier"),
+        (["--engine", "local", "--partition", "gpu", "quick"], "--engine local does not support --partition"),
+        (["--engine", "slurm", "--address", "here", "quick"], "--engine slurm does not support --address"),
         (["--engine", "local", "no-such-run"], "no-such-run"),
         (["--engine", "pbs", "quick"], "invalid choice"),
         (["--engine", "local", "--time", "soon", "quick"], "should be a number with a unit"),
         (["--engine", "local", "--wait", "0s", "quick"], "should be more than nothing"),
         (["--resume", "/nowhere"], "name the folder of a fleet"),
-        (["--resume", "/nowhere", "quick"], "holds what was asked"),
+        (["--resume", "/nowhere", "quick"], "defines the engine and the runs"),
     ],
 )
 def test_what_cannot_be_asked_is_a_usage_error(arguments, words, capsys):

@@ -197,7 +197,7 @@ def test_too_few_sessions_make_no_baseline(reports, capsys):
     assert main(["baseline", "accept", RUN]) == 4
     assert "no baseline: 3 of 8 passed sessions of the same configuration on AMD EPYC, 2 cores" in told(capsys)
     assert main(["baseline", "diff", "quick/smollm2-135m-qlora"]) == 0
-    assert "has no session of it yet; each session adds one" in told(capsys)
+    assert "has no session of it; train it first" in told(capsys)
     assert main(["baseline", "show"]) == 0
     assert "no baseline in " in told(capsys)
     assert main(["history", "quick/none"]) == 4
@@ -298,7 +298,7 @@ def test_prune_keeps_the_last_sessions_and_all_figures(reports, capsys):
     assert len(list(reports.iterdir())) == 6
     assert main(["prune", "--keep", "1"]) == 0
     words = told(capsys)
-    assert "kept, since it may still be running: 20261001T013000Z-9" in words
+    assert "kept, because it may be running: 20261001T013000Z-9" in words
     assert "3 removed" in words
     assert sorted(path.name for path in reports.iterdir()) == ["20261001T013000Z-9", "20261104T013000Z-7", "notes"]
     assert [held.session[:8] for held in Store(history_file()).entries()] == ["20261101", "20261102", "20261103"]
@@ -325,7 +325,7 @@ def test_a_dangling_link_stops_no_prune(reports, capsys):
     (reports / "20261105T013000Z-7").symlink_to("gone")
 
     assert main(["prune", "--keep", "1"]) == 0
-    assert "kept, since it may still be running: 20261101T013000Z-7" in told(capsys)
+    assert "kept, because it may be running: 20261101T013000Z-7" in told(capsys)
     names = ["20261101T013000Z-7", "20261103T013000Z-7", "20261105T013000Z-7"]
     assert sorted(path.name for path in reports.iterdir() if "sqlite" not in path.name) == names
 

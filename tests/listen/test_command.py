@@ -151,13 +151,13 @@ def test_a_script_that_fails_by_itself_could_not_be_judged(tmp_path):
     assert "RuntimeError: the script's own" in watched.stderr
     assert "verdict: INCONCLUSIVE" in watched.stdout
     assert kept.returncode == 128 + 9, "as a shell says it"
-    assert "trained nothing that tunecheck could listen to" in " ".join(kept.stdout.split())
+    assert "trained nothing that tunecheck can watch" in " ".join(kept.stdout.split())
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ((), "no command was given"),
+        ((), "watch: no command;"),
         (("--steps", "1", "--", "true"), "--steps: should be at least 2"),
         (("--", "no-such-program-here"), "cannot be started: No such file or directory: no-such-program-here"),
         (("--", "."), "cannot be started: Permission denied: ."),
@@ -206,7 +206,7 @@ print("imported", *{"peft", "transformers", "bitsandbytes"} & {*sys.modules})
 @pytest.mark.parametrize(
     ("change", "status", "words"),
     [
-        (("", ""), 1, "a backward pass adds to gradients that the optimizer has used (in 5 of 6 steps)"),
+        (("", ""), 1, "a backward pass adds to gradients that the optimizer already used (in 5 of 6 steps)"),
         (("= torch.nn.Sequential(first, second)", "= lambda x: second(first(x))"), 6, "no module holds all of them"),
     ],
     ids=["a module", "two modules that nothing holds"],

@@ -90,7 +90,7 @@ def test_nothing_trained_is_no_pass(tmp_path):
         pass
 
     assert watched.verdict == "inconclusive"
-    assert "nothing that tunecheck could listen to" in watched.report.runs[0].reason
+    assert "nothing that tunecheck can watch" in watched.report.runs[0].reason
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_callback_listens_from_inside(tmp_path):
     kind = type("Last", (TrainerCallback,), {"on_train_end": lambda *_, **__: called.append("end")})
     watched = tunecheck.watch(steps=3, folder=tmp_path, tell=False)
     script.built.append(lambda trainer: [trainer.add_callback(watched), trainer.add_callback(kind())])
-    with pytest.raises(tunecheck.SuiteError, match="as a context it needs a trainer"), tunecheck.watch():
+    with pytest.raises(tunecheck.SuiteError, match="pass a trainer or a model"), tunecheck.watch():
         pass
     trained(script, tmp_path / "out")
 

@@ -29,9 +29,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # the script's libraries' own
         ("nonsense=1", "known keys: supervised, unsupervised, "),
         ("accumulation=0", "should be a whole number of at least 1; for example accumulation=4"),
         ("learning_rate=fast", "should be a number above 0"),
-        ("supervised=(", "is no regular expression"),
+        ("supervised=(", "is not a regular expression"),
         ("schedule=warm", "should be one of linear, cosine, constant"),
-        ("loss", "lacks a value; for example --expect loss=token_mean"),
+        ("loss", "has no value; for example --expect loss=token_mean"),
     ],
 )
 def test_a_wrong_expectation_is_a_usage_error(words, told):
@@ -42,7 +42,7 @@ def test_a_wrong_expectation_is_a_usage_error(words, told):
 
 def test_a_key_given_twice_is_an_error_and_every_problem_is_told():
     """At once."""
-    with pytest.raises(ConfigError, match="given twice") as error:
+    with pytest.raises(ConfigError, match="appears twice") as error:
         read_expectations(["frozen=a", "frozen=b", "loss=mean"])
 
     assert len(error.value.problems) == 2
@@ -129,7 +129,7 @@ def test_what_is_not_as_expected_fails(tmp_path):
 
     assert found["learning_rate_trace"].status == "failed"
     assert found["as_expected"].measured == 3
-    assert "supervised=no such text: no such text is learned in 8 of 8 rows" in found["as_expected"].detail
+    assert "supervised=no such text: no matching text is supervised in 8 of 8 rows" in found["as_expected"].detail
 
 
 def test_every_check_is_explained_once():
@@ -140,7 +140,10 @@ def test_every_check_is_explained_once():
         assert all(len(line) <= 80 for line in lines(groups, 80))
     told = "\n".join(lines(afterwards(trace), 200))
 
-    assert "unjudged: a loop declares no schedule; see --expect learning_rate=... --expect schedule=..." in told
+    assert (
+        "unjudged: a loop declares no schedule; declare it with --expect learning_rate=... --expect schedule=..."
+        in told
+    )
 
 
 def test_the_command_explains_beforehand():
@@ -149,4 +152,4 @@ def test_the_command_explains_beforehand():
     done = subprocess.run(command, capture_output=True, text=True, cwd=project_folder())
 
     assert done.returncode == 0
-    assert "judged where there is: adapters of a LoraConfig" in done.stdout
+    assert "judged with: adapters of a LoraConfig" in done.stdout

@@ -41,5 +41,5 @@ def test_a_session_is_left_alone_but_for_the_fixture(tmp_path):
     )
 
     assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
-    assert "trained nothing that tunecheck could listen to" in done.stdout
+    assert "trained nothing that tunecheck can watch" in done.stdout
     assert "Traceback" not in done.stdout

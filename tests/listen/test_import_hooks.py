@@ -18,7 +18,7 @@ def test_newer_pythons_are_listened_to(version):
 
 def test_an_older_python_is_told():
     """With its version, and the one that is needed."""
-    assert "Python 3.10, and watch needs 3.11 or newer" in imports.unusable((3, 10))
+    assert "Python 3.10, but watch needs 3.11 or newer" in imports.unusable((3, 10))
 
 
 def test_an_environment_without_tunecheck_is_told(monkeypatch):

@@ -33,8 +33,8 @@ def test_layers_switched_are_told_and_put_back_for_a_last_look(model):
     second.requires_grad_(False)
     after = names(model)
 
-    assert learning.changed().startswith("9 tensors learn that did not (model.layers.0.")
-    assert "and 9 no longer learn (model.layers.1." in learning.changed()
+    assert learning.changed().startswith("9 tensors start to train (model.layers.0.")
+    assert "and 9 stop training (model.layers.1." in learning.changed()
     with learning.restored():
         assert names(model) == before
     assert names(model) == after
@@ -51,7 +51,7 @@ def test_another_adapter_is_told_and_the_first_one_put_back(model):
 
     adapted.set_adapter("second")
 
-    assert learning.changed().startswith("4 tensors learn that did not")
+    assert learning.changed().startswith("4 tensors start to train")
     with learning.restored():
         assert layer.active_adapters == ["default"]
         assert all(".default." in name for name in names(adapted))

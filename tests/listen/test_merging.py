@@ -29,7 +29,7 @@ def test_two_processes_are_one_training(tmp_path):
     assert trace.ranks == [0, 1]
     assert "parallel" in trace.run.features
     assert trace.run.processes == 2
-    assert trace.of_rank(1).open_premises["every_row_seen"] == "its own rows alone"
+    assert trace.of_rank(1).open_premises["every_row_seen"] == "only its own rows"
     for name in ("rows_trained_once", "ranks_report_alike"):
         assert CHECKS[name]()(trace).status is Status.PASSED
     assert CHECKS["dropout_differs_by_rank"]()(trace).expected
@@ -40,7 +40,7 @@ def test_two_processes_are_one_training(tmp_path):
     [
         ("rows_trained_once", {"rows": ROWS[:6]}, "the same 6 rows as rank 0, in the same order"),
         ("rows_trained_once", {"rows": ROWS[:6], "dataset_rows": None}, "the same 6 rows as rank 0"),
-        ("rows_trained_once", {"rows": ROWS[1:7]}, "5 of 6 rows of rank 1 are rank 0's too"),
+        ("rows_trained_once", {"rows": ROWS[1:7]}, "5 of 6 rows of rank 1 are also rank 0's"),
         ("ranks_report_alike", {"learning_rate": 9.0}, "learning_rate 9 on rank 1"),
     ],
 )

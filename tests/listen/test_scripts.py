@@ -197,4 +197,4 @@ def test_a_training_that_is_not_heard_to_its_end_says_from_where_and_why(tmp_pat
     assert len(row.passed) >= 15
     printed = " ".join(capsys.readouterr().out.split())
     assert re.search(r"trainable_set from step \d+ on 9 tensors learn that did not \(.+?\) and 9 no longer", printed)
-    assert "which no object declares: the steps before are judged" in printed
+    assert "which no object declares: only earlier steps are judged" in printed

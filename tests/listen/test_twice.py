@@ -85,7 +85,7 @@ def test_a_script_that_resumes_by_itself_is_not_compared(tmp_path):
     finding = CHECKS["repeat_equals"]()(trace)
 
     assert finding.status is Status.UNJUDGED
-    assert "the script resumes by itself" in finding.detail
+    assert "the script resumes on its own" in finding.detail
 
 
 def test_a_command_that_trains_nothing_twice_says_so(tmp_path):

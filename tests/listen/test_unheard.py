@@ -41,8 +41,8 @@ def test_a_training_that_cannot_be_listened_to_says_why(tmp_path, capsys):
     listener.close(RuntimeError("of the script's own"))
 
     [row] = rows_of(tmp_path, options, 1)
-    assert row.reason.startswith("this training cannot be listened to: KeyError: 'config'")
-    assert "no longer listening" in capsys.readouterr().err
+    assert row.reason.startswith("this training cannot be watched: KeyError: 'config'")
+    assert "stopped watching" in capsys.readouterr().err
 
 
 def test_a_model_differentiated_without_an_optimizer_is_told_with_what_to_do(tmp_path):
@@ -65,12 +65,12 @@ def test_a_model_differentiated_without_an_optimizer_is_told_with_what_to_do(tmp
         hooks.detach()
 
     assert "a LlamaForCausalLM was called and differentiated (by a transform of torch.func)" in hooks.why_not()
-    assert "give model.parameters() to an optimizer of torch.optim, and step that" in hooks.why_not()
+    assert "pass model.parameters() to an optimizer of torch.optim, and call its step" in hooks.why_not()
 
 
 @pytest.mark.parametrize(
     ("words", "why"),
-    [(["-c", "pass"], "no Trainer of transformers"), (["-I", "-c", "pass"], "no Python of it loaded tunecheck")],
+    [(["-c", "pass"], "no transformers Trainer"), (["-I", "-c", "pass"], "no Python process of it loaded tunecheck")],
     ids=["trains nothing", "isolated"],
 )
 def test_a_command_that_loads_no_tunecheck_is_told_from_one_that_trains_nothing(words, why, tmp_path):

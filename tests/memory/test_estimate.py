@@ -211,7 +211,7 @@ def test_a_comparison_of_memory_needs_what_its_yaml_states(tmp_path):
 def test_what_only_one_run_can_be_asked_is_refused_for_all(capsys, words, refused):
     """Not silently left out."""
     assert main(["estimate", *words]) == 4
-    assert f"{refused}: not together with every run; name one run, without --all" in capsys.readouterr().err
+    assert f"{refused}: needs a single run; name one, and remove --all" in capsys.readouterr().err
 
 
 def test_another_trainers_run_is_told_to_be_predicted_as_the_native_one(capsys, answering):
@@ -221,7 +221,7 @@ def test_another_trainers_run_is_told_to_be_predicted_as_the_native_one(capsys, 
         main(["estimate", QUICK, "--savings", "--fallback", *(word for key in asked for word in ("--set", key))]) == 0
     )
     told = capsys.readouterr()
-    assert "predicted as the native trainer would train it; transformers is not simulated" in told.err
+    assert "predicted for the native trainer; transformers is not simulated" in told.err
     assert "gradient_checkpointing" in told.out
     changed = told.out.partition("Not tried")[0]
     assert not any(word in changed for word in ("loss_chunk_tokens", "profile=lean", "offload"))

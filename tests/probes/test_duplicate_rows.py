@@ -40,7 +40,7 @@ def test_rows_that_are_there_twice_are_no_fault_of_the_trainer(tmp_path):
     assert found["heldout_is_disjoint"].detail.startswith("6 training rows (3 repeat an earlier one)")
     assert (
         found["batches_differ"].detail
-        == "6 micro-batches, 0 of them repeated; 3 more hold rows that the data set repeats"
+        == "6 micro-batches, 0 of them repeated; 3 more repeat because the data set repeats their rows"
     )
 
 

@@ -118,7 +118,7 @@ def test_noise_that_claims_to_be_trained_is_found_out(tmp_path, monkeypatch):
     findings = {name: check(trace) for name, check in run.resolved_checks().items()}
     failed = {name for name, finding in findings.items() if finding.status is Status.FAILED}
     assert failed == {"first_loss_below_uniform", "perplexity_below_vocabulary", "text_is_language", "loss_falls"}
-    assert "nats per token of its own choice" in findings["text_is_language"].detail
+    assert "nats per generated token" in findings["text_is_language"].detail
     row = judged_again(trace, [], trace_file="")
     assert "no rank: failed first_loss_below_uniform" in comparisons([row])[0].notes()[0]
 

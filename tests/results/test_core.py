@@ -9,7 +9,7 @@ from tunecheck.core.finding import Finding, Status
 from tunecheck.core.snapshot import RunSnapshot
 from tunecheck.results import without_core
 
-GPT = {"objective": "the rows and the loss of a GPT are known to its own code alone"}
+GPT = {"objective": "only its own code defines the rows and the loss of a GPT"}
 LLAMA = {"objective": ""}
 
 

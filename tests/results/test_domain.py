@@ -144,7 +144,7 @@ RULES: dict[str, tuple[Trace, str, Domain, str]] = {
         without(ON_GPU, e.Telemetry),
         "finite",
         Domain.UNKNOWN,
-        "the GPU was not watched to the end: it was not sampled",
+        "the GPU was not watched to the end: there are no samples",
     ),
     "on the CPU": (
         Trace(ON_CPU.header, ON_CPU.attempts[:1]),
@@ -219,7 +219,7 @@ def test_a_hidden_neighbour_that_came_in_an_attempt_before_is_company() -> None:
     """What a fallback step finds taken was free when the run began."""
     late = with_record(hidden(used_bytes_before=9000 * MIB), e.DeviceSample, used_bytes=9500 * MIB)
     early = hidden(used_bytes_before=600 * MIB).main
-    assert "which took" in other_gpu_processes(dataclasses.replace(late, attempts=(early, *late.attempts)))
+    assert "does not list (" in other_gpu_processes(dataclasses.replace(late, attempts=(early, *late.attempts)))
 
 
 def test_windows_are_no_company() -> None:
@@ -235,7 +235,7 @@ def test_memory_that_nobody_is_named_for_is_company_too() -> None:
     used = with_record(ON_GPU, e.DeviceSample, used_bytes=5500 * MIB)
     assert other_gpu_processes(with_record(used, e.Telemetry, used_bytes_before=3000 * MIB)) == ""
     taken = with_record(hidden(), e.DeviceSample, used_bytes=5000 * MIB)
-    assert other_gpu_processes(taken) == "processes that the driver does not list, which took 1,364 MiB or more"
+    assert other_gpu_processes(taken) == "processes that the driver does not list (1,364 MiB or more)"
     assert other_gpu_processes(hidden(used_bytes_before=None)) == ""
     assert other_gpu_processes(with_record(taken, e.Phase, peak_reserved_bytes=None)) == ""
 

@@ -1,4 +1,4 @@
-"""docs/checks.md is what scripts/checks-page.py writes."""
+"""docs/checks/ is what scripts/checks-page.py writes: an index and a page for each check."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import sys
 
 import pytest
 
-from tunecheck.checks import CHECKS
+from tests.checks import test_checks, test_checks_metered, test_checks_parallel, test_checks_watched
+from tunecheck.checks import CHECKS, SUBJECTS
 from tunecheck.core.paths import checkout_folder
+from tunecheck.core.premises import Premise
 
-PAGE = checkout_folder() / "docs" / "checks.md"
+FOLDER = checkout_folder() / "docs" / "checks"
+PAGES = {path.stem: path.read_text() for path in FOLDER.glob("*.md")}
 
 
 @pytest.fixture(scope="module")
@@ -24,23 +27,38 @@ def script():
     return module
 
 
-def test_the_page_is_fresh(script, tmp_path):
-    """Nobody edits it by hand, and nobody forgets it."""
-    script.main([str(tmp_path / "checks.md")])
+def test_the_pages_are_fresh(script, tmp_path):
+    """Nobody edits them by hand, nobody forgets one, and the page of a removed check goes with it."""
+    (tmp_path / "removed_check.md").write_text("")
+    script.main([str(tmp_path)])
 
-    assert PAGE.read_text() == (tmp_path / "checks.md").read_text(), "run scripts/checks-page.py"
+    written = {path.stem: path.read_text() for path in tmp_path.glob("*.md")}
+    assert sorted(written) == sorted(PAGES), "run scripts/checks-page.py"
+    assert written == PAGES, "run scripts/checks-page.py"
 
 
-def test_every_check_has_a_section_with_all_its_limits():
-    """In the order of the table, which is that of a training."""
-    sections = {part.partition("\n")[0]: part for part in PAGE.read_text().split("\n## ")[1:]}
-
-    assert list(sections) == list(CHECKS)
+def test_every_check_has_its_page_and_its_line():
+    """With its causes, its remedy and all its limits; the index has the order of the table by subject."""
+    assert sorted(PAGES) == sorted({"index", *CHECKS})
+    listed = [line.split("`")[1] for line in PAGES["index"].splitlines() if line.startswith("| [`")]
+    subjects = list(dict.fromkeys(SUBJECTS.values()))
+    assert listed == sorted(CHECKS, key=lambda name: subjects.index(SUBJECTS[name]))
     for name, check in CHECKS.items():
-        assert [line for line in sections[name].splitlines() if line.startswith("- **A failure usually means**")]
-        assert all(f"`{field.name}: " in sections[name] for field in dataclasses.fields(check))
+        text = " ".join(PAGES[name].split())
+        assert " ".join(check.meaning.split()) in text
+        assert " ".join(check.remedy.split()) in text
+        assert all(f"`{field.name}: " in text for field in dataclasses.fields(check))
 
 
-def test_every_feature_of_a_run_has_its_words(script):
+def test_every_check_with_a_table_of_faults_shows_one(script):
+    """The first fault of its table in tests/checks that fails, and what the check prints for it."""
+    tables = (test_checks, test_checks_metered, test_checks_parallel, test_checks_watched)
+    shown = {name for name, text in PAGES.items() if "\n## Example\n" in text}
+    assert shown == {name for table in tables for name in table.FAULTS}
+
+
+def test_every_feature_premise_and_subject_has_its_words(script):
     """A feature that no check asks for has none."""
     assert set(script.FEATURES) == {feature for check in CHECKS.values() for feature in check.applies_to}
+    assert set(script.WHY) == set(SUBJECTS.values())
+    assert all(script.explained(Premise)[premise.name] for premise in Premise)

@@ -387,7 +387,7 @@ def test_two_workers_on_two_cards_make_one_report(start, tmp_path):
 
     assert status == 0, output
     assert "created: 2/2 workers" in output
-    assert "every GPU is treated as one of 8.0 GiB" in output
+    assert "every GPU is limited to 8.0 GiB" in output
     starts = [line for line in log(tmp_path) if line["moment"] == "start"]
     assert sorted(line["run"] for line in starts) == sorted(RUNS)
     (memory,) = (line["card"] for line in starts if line["run"] == RUNS[2])

@@ -173,8 +173,12 @@ def count_six_layers(session):
 @pytest.mark.parametrize(
     ("fault", "strategy", "words"),
     [
-        (select_by_substring, "last_layers_and_head", "9 trainable that should not be: model.layers.1.input_layernorm"),
-        (count_six_layers, "freeze_lower", "27 trainable that should not be: model.layers.3.input_layernorm.weight"),
+        (
+            select_by_substring,
+            "last_layers_and_head",
+            "9 trainable, but not configured: model.layers.1.input_layernorm",
+        ),
+        (count_six_layers, "freeze_lower", "27 trainable, but not configured: model.layers.3.input_layernorm.weight"),
     ],
 )
 def test_a_wrong_choice_of_layers_is_found(tmp_path, fault, strategy, words):
@@ -314,7 +318,7 @@ def save_without_magnitudes(session):
         (forget_the_magnitude, [DORA], "adapter_algebra", "of (m/n - 1) W x + m/n (alpha/r) B A x"),
         (keep_the_norm_of_the_start, [DORA], "adapter_algebra", "n the row norms of W + (alpha/r) B A"),
         (forget_the_magnitude, [DORA], "lora_gradient_schedule", "no gradient for 4 magnitudes"),
-        (save_without_magnitudes, [DORA], "adapter_round_trip", "4 tensors missing in the file"),
+        (save_without_magnitudes, [DORA], "adapter_round_trip", "4 tensors missing from the file"),
     ],
 )
 def test_a_broken_kind_of_adapter_is_found(tmp_path, fault, settings, check, words):
@@ -373,7 +377,7 @@ def test_strategies_prints_a_table(capsys):
     assert main(["strategies", "llama-7b", "--targets", "q_proj,k_proj,v_proj,o_proj"]) == 0
 
     printed = " ".join(capsys.readouterr().out.split())
-    assert "llama-7b: 6,738,415,616 parameters, the head a matrix of its own" in printed
+    assert "llama-7b: 6,738,415,616 parameters, separate head matrix" in printed
     assert "lora 256 8,388,608 0.12 % low-rank adapters" in printed
     assert "bitfit - - - the biases" in printed
     assert "adapters of r 8 on q_proj, k_proj, v_proj, o_proj; with rsLoRA the same tensors" in printed

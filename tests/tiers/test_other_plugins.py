@@ -44,5 +44,5 @@ def test_a_session_that_executes_no_check_is_no_success(tmp_path):
     done = run_pytest(tmp_path, *ONE_RUN, *TINY, "--setup-plan")
 
     assert done.returncode == 6
-    assert "checks were selected, but none was executed: nothing was judged" in done.stderr
+    assert "checks were selected, but none was run: nothing was judged" in done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -34,9 +34,9 @@ def test_a_bare_call_is_the_quick_tier_and_says_so(tmp_path):
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert not done.stderr, "a leak is told there by multiprocessing's resource tracker"
-    assert "no -m is given, so this is the quick tier" in done.stdout
+    assert "without -m, this runs the quick tier" in done.stdout
     assert "verdict: PASS" in done.stdout
-    assert "unjudged: the weights are random: what depends on learning is not judged" in done.stdout
+    assert "unjudged: the weights are random, so learning is not judged" in done.stdout
     folder = session_folder(tmp_path)
     verdict = json.loads((folder / "verdict.json").read_text())
     assert verdict["verdict"] == "pass"

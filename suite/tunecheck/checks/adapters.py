@@ -19,9 +19,9 @@ NO_LINEARS = "no linear has an adapter"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptersStartNeutral(NumericCheck):
-    """Before training, every adapted linear gives what its base gives, in train mode with its dropout too.
+    """Before training, every adapted linear returns the output of its base layer, in train mode with dropout too.
 
-    So does the whole model: of tokens or modules that learn beside the adapters, too.
+    The same holds for the whole model, including tokens and modules trained beside the adapters.
     """
 
     premises: ClassVar[frozenset[Premise]] = frozenset(
@@ -29,18 +29,18 @@ class AdaptersStartNeutral(NumericCheck):
     )
     applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
     meaning: ClassVar[str] = (
-        "the adapter's initialisation changes the function: training starts from another model than the base; or "
-        "dropout falls on the base too"
+        "The adapter's initialisation changes the function, so that training starts from another model than the base. "
+        "Or dropout applies to the base too."
     )
     remedy: ClassVar[str] = (
-        "use peft's default initialisation (B = 0), or subtract the adapter from the base as PiSSA does"
+        "Use peft's default initialisation (B = 0), or subtract the adapter from the base as PiSSA does."
     )
 
     max_error_fp32: float = 1e-6  # B = 0 adds exact zeros: 0.0 measured
     max_error_16bit: float = 1e-6
     max_error_16bit_dora: float = 5e-2
-    """DoRA multiplies by m / ||W||, which is 1 rounded to 16 bit: each linear is off by its last place (4e-3 measured),
-    the logits by those of all."""
+    """DoRA multiplies by m / ||W||, which rounds to 1 within 16 bit. Each linear is off by its last place (4e-3
+    measured), and the logits accumulate all of these errors."""
 
     def judge(self, trace: Trace) -> Finding:
         seen, limit = trace.one(AdapterStart), self.limit(trace)
@@ -52,16 +52,17 @@ class AdaptersStartNeutral(NumericCheck):
         detail = "largest difference of an adapted linear from its base, over the base's largest output"
         if not of_linears <= limit or of_logits <= limit:
             return self.found(of_linears <= limit, detail, measured=of_linears, limit=limit)
-        detail = "the adapted linears give what their base gives, and yet the logits with the adapters are not those "
-        detail += "without: what learns beside them changes the model from its start"
+        detail = "every adapted linear returns the output of its base, but the adapters change the logits: something "
+        detail += "trained beside them changes the model from the start"
         return self.found(False, detail, measured=of_logits, limit=limit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptersStartRandom(Check):
-    """Every A is drawn anew under the run's seed, uniform within 1 / sqrt(inputs) and of full rank; B = 0 hides it.
+    """Every A is drawn from the run's seed, uniform within 1 / sqrt(inputs), and has full rank.
 
-    That another seed would have given another A is not seen: of a generator of its own torch's seed says nothing.
+    B = 0 hides mistakes in A at the start. The check cannot tell whether another seed would give another A: torch's
+    seed does not show the seed of a private generator.
     """
 
     premises: ClassVar[frozenset[Premise]] = frozenset(
@@ -69,13 +70,14 @@ class AdaptersStartRandom(Check):
     )
     applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
     meaning: ClassVar[str] = (
-        "the seed is set again for every adapter or part of one, or never, or A is initialised at another scale: the "
-        "first steps are then equal, of a smaller rank, those of any other seed, too long or too short"
+        "The seed is reset for each adapter, or for parts of one. A has another scale. The seed is never set. The "
+        "first steps are then equal, of smaller rank, independent of the seed, too long or too short."
     )
-    remedy: ClassVar[str] = "leave initialisation to peft, and seed once, before the adapters are made"
+    remedy: ClassVar[str] = "Leave initialisation to peft. Seed once, before creating the adapters."
 
     max_ratio: float = 1.5
-    """Of A's spread to what it should be, either way: within 1.07 in 204 healthy runs, at rank 1 and 128 inputs too."""
+    """Ratio of A's spread to its expected spread, in either direction. 204 healthy runs stay within 1.07, also at rank
+    1 with 128 inputs."""
 
     def judge(self, trace: Trace) -> Finding:
         seen = trace.one(AdapterStart)
@@ -87,20 +89,21 @@ class AdaptersStartRandom(Check):
         if seen.seed != (wanted := trace.run.training.seed) and "watched" not in trace.run.features:
             problems.append(f"torch was seeded with {seen.seed}, configured {wanted}")
         if seen.a_repeated:
-            problems.append(f"{len(seen.a_repeated)} A repeat another one: {some(seen.a_repeated)}")
+            problems.append(f"{len(seen.a_repeated)} A equal to another A: {some(seen.a_repeated)}")
         if seen.a_dependent:
             problems.append(f"{len(seen.a_dependent)} A of less than full rank: {some(seen.a_dependent)}")
-        told = [*problems] if (within := ratio <= self.max_ratio) else ["A is not drawn at its size", *problems]
-        detail = f"A is {smallest:.3g} to {largest:.3g} times as large as it should be"
+        told = [*problems] if (within := ratio <= self.max_ratio) else ["A has a wrong scale", *problems]
+        detail = f"A is {smallest:.3g} to {largest:.3g} times its expected size"
         detail = "; ".join([*told, detail])
         return self.found(within, detail, measured=ratio, limit=self.max_ratio, problems=problems)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterAlgebra(NumericCheck):
-    """With a random B, every adapted linear follows its formula, s B A x or DoRA's, and the model's logits change.
+    """With a random B, every adapted linear follows its formula, s B A x or DoRA's, and the logits change.
 
-    So do its gradients by the adapter's tensors, and what of the gradient the adapter passes on to the layers below.
+    The gradients of the adapter's tensors follow the formula too. So does the gradient that the adapter passes to the
+    layers before it.
     """
 
     premises: ClassVar[frozenset[Premise]] = frozenset(
@@ -108,11 +111,11 @@ class AdapterAlgebra(NumericCheck):
     )
     applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
     meaning: ClassVar[str] = (
-        "the scaling is not alpha/r, factors are transposed, dropout is active though 0, or the adapters are not part "
-        "of the forward pass"
+        "The scaling is not alpha/r. The factors are transposed. Dropout is active though configured as 0. The "
+        "adapters are not part of the forward pass."
     )
     remedy: ClassVar[str] = (
-        "compare the measured ratio with alpha, r and alpha/r; check that the wrapped model is the one that is called"
+        "Compare the measured ratio with alpha, r and alpha/r. Check that the training calls the wrapped model."
     )
 
     max_error_fp32: float = 1e-4  # 6e-7 measured
@@ -158,24 +161,24 @@ def _formula(lora: LoraSnapshot) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropoutVaries(Check):
-    """With dropout every forward pass begins with another random state, and adapters drop the configured share.
+    """Every forward pass with dropout starts from a new random state, and adapters drop the configured share.
 
-    What they keep is divided by one less that share, each element of each token falls by itself, and the base is given
-    all of them: judged for plain LoRA without offloaded weights.
+    Each element of each token is dropped independently, and the rest is scaled by 1 / (1 - p). The base layer receives
+    the full input. The shares are judged for plain LoRA without offloaded weights.
     """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"dropout"})
     meaning: ClassVar[str] = (
-        "a seed is set again inside the loop, dropout draws nothing, with another probability, in another place or "
-        "once for many, or what it keeps is not scaled"
+        "The loop resets a seed. Dropout draws nothing, or with another probability. Dropout sits at another place, or "
+        "draws one mask for many tokens. The kept elements are not scaled."
     )
     remedy: ClassVar[str] = (
-        "seed once, before the model is built; check that the model is in train mode; call the adapter's dropout alone "
-        "on a tensor of ones"
+        "Seed once, before building the model. Check that the model is in train mode. Call the adapter's dropout on a "
+        "tensor of ones and print the result."
     )
 
     max_deviations: float = 6.0
-    """Of a count, in standard deviations of independent draws: once in 5e8 runs."""
+    """Deviation of a count, in standard deviations of independent draws: once in 5e8 runs."""
 
     def judge(self, trace: Trace) -> Finding:
         states = [window.random_state for window in trace.all(Window)]
@@ -184,11 +187,11 @@ class DropoutVaries(Check):
         visible = not (trace.run.training.offloads_parameters or lora.use_dora)
         dropped = trace.one(AdapterDropout) if visible else None
         if dropped is not None and not dropped.pairs:
-            return self.unjudged("every adapter is so wide that no sum tells which element is missing", expected=True)
+            return self.unjudged("every adapter is too wide to identify a dropped element from a sum", expected=True)
         if dropped is None and len(states) < 2:
-            return self.unjudged("one step, whose random state can repeat no other", expected=True)
+            return self.unjudged("only one step: its random state has no other to equal", expected=True)
         problems = self._problems(lora.dropout, dropped) if dropped else []
-        detail = f"{len(states)} steps, {repeated} of them with a random state that was there before"
+        detail = f"{len(states)} steps, {repeated} of them with the random state of an earlier step"
         detail += f"; {len(drawn)} forward passes, {again} of them likewise" if drawn else ""
         repeated += again
         detail += "".join(f"; {problem}" for problem in problems)
@@ -198,19 +201,17 @@ class DropoutVaries(Check):
         """Return what is wrong with the elements that one forward pass dropped, where this share is configured."""
         problems = []
         if seen.odd:
-            problems.append(f"{seen.odd} of {seen.pairs} sums are not those of elements kept and scaled by 1/(1-p)")
+            problems.append(f"{seen.odd} of {seen.pairs} sums do not match kept elements scaled by 1/(1-p)")
         elif self._far(seen.dropped, 2 * seen.pairs, share):
             problems.append(f"{seen.dropped / (2 * seen.pairs):.1%} of the input dropped, {share:.0%} configured")
         elif self._far(seen.alone, seen.pairs, 2 * share * (1 - share)):
-            problems.append("elements do not fall one by one: dropout is not where the input goes into A")
+            problems.append("elements are not dropped independently: dropout does not apply to the input of A")
         same = ((1 - share) ** 2 + share**2) ** 2
         for among, (count, agreeing) in (("tokens", seen.neighbours), ("adapters", seen.siblings)):
             if self._far(agreeing, count, same):
-                problems.append(
-                    f"in {agreeing / count:.0%} of the places two {among} lose the same, {same:.0%} by chance"
-                )
+                problems.append(f"in {agreeing / count:.0%} of the positions two {among} agree, {same:.0%} by chance")
         if not seen.base_untouched:
-            problems.append("the base is given something else than the adapted linear")
+            problems.append("the base layer does not receive the input of the adapted linear")
         return problems
 
     def _far(self, count: int, draws: int, share: float) -> bool:
@@ -220,20 +221,28 @@ class DropoutVaries(Check):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptersApplied(Check):
-    """After training, logits with adapters on and off differ, those of an enlarged adapter where the rate was tiny."""
+    """After training, the logits with adapters on and off differ.
+
+    After a tiny rate the check compares an enlarged adapter.
+    """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
-    meaning: ClassVar[str] = "the adapters were trained but are not applied in the forward pass, or were never trained"
-    remedy: ClassVar[str] = "check that the wrapped model is called and that no adapter is disabled or merged away"
+    meaning: ClassVar[str] = "The forward pass does not apply the trained adapters, or the adapters were never trained."
+    remedy: ClassVar[str] = (
+        "Check that the training calls the wrapped model. Check that no adapter is disabled or merged."
+    )
 
     min_difference: float = 0.0
-    """To be exceeded. An adapter that was never trained or is switched off adds exact zeros, so anything will do: how
-    much it is depends on rate and steps (1.4e-2 after ten steps of SmolLM2-135M at 2e-4)."""
+    """The difference must exceed this. An untrained or disabled adapter adds exact zeros. The size depends on rate and
+    steps: 1.4e-2 after ten steps of SmolLM2-135M at 2e-4."""
 
     def judge(self, trace: Trace) -> Finding:
         seen = trace.one(AdapterEffect)
-        difference, detail = seen.difference, "largest logit difference, adapters on and off, over the largest logit"
+        difference, detail = (
+            seen.difference,
+            "largest logit difference, adapters on and off, over the largest logit",
+        )
         if difference == 0 and seen.enlarged_difference is not None:
-            difference, detail = seen.enlarged_difference, f"{detail}: 0, and this with every B 4096 times as large"
+            difference, detail = seen.enlarged_difference, f"{detail}: 0; with every B multiplied by 4096"
         limit = f"above {self.min_difference:g}"
         return self.found(difference > self.min_difference, detail, measured=difference, limit=limit)

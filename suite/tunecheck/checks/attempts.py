@@ -16,7 +16,7 @@ def why_no_reference(trace: Trace) -> str:
     if len(trace.trainings) < 2:
         return "no fallback happened"
     if not trace.main.start.device.startswith("cpu"):
-        return f"the fallback ended on {trace.main.start.device}: only one to the CPU has a reference"
+        return f"the fallback ended on {trace.main.start.device}: only a fallback to the CPU has a reference"
     return ""
 
 
@@ -38,7 +38,7 @@ def of_every_rank(trace: Trace, kind: type[R]) -> dict[int, list[R]]:
     found = {}
     for rank in range(trace.run.processes):
         if rank not in trace.ranks:
-            raise MissingEvidence(f"rank {rank} left no evidence")
+            raise MissingEvidence(f"rank {rank} left no trace")
         try:
             found[rank] = trace.of_rank(rank).all(kind)
         except MissingEvidence as error:

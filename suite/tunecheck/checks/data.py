@@ -14,11 +14,16 @@ from tunecheck.core.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldoutIsDisjoint(Check):
-    """No held-out row is a training row, evaluations use their split's rows, and no token is beyond the embedding."""
+    """Held-out rows and training rows are disjoint, and each evaluation reads its own split.
+
+    Every token id also has a row in the embedding matrix.
+    """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
-    meaning: ClassVar[str] = "evaluation on training data: the held-out loss then only measures memory"
-    remedy: ClassVar[str] = "split before any other processing, by instruction, not by row number"
+    meaning: ClassVar[str] = (
+        "The split was made after rows were repeated or mixed. The held-out loss then measures memorisation alone."
+    )
+    remedy: ClassVar[str] = "Split before any other processing, by instruction rather than by row number."
 
     def judge(self, trace: Trace) -> Finding:
         seen = trace.one(DataSplit)
@@ -35,15 +40,16 @@ class HeldoutIsDisjoint(Check):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokensMatchTemplate(Check):
-    """Every row is one of the data set, rendered by the template, with exactly answer and end token supervised."""
+    """Every row is a data set row rendered by the chat template, with only the answer and its end token supervised."""
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
     meaning: ClassVar[str] = (
-        "a second start token, an answer cut off, an end token masked with the padding, padding or prompt "
-        "supervised, labels shifted in the collator"
+        "The collator shifts labels. The end token is masked together with padding. The template adds a second start "
+        "token. Prompt or padding is supervised. The answer is truncated."
     )
     remedy: ClassVar[str] = (
-        "read the example below; leave shifting to the loss; mask padding by the attention mask, not by the token id"
+        "Compare the example row in this finding with its source text. Leave the label shift to the loss. Mask padding "
+        "by the attention mask, not by the token id."
     )
 
     def judge(self, trace: Trace) -> Finding:
@@ -57,7 +63,7 @@ class TokensMatchTemplate(Check):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisedTokens(Check):
-    """Every window supervises as many tokens as its rows' answers have, and the trainer reports these numbers."""
+    """Every optimizer step supervises exactly the answer tokens of its rows, and the trainer reports that count."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset(
         {
@@ -69,10 +75,12 @@ class SupervisedTokens(Check):
         }
     )
     meaning: ClassVar[str] = (
-        "masking removes answers or keeps prompts; a wrong count also scales the loss and its gradient, or makes the "
-        "training look faster"
+        "Label masking removes answers or keeps prompts. The trainer counts the first label of each row, which no "
+        "position predicts. A wrong count also scales the loss and the gradient, or inflates throughput."
     )
-    remedy: ClassVar[str] = "compare with the answers' lengths; look at tokens_match_template"
+    remedy: ClassVar[str] = (
+        "Compare the count with the number of answer tokens. If tokens_match_template fails, fix that first."
+    )
 
     def judge(self, trace: Trace) -> Finding:
         reported = {step.step: step for step in trace.steps}
@@ -100,14 +108,16 @@ class SupervisedTokens(Check):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchesDiffer(Check):
-    """No micro-batch is repeated before the end of the first epoch, but where the data set itself repeats rows."""
+    """Every micro-batch of the first epoch is different, unless the data set repeats rows."""
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
     meaning: ClassVar[str] = (
-        "the data loader starts over at each step, or a seed is reset: the model memorises one batch, and its "
-        "loss falls beautifully"
+        "The data loader restarts at each step, or a seed is reset. The model then memorises one batch, and its loss "
+        "falls fast."
     )
-    remedy: ClassVar[str] = "do not create the iterator inside the loop; do not reseed in it"
+    remedy: ClassVar[str] = (
+        "Create the loader's iterator once, outside the training loop. Do not reseed inside the loop."
+    )
 
     def judge(self, trace: Trace) -> Finding:
         windows, seen = trace.all(Window), trace.one(DataSplit)
@@ -115,14 +125,14 @@ class BatchesDiffer(Check):
         first_epoch = [window for window in windows if window.step < per_epoch]
         digests = [digest for window in first_epoch for digest in window.digests]
         if len(digests) == 1:
-            return self.unjudged("one micro-batch in the first epoch, which can repeat no other", expected=True)
+            return self.unjudged("only one micro-batch in the first epoch: it has no other to equal", expected=True)
         alike = len(digests) - len(set(digests))
         prescribed = [rows for window in first_epoch for rows in _prescribed_micro_batches(window, seen.duplicates)]
         by_data = min(alike, len(prescribed) - len(set(prescribed)))
         repeated = alike - by_data
         detail = f"{len(digests)} micro-batches, {repeated} of them repeated"
         if by_data:
-            detail += f"; {by_data} more hold rows that the data set repeats"
+            detail += f"; {by_data} more repeat because the data set repeats their rows"
         return self.found(repeated == 0, detail, measured=repeated, limit=0, compared=len(digests))
 
 
@@ -139,22 +149,22 @@ ROWS_THAT_MUST_DIFFER = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowOrder(Check):
-    """Each window holds the rows that seed and step prescribe, of the files that the trace names.
+    """Each optimizer step trains on the rows that the seed and the step number prescribe.
 
-    So every row comes once per epoch, and epochs have different orders.
+    The rows come from the files that the trace names. Every row comes once per epoch, and each epoch has another order.
     """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
     meaning: ClassVar[str] = (
-        "rows left out or repeated, an order that depends on more than the seed, rows of another file, or a resume "
-        "that replays data"
+        "The order depends on more than the seed. Rows are skipped or repeated. A resume replays data. Another file "
+        "was read."
     )
-    remedy: ClassVar[str] = "derive the order from seed and epoch alone"
+    remedy: ClassVar[str] = "Derive the row order from the seed and the epoch alone."
 
     def judge(self, trace: Trace) -> Finding:
         problem = _other_files(trace) or _epochs(trace.all(Window), trace.one(DataSplit).train_rows)
         wrong = [window for window in trace.all(Window) if window.rows != window.expected_rows]
-        detail = f"{len(trace.all(Window))} windows as prescribed"
+        detail = f"{len(trace.all(Window))} steps with the prescribed rows"
         if wrong:
             detail = f"step {wrong[0].step}: rows {some(wrong[0].rows)}, prescribed {some(wrong[0].expected_rows)}"
         elif problem:
@@ -167,7 +177,7 @@ class RowOrder(Check):
 def _other_files(trace: Trace) -> str:
     """Return what is wrong with the files that were read; empty when they are those that the trace names."""
     named, read = trace.one(Dataset).sha256, trace.one(DataSplit).dataset_sha256
-    return "" if named == read else f"the files read have the digest {read[:12]}, the trace names {named[:12]}"
+    return "" if named == read else f"the files read have the digest {read[:12]}, those of the trace {named[:12]}"
 
 
 def _epochs(windows: list[Window], train_rows: int) -> str:

@@ -17,18 +17,20 @@ from tunecheck.core.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareHealthy(Check):
-    """While the run trained, the GPU and its driver reported no fault: memory errors, Xids, a reset that is due.
+    """The GPU and its driver report no fault during the run: no memory error, no Xid, no pending reset.
 
-    Counters are compared before and after each attempt. Throttling is no fault, and a counter that the GPU does not
-    report is neither good nor bad.
+    The check compares counters before and after each attempt. Throttling is not a fault. A counter that the GPU does
+    not report counts as neither good nor bad.
     """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
     subject: ClassVar[str] = "hardware"
     meaning: ClassVar[str] = (
-        "the GPU, its power supply, its slot or its driver is faulty: no result of this run can be trusted"
+        "The GPU, its power supply, its slot or its driver is faulty. No result of this run is reliable."
     )
-    remedy: ClassVar[str] = "look for Xid in the kernel log, reboot, run again; if it comes back, have the GPU replaced"
+    remedy: ClassVar[str] = (
+        "Search the kernel log for Xid, reboot, and run again. If the fault returns, replace the GPU."
+    )
 
     def judge(self, trace: Trace) -> Finding:
         if faults := hardware_faults(trace):
@@ -36,11 +38,11 @@ class HardwareHealthy(Check):
         used = [attempt for attempt in trace.attempts if attempt.start.device.startswith("cuda")]
         if not used:
             device = trace.one(Setup).device  # a run that never began is no run on the CPU
-            return self.unjudged(f"trained on {device}: no GPU was involved", expected=True)
+            return self.unjudged(f"trained on {device}: no GPU was used", expected=True)
         for attempt in used:
             if why := unwatched(attempt):
                 return self.unjudged(
-                    f"the GPU was not watched to the end of the {attempt.start.purpose} attempt: {why}"
+                    f"the GPU was not monitored until the end of the {attempt.start.purpose} attempt: {why}"
                 )
         signs = unclear_signs(trace)
         return self.found(True, "; ".join(signs) or f"{len(used)} attempts watched", measured=0, limit=0)
@@ -52,14 +54,13 @@ CPU_STEPS = frozenset({"cpu", "evaluate_on_gpu"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceAsConfigured(Check):
-    """Every parameter, buffer and optimizer state is on the device of the attempt, and that is the configured one."""
+    """Every parameter, buffer and optimizer state is on the configured device."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.DEVICE_DECLARED})
-    meaning: ClassVar[str] = (
-        "training ran on another device than configured: a silent fallback to the CPU, or a part of the model not moved"
-    )
+    meaning: ClassVar[str] = "Training fell back to the CPU without an error, or a part of the model was not moved."
     remedy: ClassVar[str] = (
-        "run tunecheck doctor; look for .to() or device_map in the loading code and for a fallback in the attempts"
+        "Run tunecheck doctor. Search the loading code for .to() and device_map, and the report's attempts for a "
+        "fallback."
     )
 
     def judge(self, trace: Trace) -> Finding:
@@ -96,17 +97,17 @@ def _gpu_ran_out(trace: Trace) -> bool:
 class DtypesAsConfigured(Check):
     """Adapters, base, hidden states, products and 4-bit arithmetic have the configured dtypes.
 
-    In fp16 the loss is scaled up, since small gradients lie below what it can hold.
+    In fp16 the loss is scaled up, because fp16 cannot represent small gradients.
     """
 
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.DTYPES_DECLARED})
     meaning: ClassVar[str] = (
-        "a dtype argument was ignored or a helper upcast the model: memory doubles, or precision is lost, "
-        "without an error"
+        "A dtype argument was ignored, or a helper upcast the model. Memory doubles, or precision is lost, without an "
+        "error."
     )
     remedy: ClassVar[str] = (
-        "compare the dtypes below with the configuration; do not call prepare_model_for_kbit_training; pass "
-        "dtype and the 4-bit compute dtype"
+        "Compare the dtypes in this finding with the configuration. Do not call prepare_model_for_kbit_training. Pass "
+        "dtype and the 4-bit compute dtype."
     )
 
     def judge(self, trace: Trace) -> Finding:
@@ -162,19 +163,20 @@ KERNELS = {"sdpa": "sdpa:", "eager": "eager", "flash_attention_2": "_flash_attn"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionAsConfigured(Check):
-    """The model's layers call the configured attention implementation, and a training step runs its kernel.
+    """The model calls the configured attention implementation, and a training step runs its kernel.
 
-    No key-value cache is filled: training has no use for one. In a run of a single step kernels are not watched.
+    Training fills no key-value cache. Kernels are not recorded in a run of a single step.
     """
 
     premises: ClassVar[frozenset[Premise]] = frozenset(
         {Premise.ARCHITECTURE_KNOWN, Premise.CAUSAL_LM, Premise.ATTENTION_DECLARED}
     )
     meaning: ClassVar[str] = (
-        "another attention implementation is used: memory and speed, and sometimes masks, are not as configured"
+        "The model uses another attention implementation. Memory, speed and sometimes masks then differ from the "
+        "configuration."
     )
     remedy: ClassVar[str] = (
-        "install what the implementation needs (flash-attn) or configure sdpa; train with use_cache=False"
+        "Install the package that the implementation needs (flash-attn), or configure sdpa. Train with use_cache=False."
     )
 
     def judge(self, trace: Trace) -> Finding:
@@ -188,16 +190,17 @@ class AttentionAsConfigured(Check):
         detail = f"configured {wanted}, a training step ran {(ran := some(kernels) or 'no kernel at all')}"
         cached = calls.cached_calls if not trace.run.training.use_cache else 0
         if cached:
-            detail += f"; {cached} forwards of its layers filled a key-value cache that nothing reads"
+            detail += f"; {cached} forwards of its layers filled an unused key-value cache"
         return self.found(as_configured, detail, measured=ran, limit=wanted, problems=range(cached))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointingAsConfigured(Check):
-    """Each decoder layer runs once per micro-batch, twice with gradient checkpointing; logits keep to their chunks.
+    """Each decoder layer runs once per micro-batch, and twice with gradient checkpointing.
 
-    A script's own loss may call the model more often, as a teacher, a reference or a second view of the rows: of a
-    training that is watched the layers that run within the backward pass are counted.
+    A chunked loss computes at most one chunk of logits at a time. In a watched script, the loss may call the model more
+    often, for a teacher, a reference or a second view. There the check counts the layers that run within the backward
+    pass.
     """
 
     premises: ClassVar[frozenset[Premise]] = frozenset(
@@ -205,10 +208,12 @@ class CheckpointingAsConfigured(Check):
     )
     applies_to: ClassVar[frozenset[str]] = frozenset({"several_steps"})
     meaning: ClassVar[str] = (
-        "gradient checkpointing or the loss in chunks is silently off (peak memory of a run without it), or the "
-        "checkpointing is on (a third slower)"
+        "Gradient checkpointing or the chunked loss is silently off: the peak memory is that of a run without it. Or "
+        "checkpointing is on without being configured, and costs a third of the speed."
     )
-    remedy: ClassVar[str] = "check that the flag reaches every layer and that the model is in train mode while training"
+    remedy: ClassVar[str] = (
+        "Check that the flag reaches every layer, and that the model is in train mode while training."
+    )
 
     def judge(self, trace: Trace) -> Finding:
         calls = trace.one(LayerCalls)
@@ -243,12 +248,13 @@ def _most_logits(trace: Trace) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatmulPrecision(Check):
-    """A known fp32 product on this device agrees with float64 to fp32's precision."""
+    """A reference fp32 product on this device agrees with float64 to fp32's precision."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.ARCHITECTURE_KNOWN})
-    meaning: ClassVar[str] = "TF32 is on, or the device computes wrongly"
+    meaning: ClassVar[str] = "TF32 is on, or the device computes wrongly."
     remedy: ClassVar[str] = (
-        "torch.set_float32_matmul_precision('highest'); unset NVIDIA_TF32_OVERRIDE; if it stays, suspect the GPU"
+        "Call torch.set_float32_matmul_precision('highest') and unset NVIDIA_TF32_OVERRIDE. If the error remains, test "
+        "the GPU."
     )
 
     max_error: float = 1e-5

@@ -15,25 +15,27 @@ from tunecheck.core.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationOracle(NumericCheck):
-    """The configured evaluations took place, and no others; their losses equal other code's, in float64.
+    """Exactly the configured evaluations run, and their losses equal an independent float64 computation.
 
-    Each against the mean over its own logits, the last also against the rows without masks.
+    Each loss is compared with the mean over its own logits. The last one is also compared with the rows computed
+    without masks.
     """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
     meaning: ClassVar[str] = (
-        "padding counted, batch means averaged, wrong labels, or dropout active: perplexities beyond the "
-        "vocabulary come from here"
+        "Padding counts in the mean. Batch means are averaged. Labels are wrong. Dropout is active. These mistakes "
+        "also give perplexities above the vocabulary size."
     )
-    remedy: ClassVar[str] = "sum negative log-likelihoods and divide by the supervised tokens once, at the end"
+    remedy: ClassVar[str] = "Sum the negative log-likelihoods, and divide once by the supervised tokens, at the end."
 
     max_error_fp32: float = 1e-4  # 5e-6 measured
     max_error_16bit: float = 1e-2
     max_error_own_logits: float = 1e-4
-    """Against the mean over the evaluation's own logits in float64, which no rounding of the model is in: 2e-7 measured
-    in fp32, bf16 and fp16."""
+    """Error against the float64 mean over the evaluation's own logits, which contains no rounding of the model. 2e-7
+    measured in fp32, bf16 and fp16."""
     min_logit_digits: int = 20
-    """In fp32, whose numbers have 24: a loss of many tokens averages the rounding of 16 bit away, its logits do not."""
+    """Binary digits of the logits in fp32, whose numbers have 24. A mean loss averages 16-bit rounding away, logits do
+    not."""
 
     def judge(self, trace: Trace) -> Finding:
         limit, audits = self.limit(trace), trace.all(EvaluationAudit)
@@ -50,7 +52,7 @@ class EvaluationOracle(NumericCheck):
                 lines[-1] += f", from logits of {audit.logit_digits} binary digits"
         missing, extra = _missing_and_extra(trace)
         lines += [f"never evaluated: {some(missing)}"] if missing else []
-        lines += [f"evaluated though not configured: {some(extra)}"] if extra else []
+        lines += [f"evaluated, but not configured: {some(extra)}"] if extra else []
         problems = [*missing, *extra, *(["coarse logits"] if coarse else [])]
         own = [(f"{e.split} before step {e.step}", e.loss, e.logits_loss) for e in trace.all(Evaluation)]
         compared = [(where, loss, wanted) for where, loss, wanted in own if wanted is not None]
@@ -61,7 +63,7 @@ class EvaluationOracle(NumericCheck):
             if worst <= limit and not problems and not error <= self.max_error_own_logits:
                 return self.found(False, "; ".join(lines), measured=error, limit=self.max_error_own_logits)
         if _means_are_alike(audits):
-            lines.append("one batch, or batches of equal token counts: a mean of batch means does not show")
+            lines.append("with one batch, or equal token counts per batch, a mean of batch means is undetectable")
         return self.found(worst <= limit, "; ".join(lines), measured=worst, limit=limit, problems=problems)
 
 
@@ -90,21 +92,23 @@ def _in_words(evaluations: set[tuple[int, str]]) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationMode(Check):
-    """Evaluation runs in eval mode without a graph, repeats bit for bit, and changes no mode, weight or memory.
+    """Evaluation runs in eval mode without a graph, and repeats bit for bit.
 
-    What it computes is what the model as it stands computes, not another one that takes its place for the time.
+    It changes no mode, weight or memory. It evaluates the current weights of the trained model, not a stand-in.
     """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
     meaning: ClassVar[str] = (
-        "dropout active in evaluation, activations kept, other weights than the trained ones evaluated, or a model "
-        "left in eval mode for the rest of training"
+        "Dropout is active in evaluation. Activations are kept. Other weights than the trained ones are evaluated. The "
+        "model stays in eval mode for the rest of the training."
     )
-    remedy: ClassVar[str] = "model.eval() and torch.no_grad() around it, and the former mode afterwards"
+    remedy: ClassVar[str] = (
+        "Wrap the evaluation in model.eval() and torch.no_grad(), and restore the previous mode afterwards."
+    )
 
     def judge(self, trace: Trace) -> Finding:
         problems = [
-            f"{seen.split} before step {seen.step}: the model as it is computes something else from the first batch"
+            f"{seen.split} before step {seen.step}: the current model computes other logits for the first batch"
             for seen in trace.all(Evaluation)
             if seen.model_repeats is False
         ]
@@ -116,14 +120,12 @@ class EvaluationMode(Check):
             if not audit.mode_restored:
                 problems.append(f"{audit.split}: the modules' modes were not restored")
             if audit.kept_tensors > 0:
-                problems.append(
-                    f"{audit.split}: {audit.kept_tensors} tensors of an evaluation are still alive after it"
-                )
+                problems.append(f"{audit.split}: {audit.kept_tensors} tensors of an evaluation are alive after its end")
             if audit.weights_changed:
                 problems.append(f"{audit.split}: it changed the trained weights")
             if not audit.repeats:
-                problems.append(f"{audit.split}: its first batch gives other logits when evaluated again")
-        detail = "; ".join(problems) or "eval mode, no graph, equal twice, nothing kept or changed"
+                problems.append(f"{audit.split}: a second evaluation of its first batch gives other logits")
+        detail = "; ".join(problems) or "eval mode, no graph, repeatable, nothing kept or changed"
         return self.found(not problems, detail, measured=len(problems), limit=0)
 
 
@@ -133,29 +135,31 @@ MOST_DIGITS = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PerplexityBelowVocabulary(Check):
-    """No evaluation, before, during or after training, gives a perplexity above the size of the vocabulary.
+    """Every evaluation has a perplexity below the vocabulary size.
 
-    Rows that the model cannot know, as emoji or codes, may begin above it: then it must not rise from there.
+    Unfamiliar rows, such as emoji or codes, may start above it. Their perplexity must not rise from there.
     """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
     meaning: ClassVar[str] = (
-        "the evaluation is broken (labels shifted twice, padding counted, a sum instead of a mean), the weights were "
-        "never loaded, or the training diverged: a uniform guess would do better"
+        "The evaluation is broken: labels shifted twice, padding counted, or a sum instead of a mean. The weights were "
+        "never loaded. The training diverged. A uniform guess would do better."
     )
-    remedy: ClassVar[str] = "look at evaluation_oracle and base_matches_file first; if both are good, lower the rate"
+    remedy: ClassVar[str] = (
+        "Fix evaluation_oracle and base_matches_file first if either failed. Otherwise lower the learning rate."
+    )
 
     max_share: float = 1.0
-    """Of ln V, the loss of a uniform guess."""
+    """Share of ln V, the loss of a uniform guess."""
     max_rise: float = 1.1
-    """Of the first loss of rows that the model does not know, where it is above that of a uniform guess: it falls in
-    training, and held-out rows of another kind may rise a little."""
+    """Loss over the first loss of unfamiliar rows, if that is above a uniform guess. It falls in training, and held-out
+    rows of another kind may rise a little."""
     max_share_random: float = 1.05
-    """The same for random weights, whose logits scatter: their loss is worse than a uniform guess by half of the
-    logits' variance, and an evaluation of few tokens by its sampling noise."""
+    """The same share for random weights. Their logits scatter, so that the loss exceeds a uniform guess by half the
+    logits' variance, plus sampling noise."""
     max_variance_share_random: float = 0.75
-    """Of the logits' variance, width x initializer_range^2, which a wide model's random weights may be worse by: half
-    is expected, 0.82 nats for LLaMA-7B (measured with two of its layers: 0.78), where 5 % of ln V are 0.52."""
+    """Share of the logits' variance, width x initializer_range^2, that a wide model with random weights may add. Half
+    is expected: 0.82 nats for LLaMA-7B (0.78 measured with two of its layers), while 5 % of ln V are 0.52."""
 
     def judge(self, trace: Trace) -> Finding:
         architecture = trace.run.architecture
@@ -179,26 +183,27 @@ class PerplexityBelowVocabulary(Check):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationIsGreedy(NumericCheck):
-    """Greedily generated tokens, and the logits behind them, are those of one plain forward over the same tokens.
+    """Greedily generated tokens and their logits equal those of one plain forward pass.
 
-    Each is the largest of the scores it was chosen by, the end token ends the answer, and the prompt is tokenised as
-    in the rows that are trained on.
+    Each token has the largest score, and the end token ends the answer. The prompt is tokenised as in the training
+    rows.
     """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"generate"})
     meaning: ClassVar[str] = (
-        "wrong position ids, cache, padding side or mask in generation, or a penalty left in its settings: the model "
-        "is right and its answers are not"
+        "Generation uses wrong position ids, cache, padding side or mask, or a leftover penalty in its settings. The "
+        "model is right, but its answers are not."
     )
     remedy: ClassVar[str] = (
-        "pad on the left for batched generation, pass the attention mask, compare with use_cache=False"
+        "Pad on the left for batched generation. Pass the attention mask. Compare with use_cache=False."
     )
 
     min_agreement: float = 0.9
-    """Near ties may fall either way between the cached and the plain forward in 16 bit."""
+    """Share of equal tokens. In 16 bit, the cached and the plain forward pass may resolve near ties differently."""
 
     max_error_fp32: float = 1e-3
-    """Of the logits: a cache and a plain forward multiply in other orders. In 16 bit of those in fp32 too."""
+    """Error of the logits: a cached and a plain forward pass multiply in different orders. In 16-bit runs it also
+    applies to fp32 logits."""
     max_error_16bit: float = 0.1
 
     def judge(self, trace: Trace) -> Finding:
@@ -224,11 +229,11 @@ def _problems(answers: list[Generation]) -> list[str]:
     """Return errors of generate with right scores: another prompt, another token, going on after the end token."""
     problems = []
     if other := [answer for answer in answers if answer.prompt_as_trained is False]:
-        problems.append(f"the tokens of the prompt {other[0].prompt[-40:]!r} are not those of its row in training")
+        problems.append(f"the tokens of the prompt {other[0].prompt[-40:]!r} differ from those of its training row")
     if tokens := sum(answer.not_largest for answer in answers):
-        problems.append(f"{tokens} tokens are not the largest of the scores that they were chosen by")
+        problems.append(f"{tokens} tokens do not have the largest score")
     if changed := sum(answer.scores_changed for answer in answers):
-        problems.append(f"{changed} tokens are chosen by other scores than the model's logits")
+        problems.append(f"{changed} tokens are chosen by scores that are not the model's logits")
     if not all(answer.stops for answer in answers):
         problems.append("generation goes on after the end token")
     return problems

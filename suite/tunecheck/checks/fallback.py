@@ -20,14 +20,19 @@ ALLOCATOR_ERROR = "OutOfMemoryError:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FallbackInOrder(Check):
-    """Every out-of-memory error was recorded and handled by the configured fallback, and nothing else caused one."""
+    """Every fallback follows a recorded out-of-memory error and takes the next configured step.
+
+    No out-of-memory error goes unrecorded.
+    """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"fallback"})
     meaning: ClassVar[str] = (
-        "an out-of-memory error was caught and swallowed, a fallback hides another failure, or it took a step that the "
-        "run does not configure"
+        "The training code caught an out-of-memory error and went on. A fallback hides another failure, or took a step "
+        "that the run does not configure."
     )
-    remedy: ClassVar[str] = "look for `except` around the training step; read the reasons of the attempts in the report"
+    remedy: ClassVar[str] = (
+        "Search for `except` around the training step. Read the reason of each attempt in the report."
+    )
 
     def judge(self, trace: Trace) -> Finding:
         tried = trace.trainings
@@ -35,7 +40,7 @@ class FallbackInOrder(Check):
             raise MissingEvidence("the training did not finish, so the fallback chain did not end")
         problems = [*_wrong_steps(trace, tried), *_wrong_reasons(tried), *_swallowed(trace)]
         chain = " -> ".join(f"{attempt.start.configuration} on {attempt.start.device}" for attempt in tried)
-        fine = f"out of memory, so {chain}" if len(tried) > 1 else f"{chain}, no memory ran out"
+        fine = f"out of memory, then {chain}" if len(tried) > 1 else f"{chain}, memory never ran out"
         return self.found(not problems, "; ".join(problems) or fine, measured=len(problems), limit=0)
 
 
@@ -50,10 +55,10 @@ def _wrong_steps(trace: Trace, tried: list[Attempt]) -> Iterator[str]:
 def _wrong_reasons(tried: list[Attempt]) -> Iterator[str]:
     for before, after in pairwise(tried):
         if before.end is None or before.outcome != AttemptOutcome.OUT_OF_MEMORY:
-            yield f"tried again on {after.start.device} though the attempt before {before.ending}"
+            yield f"started again on {after.start.device} after an attempt that {before.ending}"
         # Of schema 3, the detail ends with the steps that were passed over.
         elif after.start.reason != AttemptReason.OUT_OF_MEMORY or not after.start.detail.startswith(before.end.detail):
-            yield f"the attempt on {after.start.device} does not record the error that made it necessary"
+            yield f"the attempt on {after.start.device} does not record the error that caused it"
 
 
 def _swallowed(trace: Trace) -> Iterator[str]:
@@ -69,19 +74,19 @@ def _swallowed(trace: Trace) -> Iterator[str]:
             recorded, count = recorded - explained, count - explained
             if not count <= 0:
                 where = f"{count} times in {phase.name!r}"
-                yield f"the {attempt.start.purpose} attempt ran out of memory {where} and went on"
+                yield f"the {attempt.start.purpose} attempt ran out of memory {where} and continued"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FallbackStartsFresh(Check):
-    """After a fallback the training starts with the tensors and random state of a run that started on the CPU."""
+    """A fallback starts with the tensors and random state of a run that started on the CPU."""
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"reference"})
     meaning: ClassVar[str] = (
-        "half-trained weights, moments of the optimizer or an advanced random state were carried over from the attempt "
-        "that ran out of memory"
+        "The fallback inherited state from the attempt that ran out of memory: half-trained weights, optimizer moments "
+        "or an advanced random state."
     )
-    remedy: ClassVar[str] = "load the model again from its file in a fresh process; do not move the old one with .to()"
+    remedy: ClassVar[str] = "Load the model from its file in a fresh process. Do not move the old one with .to()."
 
     def judge(self, trace: Trace) -> Finding:
         if reason := why_no_reference(trace):
@@ -100,14 +105,17 @@ class FallbackStartsFresh(Check):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FallbackEqualsReference(Check):
-    """After a fallback to the CPU every loss equals, to the last bit, that of a run that started there."""
+    """After a fallback to the CPU, every loss equals that of a run that started there, to the last bit."""
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"reference"})
     meaning: ClassVar[str] = (
-        "state of the attempt on the GPU was carried over: weights, optimizer state, position in the data, or a "
-        "setting meant for the GPU"
+        "The fallback inherited state from the GPU attempt: weights, optimizer state, the position in the data, or a "
+        "setting meant for the GPU."
     )
-    remedy: ClassVar[str] = "compare the first step that differs: step 0 means the start, a later one optimizer or data"
+    remedy: ClassVar[str] = (
+        "Find the first step that differs. Step 0 points to the initial state, a later step to the optimizer or the "
+        "data."
+    )
 
     def judge(self, trace: Trace) -> Finding:
         if reason := why_no_reference(trace):

@@ -16,23 +16,26 @@ from tunecheck.core.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardDeterministic(Check):
-    """Two equal forwards give the same logits to the last bit, before training and in the middle of a step."""
+    """Two equal forward passes return the same logits to the last bit, before training and within a step."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.ARCHITECTURE_KNOWN})
     meaning: ClassVar[str] = (
-        "noise in the forward pass: a layer left in a random mode, an uninitialised buffer, or damaged hardware"
+        "The forward pass adds noise: a layer in a random mode, an uninitialised buffer, or damaged hardware."
     )
     remedy: ClassVar[str] = (
-        "look for dropout with rate 0 in the configuration but not in the model; run the GPU's diagnostics (dcgmi diag)"
+        "Search the model for dropout that the configuration sets to 0. Run the GPU's diagnostics (dcgmi diag)."
     )
 
     def judge(self, trace: Trace) -> Finding:
         difference = trace.one(ForwardPaths).repeat_difference
         if other := [seen.step for seen in trace.main.all(OwnLoss) if seen.model_repeats is False]:
-            detail = f"step {other[0]}: its first micro-batch, given to the model once more, has other hidden states"
+            detail = f"step {other[0]}: a second forward pass of its first micro-batch gives other hidden states"
             return self.found(False, detail, measured=len(other), limit=0)
         return self.found(
-            difference <= 0.0, "largest logit difference of two equal forwards", measured=difference, limit=0.0
+            difference <= 0.0,
+            "largest logit difference of two equal forward passes",
+            measured=difference,
+            limit=0.0,
         )
 
 
@@ -42,33 +45,33 @@ EPSILON = {"bf16": 2.0**-7, "fp16": 2.0**-10}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardMatchesArchitecture(NumericCheck):
-    """Norms, positions, attention, activation, residuals and head of a forward pass follow the architecture's formulas.
+    """Norms, positions, attention, activation, residuals and head follow the architecture's formulas.
 
-    What lies between the linears is computed again by other code, relation by relation; a layer that is left out or
-    called in another's place is one too. So is the attention of a training step's rows, with their lengths and padding.
+    Independent code recomputes every operation between the linears, one relation at a time. A skipped or misplaced
+    layer breaks a relation too. So does wrong attention for the row lengths and padding of a training step.
     """
 
     premises: ClassVar[frozenset[Premise]] = frozenset(
         {Premise.ARCHITECTURE_KNOWN, Premise.CAUSAL_LM, Premise.BASE_PLAIN}
     )
     meaning: ClassVar[str] = (
-        "the weights are right and the function is not: wrong positions or scale in attention, a layer left out or out "
-        "of order, another activation or epsilon, a patched or fused kernel that computes something else, or computes "
-        "it in too few bits"
+        "The weights are right, but the function is not. Attention uses wrong positions or a wrong scale. A layer is "
+        "skipped or out of order. The activation or epsilon differs. A patched or fused kernel computes something "
+        "else, or with too little precision."
     )
     remedy: ClassVar[str] = (
-        "look at the relation below: it names the module; compare config.json with the run, and the model with patches "
-        "and fused kernels switched off; model.to(bfloat16) rounds the rotary frequencies too, which from_pretrained "
-        "with dtype does not"
+        "Inspect the module that the finding names. Compare config.json with the run, and the model with patches and "
+        "fused kernels off. Load in bf16 through from_pretrained(dtype=...): model.to(bfloat16) also rounds the rotary "
+        "frequencies."
     )
 
     max_error_fp32: float = 1e-4
-    """Of one relation, relative: see the detail for the worst; rounding gives 1e-6. In 16 bit it holds for what is
-    computed in fp32 from the same inputs, and for what is looked up, handed on or added once, which is exact there."""
+    """Relative error of one relation; rounding gives 1e-6. In 16 bit it holds for relations computed in fp32 from the
+    same inputs. It also holds for lookups, copies and single additions, which are exact there."""
     max_error_16bit: float = 3e-2
     max_gain_ulps: float = 0.125
-    """Error of a norm's gain in 16 bit, in units of the last place: 0.03 to 0.05 where the norm is taken in fp32 (two
-    random layers and SmolLM2-135M, bf16 and fp16), 0.28 to 0.32 where it is not."""
+    """Error of a norm's gain in 16 bit, in units of the last place. A norm in fp32 gives 0.03 to 0.05 (two random
+    layers and SmolLM2-135M, bf16 and fp16), another one 0.28 to 0.32."""
 
     def judge(self, trace: Trace) -> Finding:
         seen, limit = trace.one(ForwardReference), self.limit(trace)
@@ -88,7 +91,7 @@ class ForwardMatchesArchitecture(NumericCheck):
         if seen.gain_error is not None:
             ulps = seen.gain_error / EPSILON[trace.one(Setup).precision]
             detail += f"; the gain of {seen.gain_error_at} off by {ulps:.2g} units of the last place"
-            detail += "" if ulps <= self.max_gain_ulps else ": it is not taken in fp32"
+            detail += "" if ulps <= self.max_gain_ulps else ": the norm is not computed in fp32"
             if passed and not ulps <= self.max_gain_ulps:
                 return self.found(False, detail, measured=ulps, limit=self.max_gain_ulps)
         return self.found(passed, detail, measured=worst, limit=limit, compared=seen.relations)
@@ -96,11 +99,13 @@ class ForwardMatchesArchitecture(NumericCheck):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsIsolated(NumericCheck):
-    """Logits do not change with a later token, with padding, or with the other rows of the batch."""
+    """Logits do not depend on later tokens, on padding, or on other rows of the batch."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.ARCHITECTURE_KNOWN})
-    meaning: ClassVar[str] = "the attention mask is not causal, padding is attended to, or packed rows read each other"
-    remedy: ClassVar[str] = "pass the attention mask; reset positions and attention at row borders; use is_causal"
+    meaning: ClassVar[str] = (
+        "The attention mask is not causal. Padding is attended to. Packed rows attend to each other."
+    )
+    remedy: ClassVar[str] = "Pass the attention mask. Reset positions and attention at row borders. Use is_causal."
 
     max_error_fp32: float = 1e-4  # 0.0 measured
     max_error_16bit: float = 3e-2
@@ -119,30 +124,32 @@ class RowsIsolated(NumericCheck):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstLossBelowUniform(Check):
-    """The loss before training is well under ln(vocabulary), that of a uniform guess.
+    """The loss before training is well under ln(vocabulary), the loss of a uniform guess.
 
-    Rows that the model cannot know, as emoji or codes, may be above it: then a plain English row must be under it.
+    Unfamiliar rows, such as emoji or codes, may exceed it. A plain English row must then stay under it.
     """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
     needs_pretrained: ClassVar[bool] = True
     meaning: ClassVar[str] = (
-        "the weights were never loaded, the tokenizer is another model's, or the labels are wrong: the text "
-        "would be noise"
+        "The weights were never loaded. The tokenizer belongs to another model. The labels are wrong. Generated text "
+        "would be noise."
     )
-    remedy: ClassVar[str] = "look at base_matches_file and tokens_match_template; generate a sentence and read it"
+    remedy: ClassVar[str] = (
+        "Fix base_matches_file and tokens_match_template first if either failed. Generate a sentence and read it."
+    )
 
     max_share: float = 0.8
-    """Of ln V. SmolLM2-135M starts at 0.39 of it on the shipped data."""
+    """Share of ln V. SmolLM2-135M starts at 0.39 of it on the shipped data."""
 
     def judge(self, trace: Trace) -> Finding:
         first = next((e for e in trace.all(Evaluation) if e.step == 0), None)
         if first is None:
-            raise MissingEvidence("there was no evaluation before the first step")
+            raise MissingEvidence("no evaluation ran before the first step")
         uniform = math.log(trace.run.architecture.vocab_size)
         limit = self.max_share * uniform
         detail = f"{first.loss:.3f} nats per token before training; a uniform guess has ln V = {uniform:.3f}"
         if first.unfamiliar(limit):
-            detail += f", and a plain English row {first.plain_loss:.3f}: the rows are unlike what the model has read"
+            detail += f", and a plain English row {first.plain_loss:.3f}: the rows are unfamiliar to the model"
             return self.found(True, detail, measured=first.plain_loss, limit=limit)
         return self.found(first.loss <= limit, detail, measured=first.loss, limit=limit)

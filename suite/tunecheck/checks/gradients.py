@@ -38,14 +38,16 @@ from tunecheck.core.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientsCleared(Check):
-    """No trainable tensor holds a gradient other than zero when a step begins."""
+    """Every gradient is zero or None when a step begins."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.GRADIENTS_CLEARED_BEFORE})
     meaning: ClassVar[str] = (
-        "zero_grad is missing, comes before backward has ended, or belongs to an optimizer of other tensors: each step "
-        "adds the gradients of the steps before"
+        "zero_grad is missing, runs before backward ends, or belongs to an optimizer of other tensors. Each step then "
+        "adds the gradients of earlier steps."
     )
-    remedy: ClassVar[str] = "call optimizer.zero_grad(set_to_none=True) after every optimizer step, skipped ones too"
+    remedy: ClassVar[str] = (
+        "Call optimizer.zero_grad(set_to_none=True) after every optimizer step, including skipped ones."
+    )
 
     def judge(self, trace: Trace) -> Finding:
         steps = trace.all(Gradients)
@@ -55,13 +57,13 @@ class GradientsCleared(Check):
             for gradients in steps
             if gradients.left_over
         ]
-        detail = "; ".join(problems[:3]) or f"clear at the beginning of {len(steps)} steps"
+        detail = "; ".join(problems[:3]) or f"gradients were clear at the start of {len(steps)} steps"
         return self.found(not problems, detail, measured=len(problems), limit=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossOracle(NumericCheck):
-    """The reported loss of a window equals an independent mean over its supervised tokens."""
+    """The reported loss of a step equals an independent mean over its supervised tokens."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset(
         {
@@ -78,25 +80,24 @@ class LossOracle(NumericCheck):
     )
     applies_to: ClassVar[frozenset[str]] = frozenset({"oracle"})
     meaning: ClassVar[str] = (
-        "labels shifted twice or not at all, padding counted, means averaged over micro-batches, a loss scaled by "
-        "something, a declared smoothing left out, or another function than the rows': a mask that hides text, "
-        "positions that are not theirs"
+        "Labels are shifted twice or not at all. Padding counts in the mean. Micro-batch means are averaged. The loss "
+        "is scaled. Declared label smoothing is missing. A wrong mask or wrong positions change the model's output."
     )
     remedy: ClassVar[str] = (
-        "compare the two numbers: a ratio near the accumulation steps points to the normalisation, another "
-        "value to the labels; look at mask_and_positions first"
+        "Divide the two losses. A ratio near the accumulation steps points to the normalisation, any other value to "
+        "the labels. Fix mask_and_positions first if it failed."
     )
 
     max_error_fp32: float = 1e-4  # 1e-7 measured
     max_error_16bit: float = 1e-2
     max_error_own_logits: float = 1e-4
-    """Against the loss of the trainer's own logits in float64, which no rounding of the model is in: 1e-7 in every
-    precision, since a cross entropy is taken in fp32; one in bf16 is off by 1e-3."""
+    """Error against the float64 loss of the trainer's own logits, which contains no rounding of the model. A cross
+    entropy in fp32 gives 1e-7 in every precision; one in bf16 is off by 1e-3."""
     min_digits: int = 16
-    """Binary digits of the loss that has the most: 24 in fp32, where 15 or fewer in every step come by chance once in
-    500^steps. A sum of micro-batches' losses in bf16 has 8 to 11, in fp16 11 to 14."""
+    """Binary digits of the loss with the most digits. fp32 has 24, and 15 or fewer in every step come by chance once in
+    500^steps. A sum of bf16 micro-batch losses has 8 to 11 digits, of fp16 ones 11 to 14."""
     min_steps_of_digits: int = 3
-    """Steps below which the digits are not judged."""
+    """Steps needed to judge the digits."""
 
     def judge(self, trace: Trace) -> Finding:
         if reason := _nothing_supervised(trace):
@@ -109,7 +110,7 @@ class LossOracle(NumericCheck):
             raise MissingEvidence("no oracle step was trained")
         own = {loss.step: loss for loss in trace.main.all(OwnLoss) if loss.step in steps}
         if foreign := [f"step {loss.step}: {loss.foreign_rows}" for loss in own.values() if loss.foreign_rows]:
-            detail = f"rows given to the model whose tokens are not their window's: {some(foreign)}"
+            detail = f"the model received rows with tokens of another step: {some(foreign)}"
             return self.found(False, detail, measured=len(foreign), limit=0)
         exact = {step: seen.loss for step, seen in own.items() if seen.loss is not None}
         replayed = {o.step: o.replayed_loss for o in oracles if o.replayed_loss is not None}
@@ -121,7 +122,7 @@ class LossOracle(NumericCheck):
             step = worst_of(wanted, key=lambda step: relative_error(told[step], wanted[step]))
             value, word = told[step], "again without dropout" if told is not steps and step in replayed else "reported"
             if not relative_error(value, wanted[step]) <= limit and (tokens := _divided_later(trace, step)):
-                value, word = value / tokens, f"reported as a sum over {tokens} tokens, whose mean is"
+                value, word = value / tokens, f"reported as a sum over {tokens} tokens, with a mean of"
             error = relative_error(value, wanted[step])
             detail = f"step {step}: {word} {value:.6f}, {name} {wanted[step]:.6f} ({oracles[0].split})"
             detail += "" if error <= limit else named_ratio(trace, step, value, wanted[step])
@@ -143,7 +144,7 @@ class LossOracle(NumericCheck):
         errors = {step: relative_error(steps[step], loss) for step, loss in plain.items()}
         if errors and max(errors.values()) <= limit:
             step = next(iter(errors))
-            detail = f"{declared} is declared, and the loss is the plain one: step {step}: {steps[step]:.6f}"
+            detail = f"{declared} is declared, but the loss is not smoothed: step {step}: {steps[step]:.6f}"
             return self.found(False, detail, measured=errors[step], limit=f"more than {limit:g}")
         return self.unjudged(f"the loss is smoothed: {declared}", expected=True)
 
@@ -178,7 +179,7 @@ def _nothing_supervised(trace: Trace) -> str:
     """Return why there is no oracle, where its windows have no token whose mean it could be; "" else."""
     empty = [str(window.step) for window in trace.main.all(Window) if not window.supervised_tokens]
     without = empty and not trace.main.all(Oracle)
-    return f"no token is supervised in the windows of steps {some(empty)}: their mean is 0/0" if without else ""
+    return f"steps {some(empty)} supervise no token: their mean is 0/0" if without else ""
 
 
 def _divided_later(trace: Trace, step: int) -> int:
@@ -198,7 +199,7 @@ def changed_by_the_loop(trace: Trace, step: int, *, gradients: bool = True) -> s
         return ""
     calls = _calls(trace, step)
     if "move" in calls:
-        return f"the loop moves the weights between the passes of step {step}"
+        return f"the loop changes the weights between the passes of step {step}"
     if gradients and _edits_gradients(calls):
         return f"the loop writes to the gradients of step {step} between backward and optimizer"
     return ""
@@ -215,12 +216,12 @@ def _edits_gradients(calls: tuple[str, ...]) -> bool:
     return "backward" in calls and "edit" in calls[calls.index("backward") : stepped]
 
 
-MEANS_AVERAGED = "each micro-batch may be meant to count alike, as each of several tasks or sources does"
+MEANS_AVERAGED = "micro-batches may have equal weight on purpose, as with several tasks or sources"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccumulationOracle(NumericCheck):
-    """A window's gradient is the sum of its rows' gradients, batched otherwise, over the supervised tokens."""
+    """The gradient of a step is the sum of its rows' gradients over the supervised tokens, however rows are batched."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset(
         {
@@ -239,28 +240,30 @@ class AccumulationOracle(NumericCheck):
     )
     applies_to: ClassVar[frozenset[str]] = frozenset({"oracle"})
     meaning: ClassVar[str] = (
-        "means of micro-batches averaged, gradients not cleared, padding or another row leaking in, scaled "
-        "gradients, a loss in low precision, or no gradient at all"
+        "Micro-batch means are averaged. Gradients are not cleared. Padding or another row leaks in. Gradients are "
+        "scaled. The loss has low precision. There is no gradient at all."
     )
     remedy: ClassVar[str] = (
-        "an error near 1 in all tensors means a wrong scale or old gradients; a small one in all, wrong "
-        "weights of the rows"
+        "Compare the errors of the tensors. An error near 1 everywhere means a wrong scale or stale gradients, a small "
+        "one everywhere wrong row weights."
     )
 
     max_error_fp32: float = 1e-4  # 1e-6 measured; a softmax in bf16 is off by 3e-4
     max_error_16bit: float = 5e-2
     max_error_autocast: float = 0.2
-    """Where the base learns under autocast: its forward in 16 bit is held against one in fp32. Up to 0.07 in 35 healthy
-    tiny runs in bf16; what is wrong in loss or gradient shows at the seams, to the digits that those have."""
+    """Error for a base trained under autocast: a 16-bit forward pass is compared with an fp32 one. Up to 0.07 in 35
+    healthy tiny runs in bf16. Mistakes in loss or gradient are judged at the logits, with their full digits."""
     worst_tensor_factor: float = 4.0
-    """How much more a single tensor may differ than the whole gradient."""
+    """Error of a single tensor over that of the whole gradient."""
     max_token_ratio: float = 2.0
-    """Of a window's largest micro-batch over its smallest, in supervised tokens, where a loop averages their means."""
+    """Supervised tokens of a step's largest micro-batch over its smallest, in a loop that averages micro-batch
+    means."""
     max_error_own_logits: float = 5e-4
-    """Of the gradient by the trainer's own logits, rounded to their dtype first: at most 1e-6 measured on a tiny model
-    and 8e-5 on SmolLM2-135M, in fp32, bf16 and fp16 alike; a softmax in bf16 is off by 3e-3, a z-loss of 1e-3 by 6e-4
-    in nearly uniform logits and 1e-2 in a trained model's. At least a unit in the last place of the largest element: a
-    loss near 0 has a gradient of few elements, 1e-3 off in one of 195 healthy tiny runs in bf16."""
+    """Error of the gradient by the trainer's own logits, both rounded to their dtype. At most 1e-6 measured on a tiny
+    model and 8e-5 on SmolLM2-135M, in fp32, bf16 and fp16. A softmax in bf16 is off by 3e-3. A z-loss of 1e-3 is off by
+    6e-4 with nearly uniform logits, and by 1e-2 in a trained model. The limit is at least one unit in the last place of
+    the largest element. A loss near 0 has a gradient of few elements, 1e-3 off in one of 195 healthy tiny runs in
+    bf16."""
 
     def judge(self, trace: Trace) -> Finding:
         if reason := _nothing_supervised(trace):
@@ -287,15 +290,15 @@ class AccumulationOracle(NumericCheck):
             noise = {seen.step: seen.gradient_noise or 0.0 for seen in trace.main.all(OwnLoss)}
             limits = {step: max(self.max_error_own_logits, noise.get(step, 0.0)) for step in logits}
             step, error = worst_of(logits.items(), key=lambda item: item[1] / limits[item[0]])
-            detail += f"; that by the logits {error:.3g} at step {step}"
+            detail += f"; gradient by the logits {error:.3g} at step {step}"
             if not error <= limits[step] and passed:
                 return self.found(False, detail, measured=error, limit=limits[step])
         if blind := _unseen_accumulation(trace, {oracle.step for oracle in oracles}):
-            detail += f"; {blind}: averaging their means would not show"
+            detail += f"; {blind}: averaging their means is undetectable"
         if worst.gradient_error <= limit and not passed:
             return self.found(False, detail, measured=of_tensor, limit=tensor_limit)
         if passed and (ratio := _unequal_means(trace, oracles)) > self.max_token_ratio:
-            detail = f"means of micro-batches are averaged, one with {ratio:.1f} times another's tokens; {detail}"
+            detail = f"micro-batch means are averaged, and token counts differ by a factor of {ratio:.1f}; {detail}"
             return self.found(False, detail, measured=ratio, limit=self.max_token_ratio, meant=MEANS_AVERAGED)
         return self.found(passed, detail, measured=worst.gradient_error, limit=limit)
 
@@ -319,10 +322,10 @@ def _unseen_accumulation(trace: Trace, steps: set[int]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightGradients(Check):
-    """The gradient of a trained linear is the sum of products of its own inputs and its outputs' gradients.
+    """The gradient of a trained linear is the sum of the products of its inputs and output gradients.
 
-    Over all tokens of a window; some linears are looked at in each step, all of them in the course of a run. That of a
-    trained embedding is the sum of its rows' gradients, where the head is tied to it of both.
+    The sum runs over all tokens of a step. Each step checks some linears, and a run checks all of them. A trained
+    embedding's gradient is the sum of its rows' gradients, plus the head's if both are tied.
     """
 
     premises: ClassVar[frozenset[Premise]] = frozenset(
@@ -336,16 +339,18 @@ class WeightGradients(Check):
         }
     )
     meaning: ClassVar[str] = (
-        "what the optimizer is given is not what backward computed: gradients are scaled, left over from other steps, "
-        "compressed, summed in too few bits, or something is added to them (a penalty, noise); or a tied embedding "
-        "learns as a head alone"
+        "The optimizer receives another gradient than backward computed. Gradients are scaled, left over from other "
+        "steps, compressed, or summed with too little precision. A penalty or noise is added. A tied embedding trains "
+        "as a head alone."
     )
-    remedy: ClassVar[str] = "look for hooks on parameters, a compression, a scale that is not undone, a detach"
+    remedy: ClassVar[str] = (
+        "Search for hooks on parameters, gradient compression, a scale that is not undone, and detach calls."
+    )
 
     max_error_fp32: float = 1e-4
-    """Where output, weight and so the gradient are fp32, as adapters are in every precision."""
+    """Error if output, weight and gradient are fp32, as with adapters in every precision."""
     max_error_16bit: float = 1e-2
-    """Where one of them is 16 bit: what autocast multiplies, and adapters with adapter_dtype: model or mixed."""
+    """Error if one of them is 16 bit: autocast products, and adapters with adapter_dtype: model or mixed."""
 
     def judge(self, trace: Trace) -> Finding:
         skipped = {step.step for step in trace.steps if not step.applied}
@@ -366,23 +371,25 @@ class WeightGradients(Check):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientMatchesLoss(Check):
-    """Along the gradient the loss changes as fast as the gradient says, and so does every decoder layer alone.
+    """Along the gradient, the loss changes at the rate that the gradient predicts, as a whole and for each decoder
+    layer.
 
-    Two forward passes know nothing of autograd: what is wrong in a backward pass is wrong for every other check too.
+    Two forward passes measure the slope without autograd. Other checks share a mistake in a backward pass.
     """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"directional", "oracle"})
     meaning: ClassVar[str] = (
-        "a backward pass that does not match its forward pass: a fused kernel, a custom autograd function or a hook "
-        "scales, drops or doubles a part of the gradient"
+        "A backward pass does not match its forward pass: a fused kernel, a custom autograd function or a hook scales, "
+        "drops or doubles a part."
     )
-    remedy: ClassVar[str] = "switch fused kernels and hooks off one by one; run torch.autograd.gradcheck on them"
+    remedy: ClassVar[str] = "Turn fused kernels and hooks off one by one. Run torch.autograd.gradcheck on them."
 
     max_error: float = 2e-3
-    """Of the slope: 5e-5 to 2e-4 in three healthy runs of a tiny model; one of its tensors doubled gives 1e-2."""
+    """Error of the slope: 5e-5 to 2e-4 in three healthy runs of a tiny model, 1e-2 with one tensor's gradient
+    doubled."""
     max_layer_error: float = 5e-3
-    """Of a layer's slope: up to 1e-5 in the 30 layers of SmolLM2-135M; a norm that loses half of its gradient gives
-    0.8, while the whole model's slope hardly notices."""
+    """Error of a layer's slope: up to 1e-5 in the 30 layers of SmolLM2-135M. A norm that loses half of its gradient
+    gives 0.8, and hardly changes the whole model's slope."""
 
     def judge(self, trace: Trace) -> Finding:
         errors = {o.step: o.directional_error for o in trace.all(Oracle) if o.directional_error is not None}
@@ -391,11 +398,11 @@ class GradientMatchesLoss(Check):
         step, error = worst_of(errors.items(), key=lambda item: item[1])
         layers = trace.one(LayerGradients)
         detail = f"step {step}: the slope of the loss differs from the gradient's by {error:.3g}"
-        detail += f"; that of layer {layers.worst} alone {layers.error:.3g}"
+        detail += f"; layer {layers.worst} alone differs by {layers.error:.3g}"
         if (
             trace.run.lora and trace.run.lora.use_dora
         ):  # section 4.3 of its paper; one layer's slope leaves the norms out
-            detail += "; DoRA treats its norms as constant in the gradient, so that only the layers are judged"
+            detail += "; DoRA treats its norms as constant in the gradient, so only the layers are judged"
             limit = self.max_layer_error
             return self.found(layers.error <= limit, detail, measured=layers.error, limit=limit)
         if error <= self.max_error and not layers.error <= self.max_layer_error:
@@ -405,20 +412,20 @@ class GradientMatchesLoss(Check):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecomputationEquals(Check):
-    """Gradient checkpointing does not change a row's gradient, under the same random state."""
+    """Gradient checkpointing leaves a row's gradient unchanged under the same random state."""
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"checkpointing"})
     meaning: ClassVar[str] = (
-        "recomputed layers are not those of the forward pass: dropout draws other masks, or mode, dtype or adapters "
-        "changed in between, so that the gradient belongs to no function"
+        "Recomputation differs from the forward pass: dropout draws other masks, or mode, dtype or adapters changed in "
+        "between. The gradient then belongs to no function."
     )
-    remedy: ClassVar[str] = "leave preserve_rng_state on; change nothing of the model between forward and backward"
+    remedy: ClassVar[str] = "Leave preserve_rng_state on. Change nothing in the model between forward and backward."
 
     max_error: float = 1e-5
-    """0 on a CPU, where the same sums are taken in the same order; a GPU may add in another one."""
+    """0 on a CPU, which sums in the same order. A GPU may sum in another order."""
     max_noise_factor: float = 4.0
-    """Times what two gradients without recomputation are apart; that is 0 in every precision where sums keep their
-    order, so that recomputing may add no rounding of its own in 16 bit either."""
+    """Multiple of the difference between two gradients without recomputation. It is 0 in every precision if sums keep
+    their order. Recomputation may then add no rounding in 16 bit either."""
 
     def judge(self, trace: Trace) -> Finding:
         seen = trace.one(Recomputation)
@@ -430,7 +437,7 @@ class RecomputationEquals(Check):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraGradientSchedule(Check):
-    """lora_B (and DoRA's magnitude) has a gradient from the start, lora_A once B has moved, the base never."""
+    """lora_B (and DoRA's magnitude) has a gradient from the start, lora_A after B has moved, the base never."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset(
         {
@@ -443,12 +450,10 @@ class LoraGradientSchedule(Check):
     )
     applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
     meaning: ClassVar[str] = (
-        "the gradient is cut before the adapters: reentrant checkpointing with frozen inputs, a detach, an "
-        "inference-only kernel after an evaluation, adapters out of the forward pass"
+        "Something cuts the gradient before the adapters: reentrant checkpointing with frozen inputs, a detach, or an "
+        "inference-only kernel after an evaluation. Or the forward pass skips the adapters."
     )
-    remedy: ClassVar[str] = (
-        "use_reentrant=False; look at the first tensors below and at what their layers have in common"
-    )
+    remedy: ClassVar[str] = "Set use_reentrant=False. Check what the layers of the first named tensors have in common."
 
     def judge(self, trace: Trace) -> Finding:
         moved, problems = False, []
@@ -486,22 +491,22 @@ class LoraGradientSchedule(Check):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientNormReported(NumericCheck):
-    """The norm that the trainer reports is that of the gradients it then uses, before clipping."""
+    """The reported gradient norm is that of the unscaled gradients before clipping."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset(
         {Premise.LOSS_UNSCALED, Premise.GRADIENT_WHOLE, Premise.CLIPPED_WHOLE, Premise.NORM_REPORTED}
     )
     meaning: ClassVar[str] = (
-        "the norm is taken before unscaling, after clipping, or of other tensors: clipping then does "
-        "something else than configured"
+        "The norm is taken before unscaling, after clipping, or of other tensors. Clipping then differs from the "
+        "configuration."
     )
-    remedy: ClassVar[str] = "unscale first, clip second, and report what clip_grad_norm_ returns"
+    remedy: ClassVar[str] = "Unscale first, clip second, and report the return value of clip_grad_norm_."
 
     max_error_fp32: float = 1e-4
-    """2e-7 measured in fp32, bf16 and fp16 alike: what learns is fp32 in each, and so are its gradients."""
+    """2e-7 measured in fp32, bf16 and fp16: trained tensors and their gradients are fp32 in each."""
     max_error_16bit: float = 1e-4
     max_error_16bit_weights: float = 1e-2
-    """Of gradients in 16 bit, with adapter_dtype: model."""
+    """Error of gradients in 16 bit, with adapter_dtype: model."""
 
     def judge(self, trace: Trace) -> Finding:
         limit = self.max_error_16bit_weights if trains_16bit_weights(trace) else self.limit(trace)
@@ -517,11 +522,15 @@ class GradientNormReported(NumericCheck):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finite(Check):
-    """No loss, gradient norm, gradient or weight is NaN or infinite in an applied step."""
+    """Every loss, gradient norm, gradient and weight is finite in each applied step."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset()
-    meaning: ClassVar[str] = "overflow (fp16 above all), a division by zero supervised tokens, or a faulty GPU"
-    remedy: ClassVar[str] = "look at the first step below; use bf16; check rows without labels"
+    meaning: ClassVar[str] = (
+        "A number overflowed, most often in fp16. A mean was taken over zero supervised tokens. The GPU is faulty."
+    )
+    remedy: ClassVar[str] = (
+        "Inspect the first step that the finding names. Use bf16. Search its rows for one without labels."
+    )
 
     def judge(self, trace: Trace) -> Finding:
         problems = [

@@ -15,22 +15,25 @@ from tunecheck.core.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchesChange(Check):
-    """A model is not given the same batch in every step. Rows of language models are compared by rows_come_once."""
+    """Steps train on different batches.
+
+    rows_come_once compares the rows of language models.
+    """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"unknown_rows"})
     premises: ClassVar[frozenset[Premise]] = frozenset()
     convention: ClassVar[str] = "one batch is overfitted on purpose, or the whole data set is one batch"
-    meaning: ClassVar[str] = "the loader's iterator is made again in each step, or the batch is read before the loop"
-    remedy: ClassVar[str] = "make the iterator once an epoch, and take the next batch in each step"
+    meaning: ClassVar[str] = "The loader's iterator is created anew in each step, or the batch is read before the loop."
+    remedy: ClassVar[str] = "Create the iterator once per epoch, and take the next batch in each step."
 
     min_steps: int = 3
-    """Two may be equal by chance, in a data set of a few batches."""
+    """Two steps may have equal batches by chance, in a data set of a few batches."""
 
     def judge(self, trace: Trace) -> Finding:
         batches = [digest for seen in trace.all(StepInputs) for digest in seen.digests]
         steps = len(trace.all(StepInputs))
         if steps < self.min_steps:
-            return self.unjudged(f"{steps} steps say nothing yet", expected=True)
+            return self.unjudged(f"{steps} steps are too few", expected=True)
         different = len(set(batches))
         detail = f"{different} different of {len(batches)} micro-batches in {steps} steps"
         return self.found(different > 1, detail, measured=different, limit="above 1", compared=len(batches))
@@ -38,19 +41,21 @@ class BatchesChange(Check):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomnessVaries(Check):
-    """Steps that draw random numbers begin with different random states, so that each drops something else."""
+    """Steps that draw random numbers start from different random states."""
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
     premises: ClassVar[frozenset[Premise]] = frozenset()
     convention: ClassVar[str] = "a comparison of steps, or of models, under the same noise sets the seed again"
     meaning: ClassVar[str] = (
-        "a seed is set in the loop, in the model or in a callback: dropout masks, noise and samples are the same in "
-        "every step"
+        "The loop, the model or a callback sets a seed. Dropout masks, noise and samples are then the same in every "
+        "step."
     )
-    remedy: ClassVar[str] = "set the seed once, before the model is built; look for manual_seed and set_seed"
+    remedy: ClassVar[str] = (
+        "Set the seed once, before building the model. Search the code for manual_seed and set_seed."
+    )
 
     max_alike: int = 2
-    """Steps that begin with the same state."""
+    """Steps that start from the same state."""
 
     def judge(self, trace: Trace) -> Finding:
         if "dropout" in trace.run.features:
@@ -66,56 +71,59 @@ class RandomnessVaries(Check):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleEnds(Check):
-    """A schedule and its warm-up are over with the training, so that the rate rises to its peak and falls again."""
+    """The learning rate schedule and its warm-up end within the training."""
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
     premises: ClassVar[frozenset[Premise]] = frozenset()
-    convention: ClassVar[str] = "a trial of a few steps, and a first part of a longer training, leave a schedule early"
-    meaning: ClassVar[str] = (
-        "a schedule is made for micro-batches, or for all epochs of all processes, and stepped with the optimizer; "
-        "a warm-up in steps was copied from a larger training: the rate hardly falls, or hardly rises"
+    convention: ClassVar[str] = (
+        "a trial of a few steps, or the first part of a longer training, leaves a schedule early"
     )
-    remedy: ClassVar[str] = "divide the loader's length by the accumulation steps; give the warm-up as a ratio"
+    meaning: ClassVar[str] = (
+        "The schedule counts micro-batches, or all epochs of all processes, but advances with the optimizer. A warm-up "
+        "in steps was copied from a longer training. The rate then hardly falls, or hardly rises."
+    )
+    remedy: ClassVar[str] = "Divide the loader's length by the accumulation steps. Set the warm-up as a ratio."
 
     max_ratio: float = 2.5
-    """Steps of the schedule over those that are taken of it: more than the accumulation over two."""
+    """Length of the schedule over the steps taken from it. A schedule that counts two accumulated micro-batches has
+    2."""
     min_steps: int = 4
-    """Steps of the optimizer below which a training is a trial."""
+    """Optimizer steps. A shorter training counts as a trial."""
 
     def judge(self, trace: Trace) -> Finding:
         seen = [seen for seen in trace.main.all(ScheduleTaken) if seen.taken and seen.optimizer_steps >= self.min_steps]
         if not seen:
-            return self.unjudged("no schedule says for how many steps it was made, or none was taken", expected=True)
+            return self.unjudged("no schedule declares its length, or none was stepped", expected=True)
         worst = max(seen, key=lambda seen: seen.made_for / seen.taken)
         ratio = worst.made_for / worst.taken
-        rising = [f"warms up for {one.warmup} steps of {one.taken}" for one in seen if one.warmup >= one.taken]
-        detail = f"a schedule of {worst.made_for} steps, {worst.taken} of which are taken: {ratio:.1f} times as many"
+        rising = [f"the warm-up has {one.warmup} of {one.taken} steps" for one in seen if one.warmup >= one.taken]
+        detail = f"the schedule has {worst.made_for} steps, the training takes {worst.taken}: a ratio of {ratio:.1f}"
         detail = "; ".join([detail] * bool(worst.made_for) + rising) or f"a warm-up of {worst.warmup} steps"
         return self.found(ratio <= self.max_ratio, detail, measured=ratio, limit=self.max_ratio, problems=rising)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClippingLeavesGradients(Check):
-    """Clipping leaves something of the gradients, in one step at least."""
+    """Clipping leaves gradients of a usable size in at least one step."""
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
     premises: ClassVar[frozenset[Premise]] = frozenset()
-    convention: ClassVar[str] = "an optimizer that divides by the gradients' size takes the same step of smaller ones"
+    convention: ClassVar[str] = "an optimizer that normalises gradients takes the same step with smaller ones"
     meaning: ClassVar[str] = (
-        "max_grad_norm is far below the norm of every step: plain SGD stands still, and Adam's epsilon is no longer "
-        "small beside its averages; or the loss is a sum where its mean is meant"
+        "max_grad_norm is far below every gradient norm. Plain SGD then stands still, and Adam's epsilon outweighs its "
+        "averages. Or the loss is a sum instead of a mean."
     )
-    remedy: ClassVar[str] = "print the norm that clip_grad_norm_ returns; clip at about the norm of usual steps"
+    remedy: ClassVar[str] = "Print the norm that clip_grad_norm_ returns, and clip near the usual norm."
 
     min_scale: float = 1e-3
-    """The least that the mildest clip leaves, over the norm before it."""
+    """Norm after the mildest clip over the norm before it."""
     min_steps: int = 3
-    """Steps that are clipped at least."""
+    """Clipped steps needed for a verdict."""
 
     def judge(self, trace: Trace) -> Finding:
         scales = [seen.clip_scale for seen in trace.all(CallOrder) if seen.clip_scale is not None]
         if len(scales) < self.min_steps:
-            return self.unjudged(f"gradients were clipped to a limit in {len(scales)} steps", expected=True)
+            return self.unjudged(f"gradients were clipped in only {len(scales)} steps", expected=True)
         largest = max(scales)
         detail = f"clipping leaves at most {largest:.2g} of the gradients' norm in {len(scales)} steps"
         return self.found(largest >= self.min_scale, detail, measured=largest, limit=self.min_scale)
@@ -123,27 +131,27 @@ class ClippingLeavesGradients(Check):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRowsUnseen(Check):
-    """Rows of the evaluation are not among those that are trained on."""
+    """Evaluation rows are not training rows."""
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
     premises: ClassVar[frozenset[Premise]] = frozenset()
-    convention: ClassVar[str] = "an evaluation may be meant to show how well the rows of the training are learned"
+    convention: ClassVar[str] = "an evaluation may measure how well the training rows are learned"
     meaning: ClassVar[str] = (
-        "both data sets are the same, or the evaluation's is a part that nobody took out of the training's: its loss "
-        "falls while the model learns by heart"
+        "Both data sets are the same. The evaluation set is a part of the training set that was never removed from it. "
+        "The evaluation loss then falls while the model memorises."
     )
-    remedy: ClassVar[str] = "split once (train_test_split), before anything is repeated or mixed; drop equal rows"
+    remedy: ClassVar[str] = "Split once with train_test_split, before repeating or mixing rows. Drop duplicate rows."
 
     max_share: float = 0.1
-    """Of the evaluation's rows that were looked up: short texts may well come twice in a data set."""
+    """Share of the evaluation rows that were compared. Short texts may recur within a data set."""
     min_rows: int = 4
-    """Rows that are trained on besides, below which it may be chance."""
+    """Shared rows needed for a failure. Fewer may be chance."""
 
     def judge(self, trace: Trace) -> Finding:
         if not trace.main.all(EvaluationRows):
-            return self.unjudged("no data set of an evaluation is known whose rows are tokens", expected=True)
+            return self.unjudged("no evaluation data set with token rows is known", expected=True)
         seen = trace.one(EvaluationRows)
         share = seen.among / seen.rows
-        detail = f"{seen.among} of {seen.rows} rows of the evaluation are among {seen.trained} of the training"
+        detail = f"{seen.among} of {seen.rows} evaluation rows are among the {seen.trained} training rows"
         fits = share <= self.max_share or seen.among < self.min_rows
         return self.found(fits, detail, measured=share, limit=self.max_share, compared=seen.rows)

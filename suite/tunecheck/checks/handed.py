@@ -14,99 +14,103 @@ from tunecheck.core.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateDictKeysMatch(Check):
-    """What a script loads into its model finds its place: of what does not, load_state_dict(strict=False) is silent."""
+    """Every loaded weight matches a parameter of the model.
+
+    load_state_dict(strict=False) hides those that do not.
+    """
 
     premises: ClassVar[frozenset[Premise]] = frozenset()
     applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
     meaning: ClassVar[str] = (
-        "the names of the state dict begin otherwise than the model's (module., _orig_mod., base_model.model., another "
-        "part's name), and strict=False drops them: the model trains from the weights that it was made with"
+        "The keys have another prefix than the model (module., _orig_mod., base_model.model., another part's name). "
+        "strict=False drops them, so that the model trains from its initial weights."
     )
     remedy: ClassVar[str] = (
-        "take the prefix off, load the inner model, or leave strict=False out; look at what load_state_dict returns"
+        "Strip the prefix, load into the inner model, or remove strict=False. Check missing_keys and unexpected_keys "
+        "in the return value of load_state_dict."
     )
 
     def judge(self, trace: Trace) -> Finding:
         seen = trace.main.all(StateLoaded)
         if not seen:
-            return self.unjudged("the script loads no state dict into what it trains", expected=True)
+            return self.unjudged("the script loads no state dict into the trained model", expected=True)
         problems = []
         for load in seen:
             if load.misnamed:
-                problems.append(f"{load.into}: {len(load.misnamed)} tensors were left out: {some(load.misnamed, 2)}")
+                problems.append(f"{load.into}: {len(load.misnamed)} match no parameter: {some(load.misnamed, 2)}")
             elif not load.taken:
-                problems.append(f"{load.into}: none of {load.offered} tensors was taken")
-        detail = "; ".join(problems) or f"{sum(load.taken for load in seen)} tensors were taken"
+                problems.append(f"{load.into}: none of {load.offered} tensors was loaded")
+        detail = "; ".join(problems) or f"{sum(load.taken for load in seen)} tensors were loaded"
         return self.found(not problems, detail, measured=len(problems), limit=0, compared=len(seen))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossReceivesLogits(Check):
-    """Cross entropies and log-softmaxes of the loss are computed of scores, not of probabilities."""
+    """Cross entropies and log-softmaxes receive logits, not probabilities."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset()
     applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
     meaning: ClassVar[str] = (
-        "the model or the loss takes a softmax or a sigmoid first, and the function of the loss another one: its "
-        "gradients are small, and it cannot come near 0"
+        "The model or the loss applies a softmax or a sigmoid before a loss function that applies its own. Gradients "
+        "are then small, and the loss cannot come near 0."
     )
     remedy: ClassVar[str] = (
-        "give cross_entropy and binary_cross_entropy_with_logits the logits; nll_loss takes logarithms"
+        "Pass logits to cross_entropy and binary_cross_entropy_with_logits. Pass log-probabilities to nll_loss."
     )
 
     def judge(self, trace: Trace) -> Finding:
         functions = sum(seen.functions for seen in trace.main.all(ScoresGiven))
         if not functions:
-            return self.unjudged("no function of torch's that expects scores is known to be in the loss", expected=True)
+            return self.unjudged("no torch function that expects logits was found in the loss", expected=True)
         wrong = [name for seen in trace.main.all(ScoresGiven) for name in seen.probabilities]
-        detail = some(wrong) or f"{functions} functions of the loss, none of probabilities"
+        detail = some(wrong) or f"{functions} loss functions, all with logits"
         return self.found(not wrong, detail, measured=len(wrong), limit=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersDiffer(Check):
-    """A loader's workers, which each iterate over a data set of their own, hand out different batches."""
+    """Workers that iterate over a data set of their own yield different batches."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset()
     applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
     meaning: ClassVar[str] = (
-        "an IterableDataset does not share its rows among num_workers: each hands out all of them, so that every row "
-        "is learned as many times an epoch, one after the other"
+        "An IterableDataset does not split its rows among num_workers. Each worker yields all of them, so that one "
+        "epoch trains every row num_workers times."
     )
-    remedy: ClassVar[str] = "ask torch.utils.data.get_worker_info() in __iter__, and take every num_workers-th row"
+    remedy: ClassVar[str] = "Call torch.utils.data.get_worker_info() in __iter__, and take every num_workers-th row."
 
     min_rounds: int = 2
-    """Rounds of the workers' batches that differ among themselves, below which all rows may be the same."""
+    """Rounds with batches that differ from each other. With fewer, all rows may be the same."""
 
     def judge(self, trace: Trace) -> Finding:
         judged = [seen for seen in trace.main.all(WorkerBatches) if seen.distinct >= self.min_rounds]
         if not judged:
-            return self.unjudged("no loader iterates over a data set in several workers", expected=True)
+            return self.unjudged("no loader uses several workers", expected=True)
         seen = max(judged, key=lambda seen: seen.alike / seen.rounds)
-        detail = f"two of {seen.workers} workers handed out the same batch in {seen.alike} of {seen.rounds} rounds"
+        detail = f"two of {seen.workers} workers yielded the same batch in {seen.alike} of {seen.rounds} rounds"
         return self.found(seen.alike < seen.rounds, detail, measured=seen.alike, limit=seen.rounds - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossNormalisedOverAccumulation(Check):
-    """The losses of a window's micro-batches are divided, by the Trainer or by compute_loss: their sum is a mean."""
+    """The loss is normalised over the accumulation window, either by the Trainer or by compute_loss."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset()
     applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
     meaning: ClassVar[str] = (
-        "a compute_loss of the script's own, or a model's head (those for classes and BERT's of transformers 5.23, its "
-        "issue 47688), leaves out num_items_in_batch, by which it is to divide: since 4.46 the Trainer does not "
-        "where the model takes that number, and losses and gradients are gradient_accumulation_steps times too large"
+        "compute_loss or the model's head ignores num_items_in_batch. transformers 5.23 has such heads for "
+        "classification and BERT (its issue 47688). Since 4.46 the Trainer leaves the division to a model that accepts "
+        "that argument. Losses and gradients are then gradient_accumulation_steps times too large."
     )
     remedy: ClassVar[str] = (
-        "divide a sum over the tokens by num_items_in_batch, or a mean by self.current_gradient_accumulation_steps; or "
-        "have the Trainer divide: set its loss_is_scaled_for_ga to False, in older versions model_accepts_loss_kwargs"
+        "Divide a sum over tokens by num_items_in_batch, or a mean by self.current_gradient_accumulation_steps. Or let "
+        "the Trainer divide: set loss_is_scaled_for_ga to False, in older versions model_accepts_loss_kwargs."
     )
 
     def judge(self, trace: Trace) -> Finding:
         seen = trace.main.all(LossDivided)
         if not seen:
-            return self.unjudged("no window of several micro-batches, or a loss that a library computes", expected=True)
+            return self.unjudged("no step has several micro-batches, or a library computes the loss", expected=True)
         several = seen[0].micro_batches
-        detail = f"{several} micro-batches a window, divided by {seen[0].by or 'nobody: their losses are added up'}"
+        detail = f"{several} micro-batches per step, divided by {seen[0].by or 'nothing: their losses are summed'}"
         return self.found(bool(seen[0].by), detail, measured=1 if seen[0].by else several, limit=1)

@@ -19,17 +19,19 @@ from tunecheck.core.trend import block_medians, running_minimum_kept, trend
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossFalls(Check):
-    """The loss on a fixed probe batch in eval mode falls by at least this share from start to end."""
+    """The eval-mode loss on a fixed probe batch falls by at least the configured share."""
 
     opt_in: ClassVar[bool] = True
     needs_pretrained: ClassVar[bool] = True
-    meaning: ClassVar[str] = "the adapters do not learn: no gradient, a rate that is too small, wrong labels"
+    meaning: ClassVar[str] = (
+        "The adapters do not learn: there is no gradient, the learning rate is too small, or labels are wrong."
+    )
     remedy: ClassVar[str] = (
-        "look at the other failed checks first; if there are none, raise the learning rate or the number of steps"
+        "Fix other failed checks first. If there are none, raise the learning rate or the number of steps."
     )
 
     min_fall: float
-    """Smallest fall that counts, as a share of the start."""
+    """Smallest fall that passes, as a share of the first loss."""
 
     def judge(self, trace: Trace) -> Finding:
         first, last = _ends(trace, "probe")
@@ -52,46 +54,49 @@ def _fall(first: Evaluation, last: Evaluation) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossMoves(Check):
-    """Where the steps' rates and gradients are large enough to move the loss, it is not the same number in all of them.
+    """The loss changes between steps if rates and gradients are large enough to move it.
 
-    A step against a gradient lowers the loss by the rate times its norm at least, with Adam as with clipping, or times
-    the norm's square where that is less. A loss of 0 with a gradient is left alone, as that of a policy on its own
-    samples; that of no step may be without one, which some may be: answers that are all as good teach nothing.
+    A step against the gradient lowers the loss by at least rate times gradient norm, with Adam and with clipping. It is
+    rate times norm squared if that is less. A zero loss with a gradient is not judged: it may be a policy on its own
+    samples. Some steps may have no gradient, as equally good answers teach nothing. Not all may.
     """
 
     premises: ClassVar[frozenset[Premise]] = frozenset()
     applies_to: ClassVar[frozenset[str]] = frozenset({"watched", "several_steps"})
     meaning: ClassVar[str] = (
-        "the loss compares the model with itself and not with a frozen copy (DPO's reference is the policy: ln 2 for "
-        "ever), or depends on nothing that the steps change: its weight (beta) is 0, or all samples have the same "
-        "reward"
+        "The loss compares the model with itself instead of a frozen copy. DPO with the policy as its reference stays "
+        "at ln 2. Or the loss does not depend on the trained weights: its weight (beta) is 0, or all samples have "
+        "equal rewards."
     )
     remedy: ClassVar[str] = (
-        "make the reference a deep copy before the first step; print both sides of what the loss compares after some, "
-        "and the rewards of some samples"
+        "Create the reference by a deep copy before the first step. After some steps, print both sides of the "
+        "comparison, and the rewards of some samples."
     )
 
     min_spread: float = 3e-7
-    """Of the largest loss. Rounding in fp32 alone makes half of it."""
+    """Spread over the largest loss. fp32 rounding alone gives half of it."""
     min_expected: float = 1e-3
-    """What the steps must promise together, of the loss, for it to be judged: DPO's at rates of 1e-7 barely moves."""
+    """Expected fall over all steps, relative to the loss, needed for a verdict. DPO at rates of 1e-7 barely moves."""
     min_expected_fp32: float = 1e-4
-    """The same where no passes in 16 bit round small steps away: more than a hundred times what counts as moved."""
+    """The same without 16-bit passes, which round small steps away: more than a hundred times the smallest spread that
+    counts as movement."""
     min_steps: int = 5
-    """Applied steps below which equal losses may be chance, or a warm-up from 0."""
+    """Applied steps needed for a verdict. Equal losses in fewer may be chance, or a warm-up from 0."""
     max_coarse_digits: int = 11
-    """Binary digits: losses in 16 bit have no more, and may stay the same by rounding."""
+    """Binary digits of a 16-bit loss, which rounding may keep constant."""
 
     def judge(self, trace: Trace) -> Finding:
         steps = [step for step in trace.steps if step.applied]
         losses = [step.loss for step in steps]
         if len(steps) < self.min_steps or not all(map(math.isfinite, losses)):
-            return self.unjudged(f"{len(steps)} steps were applied, or a loss of theirs is not finite", expected=True)
+            return self.unjudged(
+                f"{len(steps)} steps were applied, or one of their losses is not finite", expected=True
+            )
         largest = max(map(abs, losses))
         spread = (max(losses) - min(losses)) / largest if largest else 0.0
         detail = f"the losses of {len(steps)} steps differ by {spread:.2g} of {largest:.6g}"
         if spread <= self.min_spread and not any(step.gradient_norm for step in steps):
-            detail += ", and the gradient of each is 0: nothing is learned"
+            detail += ", and every gradient is 0: nothing is learned"
             return self.found(False, detail, measured=spread, limit=self.min_spread)
         if not largest:
             return self.unjudged("the loss is 0 in every step", expected=True)
@@ -100,10 +105,10 @@ class LossMoves(Check):
             promised = sum(rate * min(norm, norm * norm) for rate, norm in norms) / largest
             fine = any(setup.precision == "fp32" for setup in trace.main.all(Setup)) and not trains_16bit_weights(trace)
             if not promised >= (self.min_expected_fp32 if fine else self.min_expected):  # nor where a rate is not known
-                return self.unjudged(f"{detail}, and nothing says that they should by more", expected=True)
+                return self.unjudged(f"{detail}, and their gradients predict no larger change", expected=True)
             if max(map(binary_digits, losses)) <= self.max_coarse_digits:
-                return self.unjudged(f"{detail}, which 16 bit may round away", expected=True)
-            detail += f", of which rates and gradients should have taken {promised:.2g}"
+                return self.unjudged(f"{detail}; 16 bit may round the change away", expected=True)
+            detail += f", while rates and gradients predict a fall of {promised:.2g}"
         return self.found(spread > self.min_spread, detail, measured=spread, limit=self.min_spread)
 
 
@@ -116,23 +121,27 @@ FEWEST_STEPS = 50
 class LossKeepsFalling(Check):
     """The loss ends below its start and does not rise again in between.
 
-    Judged on the evaluations of the fixed probe batch, which have no sampling noise, where there are four or more;
-    else on the training loss: medians of ten blocks of steps, and a trend through all of them.
+    The check uses the evaluations of the fixed probe batch, which have no sampling noise, if there are at least four.
+    Else it uses the training loss: medians of ten blocks of steps, and a trend through all of them.
     """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"long_run"})
     opt_in: ClassVar[bool] = True
     needs_pretrained: ClassVar[bool] = True
-    meaning: ClassVar[str] = "training diverges late: a rate that is too high, a schedule that restarts, bad batches"
-    remedy: ClassVar[str] = "compare with the learning rate over the steps; lower the rate or clip the gradients"
+    meaning: ClassVar[str] = (
+        "The training diverges late: the learning rate is too high, the schedule restarts, or batches are bad."
+    )
+    remedy: ClassVar[str] = (
+        "Compare the loss curve with the learning rate curve. Lower the rate, or clip the gradients."
+    )
 
     max_rise: float = 0.02
-    """Of an evaluation over the smallest before it, as a share."""
+    """Rise of an evaluation over the smallest one before it, as a share."""
     max_late_rise: float = 0.15
-    """Of the last block's median over the smallest one, as a share: falls that rise again pass in 8 % of simulated
-    runs without it."""
+    """Rise of the last block's median over the smallest one, as a share. Without this limit, 8 % of simulated runs that
+    rise again pass."""
     max_p: float = 1e-3
-    """Chance at which a flat training loss may look like a falling one (Mann-Kendall)."""
+    """Probability that a flat training loss looks like a falling one (Mann-Kendall)."""
 
     def judge(self, trace: Trace) -> Finding:
         probes = [evaluation for evaluation in trace.all(Evaluation) if evaluation.split == "probe"]
@@ -171,18 +180,20 @@ def _rises(losses: list[float]) -> list[float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldoutImproves(Check):
-    """The loss on held-out rows, about other facts, ends below its start by at least this share."""
+    """The loss on held-out rows about other facts falls by at least the configured share."""
 
     opt_in: ClassVar[bool] = True
     needs_pretrained: ClassVar[bool] = True
     meaning: ClassVar[str] = (
-        "the model memorises its training rows, or evaluation is wrong: held-out perplexity rises while the "
-        "training loss falls"
+        "The model memorises its training rows, or the evaluation is wrong. Held-out perplexity rises while the "
+        "training loss falls."
     )
-    remedy: ClassVar[str] = "fewer epochs, a smaller rate or rank; compare with evaluation_oracle"
+    remedy: ClassVar[str] = (
+        "Train fewer epochs, or lower the rate or the rank. Fix evaluation_oracle first if it failed."
+    )
 
     min_fall: float = 0.0
-    """Smallest fall that counts, as a share of the start."""
+    """Smallest fall that passes, as a share of the first loss."""
 
     def judge(self, trace: Trace) -> Finding:
         first, last = _ends(trace, "heldout")
@@ -197,26 +208,29 @@ LONG_ENOUGH = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextIsLanguage(Check):
-    """The model gives its own greedy continuations a high probability; they do not repeat one token and are readable.
+    """The model assigns its own greedy continuations a high probability.
 
-    No dictionary is needed: in noise no next token is likely.
+    They do not repeat one token, and they are readable. The check needs no dictionary: in noise, no next token is
+    likely.
     """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"generate"})
     needs_pretrained: ClassVar[bool] = True
     meaning: ClassVar[str] = (
-        "the model generates noise: the weights were never loaded, the tokenizer is another model's, or the training "
-        "destroyed what the model knew"
+        "The model generates noise. Its weights were never loaded, the tokenizer belongs to another model, or the "
+        "training destroyed the model's knowledge."
     )
-    remedy: ClassVar[str] = "read the texts in report.html; look at base_matches_file and first_loss_below_uniform"
+    remedy: ClassVar[str] = (
+        "Read the texts in report.html. Fix base_matches_file and first_loss_below_uniform first if either failed."
+    )
 
     max_share: float = 0.4
-    """Of ln V, for the mean negative log-probability of the generated tokens: SmolLM2-135M has 0.05 to 0.12, its
-    architecture with random weights 0.9."""
+    """Mean negative log-probability of the generated tokens over ln V. SmolLM2-135M has 0.05 to 0.12, its architecture
+    with random weights 0.9."""
     max_repeated: float = 0.6
-    """Of the tokens, for the most frequent one."""
+    """Share of the most frequent token."""
     min_readable: float = 0.95
-    """Of the characters."""
+    """Share of readable characters."""
 
     def judge(self, trace: Trace) -> Finding:
         texts = trace.all(Generation)
@@ -234,9 +248,9 @@ class TextIsLanguage(Check):
         """Return what is wrong with this text."""
         problems = []
         if not -text.mean_logprob <= limit:
-            problems.append(f"{-text.mean_logprob:.2f} nats per token of its own choice")
+            problems.append(f"{-text.mean_logprob:.2f} nats per generated token")
         if text.tokens >= LONG_ENOUGH and not text.most_frequent_share <= self.max_repeated:
-            problems.append(f"{text.most_frequent_share:.0%} of the tokens are the same one")
+            problems.append(f"{text.most_frequent_share:.0%} of the tokens are the same token")
         if not text.readable_share >= self.min_readable:
             problems.append(f"only {text.readable_share:.0%} of the characters are readable")
         return problems
@@ -244,15 +258,18 @@ class TextIsLanguage(Check):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanaryLearned(Check):
-    """An invented answer, unknown before training, comes back exactly, end token included, by greedy decoding."""
+    """Greedy decoding returns an invented answer exactly, end token included, which the model did not know before."""
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"canary"})
     needs_pretrained: ClassVar[bool] = True
     meaning: ClassVar[str] = (
-        "training does not reach what generation uses: another template at serving time, end token "
-        "unsupervised, adapters not applied"
+        "Training does not reach generation. The template differs at generation time. The end token is not supervised. "
+        "The adapters are not applied."
     )
-    remedy: ClassVar[str] = "compare the texts below; look at tokens_match_template and adapters_applied"
+    remedy: ClassVar[str] = (
+        "Compare the expected and the generated text. Fix tokens_match_template and adapters_applied first if either "
+        "failed."
+    )
 
     def judge(self, trace: Trace) -> Finding:
         answers = [g for g in trace.all(Generation) if g.expected]

@@ -27,28 +27,29 @@ from tunecheck.core.trend import block_medians, trend
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveTensorsFlat(Check):
-    """At the same point of each sampled step the numbers of live tensors and of hooks are the same."""
+    """The number of live tensors and of hooks is constant at the same point of each sampled step."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset()
     applies_to: ClassVar[frozenset[str]] = frozenset({"several_steps"})
     subject: ClassVar[str] = "memory"
     meaning: ClassVar[str] = (
-        "losses, logits or outputs are collected with their graph, evaluation keeps what it computed, or hooks are "
-        "registered again and again"
+        "A list keeps losses, logits or outputs with their graph. An evaluation keeps its results. Hooks are "
+        "registered repeatedly."
     )
-    remedy: ClassVar[str] = "detach what is kept (loss.detach(), or float(loss) at the end of a window)"
+    remedy: ClassVar[str] = "Detach everything that is kept: loss.detach(), or float(loss) at the end of a step."
 
     max_growth: float = 0.5
-    """Tensors per step; a healthy run has 0, a kept loss at least 1."""
+    """Tensors per step. A healthy run has 0, a kept loss at least 1."""
     max_copies: float = 0.34
-    """Whole copies of the weights per step: a script that stops early keeps its best ones, and may begin an average."""
+    """Full copies of the weights per step. A script with early stopping keeps its best weights, and may start an
+    average."""
 
     def judge(self, trace: Trace) -> Finding:
         # the script of a training of another's may end it early
         ended_early = "watched" in trace.run.features and len(trace.main.all(Step)) < trace.run.training.max_steps
         samples = (trace.main if ended_early else trace).all(LiveTensors)
         if len(samples) < 2:
-            return self.unjudged("fewer than two samples: the run is too short", expected=ended_early)
+            return self.unjudged("fewer than two samples, because the run is too short", expected=ended_early)
         steps = samples[-1].step - samples[0].step
         first, last = samples[0], samples[-1]
         detail = f"{first.tensors} tensors after step {first.step}, {last.tensors} after step {last.step}"
@@ -57,11 +58,11 @@ class LiveTensorsFlat(Check):
         # the best weights, or an average that begins late, are kept once; a copy in every other step is a leak
         if 0 < kept <= max(1, steps * self.max_copies):
             grown -= last.copied - first.copied
-            detail += f", {last.copied - first.copied} of them of {kept} whole copies of the weights"
+            detail += f", {last.copied - first.copied} of them in {kept} full copies of the weights"
         growth = grown / steps
         hooks = last.hooks - first.hooks
         if hooks > 0:
-            detail += f"; {hooks} hooks more on the model"
+            detail += f"; {hooks} more hooks on the model"
         more = range(max(0, hooks))
         return self.found(growth <= self.max_growth, detail, measured=growth, limit=self.max_growth, problems=more)
 
@@ -72,28 +73,29 @@ FEWEST_SAMPLES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFlat(Check):
-    """At the same point of each step, after the warm-up, the same number of bytes is in use.
+    """The number of bytes in use is constant at the same point of each step after the warm-up.
 
-    On a GPU these are the allocator's bytes after every step, on the CPU those of the tensors that Python reaches after
-    some. Both are the process's own, so that other GPU processes do not matter.
+    On a GPU the check reads the allocator after every step. On the CPU it counts the tensors that Python reaches after
+    some steps. Both belong to this process alone, so that other GPU processes do not matter.
     """
 
     premises: ClassVar[frozenset[Premise]] = frozenset()
     applies_to: ClassVar[frozenset[str]] = frozenset({"many_steps"})
     subject: ClassVar[str] = "memory"
-    meaning: ClassVar[str] = "something is kept at every step: losses with their graph, outputs, hooks, a growing cache"
-    remedy: ClassVar[str] = "detach and release what is kept; live_tensors_flat shows whether it is tensors"
+    meaning: ClassVar[str] = "Every step keeps something: losses with their graph, outputs, hooks, or a growing cache."
+    remedy: ClassVar[str] = "Detach and release what is kept. If live_tensors_flat fails too, the leak is in tensors."
 
     warm_up_steps: int = 20
-    """Steps in which caches and the optimizer's state may still grow."""
+    """Steps in which caches and the optimizer state may still grow."""
     max_slope_bytes: float = 64.0
-    """A step. Allocators count in units of 512, so a tensor kept every eighth step is found, and no smaller leak is."""
+    """Bytes per step. Allocators count in units of 512, so that the check finds a tensor kept every eighth step, and no
+    smaller leak."""
     max_rise_bytes: float = 65536.0
-    """Over the whole run. A healthy step ends with up to ten losses and norms not yet read (512 bytes each) and one
-    window of tokens (24 bytes each), under 40 KiB together at 512 tokens; twenty healthy runs of a tiny model on the
-    CPU ended within 29 KiB of level. 30 steps at 4 KiB are 120 KiB."""
+    """Bytes over the whole run. A healthy step ends with up to ten unread losses and norms (512 bytes each) and one
+    window of tokens (24 bytes each). At 512 tokens this is under 40 KiB. Twenty healthy runs of a tiny model on the CPU
+    ended within 29 KiB of level. 30 steps at 4 KiB are 120 KiB."""
     max_p: float = 1e-3
-    """Chance at which a series without a trend may look like this one (Mann-Kendall)."""
+    """Probability that a series without a trend looks like this one (Mann-Kendall)."""
 
     def judge(self, trace: Trace) -> Finding:
         steps, sizes, source = _series(trace, self.warm_up_steps)
@@ -121,20 +123,22 @@ def _series(trace: Trace, warm_up_steps: int) -> tuple[list[float], list[float],
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VramCeiling(Check):
-    """While it trains, the tensors on the GPU never exceed the ceiling."""
+    """Allocated GPU memory stays below the configured ceiling while the run trains."""
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
     opt_in: ClassVar[bool] = True
     subject: ClassVar[str] = "memory"
     meaning: ClassVar[str] = (
-        "weights that are not 4-bit, logits or activations kept in fp32, checkpointing off, or a leak"
+        "Weights are not 4-bit. Logits or activations are kept in fp32. Gradient checkpointing is off. Memory leaks."
     )
     remedy: ClassVar[str] = (
-        "look at quantization_as_configured and checkpointing_as_configured; use shorter rows, or chunk the loss"
+        "Fix quantization_as_configured and checkpointing_as_configured first if either failed. Then use shorter rows, "
+        "or a chunked loss."
     )
 
     ceiling_mib: int
-    """Of the allocator's peak in first step and steady part, in MiB. Loading is reported beside it, not judged."""
+    """Peak of the allocator in the first step and the steady phase, in MiB. The report shows the peak of loading, which
+    is not judged."""
 
     def judge(self, trace: Trace) -> Finding:
         if not on_gpu(trace):
@@ -177,24 +181,27 @@ ORDER = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryOrder(Check):
-    """Checkpointing takes less than none, one row less than 4, 4 bit less than 16, adapters less than all weights."""
+    """Each memory setting saves memory: checkpointing, one row instead of 4, 4 bit instead of 16, adapters instead of
+    all weights.
+    """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"memory_order"})
     subject: ClassVar[str] = "memory"
     meaning: ClassVar[str] = (
-        "a setting that is to save memory does nothing: weights that were not quantised, a checkpointing flag that "
-        "does not reach the layers, gradients of frozen weights"
+        "A memory-saving setting has no effect. Weights were not quantised. The checkpointing flag does not reach the "
+        "layers. Frozen weights get gradients."
     )
     remedy: ClassVar[str] = (
-        "look at quantization_as_configured, checkpointing_as_configured and trainable_set of the variant"
+        "Check quantization_as_configured, checkpointing_as_configured and trainable_set of the variant for failures."
     )
 
     max_ratio: float = 0.98
-    """Of the peaks of allocated memory, less to more: by arithmetic each of these differences is larger than that."""
+    """Peak of the smaller variant over that of the larger one. By arithmetic each of these differences exceeds the
+    limit."""
 
     def judge(self, trace: Trace) -> Finding:
         if not on_gpu(trace):
-            return self.unjudged("trained on the CPU, which has no peak of allocated memory", expected=True)
+            return self.unjudged("trained on the CPU, which records no peak of allocated memory", expected=True)
         peaks = _peaks(trace)
         pairs = [(less, more, peaks[less] / peaks[more]) for less, more in ORDER]
         wrong = [(less, more) for less, more, ratio in pairs if not ratio <= self.max_ratio]
@@ -217,23 +224,23 @@ def _peaks(trace: Trace) -> dict[MemoryVariant, float]:
             raise MissingEvidence(f"the variant {variant.value!r} recorded no peak")
         peaks[variant] = float(found[-1])
     if lacking := {name for pair in ORDER for name in pair} - peaks.keys():
-        raise MissingEvidence(f"no attempt was made with the variant {', '.join(sorted(lacking))}")
+        raise MissingEvidence(f"no attempt trained the variant {', '.join(sorted(lacking))}")
     return peaks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReturned(Check):
-    """After teardown, nearly no tensor of the session is alive."""
+    """After teardown, nearly all tensors of the session are released."""
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
     subject: ClassVar[str] = "memory"
     meaning: ClassVar[str] = (
-        "a global list, a closure, a hook or a kept exception holds the model: the next run starts with less memory"
+        "A global list, a closure, a hook or a kept exception holds the model. The next run starts with less memory."
     )
-    remedy: ClassVar[str] = "drop references in finally; never keep exceptions or outputs in module-level lists"
+    remedy: ClassVar[str] = "Drop references in finally. Never keep exceptions or outputs in module-level lists."
 
     max_share: float = 0.01
-    """Of the session's bytes; 1e-5 measured."""
+    """Share of the session's bytes; 1e-5 measured."""
 
     def judge(self, trace: Trace) -> Finding:
         seen = trace.one(Released)
@@ -241,23 +248,26 @@ class MemoryReturned(Check):
             raise MissingEvidence("the session held no memory that could be returned")
         share = seen.bytes / seen.session_bytes
         detail = (
-            f"{seen.tensors} tensors, {max(0, seen.bytes):,} of {seen.session_bytes:,} bytes still alive after teardown"
+            f"{seen.tensors} tensors, {max(0, seen.bytes):,} of {seen.session_bytes:,} bytes are alive after teardown"
         )
         return self.found(share <= self.max_share, detail, measured=share, limit=self.max_share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardReturnsToBaseline(Check):
-    """After each attempt, also one that ran out of memory, as much of the GPU's memory is free as before it."""
+    """After each attempt, the GPU has as much free memory as before it, even if the attempt ran out of memory."""
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"fallback"})
     subject: ClassVar[str] = "memory"
-    meaning: ClassVar[str] = "a process of the attempt is still alive and holds GPU memory: the next attempt has less"
-    remedy: ClassVar[str] = "look at nvidia-smi for the process; end what the training started (data workers, servers)"
+    meaning: ClassVar[str] = "A process of the attempt is still alive and holds GPU memory. The next attempt has less."
+    remedy: ClassVar[str] = (
+        "Find the process in nvidia-smi. End every process that the training started, such as data workers and servers."
+    )
 
     max_growth_mib: float = 64
-    """Of the whole GPU, by the driver, less what others took; a context takes several times as much. Not measured on a
-    GPU yet. It fails only where a process that the attempt started is left: windows take memory as well."""
+    """Growth of the memory that the driver reports for the whole GPU, without other processes. A CUDA context takes
+    several times as much. Not measured on a GPU yet. The check fails only if a process of the attempt is left, since
+    windows take memory too."""
 
     def judge(self, trace: Trace) -> Finding:
         watched = [(attempt, seen) for attempt in trace.attempts if (seen := telemetry(attempt)) is not None]
@@ -265,12 +275,12 @@ class CardReturnsToBaseline(Check):
             return self.unjudged("no attempt was on a GPU", expected=True)
         grown = [(_growth_bytes(attempt, seen) / MIB, attempt, seen) for attempt, seen in watched]
         worst, attempt, seen = worst_of(grown, key=lambda found: found[0])
-        detail = f"at most {worst:,.0f} MiB more in use after an attempt than before it"
+        detail = f"an attempt leaves at most {worst:,.0f} MiB more in use"
         detail += f" ({attempt.start.purpose} {attempt.start.configuration})" if worst > 0 else ""
         if worst > self.max_growth_mib and seen.memory_source != "process":
-            raise MissingEvidence(f"{detail}, and the driver does not list whose it is, as inside of a container")
+            raise MissingEvidence(f"{detail}, and the driver does not list the owner, as in a container")
         if worst > self.max_growth_mib and not any(process.descendant for process in seen.processes_after):
-            raise MissingEvidence(f"{detail}, and no process that the attempt started is left on the GPU")
+            raise MissingEvidence(f"{detail}, and no process of the attempt is left on the GPU")
         return self.found(worst <= self.max_growth_mib, detail, measured=worst, limit=self.max_growth_mib)
 
 

@@ -33,24 +33,24 @@ WRAPPER = "base_model.model."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainableSet(Check):
-    """The tensors that require a gradient are those enumerated from the configuration, at every census."""
+    """Exactly the tensors that the configuration enumerates require a gradient, from start to end."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.TRAINED_SET_DECLARED, Premise.ADAPTERS_ENUMERATED})
     meaning: ClassVar[str] = (
-        "adapters are missing in some layers, frozen by a helper, or the base was unfrozen, often by a substring "
-        "match on layer names; or get_peft_model was called twice, as where SFTTrainer is given a peft_config besides; "
-        "or a classifier's head, which no base has, is left frozen as it was drawn, since no task_type names the task"
+        "Adapters are missing in some layers. A helper froze them, or a substring match unfroze the base. "
+        "get_peft_model ran twice, as when SFTTrainer also receives a peft_config. A new classification head stays "
+        "frozen at random values, because no task_type is set."
     )
     remedy: ClassVar[str] = (
-        "compare target_modules and layer numbers with the names below; look for requires_grad_ and set_adapter calls; "
-        "give the task_type, or name the head in modules_to_save"
+        "Compare target_modules and layer numbers with the named tensors. Search for requires_grad_ and set_adapter "
+        "calls. Set the task_type, or list the head in modules_to_save."
     )
 
     def judge(self, trace: Trace) -> Finding:
         problems = []
         differing = twice = {name for name in trace.all(Census)[0].trainable if name.count(WRAPPER) > 1}
         if twice:
-            problems.append(f"get_peft_model was given a model that has adapters already: {some(sorted(twice), 1)}")
+            problems.append(f"get_peft_model received a model with adapters: {some(sorted(twice), 1)}")
         for census in trace.all(Census):
             wanted, got = set(census.expected_trainable), set(census.trainable)
             differing = differing | (wanted ^ got)
@@ -58,14 +58,14 @@ class TrainableSet(Check):
                 problems.append(f"{census.when}: {len(missing)} of {len(wanted)} not trainable: {by_layer(missing)}")
                 problems[-1] += _declaration(trace, missing, sorted(got))
             if extra := sorted(got - wanted):
-                problems.append(f"{census.when}: {len(extra)} trainable that should not be: {some(extra)}")
+                problems.append(f"{census.when}: {len(extra)} trainable, but not configured: {some(extra)}")
         census = trace.one(Census)
         share = census.trainable_parameters / max(1, census.total_parameters)
         numbers = f"{census.trainable_parameters:,} of {census.total_parameters:,} parameters trainable ({share:.2%})"
         if nothing_trainable(trace) and not differing:
             return self.found(False, f"{NOTHING_TRAINABLE} ({numbers})", measured=0, limit="at least 1")
         if not differing and trace.run.lora is not None and (lost := trace.run.lora.unmatched):
-            detail = f"no module has the name {' or '.join(lost)}, which the adapters' configuration has; {numbers}"
+            detail = f"no module matches {' or '.join(lost)} of the adapter configuration; {numbers}"
             return self.found(False, detail, measured=len(lost), limit=0, meant=NAMES_OF_OTHERS)
         return self.found(not differing, "; ".join([*problems, numbers]), measured=len(differing), limit=0)
 
@@ -74,35 +74,35 @@ def _declaration(trace: Trace, missing: Sequence[str], others: Sequence[str]) ->
     """Return by which expectation a watched script declares that these rest, as a clause; "" for a run of the suite."""
     if "watched" not in trace.run.features:
         return ""
-    return f"; where that is meant, declare it by --expect 'frozen={told_apart(missing, others) or 'REGEX'}'"
+    return f"; if this is intended, declare it with --expect 'frozen={told_apart(missing, others) or 'REGEX'}'"
 
 
 NAMES_OF_OTHERS = "one list of names may serve models of several architectures"
-WITHOUT_DROPOUT = "a policy, or a model that is small beside its data, may be trained in eval mode to drop nothing"
+WITHOUT_DROPOUT = "a policy, or a small model with much data, may train in eval mode to disable dropout"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateInTraining(Check):
-    """At every forward pass of every step the model is in train mode, adapters are on and gradients are required.
+    """In every forward pass of every step the model is in train mode, adapters are on, and gradients are required.
 
-    Autocast, attention, gradient checkpointing, the precision of fp32 products and the adapters' scale are the
-    configured ones throughout, in a resumed run too.
+    Autocast, attention, gradient checkpointing, the precision of fp32 products and the adapters' scale keep their
+    configured values, in a resumed run too.
     """
 
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.ADAPTERS_ENUMERATED})
     meaning: ClassVar[str] = (
-        "an evaluation, a generation, a save, a resume or a callback in the middle of the run left the model in eval "
-        "mode, its adapters disabled, merged or exchanged, requires_grad or one of torch's own switches changed"
+        "An evaluation, a generation, a save, a resume or a callback changed the model and did not restore it. It left "
+        "eval mode on, adapters disabled, merged or replaced, or a requires_grad flag or torch switch changed."
     )
     remedy: ClassVar[str] = (
-        "call model.train() when an evaluation returns; look at what ran just before the first step below"
+        "Call model.train() after each evaluation. Check what runs just before the first step that the finding names."
     )
 
     def judge(self, trace: Trace) -> Finding:
         steps = trace.all(TrainingState)
         trained = {step.step for step in trace.main.all(Step)}  # none where the first step ends in an error
         missing = sorted(trained - {state.step for state in steps if state.forwards > 0})
-        problems = [f"no forward pass seen in steps {some([str(step) for step in missing])}"] if missing else []
+        problems = [f"no forward pass was recorded in steps {some([str(step) for step in missing])}"] if missing else []
         wrong = _wrong_steps(steps)
         if wrong:
             first = min(wrong)
@@ -116,7 +116,7 @@ class StateInTraining(Check):
         forwards = sum(state.forwards for state in steps)
         detail = "; ".join(problems) or f"{forwards} forward passes of {len(steps)} steps"
         if not problems and all(state.dropping_nothing for state in steps):
-            detail += f", each in eval mode, so that nothing is dropped: {some(steps[0].dropping_nothing)}"
+            detail += f", all in eval mode, which disables dropout: {some(steps[0].dropping_nothing)}"
             return self.found(False, detail, measured=len(steps), limit=0, meant=WITHOUT_DROPOUT)
         return self.found(not problems, detail, measured=len(problems), limit=0, compared=forwards)
 
@@ -134,32 +134,32 @@ def _switches(state: TrainingState) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield the names of what is switched wrongly in a step, and how."""
     yield state.modules_in_eval, "in eval mode"
     yield state.adapters_disabled, "with adapters disabled"
-    yield state.adapters_inactive, "with another active adapter"
+    yield state.adapters_inactive, "with a different active adapter"
     yield state.adapters_merged, "with a merged adapter"
     yield state.frozen, "not requiring a gradient"
-    yield state.unfrozen, "requiring a gradient though frozen by the configuration"
+    yield state.unfrozen, "requiring a gradient, but frozen by the configuration"
     yield state.settings, ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParametersCounted(Check):
-    """The numbers of trained parameters and of all parameters are those of the configuration's shapes by arithmetic."""
+    """The trained and the total number of parameters equal the arithmetic of the configured shapes."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.COUNT_DECLARED})
     meaning: ClassVar[str] = (
-        "tensors were counted as parameters, an adapter has another rank than the configured one, layers are missing, "
-        "or a tied matrix exists twice"
+        "The count is of tensors instead of elements. An adapter has another rank than configured. Layers are missing. "
+        "A tied matrix exists twice."
     )
     remedy: ClassVar[str] = (
-        "count elements, not tensors; compare with `tunecheck strategies MODEL`, and the number of layers and the tied "
-        "head with the model's configuration"
+        "Count elements, not tensors. Compare with `tunecheck strategies MODEL`. Check the number of layers and the "
+        "tied head in the model's configuration."
     )
 
     def judge(self, trace: Trace) -> Finding:
         censuses = trace.all(Census)
         wanted = censuses[0].expected_parameters
         if wanted is None:
-            return self.unjudged("the shapes of this architecture are not known by arithmetic", expected=True)
+            return self.unjudged("the parameter count of this architecture is not known", expected=True)
         added = trace.run.added if trace.run.added is not None else wanted
         total = _base_parameters(trace) + (added if trace.run.lora else 0)
         problems = []
@@ -187,19 +187,20 @@ def _base_parameters(trace: Trace) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizationAsConfigured(Check):
-    """Every linear of the decoder is 4-bit with the configured type, block and double quantisation; the head is not.
+    """Every decoder linear is 4-bit with the configured type, block size and double quantisation; the head is not.
 
-    Those of the smallest shape, quantised once more from the file, have the same bytes, and none is kept unpacked for
+    Quantising the smallest linears again from the file gives the same bytes. No linear keeps its unpacked weight for
     the backward pass.
     """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"quantized"})
     meaning: ClassVar[str] = (
-        "4-bit loading was bypassed for some or all layers, another type than the configured one was used, or a "
-        "product keeps the weight that it unpacked, and with it the memory that 4 bit should save"
+        "Some or all layers bypassed 4-bit loading. The quantisation type differs from the configured one. A product "
+        "keeps the weight that it unpacks, which costs the memory that 4 bit should save."
     )
     remedy: ClassVar[str] = (
-        "pass the quantization config to from_pretrained; bitsandbytes' own defaults are fp4 and fp32"
+        "Pass the quantization config to from_pretrained. Set the type and the compute dtype: bitsandbytes defaults to "
+        "fp4 and fp32."
     )
 
     def judge(self, trace: Trace) -> Finding:
@@ -211,7 +212,7 @@ class QuantizationAsConfigured(Check):
         if missing := sorted(expected - got):
             problems.append(f"{len(missing)} of {len(expected)} linears are not 4-bit: {some(missing)}")
         if extra := sorted(got - expected):
-            problems.append(f"4-bit though they should not be: {some(extra)}")
+            problems.append(f"4-bit, but not configured: {some(extra)}")
         for what, counts, value in (
             ("type", seen.quant_types, wanted.quant_type),
             ("block size", seen.block_sizes, wanted.block_size),
@@ -223,10 +224,10 @@ class QuantizationAsConfigured(Check):
             problems.append(f"{seen.packed_bytes:,} bytes packed, {seen.expected_bytes:,} by arithmetic")
         if seen.requantized == 0 or seen.requantized_differing:
             names = some(seen.requantized_differing) or "none could be compared"
-            problems.append(f"not what quantising the file's weights once more gives: {names}")
+            problems.append(f"quantising the file's weights again gives other bytes: {names}")
         if seen.unpacked_kept:
             problems.append(f"unpacked weights are kept for the backward pass: {some(seen.unpacked_kept)}")
-        detail = "; ".join(problems) or f"{len(got)} linears, {seen.packed_bytes:,} bytes as by arithmetic"
+        detail = "; ".join(problems) or f"{len(got)} linears, {seen.packed_bytes:,} bytes, equal to the arithmetic"
         all_there = len(got) == len(expected)
         return self.found(
             all_there, detail, measured=len(got), limit=len(expected), problems=problems, compared=len(got)
@@ -235,22 +236,22 @@ class QuantizationAsConfigured(Check):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseMatchesFile(Check):
-    """Every base tensor is the file's, quantised ones within their error; rotary buffers and tied head are right."""
+    """Every base tensor equals the file's within the quantisation error; rotary buffers and tied head are right."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset(
         {Premise.ARCHITECTURE_KNOWN, Premise.CAUSAL_LM, Premise.BASE_FROM_FILE, Premise.BASE_PLAIN}
     )
     meaning: ClassVar[str] = (
-        "weights were not loaded, overwritten by an initialisation after loading, or loaded into the wrong "
-        "place; generated text is noise"
+        "Weights were not loaded, were loaded into the wrong place, or were overwritten by a later initialisation. "
+        "Generated text is then noise."
     )
     remedy: ClassVar[str] = (
-        "compare the tensors named below with the file; update transformers; do not call init_weights after "
-        "from_pretrained"
+        "Compare the named tensors with the file. Update transformers. Do not call init_weights after from_pretrained."
     )
 
     max_error_nf4: float = 0.14
-    """Relative error of an nf4 tensor in blocks of 64: 0.091 to 0.113 over the 210 of SmolLM2-135M, 24 rows of each."""
+    """Relative error of an nf4 tensor in blocks of 64: 0.091 to 0.113 over the 210 tensors of SmolLM2-135M, 24 rows of
+    each."""
     max_error_fp4: float = 0.18
     """The same for fp4, whose error on normal weights is 0.124."""
 
@@ -259,13 +260,13 @@ class BaseMatchesFile(Check):
         problems = []
         if seen.differing:
             problems.append(
-                f"{len(seen.differing)} of {seen.tensors} tensors are not the file's: {some(seen.differing)}"
+                f"{len(seen.differing)} of {seen.tensors} tensors differ from the file: {some(seen.differing)}"
             )
         if seen.buffers_differing:
-            problems.append(f"rotary buffers are not their closed form: {some(seen.buffers_differing)}")
+            problems.append(f"rotary buffers differ from their closed form: {some(seen.buffers_differing)}")
         if seen.tied != seen.tied_expected:
             problems.append(
-                f"the head is {'tied' if seen.tied else 'not tied'} to the embedding, the configuration says otherwise"
+                f"the head is {'tied' if seen.tied else 'not tied'} to the embedding, unlike in the configuration"
             )
         largest = seen.weight_errors.get("largest")
         limit, within = None, True
@@ -287,27 +288,28 @@ class BaseMatchesFile(Check):
         )
 
 
-WITHOUT_WITNESS = (
-    "not one tensor is the file's: a loader may rename or convert them all, or the file is another model's"
-)
+WITHOUT_WITNESS = "every tensor differs from the file: a loader may convert all, or the file belongs to another model"
 """Why a reference that was right nowhere in this training proves nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelAgrees(NumericCheck):
-    """A quantised linear's output and input gradient are products with the weight as other code dequantises it."""
+    """A quantised linear multiplies by its dequantised weight, in the output and in the input gradient.
+
+    Independent code dequantises that weight.
+    """
 
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.BASE_PLAIN})
     applies_to: ClassVar[frozenset[str]] = frozenset({"quantized"})
     meaning: ClassVar[str] = (
-        "the 4-bit kernel is wrong on this device or for this shape (bitsandbytes 0.50 on CPUs after an "
-        "evaluation, say), or its backward pass is: that dequantises by another path"
+        "The 4-bit kernel is wrong on this device or for this shape, such as bitsandbytes 0.50 on CPUs after an "
+        "evaluation. Or its backward pass is wrong, which dequantises by another path."
     )
     remedy: ClassVar[str] = (
-        "update bitsandbytes; try another block size; run tunecheck doctor to see which native library was loaded"
+        "Update bitsandbytes. Try another block size. Run tunecheck doctor to see which native library is loaded."
     )
 
-    max_error_fp32: float = 1e-4  # 3e-7 measured on this kind of product, CPU; of the gradient 4e-7
+    max_error_fp32: float = 1e-4  # on a CPU, 3e-7 measured for the product and 4e-7 for the gradient
     max_error_16bit: float = 2e-2
 
     def judge(self, trace: Trace) -> Finding:
@@ -323,14 +325,14 @@ class KernelAgrees(NumericCheck):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseUntouched(Check):
-    """Every frozen tensor, quantisation statistics and buffers included, has the bytes it had before training."""
+    """Every frozen tensor keeps its bytes, including quantisation statistics and buffers."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.BASE_UNWRITTEN})
     applies_to: ClassVar[frozenset[str]] = frozenset({"frozen"})
-    meaning: ClassVar[str] = "the base was trained, repacked or merged into, or memory was corrupted"
+    meaning: ClassVar[str] = "The base was trained, repacked or merged into. Or memory was corrupted."
     remedy: ClassVar[str] = (
-        "look at the tensors below: all quantised ones after an evaluation means a kernel's repacking, a "
-        "single one means hardware"
+        "Check how many tensors the finding names. All quantised ones after an evaluation point to a repacking kernel, "
+        "a single one to hardware."
     )
 
     def judge(self, trace: Trace) -> Finding:
@@ -341,26 +343,29 @@ class BaseUntouched(Check):
         )
         during = {name: step for held in trace.main.all(Continuity) for name, step in held.frozen_changed.items()}
         if passing := during.keys() - set(seen.frozen_changed):
-            detail += f"; changed in the middle and right again at the end: {some(_with_steps(during, passing))}"
+            detail += f"; changed during training and restored at the end: {some(_with_steps(during, passing))}"
         changed = during.keys() | set(seen.frozen_changed)
         return self.found(not changed, detail, measured=len(changed), limit=0, compared=seen.frozen_tensors)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsChangeOnlyInSteps(Check):
-    """What learns changes in optimizer steps alone: not between them, in an evaluation, a save or a forward pass."""
+    """Trained weights change only in optimizer steps.
+
+    Evaluations, saves and forward passes leave them unchanged.
+    """
 
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.TRAINED_UNWRITTEN})
     meaning: ClassVar[str] = (
-        "an evaluation, a save or a callback wrote into the trained weights: averaged ones put in their place, a cast "
-        "to 16 bit and back, weights of another step"
+        "An evaluation, a save or a callback wrote into the trained weights. It stored an average, a cast to 16 bit "
+        "and back, or weights of another step."
     )
-    remedy: ClassVar[str] = "look at what ran before the step below; let it work on a copy"
+    remedy: ClassVar[str] = "Check what runs before the step that the finding names, and make it work on a copy."
 
     def judge(self, trace: Trace) -> Finding:
         if trace.run.training.offloads_parameters:
             return self.unjudged(
-                "not looked at: gathering offloaded parameters would cost more than a step", expected=True
+                "not compared: gathering offloaded parameters would cost more than a step", expected=True
             )
         seen = trace.one(Continuity)
         changed = seen.trained_changed
@@ -368,8 +373,8 @@ class WeightsChangeOnlyInSteps(Check):
         if changed and changed.keys() <= lines.keys():
             first = min(changed, key=changed.__getitem__)
             return self.unjudged(
-                f"{lines[first]} writes to trained tensors between steps, first by step {changed[first]}: "
-                "whether it is meant to is known to the script alone",
+                f"{lines[first]} writes to trained tensors between steps, first before step {changed[first]}: "
+                "only its author knows whether this is intended",
                 expected=True,
             )
         detail = f"{len(changed)} of {seen.trained} trained tensors changed outside of a step"
@@ -379,7 +384,7 @@ class WeightsChangeOnlyInSteps(Check):
 
 def _with_steps(changed: Mapping[str, int], names: Iterable[str]) -> list[str]:
     """Return the names with the steps in or before which they first changed."""
-    return [f"{name} by step {changed[name]}" for name in sorted(names)]
+    return [f"{name} before step {changed[name]}" for name in sorted(names)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -389,21 +394,22 @@ class WeightsInUse(NumericCheck):
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.FORWARD_REPEATABLE})
     applies_to: ClassVar[frozenset[str]] = frozenset({"trains_base"})
     meaning: ClassVar[str] = (
-        "the forward pass uses a copy of a weight in another dtype, or a fused or merged matrix, which misses the "
-        "updates; or a module is skipped, or leaves out its bias; or another adapter is active than what is trained"
+        "The forward pass uses a copy of a weight, in another dtype, fused or merged, which misses the updates. A "
+        "module is skipped, or omits its bias. Another adapter is active than the trained one."
     )
     remedy: ClassVar[str] = (
-        "look at the module below: what replaced its forward, and when is its copy of the weight refreshed?"
+        "Inspect the module that the finding names: find what replaced its forward, and when that refreshes its copy "
+        "of the weight."
     )
 
     max_error_fp32: float = 1e-4
-    """Rounding gives 1e-6; with all trained tensors halved an old copy is off by 1."""
+    """Rounding gives 1e-6. With all trained tensors halved, a stale copy is off by 1."""
     max_error_16bit: float = 5e-2
 
     def judge(self, trace: Trace) -> Finding:
         seen, limit = trace.one(CurrentWeights), self.limit(trace)
         if not seen.modules and "watched" in trace.run.features:  # adapters of a kind whose product is not known
-            return self.unjudged("no module with a trained weight has a product that is known here", expected=True)
+            return self.unjudged("no trained weight belongs to a module with a known product", expected=True)
         detail = f"worst of {seen.modules} trained modules: {seen.worst}, off by {seen.error:.3g} of its product"
         return self.found(seen.error <= limit, detail, measured=seen.error, limit=limit, compared=seen.modules)
 

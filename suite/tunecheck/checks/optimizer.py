@@ -26,14 +26,15 @@ ADAMW = "AdamW"
 class OptimizerCoverage(Check):
     """The optimizer holds every trainable tensor exactly once, by identity, and nothing else.
 
-    In a script's own optimizer frozen tensors may lie, too: without a gradient they are passed over.
+    A script's own optimizer may also hold frozen tensors, which it skips without a gradient.
     """
 
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.GROUPS_DECLARED})
     meaning: ClassVar[str] = (
-        "the optimizer was built before the model was wrapped, loaded or resized: it updates tensors that are unused"
+        "The optimizer was built before the model was wrapped, loaded or resized. It updates tensors that the model no "
+        "longer uses."
     )
-    remedy: ClassVar[str] = "build the optimizer last, from the parameters of the model that is trained"
+    remedy: ClassVar[str] = "Build the optimizer last, from the parameters of the trained model."
 
     def judge(self, trace: Trace) -> Finding:
         training, undeclared = trace.run.training, not trace.one(Setup).declared_optimizer
@@ -43,7 +44,7 @@ class OptimizerCoverage(Check):
         for census in trace.all(Census):
             held, wanted = Counter(census.optimized), set(census.trainable)
             if foreign := held.pop("?", 0):
-                problems.append(f"{census.when}: {foreign} tensors in the optimizer are not the model's")
+                problems.append(f"{census.when}: {foreign} tensors in the optimizer do not belong to the model")
             missing = sorted(wanted - held.keys())
             if by_groups and missing:  # a part that the loss does not reach may well be left out
                 missing = sorted(set(missing) - _without_gradient(trace))
@@ -60,7 +61,7 @@ class OptimizerCoverage(Check):
                 continue
             problems += [f"{census.when}: {problem}" for problem in _decay_problems(census, training)]
             if census.optimizer_switches:
-                problems.append(f"{census.when}: switched on though nobody asked: {some([*census.optimizer_switches])}")
+                problems.append(f"{census.when}: switched on, but not configured: {some([*census.optimizer_switches])}")
             # An optimizer that is no Adam has no such settings.
             if wrong := _other_numbers(census.adam_settings, adam) if is_adam(trace) else []:
                 configured = " ".join(map(str, adam))
@@ -82,7 +83,7 @@ def _decay_problems(census: Census, training: TrainingSnapshot) -> Iterator[str]
     if training.weight_decay and apart:
         numbers.pop("0.0", None)
         if wrong_ones := sorted(apart.symmetric_difference(census.undecayed)):
-            yield f"weight decay of all but norms and biases configured, otherwise in {some(wrong_ones)}"
+            yield f"weight decay is configured for all but norms and biases, but differs in {some(wrong_ones)}"
     if wrong := _other_numbers(numbers, (training.weight_decay,)):
         yield f"weight decay {some(wrong)}, configured {training.weight_decay}"
 
@@ -114,21 +115,21 @@ def _numbers(text: str) -> tuple[float, ...] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningRateTrace(Check):
-    """The rate of every applied step equals the schedule's closed form.
+    """The learning rate of every applied step equals the schedule's closed form.
 
-    The first step after a resume may have its checkpoint's: where the training goes on for more steps than it was to
-    have, the old schedule has set it, and the new one begins after that step.
+    The first step after a resume may have its checkpoint's rate. If a training continues for more steps than planned,
+    the new schedule starts after that step.
     """
 
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.SCHEDULE_KNOWN})
     meaning: ClassVar[str] = (
-        "the scheduler steps once a micro-batch or once a process, on skipped steps too, starts over after a "
-        "resume, or is not stepped"
+        "The scheduler advances per micro-batch, per process, or on skipped steps. It restarts after a resume. Nothing "
+        "advances it."
     )
-    remedy: ClassVar[str] = "step the scheduler once after each applied optimizer step"
+    remedy: ClassVar[str] = "Call scheduler.step() once after each applied optimizer step."
 
     max_error: float = 1e-6
-    """Difference over the peak rate; both are float64 arithmetic."""
+    """Difference over the peak rate. Both are float64 arithmetic."""
 
     def judge(self, trace: Trace) -> Finding:
         training, applied = trace.run.training, 0
@@ -147,28 +148,28 @@ class LearningRateTrace(Check):
             rates.append((abs(step.learning_rate - wanted) / (training.learning_rate or 1.0), step, wanted))
             applied += step.applied
         error, step, wanted = worst_of(rates, key=lambda rate: rate[0])
-        detail = f"step {step.step}: rate {step.learning_rate:.4g}, the schedule says {wanted:.4g}"
+        detail = f"step {step.step}: rate {step.learning_rate:.4g}, the schedule gives {wanted:.4g}"
         return self.found(error <= self.max_error, detail, measured=error, limit=self.max_error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepsApplied(Check):
-    """The run took every configured step, and nearly all were applied, at a rate that is not 0."""
+    """The run takes every configured step, and applies nearly all of them at a rate above 0."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset()
     meaning: ClassVar[str] = (
-        "the run ended early, the gradient scaler skips steps (fp16 overflow) while everything else goes on, or the "
-        "schedule has ended and the training goes on"
+        "The run ended early. The gradient scaler skips steps after fp16 overflow. The schedule ended before the "
+        "training."
     )
     remedy: ClassVar[str] = (
-        "use bf16; look at the gradient norms of the skipped steps; make the schedule for all steps of the optimizer, "
-        "those of every epoch"
+        "Use bf16. Check the gradient norms of the skipped steps. Build the schedule for all optimizer steps of all "
+        "epochs."
     )
 
     max_skipped: int = 3
     """fp16's scaler starts high and may skip its first one to three steps."""
     max_without_rate: int = 2
-    """Steps in a row, after one with a rate: a schedule's last step, or a restart's lowest point, may be at 0."""
+    """Consecutive steps, after one with a rate. The rate may be 0 at the end of a schedule or at a restart."""
 
     def judge(self, trace: Trace) -> Finding:
         wanted, steps = trace.run.training.max_steps, trace.steps
@@ -178,14 +179,14 @@ class StepsApplied(Check):
         if "watched" in trace.run.features:  # whose loss may have no gradient in a step: answers that are all as good
             unmoved = [step for step in unmoved if step not in {s.step for s in steps if s.gradient_norm == 0}]
         detail = f"{len(steps)} of {wanted} steps, {skipped} skipped by the scaler"
-        detail += f"; nothing moved in steps {unmoved[:5]} though they count as applied" if unmoved else ""
+        detail += f"; steps {unmoved[:5]} count as applied, but changed no weight" if unmoved else ""
         counted = [step.step for step in steps] == list(range(len(steps)))
         problems: list[object] = [*unmoved, *([] if counted else ["another order"])]
         if len(idle := _without_rate(steps)) > self.max_without_rate:
-            detail += f"; the rate of every group is 0 in steps {idle[:5]}, which change nothing"
+            detail += f"; every group has rate 0 in steps {idle[:5]}, which change nothing"
             problems += idle
         if trace.main.end is None:
-            raise MissingEvidence(f"the trace is cut off: {detail}")
+            raise MissingEvidence(f"the trace is truncated: {detail}")
         within = skipped <= self.max_skipped
         if within and not problems and not trace.main.finished:  # a crash is its own error; these steps were taken
             raise MissingEvidence(f"the training did not finish: {detail}")
@@ -212,31 +213,32 @@ class UpdatesMatchAdamw(NumericCheck):
         {Premise.GRADIENT_SUMMED, Premise.GRADIENT_WHOLE, Premise.CLIPPED_WHOLE, Premise.UPDATE_RULE_KNOWN}
     )
     meaning: ClassVar[str] = (
-        "wrong or zero learning rate, skipped steps, clipping at the wrong time, stale moments, an optimizer "
-        "of other tensors, or updates lost in 16-bit weights"
+        "The learning rate is wrong or 0. Steps are skipped. Clipping runs at the wrong time. Moments are stale. The "
+        "optimizer holds other tensors. 16-bit weights round updates away."
     )
     remedy: ClassVar[str] = (
-        "compare the rate and the moments below; a moment error alone points to clipping or scaling, an "
-        "update error alone to rate, decay or dtype"
+        "Compare the rate and the moments in this finding. A moment error alone points to clipping or scaling, an "
+        "update error alone to rate, decay or dtype."
     )
 
     max_error_fp32: float = 5e-3
-    """2e-5 measured at the last steps, where updates are smallest beside the weights' own rounding."""
+    """2e-5 measured at the last steps, whose updates are smallest relative to the rounding of the weights."""
     max_moment_error_fp32: float = 5e-4
-    """Of the averages, which are sums without cancellation: 3e-7 measured; moments kept in bf16 are off by 1e-3."""
+    """Error of the averages, which are sums without cancellation: 3e-7 measured. Moments kept in bf16 are off by
+    1e-3."""
     max_error_16bit: float = 5e-3
-    """The adapters and the averages are fp32 under 16-bit arithmetic too, unless adapter_dtype says model: 3e-4 at most
-    measured in 240 tiny runs in bf16."""
+    """Adapters and averages are fp32 in 16-bit arithmetic too, unless adapter_dtype is model. At most 3e-4 measured in
+    240 tiny runs in bf16."""
     max_error_16bit_weights: float = 0.3
-    """With adapter_dtype: model in 16 bit, where updates are of the size of rounding: 0.08 measured."""
+    """Error with adapter_dtype: model in 16 bit, whose updates have the size of rounding: 0.08 measured."""
     max_length_error: float = 2e-4
-    """Of all updates together along the expected ones, where the rounding of single elements averages out; a rate that
-    was rounded to bf16 is off by up to 4e-3. Not asked with 16-bit weights."""
+    """Error of the length of all updates along the expected ones, which averages the rounding of elements. A rate
+    rounded to bf16 is off by up to 4e-3. Not judged with 16-bit weights."""
 
     def judge(self, trace: Trace) -> Finding:
         declared = trace.one(Setup).declared_optimizer
         if declared != ADAMW:
-            reason = f"trainer {trace.run.trainer} declares {declared}, whose update rule is not {ADAMW}'s"
+            reason = f"trainer {trace.run.trainer} declares {declared}, whose update rule differs from {ADAMW}"
             return self.unjudged(reason, expected=True)
         updates = trace.all(Update)
         exact = not trains_16bit_weights(trace)
@@ -254,7 +256,7 @@ class UpdatesMatchAdamw(NumericCheck):
         if longest is not None:
             detail += f"; all updates together off by {longest.length_error:.3g} of their length in step {longest.step}"
         if trace.run.training.max_grad_norm is not None and not any(update.clipped for update in updates):
-            detail += "; no gradient was longer than max_grad_norm: clipping does not show"
+            detail += "; no gradient exceeded max_grad_norm: clipping is not testable"
         if worst.update_error <= limit and not moments.moment_error <= moment_limit:
             return self.found(False, detail, measured=moments.moment_error, limit=moment_limit)
         if longest is not None and worst.update_error <= limit:
@@ -264,34 +266,33 @@ class UpdatesMatchAdamw(NumericCheck):
         return self.found(worst.update_error <= limit, detail, measured=worst.update_error, limit=limit)
 
 
-ROUNDED_AWAY = "an optimizer may keep what is rounded away and add it later; at a schedule's end rates are this small"
+ROUNDED_AWAY = "an optimizer may accumulate rounded updates; the end of a schedule has such rates"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainableMoved(Check):
-    """Every trainable tensor changed, and nearly all elements of each."""
+    """Training changes every trainable tensor, and nearly all of its elements."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset()
     meaning: ClassVar[str] = (
-        "a part of the model is outside the optimizer or the forward pass, the learning rate is 0, or 16-bit weights "
-        "round small updates away"
+        "A part of the model is outside the optimizer or the forward pass. The learning rate is 0. 16-bit weights "
+        "round small updates away."
     )
     remedy: ClassVar[str] = (
-        "look at trainable_set, optimizer_coverage and lora_gradient_schedule; keep trained weights in fp32"
+        "Fix trainable_set, optimizer_coverage and lora_gradient_schedule first if one failed. Keep trained weights in "
+        "fp32."
     )
 
     min_share: float = 0.5
-    """Smallest share of changed elements in any tensor; 1.0 in healthy LoRA runs.
-
-    Asked where AdamW trains a causal language model: other optimizers' updates may be less than a weight's last digit,
-    and other models have dead units and sparse inputs.
-    """
+    """Smallest share of changed elements in any tensor; 1.0 in healthy LoRA runs. Judged if AdamW trains a causal
+    language model. Other optimizers may update by less than a weight's last digit, and other models have dead units and
+    sparse inputs."""
     min_share_16bit_weights: float = 0.1
     """The same with adapter_dtype: model in 16 bit, which loses small updates: 0.35 measured after four steps."""
 
     min_share_of_16bit_steps: float = 0.02
-    """Of all elements that have a gradient, those that the best step moves in a watched training of 16-bit weights: 0.2
-    at a rate of 2e-5 by arithmetic, of weights whose standard deviation is 0.02, and 0.02 at 2e-6."""
+    """Share of the elements with a gradient that the best step changes, in a watched training of 16-bit weights.
+    Arithmetic gives 0.2 at a rate of 2e-5 for weights with a standard deviation of 0.02, and 0.02 at 2e-6."""
 
     def judge(self, trace: Trace) -> Finding:
         limit = self.min_share_16bit_weights if trains_16bit_weights(trace) else self.min_share
@@ -299,14 +300,14 @@ class TrainableMoved(Check):
             limit = 0.0
         seen, wanted = trace.one(Movement), len(trace.one(Census).expected_trainable)
         if not (moving := sum(step.applied and step.learning_rate > 0 for step in trace.steps)):
-            why = "no step was applied with a learning rate above zero: nothing is trained"
+            why = "no step was applied with a learning rate above zero"
             return self.found(False, why, measured=0.0, limit=limit)
         if moving == 1 and seen.unmoved and all(".lora_A." in name for name in seen.unmoved):
-            why = "one step was applied with a learning rate above zero, and A has no gradient before B has moved"
+            why = "only one step was applied with a learning rate above zero; A has no gradient before B moves"
             return self.unjudged(why, expected=True)
         problems = [f"{len(seen.unmoved)} of {wanted} did not move: {some(seen.unmoved)}"] if seen.unmoved else []
         if resting := sorted(set(seen.unmoved) & set(seen.without_rate)):
-            problems.append(f"the optimizer's group of {len(resting)} of them has a rate of 0 in every step")
+            problems.append(f"{len(resting)} of them are in a parameter group whose rate is 0 in every step")
         if not seen.smallest_moved_share >= limit:
             problems.append(f"only {seen.smallest_moved_share:.1%} of {seen.smallest_moved_share_at} moved")
         idle = f", {len(seen.idle)} had no gradient" if seen.idle else ""
@@ -319,10 +320,10 @@ class TrainableMoved(Check):
             highest = max((seen.expected_learning_rate for seen in steps), default=0.0)
             # in a warm-up the rate is yet to rise
             if most < self.min_share_of_16bit_steps and steps[0].expected_learning_rate >= highest:
-                detail = f"a step moves {most:.2%} of the elements at most, at rates of up to {highest:.2g}: "
-                detail += "16-bit weights round the others' updates away"
+                detail = f"a step changes at most {most:.2%} of the elements, at rates of up to {highest:.2g}: "
+                detail += "16-bit weights round the other updates away"
                 return self.found(False, detail, measured=most, limit=self.min_share_of_16bit_steps, meant=ROUNDED_AWAY)
-            why = "the weights are trained in 16 bit, which rounds small updates away: keep them in fp32 to train all"
+            why = "weights are trained in 16 bit, which rounds small updates away: keep them in fp32"
             return self.unjudged(f"{detail}; {why}", expected=True)
         share = seen.smallest_moved_share
         return self.found(share >= limit, detail, measured=share, limit=limit, problems=seen.unmoved, compared=wanted)

@@ -13,19 +13,19 @@ from tunecheck.core.premises import Premise
 from tunecheck.core.snapshot import A_LOOP
 from tunecheck.core.trace import Trace
 
-DISCARDED = "gradients are cleared that no optimizer has used"
-PILED_UP = "a backward pass adds to gradients that the optimizer has used"
-TWICE = "the optimizer steps again with gradients that it has used"
+DISCARDED = "gradients are cleared before an optimizer uses them"
+PILED_UP = "a backward pass adds to gradients that the optimizer already used"
+TWICE = "the optimizer steps twice with the same gradients"
 EARLY = "the optimizer steps before the last backward pass of its window"
-CLIPPED_LATE = "gradients are clipped after the optimizer has used them"
+CLIPPED_LATE = "gradients are clipped after the optimizer step"
 CLIPPED_EARLY = "gradients are clipped before the last backward pass of their window"
-CLIPPED_SCALED = "gradients are clipped while they are still scaled"
-STEPPED_SCALED = "the optimizer steps with gradients that are still scaled"
-SCHEDULE_EARLY = "the schedule is stepped before the optimizer, so that its first rate is never used"
-SCHEDULE_TWICE = "the schedule is stepped twice for one step of the optimizer"
-SCHEDULE_AHEAD = "the schedule, made for as many steps as the optimizer takes, is stepped more often"
-NEVER_ALLOCATED = "AdaLoRA's update_and_allocate is not called, so that no rank is ever taken away"
-EACH_CLIPPED = "what has been added up so far may be bounded before each further micro-batch"
+CLIPPED_SCALED = "gradients are clipped before unscaling"
+STEPPED_SCALED = "the optimizer steps with scaled gradients"
+SCHEDULE_EARLY = "the schedule is stepped before the optimizer, which skips its first rate"
+SCHEDULE_TWICE = "the schedule is stepped twice per optimizer step"
+SCHEDULE_AHEAD = "the schedule has one step per optimizer step, but is stepped more often"
+NEVER_ALLOCATED = "AdaLoRA's update_and_allocate is never called, so no rank is pruned"
+EACH_CLIPPED = "the accumulated gradient may be clipped on purpose before each micro-batch"
 HABITS = frozenset({DISCARDED, PILED_UP, SCHEDULE_EARLY, SCHEDULE_TWICE})
 """What a training may do now and then: skip a bad batch, catch up with a schedule. Wrong only as a habit."""
 
@@ -35,31 +35,32 @@ FEWEST = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallsInOrder(Check):
-    """Backward, unscaling, clipping, optimizer, schedule and clearing come in an order that uses each gradient once.
+    """Backward, unscaling, clipping, optimizer, schedule and clearing are called in an order that uses each gradient
+    once.
 
-    AdaLoRA's allocator is called among them. Of a loop's schedule that has ended long before the loop it is asked
-    whether it was made for the optimizer's steps.
+    AdaLoRA's allocator is called in each step. A schedule made for the optimizer's steps advances once per optimizer
+    step.
     """
 
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.GRADIENT_WHOLE})
     meaning: ClassVar[str] = (
-        "zero_grad stands between backward and the optimizer's step or between micro-batches; a callback steps the "
-        "optimizer or the schedule that the trainer steps already; clipping stands after the step, or before unscale_; "
-        "nobody calls AdaLoRA's update_and_allocate"
+        "zero_grad runs between backward and the optimizer step, or between micro-batches. A callback steps the "
+        "optimizer or the schedule a second time. Clipping runs after the step, or before unscale_. Nothing calls "
+        "AdaLoRA's update_and_allocate."
     )
     remedy: ClassVar[str] = (
-        "order each step: backward of every micro-batch, scaler.unscale_, clip_grad_norm_, optimizer.step (by "
-        "scaler.step), scheduler.step, zero_grad; AdaLoRA's update_and_allocate before the last, in a Trainer by a "
-        "callback's on_optimizer_step"
+        "Order each step: backward of every micro-batch, scaler.unscale_, clip_grad_norm_, optimizer.step (through "
+        "scaler.step), scheduler.step, zero_grad. Call AdaLoRA's update_and_allocate before zero_grad; in a Trainer, "
+        "use a callback's on_optimizer_step."
     )
 
     habit_share: float = 0.5
-    """Share of the steps beyond which skipping a batch, or stepping the schedule otherwise, is no exception."""
+    """Share of the steps. A training may skip a batch or catch up with a schedule in fewer."""
     min_steps: int = 2
-    """Steps in which such a habit must be seen at least."""
+    """Steps that must show the same order before it counts."""
     max_schedule_share: float = 1.5
-    """Steps of a schedule over those of the optimizer, where it was made for just as many: 1 where one follows the
-    other, the number of micro-batches where it is stepped after each of these."""
+    """Steps of a schedule over optimizer steps, for a schedule made for just as many. The ratio is 1 if both advance
+    together, and the number of micro-batches if the schedule advances after each of them."""
 
     def judge(self, trace: Trace) -> Finding:
         windows = trace.all(CallOrder)
@@ -77,7 +78,7 @@ class CallsInOrder(Check):
         ahead = [seen for seen in trace.main.all(ScheduleTaken) if self._ahead(seen)]
         told += [f"{SCHEDULE_AHEAD}: {seen.taken} times in {seen.optimizer_steps} steps" for seen in ahead]
         scores = [seen for seen in trace.main.all(RanksScored) if seen.steps > seen.begins + 1 and not seen.scored]
-        told += [f"{NEVER_ALLOCATED}: {seen.steps} steps, from {seen.begins} on declared" for seen in scores]
+        told += [f"{NEVER_ALLOCATED}: {seen.steps} steps, pruning declared from step {seen.begins}" for seen in scores]
         wrongs = len(told)
         told.append(f"step {shown.step}: {order}" if told else f"{len(windows)} steps, the first: {order}")
         meant = EACH_CLIPPED if wrongs == len(wrong) and {*wrong} == {CLIPPED_EARLY} else ""

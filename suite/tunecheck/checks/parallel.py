@@ -35,17 +35,18 @@ FEWEST_STEPS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicasEqual(Check):
-    """Every rank begins with the same weights, and has the same after every step, to the last bit."""
+    """All ranks have the same weights at the start and after every step, to the last bit."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset()
     across_ranks: ClassVar[bool] = True
     applies_to: ClassVar[frozenset[str]] = frozenset({"parallel"})
     meaning: ClassVar[str] = (
-        "weights drawn anew in each process, a gradient that is not averaged (no_sync a pass too long, an unwrapped "
-        "module), or a step that not every rank takes: the ranks train different models, and one of them is saved"
+        "Each process draws its own weights. A gradient is not averaged, through a late no_sync or an unwrapped "
+        "module. Some ranks skip a step. The ranks then train different models, and only one is saved."
     )
     remedy: ClassVar[str] = (
-        "let DDP broadcast the start; call the wrapped model; clip, skip and step by numbers that all ranks share"
+        "Let DDP broadcast the initial weights. Call the wrapped model. Clip, skip and step by numbers that all ranks "
+        "share."
     )
 
     def judge(self, trace: Trace) -> Finding:
@@ -63,9 +64,9 @@ class ReplicasEqual(Check):
             steps, rank, one, other = different[0]
             again = [later for later in wanted if later > steps and _all_alike(later, first, replicas)]
             if again and "watched" in trace.run.features:  # local SGD: averaged every so many steps
-                return self.unjudged(f"they differ after {steps} steps and are equal after {again[0]}", expected=True)
+                return self.unjudged(f"ranks differ after {steps} steps and are equal after {again[0]}", expected=True)
             if not steps and trace.run.objective and _exchange_something(first, replicas):
-                reason = "they begin with other weights and exchange something in each step, as parts of one model do"
+                reason = "ranks start with different weights and communicate in each step, like parts of one model"
                 return self.unjudged(reason, expected=True)
             when = f"after {steps} steps" if steps else "before the first step"
             detail = f"{when} rank {rank} differs from rank 0{_tensors(one, other)}"
@@ -97,15 +98,15 @@ def _tensors(one: Replica, other: Replica) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsTrainedOnce(Check):
-    """In each epoch no row is trained on twice, by whichever ranks, and all ranks take as many micro-batches."""
+    """In each epoch every row is trained once across all ranks, and all ranks take equally many micro-batches."""
 
     across_ranks: ClassVar[bool] = True
     applies_to: ClassVar[frozenset[str]] = frozenset({"parallel"})
     meaning: ClassVar[str] = (
-        "every rank reads the same shard or one that overlaps another's: an epoch takes as long as it should and holds "
-        "a part of the rows, repeated"
+        "Ranks read the same shard, or overlapping ones. An epoch then takes its usual time but covers only part of "
+        "the rows, repeatedly."
     )
-    remedy: ClassVar[str] = "give each rank every so many rows, from its own number on: DistributedSampler does so"
+    remedy: ClassVar[str] = "Give rank r every N-th row from row r on, as DistributedSampler does."
 
     def judge(self, trace: Trace) -> Finding:
         by_rank = of_every_rank(trace, Window)
@@ -114,24 +115,24 @@ class RowsTrainedOnce(Check):
         windows = by_rank[0]
         problems = [*_uneven(trace, windows), *_twice(windows, trace.one(DataSplit).train_rows, trace.run.processes)]
         rows = sum(len(window.rows) for window in windows)
-        detail = "; ".join(problems[:3]) or f"{rows} rows, each by one of {trace.run.processes} ranks"
+        detail = "; ".join(problems[:3]) or f"{rows} rows, each on one of {trace.run.processes} ranks"
         return self.found(not problems, detail, measured=len(problems), limit=0, compared=rows)
 
     def _of_loaders(self, trace: Trace, windows: dict[int, list[Window]]) -> Finding:
         """Judge processes that each saw their own rows alone, which a data set may hold several times."""
         rows = {rank: [row for window in held for row in window.rows] for rank, held in windows.items()}
         if alike := [rank for rank, own in rows.items() if rank and own == rows[0]]:
-            detail = f"rank {alike[0]} was given the same {len(rows[0])} rows as rank 0, in the same order"
+            detail = f"rank {alike[0]} received the same {len(rows[0])} rows as rank 0, in the same order"
             return self.found(False, detail, measured=len(rows[0]), limit=0)
         size = trace.one(RowsGiven).dataset_rows
         if size is None or sum(map(len, rows.values())) > size:
-            return self.unjudged("more rows than one epoch, or nobody knows how many it has", expected=True)
+            return self.unjudged("more rows than one epoch, or an epoch of unknown length", expected=True)
         if any(len(set(own)) < len(own) for own in rows.values()):
-            return self.unjudged("rows come again within one process, which rows_come_once is about", expected=True)
+            return self.unjudged("rows recur within one process; rows_come_once judges that", expected=True)
         shared = {rank: len(set(own) & set(rows[0])) for rank, own in rows.items() if rank}
         rank = max(shared, key=shared.__getitem__)
         limit = int(len(rows[rank]) * SHARED_ROWS)
-        detail = f"{shared[rank]} of {len(rows[rank])} rows of rank {rank} are rank 0's too"
+        detail = f"{shared[rank]} of {len(rows[rank])} rows of rank {rank} are also rank 0's"
         return self.found(shared[rank] <= limit, detail, measured=shared[rank], limit=limit)
 
 
@@ -159,24 +160,22 @@ def _twice(windows: list[Window], train_rows: int, processes: int) -> Iterator[s
             epoch, rank = count // max(1, train_rows), place // width % processes
             count += 1
             if (epoch, row) in taken:
-                yield f"epoch {epoch}, step {number}: {row} by rank {rank}, before by rank {taken[epoch, row]}"
+                yield f"epoch {epoch}, step {number}: {row} on rank {rank}, earlier on rank {taken[epoch, row]}"
             taken[epoch, row] = rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksReportAlike(Check):
-    """Loss, gradient norm, learning rate and evaluations are the same on every rank: those of all rows.
-
-    A number of one rank's rows would differ from the next one's.
-    """
+    """Every rank reports the same loss, gradient norm, learning rate and evaluations, computed over all rows."""
 
     across_ranks: ClassVar[bool] = True
     applies_to: ClassVar[frozenset[str]] = frozenset({"parallel"})
     meaning: ClassVar[str] = (
-        "a loss or metric of one rank's rows alone is reported, or norm, rate or a skipped step is one rank's own"
+        "A rank reports the loss or metric of its own rows. Or the norm, the rate or a skipped step belongs to one "
+        "rank."
     )
     remedy: ClassVar[str] = (
-        "sum losses and token counts over the ranks and divide once; take the norm after the average"
+        "Sum losses and token counts over the ranks, and divide once. Compute the norm after averaging gradients."
     )
 
     def judge(self, trace: Trace) -> Finding:
@@ -222,15 +221,15 @@ def _shown(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropoutDiffersByRank(Check):
-    """Before every step the random state that dropout draws from is another one on each rank."""
+    """Before every step, each rank's dropout has a different random state."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.SEEDS_DIFFER_BY_RANK})
     across_ranks: ClassVar[bool] = True
     applies_to: ClassVar[frozenset[str]] = frozenset({"parallel", "dropout"})
     meaning: ClassVar[str] = (
-        "every rank is seeded alike: all drop the same activations, so that their average is as noisy as one rank's"
+        "All ranks have the same seed. All drop the same activations, so that their average is as noisy as one rank's."
     )
-    remedy: ClassVar[str] = "seed with the rank's number added, after the weights are made"
+    remedy: ClassVar[str] = "Add the rank to the seed, after creating the weights."
 
     def judge(self, trace: Trace) -> Finding:
         states: dict[tuple[int, str], int] = {}
@@ -239,22 +238,23 @@ class DropoutDiffersByRank(Check):
         for rank, held in windows.items():
             for window in held:
                 if (other := states.setdefault((window.step, window.random_state), rank)) != rank:
-                    problems.append(f"step {window.step}: rank {rank} draws as rank {other} does")
-        detail = "; ".join(problems[:3]) or f"{len(windows)} ranks draw apart in {len(windows[0])} steps"
+                    problems.append(f"step {window.step}: rank {rank} has the random state of rank {other}")
+        detail = "; ".join(problems[:3]) or f"{len(windows)} ranks draw differently in {len(windows[0])} steps"
         return self.found(not problems, detail, measured=len(problems), limit=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedByOneRank(Check):
-    """One rank writes what is saved, and saving returns on no rank before the files are there."""
+    """One rank writes each file, and saving returns on every rank only after the files exist."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.SAVES_HEARD_BY_RANK})
     across_ranks: ClassVar[bool] = True
     applies_to: ClassVar[frozenset[str]] = frozenset({"parallel", "adapters"})
     meaning: ClassVar[str] = (
-        "several ranks write the same file at one time, or a rank goes on, and may read or upload, before it is whole"
+        "Several ranks write the same file at once. Or a rank continues, and may read or upload the file before it is "
+        "complete."
     )
-    remedy: ClassVar[str] = "write on rank 0 alone, and call a barrier on every rank after that"
+    remedy: ClassVar[str] = "Write on rank 0 only, then call a barrier on every rank."
 
     def judge(self, trace: Trace) -> Finding:
         problems = []
@@ -263,32 +263,32 @@ class SavedByOneRank(Check):
             if len(writers) > 1:
                 problems.append(f"ranks {', '.join(map(str, writers))} wrote")
             elif not writers:
-                problems.append(f"when saving returned on rank {rank}, no rank had written a file")
-        detail = "; ".join(dict.fromkeys(problems)) or "one rank wrote, and every rank found its files"
+                problems.append(f"saving returned on rank {rank} before any rank had written a file")
+        detail = "; ".join(dict.fromkeys(problems)) or "one rank wrote the files, and every rank found them"
         return self.found(not problems, detail, measured=len(problems), limit=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardsEven(Check):
-    """Each rank holds its part of parameters, gradients and optimizer state, and no more."""
+    """Each rank holds only its own shard of parameters, gradients and optimizer state."""
 
     across_ranks: ClassVar[bool] = True
     applies_to: ClassVar[frozenset[str]] = frozenset({"sharded"})
     subject: ClassVar[str] = "memory"
     meaning: ClassVar[str] = (
-        "a module that was never sharded, or whose parameters stay gathered after their pass: each rank holds it "
-        "whole, and nobody reduces the gradient of one that FSDP does not know"
+        "A module was never sharded, or its parameters stay gathered after their pass. Each rank then holds it in "
+        "full. FSDP does not reduce the gradients of a module that it does not wrap."
     )
-    remedy: ClassVar[str] = "call fully_shard on every layer and on the root, before the optimizer is made"
+    remedy: ClassVar[str] = "Call fully_shard on every layer and on the root, before creating the optimizer."
 
     def judge(self, trace: Trace) -> Finding:
         shards = [(rank, seen) for rank, held in of_every_rank(trace, Shard).items() for seen in held]
         if not any("optimizer state" in shard.held or shard.larger for _, shard in shards):
-            raise MissingEvidence("no step was seen after the optimizer had its state")
+            raise MissingEvidence("no step was recorded with an optimizer state")
         rank, worst = max(shards, key=lambda pair: (len(pair[1].larger), _excess(pair[1])))
         held, even = sum(worst.held.values()), sum(worst.even.values())
-        larger = f"; more than its part of {some(worst.larger)}" if worst.larger else ""
-        detail = f"rank {rank} holds {held:,} bytes in step {worst.step}, an even part is {even:,}{larger}"
+        larger = f"; more than its shard of {some(worst.larger)}" if worst.larger else ""
+        detail = f"rank {rank} holds {held:,} bytes in step {worst.step}, an even shard has {even:,}{larger}"
         return self.found(not worst.larger, detail, measured=len(worst.larger), limit=0)
 
 
@@ -299,22 +299,23 @@ def _excess(shard: Shard) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksKeepPace(Check):
-    """No rank computes far slower than the others, which would wait for it in every step."""
+    """All ranks compute at a similar speed."""
 
     across_ranks: ClassVar[bool] = True
     applies_to: ClassVar[frozenset[str]] = frozenset({"parallel"})
     subject: ClassVar[str] = "speed"
-    meaning: ClassVar[str] = (
-        "a device that is throttled, shared or in another state than the others': the training is as slow as this one"
+    meaning: ClassVar[str] = "One device is throttled, shared, or in another power state. Every step waits for it."
+    remedy: ClassVar[str] = (
+        "Compare clocks, temperature and other processes of this rank's device with the others. Remove the device from "
+        "the job."
     )
-    remedy: ClassVar[str] = "look at clocks, temperature and other processes where this rank runs; leave it out"
 
     max_ratio: float = 3.0
-    """Time per token of the forward passes over the median of the other ranks', exceeded in three steps of four. Far
-    out on purpose: on two cores that other work kept busy two healthy ranks differed by up to 4 in single steps, and by
-    1.2 in the median of 11."""
+    """Time per token of the forward passes over the median of the other ranks, exceeded in three steps of four. The
+    limit is generous. On two busy cores, two healthy ranks differed by up to 4 in single steps, and by 1.2 in the
+    median of 11."""
     late_seconds: float = 5.0
-    """A rank that others waited for longer, before the training, is named."""
+    """Seconds that other ranks waited for this one before the training. The finding names a slower rank."""
 
     def judge(self, trace: Trace) -> Finding:
         late = self._late(trace)

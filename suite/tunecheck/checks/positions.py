@@ -11,31 +11,35 @@ from tunecheck.core.finding import Finding
 from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Trace
 
-FURTHER_AHEAD = "a head of its own may be to predict a further token, as where several are predicted at once"
+FURTHER_AHEAD = "a head may predict a token further ahead, as in multi-token prediction"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoLossOnPadding(Check):
-    """No gradient comes out of a position that is padding, but where one of all positions is to be chosen."""
+    """Padded positions contribute no gradient.
+
+    A loss that selects one position out of all positions is exempt.
+    """
 
     premises: ClassVar[frozenset[Premise]] = frozenset()
     applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
     meaning: ClassVar[str] = (
-        "padding has labels, a term of the loss (smoothing, a divergence) is not masked, a mean is taken over all "
-        "positions, or the last position of a row that is padded on the right is taken for its last token"
+        "Padding has labels. A term of the loss, such as smoothing or a divergence, is not masked. A mean runs over "
+        "all positions. The last position of a right-padded row is used as its last token."
     )
     remedy: ClassVar[str] = (
-        "mask each term of the loss and each mean by attention_mask; a row's last token is at attention_mask.sum(1) - 1"
+        "Multiply each term of the loss and each mean by attention_mask. Read a row's last token at "
+        "attention_mask.sum(1) - 1."
     )
 
     max_share: float = 1e-3
-    """Of the gradient's norm: exactly 0 where padding is left out, in every precision; 0.02 where one row of four has a
-    single padded position with a label."""
+    """Share of the gradient's norm. It is exactly 0 without loss on padding, in every precision. It is 0.02 if one row
+    of four has a single padded position with a label."""
 
     def judge(self, trace: Trace) -> Finding:
         padded = [seen for seen in trace.main.all(PositionGradients) if seen.padded]
         if not padded:
-            return self.unjudged("no padded row was seen that the model is given with a mask", expected=True)
+            return self.unjudged("no padded row reached the model with a mask", expected=True)
         worst = worst_of(padded, key=lambda seen: seen.padding_share)
         detail = f"step {worst.step}: {worst.padding_share:.2g} of the gradient is at {worst.padded} padded positions"
         return self.found(
@@ -45,45 +49,46 @@ class NoLossOnPadding(Check):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoTargetLeakage(Check):
-    """Positions are asked for tokens that they cannot read: not for their own, nor for a next one that they see."""
+    """Each position predicts a token that it cannot read.
+
+    The target is neither the position's own input nor a next token that attention already shows.
+    """
 
     premises: ClassVar[frozenset[Premise]] = frozenset()
     applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
     meaning: ClassVar[str] = (
-        "the loss is not shifted, or twice, a decoder is given its labels as its input, or the labels of masked tokens "
-        "were taken after masking; or a mask that is not causal shows what is to be predicted: the model learns to "
-        "copy, and its loss falls very fast"
+        "The loss does not shift labels, or shifts them twice. A decoder gets its labels as input. Labels were copied "
+        "after tokens were masked. A mask that is not causal shows the target. The model then learns to copy, and its "
+        "loss falls very fast."
     )
     remedy: ClassVar[str] = (
-        "shift labels against logits once; clone the labels before tokens are masked; pass is_causal=True, and look at "
-        "what else reaches over positions (a mean, a convolution, a normalisation)"
+        "Shift labels against logits once. Clone the labels before masking tokens. Pass is_causal=True. Search the "
+        "model for other operations across positions: a mean, a convolution, a normalisation."
     )
 
     max_share: float = 0.9
-    """Of the positions whose next token is another: all of them where labels are not shifted, less than 0.05 else."""
+    """Share of the positions whose next token differs. It is 1 if labels are not shifted, else less than 0.05."""
     max_second_share: float = 0.5
-    """Of the same positions: nearly all where labels are shifted twice, 0 else."""
+    """Share of the same positions. It is near 1 if labels are shifted twice, else 0."""
     min_positions: int = 16
-    """Positions below which a share says nothing."""
+    """Positions needed for a share."""
     max_seeing_share: float = 0.5
-    """Of the rows whose next token was exchanged: none of a causal model, all where the mask is missing; experts with a
-    capacity may leave another token out."""
+    """Share of the rows whose next token was exchanged. It is 0 for a causal model and 1 without a mask. Experts with a
+    capacity may drop another token."""
 
     def judge(self, trace: Trace) -> Finding:
         steps = trace.main.all(PositionGradients)
         positions = sum(seen.raising for seen in steps)
         if positions < self.min_positions:
-            return self.unjudged(
-                f"{positions} positions were seen with tokens and logits of a vocabulary", expected=True
-            )
+            return self.unjudged(f"{positions} positions had both tokens and vocabulary logits", expected=True)
         share = sum(seen.raising_own for seen in steps) / positions
         asked, seeing = (sum(getattr(seen, name) for seen in steps) for name in ("asked_for_next", "seeing_next"))
         if asked and seeing / asked > self.max_seeing_share:
-            detail = f"in {seeing} of {asked} rows the scores change with the next token, which they are to predict"
+            detail = f"in {seeing} of {asked} rows the logits depend on the next token, which is their target"
             return self.found(False, detail, measured=seeing / asked, limit=self.max_seeing_share)
         if (second := sum(seen.raising_second for seen in steps) / positions) > self.max_second_share:
-            detail = f"{second:.1%} of {positions} positions are asked for the token behind the next one"
+            detail = f"{second:.1%} of {positions} positions have the token after the next one as their target"
             return self.found(False, detail, measured=second, limit=self.max_second_share, meant=FURTHER_AHEAD)
-        detail = f"{share:.1%} of {positions} positions are asked for the token that they read"
-        detail += f"; none of {asked} rows sees the next one" if asked and not seeing else ""
+        detail = f"{share:.1%} of {positions} positions have their own input token as their target"
+        detail += f"; none of {asked} rows attends to the next token" if asked and not seeing else ""
         return self.found(share <= self.max_share, detail, measured=share, limit=self.max_share)

@@ -27,19 +27,21 @@ from tunecheck.core.trace import Attempt, Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterRoundTrip(NumericCheck):
-    """The saved adapter holds every trained tensor bit for bit and gives the same logits when read back.
+    """The saved adapter holds every trained tensor bit for bit, and gives the same logits when loaded.
 
-    Its configuration file says what the run does, the dropout too, which a function in eval mode does not show. So does
-    what a resumed run saves.
+    Its configuration file matches the run, including the dropout, which eval mode does not show. The same holds for the
+    files of a resumed run.
     """
 
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.FILES_WRITTEN_HERE})
     applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
     meaning: ClassVar[str] = (
-        "an empty or partial file, renamed keys that the loader ignores, or a fresh adapter instead of the trained one"
+        "The file is empty or partial. Its keys were renamed, so that the loader ignores them. A fresh adapter was "
+        "saved instead of the trained one."
     )
     remedy: ClassVar[str] = (
-        "compare the file's names with the model's; load with PeftModel.from_pretrained, never with get_peft_model"
+        "Compare the names in the file with the model's. Load with PeftModel.from_pretrained, never with "
+        "get_peft_model."
     )
 
     max_error_fp32: float = 1e-6  # 0.0 measured
@@ -68,18 +70,18 @@ def _not_the_trained(trace: Trace, seen: RoundTrip, limit: float) -> list[str]:
     told = [
         f"{len(names)} tensors {what}: {some(names)}"
         for what, names in (
-            ("missing in the file", seen.missing),
+            ("missing from the file", seen.missing),
             ("in the file but not in the model", seen.unexpected),
             ("with other bytes", seen.differing),
             ("of B are zero", [name for name in seen.zero_b if name not in resting]),
-            ("differ when they are read back", seen.reread_differing),
+            ("differ when loaded", seen.reread_differing),
         )
         if names
     ]
     if not seen.logit_difference <= limit:
-        told.append("the adapter read back gives other logits")
+        told.append("the loaded adapter gives other logits")
     if seen.settings_differing:
-        told.append(f"its configuration says {some(seen.settings_differing)}")
+        told.append(f"its configuration has {some(seen.settings_differing)}")
     return told
 
 
@@ -90,19 +92,21 @@ class AdapterReadsBack(NumericCheck):
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.FILES_WRITTEN_HERE})
     applies_to: ClassVar[frozenset[str]] = frozenset({"read_back"})
     meaning: ClassVar[str] = (
-        "the saved files lack something that the training process had in memory: another alpha, other targets, a base "
-        "that changed during training"
+        "The saved files lack something that the training process held in memory: another alpha, other targets, or a "
+        "base that changed during training."
     )
-    remedy: ClassVar[str] = "compare adapter_config.json with the run; look at base_untouched and adapter_round_trip"
+    remedy: ClassVar[str] = (
+        "Compare adapter_config.json with the run. Fix base_untouched and adapter_round_trip first if either failed."
+    )
 
     max_error_fp32: float = 1e-4
-    """In fp32 arithmetic, to which a run in 16 bit is widened for this: equal on the CPU; a GPU may choose other
-    kernels in another process."""
+    """Error in fp32 arithmetic; a 16-bit run is widened for this. Equal on the CPU. A GPU may choose other kernels in
+    another process."""
     max_error_16bit: float = 0.05
-    """In the run's own arithmetic. peft reads adapters in fp32 whatever they were trained in: products round elsewhere.
-    0.005 measured in bf16."""
+    """Error in the run's own arithmetic. peft always loads adapters in fp32, so that products round differently. 0.005
+    measured in bf16."""
     min_effect: float = 1e-3
-    """Of the adapters, on against off: without one the comparison would prove nothing."""
+    """Effect of the adapters, on against off. Without one the comparison would prove nothing."""
 
     def judge(self, trace: Trace) -> Finding:
         limit, found = self.limit(trace), finished(trace, AttemptPurpose.READ_BACK).all(ReadBack)
@@ -113,7 +117,7 @@ class AdapterReadsBack(NumericCheck):
         detail = f"{len(seen.files)} files, logits differ by {seen.logit_difference:.2g}"
         if seen.adapter_effect is not None:
             blind = not seen.adapter_effect >= self.min_effect
-            detail += f"; with the adapters off by {seen.adapter_effect:.2g}"
+            detail += f"; turning the adapters off changes them by {seen.adapter_effect:.2g}"
         if seen.exact_difference is not None:
             detail += f"; in fp32 arithmetic {seen.exact_difference:.2g}"
             if passed and not seen.exact_difference <= self.max_error_fp32:
@@ -125,31 +129,33 @@ class AdapterReadsBack(NumericCheck):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeKeepsFunction(NumericCheck):
-    """With the saved adapter merged into its weights the model gives the trained model's logits, and needs no peft."""
+    """The merged model returns the trained model's logits without peft."""
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"merge"})
     meaning: ClassVar[str] = (
-        "the adapter was merged into other weights than it was trained beside, the file's instead of the unpacked "
-        "4-bit ones, or the sum was rounded to 4 bit again; or it was merged in too low a precision, or not at all"
+        "The adapter was merged into other weights than it was trained with: the file's instead of the unpacked 4-bit "
+        "ones. The sum was rounded to 4 bit again. The merge has too little precision, or did not happen."
     )
     remedy: ClassVar[str] = (
-        "unpack the 4-bit base (model.dequantize()), put the adapter on that, then merge_and_unload(safe_merge=True)"
+        "Unpack the 4-bit base with model.dequantize(), load the adapter on it, and call "
+        "merge_and_unload(safe_merge=True)."
     )
 
     max_error_fp32: float = 1e-4
-    """Healthy 1.4e-6 on SmolLM2-135M after 16 steps and up to 5e-7 on a tiny model with LoRA, DoRA and rsLoRA; rounded
-    to 4 bit again or merged into the file's weights 0.30, and at least 0.011 on the tiny model."""
+    """Healthy runs give 1.4e-6 on SmolLM2-135M after 16 steps, and up to 5e-7 on a tiny model with LoRA, DoRA and
+    rsLoRA. Rounding to 4 bit again, or merging into the file's weights, gives 0.30, and at least 0.011 on the tiny
+    model."""
     max_error_16bit: float = 0.1
-    """Healthy 0.031 in bf16 on the CPU, 28 tokens, which is a plain linear's rounding against a packed one's: 0.031
-    unmerged too, 0.029 merged in fp32. The same two faults 0.30."""
+    """Healthy 0.031 in bf16 on the CPU, 28 tokens. It is the rounding of a plain linear against a packed one: 0.031
+    unmerged too, 0.029 merged in fp32. The same two faults give 0.30."""
     max_noise_factor: float = 4.0
-    """Times what the base's logits in 16 bit are off those in fp32, where that was measured: a merged model is rounded
-    otherwise, not more. The limit is then at most `max_error_16bit`."""
+    """Multiple of the difference between the base's logits in 16 bit and in fp32, if measured. A merged model rounds
+    differently, not more. The limit is then at most `max_error_16bit`."""
     max_share_error: float = 0.05
-    """Of the adapter's share in the merged weights, from 1, in the module furthest from it: 0.009 in bf16 at a rate of
-    2e-5, where rounding takes most of it; 0.18 where nine tenths are merged."""
+    """Deviation of the adapter's share in the merged weights from 1, in the worst module. 0.009 in bf16 at a rate of
+    2e-5, where rounding removes most of it; 0.18 if nine tenths are merged."""
     min_effect: float = 1e-3
-    """Of the adapter, merged against left out: without one the comparison would prove nothing."""
+    """Effect of the adapter, merged against left out. Without one the comparison would prove nothing."""
 
     def judge(self, trace: Trace) -> Finding:
         limit, watched = self.limit(trace), "watched" in trace.run.features
@@ -163,13 +169,13 @@ class MergeKeepsFunction(NumericCheck):
             limit = max(min(self.max_noise_factor * seen.rounding, limit), self.max_error_fp32)
         effective = seen.adapter_effect >= self.min_effect
         if watched and not effective and seen.logit_difference <= limit:
-            return self.unjudged(f"the adapters change the logits by {seen.adapter_effect:.2g} only", expected=True)
+            return self.unjudged(f"the adapters change the logits by only {seen.adapter_effect:.2g}", expected=True)
         passed = seen.logit_difference <= limit
         detail = f"merged, logits differ by {seen.logit_difference:.2g}"
         detail += f"; without the adapter by {seen.adapter_effect:.2g}"
         detail += "" if seen.rounding is None else f"; by rounding to 16 bit {seen.rounding:.2g}"
         if seen.share is not None:
-            detail += f"; {seen.share:.4g} of what it must change of {seen.share_at}"
+            detail += f"; {seen.share:.4g} of the expected change of {seen.share_at}"
             if passed and not abs(seen.share - 1) <= self.max_share_error:
                 return self.found(False, detail, measured=abs(seen.share - 1), limit=self.max_share_error)
         if seen.adapters_left:
@@ -184,18 +190,20 @@ class MergeKeepsFunction(NumericCheck):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepeatEquals(Check):
-    """The same run in a second fresh process has the same losses and norms of gradients to the last bit.
+    """The same run in a second fresh process has the same losses and gradient norms, to the last bit.
 
-    A loss alone can round to the same bits: adapters that start neutral leave the first ones alike whatever A is.
+    A loss alone can round to the same bits: neutral adapters leave the first losses equal for any A.
     """
 
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.REPEATED})
     applies_to: ClassVar[frozenset[str]] = frozenset({"repeat"})
     meaning: ClassVar[str] = (
-        "something random is not seeded, or the arithmetic is not deterministic: no two results can then be compared"
+        "A random number generator is not seeded, or the arithmetic is not deterministic. Two results are then not "
+        "comparable."
     )
     remedy: ClassVar[str] = (
-        "seed everything; look for atomics in kernels (torch.use_deterministic_algorithms), or for hardware faults"
+        "Seed every generator. Call torch.use_deterministic_algorithms(True) to find kernels with atomics. Then "
+        "suspect the hardware."
     )
 
     def judge(self, trace: Trace) -> Finding:
@@ -218,21 +226,22 @@ MAX_RATE_ERROR = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeEquals(NumericCheck):
-    """From the checkpoint of the middle, a fresh process has the losses, rates and tensors of the uninterrupted run.
+    """A fresh process that resumes from the middle checkpoint reproduces the uninterrupted run's losses, rates and
+    tensors.
 
-    What it begins with is what the uninterrupted run had then, to the last bit. So is what it computes, where repeating
-    the run gives the same bits.
+    It starts with the uninterrupted run's state of that step, to the last bit. Its results are equal to the last bit
+    too, if repeating the run gives the same bits.
     """
 
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.RESUMED})
     applies_to: ClassVar[frozenset[str]] = frozenset({"resume"})
     meaning: ClassVar[str] = (
-        "optimizer state, schedule, data position or random state is missing in the checkpoint, or the "
-        "adapter is loaded frozen or fresh"
+        "The checkpoint lacks the optimizer state, the schedule, the data position or the random state. Or the adapter "
+        "is loaded frozen or fresh."
     )
     remedy: ClassVar[str] = (
-        "a jump at the first step points to weights or data, a drift to optimizer or schedule; compare the "
-        "columns below"
+        "Compare the two columns of this finding. A jump at the first step points to weights or data, a drift to "
+        "optimizer or schedule."
     )
 
     max_error_fp32: float = 1e-6
@@ -253,7 +262,7 @@ class ResumeEquals(NumericCheck):
         if missing := [step.step for step in steps if step.step not in first]:
             raise MissingEvidence(f"the uninterrupted run has no step {missing[0]}")
         if lost := _lost(trace.main.all(TrainerState), again.all(TrainerState)):
-            detail = f"the resumed run begins with other values than were saved: {some(lost)}"
+            detail = f"the resumed run starts with values that differ from the saved ones: {some(lost)}"
             return self.found(False, detail, measured=len(lost), limit=0)
         step = worst_of(steps, key=lambda step: _difference(step, first[step.step]))
         worst = _difference(step, first[step.step])
@@ -271,24 +280,25 @@ class ResumeEquals(NumericCheck):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RescaleEquals(NumericCheck):
-    """From the same checkpoint, another number of processes has the state, rows, rates, gradient and losses of the run.
+    """From the same checkpoint, another number of processes continues with the same state, rows, rates, gradient and
+    losses.
 
-    State, rows and rates to the last bit; losses, and the norm of the first gradient, but for the order of sums. With
-    dropout these are not compared, since the masks are other ones.
+    State, rows and rates are equal to the last bit. Losses and the norm of the first gradient differ only by the order
+    of sums. With dropout they are not compared, because the masks differ.
     """
 
     across_ranks: ClassVar[bool] = True
     applies_to: ClassVar[frozenset[str]] = frozenset({"rescale"})
     meaning: ClassVar[str] = (
-        "the position in the data is counted per process, the epoch begins anew, the optimizer's state is dropped or "
-        "that of one shard, or rows of a step, gradient or learning rate follow the number of processes"
+        "The data position is counted per process. The epoch restarts. The optimizer state is dropped, or is that of "
+        "one shard. Rows per step, gradient or learning rate depend on the number of processes."
     )
     remedy: ClassVar[str] = (
-        "save whole tensors and the number of rows that all processes have trained on; keep processes x accumulation"
+        "Save whole tensors, and the number of rows trained by all processes. Keep processes x accumulation constant."
     )
 
-    max_error_fp32: float = 1e-5  # 1.2e-7 of the losses measured over 17 steps from two shards to one process
-    max_error_16bit: float = 1e-2  # 5.2e-4 measured over 47 steps of all weights in bf16
+    max_error_fp32: float = 1e-5  # losses: 1.2e-7 measured over 17 steps, from two shards to one process
+    max_error_16bit: float = 1e-2  # losses: 5.2e-4 measured over 47 steps, all weights in bf16
 
     def judge(self, trace: Trace) -> Finding:
         saved, limit = of_every_rank(trace, TrainerState)[0], self.limit(trace)
@@ -301,7 +311,7 @@ class RescaleEquals(NumericCheck):
             detail = (
                 f"from {trace.run.processes} processes to {', '.join(map(str, found))}: the same state, rows and rates"
             )
-            masks = "dropout draws other masks, so that losses are not compared"
+            masks = "dropout draws other masks, so losses are not compared"
             detail += f"; {masks}" if "dropout" in trace.run.features else f", losses within {error:.2g}"
         return self.found(error <= limit, detail, measured=error, limit=limit)
 
@@ -313,12 +323,12 @@ def _rescaled(trace: Trace, processes: int) -> dict[int, Attempt]:
         if attempt.start.purpose != AttemptPurpose.RESCALE or section["processes"] != processes:
             continue
         if not attempt.finished:
-            raise MissingEvidence(f"{processes} processes did not finish from the checkpoint: it {attempt.ending}")
+            raise MissingEvidence(f"{processes} processes did not finish after the resume: it {attempt.ending}")
         ranks = {rank: attempt.of_rank(rank) for rank in range(processes) if not rank or rank in attempt.of_ranks}
         if silent := [rank for rank in range(processes) if rank not in ranks or not ranks[rank].all(TrainerState)]:
-            raise MissingEvidence(f"rank {silent[0]} of {processes} did not look at what it goes on from")
+            raise MissingEvidence(f"rank {silent[0]} of {processes} did not record its resumed state")
         return ranks
-    raise MissingEvidence(f"no attempt of {processes} processes went on from the checkpoint")
+    raise MissingEvidence(f"no attempt of {processes} processes resumed from the checkpoint")
 
 
 def _departure(trace: Trace, again: dict[int, Attempt], saved: list[TrainerState]) -> tuple[float, str]:
@@ -330,9 +340,9 @@ def _departure(trace: Trace, again: dict[int, Attempt], saved: list[TrainerState
         return math.inf, f"it took steps {[step.step for step in steps][:3]}..., not {wanted[0]} to {wanted[-1]}"
     for rank, attempt in again.items():
         if lost := _lost(saved, attempt.all(TrainerState)):
-            return math.inf, f"rank {rank} begins with other values than were saved: {some(lost)}"
+            return math.inf, f"rank {rank} starts with values that differ from the saved ones: {some(lost)}"
     if not windows or not {step.step for step in steps} <= first.keys():
-        raise MissingEvidence("rows or steps of one of both were not recorded")
+        raise MissingEvidence("one of the two runs did not record its rows or steps")
     for seen in windows:
         if seen.step in rows and seen.digests != (uninterrupted := rows[seen.step]).digests:
             return math.inf, f"step {seen.step} has rows {some(seen.rows)}, uninterrupted {some(uninterrupted.rows)}"
@@ -372,7 +382,7 @@ def _equal(step: Step, other: Step | None) -> bool:
 def _told_apart(step: Step, other: Step | None) -> str:
     """Return in words what of these two is not equal."""
     if other is None:
-        return "the first run has none"
+        return "the first run has no such step"
     what, pair = "loss", (other.loss, step.loss)
     if pair[0] == pair[1]:
         what, pair = "norm of the gradient", (other.gradient_norm, step.gradient_norm)
@@ -407,44 +417,40 @@ def _drifted(first: Trained, again: list[Trained]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedAsTrained(Check):
-    """What the script saves holds trained tensors as the training has left them, not as they were before it.
+    """Saved tensors are the trained ones.
 
-    The model's own save_pretrained writes tensors, and none of those that have moved with its first values; what else
-    is written may be a copy of the model from before, the base without its adapters, or an adapter that rests, as long
-    as something of what was learned is written, too.
+    save_pretrained writes tensors, and none that training has changed still has its initial value. Other files may be a
+    copy from before training, the plain base, or an inactive adapter, if some trained weights are saved too.
     """
 
     premises: ClassVar[frozenset[Premise]] = frozenset()
     applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
     meaning: ClassVar[str] = (
-        "an adapter is saved empty, since its state dict was filtered twice; or what is saved was taken before the "
-        "training: a state dict that is not read anew, an average that is never updated; or adapters were taken off "
-        "(unload) rather than merged, and the base is saved alone; or an adapter is saved that was added and never "
-        "made the active one, so that another was trained"
+        "The adapter file is empty, because its state dict was filtered twice. A state dict from before training was "
+        "saved, or an average that is never updated. unload removed the adapters, and the plain base was saved. The "
+        "saved adapter is not the active one that was trained."
     )
     remedy: ClassVar[str] = (
-        "save the model without a state_dict of your own, or take it after the training; merge_and_unload keeps what "
-        "was learned; call set_adapter before the training; compare the file with model.state_dict()"
+        "Save the model without a state_dict of your own, or build it after training. Call merge_and_unload to keep "
+        "the trained weights. Call set_adapter before training. Compare the file with model.state_dict()."
     )
 
     def judge(self, trace: Trace) -> Finding:
         seen = [written for attempt in trace.attempts for written in attempt.all(Written)]
         if not seen:
-            return self.unjudged("nothing of what is trained was saved after the first step", expected=True)
+            return self.unjudged("no trained tensor was saved after the first step", expected=True)
         own = [written for written in seen if written.own]
-        problems = ["the model's own save_pretrained wrote no tensors"] if any(not w.tensors for w in own) else []
+        problems = ["save_pretrained wrote no tensors"] if any(not w.tensors for w in own) else []
         stale = [w for w in own if w.earlier]
         if not stale and not any(w.trained or w.other for w in seen):
             stale = [w for w in seen if w.earlier]
-        problems += [f"{len(w.earlier)} tensors are as before the training: {some(w.earlier)}" for w in stale[-1:]]
+        problems += [f"{len(w.earlier)} tensors still have their initial values: {some(w.earlier)}" for w in stale[-1:]]
         if (base := max(w.without_adapters for w in seen)) and not any(w.trained or w.other for w in seen):
-            problems.append(
-                f"{base} weights are saved as they were under the adapters, and nothing of what those learned"
-            )
+            problems.append(f"{base} plain base weights are saved, without the trained adapters")
         merged = any(attempt.all(Merged) or attempt.all(ReadBack) for attempt in trace.attempts)
         if not merged and not any(w.trained or w.other > w.resting for w in seen):
             resting = max((w.resting for w in own), default=0)
             if resting:
-                problems.append(f"{resting} tensors are of an adapter that was not trained, and none of what was")
-        detail = "; ".join(problems) or f"as many as {max(w.trained for w in seen)} trained tensors in a file"
+                problems.append(f"{resting} tensors belong to an untrained adapter, and no trained tensor is saved")
+        detail = "; ".join(problems) or f"up to {max(w.trained for w in seen)} trained tensors in a file"
         return self.found(not problems, detail, measured=len(problems), limit=0)

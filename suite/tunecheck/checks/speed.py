@@ -24,24 +24,24 @@ COARSEST_LIMIT = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecondsReported(Check):
-    """The trainer reports for its steps the seconds that passed in them, the probes' own time left out."""
+    """The trainer reports the time that each step took, without the probes' own time."""
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
     meaning: ClassVar[str] = (
-        "a step's time is that of one micro-batch, of the forward pass alone, or of a clock that starts too late: "
-        "tokens per second come out too high, and an estimate of the time that is left too low"
+        "The reported time is that of one micro-batch or of the forward pass alone, or the clock starts late. Tokens "
+        "per second are then too high, and the remaining time too low."
     )
-    remedy: ClassVar[str] = "take the time from before the first micro-batch until the optimizer has stepped"
+    remedy: ClassVar[str] = "Measure from before the first micro-batch until the optimizer has stepped."
 
     max_error: float = 0.1
-    """Of the step that fits best, relative: 0.0002 to 0.006 in healthy runs."""
+    """Relative error of the best step: 0.0002 to 0.006 in healthy runs."""
     resolution_seconds: float = 0.005
-    """Smallest difference that counts. The outer clock also sees a line of the log, its flush to disk and the probes'
-    dispatch: 0.4 ms in each of 270 healthy steps on a 2-core machine."""
+    """Smallest difference that counts. The outer clock also covers a log line, its flush to disk and the probes'
+    dispatch. That adds 0.4 ms in each of 270 healthy steps on a 2-core machine."""
 
     def judge(self, trace: Trace) -> Finding:
         if on_gpu(trace):
-            return self.unjudged("on a GPU the calls that were timed here end before their work does", expected=True)
+            return self.unjudged("on a GPU the timed calls return before their work ends", expected=True)
         pairs = [
             (step.seconds, passed) for step, passed in zip(trace.steps, trace.one(StepTimes).seconds, strict=False)
         ]
@@ -57,7 +57,7 @@ class SecondsReported(Check):
         error = abs(reported - passed) / passed
         limit = max(self.max_error, self.resolution_seconds / passed)
         which = f"the best of {len(pairs)} steps, {1000 * passed:.3g} ms,"
-        detail = f"{which} is reported as {reported / passed:.2f} times what passed"
+        detail = f"{which} is reported as {reported / passed:.2f} times its duration"
         if error <= limit and limit > COARSEST_LIMIT:
             return self.unjudged(f"steps too short to time: {detail}", expected=True)
         return self.found(error <= limit, detail, measured=error, limit=limit)
@@ -68,23 +68,27 @@ FEWEST_STEPS = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThroughputSteady(Check):
-    """From the warm-up to the end, the time of steps of equal length stays the same."""
+    """The time of steps of equal length stays constant after the warm-up."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset()
     applies_to: ClassVar[frozenset[str]] = frozenset({"long_run"})
     subject: ClassVar[str] = "speed"
-    meaning: ClassVar[str] = "work that grows with the steps: a list that is walked, a log that is rewritten, a leak"
-    remedy: ClassVar[str] = "profile a late step beside an early one; look at memory_flat and at the GPU's clocks"
+    meaning: ClassVar[str] = (
+        "The work grows with each step: a list that is scanned, a log that is rewritten, or a leak."
+    )
+    remedy: ClassVar[str] = (
+        "Profile an early and a late step, and compare. Fix memory_flat first if it failed. Check the GPU's clocks."
+    )
 
     warm_up_steps: int = 20
-    """Steps that pay for kernels, caches and rising clocks, and in which probes look at the logits."""
+    """Steps in which kernels load, caches fill, clocks rise, and probes read logits."""
     max_change: float = 0.03
-    """Growth of a step's time over the run, as a share: with a scatter of 2 % a healthy run of 500 steps ends within
-    1 %."""
+    """Growth of the step time over the run, as a share. With a scatter of 2 % a healthy run of 500 steps ends within 1
+    %."""
     max_change_cpu: float | None = None
-    """The same on the CPU, whose speed depends on other processes; None: unjudged there."""
+    """The same on the CPU, whose speed depends on other processes. None leaves it unjudged there."""
     confidence: float = 0.999
-    """Of the interval that must exclude 0: a run of a hundred steps may scatter beyond 3 % by chance."""
+    """Confidence of the interval, which must exclude 0. A run of a hundred steps may scatter beyond 3 % by chance."""
 
     def judge(self, trace: Trace) -> Finding:
         limit = self.max_change if on_gpu(trace) else self.max_change_cpu
@@ -131,18 +135,23 @@ def _slope(xs: list[float], ys: list[float]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFlopsUtilization(Check):
-    """Model FLOPs per second over the GPU's peak rate; unjudged on a CPU, in fp32 and on a GPU without a known rate."""
+    """Model FLOPs per second reach the configured share of the GPU's peak rate.
+
+    Not judged on a CPU, in fp32, or on a GPU without a known peak rate.
+    """
 
     subject: ClassVar[str] = "speed"
     opt_in: ClassVar[bool] = True
     meaning: ClassVar[str] = (
-        "the GPU waits: for the host that launches small kernels, for data, or for a slow path such as 4-bit "
-        "arithmetic in fp32"
+        "The GPU waits for the host to launch small kernels, for data, or for a slow path such as 4-bit arithmetic in "
+        "fp32."
     )
-    remedy: ClassVar[str] = "look at the compute dtype and the clocks first; then larger micro-batches, fewer launches"
+    remedy: ClassVar[str] = (
+        "Check the compute dtype and the clocks first. Then use larger micro-batches and fewer launches."
+    )
 
     min_utilization: float
-    """A share of the peak rate, such as 0.05."""
+    """Share of the peak rate, such as 0.05."""
 
     def judge(self, trace: Trace) -> Finding:
         setup, census = trace.one(Setup), trace.all(Census)

@@ -92,7 +92,7 @@ def telemetry(attempt: Attempt) -> Telemetry | None:
         return None
     used = _torch_uuid(attempt)
     if used and found[-1].uuid.startswith("GPU-") and _bare(used) != _bare(found[-1].uuid):
-        problem = f"{found[-1].uuid} was sampled, and torch used {used}"
+        problem = f"{found[-1].uuid} was sampled, torch used {used}"
         return Telemetry(uuid=used, complete=False, problem=problem)
     return found[-1]
 
@@ -101,7 +101,7 @@ def unwatched(attempt: Attempt) -> str:
     """Return why a GPU of the attempt's was not watched to its end; empty when all were."""
     watched = [telemetry(attempt.of_rank(rank)) for rank in (0, *attempt.of_ranks)]
     if any(seen is None for seen in watched):
-        return "it was not sampled"
+        return "there are no samples"
     return next((seen.problem or "reason unknown" for seen in watched if seen and not seen.complete), "")
 
 
@@ -198,7 +198,7 @@ def card_memory(trace: Trace, phases: Collection[str]) -> str:
     seen, held = telemetry(trace.main), card_bytes(trace, [p for p in trace.main.all(Phase) if p.name in phases])
     if seen is None or held is None:
         return ""
-    by_process = "by NVML's figure of the process"
+    by_process = "by NVML's figure for the process"
     by_card = "by the GPU's total less what was used before (the driver hides process ids)"
     return f"{held / MIB:,.0f} MiB of the GPU {by_process if seen.memory_source == 'process' else by_card}"
 
@@ -272,7 +272,7 @@ def _unnamed(trace: Trace, seen: Telemetry, during: list[DeviceSample]) -> str:
     if before is None or not reserved or not used:
         return ""
     extra = max(used) - before - max(reserved) - CONTEXT_BYTES
-    return f"processes that the driver does not list, which took {extra / MIB:,.0f} MiB or more" if extra > 0 else ""
+    return f"processes that the driver does not list ({extra / MIB:,.0f} MiB or more)" if extra > 0 else ""
 
 
 def _clock_fall(trace: Trace) -> str:

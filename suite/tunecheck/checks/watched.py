@@ -30,7 +30,7 @@ from tunecheck.core.premises import Premise
 from tunecheck.core.row_spans import answers_lost, beginnings_lost, labels_lost
 from tunecheck.core.trace import Trace
 
-SAME_BATCH = "a test of the training code learns one batch by heart"
+SAME_BATCH = "a test of the training code overfits one batch"
 FEW = 4
 """Rows that may all be the same by chance of a data set."""
 ENOUGH = 8
@@ -39,47 +39,49 @@ ENOUGH = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelsAsConfigured(Check):
-    """Labels are the tokens at their place, in the base's own vocabulary; padding and what is declared to be masked are
-    not learned, the end is.
+    """Labels are the input tokens at the same positions; the model shifts them.
+
+    Padding and prompts declared as masked are not supervised, and the end token is. Tokens come from the base model's
+    own vocabulary.
     """
 
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.ROWS_FOLLOWED, Premise.LABELS_KNOWN})
     applies_to: ClassVar[frozenset[str]] = frozenset({"given_rows"})
     meaning: ClassVar[str] = (
-        "labels were shifted in the collator, which the loss does again; the padding token is the end token, and both "
-        "are masked, so that the model never learns to stop; labels are cut off and tokens are not; the answer is not "
-        "found in a part of the rows; prompts are learned though answers alone are declared; the tokenizer is another "
-        "model's"
+        "The collator shifts labels, and the loss shifts them again. The padding token is also the end token, and both "
+        "are masked, so that the model never learns to stop. Labels are truncated but tokens are not. The response "
+        "template does not match some rows. Prompts are supervised though only answers are declared. The tokenizer "
+        "belongs to another model."
     )
     remedy: ClassVar[str] = (
-        "read the example below; mask padding by the attention mask, not by the token; give the tokenizer a padding "
-        "token of its own; look at the collator and at the template's {% generation %} marks"
+        "Compare the labels of the example row in this finding with its tokens. Mask padding by the attention mask, "
+        "not by the token id. Give the tokenizer a padding token of its own. Check the collator, and the {% generation "
+        "%} marks of the template."
     )
 
     max_unsupervised_share: float = 0.25
-    """Of the rows that are shorter than the longest one: data sets hold some without an answer."""
+    """Share of the rows shorter than the longest one. Some data sets hold rows without an answer."""
     max_other_share: float = 0.5
-    """Of the tokens that the base's tokenizer knows: those with another number there."""
+    """Share of the tokens that have another id in the base model's tokenizer."""
 
     def judge(self, trace: Trace) -> Finding:
         windows, seen = trace.all(Window), trace.one(RowsGiven)
         problems = {kind: (w.step, example) for w in reversed(windows) for kind, example in w.problems.items()}
         told = [f"step {step}: {kind} ({example})" for kind, (step, example) in problems.items()]
         if seen.end_tokens_masked and not seen.end_tokens_supervised:
-            told.append(f"none of {seen.end_tokens_masked} end tokens that follow a supervised token is supervised")
+            told.append(f"none of the {seen.end_tokens_masked} end tokens after supervised text is supervised")
         if seen.unsupervised == seen.rows:
-            told.append("in no row is any token supervised")
+            told.append("no row has a supervised token")
         elif lost := answers_lost(trace.one(RowSpans).rows, self.max_unsupervised_share):
             told.append(lost)
         if lost := labels_lost(trace.one(RowSpans).rows):
             told.append(lost)
         if seen.beginnings >= seen.rows > 1:
-            told.append("every row is learned at its beginning and none at its end: the prompt, not the answer")
+            told.append("every row is supervised at its start and none at its end: the prompt, not the answer")
         if (masked := trace.run.masked) and seen.first_token_supervised == seen.rows:
-            told.append(f"{masked}_only_loss is declared, and every row is supervised from its first token")
+            told.append(f"{masked}_only_loss is declared, but every row is supervised from its first token")
         told += [
-            f"{known.other} of {known.tokens} tokens have another number in the tokenizer beside the base's weights "
-            f"({known.example})"
+            f"{known.other} of {known.tokens} tokens have another id in the base model's tokenizer ({known.example})"
             for known in trace.main.all(BaseTokens)
             if known.tokens >= ENOUGH and known.other > self.max_other_share * known.tokens
         ]
@@ -89,32 +91,34 @@ class LabelsAsConfigured(Check):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsComeOnce(Check):
-    """Within an epoch no row comes more often than the data set holds it."""
+    """Within an epoch each row comes as often as the data set holds it."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset(
         {Premise.CAUSAL_LM, Premise.EVERY_ROW_SEEN, Premise.ROWS_DRAWN_ONCE}
     )
     applies_to: ClassVar[frozenset[str]] = frozenset({"given_rows"})
     meaning: ClassVar[str] = (
-        "the loader or its iterator is made again in each step, a seed is set again, a sampler draws with replacement, "
-        "or a resume replays rows: some are learned twice, others never"
+        "Each step creates the loader or its iterator anew. A seed is reset. A sampler draws with replacement. A "
+        "resume replays rows. Some rows are then trained twice, others never."
     )
-    remedy: ClassVar[str] = "make the iterator once an epoch; do not reseed in the loop; look at the sampler"
+    remedy: ClassVar[str] = (
+        "Create the iterator once per epoch. Do not reseed in the loop. Check the sampler for replacement=True."
+    )
 
     def judge(self, trace: Trace) -> Finding:
         windows, seen = trace.all(Window), trace.one(RowsGiven)
         digests = [digest for window in windows for digest in window.digests]
         if len(digests) < 2:
-            return self.unjudged("one micro-batch, which can repeat no other", expected=True)
+            return self.unjudged("only one micro-batch: it has no other to equal", expected=True)
         if seen.dataset_rows != 1 and len({row for window in windows for row in window.rows}) == 1 and seen.rows >= FEW:
-            detail = f"all {seen.rows} rows are the same, in a data set of {seen.dataset_rows or 'unknown many'} rows"
+            detail = f"all {seen.rows} rows are equal, from a data set of {seen.dataset_rows or 'unknown many'} rows"
             meant = "" if seen.dataset_rows else SAME_BATCH
             return self.found(False, detail, measured=seen.rows - 1, limit=0, meant=meant)
         if seen.uncertain and not seen.repeated:
             if len(set(digests)) == 1:
-                detail = f"all {len(digests)} micro-batches are the same"
+                detail = f"all {len(digests)} micro-batches are equal"
                 return self.found(False, detail, measured=len(digests) - 1, limit=0, meant=SAME_BATCH)
-            reason = f"{seen.uncertain} rows came again, and the data set does not tell how often it holds them"
+            reason = f"{seen.uncertain} rows recurred, and the data set does not show how often it holds them"
             return self.unjudged(reason, expected=True)
         detail = f"{seen.rows} rows of an epoch"
         if seen.resumed_after:
@@ -122,96 +126,98 @@ class RowsComeOnce(Check):
         if seen.repeated:
             detail += f", {len(seen.repeated)} of them more often than in the data set: {some(seen.repeated, 2)}"
         if seen.replayed:
-            detail += f", {len(seen.replayed)} of them done in this epoch before the resume: {some(seen.replayed, 2)}"
+            detail += f", {len(seen.replayed)} of them trained before the resume: {some(seen.replayed, 2)}"
         wrong = len(seen.repeated) + len(seen.replayed)
         proven = seen.replayed or len(set(digests)) == 1  # no sampler draws one batch in every step
-        meant = "" if proven else "a sampler that draws with replacement, by weight, say, repeats rows"
+        meant = "" if proven else "a sampler with replacement, such as a weighted one, repeats rows"
         return self.found(not wrong, detail, measured=wrong, limit=0, meant=meant)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsWhole(Check):
-    """Rows are whole, rather than cut off at the beginning or the end where they reach their longest length.
+    """Rows reach the model whole, without truncation at either end.
 
-    Of running text, whose rows are learned whole, and of rows whose end nobody knows, nothing is asked.
+    Not judged for plain text, or when the end token is unknown.
     """
 
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.ROWS_FOLLOWED})
     applies_to: ClassVar[frozenset[str]] = frozenset({"given_rows"})
-    convention: ClassVar[str] = "where the beginning of a row is all that matters, titles, say, the rest may be cut off"
+    convention: ClassVar[str] = "the beginning of a row may be all that matters, as with titles"
     meaning: ClassVar[str] = (
-        "the longest length is shorter than many rows, which loaders shorten without a word: the model learns answers "
-        "without an end, or no answers at all; a collator that keeps the last tokens of a row drops its prompt"
+        "The length limit is shorter than many rows, and truncation is silent. The model then trains on answers "
+        "without an end, or on no answers. A collator that keeps the last tokens of a row drops its prompt."
     )
     remedy: ClassVar[str] = (
-        "raise the longest length (max_length, cutoff_len), or leave out rows that exceed it; look for slices in the "
-        "collator"
+        "Raise the length limit (max_length, cutoff_len), or drop rows that exceed it. Search the collator for slices."
     )
 
     max_cut_share: float = 0.05
-    """Of the rows that lose their end; a few that are too long are in many data sets."""
+    """Share of the rows that lose their end. Many data sets hold a few rows that are too long."""
     max_beginning_share: float = 0.5
-    """Of the rows that lose their beginning: one that has the longest length may be whole."""
+    """Share of the rows that lose their beginning. A row of exactly the longest length may be whole."""
     min_cut: int = 2
-    """Rows cut off below which it may be chance."""
+    """Truncated rows needed for a failure. Fewer may be chance."""
 
     def judge(self, trace: Trace) -> Finding:
         seen = trace.one(RowsGiven)
         if not trace.main.all(RowLengths):
-            return self.unjudged("no end token is known by which a row's end could be told", expected=True)
+            return self.unjudged("the end token is unknown, so truncation cannot be detected", expected=True)
         lengths = trace.one(RowLengths)
         rows = lengths.full + lengths.short
         if rows < ENOUGH:
-            return self.unjudged(f"{rows} rows say nothing of a share", expected=True)
+            return self.unjudged(f"{rows} rows are too few for a share", expected=True)
         padded = any(window.inputs for window in trace.all(Window))  # which is no beginning that is cut off
         if not padded and (share := beginnings_lost(trace.one(RowSpans).rows) / rows) > self.max_beginning_share:
-            detail = (
-                f"{share:.0%} of {rows} rows have {lengths.longest} tokens and a learned end: the beginning is cut off"
-            )
+            detail = f"{share:.0%} of {rows} rows have {lengths.longest} tokens and a supervised end: the start is cut"
             return self.found(False, detail, measured=share, limit=self.max_beginning_share)
         if seen.first_token_supervised >= seen.rows:
-            return self.unjudged("every row is learned whole, as running text is", expected=True)
+            return self.unjudged("every row is supervised in full, as with plain text", expected=True)
         if not lengths.short_ended and (lengths.short or not lengths.declared) and not seen.end_tokens_supervised:
-            return self.unjudged("no row is learned to the tokenizer's end token", expected=True)
+            return self.unjudged("no row is supervised up to the tokenizer's end token", expected=True)
         share = lengths.cut / rows
-        detail = f"{lengths.cut} of {rows} rows ({share:.0%}) are cut off at {lengths.longest} tokens"
+        detail = f"{lengths.cut} of {rows} rows ({share:.0%}) are truncated at {lengths.longest} tokens"
         fits = share <= self.max_cut_share or lengths.cut < self.min_cut
         return self.found(fits, detail, measured=share, limit=self.max_cut_share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumedAsConfigured(Check):
-    """A training whose arguments name a checkpoint does not begin at its first step."""
+    """A training that names a checkpoint continues from that checkpoint's step."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset()
     applies_to: ClassVar[frozenset[str]] = frozenset({"resume_declared"})
     meaning: ClassVar[str] = (
-        "the script does not hand the checkpoint to train(), which reads nothing of it from the arguments: what was "
-        "trained before is lost, and the schedule begins anew"
+        "The script does not pass the checkpoint to train(), which ignores the arguments' value. Earlier progress is "
+        "lost, and the schedule restarts."
     )
-    remedy: ClassVar[str] = "call trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)"
+    remedy: ClassVar[str] = "Call trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)."
 
     def judge(self, trace: Trace) -> Finding:
         training = trace.run.training
-        detail = f"the training begins after {training.first_step} steps, the declared checkpoint's are "
+        detail = f"the training starts after step {training.first_step}, the declared checkpoint is of step "
         detail += f"{training.resume_steps}"
         return self.found(training.first_step > 0, detail, measured=training.first_step, limit=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RatesAsConfigured(Check):
-    """Every tensor has the learning rate that is declared for it, before the schedule's factor."""
+    """Every tensor has its declared learning rate, before the schedule's factor."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset()
     applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
-    meaning: ClassVar[str] = "groups of the optimizer are made wrongly: a part of the model learns too fast, or hardly"
-    remedy: ClassVar[str] = "print the rate of every group; give the groups to the optimizer yourself"
+    meaning: ClassVar[str] = (
+        "The optimizer's parameter groups are built wrongly. A part of the model then trains too fast, or hardly at "
+        "all."
+    )
+    remedy: ClassVar[str] = (
+        "Print the rate of every parameter group. Build the groups yourself, and pass them to the optimizer."
+    )
 
     def judge(self, trace: Trace) -> Finding:
         if not trace.main.all(Rates):
-            return self.unjudged("the script makes the optimizer itself, and declares no rates", expected=True)
+            return self.unjudged("the script builds its own optimizer, which declares no rates", expected=True)
         seen = trace.one(Rates)
-        detail = f"{seen.tensors} tensors have the rate that is declared for them"
+        detail = f"{seen.tensors} tensors have their declared rate"
         if seen.wrong:
             wrong = [f"{name} {what}" for name, what in seen.wrong.items()]
             detail = f"{len(wrong)} of {seen.tensors} tensors have another rate: {some(wrong, 2)}"
@@ -220,17 +226,20 @@ class RatesAsConfigured(Check):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportReadsBack(NumericCheck):
-    """What the script saves after the training, adapters merged or all weights, loads as the same function."""
+    """The model that the script saves after training computes the trained model's function when loaded.
+
+    This covers merged adapters and full weights.
+    """
 
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.FILES_WRITTEN_HERE})
     applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
     meaning: ClassVar[str] = (
-        "the saved files hold other weights than the model, or its configuration says something else of them: a head "
-        "that is tied again, a tensor that is left out or renamed"
+        "The saved files hold other weights than the model. The saved configuration contradicts them, for example by "
+        "tying the head again. A tensor is missing or renamed."
     )
     remedy: ClassVar[str] = (
-        "compare the file's names and tensors with model.state_dict(), and config.json's tie_word_embeddings with what "
-        "was trained"
+        "Compare names and tensors in the file with model.state_dict(). Check whether tie_word_embeddings in "
+        "config.json matches the training."
     )
 
     max_error_fp32: float = 1e-4
@@ -241,7 +250,7 @@ class ExportReadsBack(NumericCheck):
             seen for a in trace.attempts if a.start.purpose == AttemptPurpose.READ_BACK for seen in a.all(ReadBack)
         ]
         if not saved:
-            return self.unjudged("the script saved no whole model after the training", expected=True)
+            return self.unjudged("the script saved no full model after training", expected=True)
         seen, limit = worst_of(saved, key=lambda seen: seen.logit_difference), self.limit(trace)
         detail = f"{len(seen.files)} files, logits differ by {seen.logit_difference:.2g}"
         return self.found(seen.logit_difference <= limit, detail, measured=seen.logit_difference, limit=limit)
@@ -249,18 +258,21 @@ class ExportReadsBack(NumericCheck):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossLogged(NumericCheck):
-    """What the log says of the loss is the mean of the steps since it last did."""
+    """The logged loss is the mean over the steps since the previous log."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.EVERY_ROW_SEEN, Premise.LOSS_REPORTED})
     applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
     meaning: ClassVar[str] = (
-        "the logged loss is scaled (by the accumulation steps, by the processes) or is another one than that which is "
-        "trained: a curve that cannot be compared with any other"
+        "The logged loss is scaled by the accumulation steps or the number of processes. Or the log shows another loss "
+        "than the trained one. The curve is then not comparable with any other."
     )
-    remedy: ClassVar[str] = "compare the two numbers; look at overrides of compute_loss, training_step and log"
+    remedy: ClassVar[str] = (
+        "Divide the logged loss by the mean of the steps: the ratio names the factor. Search for overrides of "
+        "compute_loss, training_step and log."
+    )
 
     max_error_fp32: float = 2e-3
-    """transformers before 5 rounds to four digits after the point, later ones to four digits."""
+    """transformers before 5 rounds to four decimals, later versions to four significant digits."""
     max_error_16bit: float = 5e-3
     rounding: float = 1e-4
     """Absolute error that rounding to four digits may add."""
@@ -275,7 +287,7 @@ class LossLogged(NumericCheck):
                 pairs.append((logged, sum(losses[before : logged.steps]) / (logged.steps - before)))
             before = logged.steps
         if not pairs:
-            return self.unjudged("no loss was logged in the steps that were listened to", expected=True)
+            return self.unjudged("no loss was logged in the recorded steps", expected=True)
         logged, mean = worst_of(pairs, key=lambda pair: _beyond(pair[0].loss or 0.0, pair[1], self.rounding))
         error = _beyond(logged.loss or 0.0, mean, self.rounding)
         detail = f"after step {logged.steps}: logged {logged.loss:.6g}, the steps' mean is {mean:.6g}"
@@ -291,16 +303,20 @@ def _beyond(value: float, wanted: float, rounding: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationReported(NumericCheck):
-    """An evaluation takes every row in eval mode without gradients, changes nothing, reports its logits' mean loss."""
+    """An evaluation covers every row, runs in eval mode without gradients, and reports the mean loss of its logits.
+
+    It leaves the model unchanged.
+    """
 
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.EVERY_ROW_SEEN})
     applies_to: ClassVar[frozenset[str]] = frozenset({"evaluates"})
     meaning: ClassVar[str] = (
-        "dropout is active in evaluation, padding is counted, the mean is of other rows, or the model is left changed"
+        "Dropout is active in evaluation. Padding counts in the mean. The mean covers other rows. The evaluation "
+        "changes the model."
     )
     remedy: ClassVar[str] = (
-        "sum negative log-likelihoods and divide by the supervised tokens once; call model.eval() before and "
-        "model.train() after it"
+        "Sum the negative log-likelihoods, and divide once by the supervised tokens. Call model.eval() before and "
+        "model.train() after it."
     )
 
     max_error_fp32: float = 1e-3
@@ -309,7 +325,7 @@ class EvaluationReported(NumericCheck):
     def judge(self, trace: Trace) -> Finding:
         seen, limit = trace.main.all(EvaluationSeen), self.limit(trace)
         if not seen:
-            return self.unjudged("no evaluation took place", expected=True)
+            return self.unjudged("no evaluation ran", expected=True)
         problems = []
         for evaluation in seen:
             where = f"{evaluation.split} after step {evaluation.steps}"
@@ -318,7 +334,7 @@ class EvaluationReported(NumericCheck):
             if evaluation.gradients_enabled:
                 problems.append(f"{where}: gradients were enabled")
             if evaluation.weights_changed:
-                problems.append(f"{where}: it changed trained weights")
+                problems.append(f"{where}: trained weights changed")
             if evaluation.rows is not None and evaluation.rows < (evaluation.dataset_rows or 0):
                 problems.append(f"{where}: {evaluation.rows} of {evaluation.dataset_rows} rows were evaluated")
         told = [e for e in seen if e.reported_loss is not None and e.token_mean_loss is not None]
@@ -326,7 +342,7 @@ class EvaluationReported(NumericCheck):
         if not errors:
             if problems:
                 return self.found(False, "; ".join(problems), measured=len(problems), limit=0)
-            return self.unjudged("no evaluation gave its logits, as a loss in chunks does", expected=True)
+            return self.unjudged("no evaluation returned logits, as with a chunked loss", expected=True)
         error, worst = worst_of(errors, key=lambda pair: pair[0])
         detail = f"{worst.split} after step {worst.steps}: reported {worst.reported_loss:.6g}, its logits give "
         detail += f"{worst.token_mean_loss:.6g} over {worst.tokens} tokens, {worst.batch_mean_loss:.6g} over batches"
@@ -349,12 +365,12 @@ def _evaluation_error(seen: EvaluationSeen, smoothing: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsExpected(Check):
-    """What was expected beside what the training declares is so: text that is learned, tensors, micro-batches."""
+    """The training does what --expect declares about supervised text, trained tensors and micro-batches."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset()
     applies_to: ClassVar[frozenset[str]] = frozenset({"expectations"})
-    meaning: ClassVar[str] = "the script does something else than you think: a mask, a name or an argument is not used"
-    remedy: ClassVar[str] = "compare the expectation with the example below; correct the one that is wrong"
+    meaning: ClassVar[str] = "The script differs from your expectation: a mask, a name or an argument has no effect."
+    remedy: ClassVar[str] = "Compare the expectation with the example in this finding, and correct the wrong one."
 
     def judge(self, trace: Trace) -> Finding:
         judged = {key: value for key, value in trace.run.expected.items() if key in JUDGED}
@@ -370,7 +386,7 @@ def _texts(key: str, told: str) -> Callable[[Trace, Any], Iterator[str]]:
         seen = trace.one(RowsGiven)
         if key not in seen.expected:
             raise MissingEvidence(
-                "the text of the rows is not known: the training has no tokenizer that tunecheck sees; "
+                "the text of the rows is unknown, because tunecheck finds no tokenizer: "
                 "call tunecheck.watch(..., tokenizer=...) in the script"
             )
         if rows := seen.expected[key]:
@@ -382,9 +398,9 @@ def _texts(key: str, told: str) -> Callable[[Trace, Any], Iterator[str]]:
 def _trained(trace: Trace, expression: str) -> Iterator[str]:
     names = [name for name in trace.all(Census)[0].trainable if re.search(expression, name)]
     if not names:
-        yield "no trained tensor has such a name"
+        yield "no trained tensor has a matching name"
     elif still := [name for name in (*trace.one(Movement).unmoved, *trace.one(Movement).idle) if name in names]:
-        yield f"{len(still)} of {len(names)} such tensors did not move: {some(still, 2)}"
+        yield f"{len(still)} of {len(names)} matching tensors did not change: {some(still, 2)}"
 
 
 def _frozen(trace: Trace, expression: str) -> Iterator[str]:
@@ -393,7 +409,7 @@ def _frozen(trace: Trace, expression: str) -> Iterator[str]:
         ("changed", trace.one(Movement).frozen_changed),
     ):
         if found := [name for name in names if re.search(expression, name)]:
-            yield f"{len(found)} such tensors are {told}: {some(found, 2)}"
+            yield f"{len(found)} matching tensors are {told}: {some(found, 2)}"
 
 
 def _accumulation(trace: Trace, count: int) -> Iterator[str]:
@@ -406,8 +422,8 @@ def _accumulation(trace: Trace, count: int) -> Iterator[str]:
 
 
 JUDGED: dict[str, Callable[[Trace, Any], Iterator[str]]] = {
-    "supervised": _texts("supervised", "no such text is learned"),
-    "unsupervised": _texts("unsupervised", "such text is learned"),
+    "supervised": _texts("supervised", "no matching text is supervised"),
+    "unsupervised": _texts("unsupervised", "matching text is supervised"),
     "trained": _trained,
     "frozen": _frozen,
     "accumulation": _accumulation,

@@ -16,21 +16,21 @@ from tunecheck.session.options import CARD, SET
 
 def add_commands(commands: Any) -> None:
     """Add `bench` to the command line."""
-    bench = commands.add_parser("bench", help="the same training by several trainers, in turns: speed, memory, losses")
+    bench = commands.add_parser("bench", help="compare trainers on one training: speed, memory, losses")
     bench.add_argument("run", help="a run by its name, id or YAML file, such as quick/smollm2-135m-qlora")
     bench.add_argument(
         "--trainer",
         action="append",
         metavar="NAME",
-        help=f"one of {', '.join(TRAINERS)}; may be repeated, the first is what the others are compared with; "
-        "without it every one that is installed and can carry the run out",
+        help=f"one of {', '.join(TRAINERS)}; may be repeated, and the first is the reference; "
+        "default: every installed trainer that supports the run",
     )
     bench.add_argument(
-        "--turns", type=count_option, default=3, metavar="N", help="trainings by each, in turns (default 3)"
+        "--turns", type=count_option, default=3, metavar="N", help="trainings per trainer, in turns (default 3)"
     )
     for option in (SET, CARD):
         bench.add_argument(option.flag, help=option.help, **option.settings)
-    bench.add_argument("--json", action="store_true", help="machine-readable, on standard output")
+    bench.add_argument("--json", action="store_true", help="print JSON")
     bench.set_defaults(command=_bench, leaves_files=True, begins_itself=True)
 
 
@@ -49,7 +49,7 @@ def _bench(options: argparse.Namespace) -> int:
 
     bench = plan(options.run, options.trainer or (), turns=options.turns, overrides=options.set, card=options.card)
     for trainer, reason in bench.left_out.items():
-        say(f"left out: trainer {trainer}: {reason}")
+        say(f"skipped: trainer {trainer}: {reason}")
     session = TierSession(command=shown(["tunecheck", *sys.argv[1:]]), say=say)
     report = carry_out(bench, session)
     if report is None:

@@ -8,7 +8,7 @@ from tunecheck import __version__
 from tunecheck.cli import bench, fleet, history, machine, reading, run, runs, watch
 from tunecheck.cli.parser import Parser, run_command
 
-DESCRIPTION = "Validate LLM fine-tuning on this machine: train runs, judge them, report what the machine lacks."
+DESCRIPTION = "Check that LLM fine-tuning is correct: your own training, or reference runs on this machine."
 
 
 def execute(arguments: Sequence[str] | None) -> int:
@@ -21,7 +21,9 @@ def parser() -> Parser:
     parser = Parser(prog="tunecheck", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"tunecheck {__version__}")
     parser.add_argument(
-        "--configs", metavar="FOLDER", help="runs, models and data of your own; else $TUNECHECK_CONFIGS, else ./configs"
+        "--configs",
+        metavar="FOLDER",
+        help="folder with your runs, models and data (default: $TUNECHECK_CONFIGS, else ./configs)",
     )
     commands = parser.add_subparsers(metavar="COMMAND")
     for group in (run, watch, bench, fleet, runs, machine, reading, history):

@@ -125,4 +125,4 @@ def _run(model: Model, strategy: str, options: dict[str, Any]) -> Run:
 
 def _head(model: Model) -> str:
     tied = model.architecture.tie_word_embeddings
-    return "the head tied to the embedding: one matrix" if tied else "the head a matrix of its own"
+    return "head tied to the embedding: one matrix" if tied else "separate head matrix"

@@ -22,26 +22,34 @@ NODE_SECONDS, WAIT_SECONDS = 1800.0, 3600.0
 
 def add_commands(commands: Any) -> None:
     """Add `fleet` to the command line."""
-    fleet = commands.add_parser("fleet", help="the same tier on every card of every node, compared with each other")
+    fleet = commands.add_parser("fleet", help="run one tier on every GPU of every node, and compare")
     add_selection(fleet, nargs="*")
     summaries = "; ".join(f"{name}: {engine.summary}" for name, engine in ENGINES.items())
     fleet.add_argument("--engine", choices=tuple(ENGINES), help=summaries)
-    fleet.add_argument("--nodes", default="all", help="all, a number, or names: n[1-8],n12; --judge looks for them")
-    fleet.add_argument("--cpus", type=count_option, metavar="N", help="processor cores for each card")
     fleet.add_argument(
-        "--time", type=seconds_option, default=NODE_SECONDS, metavar="TIME", help="most time of one card; 30min"
+        "--nodes", default="all", help="all, a number, or names such as n[1-8],n12; --judge expects them"
+    )
+    fleet.add_argument("--cpus", type=count_option, metavar="N", help="CPU cores per GPU")
+    fleet.add_argument(
+        "--time", type=seconds_option, default=NODE_SECONDS, metavar="TIME", help="time limit per GPU (default 30min)"
     )
     fleet.add_argument(
-        "--wait", type=seconds_option, default=WAIT_SECONDS, metavar="TIME", help="when silent nodes become rows; 1h"
+        "--wait",
+        type=seconds_option,
+        default=WAIT_SECONDS,
+        metavar="TIME",
+        help="time after which silent nodes are reported (default 1h)",
     )
-    fleet.add_argument("--at-once", type=count_option, metavar="N", help="nodes asked at a time; else all of them")
+    fleet.add_argument("--at-once", type=count_option, metavar="N", help="nodes to run at a time (default: all)")
     for name in ("partition", "account", "constraint", "qos"):
         fleet.add_argument(f"--{name}", metavar="NAME", help=f"Slurm's --{name}")
-    fleet.add_argument("--address", metavar="HOST:PORT", help="of the Ray cluster; else the one that ray itself finds")
+    fleet.add_argument("--address", metavar="HOST:PORT", help="address of the Ray cluster (default: found by ray)")
     fleet.add_argument(
-        "--resume", type=Path, metavar="SESSION", help="ask the places of this folder that did not answer"
+        "--resume", type=Path, metavar="SESSION", help="rerun only the places of this session that did not answer"
     )
-    fleet.add_argument("--judge", type=Path, metavar="SESSION", help="judge the answers in this folder, asking nobody")
+    fleet.add_argument(
+        "--judge", type=Path, metavar="SESSION", help="judge the answers of this session, without running anything"
+    )
     fleet.set_defaults(command=_fleet, leaves_files=True, begins_itself=True)
 
 
@@ -76,13 +84,13 @@ def _request(options: argparse.Namespace) -> Request:
     known = options.resume or options.judge
     if known:
         if options.what or options.engine:
-            raise ConfigError([f"fleet: {known} holds what was asked; leave out the engine and what to run"])
+            raise ConfigError([f"fleet: {known} defines the engine and the runs; remove both from the command"])
         several = options.judge and not (options.judge / REQUEST_FILE).exists()
         return unasked(options.judge) if several else read_request(known)
     if not options.engine or not options.what:
-        raise ConfigError(["fleet: name an engine and what to run, such as: tunecheck fleet --engine local quick"])
+        raise ConfigError(["fleet: name an engine and a tier, such as: tunecheck fleet --engine local quick"])
     if wrong := sorted(set(_foreign(options))):
-        raise ConfigError([f"fleet: --engine {options.engine} does not know {', '.join(wrong)}"])
+        raise ConfigError([f"fleet: --engine {options.engine} does not support {', '.join(wrong)}"])
     given = {name: getattr(options, name) for name in ENGINES[options.engine].options if getattr(options, name)}
     asked = EngineOptions(nodes=options.nodes, cpus=options.cpus, seconds=options.time, **given)
     return new_request(options.engine, asked, forwarded(options), shown(["tunecheck", *sys.argv[1:]]))

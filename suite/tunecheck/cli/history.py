@@ -19,39 +19,39 @@ WORSE = 1
 
 def add_commands(commands: Any) -> None:
     """Add `history`, `compare`, `baseline` and `prune` to the command line."""
-    history = commands.add_parser("history", help="figures of a run's sessions, or of the last session of every run")
-    history.add_argument("run", nargs="?", help="a run, such as quick/smollm2-135m-qlora; without it every run")
-    history.add_argument("--rebuild", action="store_true", help="first rebuild the store from the sessions' folders")
-    history.add_argument("--json", action="store_true", help="machine-readable")
+    history = commands.add_parser("history", help="show figures of a run's sessions, or of every run's last session")
+    history.add_argument("run", nargs="?", help="a run, such as quick/smollm2-135m-qlora (default: every run)")
+    history.add_argument("--rebuild", action="store_true", help="rebuild the history from the session folders first")
+    history.add_argument("--json", action="store_true", help="print JSON")
     history.set_defaults(command=_history)
 
     compare = commands.add_parser(
-        "compare", help="two sessions or traces: which figures differ by more than they scatter"
+        "compare", help="compare two sessions or traces: figures that differ by more than their scatter"
     )
-    compare.add_argument("a", type=Path, help="folder of a session, or a trace (.jsonl): before")
-    compare.add_argument("b", type=Path, help="the same: after")
-    compare.add_argument("--json", action="store_true", help="machine-readable")
+    compare.add_argument("a", type=Path, help="session folder or trace (.jsonl) before the change")
+    compare.add_argument("b", type=Path, help="session folder or trace (.jsonl) after it")
+    compare.add_argument("--json", action="store_true", help="print JSON")
     compare.set_defaults(command=_compare)
 
-    baseline = commands.add_parser("baseline", help="accepted baselines: small files to be committed")
+    baseline = commands.add_parser("baseline", help="manage accepted baselines, small files for your repository")
     actions = baseline.add_subparsers(required=True, metavar="ACTION")
-    accept = actions.add_parser("accept", help="compare from now on with the sessions so far")
+    accept = actions.add_parser("accept", help="accept the sessions so far as the baseline")
     accept.add_argument("run", help="a run, such as quick/smollm2-135m-qlora")
     accept.set_defaults(command=_accept)
-    show = actions.add_parser("show", help="the accepted baselines")
-    show.add_argument("run", nargs="?", help="only those of this run")
-    show.add_argument("--json", action="store_true", help="machine-readable")
+    show = actions.add_parser("show", help="list the accepted baselines")
+    show.add_argument("run", nargs="?", help="only baselines of this run")
+    show.add_argument("--json", action="store_true", help="print JSON")
     show.set_defaults(command=_show)
-    diff = actions.add_parser("diff", help="compare a run's last session to its baseline")
+    diff = actions.add_parser("diff", help="compare a run's last session with its baseline")
     diff.add_argument("run", help="a run, such as quick/smollm2-135m-qlora")
-    diff.add_argument("--file", type=Path, metavar="FILE", help="the baseline; by default that of its device")
+    diff.add_argument("--file", type=Path, metavar="FILE", help="baseline file (default: that of its device)")
     diff.set_defaults(command=_diff)
 
-    prune = commands.add_parser("prune", help="remove old sessions' folders; their figures stay in the history")
+    prune = commands.add_parser("prune", help="remove old session folders; their figures stay in the history")
     prune.add_argument(
-        "--keep", type=count_option, default=KEPT_SESSIONS, metavar="N", help="last sessions to keep; 30"
+        "--keep", type=count_option, default=KEPT_SESSIONS, metavar="N", help="number of sessions to keep (default 30)"
     )
-    prune.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+    prune.add_argument("--dry-run", action="store_true", help="only list what would be removed")
     prune.set_defaults(command=_prune)
 
 
@@ -128,7 +128,7 @@ def _show(options: argparse.Namespace) -> int:
         return 0
     if not chosen:
         of = f" of {run}" if run else ""
-        print(f"no baseline{of} in {baselines_folder()}; `tunecheck baseline accept RUN` makes one")
+        print(f"no baseline{of} in {baselines_folder()}; create one with `tunecheck baseline accept RUN`")
     for path, baseline in chosen.items():
         print_baseline(path.name, baseline, Console())
     return 0
@@ -161,12 +161,12 @@ def _prune(options: argparse.Namespace) -> int:
 
     what = plan(reports_folder(), keep=options.keep)
     for session in what.running:
-        print(f"kept, since it may still be running: {session.name}")
+        print(f"kept, because it may be running: {session.name}")
     kept = f"{counted(len(what.kept) + len(what.running), 'session')} kept in {reports_folder()}"
     if options.dry_run:
         for session in what.removed:
             print(f"would be removed: {session.name}")
-        print(f"{kept}, {len(what.removed)} would go")
+        print(f"{kept}, {len(what.removed)} would be removed")
         return 0
     freed = prune(what, Store(history_file()), _say)
     print(f"{kept}, {len(what.removed)} removed, {human_bytes(freed)} freed")
@@ -188,5 +188,5 @@ def _none_yet(run: str) -> int:
     from tunecheck.history.store import history_file
 
     find_single_run(run)
-    print(f"{run}: no baseline: {history_file()} has no session of it yet; each session adds one")
+    print(f"{run}: no baseline, because {history_file()} has no session of it; train it first")
     return 0

@@ -13,13 +13,13 @@ from tunecheck.config import load_data, load_model
 
 def add_commands(commands: Any) -> None:
     """Add `doctor` and `fetch` to the command line."""
-    doctor = commands.add_parser("doctor", help="what this machine is, with a remedy for whatever is wrong")
-    doctor.add_argument("--json", action="store_true", help="machine-readable")
+    doctor = commands.add_parser("doctor", help="diagnose this machine, with a remedy for each problem")
+    doctor.add_argument("--json", action="store_true", help="print JSON")
     doctor.set_defaults(command=_doctor)
 
-    fetch = commands.add_parser("fetch", help="bring a model's weights, or a data set's rows, into the cache")
+    fetch = commands.add_parser("fetch", help="download a model's weights or a data set's rows into the cache")
     fetch.add_argument(
-        "name", nargs="?", default="smollm2-135m", help="in configs/models or configs/data; smollm2-135m without it"
+        "name", nargs="?", default="smollm2-135m", help="name in configs/models or configs/data (default smollm2-135m)"
     )
     fetch.set_defaults(command=_fetch, leaves_files=True)
 

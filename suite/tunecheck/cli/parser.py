@@ -73,7 +73,7 @@ def _executed(parser: Parser, arguments: Sequence[str] | None, options: argparse
         if error.errno not in NO_PATH:
             print(f"tunecheck: {unexpected(error)}", file=sys.stderr)
             return INCONCLUSIVE
-        print(f"tunecheck: {one_line(str(error.filename), 100)}: {error.strerror}; name another path", file=sys.stderr)
+        print(f"tunecheck: {one_line(str(error.filename), 100)}: {error.strerror}; use another path", file=sys.stderr)
         return USAGE_ERROR
     except KeyboardInterrupt:
         print("tunecheck: interrupted", file=sys.stderr)

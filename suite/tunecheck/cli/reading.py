@@ -14,28 +14,31 @@ from tunecheck.core.redaction import shown
 
 def add_commands(commands: Any) -> None:
     """Add `judge`, `rows`, `page` and `fallback-table` to the command line."""
-    judge = commands.add_parser("judge", help="repeat the verdict on a trace, with other limits if given")
-    judge.add_argument("trace", type=Path, nargs="+", help="a .jsonl file of a session's folder; several are compared")
-    judge.add_argument("--set", action="append", default=[], metavar="checks.NAME.LIMIT=VALUE", help="another limit")
+    judge = commands.add_parser("judge", help="judge a trace again, optionally with other limits")
+    judge.add_argument("trace", type=Path, nargs="+", help="a .jsonl file of a session folder; may be repeated")
+    judge.add_argument(
+        "--set", action="append", default=[], metavar="checks.NAME.LIMIT=VALUE", help="change a limit; may be repeated"
+    )
     add_answers(judge)
-    judge.add_argument("--json", action="store_true", help="machine-readable")
+    judge.add_argument("--json", action="store_true", help="print JSON")
     judge.set_defaults(command=_judge)
 
-    rows = commands.add_parser("rows", help="a few rows as the model got them, with what is learned in colour")
-    rows.add_argument("trace", type=Path, help="a .jsonl file of a session's folder, or the folder: its first one")
+    rows = commands.add_parser("rows", help="show rows as the model received them, supervised tokens in colour")
+    rows.add_argument("trace", type=Path, help="a .jsonl file of a session folder, or the folder for its first one")
     rows.set_defaults(command=_rows)
 
-    page = commands.add_parser("page", help="write a session's report.html again, from the files in its folder")
-    page.add_argument("session", type=Path, help="folder of a session, such as reports/runs/20261121T040430Z-9776")
+    page = commands.add_parser("page", help="rewrite a session's report.html from its folder")
+    page.add_argument("session", type=Path, help="session folder, such as reports/runs/20261121T040430Z-9776")
     page.set_defaults(command=_page, leaves_files=True)
 
     # `rungs` was the command's first name; without a help text it is understood and not listed.
-    for name, listed in (("fallback-table", {"help": "memory and speed by strategy and fallback step"}), ("rungs", {})):
+    for name, listed in (
+        ("fallback-table", {"help": "show memory and speed by strategy and fallback step"}),
+        ("rungs", {}),
+    ):
         table = commands.add_parser(name, **listed)
-        table.add_argument(
-            "session", type=Path, help="folder of a session; probes.rungs=true tries every fallback step"
-        )
-        table.add_argument("--json", action="store_true", help="machine-readable")
+        table.add_argument("session", type=Path, help="session folder; probes.rungs=true tries every fallback step")
+        table.add_argument("--json", action="store_true", help="print JSON")
         table.set_defaults(command=_fallback_table)
 
 

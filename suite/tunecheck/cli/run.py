@@ -17,13 +17,17 @@ from tunecheck.session.options import SESSION_OPTIONS
 
 def add_commands(commands: Any) -> None:
     """Add `run` to the command line."""
-    run = commands.add_parser("run", help="train and judge: tiers, or single runs")
+    run = commands.add_parser("run", help="train and judge tiers or single runs")
     add_selection(run, nargs="+")
-    run.add_argument("-n", metavar="WORKERS", help="worker processes; auto is one for each GPU")
+    run.add_argument("-n", metavar="WORKERS", help="worker processes; auto means one per GPU")
     run.add_argument(
-        "--ignore", action="append", default=[], metavar='NAME="REASON"', help="a check whose finding is meant, and why"
+        "--ignore",
+        action="append",
+        default=[],
+        metavar='NAME="REASON"',
+        help="accept a check's finding, with the reason",
     )
-    run.add_argument("-v", "--verbose", action="store_true", help="a line for every check")
+    run.add_argument("-v", "--verbose", action="store_true", help="print a line for every check")
     run.set_defaults(command=_run, leaves_files=True, begins_itself=True)
 
 
@@ -33,7 +37,7 @@ def add_selection(parser: argparse.ArgumentParser, *, nargs: str) -> None:
     for option in SESSION_OPTIONS:  # pytest converts and validates the values
         settings = {name: value for name, value in option.settings.items() if name != "type"}
         parser.add_argument(option.flag, help=option.help, **settings)
-    parser.add_argument("-k", metavar="EXPRESSION", help="only matching names of runs and checks, in pytest's syntax")
+    parser.add_argument("-k", metavar="EXPRESSION", help="select runs and checks by name, in pytest syntax")
 
 
 def forwarded(options: argparse.Namespace) -> list[str]:
@@ -66,7 +70,7 @@ def _selection(what: list[str]) -> Iterator[str]:
     tiers = [word for word in what if word in TIERS]
     runs = {word: find_run(word, also=TIERS) for word in what if word not in TIERS}
     if tiers and runs:
-        raise ConfigError([f"{' '.join(what)}: name tiers or runs, not both in one session"])
+        raise ConfigError([f"{' '.join(what)}: use either tiers or runs in one session, not both"])
     folder = shipped_folder() / "tiers"
     if tiers:  # a run may belong to a tier whose file is another's (also_in), so that all of them are collected
         yield from (str(folder), "-m", " or ".join(tiers))

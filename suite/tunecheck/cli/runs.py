@@ -20,42 +20,42 @@ from tunecheck.session.options import CARD, SET, Option
 
 def add_commands(commands: Any) -> None:
     """Add `list`, `show`, `estimate` and `strategies` to the command line."""
-    listing = commands.add_parser("list", help="all tiers and their runs")
-    listing.add_argument("--json", action="store_true", help="machine-readable")
+    listing = commands.add_parser("list", help="list all tiers and their runs")
+    listing.add_argument("--json", action="store_true", help="print JSON")
     listing.add_argument(
-        "--needs", action="store_true", help="memory that each run needs, and whether this machine has it"
+        "--needs", action="store_true", help="show the memory that each run needs, and whether this machine has it"
     )
-    listing.add_argument("--tier", action="append", choices=TIERS, help="only this one; may be given again")
-    listing.add_argument(
-        "--vram-cap", type=size_option, metavar="SIZE", help="with --needs: as if every GPU were of this size"
-    )
+    listing.add_argument("--tier", action="append", choices=TIERS, help="only this tier; may be repeated")
+    listing.add_argument("--vram-cap", type=size_option, metavar="SIZE", help="with --needs: assume GPUs of this size")
     listing.set_defaults(command=_list)
 
-    show = commands.add_parser("show", help="one run: its resolved configuration and its checks with their limits")
+    show = commands.add_parser("show", help="show a run's resolved configuration and its checks with limits")
     show.add_argument("run", help="a run by its name, id or YAML file, such as quick/smollm2-135m-qlora")
     _add(show, SET, CARD)
-    show.add_argument("--json", action="store_true", help="machine-readable")
+    show.add_argument("--json", action="store_true", help="print JSON")
     show.set_defaults(command=_show)
 
-    estimate = commands.add_parser("estimate", help="GPU memory of a run, predicted without a GPU and without weights")
-    estimate.add_argument(
-        "run", nargs="?", help="a run by its name, id or YAML file; without it every run in one table"
-    )
-    estimate.add_argument("--all", action="store_true", help="every run in one table")
+    estimate = commands.add_parser("estimate", help="predict the GPU memory of a run, without a GPU or weights")
+    estimate.add_argument("run", nargs="?", help="a run by its name, id or YAML file (default: every run in one table)")
+    estimate.add_argument("--all", action="store_true", help="show every run in one table")
     _add(estimate, SET)
-    estimate.add_argument("--savings", action="store_true", help="also with one setting changed: about 10 s for each")
-    estimate.add_argument("--fallback", action="store_true", help="also at each step of the fallback chain on the GPU")
+    estimate.add_argument("--savings", action="store_true", help="also change one setting at a time, about 10 s each")
+    estimate.add_argument("--fallback", action="store_true", help="also show each GPU step of the fallback chain")
     estimate.add_argument("--rungs", dest="fallback", action="store_true", help=argparse.SUPPRESS)  # its first name
-    estimate.add_argument("--json", action="store_true", help="machine-readable")
+    estimate.add_argument("--json", action="store_true", help="print JSON")
     estimate.set_defaults(command=_estimate)
 
-    strategies = commands.add_parser("strategies", help="what each strategy would train, counted without weights")
+    strategies = commands.add_parser("strategies", help="count what each strategy trains, without weights")
     strategies.add_argument(
-        "model", nargs="?", default="smollm2-135m", help="in configs/models; smollm2-135m without it"
+        "model", nargs="?", default="smollm2-135m", help="name in configs/models (default smollm2-135m)"
     )
-    strategies.add_argument("--rank", type=count_option, default=8, metavar="R", help="lora.r of the adapters; 8")
-    strategies.add_argument("--targets", default="q_proj,v_proj", metavar="A,B", help="their lora.target_modules")
-    strategies.add_argument("--json", action="store_true", help="machine-readable")
+    strategies.add_argument(
+        "--rank", type=count_option, default=8, metavar="R", help="lora.r of the adapters (default 8)"
+    )
+    strategies.add_argument(
+        "--targets", default="q_proj,v_proj", metavar="A,B", help="lora.target_modules of the adapters"
+    )
+    strategies.add_argument("--json", action="store_true", help="print JSON")
     strategies.set_defaults(command=_strategies)
 
 
@@ -159,7 +159,7 @@ def _estimate(options: argparse.Namespace) -> int:
     if options.all or options.run is None:
         if refused := [word for word in ("run", "savings", "fallback") if getattr(options, word)]:
             named = ", ".join(options.run if word == "run" else f"--{word}" for word in refused)
-            raise ConfigError([f"{named}: not together with every run; name one run, without --all"])
+            raise ConfigError([f"{named}: needs a single run; name one, and remove --all"])
         runs = [run for tier in TIERS for run in load_runs(tier, options.set)]
         predictions = [predict(run, say, card=card) for run in runs]
         if options.json:
@@ -171,7 +171,7 @@ def _estimate(options: argparse.Namespace) -> int:
     run = load_run(path, options.set)
     prediction, measured = predict(run, say, card=card), measured_peaks(run.fingerprint)
     if run.trainer != "native":
-        say(f"{run.name}: predicted as the native trainer would train it; {run.trainer} is not simulated")
+        say(f"{run.name}: predicted for the native trainer; {run.trainer} is not simulated")
     others = {"variants": forecast_variants(run, say, card=card)} if run.probes.memory_order else {}
     others |= {"rungs": forecast_fallback(run, say, card=card)} if options.fallback else {}
     others |= {"savings": savings(path, options.set, say, card=card)} if options.savings else {}

@@ -20,30 +20,36 @@ def add_commands(commands: Any) -> None:
     """Add `watch` to the command line."""
     watch = commands.add_parser(
         "watch",
-        help="judge a training of your own: tunecheck watch -- python train.py",
+        help="check your own training: tunecheck watch -- python train.py",
         usage="tunecheck watch [OPTION ...] -- COMMAND ...\n       tunecheck watch --explain [TRACE]",
     )
     keys = ", ".join(EXPECTATIONS)
-    watch.add_argument("--steps", type=int, metavar="N", help="optimizer steps to listen to (default 10)")
+    watch.add_argument("--steps", type=int, metavar="N", help="optimizer steps to record (default 10)")
     after = watch.add_mutually_exclusive_group()
-    after.add_argument("--passive", action="store_true", help="let the training go on to its end, which is the default")
-    after.add_argument("--stop", action="store_true", help="end the training after them")
-    after.add_argument("--stop-on-fail", action="store_true", help="end the training after them if a check failed")
+    after.add_argument("--passive", action="store_true", help="let the training run to its end (default)")
+    after.add_argument("--stop", action="store_true", help="end the training after these steps")
+    after.add_argument(
+        "--stop-on-fail", action="store_true", help="end the training after these steps if a check failed"
+    )
     watch.add_argument(
-        "--expect", action="append", default=[], metavar="KEY=VALUE", help=f"what no object declares: {keys}"
+        "--expect",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help=f"declare what tunecheck cannot read from your objects: {keys}",
     )
     add_answers(watch)
-    watch.add_argument("--set", action="append", default=[], metavar="checks.NAME.LIMIT=VALUE", help="another limit")
     watch.add_argument(
-        "--twice", action="store_true", help="run the first steps again beforehand, and from a checkpoint, and compare"
+        "--set", action="append", default=[], metavar="checks.NAME.LIMIT=VALUE", help="change a limit; may be repeated"
     )
     watch.add_argument(
-        "--explain", action="store_true", help="say check by check what was judged, and what would have it judged"
+        "--twice", action="store_true", help="also repeat the first steps, and resume from a checkpoint, and compare"
     )
+    watch.add_argument("--explain", action="store_true", help="list every check: judged or not, and how to enable it")
     watch.add_argument(
-        "--keep-status", action="store_true", help="end with the command's exit status, not the verdict's"
+        "--keep-status", action="store_true", help="exit with the command's status instead of the verdict's"
     )
-    watch.add_argument("training", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what to run, unchanged")
+    watch.add_argument("training", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="your command, unchanged")
     watch.set_defaults(command=_watch, leaves_files=True, begins_itself=True)
 
 
@@ -53,7 +59,7 @@ def _watch(options: argparse.Namespace) -> int:
     if options.explain and (not command or command[0].endswith(".jsonl")):
         return _explain([Path(word) for word in command])
     if not command:
-        raise ConfigError(["watch: no command was given; for example: tunecheck watch -- python train.py"])
+        raise ConfigError(["watch: no command; for example: tunecheck watch -- python train.py"])
     from rich.console import Console
 
     from tunecheck.config import with_limits
@@ -71,7 +77,7 @@ def _watch(options: argparse.Namespace) -> int:
     steps = next(number for number in (options.steps, settings.steps, 10) if number is not None)
     if steps < 2:
         where = "[tool.tunecheck] or tunecheck.toml: steps" if options.steps is None else "--steps"
-        raise ConfigError([f"{where}: should be at least 2, since the first step alone shows little (got {steps})"])
+        raise ConfigError([f"{where}: should be at least 2, because one step shows little (got {steps})"])
     expected = {**read_expectations(settings.expect), **read_expectations(options.expect)}
     interrupts.work()
     folder = new_folder()
@@ -100,7 +106,7 @@ def _watch(options: argparse.Namespace) -> int:
         console = Console(stderr=True)
         print_report(report, console)
         console.print(
-            f"after {steps} steps; the training {'is ended' if ends else 'goes on'}. report: {folder}", soft_wrap=True
+            f"after {steps} steps; the training {'ends' if ends else 'continues'}. report: {folder}", soft_wrap=True
         )
         return ends
 
@@ -123,9 +129,13 @@ def _answers(report: Any) -> list[Any]:
 def add_answers(command: argparse.ArgumentParser) -> None:
     """Add `--ignore` and `--strict`, by which a user answers to findings."""
     command.add_argument(
-        "--ignore", action="append", default=[], metavar='NAME="REASON"', help="a check whose finding is meant, and why"
+        "--ignore",
+        action="append",
+        default=[],
+        metavar='NAME="REASON"',
+        help="accept a check's finding, with the reason",
     )
-    command.add_argument("--strict", action="store_true", help="let suspicions fail, too")
+    command.add_argument("--strict", action="store_true", help="exit with 1 on suspicions too")
 
 
 def _script(command: list[str]) -> str:

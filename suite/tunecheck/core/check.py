@@ -81,7 +81,7 @@ class Check(ABC):
             if reason := first_open(self.premises, trace.open_premises):
                 return self.unjudged(reason, expected=True)
             if self.needs_pretrained and not trace.pretrained:
-                return self.unjudged("the weights are random: what depends on learning is not judged", expected=True)
+                return self.unjudged("the weights are random, so learning is not judged", expected=True)
             return self._weighed(self.judge(trace), trace)
         except MissingEvidence as error:
             if reason := first_open(self.premises, trace.run.presumed):  # what could not be read may not be there
@@ -89,7 +89,7 @@ class Check(ABC):
             nothing = isinstance(error, NothingCompared) and nothing_trainable(trace)
             return self.unjudged(NOTHING_TRAINABLE if nothing else str(error))
         except Exception as error:  # a number that no training records: one odd trace must not end the judging
-            return self.unjudged(f"the trace holds what this check cannot read: {described(error)}")
+            return self.unjudged(f"this check cannot read the trace: {described(error)}")
 
     def _weighed(self, finding: Finding, trace: Trace) -> Finding:
         """Return a failed finding as a suspicion where it may be meant; a run of the suite's own says what it means."""
@@ -153,7 +153,7 @@ _SEVERITY = (
 """Status and `expected` of findings, the one to be told first: what one process cannot be asked, another may answer."""
 
 
-NOTHING_TRAINABLE = "nothing is trainable: no parameter of the model requires a gradient"
+NOTHING_TRAINABLE = "no parameter of the model requires a gradient"
 
 
 def nothing_trainable(trace: Trace) -> bool:

@@ -22,7 +22,7 @@ def labels_lost(rows: Iterable[RowSpan]) -> str:
     if len(cut) < FEWEST_CUT or len({row.behind for row in cut}) < 2 or len(others) != 1:
         return ""
     return (
-        f"the labels of {len(cut)} of {len(answers)} rows end at place {column} of their batch, and their tokens go on"
+        f"the labels of {len(cut)} of {len(answers)} rows end at column {column} of their batch, before their tokens do"
     )
 
 
@@ -32,7 +32,7 @@ def answers_lost(rows: Sequence[RowSpan], limit: float) -> str:
     short = [row for row in distinct(rows) if row.tokens < longest]
     empty = sum(not row.learned for row in short)
     many = empty >= FEWEST_CUT and empty > limit * len(short)
-    return f"in {empty} of {len(short)} rows that are not cut off no token is supervised" if many else ""
+    return f"in {empty} of {len(short)} untruncated rows no token is supervised" if many else ""
 
 
 def beginnings_lost(rows: Sequence[RowSpan]) -> int:

@@ -69,7 +69,7 @@ def ranks_given(config: Any) -> dict[Premise, str]:
     """
     if _kind(config) != "ADALORA":
         return {}
-    added = "AdaLoRA adds a penalty of its own to the loss"
+    added = "AdaLoRA adds a penalty to the loss"
     cut = "AdaLoRA sets singular values to 0 after a step"
     return {
         **opened((Premise.TOKEN_MEAN_LOSS, Premise.GRADIENT_BY_FORWARD), added),

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     import torch
 
 BY_ITS_CODE = {
-    Premise.BASE_UNWRITTEN: "a script may write to tensors that are not trained itself, to averages of others, say",
-    Premise.TRAINED_UNWRITTEN: "a script may write to its weights itself, to clip, normalise or average them",
-    Premise.TRAINED_SET_DECLARED: "the model's own requires_grad is all that declares what is trained",
+    Premise.BASE_UNWRITTEN: "the script may write to frozen tensors, such as running averages",
+    Premise.TRAINED_UNWRITTEN: "the script may write to its weights, to clip, normalise or average them",
+    Premise.TRAINED_SET_DECLARED: "only requires_grad declares which tensors are trained",
     Premise.COUNT_DECLARED: "no object declares the number of trained parameters",
-    Premise.DEVICE_DECLARED: "no object declares on which devices the model lies",
+    Premise.DEVICE_DECLARED: "no object declares the model's device",
 }
 """What a model of the script's own may do, as far as anybody else knows."""
 
@@ -50,8 +50,8 @@ def is_transformers(model: Any) -> bool:
 def own_objective(model: Any) -> str:
     """Return why nobody can tell the rows and the loss of a model of the script's own."""
     if is_compiled(model):
-        return f"no hook sees into a {type(model._orig_mod).__name__} that torch.compile has made one function of"
-    return f"the rows and the loss of a {type(model).__name__} are known to its own code alone"
+        return f"torch.compile hides the modules of the {type(model._orig_mod).__name__} from hooks"
+    return f"only its own code defines the rows and the loss of a {type(model).__name__}"
 
 
 def optimizers_of(model: Any) -> list[Any]:
@@ -94,9 +94,9 @@ def trained_whole(module: Any) -> tuple[Any, str]:
     # a model that is called inside is found there, unless the optimizer trains nothing but what stands around it
     inside = [] if is_compiled(module) else [part for part in module.modules() if is_causal(part)]
     if inside and not (held and all(held.isdisjoint(_parameters(part)) for part in inside)):
-        return None, f"the model inside of the {kind} was not called"
+        return None, f"the model inside the {kind} was not called"
     if not optimizers:
-        return None, f"no optimizer holds what the {kind} learns"
+        return None, f"no optimizer holds parameters of the {kind}"
     if held <= _parameters(module):
         return module, ""
     around = [
@@ -106,7 +106,7 @@ def trained_whole(module: Any) -> tuple[Any, str]:
         if held <= (parameters := _parameters(thing))
     ]
     if not around:
-        return None, f"its optimizer holds tensors beside those of the {kind}, and no module holds all of them"
+        return None, f"its optimizer also holds tensors outside the {kind}, and no module holds all of them"
     return min(around, key=lambda pair: pair[0])[1], ""
 
 

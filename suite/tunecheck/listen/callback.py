@@ -33,7 +33,7 @@ class WatchCallback(TrainerCallback):
         except SuiteError:
             raise  # of what it was given
         except Exception as error:
-            say(f"cannot listen to this training: {located(error)}")
+            say(f"cannot watch this training: {located(error)}")
             self._watch = None
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -57,7 +57,7 @@ class WatchCallback(TrainerCallback):
         return self._watch.findings if self._watch is not None else []
 
     def __enter__(self) -> Any:
-        raise SuiteError("watch: as a context it needs a trainer, or a model: tunecheck.watch(trainer)")
+        raise SuiteError("watch: pass a trainer or a model, as in tunecheck.watch(trainer)")
 
     def __exit__(self, *_: object) -> None: ...
 
@@ -69,4 +69,4 @@ def _calling_trainer() -> Trainer:
         if isinstance(trainer := frame.f_locals.get("self"), Trainer):
             return trainer
         frame = frame.f_back
-    raise SuiteError("watch: the callback was called by something else than a transformers Trainer")
+    raise SuiteError("watch: only a transformers Trainer may call this callback")

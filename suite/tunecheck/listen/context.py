@@ -45,7 +45,7 @@ class Watch:
         tell: bool = True,
     ) -> None:
         if (trainer is None) == (model is None):
-            raise SuiteError("watch: give either a trainer, or a model with its optimizer")
+            raise SuiteError("watch: pass either a trainer, or a model and its optimizer")
         if steps < 2:
             raise SuiteError(f"watch: steps should be at least 2 (got {steps})")
         self._trainer, self._loop = trainer, (model, optimizer, tokenizer)
@@ -103,7 +103,7 @@ class Watch:
     def _repr_html_(self) -> str:
         """Return the report as a notebook shows it, and below it the rows as the model got them."""
         if self.report is None:
-            return "<pre>tunecheck listens; the report follows with the end of the block</pre>"
+            return "<pre>tunecheck is recording; the report follows at the end of the block</pre>"
         from rich.console import Console
 
         from tunecheck.report.page import rows_html

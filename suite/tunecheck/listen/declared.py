@@ -226,9 +226,9 @@ def described(model: Any) -> tuple[Described, dict[Premise, str], dict[str, str]
     left_open = {Premise.DTYPES_DECLARED: "no object declares the dtype of each part"}
     rank, processes = rank_and_processes()
     if processes > 1:
-        left_open[Premise.EVERY_ROW_SEEN] = f"one of {processes} processes sees its own rows alone"
+        left_open[Premise.EVERY_ROW_SEEN] = f"each of {processes} processes sees only its own rows"
     if rank:
-        left_open[Premise.FILES_WRITTEN_HERE] = f"process {rank} saves nothing: the first one does"
+        left_open[Premise.FILES_WRITTEN_HERE] = f"process {rank} saves nothing; process 0 does"
     refuse_shards(parameters.values())
     trained, elements = frozenset(name for name, p in parameters.items() if p.requires_grad), None
     if lora is not None:
@@ -247,48 +247,48 @@ def described(model: Any) -> tuple[Described, dict[Premise, str], dict[str, str]
     noise = noise_by_hooks(model)
     left_open |= opened((Premise.LOSS_REPEATABLE, Premise.FORWARD_REPEATABLE), noise)
     if lora is not None and getattr(config, "target_parameters", None):
-        why = "LoraConfig.target_parameters adapts experts, whose adapters are not enumerated here"
+        why = "tunecheck does not enumerate the adapters of LoraConfig.target_parameters"
         left_open[Premise.ADAPTERS_ENUMERATED] = why
     elif lora is not None and noted.adapters_loaded(model):
-        left_open[Premise.ADAPTERS_FRESH] = "the adapters were loaded, and are no fresh ones"
+        left_open[Premise.ADAPTERS_FRESH] = "the adapters were loaded, not created"
     elif lora is not None and noted.trained_before(model, adapters=True):
         left_open[Premise.ADAPTERS_FRESH] = "an earlier training of this process trained the adapters"
     elif lora is not None and init is not True:
-        left_open[Premise.ADAPTERS_FRESH] = f"LoraConfig.init_lora_weights = {init!r} declares another start"
+        left_open[Premise.ADAPTERS_FRESH] = f"LoraConfig.init_lora_weights = {init!r} selects another initialisation"
     inits = [getattr(held, "init_lora_weights", True) for held in getattr(model, "peft_config", {}).values()]
     if moving := [held for held in inits if held not in KEEP_THE_BASE]:
-        moves = f"LoraConfig.init_lora_weights = {moving[0]!r} moves a part of the base into the adapters"
+        moves = f"LoraConfig.init_lora_weights = {moving[0]!r} moves part of the base into the adapters"
         left_open[Premise.BASE_FROM_FILE] = moves
     if noted.trained_before(model, adapters=False):
         left_open[Premise.BASE_FROM_FILE] = "an earlier training of this process trained the base"
     if quantization_of(model) is None and getattr(model.config, "quantization_config", None) is not None:
-        left_open[Premise.BASE_PLAIN] = "the base is quantised in a way that is not known here"
+        left_open[Premise.BASE_PLAIN] = "tunecheck does not know the quantisation of the base"
     folder = weights_folder(model)
     if folder is None:
-        left_open[Premise.BASE_FROM_FILE] = "no safetensors file is known from which the base was loaded"
+        left_open[Premise.BASE_FROM_FILE] = "the safetensors file of the base is unknown"
     elif quantization_of(model) is None and stores_quantised(folder):
-        left_open[Premise.BASE_FROM_FILE] = "the file's weights are quantised, and the base's are not"
+        left_open[Premise.BASE_FROM_FILE] = "the file has quantised weights, the base does not"
     if lora is not None and folder is not None and (heads := drawn_heads(model, folder)):
         trained |= heads
-        left_open[Premise.COUNT_DECLARED] = f"{min(heads)} is in no file, and is to learn beside the adapters"
+        left_open[Premise.COUNT_DECLARED] = f"{min(heads)} is in no file, and is trained beside the adapters"
     attention = str(getattr(model.config, "_attn_implementation", ""))
     if attention not in ("sdpa", "eager", "flash_attention_2"):
-        left_open[Premise.ATTENTION_DECLARED] = f"the kernels of attention {attention!r} are not known here"
+        left_open[Premise.ATTENTION_DECLARED] = f"tunecheck does not know the kernels of attention {attention!r}"
     layers = stacked_layers(model)
     if not layers:
-        left_open[Premise.CHECKPOINTING_DECLARED] = "no list of modules has as many layers as the configuration says"
+        left_open[Premise.CHECKPOINTING_DECLARED] = "no module list has the configured number of layers"
     kinds = {type(found) for found in map(attention_of, layers) if found is not None}
     if not kinds:
-        left_open[Premise.ATTENTION_DECLARED] = "no layer has a module for attention"
+        left_open[Premise.ATTENTION_DECLARED] = "no layer has an attention module"
     elif own := [kind.__name__ for kind in kinds if not kind.forward.__module__.startswith("transformers.")]:
         left_open[Premise.ATTENTION_DECLARED] = (
-            f"{own[0]} computes attention by code of its own, whatever the configuration says"
+            f"{own[0]} computes attention in its own code, whatever the configuration selects"
         )
     sources = {"model": f"{type(model.config).__name__}, weights in {folder or 'no known file'}"}
     if config is None and (held := getattr(model, "peft_config", None)):
         names = ", ".join(map(repr, held))
         left_open[Premise.TRAINED_SET_DECLARED] = (
-            f"the model holds {names}, and no object declares which adapters are to learn"
+            f"the model holds {names}, and no object declares which adapters are trained"
         )
         sources["lora"] = f"none: {left_open[Premise.TRAINED_SET_DECLARED]}"
     if lora is not None:
@@ -357,7 +357,7 @@ def described_by_itself(model: Any) -> tuple[Described, dict[Premise, str], dict
 def refuse_shards(parameters: Iterable[Any]) -> None:
     """Raise Unsupported where FSDP has sharded the parameters."""
     if any(hasattr(p, "to_local") or type(p).__name__ == "FlatParameter" for p in parameters):
-        raise Unsupported("its parameters are sharded, which is not listened to yet")
+        raise Unsupported("its parameters are sharded, which tunecheck does not support yet")
 
 
 def checkpoints(model: Any) -> bool:

@@ -45,9 +45,9 @@ def read_expectations(given: Iterable[str]) -> dict[str, Any]:
             known = f"did you mean {close[0]}?" if close else f"known keys: {', '.join(EXPECTATIONS)}"
             problems.append(f"--expect {words}: no key is called {key!r}; {known}")
         elif not equals or not text:
-            problems.append(f"--expect {words}: lacks a value; for example --expect {key}={EXPECTATIONS[key].example}")
+            problems.append(f"--expect {words}: has no value; for example --expect {key}={EXPECTATIONS[key].example}")
         elif key in values:
-            problems.append(f"--expect {words}: {key} is given twice")
+            problems.append(f"--expect {words}: {key} appears twice")
         else:
             try:
                 values[key] = EXPECTATIONS[key].read(text)
@@ -145,69 +145,69 @@ def _expression(text: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
-        raise ValueError(f"is no regular expression: {error}") from error
+        raise ValueError(f"is not a regular expression: {error}") from error
     return text
 
 
 RATES = ("learning_rate_trace",)
 EXPECTATIONS: dict[str, Expectation] = {
     "supervised": Expectation(
-        meaning="in every row, text that matches this expression is learned",
+        meaning="every row has supervised text that matches this expression",
         example=r"</answer>$",
         read=_expression,
     ),
     "unsupervised": Expectation(
-        meaning="in no row is text learned that matches this expression",
+        meaning="no row has supervised text that matches this expression",
         example="Question:",
         read=_expression,
     ),
     "trained": Expectation(
-        meaning="tensors whose name matches this expression are trained, and each of them moves",
+        meaning="tensors with a matching name are trained, and each of them changes",
         example=r"lm_head",
         read=_expression,
         opens=("as_expected", "trainable_set"),
     ),
     "frozen": Expectation(
-        meaning="no tensor whose name matches this expression is trained, or changes",
+        meaning="tensors with a matching name are not trained and do not change",
         example=r"embed_tokens",
         read=_expression,
         opens=("as_expected", "trainable_set"),
     ),
     "accumulation": Expectation(
-        meaning="each step of the optimizer has this many micro-batches, an epoch's last one at most as many",
+        meaning="each optimizer step has this many micro-batches; the last one of an epoch may have fewer",
         example="4",
         read=_whole(1),
     ),
     "loss": Expectation(
-        meaning="a loss of the script's own is the mean over the supervised tokens of a window",
+        meaning="the script's own loss is the mean over the supervised tokens of a step",
         example="token_mean",
         read=_one_of("token_mean"),
         declare=_plain_loss,
         opens=("loss_oracle", "accumulation_oracle"),
     ),
     "learning_rate": Expectation(
-        meaning="the schedule's highest rate",
+        meaning="peak learning rate of the schedule",
         example="2e-4",
         read=_positive,
         declare=_training("learning_rate"),
         opens=RATES,
     ),
     "schedule": Expectation(
-        meaning=f"the schedule after its warm-up: {', '.join(SCHEDULES)}",
+        meaning=f"schedule after the warm-up: {', '.join(SCHEDULES)}",
         example="cosine",
         read=_one_of(*SCHEDULES),
         declare=_training("lr_scheduler"),
         opens=RATES,
     ),
     "schedule_steps": Expectation(
-        meaning="steps of the optimizer after which a schedule has reached its end",
+        meaning="optimizer steps until the end of the schedule",
         example="1000",
         read=_whole(1),
         declare=_training("schedule_steps"),
         opens=RATES,
     ),
     "warmup_steps": Expectation(
-        meaning="steps in which the rate rises from 0",
+        meaning="warm-up steps in which the rate rises from 0",
         example="100",
         read=_whole(0),
         declare=_training("warmup_steps"),

@@ -14,19 +14,19 @@ from tunecheck.results.rejudge import checks_of
 
 FEATURES = {
     "adapters": "adapters of a LoraConfig",
-    "frozen": "tensors that are not trained",
-    "trains_base": "a base that learns",
+    "frozen": "frozen tensors",
+    "trains_base": "trained base weights",
     "quantized": "a 4-bit base (BitsAndBytesConfig)",
     "checkpointing": "gradient checkpointing",
-    "accumulation": "several micro-batches in a step",
+    "accumulation": "several micro-batches per step",
     "dropout": "adapters with dropout",
     "several_steps": "--steps of at least 5",
     "evaluates": "evaluations (eval_strategy)",
-    "merge": "adapters of a LoraConfig, merged after the training",
+    "merge": "adapters of a LoraConfig, merged after training",
     "expectations": "--expect",
-    "unknown_rows": "a model or a loss of the script's own",
+    "unknown_rows": "a model or a loss of its own",
     "repeat": "--twice",
-    "pairs": "a data set with a chosen and a rejected answer in each row, or an answer with a label",
+    "pairs": "a data set of preference pairs, or of labelled answers",
     "resume_declared": "a checkpoint to resume from (resume_from_checkpoint)",
     "resume": "--twice, and a Trainer that saves checkpoints",
 }
@@ -63,7 +63,7 @@ def afterwards(trace: Trace) -> list[Group]:
 def beforehand() -> list[Group]:
     """Return what a training must have for each check to be judged, the checks that no training of others has last."""
     groups = _grouped([_not_asked(name, ALL) for name in CHECKS])
-    return sorted(groups, key=lambda group: group.state == "not asked")
+    return sorted(groups, key=lambda group: group.state == "only in tunecheck's own runs")
 
 
 def lines(groups: list[Group], width: int) -> Iterator[str]:
@@ -84,17 +84,17 @@ def _answered(finding: Finding) -> Group:
 def _not_asked(name: str, features: frozenset[str]) -> Group:
     lacking = sorted(CHECKS[name].applies_to - features)
     if CHECKS[name].opt_in or any(feature not in FEATURES for feature in lacking):
-        return Group("not asked", "of the suite's own runs alone, by their rows, phases or limits", checks=[name])
+        return Group("only in tunecheck's own runs", "they have the rows, phases or limits for it", checks=[name])
     if not lacking:
-        return Group("judged in every training, as far as its objects declare it", checks=[name])
+        return Group("judged in every training that declares what it needs", checks=[name])
     needed = " and ".join(FEATURES[feature] for feature in lacking)
-    return Group("judged where there is", needed, checks=[name])
+    return Group("judged with", needed, checks=[name])
 
 
 def _opened_by(check: str) -> str:
     """Return the expectations by which a check may be judged where the training's objects leave it open."""
     keys = [key for key, expectation in EXPECTATIONS.items() if check in expectation.opens]
-    return f"see {' '.join(f'--expect {key}=...' for key in keys)}" if keys else ""
+    return f"declare it with {' '.join(f'--expect {key}=...' for key in keys)}" if keys else ""
 
 
 def _grouped(parts: list[Group]) -> list[Group]:

@@ -47,11 +47,11 @@ def groups_of(optimizer: Any, *, own: bool = False) -> tuple[dict[str, Any], str
         {key: group.get(key) for key in keys} != {key: first.get(key) for key in keys}
         for group in optimizer.param_groups
     ):
-        return {}, "the groups of the optimizer have other settings"
+        return {}, "the optimizer's parameter groups have different settings"
     switches = [name for name in ("amsgrad", "maximize") if any(group.get(name) for group in optimizer.param_groups)]
     kinds = " and ".join(sorted({optimizer_kind(part) for part in parts}))
     if switches or kinds != "AdamW":
-        return {}, f"the closed form of the optimizer {' with '.join([kinds, *switches])} is not known here"
+        return {}, f"tunecheck does not know the closed form of {' with '.join([kinds, *switches])}"
     return {
         "learning_rate": first.get("initial_lr") or first["lr"] or 1.0,
         "weight_decay": first["weight_decay"],

@@ -144,7 +144,7 @@ def run_of(trainer: Any, hooks: Any, state: Any, loader: Any = None) -> declared
     """Return what the Trainer's objects declare, and the loader of its rows."""
     args, model = trainer.args, trainer.model
     if getattr(trainer, "is_deepspeed_enabled", False):
-        raise Unsupported("DeepSpeed keeps gradients, clipping and steps to its engine, which is not listened to")
+        raise Unsupported("tunecheck does not support DeepSpeed, whose engine hides gradients, clipping and steps")
     kind = type(args).__name__
     describe = declared.described if is_transformers(model) else declared.described_by_itself
     described, left_open, sources = describe(model)
@@ -152,17 +152,17 @@ def run_of(trainer: Any, hooks: Any, state: Any, loader: Any = None) -> declared
     listened = min(hooks.listener.options.steps, total)
     schedule = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
     if hooks.own_schedule or schedule not in declared.SCHEDULES:
-        which = "a schedule of the script's own" if hooks.own_schedule else f"the schedule {schedule!r}"
-        left_open[Premise.SCHEDULE_KNOWN] = f"{which} has no closed form here"
+        which = "the script's own schedule" if hooks.own_schedule else f"the schedule {schedule!r}"
+        left_open[Premise.SCHEDULE_KNOWN] = f"tunecheck does not know the closed form of {which}"
     settings, why = {name: getattr(args, name) for name in ADAMW_ARGUMENTS}, ""
     optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
     rates = [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups]
     if hooks.own_optimizer:
         settings, why = groups_of(optimizer)
     elif not declared_optimizer(trainer):
-        why = f"the closed form of the optimizer {args.optim} is not known here"
+        why = f"tunecheck does not know the closed form of {args.optim}"
     elif len(set(rates)) > 1:
-        why = "the groups of the optimizer have rates of their own"
+        why = "the optimizer's parameter groups have different rates"
     if hooks.own_optimizer or len(set(rates)) > 1:  # the argument is not what the script declares them by
         settings["learning_rate"] = float(rates[0]) or 1.0
     if why:
@@ -170,12 +170,12 @@ def run_of(trainer: Any, hooks: Any, state: Any, loader: Any = None) -> declared
         if not hooks.own_optimizer:  # a given one has groups as all others, whatever it computes
             left_open[Premise.GROUPS_DECLARED] = why
     if state.global_step:
-        why = f"the training was resumed after {state.global_step} steps"
+        why = f"the training resumed at step {state.global_step}"
         left_open = opened((Premise.ADAPTERS_FRESH, Premise.BASE_FROM_FILE, Premise.UPDATE_RULE_KNOWN), why) | left_open
     if args.max_grad_norm in (None, 0):
-        left_open[Premise.NORM_REPORTED] = "gradients are not clipped, so that no norm is taken"
+        left_open[Premise.NORM_REPORTED] = "gradients are not clipped, so no norm is computed"
     if weighted := weighted_sampler(loader):
-        left_open[Premise.ROWS_DRAWN_ONCE] = f"{weighted} draws rows again by their weights"
+        left_open[Premise.ROWS_DRAWN_ONCE] = f"{weighted} may draw a row several times"
     left_open = not_the_plain_loss(trainer) | left_open | opened([Premise.CAUSAL_LM], hooks.objective)
     training = declared.WatchedTraining.model_construct(
         max_steps=listened,
@@ -263,9 +263,9 @@ def not_the_plain_loss(trainer: Any) -> dict[Premise, str]:
     if getattr(args, "neftune_noise_alpha", None):
         reason = f"noise is added to the embeddings: neftune_noise_alpha = {args.neftune_noise_alpha}"
     elif getattr(trainer, "compute_loss_func", None) is not None:
-        return {Premise.LOSS_DECLARED: "compute_loss_func declares a loss of the script's own"}
+        return {Premise.LOSS_DECLARED: "compute_loss_func declares the script's own loss"}
     elif getattr(args, "loss_type", None) not in (None, "nll", "chunked_nll"):
-        reason = f"the loss is another: loss_type = {args.loss_type}"
+        reason = f"the loss is not the token mean: loss_type = {args.loss_type}"
     elif adds_to_loss(config):
-        reason = "the router's loss is added to the tokens'"
+        reason = "the router loss is added to the token loss"
     return opened([Premise.TOKEN_MEAN_LOSS], reason)

@@ -190,7 +190,7 @@ class TrainerHooks(TrainerCallback):
         if not self.knows_loss:
             self.knows_loss = True
             if why := another_kind(loss, self.passes):
-                reason = f"compute_loss is the script's own, and {why}: --expect loss=token_mean has it judged"
+                reason = f"the script overrides compute_loss, and {why}; --expect loss=token_mean enables the check"
                 self.listener.left_open({Premise.TOKEN_MEAN_LOSS: reason})
             self.passes = []
 
@@ -271,7 +271,7 @@ class TrainerHooks(TrainerCallback):
         given = [named_inputs(inputs) for inputs in self.samples]
         self.window = [known(inputs, device) for inputs in given]
         if self.begun:
-            raise Unsupported("a window of this training goes on in the next epoch")  # transformers before 4.46
+            raise Unsupported("an accumulation window continues in the next epoch")  # transformers before 4.46
         if self.first is None:
             self.first = state.global_step
             self.shown = None if self.objective else self.window[0].input_ids[:1, :ROW_TOKENS]

@@ -39,9 +39,9 @@ def unusable(version: tuple[int, ...]) -> str:
     """Return why a Python of this version cannot be listened to; "" where it can."""
     found = ".".join(map(str, version))
     if version < LOWEST:
-        return f"the training runs in Python {found}, and watch needs {'.'.join(map(str, LOWEST))} or newer"
+        return f"the training runs in Python {found}, but watch needs {'.'.join(map(str, LOWEST))} or newer"
     if importlib.util.find_spec("tunecheck") is None:
-        return f"tunecheck is not installed for {sys.executable}, which trains: install it into that environment"
+        return f"tunecheck is not installed for {sys.executable}: install it into the environment of the training"
     return ""
 
 
@@ -82,7 +82,7 @@ class _Loader(importlib.abc.Loader):
         try:
             self._wrap(module)
         except Exception as error:
-            say(f"cannot listen to {module.__name__} ({type(error).__name__}: {error})")
+            say(f"cannot watch {module.__name__} ({type(error).__name__}: {error})")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -113,7 +113,7 @@ def _wrap_trainer(module: ModuleType) -> None:
                 if (listening := listen(self)) is not None:
                     checkpoint = stack.enter_context(listening).options.checkpoint
             except Exception as error:
-                say(f"cannot listen to this training ({type(error).__name__}: {error})")
+                say(f"cannot watch this training ({type(error).__name__}: {error})")
             if checkpoint:  # a run of --twice
                 return train(self, resume_from_checkpoint=checkpoint)
             return train(self, *args, **kwargs)
@@ -136,7 +136,7 @@ def _wrap_torch(module: ModuleType) -> None:
             hear_writes(module, "save")
             hear_inputs(module)
     except Exception as error:
-        say(f"cannot listen to loops ({type(error).__name__}: {error})")
+        say(f"cannot watch loops ({type(error).__name__}: {error})")
 
 
 WRAPPED["torch"] = _wrap_torch
@@ -170,7 +170,7 @@ def _quietly(name: str, call: Callable[[], Any]) -> Any:
     try:
         return call()
     except Exception as error:
-        say(f"cannot listen to {name} ({type(error).__name__}: {error})")
+        say(f"cannot watch {name} ({type(error).__name__}: {error})")
         return None
 
 

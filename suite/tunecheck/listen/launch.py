@@ -65,8 +65,8 @@ def watch(
     try:
         folder.mkdir(0o700, parents=True, exist_ok=True)  # it holds what the command printed
     except OSError as error:
-        way_out = "name another folder by $TUNECHECK_REPORTS; the command was not started"
-        raise SuiteError(f"{folder}: cannot be made ({error.strerror}): {way_out}") from error
+        way_out = "set $TUNECHECK_REPORTS to another folder; the command was not started"
+        raise SuiteError(f"{folder}: cannot be created ({error.strerror}): {way_out}") from error
     rehearsal = Rehearsal(options)
     if options.twice:
         rehearsal = _rehearse(command, options)
@@ -220,17 +220,17 @@ def rows_of(folder: Path, options: Options, status: int) -> list[RunReport]:
             rows.append(errored(path.stem.removeprefix("watch-"), "watch", "", str(error), trace_file=path.name))
     if not rows:
         if status in INTERRUPTED:
-            reason = "the command was interrupted before it trained anything that tunecheck could listen to"
+            reason = "the command was interrupted before it trained anything"
             return [errored(options.name, "watch", "", reason)]
         how = f"ended with status {status} and " if status else ""
-        unheard = "no Trainer of transformers, no optimizer of torch stepped"
+        unheard = "no transformers Trainer and no torch optimizer made a step"
         if not (folder / HEARD).exists():
-            unheard = "no Python of it loaded tunecheck: keep $PYTHONPATH where it is set, and leave out -E, -I and -S"
+            unheard = "no Python process of it loaded tunecheck: keep the set $PYTHONPATH, and remove -E, -I and -S"
         problems = "; ".join(_problems(folder)) or unheard
-        reason = f"the command {how}trained nothing that tunecheck could listen to: {problems}"
+        reason = f"the command {how}trained nothing that tunecheck can watch: {problems}"
         return [errored(options.name, "watch", "", reason)]
     if status and status not in INTERRUPTED:
-        ended = f"the command itself ended with status {status}"
+        ended = f"the command ended with status {status}"
         return [replace(row, outcome="error", reason=ended) if row.outcome == "pass" else row for row in rows]
     return rows
 
@@ -238,7 +238,7 @@ def rows_of(folder: Path, options: Options, status: int) -> list[RunReport]:
 def _why_unheard(trace: Trace) -> str:
     """Return why this training has no run that could be judged."""
     if failed := trace.main.all(ProbeFailed):
-        return f"this training cannot be listened to: {failed[0].error}"
+        return f"this training cannot be watched: {failed[0].error}"
     detail = trace.main.end.detail if trace.main.end else ""
     return "the training ended before its first step" + (f": {detail}" if detail else "")
 

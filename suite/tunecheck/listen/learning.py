@@ -29,8 +29,8 @@ class Learning:
         """Return in words what learns now that did not then, and the other way round; "" where it is the same."""
         now = self._now()
         more, fewer = sorted(now - self._names), sorted(self._names - now)
-        told = [f"{len(more)} tensors learn that did not ({some(more, 1)})"] if more else []
-        told += [f"{len(fewer)} no longer learn ({some(fewer, 1)})"] if fewer else []
+        told = [f"{len(more)} tensors start to train ({some(more, 1)})"] if more else []
+        told += [f"{len(fewer)} stop training ({some(fewer, 1)})"] if fewer else []
         return " and ".join(told)
 
     @contextmanager

@@ -274,7 +274,7 @@ class Listener:
         if self._probes is None or self._session is None:
             return
         if self._learning is not None and (told := self._learning.changed()):
-            why = f"from step {step} on {told}, which no object declares: the steps before are judged"
+            why = f"at step {step} {told}, which no object declares: only earlier steps are judged"
             self.left_open({Premise.TRAINED_SET_DECLARED: why})
             with self._learning.restored():
                 self.end_of_listening()
@@ -360,7 +360,7 @@ class Listener:
         probes, self._probes = self._probes, None
         if probes is not None:
             probes.detach()
-        print(f"tunecheck: no longer listening: {reason}", file=sys.stderr)
+        print(f"tunecheck: stopped watching: {reason}", file=sys.stderr)
         kinds = tuple(sorted({kind.__name__ for probe in WATCHED for kind in probe.emits} | {"Step"}))
         try:
             if not self._begun:  # what the training declares could not be read

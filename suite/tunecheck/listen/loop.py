@@ -127,7 +127,7 @@ class LoopHooks:
         if self.listener is not None:
             self.listener.failed(reason)
         else:
-            say(f"cannot listen to this loop: {reason}")
+            say(f"cannot watch this loop: {reason}")
             self.hooks.remove()
 
     def _ours(self, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -322,7 +322,7 @@ class LoopHooks:
         dtypes = {p.grad.dtype for p in self.model.parameters() if p.grad is not None}
         rounding = max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
         if abs(float(norm) - self.own_norm) > max(MOST_NORM_ERROR, rounding) * self.own_norm:
-            why = "gradients are clipped in parts, or by another norm"
+            why = "gradients are clipped in parts, or with another norm"
             self.listener.left_open({Premise.CLIPPED_WHOLE: why})
 
     def on_step(self, optimizer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
@@ -366,7 +366,7 @@ class LoopHooks:
         """Another training of the model begins, as that of a second call of the same function: this one is over."""
         assert self.listener is not None
         kind = type(optimizer).__name__
-        why = f"from step {self.step} on another {kind} trains the model: the steps before are judged"
+        why = f"from step {self.step} another {kind} trains the model: only earlier steps are judged"
         self.listener.left_open({Premise.TRAINED_SET_DECLARED: why})
         self.listener.tried(self.listener.end_of_listening)
         self._let_go()
@@ -484,9 +484,9 @@ class LoopHooks:
     def _unstepped(self) -> str:
         """Return what was seen of a model that learns without an optimizer, what is missing, and what to do."""
         return (
-            f"a {self.kind} was called and differentiated ({self.differentiated}), and no optimizer of torch stepped: "
-            "updates that a script writes out itself are not known from its other arithmetic; to have this training "
-            "judged, give model.parameters() to an optimizer of torch.optim, and step that"
+            f"a {self.kind} was called and differentiated ({self.differentiated}), but no torch optimizer stepped: "
+            "tunecheck cannot recognise hand-written updates; pass model.parameters() to an optimizer of torch.optim, "
+            "and call its step"
         )
 
     def _remember(self) -> None:
@@ -509,7 +509,7 @@ class LoopHooks:
             return self._unstepped() if self.differentiated and self.kind else ""
         if self.model is None:
             return f"{self.unheard} stepped, but {self.why or 'no module was called with gradients'}"
-        return f"{self.unheard} stepped, but no optimizer holds what the {type(self.model).__name__} learns"
+        return f"{self.unheard} stepped, but no optimizer holds parameters of the {type(self.model).__name__}"
 
 
 def _by_name(args: Any, given: dict[str, Any]) -> dict[str, Any]:

@@ -20,11 +20,11 @@ from tunecheck.listen.masks import is_of_pairs
 from tunecheck.listen.session import batch_of
 from tunecheck.training.data import IGNORED, Batch
 
-UNKNOWN = "the loop takes its loss of the logits itself, in a way that is not followed here"
-FURTHER = "the loop adds a term of its own to the loss"
-WEIGHED = "the loop adds up the losses of several passes with different factors"
-FROM_PADDING = "rows are padded on the left and their first token has a label, which is predicted at a padded position"
-OWN_MASK = "an attention mask of the script's own does more than to part documents, and is not followed here"
+UNKNOWN = "the loop computes its loss from the logits in a way that tunecheck does not follow"
+FURTHER = "the loop adds a term to the loss"
+WEIGHED = "the loop sums the losses of several passes with different factors"
+FROM_PADDING = "rows are left-padded and their first token has a label, which a padded position predicts"
+OWN_MASK = "the script's own attention mask does more than separate documents"
 ENTROPIES = "NllLossBackward0", "NllLoss2DBackward0"
 """What cross_entropy leaves in the graph, behind a log_softmax that keeps its result."""
 OF_SCORES = {
@@ -211,16 +211,16 @@ def another_kind(tensor: torch.Tensor, passes: Sequence[Pass]) -> str:
             continue
         seen.add(node)
         if node in logits:
-            return "it is computed of the logits otherwise than by cross_entropy"
+            return "it uses the logits outside cross_entropy"
         if node.name() in ENTROPIES:
             if (reduction := REDUCTIONS[node._saved_reduction]) == "none" or node._saved_weight is not None:
-                return f"its cross_entropy has reduction={reduction!r} and weights of its own"
+                return f"its cross_entropy has reduction={reduction!r} or class weights"
             likelihoods = _straight_back(node.next_functions[0][0], logits)
             scores = likelihoods.next_functions[0][0] if likelihoods is not None else None
             if _straight_back(scores, logits) not in logits:
-                return "its cross_entropy is of something that was computed of the logits"
+                return "its cross_entropy takes a function of the logits"
         elif not node.next_functions:
-            return "parameters are in it by a way that leads through no pass of the model"
+            return "it uses parameters outside the model's forward pass"
         else:
             waiting.extend(following for following, _ in node.next_functions)
     return ""
@@ -288,7 +288,7 @@ def _no_mean(entropy: Any) -> str:
     """Return why a negative log-likelihood is no mean over the supervised tokens; "" where it is."""
     if (reduction := REDUCTIONS[entropy._saved_reduction]) != "mean":
         return f"cross_entropy(reduction={reduction!r}) leaves the normalisation to the loop"
-    return "" if entropy._saved_weight is None else "the classes of the loop's cross_entropy have weights"
+    return "" if entropy._saved_weight is None else "the loop's cross_entropy has class weights"
 
 
 def _compared(given: dict[str, Any], labels: torch.Tensor, device: torch.device) -> Batch:
@@ -312,7 +312,7 @@ def provisional(given: dict[str, Any], device: torch.device) -> Batch:
     """Return what the model was called with, all of it supervised. Raises Unsupported where it was given no tokens."""
     ids = given.get("input_ids")
     if not isinstance(ids, torch.Tensor):
-        raise Unsupported("the model is called without input_ids, so that its rows are not known")
+        raise Unsupported("the model is called without input_ids, so its rows are unknown")
     mask = given.get("attention_mask")
     padding = torch.zeros_like(ids) if mask is None or mask.shape != ids.shape else 1 - mask.long()
     return batch_of({**given, "labels": ids.masked_fill(padding.bool(), IGNORED)}, device)

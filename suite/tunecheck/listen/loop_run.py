@@ -31,11 +31,11 @@ from tunecheck.training.restore import model_mode, random_state, uncached, witho
 
 NOT_DECLARED = {
     Premise.SCHEDULE_KNOWN: "a loop declares no schedule",
-    Premise.GRADIENTS_CLEARED_BEFORE: "a loop may clear gradients after the forward pass; see accumulation_oracle",
-    Premise.CHECKPOINTING_DECLARED: "a loop declares nothing of checkpointing but in the model itself",
-    Premise.TOKENS_REPORTED: "a loop reports no number of tokens",
-    Premise.LOSS_REPORTED: "a loop logs as it likes",
-    Premise.NORM_REPORTED: "a loop reports no norm; updates_match_adamw judges what is clipped",
+    Premise.GRADIENTS_CLEARED_BEFORE: "a loop may clear gradients after a forward pass; accumulation_oracle judges it",
+    Premise.CHECKPOINTING_DECLARED: "only the model declares checkpointing in a loop",
+    Premise.TOKENS_REPORTED: "a loop reports no token count",
+    Premise.LOSS_REPORTED: "a loop has no standard log",
+    Premise.NORM_REPORTED: "a loop reports no norm; updates_match_adamw judges clipping",
 }
 
 
@@ -54,9 +54,9 @@ def run_of(model: Any, optimizer: Any, listener: Listener, autocast: torch.dtype
         scaled = [Premise.LOSS_UNSCALED]
         if not objective or any(group.get("fused") for group in optimizer.param_groups):
             scaled.append(Premise.UPDATE_RULE_KNOWN)
-        left_open |= opened(scaled, "a GradScaler scales the loss, and a loop does not say when it is undone")
+        left_open |= opened(scaled, "a GradScaler scales the loss, and a loop does not declare when it unscales")
     if declared.drops:
-        left_open[Premise.LOSS_REPEATABLE] = "the model has dropout, and a loop's passes cannot be made again without"
+        left_open[Premise.LOSS_REPEATABLE] = "the model has dropout, and a loop's passes cannot be repeated without it"
     training = WatchedTraining.model_construct(
         max_steps=listener.options.steps,
         schedule_steps=listener.options.steps,
@@ -75,7 +75,7 @@ def run_of(model: Any, optimizer: Any, listener: Listener, autocast: torch.dtype
         training=training,
         open_premises=left_open,
         objective=objective,
-        sources={**sources, "training": f"groups of the {type(optimizer).__name__}"},
+        sources={**sources, "training": f"parameter groups of the {type(optimizer).__name__}"},
     )
 
 

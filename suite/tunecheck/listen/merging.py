@@ -17,8 +17,8 @@ from tunecheck.core.trace import Trace, TraceWriter, read
 from tunecheck.listen.options import Options, trace_file
 
 NOT_COMPARED = {
-    Premise.SEEDS_DIFFER_BY_RANK: "transformers and accelerate seed every process alike by default",
-    Premise.SAVES_HEARD_BY_RANK: "in which of its processes a script saves is not listened to",
+    Premise.SEEDS_DIFFER_BY_RANK: "transformers and accelerate give every process the same seed by default",
+    Premise.SAVES_HEARD_BY_RANK: "tunecheck does not record which process saves",
 }
 """Premises of checks that compare processes to why they are open in a watched training."""
 

@@ -26,9 +26,7 @@ def noise_by_hooks(model: Any) -> str:
         if code is None or not _returns_something(hook):  # looks on, and changes nothing
             continue
         if _varies(model, training=True) and not _varies(model, training=False):
-            return (
-                f"the script's own hook {code.name} ({Path(code.file).name}:{code.line}) adds noise to the embeddings"
-            )
+            return f"the script's hook {code.name} ({Path(code.file).name}:{code.line}) adds noise to the embeddings"
     return ""
 
 

@@ -184,4 +184,4 @@ def norm_of_gradients(model: Any) -> float:
 
 
 def _not_ours(*_: Any) -> Any:
-    raise Unsupported("a training that is not ours has no such function")
+    raise Unsupported("a watched training has no such function")

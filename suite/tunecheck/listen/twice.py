@@ -33,10 +33,10 @@ SCRATCH = "twice"
 OUTPUT = "output"
 """Folder below a run's own that stands in for the Trainer's output_dir."""
 NOT_TWICE = (
-    "the command trained nothing with a Trainer when it was run twice (see twice.log); a loop is not, since no object "
-    "says where it writes"
+    "the second run trained nothing with a Trainer (see twice.log); --twice skips loops, because no object declares "
+    "where they write"
 )
-NO_CHECKPOINT = "the training keeps no checkpoint to resume from: save_strategy, save_only_model or ignore_data_skip"
+NO_CHECKPOINT = "the training saves no resumable checkpoint: save_strategy, save_only_model or ignore_data_skip"
 Run = Callable[[Options], int]
 """Runs the command with these options, out of sight, and returns its status."""
 
@@ -116,7 +116,7 @@ def _attempt(purpose: AttemptPurpose, trace: Trace, first: int, shift: int) -> I
     end, began = trace.main.end, trace.run.training.first_step
     seconds = end.seconds if end is not None else 0.0
     if began != first:
-        detail = f"it began at step {began}, the watched run at step {first}: the script resumes by itself"
+        detail = f"it started at step {began}, the watched run at step {first}: the script resumes on its own"
         yield AttemptEnd(outcome=AttemptOutcome.FAILED, detail=detail, seconds=seconds)
     else:
         yield end or AttemptEnd(outcome=AttemptOutcome.CUT_OFF, detail="", seconds=seconds)

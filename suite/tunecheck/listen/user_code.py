@@ -89,7 +89,7 @@ def departure(model: Any) -> str:
     """Return what a model of transformers has that its class does not build of its configuration; "" for nothing."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     if own := own_modules(model):
-        return f"the model holds the script's own {own[0]}"
+        return f"the model contains the script's own {own[0]}"
     if code_of("forward", type(inner).forward) is not None:
         return f"the forward pass of {type(inner).__name__} is the script's own"
     head = inner.get_output_embeddings()

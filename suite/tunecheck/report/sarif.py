@@ -64,8 +64,8 @@ def _rule(name: str) -> dict[str, Any]:
     return {
         "id": name,
         "shortDescription": {"text": rule(name)},
-        "fullDescription": {"text": f"A failure usually means: {check.meaning}."},
-        "help": {"text": f"{check.remedy} (see {check_page(name)})"},
+        "fullDescription": {"text": f"A failure usually means: {check.meaning}"},
+        "help": {"text": f"{check.remedy} More: {check_page(name)}"},
         "defaultConfiguration": {"level": "error"},
     }
 

@@ -26,17 +26,17 @@ SET = Option(
     "override a key of every run; may be repeated",
     {"action": "append", "default": [], "metavar": "KEY=VALUE"},
 )
-CARD = Option("--card", "settings of a GPU class, a file in configs/cards: 8gb, cpu", {"metavar": "CLASS"})
+CARD = Option("--card", "apply the settings of a GPU class from configs/cards: 8gb, cpu", {"metavar": "CLASS"})
 SWITCH = {"action": "store_true"}
 SESSION_OPTIONS = (
     SET,
     CARD,
-    Option("--require-gpu", "no GPU, and every skip for lack of one, is a failure", SWITCH),
+    Option("--require-gpu", "fail if there is no GPU, or if a run is skipped for lack of one", SWITCH),
     Option(
         "--vram-cap",
-        "treat every GPU as one of this size, such as 8GiB, at admission and in the allocator",
+        "limit every GPU to this size, such as 8GiB, at admission and in the allocator",
         {"metavar": "SIZE", "type": size_option},
     ),
-    Option("--fail-on-regression", "a figure that is worse than in previous sessions is a failure", SWITCH),
-    Option("--in-process", "train in pytest's own process, for a debugger", SWITCH),
+    Option("--fail-on-regression", "fail if a figure is worse than in previous sessions", SWITCH),
+    Option("--in-process", "train in the pytest process, for a debugger", SWITCH),
 )
