@@ -3,32 +3,52 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median, quantiles
 from typing import Any, ClassVar
 
 from tunecheck.checks.attempts import of_every_rank
-from tunecheck.core.check import Check, or_infinite, some
+from tunecheck.checks.data import ROWS_THAT_MUST_DIFFER
+from tunecheck.checks.gradients import AccumulationOracle
+from tunecheck.core.check import Check, or_infinite, some, worst_of
 from tunecheck.core.errors import MissingEvidence
 from tunecheck.core.evidence import (
     DataSplit,
     Evaluation,
+    FileWritten,
     Joined,
+    OwnRowsGradient,
     Pace,
     Replica,
+    RowsDrawn,
     RowsGiven,
     Saved,
+    Setup,
     Shard,
     Step,
+    StepInputs,
     Window,
 )
 from tunecheck.core.finding import Finding
-from tunecheck.core.premises import Premise
+from tunecheck.core.premises import Premise, first_open
 from tunecheck.core.trace import Trace
 
 SHARED_ROWS = 0.5
-"""Share of the rows of one process that another may have: a sampler fills the last round up with rows of the first."""
+"""Share of one process's rows of an epoch that another may have, where the data set may hold rows several times."""
+MOST_SHARED = 9
+"""Rows of one process that another may have, while none comes again within a process: of ten equal pairs in the data
+all are between two processes once in 1024 times."""
+PARTS = "processes that hold parts of one model are given the same rows"
+UNEVEN = "batches of as many tokens may be filled by other numbers of rows on each rank"
+OWN_SIZES = "each rank may be given a part of its own size"
+SUMMED = "the learning rate may be chosen for a sum over the ranks"
+RATIO_ERROR = 0.01
+"""Of the ratio of two gradients, by which a sum is known."""
+BY_STEPS = "a training that is counted in steps, not epochs, may draw rows by each rank's own seed"
+REPEATED_IN_DATA = "the data set may hold rows twice, next to each other"
 FEWEST_STEPS = 4
 """Steps from which a pace can be told."""
 
@@ -64,7 +84,7 @@ class ReplicasEqual(Check):
             again = [later for later in wanted if later > steps and _all_alike(later, first, replicas)]
             if again and "watched" in trace.run.features:  # local SGD: averaged every so many steps
                 return self.unjudged(f"they differ after {steps} steps and are equal after {again[0]}", expected=True)
-            if not steps and trace.run.objective and _exchange_something(first, replicas):
+            if not steps and trace.run.objective and not one.wrapped and _exchange_something(first, replicas):
                 reason = "they begin with other weights and exchange something in each step, as parts of one model do"
                 return self.unjudged(reason, expected=True)
             when = f"after {steps} steps" if steps else "before the first step"
@@ -99,6 +119,7 @@ def _tensors(one: Replica, other: Replica) -> str:
 class RowsTrainedOnce(Check):
     """In each epoch no row is trained on twice, by whichever ranks, and all ranks take as many micro-batches."""
 
+    premises: ClassVar[frozenset[Premise]] = frozenset()
     across_ranks: ClassVar[bool] = True
     applies_to: ClassVar[frozenset[str]] = frozenset({"parallel"})
     meaning: ClassVar[str] = (
@@ -108,31 +129,86 @@ class RowsTrainedOnce(Check):
     remedy: ClassVar[str] = "give each rank every so many rows, from its own number on: DistributedSampler does so"
 
     def judge(self, trace: Trace) -> Finding:
-        by_rank = of_every_rank(trace, Window)
         if "watched" in trace.run.features:
-            return self._of_loaders(trace, by_rank)
-        windows = by_rank[0]
+            return self._of_loaders(trace)
+        windows = of_every_rank(trace, Window)[0]
         problems = [*_uneven(trace, windows), *_twice(windows, trace.one(DataSplit).train_rows, trace.run.processes)]
         rows = sum(len(window.rows) for window in windows)
         detail = "; ".join(problems[:3]) or f"{rows} rows, each by one of {trace.run.processes} ranks"
         return self.found(not problems, detail, measured=len(problems), limit=0, compared=rows)
 
-    def _of_loaders(self, trace: Trace, windows: dict[int, list[Window]]) -> Finding:
-        """Judge processes that each saw their own rows alone, which a data set may hold several times."""
-        rows = {rank: [row for window in held for row in window.rows] for rank, held in windows.items()}
-        if alike := [rank for rank, own in rows.items() if rank and own == rows[0]]:
-            detail = f"rank {alike[0]} was given the same {len(rows[0])} rows as rank 0, in the same order"
-            return self.found(False, detail, measured=len(rows[0]), limit=0)
-        size = trace.one(RowsGiven).dataset_rows
-        if size is None or sum(map(len, rows.values())) > size:
-            return self.unjudged("more rows than one epoch, or nobody knows how many it has", expected=True)
-        if any(len(set(own)) < len(own) for own in rows.values()):
-            return self.unjudged("rows come again within one process, which rows_come_once is about", expected=True)
-        shared = {rank: len(set(own) & set(rows[0])) for rank, own in rows.items() if rank}
-        rank = max(shared, key=shared.__getitem__)
-        limit = int(len(rows[rank]) * SHARED_ROWS)
-        detail = f"{shared[rank]} of {len(rows[rank])} rows of rank {rank} are rank 0's too"
-        return self.found(shared[rank] <= limit, detail, measured=shared[rank], limit=limit)
+    def _of_loaders(self, trace: Trace) -> Finding:
+        """Judge processes that each saw their own rows alone."""
+        given = {rank: _given(trace.of_rank(rank)) for rank in trace.ranks}
+        if len(given) < trace.run.processes:
+            raise MissingEvidence(f"rank {len(given)} left no evidence")
+        streams = {rank: [row for _, rows in held for row in rows] for rank, held in given.items()}
+        if alike := [rank for rank, own in streams.items() if rank and own == streams[0] and len(set(own)) > 1]:
+            kind = "batches" if trace.run.objective else "rows"
+            detail = f"rank {alike[0]} was given the same {len(streams[0])} {kind} as rank 0, in the same order"
+            wrapped = not trace.run.objective or any(seen.wrapped for seen in trace.main.all(Replica))
+            return self.found(False, detail, measured=len(streams[0]), limit=0, meant="" if wrapped else PARTS)
+        counts = {rank: [len(micro_batches) for micro_batches, _ in held] for rank, held in given.items()}
+        for rank, own in counts.items():
+            if uneven := [at for at, (a, b) in enumerate(zip(counts[0], own, strict=False)) if a != b]:
+                detail = f"step {uneven[0]}: {own[uneven[0]]} micro-batches on rank {rank}, "
+                detail += f"{counts[0][uneven[0]]} on rank 0"
+                return self.found(False, detail, measured=len(uneven), limit=0, meant=UNEVEN)
+        drawn = [seen[-1] for rank in trace.ranks if (seen := trace.of_rank(rank).main.all(RowsDrawn))]
+        known = len(drawn) == len(given) and all(seen.dataset_rows and seen.passes and seen.passes[0] for seen in drawn)
+        if known and (found := self._by_numbers(drawn)) is not None:
+            return found
+        if trace.run.objective:
+            return self.unjudged("no loader shares out the numbers of rows that every process holds", expected=True)
+        return self._by_content(streams, trace.one(RowsGiven).dataset_rows)
+
+    def _by_numbers(self, drawn: Sequence[RowsDrawn]) -> Finding | None:
+        """Judge loaders of one data set by the numbers that they draw; None where each has a data set of its own."""
+        sizes, contents = [seen.dataset_rows for seen in drawn], {seen.dataset for seen in drawn}
+        if max(sizes) - min(sizes) > 1:
+            detail = f"the ranks' data sets have {some([f'{size:,}' for size in sizes])} rows"
+            return self.found(False, detail, measured=max(sizes) - min(sizes), limit=1, meant=OWN_SIZES)
+        first, size = [seen.passes[0] for seen in drawn], sizes[0]
+        taken = Counter(row for numbers in first for row in set(numbers))
+        shared, total = sum(times - 1 for times in taken.values()), sum(map(len, first))
+        filled = sum(seen.batch for seen in drawn)  # samplers fill the last batches with the first rows
+        allowed = min(max(0, total - size), filled)
+        shares_out = sum(seen.batches * seen.batch for seen in drawn) <= size + 2 * filled
+        if len(set(sizes)) > 1 or "" in contents or any(len(set(own)) < len(own) - filled for own in first):
+            return None
+        if len(contents) > 1:
+            if not shares_out or shared > allowed:
+                return None
+            detail = f"the loaders share out the numbers of {size} rows, and each rank's data set holds others"
+            return self.found(False, detail, measured=len(contents), limit=1)
+        if shared <= allowed and not shares_out:
+            each = drawn[0].batches * drawn[0].batch
+            detail = f"each of {len(drawn)} ranks draws {each:,} of {size:,} rows in a pass over the same data set"
+            return self.found(False, detail, measured=each, limit=size // len(drawn), meant=BY_STEPS)
+        detail = f"{shared} of {total} rows of the first pass are drawn by two ranks, from a data set of {size:,}"
+        return self.found(shared <= allowed, detail, measured=shared, limit=allowed)
+
+    def _by_content(self, rows: dict[int, list[str]], size: int | None) -> Finding:
+        """Judge rows by their tokens, which a data set may hold several times."""
+        if all(len(set(own)) == len(own) for own in rows.values()):
+            shared = {rank: len(set(own) & set(rows[0])) for rank, own in rows.items() if rank}
+            rank = max(shared, key=shared.__getitem__)
+            detail = f"{shared[rank]} of {len(rows[rank])} rows of rank {rank} are rank 0's too"
+            within_epoch = size is not None and sum(map(len, rows.values())) <= size
+            limit = int(len(rows[rank]) * SHARED_ROWS) if within_epoch else MOST_SHARED
+            meant = "" if within_epoch and shared[rank] > limit else REPEATED_IN_DATA
+            limit = min(limit, MOST_SHARED)
+            if within_epoch or shared[rank] > limit:
+                return self.found(shared[rank] <= limit, detail, measured=shared[rank], limit=limit, meant=meant)
+        # of equal rows of a data set, and of two epochs, half come within one process
+        return self.unjudged("rows come again within one process, or nobody knows how many there are", expected=True)
+
+
+def _given(trace: Trace) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Return the micro-batches and rows of each step of one rank; where rows are not known, micro-batches twice."""
+    if trace.run.objective:
+        return [(seen.digests, seen.digests) for seen in trace.all(StepInputs)]
+    return [(seen.digests, seen.rows) for seen in trace.all(Window)]
 
 
 def _uneven(trace: Trace, windows: list[Window]) -> Iterator[str]:
@@ -221,6 +297,87 @@ def _shown(value: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GradientsAveraged(AccumulationOracle):
+    """The gradient on every rank is the mean of the gradients that the ranks' own rows give, computed apart.
+
+    Each rank may count alike, or by its supervised tokens.
+    """
+
+    premises: ClassVar[frozenset[Premise]] = AccumulationOracle.premises - {Premise.EVERY_ROW_SEEN}
+    across_ranks: ClassVar[bool] = True
+    applies_to: ClassVar[frozenset[str]] = frozenset({"parallel", "watched"})
+    meaning: ClassVar[str] = (
+        "gradients are summed over the ranks where their mean is meant, the loss is divided by the number of ranks and "
+        "averaged again, gradients are clipped before they are exchanged, or labels, mask or loss of a rank are wrong"
+    )
+    remedy: ClassVar[str] = (
+        "let DDP average; divide by the number of ranks once where you call all_reduce; clip after the exchange"
+    )
+
+    def judge(self, trace: Trace) -> Finding:
+        ranks = [trace.of_rank(rank) for rank in trace.ranks]
+        for rank, own in enumerate(ranks):
+            if reason := first_open(self.premises, own.open_premises):
+                return self.unjudged(f"rank {rank}: {reason}", expected=True)
+        seen = [{one.step: one for one in rank.main.all(OwnRowsGradient)} for rank in ranks]
+        steps = set.intersection(*map(set, seen)) - {step.step for step in trace.steps if not step.applied}
+        if not steps:
+            return self.unjudged(
+                "no gradient of the ranks' own rows was computed, as with dropout in a loop", expected=True
+            )
+        limit = self.limit(trace)
+        if trace.run.lora is None and trace.one(Setup).precision != "fp32":
+            limit = self.max_error_autocast
+        errors = {step: _error_of_mean([held[step] for held in seen]) for step in steps}
+        step, (error, ratio) = worst_of(errors.items(), key=lambda item: item[1][0])
+        count = len(ranks)
+        detail = f"step {step}: error {error:.3g} of the mean gradient of {count} ranks' own rows"
+        if not error <= limit:
+            detail += f", {ratio:.3g} times which every rank has"
+        summed = abs(ratio - count) <= RATIO_ERROR * count
+        return self.found(error <= limit, detail, measured=error, limit=limit, meant=SUMMED if summed else "")
+
+
+def _error_of_mean(ranks: Sequence[OwnRowsGradient]) -> tuple[float, float]:
+    """Return the error of the ranks' gradients against the nearest mean of their own, and the ratio along it."""
+    tokens, found = sum(rank.tokens for rank in ranks), []
+    for of_means in (0, -1):
+        for shares in ([1 / len(ranks) for _ in ranks], [rank.tokens / (tokens or 1) for rank in ranks]):
+            parts = [[share * value for value in rank.own[of_means]] for share, rank in zip(shares, ranks, strict=True)]
+            wanted = [math.fsum(values) for values in zip(*parts, strict=True)]
+            norm = math.hypot(*wanted) or math.nan
+            errors = [math.dist(rank.got, wanted) / norm for rank in ranks]
+            ratio = math.sumprod(ranks[0].got, wanted) / norm**2
+            found.append((max(errors, key=or_infinite), ratio))
+    return min(found, key=lambda pair: or_infinite(pair[0]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochsShuffled(Check):
+    """A loader that shuffles draws its rows in another order in each pass."""
+
+    premises: ClassVar[frozenset[Premise]] = frozenset()
+    applies_to: ClassVar[frozenset[str]] = frozenset({"parallel", "watched"})
+    convention: ClassVar[str] = "epochs that are to be compared keep one order"
+    meaning: ClassVar[str] = (
+        "sampler.set_epoch is not called: DistributedSampler shuffles by seed and epoch, so that every epoch has the "
+        "same batches"
+    )
+    remedy: ClassVar[str] = "call loader.sampler.set_epoch(epoch) at the beginning of each epoch"
+
+    def judge(self, trace: Trace) -> Finding:
+        passes = [numbers for seen in trace.main.all(RowsDrawn)[-1:] for numbers in seen.passes]
+        pairs = [
+            (a[: len(b)], b[: len(a)]) for a, b in pairwise(passes) if min(len(a), len(b)) >= ROWS_THAT_MUST_DIFFER
+        ]
+        if not pairs or list(passes[0]) == sorted(passes[0]):
+            return self.unjudged("no loader that shuffles was seen to begin a second pass", expected=True)
+        alike = sum(one == other for one, other in pairs)
+        detail = f"{alike} of {len(pairs)} passes draw the rows in the order of the pass before"
+        return self.found(not alike, detail, measured=alike, limit=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DropoutDiffersByRank(Check):
     """Before every step the random state that dropout draws from is another one on each rank."""
 
@@ -248,15 +405,19 @@ class DropoutDiffersByRank(Check):
 class SavedByOneRank(Check):
     """One rank writes what is saved, and saving returns on no rank before the files are there."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.SAVES_HEARD_BY_RANK})
+    premises: ClassVar[frozenset[Premise]] = frozenset()
     across_ranks: ClassVar[bool] = True
-    applies_to: ClassVar[frozenset[str]] = frozenset({"parallel", "adapters"})
+    applies_to: ClassVar[frozenset[str]] = frozenset({"parallel"})
     meaning: ClassVar[str] = (
         "several ranks write the same file at one time, or a rank goes on, and may read or upload, before it is whole"
     )
     remedy: ClassVar[str] = "write on rank 0 alone, and call a barrier on every rank after that"
 
     def judge(self, trace: Trace) -> Finding:
+        if "watched" in trace.run.features:
+            return self._of_files(trace)
+        if "adapters" not in trace.run.features:
+            return self.unjudged("nothing is saved but by the checkpoint", expected=True)
         problems = []
         for rank, held in of_every_rank(trace, Saved).items():
             writers = held[-1].writers
@@ -265,6 +426,20 @@ class SavedByOneRank(Check):
             elif not writers:
                 problems.append(f"when saving returned on rank {rank}, no rank had written a file")
         detail = "; ".join(dict.fromkeys(problems)) or "one rank wrote, and every rank found its files"
+        return self.found(not problems, detail, measured=len(problems), limit=0)
+
+    def _of_files(self, trace: Trace) -> Finding:
+        """Judge the files that each process was heard to write."""
+        written = {rank: {seen.path for seen in trace.of_rank(rank).main.all(FileWritten)} for rank in trace.ranks}
+        ranks = {
+            file: [rank for rank, own in written.items() if file in own] for file in set().union(*written.values())
+        }
+        if not ranks:
+            return self.unjudged("no rank wrote tensors to a file", expected=True)
+        problems = [
+            f"ranks {', '.join(map(str, by))} wrote {file}" for file, by in sorted(ranks.items()) if len(by) > 1
+        ]
+        detail = some(problems, 2) or f"{len(ranks)} files, each written by one rank"
         return self.found(not problems, detail, measured=len(problems), limit=0)
 
 

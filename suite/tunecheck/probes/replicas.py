@@ -28,6 +28,7 @@ class ReplicaProbe(Probe):
     def start(self, session: Session) -> None:
         """Take everything that the training starts from."""
         self._done = 0
+        self._wrapped = isinstance(session.model, torch.nn.parallel.DistributedDataParallel)
         if session.processes > 1:
             self._take(0, [*session.model.named_parameters(), *_buffers(session)], named=True)
 
@@ -53,7 +54,8 @@ class ReplicaProbe(Probe):
 
     def _take(self, steps: int, tensors: Iterable[tuple[str, torch.Tensor]], *, named: bool) -> None:
         each = {name: _hex(repr(digest(tensor))) for name, tensor in tensors}
-        self.emit(Replica(steps=steps, digest=_hex(repr(each)), tensors=each if named else {}, exchanges=_exchanges()))
+        held = {"tensors": each if named else {}, "wrapped": self._wrapped, "exchanges": _exchanges()}
+        self.emit(Replica(steps=steps, digest=_hex(repr(each)), **held))
 
 
 def _buffers(session: Session) -> Iterable[tuple[str, torch.Tensor]]:

@@ -1,0 +1,109 @@
+"""Which rows the training's loader draws, where several processes train: noted from the import of torch on.
+
+Nothing of the script's is called for that, and nothing imported that the program might not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from tunecheck.listen.handed import parts_of
+from tunecheck.listen.ranks import rank_and_processes
+
+if TYPE_CHECKING:
+    from tunecheck.core.evidence import RowsDrawn
+
+MOST_PASSES, MOST_ROWS = 3, 1024
+"""Passes over a loader, and rows of each, whose numbers are noted."""
+MOST_PARTS = 16
+"""Parts of a data set in which its columns are looked for."""
+
+
+@dataclass(slots=True, eq=False)
+class _Loader:
+    """A loader, known by its sampler of batches."""
+
+    passes: list[list[int]] = field(default_factory=list)
+    batch: int = 0
+    iterator: Callable[[], Any] = lambda: None
+    draws: int = 0
+    """Identity of the sampler's own iterator: workers that stay begin another one with each pass."""
+
+    def drew(self, numbers: Any) -> None:
+        """Note a batch; numbers alone, where a sampler draws pairs."""
+        rows = [number for number in (numbers if isinstance(numbers, list) else [numbers]) if isinstance(number, int)]
+        self.batch = max(self.batch, len(rows))
+        self.passes[-1].extend(rows)
+
+
+_LOADERS: WeakKeyDictionary[Any, _Loader] = WeakKeyDictionary()
+_last: Any = None
+"""Reference to the iterator that drew last."""
+
+
+def drawing(iterator: Any) -> Callable[[Any], None] | None:
+    """The numbers of a batch's rows are about to be drawn. Return what notes them."""
+    global _last
+    if rank_and_processes()[1] < 2:
+        return None
+    _last = weakref.ref(iterator)
+    loader = _LOADERS.setdefault(iterator._index_sampler, _Loader())
+    if loader.iterator() is not iterator or loader.draws != id(iterator._sampler_iter):
+        loader.iterator, loader.draws = _last, id(iterator._sampler_iter)
+        loader.passes.append([])
+    more = len(loader.passes) <= MOST_PASSES and len(loader.passes[-1]) < MOST_ROWS
+    return loader.drew if more else None
+
+
+def of_training() -> Callable[[], RowsDrawn] | None:
+    """Return what tells, now and later, which rows the loader that was drawn from last has drawn; None without one."""
+    from tunecheck.core.evidence import RowsDrawn
+
+    iterator = _last() if _last is not None else None
+    if iterator is None or isinstance(iterator._dataset, sys.modules["torch.utils.data"].IterableDataset):
+        return None
+    loader, size, batches = _LOADERS[iterator._index_sampler], 0, 0
+    with suppress(TypeError):  # without a length
+        size, batches = len(iterator._dataset), len(iterator._index_sampler)
+    content = content_of(iterator._dataset)
+    return lambda: RowsDrawn(
+        dataset=content,
+        dataset_rows=size,
+        batch=loader.batch,
+        batches=batches,
+        passes=tuple(map(tuple, loader.passes[:MOST_PASSES])),
+    )
+
+
+def content_of(dataset: Any) -> str:
+    """Return a digest of the first, middle and last row of a data set, as its columns hold them; "" without any.
+
+    A column is a list, a tuple or an array as long as the data set, in it or in one that it is a part of.
+    """
+    found, columns = hashlib.sha256(), list(_columns(dataset))
+    for column in columns:
+        for part in parts_of([column[at] for at in (0, len(column) // 2, len(column) - 1)]):
+            if b" object at 0x" in part:  # a thing of another address in each process
+                return ""
+            found.update(part)
+    return found.hexdigest()[:16] if columns else ""
+
+
+def _columns(thing: Any, rows: int = -1, depth: int = 4) -> Iterator[Any]:
+    """Yield what holds as many things as the data set rows, from the data set inwards."""
+    plain, array = isinstance(thing, list | tuple | range), hasattr(thing, "__array__")
+    own = len(thing) if hasattr(thing, "__len__") and getattr(thing, "ndim", 1) else -1
+    if (plain or array) and own > 0 and rows in (own, -1):
+        yield thing
+    elif hasattr(thing, "__getitem__") and not array and depth:
+        named = isinstance(thing, Mapping)
+        inside = thing if plain else thing.values() if named else getattr(thing, "__dict__", {}).values()
+        for part in list(inside)[:MOST_PARTS]:
+            yield from _columns(part, rows if plain or named else own, depth - 1)
