@@ -13,9 +13,10 @@ from typing import Any, ClassVar
 from tunecheck.checks.attempts import of_every_rank
 from tunecheck.checks.data import ROWS_THAT_MUST_DIFFER
 from tunecheck.checks.gradients import AccumulationOracle
-from tunecheck.core.check import Check, or_infinite, some, worst_of
+from tunecheck.core.check import Check, NumericCheck, or_infinite, some, worst_of
 from tunecheck.core.errors import MissingEvidence
 from tunecheck.core.evidence import (
+    CallOrder,
     DataSplit,
     Evaluation,
     FileWritten,
@@ -69,6 +70,10 @@ class ReplicasEqual(Check):
     )
 
     def judge(self, trace: Trace) -> Finding:
+        counts = [len(trace.of_rank(rank).main.all(Step)) for rank in trace.ranks]
+        if "watched" in trace.run.features and not all(counts) and any(counts):
+            detail = f"rank {counts.index(0)} took no step of the optimizer, another {max(counts)}"
+            return self.found(False, detail, measured=0, limit=max(counts))
         replicas = {rank: {seen.steps: seen for seen in held} for rank, held in of_every_rank(trace, Replica).items()}
         first = replicas.pop(0)
         wanted = range(max(len(held) for held in of_every_rank(trace, Step).values()) + 1)
@@ -190,17 +195,15 @@ class RowsTrainedOnce(Check):
 
     def _by_content(self, rows: dict[int, list[str]], size: int | None) -> Finding:
         """Judge rows by their tokens, which a data set may hold several times."""
-        if all(len(set(own)) == len(own) for own in rows.values()):
-            shared = {rank: len(set(own) & set(rows[0])) for rank, own in rows.items() if rank}
-            rank = max(shared, key=shared.__getitem__)
-            detail = f"{shared[rank]} of {len(rows[rank])} rows of rank {rank} are rank 0's too"
-            within_epoch = size is not None and sum(map(len, rows.values())) <= size
-            limit = int(len(rows[rank]) * SHARED_ROWS) if within_epoch else MOST_SHARED
-            meant = "" if within_epoch and shared[rank] > limit else REPEATED_IN_DATA
-            limit = min(limit, MOST_SHARED)
-            if within_epoch or shared[rank] > limit:
-                return self.found(shared[rank] <= limit, detail, measured=shared[rank], limit=limit, meant=meant)
-        # of equal rows of a data set, and of two epochs, half come within one process
+        shared = {rank: len(set(own) & set(rows[0])) for rank, own in rows.items() if rank}
+        rank = max(shared, key=shared.__getitem__)
+        detail = f"{shared[rank]} of {len(rows[rank])} rows of rank {rank} are rank 0's too"
+        within_epoch = size is not None and sum(map(len, rows.values())) <= size
+        half = int(SHARED_ROWS * len(rows[rank])) if within_epoch else math.inf
+        # of equal rows of a data set, and of two epochs, about half come within one process
+        if all(len(set(own)) == len(own) for own in rows.values()) and (within_epoch or shared[rank] > MOST_SHARED):
+            limit, meant = min(MOST_SHARED, half), "" if shared[rank] > half else REPEATED_IN_DATA
+            return self.found(shared[rank] <= limit, detail, measured=shared[rank], limit=limit, meant=meant)
         return self.unjudged("rows come again within one process, or nobody knows how many there are", expected=True)
 
 
@@ -246,6 +249,7 @@ class RanksReportAlike(Check):
     A number of one rank's rows would differ from the next one's.
     """
 
+    premises: ClassVar[frozenset[Premise]] = frozenset()
     across_ranks: ClassVar[bool] = True
     applies_to: ClassVar[frozenset[str]] = frozenset({"parallel"})
     meaning: ClassVar[str] = (
@@ -256,9 +260,18 @@ class RanksReportAlike(Check):
     )
 
     def judge(self, trace: Trace) -> Finding:
-        names = SHARED_NUMBERS if "watched" in trace.run.features else NUMBERS
+        watched = "watched" in trace.run.features
+        models = of_every_rank(trace, Replica) if trace.run.objective else {}
+        if len({tuple(seen.digest for seen in held) for held in models.values()}) > 1:
+            return self.unjudged("the ranks' models differ: parts of one have numbers of their own", expected=True)
+        names = SHARED_NUMBERS if watched else NUMBERS
         numbers = {rank: [_of_step(step, names) for step in held] for rank, held in of_every_rank(trace, Step).items()}
-        if "watched" not in trace.run.features and trace.run.evaluation.splits:
+        for rank, held in numbers.items() if watched else ():
+            clips = {seen.step: seen.clip_scale for seen in trace.of_rank(rank).main.all(CallOrder)}
+            numbers[rank] = [
+                (when, {**own, "share left by clipping": clips.get(at)}) for at, (when, own) in enumerate(held)
+            ]
+        if not watched and trace.run.evaluation.splits:
             for rank, held in of_every_rank(trace, Evaluation).items():
                 numbers[rank] += [_of_evaluation(seen) for seen in held]
         first = numbers.pop(0)
@@ -297,7 +310,7 @@ def _shown(value: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GradientsAveraged(AccumulationOracle):
+class GradientsAveraged(NumericCheck):
     """The gradient on every rank is the mean of the gradients that the ranks' own rows give, computed apart.
 
     Each rank may count alike, or by its supervised tokens.
@@ -314,8 +327,13 @@ class GradientsAveraged(AccumulationOracle):
         "let DDP average; divide by the number of ranks once where you call all_reduce; clip after the exchange"
     )
 
+    max_error_fp32: float = 1e-4
+    max_error_16bit: float = 5e-2
+    max_error_autocast: float = 0.2
+    """Where the base learns under autocast, as for accumulation_oracle."""
+
     def judge(self, trace: Trace) -> Finding:
-        ranks = [trace.of_rank(rank) for rank in trace.ranks]
+        ranks = [trace.of_rank(rank) for rank in of_every_rank(trace, Step)]
         for rank, own in enumerate(ranks):
             if reason := first_open(self.premises, own.open_premises):
                 return self.unjudged(f"rank {rank}: {reason}", expected=True)
