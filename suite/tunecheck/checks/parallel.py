@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import mul
 from statistics import median, quantiles
 from typing import Any, ClassVar
 
@@ -47,7 +48,7 @@ UNEVEN = "batches of as many tokens may be filled by other numbers of rows on ea
 OWN_SIZES = "each rank may be given a part of its own size"
 SUMMED = "the learning rate may be chosen for a sum over the ranks"
 RATIO_ERROR = 0.01
-"""Of the ratio of two gradients, by which a sum is known."""
+"""Of a gradient that a factor makes another one."""
 BY_STEPS = "a training that is counted in steps, not epochs, may draw rows by each rank's own seed"
 REPEATED_IN_DATA = "the data set may hold rows twice, next to each other"
 FEWEST_STEPS = 4
@@ -348,26 +349,29 @@ class GradientsAveraged(NumericCheck):
             limit = self.max_error_autocast
         errors = {step: _error_of_mean([held[step] for held in seen]) for step in steps}
         step, (error, ratio) = worst_of(errors.items(), key=lambda item: item[1][0])
-        count = len(ranks)
-        detail = f"step {step}: error {error:.3g} of the mean gradient of {count} ranks' own rows"
-        if not error <= limit:
-            detail += f", {ratio:.3g} times which every rank has"
-        summed = abs(ratio - count) <= RATIO_ERROR * count
-        return self.found(error <= limit, detail, measured=error, limit=limit, meant=SUMMED if summed else "")
+        detail = f"step {step}: error {error:.3g} of the mean gradient of {len(ranks)} ranks' own rows"
+        if not error <= limit and ratio:
+            detail += f"; it is {ratio:.3g} times that mean"
+        meant = SUMMED if round(ratio, 2) == len(ranks) else ""
+        return self.found(error <= limit, detail, measured=error, limit=limit, meant=meant)
 
 
 def _error_of_mean(ranks: Sequence[OwnRowsGradient]) -> tuple[float, float]:
-    """Return the error of the ranks' gradients against the nearest mean of their own, and the ratio along it."""
-    tokens, found = sum(rank.tokens for rank in ranks), []
+    """Return the error of the ranks' gradients against the mean of their own; and their ratio where all else fits.
+
+    The ranks count alike in a mean, or by their tokens: the nearest one counts.
+    """
+    tokens, got, found = sum(rank.tokens for rank in ranks), ranks[0].got, []
     for of_means in (0, -1):
         for shares in ([1 / len(ranks) for _ in ranks], [rank.tokens / (tokens or 1) for rank in ranks]):
             parts = [[share * value for value in rank.own[of_means]] for share, rank in zip(shares, ranks, strict=True)]
-            wanted = [math.fsum(values) for values in zip(*parts, strict=True)]
-            norm = math.hypot(*wanted) or math.nan
-            errors = [math.dist(rank.got, wanted) / norm for rank in ranks]
-            ratio = math.sumprod(ranks[0].got, wanted) / norm**2
-            found.append((max(errors, key=or_infinite), ratio))
-    return min(found, key=lambda pair: or_infinite(pair[0]))
+            mean = [math.fsum(values) for values in zip(*parts, strict=True)]
+            norm = math.hypot(*mean) or math.nan
+            ratio = sum(map(mul, got, mean)) / norm**2
+            rest = math.dist(got, [ratio * value for value in mean]) / norm
+            error = max((math.dist(rank.got, mean) / norm for rank in ranks), key=or_infinite)
+            found.append((error, ratio if rest <= RATIO_ERROR else 0.0))
+    return min(or_infinite(error) for error, _ in found), max(ratio for _, ratio in found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -375,6 +379,7 @@ class EpochsShuffled(Check):
     """A loader that shuffles draws its rows in another order in each pass."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset()
+    across_ranks: ClassVar[bool] = True
     applies_to: ClassVar[frozenset[str]] = frozenset({"parallel", "watched"})
     convention: ClassVar[str] = "epochs that are to be compared keep one order"
     meaning: ClassVar[str] = (
@@ -384,14 +389,13 @@ class EpochsShuffled(Check):
     remedy: ClassVar[str] = "call loader.sampler.set_epoch(epoch) at the beginning of each epoch"
 
     def judge(self, trace: Trace) -> Finding:
-        passes = [numbers for seen in trace.main.all(RowsDrawn)[-1:] for numbers in seen.passes]
-        pairs = [
-            (a[: len(b)], b[: len(a)]) for a, b in pairwise(passes) if min(len(a), len(b)) >= ROWS_THAT_MUST_DIFFER
-        ]
-        if not pairs or list(passes[0]) == sorted(passes[0]):
+        last = [seen for rank in of_every_rank(trace, Step) for seen in trace.of_rank(rank).main.all(RowsDrawn)[-1:]]
+        pairs = [(a[: len(b)], b[: len(a)]) for seen in last for a, b in pairwise(seen.passes)]
+        pairs = [(a, b) for a, b in pairs if len(a) >= ROWS_THAT_MUST_DIFFER and list(a) != sorted(a)]
+        if not pairs:
             return self.unjudged("no loader that shuffles was seen to begin a second pass", expected=True)
         alike = sum(one == other for one, other in pairs)
-        detail = f"{alike} of {len(pairs)} passes draw the rows in the order of the pass before"
+        detail = f"{alike} of {len(pairs)} passes of all ranks draw the rows in the order of the pass before"
         return self.found(not alike, detail, measured=alike, limit=0)
 
 

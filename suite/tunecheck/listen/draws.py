@@ -44,8 +44,8 @@ class _Loader:
 
 
 _LOADERS: WeakKeyDictionary[Any, _Loader] = WeakKeyDictionary()
-_last: Any = None
-"""Reference to the iterator that drew last."""
+_last: tuple[Any, Any] | None = None
+"""Sampler of batches that drew last, and its data set; None once a training has begun with them."""
 
 
 def drawing(iterator: Any) -> Callable[[Any], None] | None:
@@ -53,10 +53,10 @@ def drawing(iterator: Any) -> Callable[[Any], None] | None:
     global _last
     if rank_and_processes()[1] < 2:
         return None
-    _last = weakref.ref(iterator)
+    _last = iterator._index_sampler, iterator._dataset
     loader = _LOADERS.setdefault(iterator._index_sampler, _Loader())
     if loader.iterator() is not iterator or loader.draws != id(iterator._sampler_iter):
-        loader.iterator, loader.draws = _last, id(iterator._sampler_iter)
+        loader.iterator, loader.draws = weakref.ref(iterator), id(iterator._sampler_iter)
         loader.passes.append([])
     more = len(loader.passes) <= MOST_PASSES and len(loader.passes[-1]) < MOST_ROWS
     return loader.drew if more else None
@@ -66,13 +66,13 @@ def of_training() -> Callable[[], RowsDrawn] | None:
     """Return what tells, now and later, which rows the loader that was drawn from last has drawn; None without one."""
     from tunecheck.core.evidence import RowsDrawn
 
-    iterator = _last() if _last is not None else None
-    if iterator is None or isinstance(iterator._dataset, sys.modules["torch.utils.data"].IterableDataset):
+    global _last
+    (sampler, dataset), _last = _last or (None, None), None
+    if sampler is None or isinstance(dataset, sys.modules["torch.utils.data"].IterableDataset):
         return None
-    loader, size, batches = _LOADERS[iterator._index_sampler], 0, 0
+    loader, size, batches, content = _LOADERS[sampler], 0, 0, content_of(dataset)
     with suppress(TypeError):  # without a length
-        size, batches = len(iterator._dataset), len(iterator._index_sampler)
-    content = content_of(iterator._dataset)
+        size, batches = len(dataset), len(sampler)
     return lambda: RowsDrawn(
         dataset=content,
         dataset_rows=size,
