@@ -1,6 +1,7 @@
 """Which rows the training's loader draws, where several processes train: noted from the import of torch on.
 
-Nothing of the script's is called for that, and nothing imported that the program might not.
+Of the script's own code the lengths of its data set and sampler alone are called. Imports nothing that the program
+might not.
 """
 
 from __future__ import annotations
@@ -53,8 +54,11 @@ def drawing(iterator: Any) -> Callable[[Any], None] | None:
     global _last
     if rank_and_processes()[1] < 2:
         return None
+    try:
+        loader = _LOADERS.setdefault(iterator._index_sampler, _Loader())
+    except TypeError:  # a list of batches, say, which draws nothing
+        return None
     _last = iterator._index_sampler, iterator._dataset
-    loader = _LOADERS.setdefault(iterator._index_sampler, _Loader())
     if loader.iterator() is not iterator or loader.draws != id(iterator._sampler_iter):
         loader.iterator, loader.draws = weakref.ref(iterator), id(iterator._sampler_iter)
         loader.passes.append([])
@@ -70,9 +74,10 @@ def of_training() -> Callable[[], RowsDrawn] | None:
     (sampler, dataset), _last = _last or (None, None), None
     if sampler is None or isinstance(dataset, sys.modules["torch.utils.data"].IterableDataset):
         return None
-    loader, size, batches, content = _LOADERS[sampler], 0, 0, content_of(dataset)
-    with suppress(TypeError):  # without a length
+    loader, size, batches, content = _LOADERS[sampler], 0, 0, ""
+    with suppress(Exception):  # without a length, or a column that is read in another way
         size, batches = len(dataset), len(sampler)
+        content = content_of(dataset)
     return lambda: RowsDrawn(
         dataset=content,
         dataset_rows=size,
