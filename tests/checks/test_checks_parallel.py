@@ -147,11 +147,11 @@ FAULTS = {
         ("one state", "step 2: rank 1 draws as rank 0 does"): lambda: changed("Window", 2, random_state="2 of rank 0"),
     },
     "gradients_averaged": {
-        ("summed", "error 1 of the mean gradient of 2 ranks' own rows; it is 2 times that mean"): lambda: gradients(
-            *[(2.0, 4.0)] * 2
+        ("summed", "error 1 of the mean gradient of 2 ranks' own rows: 2.00 times, and the step has 2 "): lambda: (
+            gradients(*[(2.0, 4.0)] * 2)
         ),
-        ("divided twice", "error 0.476 of the mean gradient of 2 ranks' own rows; it is 0.5 times"): lambda: gradients(
-            *[(0.5, 1.0)] * 2
+        ("divided twice", "error 0.476 of the mean gradient of 2 ranks' own rows: 1/2.00 of it, and"): lambda: (
+            gradients(*[(0.5, 1.0)] * 2)
         ),
         ("not exchanged", "error 1 of the mean"): lambda: gradients(*OWN),
         ("clipped on each rank", "error 0.2"): lambda: gradients((1.0, 2.0), (1.0, 1.5)),

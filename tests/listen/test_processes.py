@@ -93,4 +93,4 @@ def test_gradients_that_a_loop_exchanges_itself(tmp_path, words, status):
     assert found["loss_oracle"]["expected"]
     assert ended == 0
     if words:
-        assert found["gradients_averaged"]["detail"].endswith("it is 2 times that mean")
+        assert found["gradients_averaged"]["detail"].endswith("2.00 times, and the step has 2 processes")

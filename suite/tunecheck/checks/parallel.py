@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from tunecheck.checks.attempts import of_every_rank
 from tunecheck.checks.data import ROWS_THAT_MUST_DIFFER
-from tunecheck.checks.gradients import AccumulationOracle
+from tunecheck.checks.gradients import AccumulationOracle, named_ratio
 from tunecheck.core.check import Check, NumericCheck, or_infinite, some, worst_of
 from tunecheck.core.errors import MissingEvidence
 from tunecheck.core.evidence import (
@@ -350,8 +350,7 @@ class GradientsAveraged(NumericCheck):
         errors = {step: _error_of_mean([held[step] for held in seen]) for step in steps}
         step, (error, ratio) = worst_of(errors.items(), key=lambda item: item[1][0])
         detail = f"step {step}: error {error:.3g} of the mean gradient of {len(ranks)} ranks' own rows"
-        if not error <= limit and ratio:
-            detail += f"; it is {ratio:.3g} times that mean"
+        detail += "" if error <= limit else named_ratio(trace, step, ratio, 1.0)
         meant = SUMMED if round(ratio, 2) == len(ranks) else ""
         return self.found(error <= limit, detail, measured=error, limit=limit, meant=meant)
 
