@@ -49,7 +49,7 @@ def test_every_pass_is_noted(two_processes, options):
     seen = tell()
     assert seen.passes == tuple(passes[: draws.MOST_PASSES])
     assert (seen.dataset_rows, seen.batch, seen.batches) == (10, 4, 3)
-    assert seen.dataset == draws.content_of(ROWS)
+    assert seen.columns == draws.content_of(ROWS)
 
 
 def test_what_has_no_numbers_tells_none(two_processes):
@@ -68,7 +68,7 @@ def test_what_has_no_numbers_tells_none(two_processes):
 
     next(iter(DataLoader(Pairs(), sampler=[(0, 1), (2, 3)])))
     seen = draws.of_training()()
-    assert (seen.passes, seen.dataset, seen.dataset_rows) == (((),), "", 0)
+    assert (seen.passes, seen.columns, seen.dataset_rows) == (((),), (), 0)
 
     two_processes.setattr(draws, "_last", None)
     two_processes.setenv("WORLD_SIZE", "1")
@@ -128,4 +128,4 @@ def test_data_sets_are_known_by_what_they_hold(one, other, alike):
 @pytest.mark.parametrize("dataset", [[], Held([object()]), Held({}), object()])
 def test_data_sets_that_hold_no_plain_rows_are_not_known(dataset):
     """Nothing is said of them."""
-    assert draws.content_of(dataset) == ""
+    assert draws.content_of(dataset) == ()

@@ -11,6 +11,7 @@ from traces import healthy, with_run
 from tunecheck.checks import CHECKS
 from tunecheck.core import evidence as e
 from tunecheck.core.finding import Status
+from tunecheck.core.snapshot import A_LOOP
 from tunecheck.core.trace import read
 from tunecheck.listen.exports import append
 from tunecheck.listen.merging import merge_ranks
@@ -58,7 +59,7 @@ def test_what_the_processes_do_not_share_is_named(tmp_path, name, second, words)
 
 def drawn(*passes, **changed):
     """The rows that a loader of one process has drawn."""
-    seen = {"dataset": "one", "dataset_rows": 40, "batch": 4, "batches": 5, "passes": passes, **changed}
+    seen = {"columns": ("one", "two"), "dataset_rows": 40, "batch": 4, "batches": 5, "passes": passes, **changed}
     return [e.RowsDrawn(**seen)]
 
 
@@ -71,7 +72,8 @@ EVEN, ODD = tuple(range(0, 12, 2)), tuple(range(1, 12, 2))
         (drawn(EVEN), drawn(ODD), Status.PASSED, "0 of 12 rows of the first pass"),
         (drawn(EVEN), drawn((1, 0, 5, 4)), Status.FAILED, "2 of 10 rows of the first pass are drawn by two ranks"),
         (drawn(EVEN, batches=10), drawn(ODD, batches=10), Status.SUSPECTED, "each of 2 ranks draws 40 of 40 rows"),
-        (drawn(EVEN), drawn(ODD, dataset="two"), Status.FAILED, "each rank's data set holds others"),
+        (drawn(EVEN), drawn(ODD, columns=("other",)), Status.FAILED, "each rank's data set holds others"),
+        (drawn(EVEN), drawn(ODD, columns=("one", "other")), Status.SUSPECTED, "each rank's data set holds others"),
         (drawn(EVEN), drawn(ODD, dataset_rows=30), Status.SUSPECTED, "the ranks' data sets have 40, 30 rows"),
         # a sampler fills the last batches with the first rows
         (
@@ -81,9 +83,9 @@ EVEN, ODD = tuple(range(0, 12, 2)), tuple(range(1, 12, 2))
             "1 of 6",
         ),
         # each rank has a part of its own, whose rows have the same numbers
-        (drawn(EVEN, batches=10), drawn(EVEN, batches=10, dataset="two"), Status.PASSED, "0 of 6 rows of rank 1"),
-        (drawn(EVEN, dataset_rows=41), drawn(EVEN), Status.PASSED, "0 of 6 rows of rank 1"),
-        (drawn(EVEN, dataset=""), drawn(ODD, dataset=""), Status.PASSED, "0 of 6 rows of rank 1"),
+        (drawn(EVEN, batches=10), drawn(EVEN, batches=10, columns=("other",)), Status.PASSED, "0 of 6 rows of rank 1"),
+        (drawn(EVEN), drawn(EVEN, dataset_rows=41), Status.PASSED, "0 of 6 rows of rank 1"),
+        (drawn(EVEN, columns=()), drawn(ODD, columns=()), Status.PASSED, "0 of 6 rows of rank 1"),
         (drawn((1, 2) * 9), drawn((1, 2) * 9), Status.PASSED, "0 of 6 rows of rank 1"),
         (drawn(()), drawn(()), Status.PASSED, "0 of 6 rows of rank 1"),
     ],
@@ -129,9 +131,11 @@ def test_any_module_is_given_other_batches_on_each_rank(tmp_path, wrapped, statu
     inputs = [e.StepInputs(step=step, digests=(f"batch {step}",)) for step in range(3)]
     start = e.Replica(steps=0, digest="one", wrapped=wrapped)
     trace = merged(tmp_path, also_first=[*inputs, start], also=[*inputs, start])
-    found = CHECKS["rows_trained_once"]()(with_run(trace, objective="known to its own code alone"))
+    own = with_run(trace, objective="known to its own code alone", trainer=A_LOOP)
+    found = CHECKS["rows_trained_once"]()(own)
 
     assert found.status is status
+    assert CHECKS["rows_trained_once"]()(with_run(own, trainer="GRPOTrainer")).expected
     assert "rank 1 was given the same 3 batches as rank 0, in the same order" in found.detail
 
 

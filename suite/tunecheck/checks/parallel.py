@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -36,6 +35,7 @@ from tunecheck.core.evidence import (
 )
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import Premise, first_open
+from tunecheck.core.snapshot import A_LOOP
 from tunecheck.core.trace import Trace
 
 SHARED_ROWS = 0.5
@@ -49,6 +49,7 @@ OWN_SIZES = "each rank may be given a part of its own size"
 SUMMED = "the learning rate may be chosen for a sum over the ranks"
 RATIO_ERROR = 0.01
 """Of a gradient that a factor makes another one."""
+SOME_COLUMNS = "a column may be drawn at random on each rank"
 BY_STEPS = "a training that is counted in steps, not epochs, may draw rows by each rank's own seed"
 REPEATED_IN_DATA = "the data set may hold rows twice, next to each other"
 FEWEST_STEPS = 4
@@ -145,6 +146,8 @@ class RowsTrainedOnce(Check):
 
     def _of_loaders(self, trace: Trace) -> Finding:
         """Judge processes that each saw their own rows alone."""
+        if trace.run.objective and trace.run.trainer != A_LOOP:  # as GRPO's, whose ranks complete the same prompts
+            return self.unjudged("a Trainer of another objective may give several ranks the same rows", expected=True)
         given = {rank: _given(trace.of_rank(rank)) for rank in trace.ranks}
         if len(given) < trace.run.processes:
             raise MissingEvidence(f"rank {len(given)} left no evidence")
@@ -170,23 +173,24 @@ class RowsTrainedOnce(Check):
 
     def _by_numbers(self, drawn: Sequence[RowsDrawn]) -> Finding | None:
         """Judge loaders of one data set by the numbers that they draw; None where each has a data set of its own."""
-        sizes, contents = [seen.dataset_rows for seen in drawn], {seen.dataset for seen in drawn}
-        if max(sizes) - min(sizes) > 1:
+        sizes, first = [seen.dataset_rows for seen in drawn], [seen.passes[0] for seen in drawn]
+        if (uneven := max(sizes) - min(sizes)) > 1:
             detail = f"the ranks' data sets have {some([f'{size:,}' for size in sizes])} rows"
-            return self.found(False, detail, measured=max(sizes) - min(sizes), limit=1, meant=OWN_SIZES)
-        first, size = [seen.passes[0] for seen in drawn], sizes[0]
-        taken = Counter(row for numbers in first for row in set(numbers))
-        shared, total = sum(times - 1 for times in taken.values()), sum(map(len, first))
-        filled = sum(seen.batch for seen in drawn)  # samplers fill the last batches with the first rows
+            return self.found(False, detail, measured=uneven, limit=1, meant=OWN_SIZES)
+        size, filled = sizes[0], sum(seen.batch for seen in drawn)  # samplers fill the last batches with the first rows
+        columns = [set(seen.columns) for seen in drawn]
+        if uneven or not all(columns) or any(len(set(own)) < len(own) - filled for own in first):
+            return None
+        total = sum(map(len, first))
+        shared = sum(len(set(own)) for own in first) - len(set().union(*first))
         allowed = min(max(0, total - size), filled)
         shares_out = sum(seen.batches * seen.batch for seen in drawn) <= size + 2 * filled
-        if len(set(sizes)) > 1 or "" in contents or any(len(set(own)) < len(own) - filled for own in first):
-            return None
-        if len(contents) > 1:
+        if any(own != columns[0] for own in columns):
             if not shares_out or shared > allowed:
                 return None
-            detail = f"the loaders share out the numbers of {size} rows, and each rank's data set holds others"
-            return self.found(False, detail, measured=len(contents), limit=1)
+            detail = f"the loaders share out the numbers of {size:,} rows, and each rank's data set holds others"
+            meant = SOME_COLUMNS if set.intersection(*columns) else ""
+            return self.found(False, detail, measured=len(drawn), limit=1, meant=meant)
         if shared <= allowed and not shares_out:
             each = drawn[0].batches * drawn[0].batch
             detail = f"each of {len(drawn)} ranks draws {each:,} of {size:,} rows in a pass over the same data set"

@@ -74,12 +74,13 @@ def of_training() -> Callable[[], RowsDrawn] | None:
     (sampler, dataset), _last = _last or (None, None), None
     if sampler is None or isinstance(dataset, sys.modules["torch.utils.data"].IterableDataset):
         return None
-    loader, size, batches, content = _LOADERS[sampler], 0, 0, ""
+    loader, size, batches = _LOADERS[sampler], 0, 0
+    content: tuple[str, ...] = ()
     with suppress(Exception):  # without a length, or a column that is read in another way
         size, batches = len(dataset), len(sampler)
         content = content_of(dataset)
     return lambda: RowsDrawn(
-        dataset=content,
+        columns=content,
         dataset_rows=size,
         batch=loader.batch,
         batches=batches,
@@ -87,18 +88,17 @@ def of_training() -> Callable[[], RowsDrawn] | None:
     )
 
 
-def content_of(dataset: Any) -> str:
-    """Return a digest of the first, middle and last row of a data set, as its columns hold them; "" without any.
+def content_of(dataset: Any) -> tuple[str, ...]:
+    """Return a digest of the first, middle and last row of each column of a data set that holds plain things.
 
     A column is a list, a tuple or an array as long as the data set, in it or in one that it is a part of.
     """
-    found, columns = hashlib.sha256(), list(_columns(dataset))
-    for column in columns:
-        for part in parts_of([column[at] for at in (0, len(column) // 2, len(column) - 1)]):
-            if b" object at 0x" in part:  # a thing of another address in each process
-                return ""
-            found.update(part)
-    return found.hexdigest()[:16] if columns else ""
+    found = []
+    for column in _columns(dataset):
+        parts = list(parts_of([column[at] for at in (0, len(column) // 2, len(column) - 1)]))
+        if not any(b" object at 0x" in part for part in parts):  # whose address differs in each process
+            found.append(hashlib.sha256(b"/".join(parts)).hexdigest()[:16])
+    return tuple(found)
 
 
 def _columns(thing: Any, rows: int = -1, depth: int = 4) -> Iterator[Any]:

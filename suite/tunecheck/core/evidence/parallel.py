@@ -42,8 +42,8 @@ class FileWritten(Record):
 class RowsDrawn(Record):
     """Which rows of its data set one rank's loader has drawn so far."""
 
-    dataset: str
-    """Digest of some of its rows, 16 hex digits; empty where they are not known."""
+    columns: tuple[str, ...]
+    """Digests of some rows of each of the data set's columns, 16 hex digits; empty where none is known."""
     dataset_rows: int
     """0 where it has no length."""
     batch: int
