@@ -37,7 +37,6 @@ def test_two_processes_are_one_training(tmp_path):
     assert trace.of_rank(1).open_premises["every_row_seen"] == "its own rows alone"
     for name in ("rows_trained_once", "ranks_report_alike"):
         assert CHECKS[name]()(trace).status is Status.PASSED
-    assert CHECKS["dropout_differs_by_rank"]()(trace).expected
 
 
 @pytest.mark.parametrize(

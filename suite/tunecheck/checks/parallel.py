@@ -345,9 +345,7 @@ class GradientsAveraged(NumericCheck):
         seen = [{one.step: one for one in rank.main.all(OwnRowsGradient)} for rank in ranks]
         steps = set.intersection(*map(set, seen)) - {step.step for step in trace.steps if not step.applied}
         if not steps:
-            return self.unjudged(
-                "no gradient of the ranks' own rows was computed, as with dropout in a loop", expected=True
-            )
+            return self.unjudged("no gradient of a rank's own rows is known, as with dropout in a loop", expected=True)
         limit = self.limit(trace)
         if trace.run.lora is None and trace.one(Setup).precision != "fp32":
             limit = self.max_error_autocast
@@ -404,11 +402,13 @@ class EpochsShuffled(Check):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropoutDiffersByRank(Check):
-    """Before every step the random state that dropout draws from is another one on each rank."""
+    """Before every step the random state that dropout draws from is another one on each rank.
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.SEEDS_DIFFER_BY_RANK})
+    transformers and accelerate seed every process alike by default, so that other trainings are not asked.
+    """
+
     across_ranks: ClassVar[bool] = True
-    applies_to: ClassVar[frozenset[str]] = frozenset({"parallel", "dropout"})
+    applies_to: ClassVar[frozenset[str]] = frozenset({"parallel", "dropout", "suite_rows"})
     meaning: ClassVar[str] = (
         "every rank is seeded alike: all drop the same activations, so that their average is as noisy as one rank's"
     )

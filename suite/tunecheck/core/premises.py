@@ -88,8 +88,6 @@ class Premise(StrEnum):
     """The device of the model is declared."""
     FILES_WRITTEN_HERE = "files_written_here"
     """This process is the one that saves."""
-    SEEDS_DIFFER_BY_RANK = "seeds_differ_by_rank"
-    """Each process is to draw numbers of its own."""
     REPEATED = "repeated"
     """The training was run a second time."""
     RESUMED = "resumed"

@@ -12,14 +12,8 @@ from pathlib import Path
 
 from tunecheck.core.errors import TraceError
 from tunecheck.core.evidence import FileWritten, PremisesOpen
-from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Trace, TraceWriter, read
 from tunecheck.listen.options import Options, trace_file
-
-NOT_COMPARED = {
-    Premise.SEEDS_DIFFER_BY_RANK: "transformers and accelerate seed every process alike by default",
-}
-"""Premises of checks that compare processes to why they are open in a watched training."""
 
 
 def merge_ranks(options: Options) -> None:
@@ -53,7 +47,6 @@ def _merge(files: list[Path], traces: list[Trace]) -> None:
         **first.header.run,
         "parallel": {"processes": len(traces)},
         "features": sorted({*first.header.run["features"], "parallel"}),
-        "open_premises": {**first.header.run["open_premises"], **NOT_COMPARED},
     }
     beside = files[0].with_suffix(".merged")
     beside.unlink(missing_ok=True)
