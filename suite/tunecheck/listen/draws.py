@@ -32,6 +32,8 @@ class _Loader:
     """A loader, known by its sampler of batches."""
 
     passes: list[list[int]] = field(default_factory=list)
+    drawn: int = 0
+    """Batches of the present pass."""
     batch: int = 0
     iterator: Callable[[], Any] = lambda: None
     draws: int = 0
@@ -61,7 +63,12 @@ def drawing(iterator: Any) -> Callable[[Any], None] | None:
     _last = iterator._index_sampler, iterator._dataset
     if loader.iterator() is not iterator or loader.draws != id(iterator._sampler_iter):
         loader.iterator, loader.draws = weakref.ref(iterator), id(iterator._sampler_iter)
+        with suppress(TypeError):  # without a length
+            if loader.drawn < len(iterator._index_sampler):  # a look at the first batch, say, is no pass
+                del loader.passes[-1:]
         loader.passes.append([])
+        loader.drawn = 0
+    loader.drawn += 1
     more = len(loader.passes) <= MOST_PASSES and len(loader.passes[-1]) < MOST_ROWS
     return loader.drew if more else None
 
