@@ -128,7 +128,7 @@ _TABLE: tuple[tuple[str, tuple[type[Check], ...]], ...] = (
             gradients.LossOracle,
             watched.LossLogged,
             gradients.AccumulationOracle,
-            parallel.GradientsAveraged,
+            gradients.GradientsAveraged,
         ),
     ),
     (

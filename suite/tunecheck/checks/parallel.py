@@ -6,14 +6,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from operator import mul
 from statistics import median, quantiles
 from typing import Any, ClassVar
 
 from tunecheck.checks.attempts import of_every_rank
-from tunecheck.checks.data import ROWS_THAT_MUST_DIFFER
-from tunecheck.checks.gradients import AccumulationOracle, named_ratio
-from tunecheck.core.check import Check, NumericCheck, or_infinite, some, worst_of
+from tunecheck.core.check import Check, or_infinite, some
 from tunecheck.core.errors import MissingEvidence
 from tunecheck.core.evidence import (
     CallOrder,
@@ -21,20 +18,18 @@ from tunecheck.core.evidence import (
     Evaluation,
     FileWritten,
     Joined,
-    OwnRowsGradient,
     Pace,
     Replica,
     RowsDrawn,
     RowsGiven,
     Saved,
-    Setup,
     Shard,
     Step,
     StepInputs,
     Window,
 )
 from tunecheck.core.finding import Finding
-from tunecheck.core.premises import Premise, first_open
+from tunecheck.core.premises import Premise
 from tunecheck.core.snapshot import A_LOOP
 from tunecheck.core.trace import Trace
 
@@ -46,12 +41,11 @@ all are between two processes once in 1024 times."""
 PARTS = "processes that hold parts of one model are given the same rows"
 UNEVEN = "batches of as many tokens may be filled by other numbers of rows on each rank"
 OWN_SIZES = "each rank may be given a part of its own size"
-SUMMED = "the learning rate may be chosen for a sum over the ranks"
-RATIO_ERROR = 0.01
-"""Of a gradient that a factor makes another one."""
 SOME_COLUMNS = "a column may be drawn at random on each rank"
 BY_STEPS = "a training that is counted in steps, not epochs, may draw rows by each rank's own seed"
 REPEATED_IN_DATA = "the data set may hold rows twice, next to each other"
+ROWS_OF_AN_ORDER = 6
+"""From so many rows on two passes have the same order by chance less than once in 700 times."""
 FEWEST_STEPS = 4
 """Steps from which a pace can be told."""
 
@@ -315,67 +309,6 @@ def _shown(value: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GradientsAveraged(NumericCheck):
-    """The gradient on every rank is the mean of the gradients that the ranks' own rows give, computed apart.
-
-    Each rank may count alike, or by its supervised tokens.
-    """
-
-    premises: ClassVar[frozenset[Premise]] = AccumulationOracle.premises - {Premise.EVERY_ROW_SEEN}
-    across_ranks: ClassVar[bool] = True
-    applies_to: ClassVar[frozenset[str]] = frozenset({"parallel", "watched"})
-    meaning: ClassVar[str] = (
-        "gradients are summed over the ranks where their mean is meant, the loss is divided by the number of ranks and "
-        "averaged again, gradients are clipped before they are exchanged, or labels, mask or loss of a rank are wrong"
-    )
-    remedy: ClassVar[str] = (
-        "let DDP average; divide by the number of ranks once where you call all_reduce; clip after the exchange"
-    )
-
-    max_error_fp32: float = 1e-4
-    max_error_16bit: float = 5e-2
-    max_error_autocast: float = 0.2
-    """Where the base learns under autocast, as for accumulation_oracle."""
-
-    def judge(self, trace: Trace) -> Finding:
-        ranks = [trace.of_rank(rank) for rank in of_every_rank(trace, Step)]
-        for rank, own in enumerate(ranks):
-            if reason := first_open(self.premises, own.open_premises):
-                return self.unjudged(f"rank {rank}: {reason}", expected=True)
-        seen = [{one.step: one for one in rank.main.all(OwnRowsGradient)} for rank in ranks]
-        steps = set.intersection(*map(set, seen)) - {step.step for step in trace.steps if not step.applied}
-        if not steps:
-            return self.unjudged("no gradient of a rank's own rows is known, as with dropout in a loop", expected=True)
-        limit = self.limit(trace)
-        if trace.run.lora is None and trace.one(Setup).precision != "fp32":
-            limit = self.max_error_autocast
-        errors = {step: _error_of_mean([held[step] for held in seen]) for step in steps}
-        step, (error, ratio) = worst_of(errors.items(), key=lambda item: item[1][0])
-        detail = f"step {step}: error {error:.3g} of the mean gradient of {len(ranks)} ranks' own rows"
-        detail += "" if error <= limit else named_ratio(trace, step, ratio, 1.0)
-        meant = SUMMED if round(ratio, 2) == len(ranks) else ""
-        return self.found(error <= limit, detail, measured=error, limit=limit, meant=meant)
-
-
-def _error_of_mean(ranks: Sequence[OwnRowsGradient]) -> tuple[float, float]:
-    """Return the error of the ranks' gradients against the mean of their own; and their ratio where all else fits.
-
-    The ranks count alike in a mean, or by their tokens: the nearest one counts.
-    """
-    tokens, got, found = sum(rank.tokens for rank in ranks), ranks[0].got, []
-    for of_means in (0, -1):
-        for shares in ([1 / len(ranks) for _ in ranks], [rank.tokens / (tokens or 1) for rank in ranks]):
-            parts = [[share * value for value in rank.own[of_means]] for share, rank in zip(shares, ranks, strict=True)]
-            mean = [math.fsum(values) for values in zip(*parts, strict=True)]
-            norm = math.hypot(*mean) or math.nan
-            ratio = sum(map(mul, got, mean)) / norm**2
-            rest = math.dist(got, [ratio * value for value in mean]) / norm
-            error = max((math.dist(rank.got, mean) / norm for rank in ranks), key=or_infinite)
-            found.append((error, ratio if rest <= RATIO_ERROR else 0.0))
-    return min(or_infinite(error) for error, _ in found), max(ratio for _, ratio in found)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EpochsShuffled(Check):
     """A loader that shuffles draws its rows in another order in each pass."""
 
@@ -392,7 +325,7 @@ class EpochsShuffled(Check):
     def judge(self, trace: Trace) -> Finding:
         last = [seen for rank in of_every_rank(trace, Step) for seen in trace.of_rank(rank).main.all(RowsDrawn)[-1:]]
         pairs = [(a[: len(b)], b[: len(a)]) for seen in last for a, b in pairwise(seen.passes)]
-        pairs = [(a, b) for a, b in pairs if len(a) >= ROWS_THAT_MUST_DIFFER and list(a) != sorted(a)]
+        pairs = [(a, b) for a, b in pairs if len(a) >= ROWS_OF_AN_ORDER and list(a) != sorted(a)]
         if not pairs:
             return self.unjudged("no loader that shuffles was seen to begin a second pass", expected=True)
         alike = sum(one == other for one, other in pairs)
