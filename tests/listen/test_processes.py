@@ -64,7 +64,7 @@ def judged(folder, script, *words, options=()):
     command = [*watch, "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py", *words]
     environment = {**os.environ, "PYTHONPATH": str(project_folder() / "suite"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=180, check=False
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=400, check=False
     )
     (verdict,) = folder.glob("reports/runs/*/verdict.json")
     (run,) = json.loads(verdict.read_text())["runs"]
