@@ -265,10 +265,10 @@ class RanksReportAlike(Check):
             return self.unjudged("the ranks' models differ: parts of one have numbers of their own", expected=True)
         names = SHARED_NUMBERS if watched else NUMBERS
         numbers = {rank: [_of_step(step, names) for step in held] for rank, held in of_every_rank(trace, Step).items()}
-        for rank, held in numbers.items() if watched else ():
+        for rank, steps in numbers.items() if watched else ():
             clips = {seen.step: seen.clip_scale for seen in trace.of_rank(rank).main.all(CallOrder)}
             numbers[rank] = [
-                (when, {**own, "share left by clipping": clips.get(at)}) for at, (when, own) in enumerate(held)
+                (when, {**own, "share left by clipping": clips.get(at)}) for at, (when, own) in enumerate(steps)
             ]
         if not watched and trace.run.evaluation.splits:
             for rank, held in of_every_rank(trace, Evaluation).items():
