@@ -78,8 +78,10 @@ def of_training() -> Callable[[], RowsDrawn] | None:
     from tunecheck.core.evidence import RowsDrawn
 
     global _last
-    (sampler, dataset), _last = _last or (None, None), None
-    if sampler is None or isinstance(dataset, sys.modules["torch.utils.data"].IterableDataset):
+    if _last is None:
+        return None
+    (sampler, dataset), _last = _last, None
+    if isinstance(dataset, sys.modules["torch.utils.data"].IterableDataset):
         return None
     loader, size, batches = _LOADERS[sampler], 0, 0
     content: tuple[str, ...] = ()
@@ -111,7 +113,7 @@ def content_of(dataset: Any) -> tuple[str, ...]:
 def _columns(thing: Any, rows: int = -1, depth: int = 4) -> Iterator[Any]:
     """Yield what holds as many things as the data set rows, from the data set inwards."""
     plain, array = isinstance(thing, list | tuple | range), hasattr(thing, "__array__")
-    own = len(thing) if hasattr(thing, "__len__") and getattr(thing, "ndim", 1) else -1
+    own = len(thing) if hasattr(thing, "__len__") and getattr(thing, "ndim", 1) != 0 else -1
     if (plain or array) and own > 0 and rows in (own, -1):
         yield thing
     elif hasattr(thing, "__getitem__") and not array and depth:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -54,8 +55,8 @@ class ReplicaProbe(Probe):
 
     def _take(self, steps: int, tensors: Iterable[tuple[str, torch.Tensor]], *, named: bool) -> None:
         each = {name: _hex(repr(digest(tensor))) for name, tensor in tensors}
-        held = {"tensors": each if named else {}, "wrapped": self._wrapped, "exchanges": _exchanges()}
-        self.emit(Replica(steps=steps, digest=_hex(repr(each)), **held))
+        seen = Replica(steps=steps, digest=_hex(repr(each)), wrapped=self._wrapped, exchanges=_exchanges())
+        self.emit(replace(seen, tensors=each) if named else seen)
 
 
 def _buffers(session: Session) -> Iterable[tuple[str, torch.Tensor]]:
