@@ -23,7 +23,7 @@ SEEN = e.RowsGiven(
 )
 
 
-def heard(folder, rank, *, rows=None, dataset_rows=12, processes=2, end=None, **step):
+def heard(folder, rank, *, rows=None, dataset_rows=12, processes=2, end=None, also=(), **step):
     """Write the trace of one process, as the listener does."""
     main = healthy().main
     window = main.all(e.Window)[0]
@@ -38,6 +38,7 @@ def heard(folder, rank, *, rows=None, dataset_rows=12, processes=2, end=None, **
         *(dataclasses.replace(seen, **step) for seen in main.all(e.Step)),
         *(dataclasses.replace(window, step=at, rows=(row,), digests=(row,)) for at, row in enumerate(own)),
         dataclasses.replace(SEEN, dataset_rows=dataset_rows),
+        *also,
         end or main.end,
     )
     writer.close()

@@ -33,6 +33,8 @@ def of_rank(rank, **changed):
         "TrainerState": [STATE],
         "Shard": [shard(step) for step in STEPS],
         "Pace": [pace(step) for step in STEPS],
+        "RowsDrawn": [drawn(rank)],
+        "OwnRowsGradient": [own_rows_gradient(rank)],
         "Joined": [e.Joined(waited_seconds=0.1)],
         "Window": [
             dataclasses.replace(
@@ -58,6 +60,29 @@ def shard(step, **changed):
     """An even part of a model, its gradients and, after the first step, the optimizer's state."""
     held = {"parameters": 4000, "gradients": 40, **({"optimizer state": 80} if step else {})}
     return e.Shard(step=step, held={**held, **changed}, even=held)
+
+
+def drawn(rank, *passes, **changed):
+    """Each rank draws the other half of the rows, shuffled anew in each pass."""
+    passes = passes or tuple(tuple(range(rank, len(ROWS), 2))[::step] for step in (5, -1, 1))
+    passes = tuple(numbers + tuple(n for n in range(rank, len(ROWS), 2) if n not in numbers) for numbers in passes)
+    return e.RowsDrawn(
+        **{"columns": ("one",), "dataset_rows": len(ROWS), "batch": 2, "batches": 6, "passes": passes, **changed}
+    )
+
+
+OWN = ((0.0, 4.0), (2.0, 0.0))
+"""Sums of the gradients that the rows of two ranks give."""
+
+
+def own_rows_gradient(rank, got=(1.0, 2.0), **changed):
+    """Every rank gets the mean of both."""
+    return e.OwnRowsGradient(**{"step": 0, "got": got, "own": (OWN[rank],), "tokens": 10 + 10 * rank, **changed})
+
+
+def gradients(*got, **changed):
+    """The ranks get these."""
+    return trained(*(of_rank(rank, OwnRowsGradient=[own_rows_gradient(rank, got[rank], **changed)]) for rank in (0, 1)))
 
 
 def pace(step, factor=1.0):
@@ -112,10 +137,27 @@ FAULTS = {
             "Window", 2, rank=0, digests=("1", "2", "3")
         ),
     },
+    "epochs_shuffled": {
+        (
+            "set_epoch is not called",
+            "2 of 4 passes of all ranks draw the rows in the order of the pass before",
+        ): lambda: trained(of_rank(0, RowsDrawn=[drawn(0, *[(8, 2, 6)] * 3)])),
+    },
     "dropout_differs_by_rank": {
         ("one state", "step 2: rank 1 has the random state of rank 0"): lambda: changed(
             "Window", 2, random_state="2 of rank 0"
         ),
+    },
+    "gradients_averaged": {
+        ("summed", "error 1 of the mean gradient of 2 ranks' own rows: 2.00 times, and the step has 2 "): lambda: (
+            gradients(*[(2.0, 4.0)] * 2)
+        ),
+        ("divided twice", "error 0.476 of the mean gradient of 2 ranks' own rows: 1/2.00 of it, and"): lambda: (
+            gradients(*[(0.5, 1.0)] * 2)
+        ),
+        ("not exchanged", "error 1 of the mean"): lambda: gradients(*OWN),
+        ("clipped on each rank", "error 0.2"): lambda: gradients((1.0, 2.0), (1.0, 1.5)),
+        ("no number", "error inf"): lambda: gradients((1.0, 2.0), (1.0, math.nan)),
     },
     "replicas_equal": {
         ("another start", "before the first step rank 1 differs from rank 0 in 1 of 2 tensors: lora_A"): other_start,
@@ -299,3 +341,61 @@ def test_an_own_module_that_drifts_apart_is_named():
     """Whatever is exchanged: its gradients are not averaged."""
     trace = with_run(changed("Replica", 4, digest="other", exchanges=9), objective="known to its own code alone")
     assert CHECKS["replicas_equal"]()(trace).status is Status.FAILED
+
+
+@pytest.mark.parametrize(
+    ("got", "changed"),
+    [((4 / 3, 4 / 3), {}), ((7.0, 7.0), {"own": ((9.0, 9.0), (7.0, 7.0))})],
+    ids=["by the tokens", "of the mean of micro-batches' means"],
+)
+def test_every_mean_of_the_ranks_own_gradients_is_one(got, changed):
+    """By ranks or by tokens, within a rank by tokens or by micro-batches."""
+    assert CHECKS["gradients_averaged"]()(gradients(got, got, **changed)).passed
+
+
+def test_a_gradient_that_another_premise_needs_is_unjudged():
+    """On whichever rank that was seen; with dropout in a loop there is none at all."""
+    clipped = e.PremisesOpen(reasons={"gradient_summed": "gradients are clipped within a window"})
+    found = CHECKS["gradients_averaged"]()(trained(of_rank(0), of_rank(1, PremisesOpen=[clipped])))
+    none = CHECKS["gradients_averaged"]()(trained(*(of_rank(rank, OwnRowsGradient=[]) for rank in (0, 1))))
+
+    assert (found.detail, found.expected) == ("rank 1: gradients are clipped within a window", True)
+    assert (none.status, none.expected) == (Status.UNJUDGED, True)
+
+
+def test_rows_in_their_own_order_are_not_shuffled():
+    """Nor is one pass compared with anything."""
+    sequential = drawn(0, passes=(tuple(range(0, 24, 2)),) * 2)
+    for seen in (sequential, drawn(0, (8, 2, 6))):
+        found = CHECKS["epochs_shuffled"]()(trained(*(of_rank(rank, RowsDrawn=[seen]) for rank in (0, 1))))
+        assert (found.status, found.expected) == (Status.UNJUDGED, True)
+
+
+def test_a_wrapped_module_is_no_part_of_a_model():
+    """DistributedDataParallel has every rank begin alike, whatever is exchanged."""
+    first, *later = [dataclasses.replace(replica(step), wrapped=True, exchanges=3 * step) for step in range(7)]
+    other = dataclasses.replace(first, digest="other")
+    ranks = [of_rank(rank, Replica=[start, *later]) for rank, start in enumerate((first, other))]
+    trace = with_run(trained(*ranks), objective="known to its own code alone")
+
+    assert CHECKS["replicas_equal"]()(trace).status is Status.FAILED
+    assert CHECKS["ranks_report_alike"]()(trace).expected
+
+
+def test_a_rank_that_takes_no_step_is_named():
+    """Where the others train."""
+    trace = trained(of_rank(0), of_rank(1, Step=[]))
+    found = CHECKS["replicas_equal"]()(with_run(trace, features=[*trace.run.features, "watched"]))
+
+    assert found.status is Status.FAILED
+    assert found.detail == "rank 1 took no step of the optimizer, another 6"
+
+
+def test_gradients_that_each_rank_clips_before_the_exchange_are_named():
+    """By what clipping leaves, which the norm of the exchanged gradient does not show."""
+    calls = [e.CallOrder(step=0, calls=("forward",), clip_scale=scale) for scale in (0.5, 0.7)]
+    trace = trained(*(of_rank(rank, CallOrder=[calls[rank]]) for rank in (0, 1)))
+    found = CHECKS["ranks_report_alike"]()(with_run(trace, features=[*trace.run.features, "watched"]))
+
+    assert found.status is Status.FAILED
+    assert "step 0: share left by clipping 0.7 on rank 1, 0.5 on rank 0" in found.detail

@@ -15,7 +15,7 @@ from tunecheck.core.snapshot import A_LOOP
 from tunecheck.core.trace import Trace
 
 WATCHED_FEATURES = {"watched", "given_rows", "unknown_rows", "evaluates", "expectations", "resume_declared", "pairs"}
-WATCHED = {name for name, check in CHECKS.items() if check.applies_to & WATCHED_FEATURES}
+WATCHED = {name for name, check in CHECKS.items() if check.applies_to & WATCHED_FEATURES and not check.across_ranks}
 FEATURES = ("adapters", *sorted(WATCHED_FEATURES))
 MEANT = {
     ("rows_come_once", "a row twice"),

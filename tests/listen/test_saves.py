@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 
 import pytest
 import torch
@@ -159,3 +160,26 @@ def test_the_first_of_several_processes_is_listened_to(rank, records, monkeypatc
     saves.written(taken(model))
 
     assert len(heard) == records
+
+
+def test_every_process_tells_its_files(monkeypatch, tmp_path):
+    """By their whole names, each once; what holds no tensors, is in memory or is thrown away is none."""
+    records = []
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(saves, "_FILES", {})
+    monkeypatch.setattr(saves, "_TELL_FILE", [])
+    monkeypatch.chdir(tmp_path)
+    model = Learner()
+    saves.watch(model, records.append)
+    for thing, path in (
+        (model, "a.pt"),
+        (taken(model), tmp_path / "a.pt"),
+        ({"model": taken(model)}, "b.pt"),
+        ({"step": 3}, "c.pt"),
+        (model, io.BytesIO()),
+        (model, "/dev/null"),
+    ):
+        saves.written(thing, path)
+
+    assert [seen.path for seen in records] == [str(tmp_path / "a.pt"), str(tmp_path / "b.pt")]

@@ -89,6 +89,7 @@ _TABLE: tuple[tuple[str, tuple[type[Check], ...]], ...] = (
             data.RowOrder,
             watched.ResumedAsConfigured,
             parallel.RowsTrainedOnce,
+            parallel.EpochsShuffled,
             rows.MaskAndPositions,
             watched.LabelsAsConfigured,
             rows.BatchAsConfigured,
@@ -127,6 +128,7 @@ _TABLE: tuple[tuple[str, tuple[type[Check], ...]], ...] = (
             gradients.LossOracle,
             watched.LossLogged,
             gradients.AccumulationOracle,
+            gradients.GradientsAveraged,
         ),
     ),
     (

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import mul
 from typing import ClassVar
 
+from tunecheck.checks.attempts import of_every_rank
 from tunecheck.core.check import (
     Check,
     NumericCheck,
     binary_digits,
+    or_infinite,
     relative_error,
     some,
     trains_16bit_weights,
@@ -25,13 +28,15 @@ from tunecheck.core.evidence import (
     Movement,
     Oracle,
     OwnLoss,
+    OwnRowsGradient,
     Recomputation,
     Setup,
+    Step,
     WeightGradient,
     Window,
 )
 from tunecheck.core.finding import Finding
-from tunecheck.core.premises import Premise
+from tunecheck.core.premises import Premise, first_open
 from tunecheck.core.snapshot import A_LOOP
 from tunecheck.core.trace import Trace
 
@@ -318,6 +323,72 @@ def _unseen_accumulation(trace: Trace, steps: set[int]) -> str:
     if counts and all(len(set(tokens)) == 1 for tokens in counts):
         return "micro-batches of equal token counts"
     return ""
+
+
+SUMMED = "the learning rate may be chosen for a sum over the ranks"
+RATIO_ERROR = 0.01
+"""Of a gradient that a factor makes another one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientsAveraged(NumericCheck):
+    """Every rank's gradient is the mean of the gradients of all ranks' rows, computed separately.
+
+    Ranks count equally, or by their supervised tokens.
+    """
+
+    premises: ClassVar[frozenset[Premise]] = AccumulationOracle.premises - {Premise.EVERY_ROW_SEEN}
+    across_ranks: ClassVar[bool] = True
+    applies_to: ClassVar[frozenset[str]] = frozenset({"parallel", "watched"})
+    meaning: ClassVar[str] = (
+        "Gradients are summed over the ranks instead of averaged. Or the loss is divided by the number of ranks and "
+        "averaged again. Or gradients are clipped before all_reduce. Or one rank has wrong labels, mask or loss."
+    )
+    remedy: ClassVar[str] = (
+        "Let DDP average. If you call all_reduce, divide by the number of ranks once. Clip after the exchange."
+    )
+
+    max_error_fp32: float = 1e-4
+    max_error_16bit: float = 5e-2
+    max_error_autocast: float = 0.2
+    """Where the base learns under autocast, as for accumulation_oracle."""
+
+    def judge(self, trace: Trace) -> Finding:
+        ranks = [trace.of_rank(rank) for rank in of_every_rank(trace, Step)]
+        for rank, own in enumerate(ranks):
+            if reason := first_open(self.premises, own.open_premises):
+                return self.unjudged(f"rank {rank}: {reason}", expected=True)
+        seen = [{one.step: one for one in rank.main.all(OwnRowsGradient)} for rank in ranks]
+        steps = set.intersection(*map(set, seen)) - {step.step for step in trace.steps if not step.applied}
+        if not steps:
+            return self.unjudged("no gradient of a rank's own rows is known, as with dropout in a loop", expected=True)
+        limit = self.limit(trace)
+        if trace.run.lora is None and trace.one(Setup).precision != "fp32":
+            limit = self.max_error_autocast
+        errors = {step: _error_of_mean([held[step] for held in seen]) for step in steps}
+        step, (error, ratio) = worst_of(errors.items(), key=lambda item: item[1][0])
+        detail = f"step {step}: error {error:.3g} of the mean gradient of {len(ranks)} ranks' own rows"
+        detail += "" if error <= limit else named_ratio(trace, step, ratio, 1.0)
+        meant = SUMMED if round(ratio, 2) == len(ranks) else ""
+        return self.found(error <= limit, detail, measured=error, limit=limit, meant=meant)
+
+
+def _error_of_mean(ranks: Sequence[OwnRowsGradient]) -> tuple[float, float]:
+    """Return the error of the ranks' gradients against the mean of their own; and their ratio where all else fits.
+
+    The ranks count alike in a mean, or by their tokens: the nearest one counts.
+    """
+    tokens, got, found = sum(rank.tokens for rank in ranks), ranks[0].got, []
+    for of_means in (0, -1):
+        for shares in ([1 / len(ranks) for _ in ranks], [rank.tokens / (tokens or 1) for rank in ranks]):
+            parts = [[share * value for value in rank.own[of_means]] for share, rank in zip(shares, ranks, strict=True)]
+            mean = [math.fsum(values) for values in zip(*parts, strict=True)]
+            norm = math.hypot(*mean) or math.nan
+            ratio = sum(map(mul, got, mean)) / norm**2
+            rest = math.dist(got, [ratio * value for value in mean]) / norm
+            error = max((math.dist(rank.got, mean) / norm for rank in ranks), key=or_infinite)
+            found.append((error, ratio if rest <= RATIO_ERROR else 0.0))
+    return min(or_infinite(error) for error, _ in found), max(ratio for _, ratio in found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median, quantiles
 from typing import Any, ClassVar
 
@@ -12,23 +13,39 @@ from tunecheck.checks.attempts import of_every_rank
 from tunecheck.core.check import Check, or_infinite, some
 from tunecheck.core.errors import MissingEvidence
 from tunecheck.core.evidence import (
+    CallOrder,
     DataSplit,
     Evaluation,
+    FileWritten,
     Joined,
     Pace,
     Replica,
+    RowsDrawn,
     RowsGiven,
     Saved,
     Shard,
     Step,
+    StepInputs,
     Window,
 )
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import Premise
+from tunecheck.core.snapshot import A_LOOP
 from tunecheck.core.trace import Trace
 
 SHARED_ROWS = 0.5
-"""Share of the rows of one process that another may have: a sampler fills the last round up with rows of the first."""
+"""Share of one process's rows of an epoch that another may have, where the data set may hold rows several times."""
+MOST_SHARED = 9
+"""Rows of one process that another may have, while none comes again within a process: of ten equal pairs in the data
+all are between two processes once in 1024 times."""
+PARTS = "processes that hold parts of one model are given the same rows"
+UNEVEN = "batches of as many tokens may be filled by other numbers of rows on each rank"
+OWN_SIZES = "each rank may be given a part of its own size"
+SOME_COLUMNS = "a column may be drawn at random on each rank"
+BY_STEPS = "a training that is counted in steps, not epochs, may draw rows by each rank's own seed"
+REPEATED_IN_DATA = "the data set may hold rows twice, next to each other"
+ROWS_OF_AN_ORDER = 6
+"""From so many rows on two passes have the same order by chance less than once in 700 times."""
 FEWEST_STEPS = 4
 """Steps from which a pace can be told."""
 
@@ -50,6 +67,10 @@ class ReplicasEqual(Check):
     )
 
     def judge(self, trace: Trace) -> Finding:
+        counts = [len(trace.of_rank(rank).main.all(Step)) for rank in trace.ranks]
+        if "watched" in trace.run.features and not all(counts) and any(counts):
+            detail = f"rank {counts.index(0)} took no step of the optimizer, another {max(counts)}"
+            return self.found(False, detail, measured=0, limit=max(counts))
         replicas = {rank: {seen.steps: seen for seen in held} for rank, held in of_every_rank(trace, Replica).items()}
         first = replicas.pop(0)
         wanted = range(max(len(held) for held in of_every_rank(trace, Step).values()) + 1)
@@ -65,7 +86,7 @@ class ReplicasEqual(Check):
             again = [later for later in wanted if later > steps and _all_alike(later, first, replicas)]
             if again and "watched" in trace.run.features:  # local SGD: averaged every so many steps
                 return self.unjudged(f"ranks differ after {steps} steps and are equal after {again[0]}", expected=True)
-            if not steps and trace.run.objective and _exchange_something(first, replicas):
+            if not steps and trace.run.objective and not one.wrapped and _exchange_something(first, replicas):
                 reason = "ranks start with different weights and communicate in each step, like parts of one model"
                 return self.unjudged(reason, expected=True)
             when = f"after {steps} steps" if steps else "before the first step"
@@ -100,6 +121,7 @@ def _tensors(one: Replica, other: Replica) -> str:
 class RowsTrainedOnce(Check):
     """In each epoch every row is trained once across all ranks, and all ranks take equally many micro-batches."""
 
+    premises: ClassVar[frozenset[Premise]] = frozenset()
     across_ranks: ClassVar[bool] = True
     applies_to: ClassVar[frozenset[str]] = frozenset({"parallel"})
     meaning: ClassVar[str] = (
@@ -109,31 +131,87 @@ class RowsTrainedOnce(Check):
     remedy: ClassVar[str] = "Give rank r every N-th row from row r on, as DistributedSampler does."
 
     def judge(self, trace: Trace) -> Finding:
-        by_rank = of_every_rank(trace, Window)
         if "watched" in trace.run.features:
-            return self._of_loaders(trace, by_rank)
-        windows = by_rank[0]
+            return self._of_loaders(trace)
+        windows = of_every_rank(trace, Window)[0]
         problems = [*_uneven(trace, windows), *_twice(windows, trace.one(DataSplit).train_rows, trace.run.processes)]
         rows = sum(len(window.rows) for window in windows)
         detail = "; ".join(problems[:3]) or f"{rows} rows, each on one of {trace.run.processes} ranks"
         return self.found(not problems, detail, measured=len(problems), limit=0, compared=rows)
 
-    def _of_loaders(self, trace: Trace, windows: dict[int, list[Window]]) -> Finding:
-        """Judge processes that each saw their own rows alone, which a data set may hold several times."""
-        rows = {rank: [row for window in held for row in window.rows] for rank, held in windows.items()}
-        if alike := [rank for rank, own in rows.items() if rank and own == rows[0]]:
-            detail = f"rank {alike[0]} received the same {len(rows[0])} rows as rank 0, in the same order"
-            return self.found(False, detail, measured=len(rows[0]), limit=0)
-        size = trace.one(RowsGiven).dataset_rows
-        if size is None or sum(map(len, rows.values())) > size:
-            return self.unjudged("more rows than one epoch, or an epoch of unknown length", expected=True)
-        if any(len(set(own)) < len(own) for own in rows.values()):
-            return self.unjudged("rows recur within one process; rows_come_once judges that", expected=True)
+    def _of_loaders(self, trace: Trace) -> Finding:
+        """Judge processes that each saw their own rows alone."""
+        if trace.run.objective and trace.run.trainer != A_LOOP:  # as GRPO's, whose ranks complete the same prompts
+            return self.unjudged("a Trainer of another objective may give several ranks the same rows", expected=True)
+        given = {rank: _given(trace.of_rank(rank)) for rank in trace.ranks}
+        if len(given) < trace.run.processes:
+            raise MissingEvidence(f"rank {len(given)} left no evidence")
+        streams = {rank: [row for _, rows in held for row in rows] for rank, held in given.items()}
+        if alike := [rank for rank, own in streams.items() if rank and own == streams[0] and len(set(own)) > 1]:
+            kind = "batches" if trace.run.objective else "rows"
+            detail = f"rank {alike[0]} was given the same {len(streams[0])} {kind} as rank 0, in the same order"
+            wrapped = not trace.run.objective or any(seen.wrapped for seen in trace.main.all(Replica))
+            return self.found(False, detail, measured=len(streams[0]), limit=0, meant="" if wrapped else PARTS)
+        counts = {rank: [len(micro_batches) for micro_batches, _ in held] for rank, held in given.items()}
+        for rank, own in counts.items():
+            if uneven := [at for at, (a, b) in enumerate(zip(counts[0], own, strict=False)) if a != b]:
+                detail = f"step {uneven[0]}: {own[uneven[0]]} micro-batches on rank {rank}, "
+                detail += f"{counts[0][uneven[0]]} on rank 0"
+                return self.found(False, detail, measured=len(uneven), limit=0, meant=UNEVEN)
+        drawn = [seen[-1] for rank in trace.ranks if (seen := trace.of_rank(rank).main.all(RowsDrawn))]
+        known = len(drawn) == len(given) and all(seen.dataset_rows and seen.passes and seen.passes[0] for seen in drawn)
+        if known and (found := self._by_numbers(drawn)) is not None:
+            return found
+        if trace.run.objective:
+            return self.unjudged("no loader shares out the numbers of rows that every process holds", expected=True)
+        return self._by_content(streams, trace.one(RowsGiven).dataset_rows)
+
+    def _by_numbers(self, drawn: Sequence[RowsDrawn]) -> Finding | None:
+        """Judge loaders of one data set by the numbers that they draw; None where each has a data set of its own."""
+        sizes, first = [seen.dataset_rows for seen in drawn], [seen.passes[0] for seen in drawn]
+        if (uneven := max(sizes) - min(sizes)) > 1:
+            detail = f"the ranks' data sets have {some([f'{size:,}' for size in sizes])} rows"
+            return self.found(False, detail, measured=uneven, limit=1, meant=OWN_SIZES)
+        size, filled = sizes[0], sum(seen.batch for seen in drawn)  # samplers fill the last batches with the first rows
+        columns = [set(seen.columns) for seen in drawn]
+        if uneven or not all(columns) or any(len(set(own)) < len(own) - filled for own in first):
+            return None
+        total = sum(map(len, first))
+        shared = sum(len(set(own)) for own in first) - len(set().union(*first))
+        allowed = min(max(0, total - size), filled)
+        shares_out = sum(seen.batches * seen.batch for seen in drawn) <= size + 2 * filled
+        if any(own != columns[0] for own in columns):
+            if not shares_out or shared > allowed:
+                return None
+            detail = f"the loaders share out the numbers of {size:,} rows, and each rank's data set holds others"
+            meant = SOME_COLUMNS if set.intersection(*columns) else ""
+            return self.found(False, detail, measured=len(drawn), limit=1, meant=meant)
+        if shared <= allowed and not shares_out:
+            each = drawn[0].batches * drawn[0].batch
+            detail = f"each of {len(drawn)} ranks draws {each:,} of {size:,} rows in a pass over the same data set"
+            return self.found(False, detail, measured=each, limit=size // len(drawn), meant=BY_STEPS)
+        detail = f"{shared} of {total} rows of the first pass are drawn by two ranks, from a data set of {size:,}"
+        return self.found(shared <= allowed, detail, measured=shared, limit=allowed)
+
+    def _by_content(self, rows: dict[int, list[str]], size: int | None) -> Finding:
+        """Judge rows by their tokens, which a data set may hold several times."""
         shared = {rank: len(set(own) & set(rows[0])) for rank, own in rows.items() if rank}
         rank = max(shared, key=shared.__getitem__)
-        limit = int(len(rows[rank]) * SHARED_ROWS)
-        detail = f"{shared[rank]} of {len(rows[rank])} rows of rank {rank} are also rank 0's"
-        return self.found(shared[rank] <= limit, detail, measured=shared[rank], limit=limit)
+        detail = f"{shared[rank]} of {len(rows[rank])} rows of rank {rank} are rank 0's too"
+        within_epoch = size is not None and sum(map(len, rows.values())) <= size
+        half = int(SHARED_ROWS * len(rows[rank])) if within_epoch else math.inf
+        # of equal rows of a data set, and of two epochs, about half come within one process
+        if all(len(set(own)) == len(own) for own in rows.values()) and (within_epoch or shared[rank] > MOST_SHARED):
+            limit, meant = min(MOST_SHARED, half), "" if shared[rank] > half else REPEATED_IN_DATA
+            return self.found(shared[rank] <= limit, detail, measured=shared[rank], limit=limit, meant=meant)
+        return self.unjudged("rows come again within one process, or nobody knows how many there are", expected=True)
+
+
+def _given(trace: Trace) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Return the micro-batches and rows of each step of one rank; where rows are not known, micro-batches twice."""
+    if trace.run.objective:
+        return [(seen.digests, seen.digests) for seen in trace.all(StepInputs)]
+    return [(seen.digests, seen.rows) for seen in trace.all(Window)]
 
 
 def _uneven(trace: Trace, windows: list[Window]) -> Iterator[str]:
@@ -168,6 +246,7 @@ def _twice(windows: list[Window], train_rows: int, processes: int) -> Iterator[s
 class RanksReportAlike(Check):
     """Every rank reports the same loss, gradient norm, learning rate and evaluations, computed over all rows."""
 
+    premises: ClassVar[frozenset[Premise]] = frozenset()
     across_ranks: ClassVar[bool] = True
     applies_to: ClassVar[frozenset[str]] = frozenset({"parallel"})
     meaning: ClassVar[str] = (
@@ -179,9 +258,18 @@ class RanksReportAlike(Check):
     )
 
     def judge(self, trace: Trace) -> Finding:
-        names = SHARED_NUMBERS if "watched" in trace.run.features else NUMBERS
+        watched = "watched" in trace.run.features
+        models = of_every_rank(trace, Replica) if trace.run.objective else {}
+        if len({tuple(seen.digest for seen in held) for held in models.values()}) > 1:
+            return self.unjudged("the ranks' models differ: parts of one have numbers of their own", expected=True)
+        names = SHARED_NUMBERS if watched else NUMBERS
         numbers = {rank: [_of_step(step, names) for step in held] for rank, held in of_every_rank(trace, Step).items()}
-        if "watched" not in trace.run.features and trace.run.evaluation.splits:
+        for rank, steps in numbers.items() if watched else ():
+            clips = {seen.step: seen.clip_scale for seen in trace.of_rank(rank).main.all(CallOrder)}
+            numbers[rank] = [
+                (when, {**own, "share left by clipping": clips.get(at)}) for at, (when, own) in enumerate(steps)
+            ]
+        if not watched and trace.run.evaluation.splits:
             for rank, held in of_every_rank(trace, Evaluation).items():
                 numbers[rank] += [_of_evaluation(seen) for seen in held]
         first = numbers.pop(0)
@@ -220,12 +308,39 @@ def _shown(value: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DropoutDiffersByRank(Check):
-    """Before every step, each rank's dropout has a different random state."""
+class EpochsShuffled(Check):
+    """A loader that shuffles draws its rows in a new order in each epoch."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.SEEDS_DIFFER_BY_RANK})
+    premises: ClassVar[frozenset[Premise]] = frozenset()
     across_ranks: ClassVar[bool] = True
-    applies_to: ClassVar[frozenset[str]] = frozenset({"parallel", "dropout"})
+    applies_to: ClassVar[frozenset[str]] = frozenset({"parallel", "watched"})
+    convention: ClassVar[str] = "some people keep one order to compare epochs"
+    meaning: ClassVar[str] = (
+        "Nobody calls sampler.set_epoch. DistributedSampler shuffles by seed and epoch, so every epoch has the same "
+        "batches."
+    )
+    remedy: ClassVar[str] = "Call loader.sampler.set_epoch(epoch) at the start of each epoch."
+
+    def judge(self, trace: Trace) -> Finding:
+        last = [seen for rank in of_every_rank(trace, Step) for seen in trace.of_rank(rank).main.all(RowsDrawn)[-1:]]
+        pairs = [(a[: len(b)], b[: len(a)]) for seen in last for a, b in pairwise(seen.passes)]
+        pairs = [(a, b) for a, b in pairs if len(a) >= ROWS_OF_AN_ORDER and list(a) != sorted(a)]
+        if not pairs:
+            return self.unjudged("no loader that shuffles was seen to begin a second pass", expected=True)
+        alike = sum(one == other for one, other in pairs)
+        detail = f"{alike} of {len(pairs)} passes of all ranks draw the rows in the order of the pass before"
+        return self.found(not alike, detail, measured=alike, limit=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropoutDiffersByRank(Check):
+    """Before every step, each rank's dropout has a different random state.
+
+    transformers and accelerate seed all processes alike by default, so other trainings are not judged.
+    """
+
+    across_ranks: ClassVar[bool] = True
+    applies_to: ClassVar[frozenset[str]] = frozenset({"parallel", "dropout", "suite_rows"})
     meaning: ClassVar[str] = (
         "All ranks have the same seed. All drop the same activations, so that their average is as noisy as one rank's."
     )
@@ -247,9 +362,9 @@ class DropoutDiffersByRank(Check):
 class SavedByOneRank(Check):
     """One rank writes each file, and saving returns on every rank only after the files exist."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.SAVES_HEARD_BY_RANK})
+    premises: ClassVar[frozenset[Premise]] = frozenset()
     across_ranks: ClassVar[bool] = True
-    applies_to: ClassVar[frozenset[str]] = frozenset({"parallel", "adapters"})
+    applies_to: ClassVar[frozenset[str]] = frozenset({"parallel"})
     meaning: ClassVar[str] = (
         "Several ranks write the same file at once. Or a rank continues, and may read or upload the file before it is "
         "complete."
@@ -257,6 +372,10 @@ class SavedByOneRank(Check):
     remedy: ClassVar[str] = "Write on rank 0 only, then call a barrier on every rank."
 
     def judge(self, trace: Trace) -> Finding:
+        if "watched" in trace.run.features:
+            return self._of_files(trace)
+        if "adapters" not in trace.run.features:
+            return self.unjudged("nothing is saved but by the checkpoint", expected=True)
         problems = []
         for rank, held in of_every_rank(trace, Saved).items():
             writers = held[-1].writers
@@ -265,6 +384,20 @@ class SavedByOneRank(Check):
             elif not writers:
                 problems.append(f"saving returned on rank {rank} before any rank had written a file")
         detail = "; ".join(dict.fromkeys(problems)) or "one rank wrote the files, and every rank found them"
+        return self.found(not problems, detail, measured=len(problems), limit=0)
+
+    def _of_files(self, trace: Trace) -> Finding:
+        """Judge the files that each process was heard to write."""
+        written = {rank: {seen.path for seen in trace.of_rank(rank).main.all(FileWritten)} for rank in trace.ranks}
+        ranks = {
+            file: [rank for rank, own in written.items() if file in own] for file in set().union(*written.values())
+        }
+        if not ranks:
+            return self.unjudged("no rank wrote tensors to a file", expected=True)
+        problems = [
+            f"ranks {', '.join(map(str, by))} wrote {file}" for file, by in sorted(ranks.items()) if len(by) > 1
+        ]
+        detail = some(problems, 2) or f"{len(ranks)} files, each written by one rank"
         return self.found(not problems, detail, measured=len(problems), limit=0)
 
 

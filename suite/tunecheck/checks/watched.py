@@ -429,3 +429,8 @@ JUDGED: dict[str, Callable[[Trace, Any], Iterator[str]]] = {
     "accumulation": _accumulation,
 }
 """Key of an expectation to what is wrong in a trace, a sentence each; other keys are judged by checks of their own."""
+JUDGED_BY = {
+    "loss": ("loss_oracle", "accumulation_oracle", "gradients_averaged"),
+    **dict.fromkeys(("learning_rate", "schedule", "schedule_steps", "warmup_steps"), ("learning_rate_trace",)),
+}
+"""Key of any other expectation to the checks that judge it, each where it can."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tunecheck.checks.watched import JUDGED_BY
 from tunecheck.core.errors import ConfigError
 from tunecheck.core.premises import Premise
 
@@ -149,7 +150,6 @@ def _expression(text: str) -> str:
     return text
 
 
-RATES = ("learning_rate_trace",)
 EXPECTATIONS: dict[str, Expectation] = {
     "supervised": Expectation(
         meaning="every row has supervised text that matches this expression",
@@ -183,35 +183,35 @@ EXPECTATIONS: dict[str, Expectation] = {
         example="token_mean",
         read=_one_of("token_mean"),
         declare=_plain_loss,
-        opens=("loss_oracle", "accumulation_oracle"),
+        opens=JUDGED_BY["loss"],
     ),
     "learning_rate": Expectation(
         meaning="peak learning rate of the schedule",
         example="2e-4",
         read=_positive,
         declare=_training("learning_rate"),
-        opens=RATES,
+        opens=JUDGED_BY["learning_rate"],
     ),
     "schedule": Expectation(
         meaning=f"schedule after the warm-up: {', '.join(SCHEDULES)}",
         example="cosine",
         read=_one_of(*SCHEDULES),
         declare=_training("lr_scheduler"),
-        opens=RATES,
+        opens=JUDGED_BY["schedule"],
     ),
     "schedule_steps": Expectation(
         meaning="optimizer steps until the end of the schedule",
         example="1000",
         read=_whole(1),
         declare=_training("schedule_steps"),
-        opens=RATES,
+        opens=JUDGED_BY["schedule_steps"],
     ),
     "warmup_steps": Expectation(
         meaning="warm-up steps in which the rate rises from 0",
         example="100",
         read=_whole(0),
         declare=_training("warmup_steps"),
-        opens=RATES,
+        opens=JUDGED_BY["warmup_steps"],
     ),
 }
 """Key to what it means, in the order of the docs."""

@@ -136,12 +136,13 @@ def rounds_handed_out() -> Iterator[tuple[int, list[list[str]]]]:
 
 def _digest(batch: Any) -> str:
     found = hashlib.sha256()
-    for part in _parts(batch):
+    for part in parts_of(batch):
         found.update(part)
     return found.hexdigest()
 
 
-def _parts(batch: Any) -> Iterator[bytes]:
+def parts_of(batch: Any) -> Iterator[bytes]:
+    """Yield the bytes of all tensors and texts of a batch."""
     if isinstance(batch, Mapping):
         batch = batch.values()
     if hasattr(batch, "detach"):
@@ -152,4 +153,4 @@ def _parts(batch: Any) -> Iterator[bytes]:
         yield repr(batch).encode()
     else:
         for part in batch:
-            yield from _parts(part)
+            yield from parts_of(part)

@@ -208,20 +208,26 @@ def hear_writes(owner: Any, name: str) -> Undo:
     """Have what this function writes to a file looked at: tensors by name, its first argument."""
 
     def before(thing: Any, path: Any = None, *args: Any, **kwargs: Any) -> Any:
+        path = kwargs.get("filename", kwargs.get("f", path))
         if written := _where("tunecheck.listen.saves", "written"):
-            written(thing)
+            written(thing, path)
         writing = _where("tunecheck.listen.exports", "writing")
-        return writing(thing, kwargs.get("filename", kwargs.get("f", path))) if writing else None
+        return writing(thing, path) if writing else None
 
     return _tell(owner, name, before)
 
 
 def hear_inputs(torch: ModuleType) -> list[Undo]:
     """Have what is loaded into modules, and what loaders' workers hand out, noted; return what ends it."""
+    from tunecheck.listen.draws import drawing
     from tunecheck.listen.handed import handing_out, loading
 
-    workers = torch.utils.data.dataloader._MultiProcessingDataLoaderIter
-    return [_tell(torch.nn.Module, "load_state_dict", loading), _tell(workers, "__next__", handing_out)]
+    loaders = torch.utils.data.dataloader
+    return [
+        _tell(torch.nn.Module, "load_state_dict", loading),
+        _tell(loaders._MultiProcessingDataLoaderIter, "__next__", handing_out),
+        _tell(loaders._BaseDataLoaderIter, "_next_index", drawing),
+    ]
 
 
 def hear_script() -> Undo:

@@ -37,7 +37,7 @@ from tunecheck.core.evidence import (
 )
 from tunecheck.core.premises import Premise
 from tunecheck.core.trace import SCHEMA, TraceWriter
-from tunecheck.listen import noted, saves
+from tunecheck.listen import draws, noted, saves
 from tunecheck.listen.adapters import ranks_scored
 from tunecheck.listen.expectations import declare
 from tunecheck.listen.exports import append
@@ -153,6 +153,8 @@ class Listener:
         self._open: dict[str, str] = {}
         self._added: list[Callable[[], None]] = []
         """What writes the attempts that are to follow the trace's end."""
+        self._drawn: Callable[[], Record] | None = None
+        """What tells the rows that the loader has drawn, where several processes train."""
         self._learning: Learning | None = None
         """What learnt when the training began, where the script alone says what learns."""
 
@@ -190,6 +192,7 @@ class Listener:
         probes = WATCHED if run.is_causal_lm else ANY_OBJECTIVE
         self._probes = Probes(() if self.ends_early else probes, self.emit)
         self._tell_loads(session.model)
+        self._drawn = draws.of_training()
         self._aside = self._probes.set_aside(lambda: _unseen(session.model))
         self._aside.__enter__()
         if run.is_causal_lm and not run.declares_learning:
@@ -198,6 +201,11 @@ class Listener:
         if not self.ends_early:
             device = str(session.device)
             saves.watch(session.model, lambda seen: self._saw(seen, device))
+
+    def _tell_draws(self) -> None:
+        """Write which rows the loader has drawn."""
+        if self._drawn is not None:
+            self.emit(self._drawn())
 
     def _tell_loads(self, model: Any) -> None:
         """Write what the script has loaded into the model."""
@@ -325,6 +333,7 @@ class Listener:
             if self.options.twice:
                 learnt = (pair for pair in session.model.named_parameters() if pair[1].requires_grad)
                 self.emit(Trained(norms={name: norm(tensor) for name, tensor in learnt}, scaler=""))
+            self._tell_draws()
             self.emit(WindowEnded(steps=self._steps))
 
     def close(self, error: BaseException | None = None) -> None:
@@ -333,6 +342,7 @@ class Listener:
             return
         self._ended = True
         self.tried(self.end_of_listening)
+        self.tried(self._tell_draws)  # of the passes that came after the steps that were listened to
         if error is None:
             outcome, detail = AttemptOutcome.FINISHED, ""
         elif isinstance(error, KeyboardInterrupt):

@@ -11,16 +11,9 @@ from itertools import count
 from pathlib import Path
 
 from tunecheck.core.errors import TraceError
-from tunecheck.core.evidence import PremisesOpen
-from tunecheck.core.premises import Premise
+from tunecheck.core.evidence import FileWritten, PremisesOpen
 from tunecheck.core.trace import Trace, TraceWriter, read
 from tunecheck.listen.options import Options, trace_file
-
-NOT_COMPARED = {
-    Premise.SEEDS_DIFFER_BY_RANK: "transformers and accelerate give every process the same seed by default",
-    Premise.SAVES_HEARD_BY_RANK: "tunecheck does not record which process saves",
-}
-"""Premises of checks that compare processes to why they are open in a watched training."""
 
 
 def merge_ranks(options: Options) -> None:
@@ -54,15 +47,16 @@ def _merge(files: list[Path], traces: list[Trace]) -> None:
         **first.header.run,
         "parallel": {"processes": len(traces)},
         "features": sorted({*first.header.run["features"], "parallel"}),
-        "open_premises": {**first.header.run["open_premises"], **NOT_COMPARED},
     }
     beside = files[0].with_suffix(".merged")
     beside.unlink(missing_ok=True)
     writer = TraceWriter(beside)
-    writer.write(replace(first.header, run=run), first.main.start, *first.main.records)
+    writer.write(replace(first.header, run=run), first.main.start, *first.main.records, *_files_written_later(first))
     for rank, trace in enumerate(traces[1:], start=1):
         own = TraceWriter(beside, rank)
-        own.write(PremisesOpen(reasons=dict(trace.run.open_premises)), *trace.main.records)
+        own.write(
+            PremisesOpen(reasons=dict(trace.run.open_premises)), *trace.main.records, *_files_written_later(trace)
+        )
         own.close()
     if first.main.end is not None:
         writer.write(first.main.end)
@@ -72,3 +66,8 @@ def _merge(files: list[Path], traces: list[Trace]) -> None:
     beside.replace(files[0])
     for file in files[1:]:
         file.unlink()
+
+
+def _files_written_later(trace: Trace) -> list[FileWritten]:
+    """Return the files that a process wrote when its training was over."""
+    return [seen for attempt in trace.attempts if attempt is not trace.main for seen in attempt.all(FileWritten)]

@@ -6,6 +6,7 @@ They are known by their values, since libraries rename what they save. Imports t
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from tunecheck.core.evidence import Written
+from tunecheck.core.evidence import FileWritten, Written
 from tunecheck.listen.ranks import rank_and_processes
 from tunecheck.probes.reference.adapted import adapted_layers
 from tunecheck.probes.reference.measures import sample
@@ -24,13 +25,23 @@ ALIKE = 2
 """Writes of one kind that are recorded: checkpoints are all alike."""
 DEPTH = 2
 """Dictionaries within each other in which a model's tensors are looked for; an optimizer's lie deeper."""
+MOST_FILES = 64
+"""Whose names are recorded of each of several processes."""
 _TRAINED: WeakKeyDictionary[Any, _Trained] = WeakKeyDictionary()
+_FILES: dict[str, None] = {}
+_TELL_FILE: list[Callable[[FileWritten], None]] = []
 
 
-def watch(model: Any, tell: Callable[[Written], None]) -> None:
-    """Look from now on at what is written, and whether it is what this model has learned; `tell` is called with it."""
+def watch(model: Any, tell: Callable[[Written | FileWritten], None]) -> None:
+    """Look from now on at what is written, and whether it is what this model has learned; `tell` is called with it.
+
+    Of several processes each tells the files that it writes, and the first one alone what is in them.
+    """
     learns = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if rank_and_processes()[0] == 0 and not any(hasattr(p, "to_local") for p in learns.values()):
+    rank, processes = rank_and_processes()
+    if processes > 1:
+        _TELL_FILE[:] = [tell]
+    if rank == 0 and not any(hasattr(p, "to_local") for p in learns.values()):
         under = {id(p) for layer in adapted_layers(model).values() for p in layer.parameters()}
         base = [p for p in model.parameters() if id(p) in under and not p.requires_grad and p.ndim > 1]
         shapes = {p.shape for p in learns.values()}
@@ -38,9 +49,16 @@ def watch(model: Any, tell: Callable[[Written], None]) -> None:
         _TRAINED[model] = _Trained(learns, base, resting, tell)
 
 
-def written(thing: Any) -> None:
+def written(thing: Any, path: Any = None) -> None:
     """This is about to be written to a file: tensors by name, what holds them, or anything else."""
-    if not _TRAINED or probing():
+    if probing():
+        return
+    if _TELL_FILE and isinstance(path, str | os.PathLike) and any(True for _ in tensors_of(thing)):
+        file = os.path.realpath(path)
+        if file not in _FILES and len(_FILES) < MOST_FILES and not file.startswith("/dev/"):
+            _FILES[file] = None
+            _TELL_FILE[0](FileWritten(path=file))
+    if not _TRAINED:
         return
     held = dict(tensors_of(thing))
     if held or thing == {}:

@@ -12,10 +12,11 @@ from functools import partial
 
 import torch
 
-from tunecheck.core.evidence import Oracle
+from tunecheck.core.evidence import Oracle, OwnRowsGradient
 from tunecheck.probes.reference.forwards import side_by_side
 from tunecheck.probes.reference.given import stand_still
 from tunecheck.probes.reference.in_fp32 import in_fp32
+from tunecheck.probes.reference.measures import sketch
 from tunecheck.probes.reference.own_logits import IdsAndLabels, unpadded
 from tunecheck.training.data import IGNORED, Batch
 from tunecheck.training.events import Probe
@@ -37,7 +38,7 @@ Wanted = tuple[float, list[torch.Tensor], str]
 class OracleProbe(Probe):
     """Computes the run's oracle steps beforehand and compares the gradients when the trainer's are complete."""
 
-    emits = (Oracle,)
+    emits = (Oracle, OwnRowsGradient)
 
     def start(self, session: Session) -> None:
         """List the tensors to compare.
@@ -105,6 +106,9 @@ class OracleProbe(Probe):
         if self._dropout and session.replay is not None:
             with without_dropout(session.model), random_state(session.device):
                 replayed, got = _loss_and_gradients(self._parameters, session.replay)
+        if session.processes > session.exchange.count:  # of the other processes' rows nothing is known here
+            own, tokens = tuple(sketch(wanted) for _, wanted, _ in waiting), [b.supervised_tokens for b in self._window]
+            self.emit(OwnRowsGradient(step=step, got=sketch(got), own=own, tokens=sum(tokens)))
         compared = [(*_differences(got, wanted), loss, split) for loss, wanted, split in waiting]
         differences, norms, loss, split = min(compared, key=lambda each: float(each[0].norm()))
         norm, whole = float(norms.norm()), float(differences.norm())

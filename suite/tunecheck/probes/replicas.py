@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ class ReplicaProbe(Probe):
     def start(self, session: Session) -> None:
         """Take everything that the training starts from."""
         self._done = 0
+        self._wrapped = isinstance(session.model, torch.nn.parallel.DistributedDataParallel)
         if session.processes > 1:
             self._take(0, [*session.model.named_parameters(), *_buffers(session)], named=True)
 
@@ -53,7 +55,8 @@ class ReplicaProbe(Probe):
 
     def _take(self, steps: int, tensors: Iterable[tuple[str, torch.Tensor]], *, named: bool) -> None:
         each = {name: _hex(repr(digest(tensor))) for name, tensor in tensors}
-        self.emit(Replica(steps=steps, digest=_hex(repr(each)), tensors=each if named else {}, exchanges=_exchanges()))
+        seen = Replica(steps=steps, digest=_hex(repr(each)), wrapped=self._wrapped, exchanges=_exchanges())
+        self.emit(replace(seen, tensors=each) if named else seen)
 
 
 def _buffers(session: Session) -> Iterable[tuple[str, torch.Tensor]]:

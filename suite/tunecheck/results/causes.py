@@ -13,7 +13,7 @@ from functools import cache
 from tunecheck.checks import CHECKS
 from tunecheck.core.finding import Finding, Status
 
-ORACLES = ("loss_oracle", "accumulation_oracle")
+ORACLES = ("loss_oracle", "accumulation_oracle", "gradients_averaged")
 """Loss and gradient against the suite's own."""
 STILL = ("adapters_applied", "adapter_round_trip", "loss_moves", "loss_falls", "heldout_improves", "canary_learned")
 """Checks that fail where nothing learned."""
@@ -103,7 +103,8 @@ CONSEQUENCES: dict[str, tuple[str, ...]] = {
     "evaluation_mode": ("evaluation_oracle", "evaluation_reported", "perplexity_below_vocabulary"),
     "adapters_applied": ("adapter_round_trip",),
     "saved_as_trained": ("adapter_round_trip", "adapter_reads_back", "merge_keeps_function", "export_reads_back"),
-    "replicas_equal": ("ranks_report_alike",),
+    "replicas_equal": ("gradients_averaged", "ranks_report_alike"),
+    "ranks_report_alike": ("gradients_averaged", "updates_match_adamw"),
     "loss_moves": ("loss_falls",),
     "loss_falls": ("loss_keeps_falling", "heldout_improves", "canary_learned"),
     "live_tensors_flat": ("memory_flat", "memory_returned", "card_returns_to_baseline"),

@@ -17,6 +17,8 @@ class Replica(Record):
     """Of all trained tensors and buffers, 16 hex digits."""
     tensors: dict[str, str] = field(default_factory=dict)
     """Digest by name, at the start, after the first steps and after the last one; empty after the others."""
+    wrapped: bool = False
+    """Whether DistributedDataParallel holds the model, so that each rank's is to be the same."""
     exchanges: int | None = None
     """Collectives and messages of the process so far; None where its backend does not count them."""
 
@@ -27,6 +29,44 @@ class Saved(Record):
 
     writers: tuple[int, ...]
     """Ranks whose folders held files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileWritten(Record):
+    """A file that one rank wrote tensors to, by a function of torch or safetensors."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsDrawn(Record):
+    """Which rows of its data set one rank's loader has drawn so far."""
+
+    columns: tuple[str, ...]
+    """Digests of some rows of each of the data set's columns, 16 hex digits; empty where none is known."""
+    dataset_rows: int
+    """0 where it has no length."""
+    batch: int
+    """Rows of the largest batch."""
+    batches: int
+    """Of a whole pass over the loader; 0 where it has no length."""
+    passes: tuple[tuple[int, ...], ...]
+    """Numbers of the rows, in their order, for each of the first passes; of a long pass the first ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnRowsGradient(Record):
+    """The gradient that the optimizer of one rank gets, and those that its own rows give, as sums with random signs.
+
+    The signs are the same on every rank, so that the sums of a difference have its norm.
+    """
+
+    step: int
+    got: tuple[float, ...]
+    own: tuple[tuple[float, ...], ...]
+    """Of the mean over the tokens of the rank's window; where its micro-batches differ, of the mean of their means."""
+    tokens: int
+    """Supervised ones of the rank's window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,8 @@ PART = 1 << 22
 """Elements that are looked at together. A copy of a whole embedding in 64 bit would take gigabytes of a card that the
 training fills, and have it run out of memory for the suite's sake."""
 
+SKETCHED = 64
+"""Sums of a sketch: the norm that they tell is off by a share of about (2 / 64)^0.5."""
 Digest = tuple[object, ...]
 
 
@@ -53,6 +55,19 @@ def digests(tensors: Iterable[torch.Tensor]) -> list[Digest]:
             return list(pool.map(digest, every))
     except RuntimeError:  # the interpreter ends, as it may before the tenth step, and starts no thread any more
         return list(map(digest, every))
+
+
+def sketch(tensors: Iterable[torch.Tensor]) -> tuple[float, ...]:
+    """Return 64 sums of all elements with random signs, the same in every process, which keep norms within a fifth.
+
+    They are linear, so that the sums of several processes' gradients are those of the sum.
+    """
+    sums, draw = torch.zeros(SKETCHED, dtype=torch.float64), torch.Generator().manual_seed(0)
+    for tensor in tensors:
+        flat = tensor.detach().flatten().float().cpu()
+        flat = torch.nn.functional.pad(flat, (0, -len(flat) % SKETCHED)).view(-1, SKETCHED)
+        sums += (flat * (2 * torch.randint(2, flat.shape, generator=draw, dtype=torch.int8) - 1)).sum(0)
+    return tuple(sums.tolist())
 
 
 def random_digest(device: torch.device) -> str:

@@ -1,0 +1,123 @@
+"""Which rows the training's loader draws, where several processes train: noted from the import of torch on.
+
+Of the script's own code the lengths of its data set and sampler alone are called. Imports nothing that the program
+might not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from tunecheck.listen.handed import parts_of
+from tunecheck.listen.ranks import rank_and_processes
+
+if TYPE_CHECKING:
+    from tunecheck.core.evidence import RowsDrawn
+
+MOST_PASSES, MOST_ROWS = 3, 1024
+"""Passes over a loader, and rows of each, whose numbers are noted."""
+MOST_PARTS = 16
+"""Parts of a data set in which its columns are looked for."""
+
+
+@dataclass(slots=True, eq=False)
+class _Loader:
+    """A loader, known by its sampler of batches."""
+
+    passes: list[list[int]] = field(default_factory=list)
+    drawn: int = 0
+    """Batches of the present pass."""
+    batch: int = 0
+    iterator: Callable[[], Any] = lambda: None
+    draws: int = 0
+    """Identity of the sampler's own iterator: workers that stay begin another one with each pass."""
+
+    def drew(self, numbers: Any) -> None:
+        """Note a batch; numbers alone, where a sampler draws pairs."""
+        rows = [number for number in (numbers if isinstance(numbers, list) else [numbers]) if isinstance(number, int)]
+        self.batch = max(self.batch, len(rows))
+        self.passes[-1].extend(rows)
+
+
+_LOADERS: WeakKeyDictionary[Any, _Loader] = WeakKeyDictionary()
+_last: tuple[Any, Any] | None = None
+"""Sampler of batches that drew last, and its data set; None once a training has begun with them."""
+
+
+def drawing(iterator: Any) -> Callable[[Any], None] | None:
+    """The numbers of a batch's rows are about to be drawn. Return what notes them."""
+    global _last
+    if rank_and_processes()[1] < 2:
+        return None
+    try:
+        loader = _LOADERS.setdefault(iterator._index_sampler, _Loader())
+    except TypeError:  # a list of batches, say, which draws nothing
+        return None
+    _last = iterator._index_sampler, iterator._dataset
+    if loader.iterator() is not iterator or loader.draws != id(iterator._sampler_iter):
+        loader.iterator, loader.draws = weakref.ref(iterator), id(iterator._sampler_iter)
+        with suppress(TypeError):  # without a length
+            if loader.drawn < len(iterator._index_sampler):  # a look at the first batch, say, is no pass
+                del loader.passes[-1:]
+        loader.passes.append([])
+        loader.drawn = 0
+    loader.drawn += 1
+    more = len(loader.passes) <= MOST_PASSES and len(loader.passes[-1]) < MOST_ROWS
+    return loader.drew if more else None
+
+
+def of_training() -> Callable[[], RowsDrawn] | None:
+    """Return what tells, now and later, which rows the loader that was drawn from last has drawn; None without one."""
+    from tunecheck.core.evidence import RowsDrawn
+
+    global _last
+    if _last is None:
+        return None
+    (sampler, dataset), _last = _last, None
+    if isinstance(dataset, sys.modules["torch.utils.data"].IterableDataset):
+        return None
+    loader, size, batches = _LOADERS[sampler], 0, 0
+    content: tuple[str, ...] = ()
+    with suppress(Exception):  # without a length, or a column that is read in another way
+        size, batches = len(dataset), len(sampler)
+        content = content_of(dataset)
+    return lambda: RowsDrawn(
+        columns=content,
+        dataset_rows=size,
+        batch=loader.batch,
+        batches=batches,
+        passes=tuple(map(tuple, loader.passes[:MOST_PASSES])),
+    )
+
+
+def content_of(dataset: Any) -> tuple[str, ...]:
+    """Return a digest of the first, middle and last row of each column of a data set that holds plain things.
+
+    A column is a list, a tuple or an array as long as the data set, in it or in one that it is a part of.
+    """
+    found = []
+    for column in _columns(dataset):
+        parts = list(parts_of([column[at] for at in (0, len(column) // 2, len(column) - 1)]))
+        if not any(b" object at 0x" in part for part in parts):  # whose address differs in each process
+            found.append(hashlib.sha256(b"/".join(parts)).hexdigest()[:16])
+    return tuple(found)
+
+
+def _columns(thing: Any, rows: int = -1, depth: int = 4) -> Iterator[Any]:
+    """Yield what holds as many things as the data set rows, from the data set inwards."""
+    plain, array = isinstance(thing, list | tuple | range), hasattr(thing, "__array__")
+    own = len(thing) if hasattr(thing, "__len__") and getattr(thing, "ndim", 1) != 0 else -1
+    if (plain or array) and own > 0 and rows in (own, -1):
+        yield thing
+    elif hasattr(thing, "__getitem__") and not array and depth:
+        named = isinstance(thing, Mapping)
+        inside = thing if plain else thing.values() if named else getattr(thing, "__dict__", {}).values()
+        for part in list(inside)[:MOST_PARTS]:
+            yield from _columns(part, rows if plain or named else own, depth - 1)
