@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
 
 from tunecheck.core.check import Check, NumericCheck, some
 from tunecheck.core.errors import MissingEvidence
@@ -17,24 +15,19 @@ from tunecheck.core.trace import Trace
 NO_LINEARS = "no linear has an adapter"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptersStartNeutral(NumericCheck):
     """Before training, every adapted linear gives what its base gives, in train mode with its dropout too.
 
     So does the whole model: of tokens or modules that learn beside the adapters, too.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset(
-        {Premise.CAUSAL_LM, Premise.ADAPTERS_ENUMERATED, Premise.ADAPTERS_FRESH}
-    )
-    applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.CAUSAL_LM, Premise.ADAPTERS_ENUMERATED, Premise.ADAPTERS_FRESH})
+    applies_to = frozenset({"adapters"})
+    meaning = (
         "the adapter's initialisation changes the function: training starts from another model than the base; or "
         "dropout falls on the base too"
     )
-    remedy: ClassVar[str] = (
-        "use peft's default initialisation (B = 0), or subtract the adapter from the base as PiSSA does"
-    )
+    remedy = "use peft's default initialisation (B = 0), or subtract the adapter from the base as PiSSA does"
 
     max_error_fp32: float = 1e-6  # B = 0 adds exact zeros: 0.0 measured
     max_error_16bit: float = 1e-6
@@ -57,22 +50,19 @@ class AdaptersStartNeutral(NumericCheck):
         return self.found(False, detail, measured=of_logits, limit=limit)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptersStartRandom(Check):
     """Every A is drawn anew under the run's seed, uniform within 1 / sqrt(inputs) and of full rank; B = 0 hides it.
 
     That another seed would have given another A is not seen: of a generator of its own torch's seed says nothing.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset(
-        {Premise.CAUSAL_LM, Premise.ADAPTERS_ENUMERATED, Premise.ADAPTERS_FRESH}
-    )
-    applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.CAUSAL_LM, Premise.ADAPTERS_ENUMERATED, Premise.ADAPTERS_FRESH})
+    applies_to = frozenset({"adapters"})
+    meaning = (
         "the seed is set again for every adapter or part of one, or never, or A is initialised at another scale: the "
         "first steps are then equal, of a smaller rank, those of any other seed, too long or too short"
     )
-    remedy: ClassVar[str] = "leave initialisation to peft, and seed once, before the adapters are made"
+    remedy = "leave initialisation to peft, and seed once, before the adapters are made"
 
     max_ratio: float = 1.5
     """Of A's spread to what it should be, either way: within 1.07 in 204 healthy runs, at rank 1 and 128 inputs too."""
@@ -96,22 +86,19 @@ class AdaptersStartRandom(Check):
         return self.found(within, detail, measured=ratio, limit=self.max_ratio, problems=problems)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterAlgebra(NumericCheck):
     """With a random B, every adapted linear follows its formula, s B A x or DoRA's, and the model's logits change.
 
     So do its gradients by the adapter's tensors, and what of the gradient the adapter passes on to the layers below.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset(
-        {Premise.CAUSAL_LM, Premise.ADAPTERS_ENUMERATED, Premise.BASE_PLAIN}
-    )
-    applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.CAUSAL_LM, Premise.ADAPTERS_ENUMERATED, Premise.BASE_PLAIN})
+    applies_to = frozenset({"adapters"})
+    meaning = (
         "the scaling is not alpha/r, factors are transposed, dropout is active though 0, or the adapters are not part "
         "of the forward pass"
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "compare the measured ratio with alpha, r and alpha/r; check that the wrapped model is the one that is called"
     )
 
@@ -156,7 +143,6 @@ def _formula(lora: LoraSnapshot) -> str:
     return f"(m/n - 1) W x + m/n ({scale}) B A x, n the row norms of W + ({scale}) B A"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DropoutVaries(Check):
     """With dropout every forward pass begins with another random state, and adapters drop the configured share.
 
@@ -164,12 +150,12 @@ class DropoutVaries(Check):
     all of them: judged for plain LoRA without offloaded weights.
     """
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"dropout"})
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"dropout"})
+    meaning = (
         "a seed is set again inside the loop, dropout draws nothing, with another probability, in another place or "
         "once for many, or what it keeps is not scaled"
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "seed once, before the model is built; check that the model is in train mode; call the adapter's dropout alone "
         "on a tensor of ones"
     )
@@ -218,13 +204,12 @@ class DropoutVaries(Check):
         return not abs(count - draws * share) <= self.max_deviations * math.sqrt(draws * share * (1 - share))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptersApplied(Check):
     """After training, logits with adapters on and off differ, those of an enlarged adapter where the rate was tiny."""
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
-    meaning: ClassVar[str] = "the adapters were trained but are not applied in the forward pass, or were never trained"
-    remedy: ClassVar[str] = "check that the wrapped model is called and that no adapter is disabled or merged away"
+    applies_to = frozenset({"adapters"})
+    meaning = "the adapters were trained but are not applied in the forward pass, or were never trained"
+    remedy = "check that the wrapped model is called and that no adapter is disabled or merged away"
 
     min_difference: float = 0.0
     """To be exceeded. An adapter that was never trained or is switched off adds exact zeros, so anything will do: how

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from tunecheck.core.check import Check, some
 from tunecheck.core.evidence import Dataset, DataSplit, Window
 from tunecheck.core.finding import Finding
@@ -12,13 +9,12 @@ from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Trace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HeldoutIsDisjoint(Check):
     """No held-out row is a training row, evaluations use their split's rows, and no token is beyond the embedding."""
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
-    meaning: ClassVar[str] = "evaluation on training data: the held-out loss then only measures memory"
-    remedy: ClassVar[str] = "split before any other processing, by instruction, not by row number"
+    applies_to = frozenset({"suite_rows"})
+    meaning = "evaluation on training data: the held-out loss then only measures memory"
+    remedy = "split before any other processing, by instruction, not by row number"
 
     def judge(self, trace: Trace) -> Finding:
         seen = trace.one(DataSplit)
@@ -33,16 +29,15 @@ class HeldoutIsDisjoint(Check):
         return self.found(not problems, detail, measured=wrong, limit=0, compared=seen.heldout_rows)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TokensMatchTemplate(Check):
     """Every row is one of the data set, rendered by the template, with exactly answer and end token supervised."""
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"suite_rows"})
+    meaning = (
         "a second start token, an answer cut off, an end token masked with the padding, padding or prompt "
         "supervised, labels shifted in the collator"
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "read the example below; leave shifting to the loss; mask padding by the attention mask, not by the token id"
     )
 
@@ -55,11 +50,10 @@ class TokensMatchTemplate(Check):
         return self.found(not problems, detail, measured=len(problems), limit=0, compared=rows)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisedTokens(Check):
     """Every window supervises as many tokens as its rows' answers have, and the trainer reports these numbers."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset(
+    premises = frozenset(
         {
             Premise.CAUSAL_LM,
             Premise.ROWS_FOLLOWED,
@@ -68,11 +62,11 @@ class SupervisedTokens(Check):
             Premise.TOKENS_REPORTED,
         }
     )
-    meaning: ClassVar[str] = (
+    meaning = (
         "masking removes answers or keeps prompts; a wrong count also scales the loss and its gradient, or makes the "
         "training look faster"
     )
-    remedy: ClassVar[str] = "compare with the answers' lengths; look at tokens_match_template"
+    remedy = "compare with the answers' lengths; look at tokens_match_template"
 
     def judge(self, trace: Trace) -> Finding:
         reported = {step.step: step for step in trace.steps}
@@ -98,16 +92,15 @@ class SupervisedTokens(Check):
         return self.found(not problems, detail, measured=len(problems), limit=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchesDiffer(Check):
     """No micro-batch is repeated before the end of the first epoch, but where the data set itself repeats rows."""
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"suite_rows"})
+    meaning = (
         "the data loader starts over at each step, or a seed is reset: the model memorises one batch, and its "
         "loss falls beautifully"
     )
-    remedy: ClassVar[str] = "do not create the iterator inside the loop; do not reseed in it"
+    remedy = "do not create the iterator inside the loop; do not reseed in it"
 
     def judge(self, trace: Trace) -> Finding:
         windows, seen = trace.all(Window), trace.one(DataSplit)
@@ -137,19 +130,18 @@ ROWS_THAT_MUST_DIFFER = 6
 """From so many rows on two epochs have the same order by chance less than once in 700 times."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RowOrder(Check):
     """Each window holds the rows that seed and step prescribe, of the files that the trace names.
 
     So every row comes once per epoch, and epochs have different orders.
     """
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"suite_rows"})
+    meaning = (
         "rows left out or repeated, an order that depends on more than the seed, rows of another file, or a resume "
         "that replays data"
     )
-    remedy: ClassVar[str] = "derive the order from seed and epoch alone"
+    remedy = "derive the order from seed and epoch alone"
 
     def judge(self, trace: Trace) -> Finding:
         problem = _other_files(trace) or _epochs(trace.all(Window), trace.one(DataSplit).train_rows)

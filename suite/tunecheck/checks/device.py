@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import ClassVar
 
 from tunecheck.checks.telemetry import hardware_faults, unclear_signs, unwatched
 from tunecheck.core.check import Check, some
@@ -15,7 +13,6 @@ from tunecheck.core.snapshot import LoraSnapshot
 from tunecheck.core.trace import Trace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareHealthy(Check):
     """While the run trained, the GPU and its driver reported no fault: memory errors, Xids, a reset that is due.
 
@@ -23,12 +20,10 @@ class HardwareHealthy(Check):
     report is neither good nor bad.
     """
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
-    subject: ClassVar[str] = "hardware"
-    meaning: ClassVar[str] = (
-        "the GPU, its power supply, its slot or its driver is faulty: no result of this run can be trusted"
-    )
-    remedy: ClassVar[str] = "look for Xid in the kernel log, reboot, run again; if it comes back, have the GPU replaced"
+    applies_to = frozenset({"suite_rows"})
+    subject = "hardware"
+    meaning = "the GPU, its power supply, its slot or its driver is faulty: no result of this run can be trusted"
+    remedy = "look for Xid in the kernel log, reboot, run again; if it comes back, have the GPU replaced"
 
     def judge(self, trace: Trace) -> Finding:
         if faults := hardware_faults(trace):
@@ -50,17 +45,14 @@ CPU_STEPS = frozenset({"cpu", "evaluate_on_gpu"})
 """Fallback steps that train on the CPU."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceAsConfigured(Check):
     """Every parameter, buffer and optimizer state is on the device of the attempt, and that is the configured one."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.DEVICE_DECLARED})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.DEVICE_DECLARED})
+    meaning = (
         "training ran on another device than configured: a silent fallback to the CPU, or a part of the model not moved"
     )
-    remedy: ClassVar[str] = (
-        "run tunecheck doctor; look for .to() or device_map in the loading code and for a fallback in the attempts"
-    )
+    remedy = "run tunecheck doctor; look for .to() or device_map in the loading code and for a fallback in the attempts"
 
     def judge(self, trace: Trace) -> Finding:
         device = trace.main.start.device
@@ -92,19 +84,18 @@ def _gpu_ran_out(trace: Trace) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DtypesAsConfigured(Check):
     """Adapters, base, hidden states, products and 4-bit arithmetic have the configured dtypes.
 
     In fp16 the loss is scaled up, since small gradients lie below what it can hold.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.DTYPES_DECLARED})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.CAUSAL_LM, Premise.DTYPES_DECLARED})
+    meaning = (
         "a dtype argument was ignored or a helper upcast the model: memory doubles, or precision is lost, "
         "without an error"
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "compare the dtypes below with the configuration; do not call prepare_model_for_kbit_training; pass "
         "dtype and the 4-bit compute dtype"
     )
@@ -160,22 +151,15 @@ KERNELS = {"sdpa": "sdpa:", "eager": "eager", "flash_attention_2": "_flash_attn"
 """Implementation to how its kernels' names begin; flash-attn has _flash_attn_forward and _flash_attn_varlen_forward."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionAsConfigured(Check):
     """The model's layers call the configured attention implementation, and a training step runs its kernel.
 
     No key-value cache is filled: training has no use for one. In a run of a single step kernels are not watched.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset(
-        {Premise.ARCHITECTURE_KNOWN, Premise.CAUSAL_LM, Premise.ATTENTION_DECLARED}
-    )
-    meaning: ClassVar[str] = (
-        "another attention implementation is used: memory and speed, and sometimes masks, are not as configured"
-    )
-    remedy: ClassVar[str] = (
-        "install what the implementation needs (flash-attn) or configure sdpa; train with use_cache=False"
-    )
+    premises = frozenset({Premise.ARCHITECTURE_KNOWN, Premise.CAUSAL_LM, Premise.ATTENTION_DECLARED})
+    meaning = "another attention implementation is used: memory and speed, and sometimes masks, are not as configured"
+    remedy = "install what the implementation needs (flash-attn) or configure sdpa; train with use_cache=False"
 
     def judge(self, trace: Trace) -> Finding:
         wanted, named = trace.run.training.attention, trace.one(ForwardPaths).attention
@@ -192,7 +176,6 @@ class AttentionAsConfigured(Check):
         return self.found(as_configured, detail, measured=ran, limit=wanted, problems=range(cached))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointingAsConfigured(Check):
     """Each decoder layer runs once per micro-batch, twice with gradient checkpointing; logits keep to their chunks.
 
@@ -200,15 +183,13 @@ class CheckpointingAsConfigured(Check):
     training that is watched the layers that run within the backward pass are counted.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset(
-        {Premise.ARCHITECTURE_KNOWN, Premise.CAUSAL_LM, Premise.CHECKPOINTING_DECLARED}
-    )
-    applies_to: ClassVar[frozenset[str]] = frozenset({"several_steps"})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.ARCHITECTURE_KNOWN, Premise.CAUSAL_LM, Premise.CHECKPOINTING_DECLARED})
+    applies_to = frozenset({"several_steps"})
+    meaning = (
         "gradient checkpointing or the loss in chunks is silently off (peak memory of a run without it), or the "
         "checkpointing is on (a third slower)"
     )
-    remedy: ClassVar[str] = "check that the flag reaches every layer and that the model is in train mode while training"
+    remedy = "check that the flag reaches every layer and that the model is in train mode while training"
 
     def judge(self, trace: Trace) -> Finding:
         calls = trace.one(LayerCalls)
@@ -241,15 +222,12 @@ def _most_logits(trace: Trace) -> int | None:
     return None if chunk is None else max(chunk, rows) + rows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MatmulPrecision(Check):
     """A known fp32 product on this device agrees with float64 to fp32's precision."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.ARCHITECTURE_KNOWN})
-    meaning: ClassVar[str] = "TF32 is on, or the device computes wrongly"
-    remedy: ClassVar[str] = (
-        "torch.set_float32_matmul_precision('highest'); unset NVIDIA_TF32_OVERRIDE; if it stays, suspect the GPU"
-    )
+    premises = frozenset({Premise.CAUSAL_LM, Premise.ARCHITECTURE_KNOWN})
+    meaning = "TF32 is on, or the device computes wrongly"
+    remedy = "torch.set_float32_matmul_precision('highest'); unset NVIDIA_TF32_OVERRIDE; if it stays, suspect the GPU"
 
     max_error: float = 1e-5
     """fp32 gives 2e-7, TF32 about 5e-4."""

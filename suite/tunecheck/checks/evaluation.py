@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 from tunecheck.core.check import Check, NumericCheck, relative_error, some, worst_of
 from tunecheck.core.evidence import Evaluation, EvaluationAudit, Generation, Setup
@@ -13,19 +11,18 @@ from tunecheck.core.finding import Finding
 from tunecheck.core.trace import Trace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationOracle(NumericCheck):
     """The configured evaluations took place, and no others; their losses equal other code's, in float64.
 
     Each against the mean over its own logits, the last also against the rows without masks.
     """
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"suite_rows"})
+    meaning = (
         "padding counted, batch means averaged, wrong labels, or dropout active: perplexities beyond the "
         "vocabulary come from here"
     )
-    remedy: ClassVar[str] = "sum negative log-likelihoods and divide by the supervised tokens once, at the end"
+    remedy = "sum negative log-likelihoods and divide by the supervised tokens once, at the end"
 
     max_error_fp32: float = 1e-4  # 5e-6 measured
     max_error_16bit: float = 1e-2
@@ -88,19 +85,18 @@ def _in_words(evaluations: set[tuple[int, str]]) -> list[str]:
     return [f"{split} before step {at}" for at, split in sorted(evaluations)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationMode(Check):
     """Evaluation runs in eval mode without a graph, repeats bit for bit, and changes no mode, weight or memory.
 
     What it computes is what the model as it stands computes, not another one that takes its place for the time.
     """
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"suite_rows"})
+    meaning = (
         "dropout active in evaluation, activations kept, other weights than the trained ones evaluated, or a model "
         "left in eval mode for the rest of training"
     )
-    remedy: ClassVar[str] = "model.eval() and torch.no_grad() around it, and the former mode afterwards"
+    remedy = "model.eval() and torch.no_grad() around it, and the former mode afterwards"
 
     def judge(self, trace: Trace) -> Finding:
         problems = [
@@ -131,19 +127,18 @@ MOST_DIGITS = 20.0
 """Nats up to which a perplexity is printed in full."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PerplexityBelowVocabulary(Check):
     """No evaluation, before, during or after training, gives a perplexity above the size of the vocabulary.
 
     Rows that the model cannot know, as emoji or codes, may begin above it: then it must not rise from there.
     """
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"suite_rows"})
+    meaning = (
         "the evaluation is broken (labels shifted twice, padding counted, a sum instead of a mean), the weights were "
         "never loaded, or the training diverged: a uniform guess would do better"
     )
-    remedy: ClassVar[str] = "look at evaluation_oracle and base_matches_file first; if both are good, lower the rate"
+    remedy = "look at evaluation_oracle and base_matches_file first; if both are good, lower the rate"
 
     max_share: float = 1.0
     """Of ln V, the loss of a uniform guess."""
@@ -177,7 +172,6 @@ class PerplexityBelowVocabulary(Check):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationIsGreedy(NumericCheck):
     """Greedily generated tokens, and the logits behind them, are those of one plain forward over the same tokens.
 
@@ -185,14 +179,12 @@ class GenerationIsGreedy(NumericCheck):
     in the rows that are trained on.
     """
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"generate"})
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"generate"})
+    meaning = (
         "wrong position ids, cache, padding side or mask in generation, or a penalty left in its settings: the model "
         "is right and its answers are not"
     )
-    remedy: ClassVar[str] = (
-        "pad on the left for batched generation, pass the attention mask, compare with use_cache=False"
-    )
+    remedy = "pad on the left for batched generation, pass the attention mask, compare with use_cache=False"
 
     min_agreement: float = 0.9
     """Near ties may fall either way between the cached and the plain forward in 16 bit."""

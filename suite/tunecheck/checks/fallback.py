@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
 
 from tunecheck.checks.attempts import reference, why_no_reference
 from tunecheck.core.check import Check
@@ -18,16 +16,15 @@ ALLOCATOR_ERROR = "OutOfMemoryError:"
 """How a probe's failure begins when torch's allocator raised it, the only kind of which torch keeps a count."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FallbackInOrder(Check):
     """Every out-of-memory error was recorded and handled by the configured fallback, and nothing else caused one."""
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"fallback"})
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"fallback"})
+    meaning = (
         "an out-of-memory error was caught and swallowed, a fallback hides another failure, or it took a step that the "
         "run does not configure"
     )
-    remedy: ClassVar[str] = "look for `except` around the training step; read the reasons of the attempts in the report"
+    remedy = "look for `except` around the training step; read the reasons of the attempts in the report"
 
     def judge(self, trace: Trace) -> Finding:
         tried = trace.trainings
@@ -72,16 +69,15 @@ def _swallowed(trace: Trace) -> Iterator[str]:
                 yield f"the {attempt.start.purpose} attempt ran out of memory {where} and went on"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FallbackStartsFresh(Check):
     """After a fallback the training starts with the tensors and random state of a run that started on the CPU."""
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"reference"})
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"reference"})
+    meaning = (
         "half-trained weights, moments of the optimizer or an advanced random state were carried over from the attempt "
         "that ran out of memory"
     )
-    remedy: ClassVar[str] = "load the model again from its file in a fresh process; do not move the old one with .to()"
+    remedy = "load the model again from its file in a fresh process; do not move the old one with .to()"
 
     def judge(self, trace: Trace) -> Finding:
         if reason := why_no_reference(trace):
@@ -98,16 +94,15 @@ class FallbackStartsFresh(Check):
         return self.found(not problems, detail, measured=len(problems), limit=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FallbackEqualsReference(Check):
     """After a fallback to the CPU every loss equals, to the last bit, that of a run that started there."""
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"reference"})
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"reference"})
+    meaning = (
         "state of the attempt on the GPU was carried over: weights, optimizer state, position in the data, or a "
         "setting meant for the GPU"
     )
-    remedy: ClassVar[str] = "compare the first step that differs: step 0 means the start, a later one optimizer or data"
+    remedy = "compare the first step that differs: step 0 means the start, a later one optimizer or data"
 
     def judge(self, trace: Trace) -> Finding:
         if reason := why_no_reference(trace):

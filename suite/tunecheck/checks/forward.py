@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
 
 from tunecheck.core.check import Check, NumericCheck, worst_of
 from tunecheck.core.errors import MissingEvidence
@@ -14,15 +12,12 @@ from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Trace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardDeterministic(Check):
     """Two equal forwards give the same logits to the last bit, before training and in the middle of a step."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.ARCHITECTURE_KNOWN})
-    meaning: ClassVar[str] = (
-        "noise in the forward pass: a layer left in a random mode, an uninitialised buffer, or damaged hardware"
-    )
-    remedy: ClassVar[str] = (
+    premises = frozenset({Premise.CAUSAL_LM, Premise.ARCHITECTURE_KNOWN})
+    meaning = "noise in the forward pass: a layer left in a random mode, an uninitialised buffer, or damaged hardware"
+    remedy = (
         "look for dropout with rate 0 in the configuration but not in the model; run the GPU's diagnostics (dcgmi diag)"
     )
 
@@ -40,7 +35,6 @@ EPSILON = {"bf16": 2.0**-7, "fp16": 2.0**-10}
 """A unit in the last place, relative."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardMatchesArchitecture(NumericCheck):
     """Norms, positions, attention, activation, residuals and head of a forward pass follow the architecture's formulas.
 
@@ -48,15 +42,13 @@ class ForwardMatchesArchitecture(NumericCheck):
     called in another's place is one too. So is the attention of a training step's rows, with their lengths and padding.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset(
-        {Premise.ARCHITECTURE_KNOWN, Premise.CAUSAL_LM, Premise.BASE_PLAIN}
-    )
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.ARCHITECTURE_KNOWN, Premise.CAUSAL_LM, Premise.BASE_PLAIN})
+    meaning = (
         "the weights are right and the function is not: wrong positions or scale in attention, a layer left out or out "
         "of order, another activation or epsilon, a patched or fused kernel that computes something else, or computes "
         "it in too few bits"
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "look at the relation below: it names the module; compare config.json with the run, and the model with patches "
         "and fused kernels switched off; model.to(bfloat16) rounds the rotary frequencies too, which from_pretrained "
         "with dtype does not"
@@ -94,13 +86,12 @@ class ForwardMatchesArchitecture(NumericCheck):
         return self.found(passed, detail, measured=worst, limit=limit, compared=seen.relations)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RowsIsolated(NumericCheck):
     """Logits do not change with a later token, with padding, or with the other rows of the batch."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.ARCHITECTURE_KNOWN})
-    meaning: ClassVar[str] = "the attention mask is not causal, padding is attended to, or packed rows read each other"
-    remedy: ClassVar[str] = "pass the attention mask; reset positions and attention at row borders; use is_causal"
+    premises = frozenset({Premise.CAUSAL_LM, Premise.ARCHITECTURE_KNOWN})
+    meaning = "the attention mask is not causal, padding is attended to, or packed rows read each other"
+    remedy = "pass the attention mask; reset positions and attention at row borders; use is_causal"
 
     max_error_fp32: float = 1e-4  # 0.0 measured
     max_error_16bit: float = 3e-2
@@ -117,20 +108,19 @@ class RowsIsolated(NumericCheck):
         return self.found(values[worst] <= limit, detail, measured=values[worst], limit=limit)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FirstLossBelowUniform(Check):
     """The loss before training is well under ln(vocabulary), that of a uniform guess.
 
     Rows that the model cannot know, as emoji or codes, may be above it: then a plain English row must be under it.
     """
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
-    needs_pretrained: ClassVar[bool] = True
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"suite_rows"})
+    needs_pretrained = True
+    meaning = (
         "the weights were never loaded, the tokenizer is another model's, or the labels are wrong: the text "
         "would be noise"
     )
-    remedy: ClassVar[str] = "look at base_matches_file and tokens_match_template; generate a sentence and read it"
+    remedy = "look at base_matches_file and tokens_match_template; generate a sentence and read it"
 
     max_share: float = 0.8
     """Of ln V. SmolLM2-135M starts at 0.39 of it on the shipped data."""

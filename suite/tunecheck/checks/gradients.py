@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 from tunecheck.core.check import (
     Check,
@@ -36,16 +34,15 @@ from tunecheck.core.snapshot import A_LOOP
 from tunecheck.core.trace import Trace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GradientsCleared(Check):
     """No trainable tensor holds a gradient other than zero when a step begins."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.GRADIENTS_CLEARED_BEFORE})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.GRADIENTS_CLEARED_BEFORE})
+    meaning = (
         "zero_grad is missing, comes before backward has ended, or belongs to an optimizer of other tensors: each step "
         "adds the gradients of the steps before"
     )
-    remedy: ClassVar[str] = "call optimizer.zero_grad(set_to_none=True) after every optimizer step, skipped ones too"
+    remedy = "call optimizer.zero_grad(set_to_none=True) after every optimizer step, skipped ones too"
 
     def judge(self, trace: Trace) -> Finding:
         steps = trace.all(Gradients)
@@ -59,11 +56,10 @@ class GradientsCleared(Check):
         return self.found(not problems, detail, measured=len(problems), limit=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LossOracle(NumericCheck):
     """The reported loss of a window equals an independent mean over its supervised tokens."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset(
+    premises = frozenset(
         {
             Premise.CAUSAL_LM,
             Premise.GRADIENT_SUMMED,
@@ -76,13 +72,13 @@ class LossOracle(NumericCheck):
             Premise.LOSS_REPEATABLE,
         }
     )
-    applies_to: ClassVar[frozenset[str]] = frozenset({"oracle"})
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"oracle"})
+    meaning = (
         "labels shifted twice or not at all, padding counted, means averaged over micro-batches, a loss scaled by "
         "something, a declared smoothing left out, or another function than the rows': a mask that hides text, "
         "positions that are not theirs"
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "compare the two numbers: a ratio near the accumulation steps points to the normalisation, another "
         "value to the labels; look at mask_and_positions first"
     )
@@ -218,31 +214,16 @@ def _edits_gradients(calls: tuple[str, ...]) -> bool:
 MEANS_AVERAGED = "each micro-batch may be meant to count alike, as each of several tasks or sources does"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AccumulationOracle(NumericCheck):
     """A window's gradient is the sum of its rows' gradients, batched otherwise, over the supervised tokens."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset(
-        {
-            Premise.CAUSAL_LM,
-            Premise.GRADIENT_SUMMED,
-            Premise.ROWS_FOLLOWED,
-            Premise.LABELS_KNOWN,
-            Premise.EVERY_ROW_SEEN,
-            Premise.LOSS_DECLARED,
-            Premise.TOKEN_MEAN_LOSS,
-            Premise.LOSS_UNSMOOTHED,
-            Premise.LOSS_UNSCALED,
-            Premise.LOSS_REPEATABLE,
-            Premise.GRADIENT_WHOLE,
-        }
-    )
-    applies_to: ClassVar[frozenset[str]] = frozenset({"oracle"})
-    meaning: ClassVar[str] = (
+    premises = LossOracle.premises | {Premise.LOSS_UNSMOOTHED, Premise.GRADIENT_WHOLE}
+    applies_to = frozenset({"oracle"})
+    meaning = (
         "means of micro-batches averaged, gradients not cleared, padding or another row leaking in, scaled "
         "gradients, a loss in low precision, or no gradient at all"
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "an error near 1 in all tensors means a wrong scale or old gradients; a small one in all, wrong "
         "weights of the rows"
     )
@@ -317,7 +298,6 @@ def _unseen_accumulation(trace: Trace, steps: set[int]) -> str:
     return ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WeightGradients(Check):
     """The gradient of a trained linear is the sum of products of its own inputs and its outputs' gradients.
 
@@ -325,7 +305,7 @@ class WeightGradients(Check):
     trained embedding is the sum of its rows' gradients, where the head is tied to it of both.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset(
+    premises = frozenset(
         {
             Premise.CAUSAL_LM,
             Premise.GRADIENT_SUMMED,
@@ -335,12 +315,12 @@ class WeightGradients(Check):
             Premise.GRADIENT_WHOLE,
         }
     )
-    meaning: ClassVar[str] = (
+    meaning = (
         "what the optimizer is given is not what backward computed: gradients are scaled, left over from other steps, "
         "compressed, summed in too few bits, or something is added to them (a penalty, noise); or a tied embedding "
         "learns as a head alone"
     )
-    remedy: ClassVar[str] = "look for hooks on parameters, a compression, a scale that is not undone, a detach"
+    remedy = "look for hooks on parameters, a compression, a scale that is not undone, a detach"
 
     max_error_fp32: float = 1e-4
     """Where output, weight and so the gradient are fp32, as adapters are in every precision."""
@@ -364,19 +344,18 @@ class WeightGradients(Check):
         return self.max_error_fp32 if gradient.dtypes == ("float32",) else self.max_error_16bit
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GradientMatchesLoss(Check):
     """Along the gradient the loss changes as fast as the gradient says, and so does every decoder layer alone.
 
     Two forward passes know nothing of autograd: what is wrong in a backward pass is wrong for every other check too.
     """
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"directional", "oracle"})
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"directional", "oracle"})
+    meaning = (
         "a backward pass that does not match its forward pass: a fused kernel, a custom autograd function or a hook "
         "scales, drops or doubles a part of the gradient"
     )
-    remedy: ClassVar[str] = "switch fused kernels and hooks off one by one; run torch.autograd.gradcheck on them"
+    remedy = "switch fused kernels and hooks off one by one; run torch.autograd.gradcheck on them"
 
     max_error: float = 2e-3
     """Of the slope: 5e-5 to 2e-4 in three healthy runs of a tiny model; one of its tensors doubled gives 1e-2."""
@@ -403,16 +382,15 @@ class GradientMatchesLoss(Check):
         return self.found(error <= self.max_error, detail, measured=error, limit=self.max_error)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RecomputationEquals(Check):
     """Gradient checkpointing does not change a row's gradient, under the same random state."""
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"checkpointing"})
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"checkpointing"})
+    meaning = (
         "recomputed layers are not those of the forward pass: dropout draws other masks, or mode, dtype or adapters "
         "changed in between, so that the gradient belongs to no function"
     )
-    remedy: ClassVar[str] = "leave preserve_rng_state on; change nothing of the model between forward and backward"
+    remedy = "leave preserve_rng_state on; change nothing of the model between forward and backward"
 
     max_error: float = 1e-5
     """0 on a CPU, where the same sums are taken in the same order; a GPU may add in another one."""
@@ -428,11 +406,10 @@ class RecomputationEquals(Check):
         return self.found(seen.gradient_error <= limit, detail, measured=seen.gradient_error, limit=limit)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LoraGradientSchedule(Check):
     """lora_B (and DoRA's magnitude) has a gradient from the start, lora_A once B has moved, the base never."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset(
+    premises = frozenset(
         {
             Premise.CAUSAL_LM,
             Premise.GRADIENT_SUMMED,
@@ -441,14 +418,12 @@ class LoraGradientSchedule(Check):
             Premise.ADAPTERS_FRESH,
         }
     )
-    applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"adapters"})
+    meaning = (
         "the gradient is cut before the adapters: reentrant checkpointing with frozen inputs, a detach, an "
         "inference-only kernel after an evaluation, adapters out of the forward pass"
     )
-    remedy: ClassVar[str] = (
-        "use_reentrant=False; look at the first tensors below and at what their layers have in common"
-    )
+    remedy = "use_reentrant=False; look at the first tensors below and at what their layers have in common"
 
     def judge(self, trace: Trace) -> Finding:
         moved, problems = False, []
@@ -484,18 +459,15 @@ class LoraGradientSchedule(Check):
         return self.found(not problems, detail, measured=len(problems), limit=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GradientNormReported(NumericCheck):
     """The norm that the trainer reports is that of the gradients it then uses, before clipping."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset(
-        {Premise.LOSS_UNSCALED, Premise.GRADIENT_WHOLE, Premise.CLIPPED_WHOLE, Premise.NORM_REPORTED}
-    )
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.LOSS_UNSCALED, Premise.GRADIENT_WHOLE, Premise.CLIPPED_WHOLE, Premise.NORM_REPORTED})
+    meaning = (
         "the norm is taken before unscaling, after clipping, or of other tensors: clipping then does "
         "something else than configured"
     )
-    remedy: ClassVar[str] = "unscale first, clip second, and report what clip_grad_norm_ returns"
+    remedy = "unscale first, clip second, and report what clip_grad_norm_ returns"
 
     max_error_fp32: float = 1e-4
     """2e-7 measured in fp32, bf16 and fp16 alike: what learns is fp32 in each, and so are its gradients."""
@@ -515,13 +487,12 @@ class GradientNormReported(NumericCheck):
         return self.found(errors[step] <= limit, detail, measured=errors[step], limit=limit)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Finite(Check):
     """No loss, gradient norm, gradient or weight is NaN or infinite in an applied step."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    meaning: ClassVar[str] = "overflow (fp16 above all), a division by zero supervised tokens, or a faulty GPU"
-    remedy: ClassVar[str] = "look at the first step below; use bf16; check rows without labels"
+    premises = frozenset()
+    meaning = "overflow (fp16 above all), a division by zero supervised tokens, or a faulty GPU"
+    remedy = "look at the first step below; use bf16; check rows without labels"
 
     def judge(self, trace: Trace) -> Finding:
         problems = [

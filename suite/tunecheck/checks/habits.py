@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import ClassVar
 
 from tunecheck.core.check import Check
 from tunecheck.core.evidence import CallOrder, EvaluationRows, ScheduleTaken, StepInputs, TrainingState
 from tunecheck.core.finding import Finding
-from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Trace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchesChange(Check):
     """A model is not given the same batch in every step. Rows of language models are compared by rows_come_once."""
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"unknown_rows"})
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    convention: ClassVar[str] = "one batch is overfitted on purpose, or the whole data set is one batch"
-    meaning: ClassVar[str] = "the loader's iterator is made again in each step, or the batch is read before the loop"
-    remedy: ClassVar[str] = "make the iterator once an epoch, and take the next batch in each step"
+    applies_to = frozenset({"unknown_rows"})
+    premises = frozenset()
+    convention = "one batch is overfitted on purpose, or the whole data set is one batch"
+    meaning = "the loader's iterator is made again in each step, or the batch is read before the loop"
+    remedy = "make the iterator once an epoch, and take the next batch in each step"
 
     min_steps: int = 3
     """Two may be equal by chance, in a data set of a few batches."""
@@ -36,18 +32,17 @@ class BatchesChange(Check):
         return self.found(different > 1, detail, measured=different, limit="above 1", compared=len(batches))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RandomnessVaries(Check):
     """Steps that draw random numbers begin with different random states, so that each drops something else."""
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    convention: ClassVar[str] = "a comparison of steps, or of models, under the same noise sets the seed again"
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"watched"})
+    premises = frozenset()
+    convention = "a comparison of steps, or of models, under the same noise sets the seed again"
+    meaning = (
         "a seed is set in the loop, in the model or in a callback: dropout masks, noise and samples are the same in "
         "every step"
     )
-    remedy: ClassVar[str] = "set the seed once, before the model is built; look for manual_seed and set_seed"
+    remedy = "set the seed once, before the model is built; look for manual_seed and set_seed"
 
     max_alike: int = 2
     """Steps that begin with the same state."""
@@ -64,18 +59,17 @@ class RandomnessVaries(Check):
         return self.found(alike <= self.max_alike, detail, measured=alike, limit=self.max_alike)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleEnds(Check):
     """A schedule and its warm-up are over with the training, so that the rate rises to its peak and falls again."""
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    convention: ClassVar[str] = "a trial of a few steps, and a first part of a longer training, leave a schedule early"
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"watched"})
+    premises = frozenset()
+    convention = "a trial of a few steps, and a first part of a longer training, leave a schedule early"
+    meaning = (
         "a schedule is made for micro-batches, or for all epochs of all processes, and stepped with the optimizer; "
         "a warm-up in steps was copied from a larger training: the rate hardly falls, or hardly rises"
     )
-    remedy: ClassVar[str] = "divide the loader's length by the accumulation steps; give the warm-up as a ratio"
+    remedy = "divide the loader's length by the accumulation steps; give the warm-up as a ratio"
 
     max_ratio: float = 2.5
     """Steps of the schedule over those that are taken of it: more than the accumulation over two."""
@@ -94,18 +88,17 @@ class ScheduleEnds(Check):
         return self.found(ratio <= self.max_ratio, detail, measured=ratio, limit=self.max_ratio, problems=rising)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ClippingLeavesGradients(Check):
     """Clipping leaves something of the gradients, in one step at least."""
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    convention: ClassVar[str] = "an optimizer that divides by the gradients' size takes the same step of smaller ones"
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"watched"})
+    premises = frozenset()
+    convention = "an optimizer that divides by the gradients' size takes the same step of smaller ones"
+    meaning = (
         "max_grad_norm is far below the norm of every step: plain SGD stands still, and Adam's epsilon is no longer "
         "small beside its averages; or the loss is a sum where its mean is meant"
     )
-    remedy: ClassVar[str] = "print the norm that clip_grad_norm_ returns; clip at about the norm of usual steps"
+    remedy = "print the norm that clip_grad_norm_ returns; clip at about the norm of usual steps"
 
     min_scale: float = 1e-3
     """The least that the mildest clip leaves, over the norm before it."""
@@ -121,18 +114,17 @@ class ClippingLeavesGradients(Check):
         return self.found(largest >= self.min_scale, detail, measured=largest, limit=self.min_scale)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRowsUnseen(Check):
     """Rows of the evaluation are not among those that are trained on."""
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    convention: ClassVar[str] = "an evaluation may be meant to show how well the rows of the training are learned"
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"watched"})
+    premises = frozenset()
+    convention = "an evaluation may be meant to show how well the rows of the training are learned"
+    meaning = (
         "both data sets are the same, or the evaluation's is a part that nobody took out of the training's: its loss "
         "falls while the model learns by heart"
     )
-    remedy: ClassVar[str] = "split once (train_test_split), before anything is repeated or mixed; drop equal rows"
+    remedy = "split once (train_test_split), before anything is repeated or mixed; drop equal rows"
 
     max_share: float = 0.1
     """Of the evaluation's rows that were looked up: short texts may well come twice in a data set."""

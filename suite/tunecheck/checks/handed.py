@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from tunecheck.core.check import Check, some
 from tunecheck.core.evidence import LossDivided, ScoresGiven, StateLoaded, WorkerBatches
 from tunecheck.core.finding import Finding
-from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Trace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StateDictKeysMatch(Check):
     """What a script loads into its model finds its place: of what does not, load_state_dict(strict=False) is silent."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
-    meaning: ClassVar[str] = (
+    premises = frozenset()
+    applies_to = frozenset({"watched"})
+    meaning = (
         "the names of the state dict begin otherwise than the model's (module., _orig_mod., base_model.model., another "
         "part's name), and strict=False drops them: the model trains from the weights that it was made with"
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "take the prefix off, load the inner model, or leave strict=False out; look at what load_state_dict returns"
     )
 
@@ -40,19 +35,16 @@ class StateDictKeysMatch(Check):
         return self.found(not problems, detail, measured=len(problems), limit=0, compared=len(seen))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LossReceivesLogits(Check):
     """Cross entropies and log-softmaxes of the loss are computed of scores, not of probabilities."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
-    meaning: ClassVar[str] = (
+    premises = frozenset()
+    applies_to = frozenset({"watched"})
+    meaning = (
         "the model or the loss takes a softmax or a sigmoid first, and the function of the loss another one: its "
         "gradients are small, and it cannot come near 0"
     )
-    remedy: ClassVar[str] = (
-        "give cross_entropy and binary_cross_entropy_with_logits the logits; nll_loss takes logarithms"
-    )
+    remedy = "give cross_entropy and binary_cross_entropy_with_logits the logits; nll_loss takes logarithms"
 
     def judge(self, trace: Trace) -> Finding:
         functions = sum(seen.functions for seen in trace.main.all(ScoresGiven))
@@ -63,17 +55,16 @@ class LossReceivesLogits(Check):
         return self.found(not wrong, detail, measured=len(wrong), limit=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersDiffer(Check):
     """A loader's workers, which each iterate over a data set of their own, hand out different batches."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
-    meaning: ClassVar[str] = (
+    premises = frozenset()
+    applies_to = frozenset({"watched"})
+    meaning = (
         "an IterableDataset does not share its rows among num_workers: each hands out all of them, so that every row "
         "is learned as many times an epoch, one after the other"
     )
-    remedy: ClassVar[str] = "ask torch.utils.data.get_worker_info() in __iter__, and take every num_workers-th row"
+    remedy = "ask torch.utils.data.get_worker_info() in __iter__, and take every num_workers-th row"
 
     min_rounds: int = 2
     """Rounds of the workers' batches that differ among themselves, below which all rows may be the same."""
@@ -87,18 +78,17 @@ class WorkersDiffer(Check):
         return self.found(seen.alike < seen.rounds, detail, measured=seen.alike, limit=seen.rounds - 1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LossNormalisedOverAccumulation(Check):
     """The losses of a window's micro-batches are divided, by the Trainer or by compute_loss: their sum is a mean."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
-    meaning: ClassVar[str] = (
+    premises = frozenset()
+    applies_to = frozenset({"watched"})
+    meaning = (
         "a compute_loss of the script's own, or a model's head (those for classes and BERT's of transformers 5.23, its "
         "issue 47688), leaves out num_items_in_batch, by which it is to divide: since 4.46 the Trainer does not "
         "where the model takes that number, and losses and gradients are gradient_accumulation_steps times too large"
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "divide a sum over the tokens by num_items_in_batch, or a mean by self.current_gradient_accumulation_steps; or "
         "have the Trainer divide: set its loss_is_scaled_for_ga to False, in older versions model_accepts_loss_kwargs"
     )

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import ClassVar
 
 from tunecheck.core.check import Check, binary_digits, trains_16bit_weights, worst_of
 from tunecheck.core.errors import MissingEvidence
 from tunecheck.core.evidence import Evaluation, Generation, Setup
 from tunecheck.core.finding import Finding
-from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Trace
 from tunecheck.core.trend import block_medians, running_minimum_kept, trend
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LossFalls(Check):
     """The loss on a fixed probe batch in eval mode falls by at least this share from start to end."""
 
-    opt_in: ClassVar[bool] = True
-    needs_pretrained: ClassVar[bool] = True
-    meaning: ClassVar[str] = "the adapters do not learn: no gradient, a rate that is too small, wrong labels"
-    remedy: ClassVar[str] = (
-        "look at the other failed checks first; if there are none, raise the learning rate or the number of steps"
-    )
+    opt_in = True
+    needs_pretrained = True
+    meaning = "the adapters do not learn: no gradient, a rate that is too small, wrong labels"
+    remedy = "look at the other failed checks first; if there are none, raise the learning rate or the number of steps"
 
     min_fall: float
     """Smallest fall that counts, as a share of the start."""
@@ -50,7 +44,6 @@ def _fall(first: Evaluation, last: Evaluation) -> float:
     return 1 - last.loss / first.loss if first.loss and math.isfinite(first.loss) else -math.inf
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LossMoves(Check):
     """Where the steps' rates and gradients are large enough to move the loss, it is not the same number in all of them.
 
@@ -59,14 +52,14 @@ class LossMoves(Check):
     samples; that of no step may be without one, which some may be: answers that are all as good teach nothing.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    applies_to: ClassVar[frozenset[str]] = frozenset({"watched", "several_steps"})
-    meaning: ClassVar[str] = (
+    premises = frozenset()
+    applies_to = frozenset({"watched", "several_steps"})
+    meaning = (
         "the loss compares the model with itself and not with a frozen copy (DPO's reference is the policy: ln 2 for "
         "ever), or depends on nothing that the steps change: its weight (beta) is 0, or all samples have the same "
         "reward"
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "make the reference a deep copy before the first step; print both sides of what the loss compares after some, "
         "and the rewards of some samples"
     )
@@ -112,7 +105,6 @@ BLOCKS = 10
 FEWEST_STEPS = 50
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LossKeepsFalling(Check):
     """The loss ends below its start and does not rise again in between.
 
@@ -120,11 +112,11 @@ class LossKeepsFalling(Check):
     else on the training loss: medians of ten blocks of steps, and a trend through all of them.
     """
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"long_run"})
-    opt_in: ClassVar[bool] = True
-    needs_pretrained: ClassVar[bool] = True
-    meaning: ClassVar[str] = "training diverges late: a rate that is too high, a schedule that restarts, bad batches"
-    remedy: ClassVar[str] = "compare with the learning rate over the steps; lower the rate or clip the gradients"
+    applies_to = frozenset({"long_run"})
+    opt_in = True
+    needs_pretrained = True
+    meaning = "training diverges late: a rate that is too high, a schedule that restarts, bad batches"
+    remedy = "compare with the learning rate over the steps; lower the rate or clip the gradients"
 
     max_rise: float = 0.02
     """Of an evaluation over the smallest before it, as a share."""
@@ -169,17 +161,16 @@ def _rises(losses: list[float]) -> list[float]:
     return [loss / min(losses[:at]) - 1 for at, loss in enumerate(losses) if at and min(losses[:at]) > 0]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HeldoutImproves(Check):
     """The loss on held-out rows, about other facts, ends below its start by at least this share."""
 
-    opt_in: ClassVar[bool] = True
-    needs_pretrained: ClassVar[bool] = True
-    meaning: ClassVar[str] = (
+    opt_in = True
+    needs_pretrained = True
+    meaning = (
         "the model memorises its training rows, or evaluation is wrong: held-out perplexity rises while the "
         "training loss falls"
     )
-    remedy: ClassVar[str] = "fewer epochs, a smaller rate or rank; compare with evaluation_oracle"
+    remedy = "fewer epochs, a smaller rate or rank; compare with evaluation_oracle"
 
     min_fall: float = 0.0
     """Smallest fall that counts, as a share of the start."""
@@ -195,20 +186,19 @@ LONG_ENOUGH = 8
 """Tokens from which on repetition is judged: a short answer may be one word."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TextIsLanguage(Check):
     """The model gives its own greedy continuations a high probability; they do not repeat one token and are readable.
 
     No dictionary is needed: in noise no next token is likely.
     """
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"generate"})
-    needs_pretrained: ClassVar[bool] = True
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"generate"})
+    needs_pretrained = True
+    meaning = (
         "the model generates noise: the weights were never loaded, the tokenizer is another model's, or the training "
         "destroyed what the model knew"
     )
-    remedy: ClassVar[str] = "read the texts in report.html; look at base_matches_file and first_loss_below_uniform"
+    remedy = "read the texts in report.html; look at base_matches_file and first_loss_below_uniform"
 
     max_share: float = 0.4
     """Of ln V, for the mean negative log-probability of the generated tokens: SmolLM2-135M has 0.05 to 0.12, its
@@ -242,17 +232,16 @@ class TextIsLanguage(Check):
         return problems
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CanaryLearned(Check):
     """An invented answer, unknown before training, comes back exactly, end token included, by greedy decoding."""
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"canary"})
-    needs_pretrained: ClassVar[bool] = True
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"canary"})
+    needs_pretrained = True
+    meaning = (
         "training does not reach what generation uses: another template at serving time, end token "
         "unsupervised, adapters not applied"
     )
-    remedy: ClassVar[str] = "compare the texts below; look at tokens_match_template and adapters_applied"
+    remedy = "compare the texts below; look at tokens_match_template and adapters_applied"
 
     def judge(self, trace: Trace) -> Finding:
         answers = [g for g in trace.all(Generation) if g.expected]

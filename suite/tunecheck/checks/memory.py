@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from tunecheck.checks.telemetry import MIB, card_memory, on_gpu, other_gpu_processes, telemetry
 from tunecheck.core.check import Check, worst_of
 from tunecheck.core.errors import MissingEvidence
@@ -20,23 +17,21 @@ from tunecheck.core.evidence import (
     Telemetry,
 )
 from tunecheck.core.finding import Finding
-from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Attempt, Trace
 from tunecheck.core.trend import block_medians, trend
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LiveTensorsFlat(Check):
     """At the same point of each sampled step the numbers of live tensors and of hooks are the same."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    applies_to: ClassVar[frozenset[str]] = frozenset({"several_steps"})
-    subject: ClassVar[str] = "memory"
-    meaning: ClassVar[str] = (
+    premises = frozenset()
+    applies_to = frozenset({"several_steps"})
+    subject = "memory"
+    meaning = (
         "losses, logits or outputs are collected with their graph, evaluation keeps what it computed, or hooks are "
         "registered again and again"
     )
-    remedy: ClassVar[str] = "detach what is kept (loss.detach(), or float(loss) at the end of a window)"
+    remedy = "detach what is kept (loss.detach(), or float(loss) at the end of a window)"
 
     max_growth: float = 0.5
     """Tensors per step; a healthy run has 0, a kept loss at least 1."""
@@ -70,7 +65,6 @@ FEWEST_SAMPLES = 8
 """With fewer, even samples that all rise could be chance: p is above 0.001."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFlat(Check):
     """At the same point of each step, after the warm-up, the same number of bytes is in use.
 
@@ -78,11 +72,11 @@ class MemoryFlat(Check):
     some. Both are the process's own, so that other GPU processes do not matter.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    applies_to: ClassVar[frozenset[str]] = frozenset({"many_steps"})
-    subject: ClassVar[str] = "memory"
-    meaning: ClassVar[str] = "something is kept at every step: losses with their graph, outputs, hooks, a growing cache"
-    remedy: ClassVar[str] = "detach and release what is kept; live_tensors_flat shows whether it is tensors"
+    premises = frozenset()
+    applies_to = frozenset({"many_steps"})
+    subject = "memory"
+    meaning = "something is kept at every step: losses with their graph, outputs, hooks, a growing cache"
+    remedy = "detach and release what is kept; live_tensors_flat shows whether it is tensors"
 
     warm_up_steps: int = 20
     """Steps in which caches and the optimizer's state may still grow."""
@@ -119,19 +113,14 @@ def _series(trace: Trace, warm_up_steps: int) -> tuple[list[float], list[float],
     return [step for step, _ in kept], [size for _, size in kept], source
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class VramCeiling(Check):
     """While it trains, the tensors on the GPU never exceed the ceiling."""
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
-    opt_in: ClassVar[bool] = True
-    subject: ClassVar[str] = "memory"
-    meaning: ClassVar[str] = (
-        "weights that are not 4-bit, logits or activations kept in fp32, checkpointing off, or a leak"
-    )
-    remedy: ClassVar[str] = (
-        "look at quantization_as_configured and checkpointing_as_configured; use shorter rows, or chunk the loss"
-    )
+    applies_to = frozenset({"suite_rows"})
+    opt_in = True
+    subject = "memory"
+    meaning = "weights that are not 4-bit, logits or activations kept in fp32, checkpointing off, or a leak"
+    remedy = "look at quantization_as_configured and checkpointing_as_configured; use shorter rows, or chunk the loss"
 
     ceiling_mib: int
     """Of the allocator's peak in first step and steady part, in MiB. Loading is reported beside it, not judged."""
@@ -175,19 +164,16 @@ ORDER = (
 """Pairs of variants: the first must take less memory."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryOrder(Check):
     """Checkpointing takes less than none, one row less than 4, 4 bit less than 16, adapters less than all weights."""
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"memory_order"})
-    subject: ClassVar[str] = "memory"
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"memory_order"})
+    subject = "memory"
+    meaning = (
         "a setting that is to save memory does nothing: weights that were not quantised, a checkpointing flag that "
         "does not reach the layers, gradients of frozen weights"
     )
-    remedy: ClassVar[str] = (
-        "look at quantization_as_configured, checkpointing_as_configured and trainable_set of the variant"
-    )
+    remedy = "look at quantization_as_configured, checkpointing_as_configured and trainable_set of the variant"
 
     max_ratio: float = 0.98
     """Of the peaks of allocated memory, less to more: by arithmetic each of these differences is larger than that."""
@@ -221,16 +207,15 @@ def _peaks(trace: Trace) -> dict[MemoryVariant, float]:
     return peaks
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReturned(Check):
     """After teardown, nearly no tensor of the session is alive."""
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
-    subject: ClassVar[str] = "memory"
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"suite_rows"})
+    subject = "memory"
+    meaning = (
         "a global list, a closure, a hook or a kept exception holds the model: the next run starts with less memory"
     )
-    remedy: ClassVar[str] = "drop references in finally; never keep exceptions or outputs in module-level lists"
+    remedy = "drop references in finally; never keep exceptions or outputs in module-level lists"
 
     max_share: float = 0.01
     """Of the session's bytes; 1e-5 measured."""
@@ -246,14 +231,13 @@ class MemoryReturned(Check):
         return self.found(share <= self.max_share, detail, measured=share, limit=self.max_share)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CardReturnsToBaseline(Check):
     """After each attempt, also one that ran out of memory, as much of the GPU's memory is free as before it."""
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"fallback"})
-    subject: ClassVar[str] = "memory"
-    meaning: ClassVar[str] = "a process of the attempt is still alive and holds GPU memory: the next attempt has less"
-    remedy: ClassVar[str] = "look at nvidia-smi for the process; end what the training started (data workers, servers)"
+    applies_to = frozenset({"fallback"})
+    subject = "memory"
+    meaning = "a process of the attempt is still alive and holds GPU memory: the next attempt has less"
+    remedy = "look at nvidia-smi for the process; end what the training started (data workers, servers)"
 
     max_growth_mib: float = 64
     """Of the whole GPU, by the driver, less what others took; a context takes several times as much. Not measured on a

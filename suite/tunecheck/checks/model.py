@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
-from typing import ClassVar
 
 from tunecheck.core.check import NOTHING_TRAINABLE, Check, NumericCheck, nothing_trainable, some
 from tunecheck.core.errors import MissingEvidence
@@ -31,17 +29,16 @@ WRAPPER = "base_model.model."
 """What peft puts before the name of each tensor of the model that it adapts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainableSet(Check):
     """The tensors that require a gradient are those enumerated from the configuration, at every census."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.TRAINED_SET_DECLARED, Premise.ADAPTERS_ENUMERATED})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.TRAINED_SET_DECLARED, Premise.ADAPTERS_ENUMERATED})
+    meaning = (
         "adapters are missing in some layers, frozen by a helper, or the base was unfrozen, often by a substring "
         "match on layer names; or get_peft_model was called twice, as where SFTTrainer is given a peft_config besides; "
         "or a classifier's head, which no base has, is left frozen as it was drawn, since no task_type names the task"
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "compare target_modules and layer numbers with the names below; look for requires_grad_ and set_adapter calls; "
         "give the task_type, or name the head in modules_to_save"
     )
@@ -81,7 +78,6 @@ NAMES_OF_OTHERS = "one list of names may serve models of several architectures"
 WITHOUT_DROPOUT = "a policy, or a model that is small beside its data, may be trained in eval mode to drop nothing"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StateInTraining(Check):
     """At every forward pass of every step the model is in train mode, adapters are on and gradients are required.
 
@@ -89,14 +85,12 @@ class StateInTraining(Check):
     configured ones throughout, in a resumed run too.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.ADAPTERS_ENUMERATED})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.ADAPTERS_ENUMERATED})
+    meaning = (
         "an evaluation, a generation, a save, a resume or a callback in the middle of the run left the model in eval "
         "mode, its adapters disabled, merged or exchanged, requires_grad or one of torch's own switches changed"
     )
-    remedy: ClassVar[str] = (
-        "call model.train() when an evaluation returns; look at what ran just before the first step below"
-    )
+    remedy = "call model.train() when an evaluation returns; look at what ran just before the first step below"
 
     def judge(self, trace: Trace) -> Finding:
         steps = trace.all(TrainingState)
@@ -141,16 +135,15 @@ def _switches(state: TrainingState) -> Iterator[tuple[tuple[str, ...], str]]:
     yield state.settings, ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ParametersCounted(Check):
     """The numbers of trained parameters and of all parameters are those of the configuration's shapes by arithmetic."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.COUNT_DECLARED})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.COUNT_DECLARED})
+    meaning = (
         "tensors were counted as parameters, an adapter has another rank than the configured one, layers are missing, "
         "or a tied matrix exists twice"
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "count elements, not tensors; compare with `tunecheck strategies MODEL`, and the number of layers and the tied "
         "head with the model's configuration"
     )
@@ -185,7 +178,6 @@ def _base_parameters(trace: Trace) -> int:
     return parameters
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizationAsConfigured(Check):
     """Every linear of the decoder is 4-bit with the configured type, block and double quantisation; the head is not.
 
@@ -193,14 +185,12 @@ class QuantizationAsConfigured(Check):
     the backward pass.
     """
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"quantized"})
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"quantized"})
+    meaning = (
         "4-bit loading was bypassed for some or all layers, another type than the configured one was used, or a "
         "product keeps the weight that it unpacked, and with it the memory that 4 bit should save"
     )
-    remedy: ClassVar[str] = (
-        "pass the quantization config to from_pretrained; bitsandbytes' own defaults are fp4 and fp32"
-    )
+    remedy = "pass the quantization config to from_pretrained; bitsandbytes' own defaults are fp4 and fp32"
 
     def judge(self, trace: Trace) -> Finding:
         seen, wanted = trace.one(Quantization), trace.run.quantization
@@ -233,18 +223,15 @@ class QuantizationAsConfigured(Check):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BaseMatchesFile(Check):
     """Every base tensor is the file's, quantised ones within their error; rotary buffers and tied head are right."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset(
-        {Premise.ARCHITECTURE_KNOWN, Premise.CAUSAL_LM, Premise.BASE_FROM_FILE, Premise.BASE_PLAIN}
-    )
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.ARCHITECTURE_KNOWN, Premise.CAUSAL_LM, Premise.BASE_FROM_FILE, Premise.BASE_PLAIN})
+    meaning = (
         "weights were not loaded, overwritten by an initialisation after loading, or loaded into the wrong "
         "place; generated text is noise"
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "compare the tensors named below with the file; update transformers; do not call init_weights after "
         "from_pretrained"
     )
@@ -293,19 +280,16 @@ WITHOUT_WITNESS = (
 """Why a reference that was right nowhere in this training proves nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class KernelAgrees(NumericCheck):
     """A quantised linear's output and input gradient are products with the weight as other code dequantises it."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.BASE_PLAIN})
-    applies_to: ClassVar[frozenset[str]] = frozenset({"quantized"})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.CAUSAL_LM, Premise.BASE_PLAIN})
+    applies_to = frozenset({"quantized"})
+    meaning = (
         "the 4-bit kernel is wrong on this device or for this shape (bitsandbytes 0.50 on CPUs after an "
         "evaluation, say), or its backward pass is: that dequantises by another path"
     )
-    remedy: ClassVar[str] = (
-        "update bitsandbytes; try another block size; run tunecheck doctor to see which native library was loaded"
-    )
+    remedy = "update bitsandbytes; try another block size; run tunecheck doctor to see which native library was loaded"
 
     max_error_fp32: float = 1e-4  # 3e-7 measured on this kind of product, CPU; of the gradient 4e-7
     max_error_16bit: float = 2e-2
@@ -321,14 +305,13 @@ class KernelAgrees(NumericCheck):
         return self.found(seen.kernel_error <= limit, detail, measured=seen.kernel_error, limit=limit)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BaseUntouched(Check):
     """Every frozen tensor, quantisation statistics and buffers included, has the bytes it had before training."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.BASE_UNWRITTEN})
-    applies_to: ClassVar[frozenset[str]] = frozenset({"frozen"})
-    meaning: ClassVar[str] = "the base was trained, repacked or merged into, or memory was corrupted"
-    remedy: ClassVar[str] = (
+    premises = frozenset({Premise.BASE_UNWRITTEN})
+    applies_to = frozenset({"frozen"})
+    meaning = "the base was trained, repacked or merged into, or memory was corrupted"
+    remedy = (
         "look at the tensors below: all quantised ones after an evaluation means a kernel's repacking, a "
         "single one means hardware"
     )
@@ -346,16 +329,15 @@ class BaseUntouched(Check):
         return self.found(not changed, detail, measured=len(changed), limit=0, compared=seen.frozen_tensors)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsChangeOnlyInSteps(Check):
     """What learns changes in optimizer steps alone: not between them, in an evaluation, a save or a forward pass."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.TRAINED_UNWRITTEN})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.TRAINED_UNWRITTEN})
+    meaning = (
         "an evaluation, a save or a callback wrote into the trained weights: averaged ones put in their place, a cast "
         "to 16 bit and back, weights of another step"
     )
-    remedy: ClassVar[str] = "look at what ran before the step below; let it work on a copy"
+    remedy = "look at what ran before the step below; let it work on a copy"
 
     def judge(self, trace: Trace) -> Finding:
         if trace.run.training.offloads_parameters:
@@ -382,19 +364,16 @@ def _with_steps(changed: Mapping[str, int], names: Iterable[str]) -> list[str]:
     return [f"{name} by step {changed[name]}" for name in sorted(names)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsInUse(NumericCheck):
     """After training, each trained linear, norm and embedding computes with its current tensors."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.FORWARD_REPEATABLE})
-    applies_to: ClassVar[frozenset[str]] = frozenset({"trains_base"})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.CAUSAL_LM, Premise.FORWARD_REPEATABLE})
+    applies_to = frozenset({"trains_base"})
+    meaning = (
         "the forward pass uses a copy of a weight in another dtype, or a fused or merged matrix, which misses the "
         "updates; or a module is skipped, or leaves out its bias; or another adapter is active than what is trained"
     )
-    remedy: ClassVar[str] = (
-        "look at the module below: what replaced its forward, and when is its copy of the weight refreshed?"
-    )
+    remedy = "look at the module below: what replaced its forward, and when is its copy of the weight refreshed?"
 
     max_error_fp32: float = 1e-4
     """Rounding gives 1e-6; with all trained tensors halved an old copy is off by 1."""

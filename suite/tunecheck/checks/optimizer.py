@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
-from typing import ClassVar
 
 from tunecheck.core.check import Check, NumericCheck, some, trains_16bit_weights, worst_of
 from tunecheck.core.errors import MissingEvidence
@@ -22,18 +20,17 @@ ADAMW = "AdamW"
 """Class of the optimizer whose closed form is known here."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerCoverage(Check):
     """The optimizer holds every trainable tensor exactly once, by identity, and nothing else.
 
     In a script's own optimizer frozen tensors may lie, too: without a gradient they are passed over.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.GROUPS_DECLARED})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.GROUPS_DECLARED})
+    meaning = (
         "the optimizer was built before the model was wrapped, loaded or resized: it updates tensors that are unused"
     )
-    remedy: ClassVar[str] = "build the optimizer last, from the parameters of the model that is trained"
+    remedy = "build the optimizer last, from the parameters of the model that is trained"
 
     def judge(self, trace: Trace) -> Finding:
         training, undeclared = trace.run.training, not trace.one(Setup).declared_optimizer
@@ -112,7 +109,6 @@ def _numbers(text: str) -> tuple[float, ...] | None:
         return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LearningRateTrace(Check):
     """The rate of every applied step equals the schedule's closed form.
 
@@ -120,12 +116,12 @@ class LearningRateTrace(Check):
     have, the old schedule has set it, and the new one begins after that step.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.SCHEDULE_KNOWN})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.SCHEDULE_KNOWN})
+    meaning = (
         "the scheduler steps once a micro-batch or once a process, on skipped steps too, starts over after a "
         "resume, or is not stepped"
     )
-    remedy: ClassVar[str] = "step the scheduler once after each applied optimizer step"
+    remedy = "step the scheduler once after each applied optimizer step"
 
     max_error: float = 1e-6
     """Difference over the peak rate; both are float64 arithmetic."""
@@ -151,16 +147,15 @@ class LearningRateTrace(Check):
         return self.found(error <= self.max_error, detail, measured=error, limit=self.max_error)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepsApplied(Check):
     """The run took every configured step, and nearly all were applied, at a rate that is not 0."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    meaning: ClassVar[str] = (
+    premises = frozenset()
+    meaning = (
         "the run ended early, the gradient scaler skips steps (fp16 overflow) while everything else goes on, or the "
         "schedule has ended and the training goes on"
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "use bf16; look at the gradient norms of the skipped steps; make the schedule for all steps of the optimizer, "
         "those of every epoch"
     )
@@ -204,18 +199,17 @@ def _without_rate(steps: Sequence[Step]) -> list[int]:
     return longest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class UpdatesMatchAdamw(NumericCheck):
     """Each early step changes every tensor as closed-form AdamW would, with the schedule's rate, clipping and decay."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset(
+    premises = frozenset(
         {Premise.GRADIENT_SUMMED, Premise.GRADIENT_WHOLE, Premise.CLIPPED_WHOLE, Premise.UPDATE_RULE_KNOWN}
     )
-    meaning: ClassVar[str] = (
+    meaning = (
         "wrong or zero learning rate, skipped steps, clipping at the wrong time, stale moments, an optimizer "
         "of other tensors, or updates lost in 16-bit weights"
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "compare the rate and the moments below; a moment error alone points to clipping or scaling, an "
         "update error alone to rate, decay or dtype"
     )
@@ -267,18 +261,15 @@ class UpdatesMatchAdamw(NumericCheck):
 ROUNDED_AWAY = "an optimizer may keep what is rounded away and add it later; at a schedule's end rates are this small"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainableMoved(Check):
     """Every trainable tensor changed, and nearly all elements of each."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    meaning: ClassVar[str] = (
+    premises = frozenset()
+    meaning = (
         "a part of the model is outside the optimizer or the forward pass, the learning rate is 0, or 16-bit weights "
         "round small updates away"
     )
-    remedy: ClassVar[str] = (
-        "look at trainable_set, optimizer_coverage and lora_gradient_schedule; keep trained weights in fp32"
-    )
+    remedy = "look at trainable_set, optimizer_coverage and lora_gradient_schedule; keep trained weights in fp32"
 
     min_share: float = 0.5
     """Smallest share of changed elements in any tensor; 1.0 in healthy LoRA runs.

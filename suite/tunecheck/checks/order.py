@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 from tunecheck.core.check import Check
 from tunecheck.core.evidence import CallOrder, RanksScored, ScheduleTaken
@@ -33,7 +31,6 @@ FEWEST = 4
 """Steps of an optimizer below which it is no wonder that a schedule is made for just as many."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CallsInOrder(Check):
     """Backward, unscaling, clipping, optimizer, schedule and clearing come in an order that uses each gradient once.
 
@@ -41,13 +38,13 @@ class CallsInOrder(Check):
     whether it was made for the optimizer's steps.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.GRADIENT_WHOLE})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.GRADIENT_WHOLE})
+    meaning = (
         "zero_grad stands between backward and the optimizer's step or between micro-batches; a callback steps the "
         "optimizer or the schedule that the trainer steps already; clipping stands after the step, or before unscale_; "
         "nobody calls AdaLoRA's update_and_allocate"
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "order each step: backward of every micro-batch, scaler.unscale_, clip_grad_norm_, optimizer.step (by "
         "scaler.step), scheduler.step, zero_grad; AdaLoRA's update_and_allocate before the last, in a Trainer by a "
         "callback's on_optimizer_step"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from statistics import median, quantiles
-from typing import Any, ClassVar
+from typing import Any
 
 from tunecheck.checks.attempts import of_every_rank
 from tunecheck.core.check import Check, or_infinite, some
@@ -33,20 +32,17 @@ FEWEST_STEPS = 4
 """Steps from which a pace can be told."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicasEqual(Check):
     """Every rank begins with the same weights, and has the same after every step, to the last bit."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    across_ranks: ClassVar[bool] = True
-    applies_to: ClassVar[frozenset[str]] = frozenset({"parallel"})
-    meaning: ClassVar[str] = (
+    premises = frozenset()
+    across_ranks = True
+    applies_to = frozenset({"parallel"})
+    meaning = (
         "weights drawn anew in each process, a gradient that is not averaged (no_sync a pass too long, an unwrapped "
         "module), or a step that not every rank takes: the ranks train different models, and one of them is saved"
     )
-    remedy: ClassVar[str] = (
-        "let DDP broadcast the start; call the wrapped model; clip, skip and step by numbers that all ranks share"
-    )
+    remedy = "let DDP broadcast the start; call the wrapped model; clip, skip and step by numbers that all ranks share"
 
     def judge(self, trace: Trace) -> Finding:
         replicas = {rank: {seen.steps: seen for seen in held} for rank, held in of_every_rank(trace, Replica).items()}
@@ -95,17 +91,16 @@ def _tensors(one: Replica, other: Replica) -> str:
     return f" in {len(names)} of {len(one.tensors)} tensors: {some(names)}" if names else ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RowsTrainedOnce(Check):
     """In each epoch no row is trained on twice, by whichever ranks, and all ranks take as many micro-batches."""
 
-    across_ranks: ClassVar[bool] = True
-    applies_to: ClassVar[frozenset[str]] = frozenset({"parallel"})
-    meaning: ClassVar[str] = (
+    across_ranks = True
+    applies_to = frozenset({"parallel"})
+    meaning = (
         "every rank reads the same shard or one that overlaps another's: an epoch takes as long as it should and holds "
         "a part of the rows, repeated"
     )
-    remedy: ClassVar[str] = "give each rank every so many rows, from its own number on: DistributedSampler does so"
+    remedy = "give each rank every so many rows, from its own number on: DistributedSampler does so"
 
     def judge(self, trace: Trace) -> Finding:
         by_rank = of_every_rank(trace, Window)
@@ -163,21 +158,16 @@ def _twice(windows: list[Window], train_rows: int, processes: int) -> Iterator[s
             taken[epoch, row] = rank
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RanksReportAlike(Check):
     """Loss, gradient norm, learning rate and evaluations are the same on every rank: those of all rows.
 
     A number of one rank's rows would differ from the next one's.
     """
 
-    across_ranks: ClassVar[bool] = True
-    applies_to: ClassVar[frozenset[str]] = frozenset({"parallel"})
-    meaning: ClassVar[str] = (
-        "a loss or metric of one rank's rows alone is reported, or norm, rate or a skipped step is one rank's own"
-    )
-    remedy: ClassVar[str] = (
-        "sum losses and token counts over the ranks and divide once; take the norm after the average"
-    )
+    across_ranks = True
+    applies_to = frozenset({"parallel"})
+    meaning = "a loss or metric of one rank's rows alone is reported, or norm, rate or a skipped step is one rank's own"
+    remedy = "sum losses and token counts over the ranks and divide once; take the norm after the average"
 
     def judge(self, trace: Trace) -> Finding:
         names = SHARED_NUMBERS if "watched" in trace.run.features else NUMBERS
@@ -220,17 +210,16 @@ def _shown(value: Any) -> str:
     return f"{value:.9g}" if isinstance(value, float) else str(value)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DropoutDiffersByRank(Check):
     """Before every step the random state that dropout draws from is another one on each rank."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.SEEDS_DIFFER_BY_RANK})
-    across_ranks: ClassVar[bool] = True
-    applies_to: ClassVar[frozenset[str]] = frozenset({"parallel", "dropout"})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.CAUSAL_LM, Premise.SEEDS_DIFFER_BY_RANK})
+    across_ranks = True
+    applies_to = frozenset({"parallel", "dropout"})
+    meaning = (
         "every rank is seeded alike: all drop the same activations, so that their average is as noisy as one rank's"
     )
-    remedy: ClassVar[str] = "seed with the rank's number added, after the weights are made"
+    remedy = "seed with the rank's number added, after the weights are made"
 
     def judge(self, trace: Trace) -> Finding:
         states: dict[tuple[int, str], int] = {}
@@ -244,17 +233,16 @@ class DropoutDiffersByRank(Check):
         return self.found(not problems, detail, measured=len(problems), limit=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SavedByOneRank(Check):
     """One rank writes what is saved, and saving returns on no rank before the files are there."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.SAVES_HEARD_BY_RANK})
-    across_ranks: ClassVar[bool] = True
-    applies_to: ClassVar[frozenset[str]] = frozenset({"parallel", "adapters"})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.CAUSAL_LM, Premise.SAVES_HEARD_BY_RANK})
+    across_ranks = True
+    applies_to = frozenset({"parallel", "adapters"})
+    meaning = (
         "several ranks write the same file at one time, or a rank goes on, and may read or upload, before it is whole"
     )
-    remedy: ClassVar[str] = "write on rank 0 alone, and call a barrier on every rank after that"
+    remedy = "write on rank 0 alone, and call a barrier on every rank after that"
 
     def judge(self, trace: Trace) -> Finding:
         problems = []
@@ -268,18 +256,17 @@ class SavedByOneRank(Check):
         return self.found(not problems, detail, measured=len(problems), limit=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardsEven(Check):
     """Each rank holds its part of parameters, gradients and optimizer state, and no more."""
 
-    across_ranks: ClassVar[bool] = True
-    applies_to: ClassVar[frozenset[str]] = frozenset({"sharded"})
-    subject: ClassVar[str] = "memory"
-    meaning: ClassVar[str] = (
+    across_ranks = True
+    applies_to = frozenset({"sharded"})
+    subject = "memory"
+    meaning = (
         "a module that was never sharded, or whose parameters stay gathered after their pass: each rank holds it "
         "whole, and nobody reduces the gradient of one that FSDP does not know"
     )
-    remedy: ClassVar[str] = "call fully_shard on every layer and on the root, before the optimizer is made"
+    remedy = "call fully_shard on every layer and on the root, before the optimizer is made"
 
     def judge(self, trace: Trace) -> Finding:
         shards = [(rank, seen) for rank, held in of_every_rank(trace, Shard).items() for seen in held]
@@ -297,17 +284,16 @@ def _excess(shard: Shard) -> float:
     return sum(shard.held.values()) / even if even else math.inf
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RanksKeepPace(Check):
     """No rank computes far slower than the others, which would wait for it in every step."""
 
-    across_ranks: ClassVar[bool] = True
-    applies_to: ClassVar[frozenset[str]] = frozenset({"parallel"})
-    subject: ClassVar[str] = "speed"
-    meaning: ClassVar[str] = (
+    across_ranks = True
+    applies_to = frozenset({"parallel"})
+    subject = "speed"
+    meaning = (
         "a device that is throttled, shared or in another state than the others': the training is as slow as this one"
     )
-    remedy: ClassVar[str] = "look at clocks, temperature and other processes where this rank runs; leave it out"
+    remedy = "look at clocks, temperature and other processes where this rank runs; leave it out"
 
     max_ratio: float = 3.0
     """Time per token of the forward passes over the median of the other ranks', exceeded in three steps of four. Far

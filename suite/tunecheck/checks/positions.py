@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from tunecheck.core.check import Check, worst_of
 from tunecheck.core.evidence import PositionGradients
 from tunecheck.core.finding import Finding
-from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Trace
 
 FURTHER_AHEAD = "a head of its own may be to predict a further token, as where several are predicted at once"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NoLossOnPadding(Check):
     """No gradient comes out of a position that is padding, but where one of all positions is to be chosen."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
-    meaning: ClassVar[str] = (
+    premises = frozenset()
+    applies_to = frozenset({"watched"})
+    meaning = (
         "padding has labels, a term of the loss (smoothing, a divergence) is not masked, a mean is taken over all "
         "positions, or the last position of a row that is padded on the right is taken for its last token"
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "mask each term of the loss and each mean by attention_mask; a row's last token is at attention_mask.sum(1) - 1"
     )
 
@@ -43,18 +38,17 @@ class NoLossOnPadding(Check):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NoTargetLeakage(Check):
     """Positions are asked for tokens that they cannot read: not for their own, nor for a next one that they see."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
-    meaning: ClassVar[str] = (
+    premises = frozenset()
+    applies_to = frozenset({"watched"})
+    meaning = (
         "the loss is not shifted, or twice, a decoder is given its labels as its input, or the labels of masked tokens "
         "were taken after masking; or a mask that is not causal shows what is to be predicted: the model learns to "
         "copy, and its loss falls very fast"
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "shift labels against logits once; clone the labels before tokens are masked; pass is_causal=True, and look at "
         "what else reaches over positions (a mean, a convolution, a normalisation)"
     )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 from tunecheck.core.check import Check
 from tunecheck.core.evidence import AnswersRated, PairsGiven, RowsGiven, RowSpan, RowSpans, Window
@@ -22,7 +20,6 @@ PUNCTUATION = ".!?:;,\"')]}"
 """What text ends in by itself, with no mark behind it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MaskAndPositions(Check):
     """Every token of a row is attended to and no padding before it, and positions count up from each document's start.
 
@@ -30,15 +27,13 @@ class MaskAndPositions(Check):
     rise from token to token, and begin again at 0 where a packed row's next document does.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.POSITIONS_FOLLOWED})
-    applies_to: ClassVar[frozenset[str]] = frozenset({"given_rows"})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.CAUSAL_LM, Premise.POSITIONS_FOLLOWED})
+    applies_to = frozenset({"given_rows"})
+    meaning = (
         "the attention mask was made from the labels, so that answers are learned without their prompt, or is all ones "
         "over padding on the left; or position_ids are constant, so that the order of the tokens is not seen"
     )
-    remedy: ClassVar[str] = (
-        "make the mask from the rows' lengths; leave position_ids out, or count them up within each document"
-    )
+    remedy = "make the mask from the rows' lengths; leave position_ids out, or count them up within each document"
 
     def judge(self, trace: Trace) -> Finding:
         windows = trace.all(Window)
@@ -55,7 +50,6 @@ class MaskAndPositions(Check):
         return self.found(not wrong, detail, measured=wrong, limit=0, compared=rows)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AnswersEnd(Check):
     """Answers that are learned end in an end token, so that the model learns to stop.
 
@@ -64,13 +58,13 @@ class AnswersEnd(Check):
     turn of the model's follow its answer and be empty.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.ROWS_FOLLOWED, Premise.LABELS_KNOWN})
-    applies_to: ClassVar[frozenset[str]] = frozenset({"given_rows"})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.CAUSAL_LM, Premise.ROWS_FOLLOWED, Premise.LABELS_KNOWN})
+    applies_to = frozenset({"given_rows"})
+    meaning = (
         "the template, the formatting function or the collator writes no end token, in all rows or in some: what the "
         "model generates goes on to its longest length; or add_generation_prompt=True begins a turn behind each answer"
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "append the tokenizer's eos_token, or the template's end of a turn, to every answer; generate after the "
         "training and see whether it stops"
     )
@@ -126,16 +120,15 @@ def _needs_no_end(rows: Sequence[RowSpan]) -> str:
     return ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchAsConfigured(Check):
     """A micro-batch has as many rows as the arguments declare: the collator drops none of those that it is given.
 
     Of rows that are joined to one, whose positions begin again with each, all are counted.
     """
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"given_rows"})
-    meaning: ClassVar[str] = "the collator or compute_loss hands on a part of each batch's rows; the others never come"
-    remedy: ClassVar[str] = "compare what the collator is called with and what it returns, row by row"
+    applies_to = frozenset({"given_rows"})
+    meaning = "the collator or compute_loss hands on a part of each batch's rows; the others never come"
+    remedy = "compare what the collator is called with and what it returns, row by row"
 
     def judge(self, trace: Trace) -> Finding:
         declared = trace.run.rows_per_micro_batch
@@ -159,21 +152,20 @@ class BatchAsConfigured(Check):
         return self.found(not short, detail, measured=usual, limit=declared)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PairsDiffer(Check):
     """Of a chosen and a rejected answer the model is given two, which differ: else there is nothing to prefer.
 
     Neither begins with the prompt again. Of answers that are rated one by one not all are rated alike.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    applies_to: ClassVar[frozenset[str]] = frozenset({"pairs"})
-    meaning: ClassVar[str] = (
+    premises = frozenset()
+    applies_to = frozenset({"pairs"})
+    meaning = (
         "one column was taken for both, or prompts fill the longest length, so that the answers are cut off: the two "
         "gradients cancel, and the loss stays at ln 2; or both columns hold whole conversations, and a third one the "
         "prompts again; or each answer has the same label, as bool() of any text but the empty one gives"
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "compare the two columns row by row; raise max_length; give answers without their prompt, or no column of "
         "prompts; count the labels of the data set"
     )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
 
 from tunecheck.checks.attempts import finished, of_every_rank
 from tunecheck.core.check import Check, NumericCheck, relative_error, some, worst_of
@@ -25,7 +23,6 @@ from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Attempt, Trace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterRoundTrip(NumericCheck):
     """The saved adapter holds every trained tensor bit for bit and gives the same logits when read back.
 
@@ -33,14 +30,12 @@ class AdapterRoundTrip(NumericCheck):
     what a resumed run saves.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.FILES_WRITTEN_HERE})
-    applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.CAUSAL_LM, Premise.FILES_WRITTEN_HERE})
+    applies_to = frozenset({"adapters"})
+    meaning = (
         "an empty or partial file, renamed keys that the loader ignores, or a fresh adapter instead of the trained one"
     )
-    remedy: ClassVar[str] = (
-        "compare the file's names with the model's; load with PeftModel.from_pretrained, never with get_peft_model"
-    )
+    remedy = "compare the file's names with the model's; load with PeftModel.from_pretrained, never with get_peft_model"
 
     max_error_fp32: float = 1e-6  # 0.0 measured
     max_error_16bit: float = 1e-6
@@ -83,17 +78,16 @@ def _not_the_trained(trace: Trace, seen: RoundTrip, limit: float) -> list[str]:
     return told
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterReadsBack(NumericCheck):
     """In a fresh process, transformers and peft alone reproduce the trained model's logits from the saved files."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.FILES_WRITTEN_HERE})
-    applies_to: ClassVar[frozenset[str]] = frozenset({"read_back"})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.CAUSAL_LM, Premise.FILES_WRITTEN_HERE})
+    applies_to = frozenset({"read_back"})
+    meaning = (
         "the saved files lack something that the training process had in memory: another alpha, other targets, a base "
         "that changed during training"
     )
-    remedy: ClassVar[str] = "compare adapter_config.json with the run; look at base_untouched and adapter_round_trip"
+    remedy = "compare adapter_config.json with the run; look at base_untouched and adapter_round_trip"
 
     max_error_fp32: float = 1e-4
     """In fp32 arithmetic, to which a run in 16 bit is widened for this: equal on the CPU; a GPU may choose other
@@ -123,16 +117,15 @@ class AdapterReadsBack(NumericCheck):
         return self.found(passed, detail, measured=seen.logit_difference, limit=limit)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MergeKeepsFunction(NumericCheck):
     """With the saved adapter merged into its weights the model gives the trained model's logits, and needs no peft."""
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"merge"})
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"merge"})
+    meaning = (
         "the adapter was merged into other weights than it was trained beside, the file's instead of the unpacked "
         "4-bit ones, or the sum was rounded to 4 bit again; or it was merged in too low a precision, or not at all"
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "unpack the 4-bit base (model.dequantize()), put the adapter on that, then merge_and_unload(safe_merge=True)"
     )
 
@@ -182,21 +175,18 @@ class MergeKeepsFunction(NumericCheck):
         return self.found(passed, detail, measured=seen.logit_difference, limit=limit, problems=left)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RepeatEquals(Check):
     """The same run in a second fresh process has the same losses and norms of gradients to the last bit.
 
     A loss alone can round to the same bits: adapters that start neutral leave the first ones alike whatever A is.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.REPEATED})
-    applies_to: ClassVar[frozenset[str]] = frozenset({"repeat"})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.CAUSAL_LM, Premise.REPEATED})
+    applies_to = frozenset({"repeat"})
+    meaning = (
         "something random is not seeded, or the arithmetic is not deterministic: no two results can then be compared"
     )
-    remedy: ClassVar[str] = (
-        "seed everything; look for atomics in kernels (torch.use_deterministic_algorithms), or for hardware faults"
-    )
+    remedy = "seed everything; look for atomics in kernels (torch.use_deterministic_algorithms), or for hardware faults"
 
     def judge(self, trace: Trace) -> Finding:
         first = {step.step: step for step in trace.steps}
@@ -216,7 +206,6 @@ MAX_RATE_ERROR = 1e-9
 """The rate is float64 arithmetic whatever the precision of the training."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeEquals(NumericCheck):
     """From the checkpoint of the middle, a fresh process has the losses, rates and tensors of the uninterrupted run.
 
@@ -224,13 +213,13 @@ class ResumeEquals(NumericCheck):
     the run gives the same bits.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.RESUMED})
-    applies_to: ClassVar[frozenset[str]] = frozenset({"resume"})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.CAUSAL_LM, Premise.RESUMED})
+    applies_to = frozenset({"resume"})
+    meaning = (
         "optimizer state, schedule, data position or random state is missing in the checkpoint, or the "
         "adapter is loaded frozen or fresh"
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "a jump at the first step points to weights or data, a drift to optimizer or schedule; compare the "
         "columns below"
     )
@@ -269,7 +258,6 @@ class ResumeEquals(NumericCheck):
         return self.found(worst <= limit, detail, measured=worst, limit=limit, problems=changed)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RescaleEquals(NumericCheck):
     """From the same checkpoint, another number of processes has the state, rows, rates, gradient and losses of the run.
 
@@ -277,13 +265,13 @@ class RescaleEquals(NumericCheck):
     dropout these are not compared, since the masks are other ones.
     """
 
-    across_ranks: ClassVar[bool] = True
-    applies_to: ClassVar[frozenset[str]] = frozenset({"rescale"})
-    meaning: ClassVar[str] = (
+    across_ranks = True
+    applies_to = frozenset({"rescale"})
+    meaning = (
         "the position in the data is counted per process, the epoch begins anew, the optimizer's state is dropped or "
         "that of one shard, or rows of a step, gradient or learning rate follow the number of processes"
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "save whole tensors and the number of rows that all processes have trained on; keep processes x accumulation"
     )
 
@@ -405,7 +393,6 @@ def _drifted(first: Trained, again: list[Trained]) -> dict[str, float]:
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SavedAsTrained(Check):
     """What the script saves holds trained tensors as the training has left them, not as they were before it.
 
@@ -414,15 +401,15 @@ class SavedAsTrained(Check):
     as something of what was learned is written, too.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
-    meaning: ClassVar[str] = (
+    premises = frozenset()
+    applies_to = frozenset({"watched"})
+    meaning = (
         "an adapter is saved empty, since its state dict was filtered twice; or what is saved was taken before the "
         "training: a state dict that is not read anew, an average that is never updated; or adapters were taken off "
         "(unload) rather than merged, and the base is saved alone; or an adapter is saved that was added and never "
         "made the active one, so that another was trained"
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "save the model without a state_dict of your own, or take it after the training; merge_and_unload keeps what "
         "was learned; call set_adapter before the training; compare the file with model.state_dict()"
     )

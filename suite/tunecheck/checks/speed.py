@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from operator import itemgetter
 from statistics import median
-from typing import ClassVar
 
 from tunecheck.checks.telemetry import busy_host, on_gpu, other_gpu_processes, throttled
 from tunecheck.checks.utilization import flops_per_token, formula, peak_flops_per_second, tokens_per_second
@@ -14,7 +12,6 @@ from tunecheck.core.check import Check
 from tunecheck.core.errors import MissingEvidence, NothingCompared
 from tunecheck.core.evidence import Census, Setup, Step, StepTimes
 from tunecheck.core.finding import Finding
-from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Trace
 from tunecheck.core.trend import block_medians, trend
 
@@ -22,16 +19,15 @@ COARSEST_LIMIT = 0.5
 """A limit beyond which a step reported at half its time would pass: the check then says that it cannot see."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SecondsReported(Check):
     """The trainer reports for its steps the seconds that passed in them, the probes' own time left out."""
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"suite_rows"})
+    meaning = (
         "a step's time is that of one micro-batch, of the forward pass alone, or of a clock that starts too late: "
         "tokens per second come out too high, and an estimate of the time that is left too low"
     )
-    remedy: ClassVar[str] = "take the time from before the first micro-batch until the optimizer has stepped"
+    remedy = "take the time from before the first micro-batch until the optimizer has stepped"
 
     max_error: float = 0.1
     """Of the step that fits best, relative: 0.0002 to 0.006 in healthy runs."""
@@ -66,15 +62,14 @@ class SecondsReported(Check):
 FEWEST_STEPS = 50
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ThroughputSteady(Check):
     """From the warm-up to the end, the time of steps of equal length stays the same."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    applies_to: ClassVar[frozenset[str]] = frozenset({"long_run"})
-    subject: ClassVar[str] = "speed"
-    meaning: ClassVar[str] = "work that grows with the steps: a list that is walked, a log that is rewritten, a leak"
-    remedy: ClassVar[str] = "profile a late step beside an early one; look at memory_flat and at the GPU's clocks"
+    premises = frozenset()
+    applies_to = frozenset({"long_run"})
+    subject = "speed"
+    meaning = "work that grows with the steps: a list that is walked, a log that is rewritten, a leak"
+    remedy = "profile a late step beside an early one; look at memory_flat and at the GPU's clocks"
 
     warm_up_steps: int = 20
     """Steps that pay for kernels, caches and rising clocks, and in which probes look at the logits."""
@@ -129,17 +124,16 @@ def _slope(xs: list[float], ys: list[float]) -> float:
     return median(slopes) if slopes else 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFlopsUtilization(Check):
     """Model FLOPs per second over the GPU's peak rate; unjudged on a CPU, in fp32 and on a GPU without a known rate."""
 
-    subject: ClassVar[str] = "speed"
-    opt_in: ClassVar[bool] = True
-    meaning: ClassVar[str] = (
+    subject = "speed"
+    opt_in = True
+    meaning = (
         "the GPU waits: for the host that launches small kernels, for data, or for a slow path such as 4-bit "
         "arithmetic in fp32"
     )
-    remedy: ClassVar[str] = "look at the compute dtype and the clocks first; then larger micro-batches, fewer launches"
+    remedy = "look at the compute dtype and the clocks first; then larger micro-batches, fewer launches"
 
     min_utilization: float
     """A share of the peak rate, such as 0.05."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from tunecheck.core.check import Check, NumericCheck, relative_error, some, worst_of
 from tunecheck.core.errors import MissingEvidence
@@ -37,21 +36,20 @@ ENOUGH = 8
 """Rows of which a share says something."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LabelsAsConfigured(Check):
     """Labels are the tokens at their place, in the base's own vocabulary; padding and what is declared to be masked are
     not learned, the end is.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.ROWS_FOLLOWED, Premise.LABELS_KNOWN})
-    applies_to: ClassVar[frozenset[str]] = frozenset({"given_rows"})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.CAUSAL_LM, Premise.ROWS_FOLLOWED, Premise.LABELS_KNOWN})
+    applies_to = frozenset({"given_rows"})
+    meaning = (
         "labels were shifted in the collator, which the loss does again; the padding token is the end token, and both "
         "are masked, so that the model never learns to stop; labels are cut off and tokens are not; the answer is not "
         "found in a part of the rows; prompts are learned though answers alone are declared; the tokenizer is another "
         "model's"
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "read the example below; mask padding by the attention mask, not by the token; give the tokenizer a padding "
         "token of its own; look at the collator and at the template's {% generation %} marks"
     )
@@ -87,19 +85,16 @@ class LabelsAsConfigured(Check):
         return self.found(not told, detail, measured=len(told), limit=0, compared=seen.rows)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RowsComeOnce(Check):
     """Within an epoch no row comes more often than the data set holds it."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset(
-        {Premise.CAUSAL_LM, Premise.EVERY_ROW_SEEN, Premise.ROWS_DRAWN_ONCE}
-    )
-    applies_to: ClassVar[frozenset[str]] = frozenset({"given_rows"})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.CAUSAL_LM, Premise.EVERY_ROW_SEEN, Premise.ROWS_DRAWN_ONCE})
+    applies_to = frozenset({"given_rows"})
+    meaning = (
         "the loader or its iterator is made again in each step, a seed is set again, a sampler draws with replacement, "
         "or a resume replays rows: some are learned twice, others never"
     )
-    remedy: ClassVar[str] = "make the iterator once an epoch; do not reseed in the loop; look at the sampler"
+    remedy = "make the iterator once an epoch; do not reseed in the loop; look at the sampler"
 
     def judge(self, trace: Trace) -> Finding:
         windows, seen = trace.all(Window), trace.one(RowsGiven)
@@ -129,21 +124,20 @@ class RowsComeOnce(Check):
         return self.found(not wrong, detail, measured=wrong, limit=0, meant=meant)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RowsWhole(Check):
     """Rows are whole, rather than cut off at the beginning or the end where they reach their longest length.
 
     Of running text, whose rows are learned whole, and of rows whose end nobody knows, nothing is asked.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.ROWS_FOLLOWED})
-    applies_to: ClassVar[frozenset[str]] = frozenset({"given_rows"})
-    convention: ClassVar[str] = "where the beginning of a row is all that matters, titles, say, the rest may be cut off"
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.CAUSAL_LM, Premise.ROWS_FOLLOWED})
+    applies_to = frozenset({"given_rows"})
+    convention = "where the beginning of a row is all that matters, titles, say, the rest may be cut off"
+    meaning = (
         "the longest length is shorter than many rows, which loaders shorten without a word: the model learns answers "
         "without an end, or no answers at all; a collator that keeps the last tokens of a row drops its prompt"
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "raise the longest length (max_length, cutoff_len), or leave out rows that exceed it; look for slices in the "
         "collator"
     )
@@ -179,17 +173,16 @@ class RowsWhole(Check):
         return self.found(fits, detail, measured=share, limit=self.max_cut_share)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ResumedAsConfigured(Check):
     """A training whose arguments name a checkpoint does not begin at its first step."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    applies_to: ClassVar[frozenset[str]] = frozenset({"resume_declared"})
-    meaning: ClassVar[str] = (
+    premises = frozenset()
+    applies_to = frozenset({"resume_declared"})
+    meaning = (
         "the script does not hand the checkpoint to train(), which reads nothing of it from the arguments: what was "
         "trained before is lost, and the schedule begins anew"
     )
-    remedy: ClassVar[str] = "call trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)"
+    remedy = "call trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)"
 
     def judge(self, trace: Trace) -> Finding:
         training = trace.run.training
@@ -198,14 +191,13 @@ class ResumedAsConfigured(Check):
         return self.found(training.first_step > 0, detail, measured=training.first_step, limit=1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RatesAsConfigured(Check):
     """Every tensor has the learning rate that is declared for it, before the schedule's factor."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
-    meaning: ClassVar[str] = "groups of the optimizer are made wrongly: a part of the model learns too fast, or hardly"
-    remedy: ClassVar[str] = "print the rate of every group; give the groups to the optimizer yourself"
+    premises = frozenset()
+    applies_to = frozenset({"watched"})
+    meaning = "groups of the optimizer are made wrongly: a part of the model learns too fast, or hardly"
+    remedy = "print the rate of every group; give the groups to the optimizer yourself"
 
     def judge(self, trace: Trace) -> Finding:
         if not trace.main.all(Rates):
@@ -218,17 +210,16 @@ class RatesAsConfigured(Check):
         return self.found(not seen.wrong, detail, measured=len(seen.wrong), limit=0, compared=seen.tensors)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ExportReadsBack(NumericCheck):
     """What the script saves after the training, adapters merged or all weights, loads as the same function."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.FILES_WRITTEN_HERE})
-    applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.CAUSAL_LM, Premise.FILES_WRITTEN_HERE})
+    applies_to = frozenset({"watched"})
+    meaning = (
         "the saved files hold other weights than the model, or its configuration says something else of them: a head "
         "that is tied again, a tensor that is left out or renamed"
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "compare the file's names and tensors with model.state_dict(), and config.json's tie_word_embeddings with what "
         "was trained"
     )
@@ -247,17 +238,16 @@ class ExportReadsBack(NumericCheck):
         return self.found(seen.logit_difference <= limit, detail, measured=seen.logit_difference, limit=limit)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LossLogged(NumericCheck):
     """What the log says of the loss is the mean of the steps since it last did."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.EVERY_ROW_SEEN, Premise.LOSS_REPORTED})
-    applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.EVERY_ROW_SEEN, Premise.LOSS_REPORTED})
+    applies_to = frozenset({"watched"})
+    meaning = (
         "the logged loss is scaled (by the accumulation steps, by the processes) or is another one than that which is "
         "trained: a curve that cannot be compared with any other"
     )
-    remedy: ClassVar[str] = "compare the two numbers; look at overrides of compute_loss, training_step and log"
+    remedy = "compare the two numbers; look at overrides of compute_loss, training_step and log"
 
     max_error_fp32: float = 2e-3
     """transformers before 5 rounds to four digits after the point, later ones to four digits."""
@@ -289,16 +279,15 @@ def _beyond(value: float, wanted: float, rounding: float) -> float:
     return 0.0 if abs(value - wanted) <= rounding else relative_error(value, wanted)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationReported(NumericCheck):
     """An evaluation takes every row in eval mode without gradients, changes nothing, reports its logits' mean loss."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.EVERY_ROW_SEEN})
-    applies_to: ClassVar[frozenset[str]] = frozenset({"evaluates"})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.CAUSAL_LM, Premise.EVERY_ROW_SEEN})
+    applies_to = frozenset({"evaluates"})
+    meaning = (
         "dropout is active in evaluation, padding is counted, the mean is of other rows, or the model is left changed"
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "sum negative log-likelihoods and divide by the supervised tokens once; call model.eval() before and "
         "model.train() after it"
     )
@@ -347,14 +336,13 @@ def _evaluation_error(seen: EvaluationSeen, smoothing: float) -> float:
     return min((relative_error(reported, mean) for mean in means), default=math.nan)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AsExpected(Check):
     """What was expected beside what the training declares is so: text that is learned, tensors, micro-batches."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    applies_to: ClassVar[frozenset[str]] = frozenset({"expectations"})
-    meaning: ClassVar[str] = "the script does something else than you think: a mask, a name or an argument is not used"
-    remedy: ClassVar[str] = "compare the expectation with the example below; correct the one that is wrong"
+    premises = frozenset()
+    applies_to = frozenset({"expectations"})
+    meaning = "the script does something else than you think: a mask, a name or an argument is not used"
+    remedy = "compare the expectation with the example below; correct the one that is wrong"
 
     def judge(self, trace: Trace) -> Finding:
         judged = {key: value for key, value in trace.run.expected.items() if key in JUDGED}

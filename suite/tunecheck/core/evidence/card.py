@@ -21,7 +21,6 @@ class CardProcess:
     """Whether the training process started it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSample(Record):
     """The GPU over a short time. What it does not report is None: neither good nor bad."""
 
@@ -51,7 +50,6 @@ class DeviceSample(Record):
     """Other critical events of the driver, by NVML's names."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Health(Record):
     """The GPU's counters before or after an attempt. What it does not report is None: neither good nor bad."""
 
@@ -79,7 +77,6 @@ class Health(Record):
     pcie_replays: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Telemetry(Record):
     """How completely the GPU was sampled during an attempt, and what was on it before."""
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from tunecheck.core.evidence.record import Record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Replica(Record):
     """One rank's model after so many steps."""
 
@@ -21,7 +20,6 @@ class Replica(Record):
     """Collectives and messages of the process so far; None where its backend does not count them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Saved(Record):
     """What one rank found when saving returned; every rank had given the trainer a folder of its own."""
 
@@ -29,7 +27,6 @@ class Saved(Record):
     """Ranks whose folders held files."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Shard(Record):
     """What one rank holds of a sharded model between forward passes, at the end of a backward pass."""
 
@@ -42,7 +39,6 @@ class Shard(Record):
     """Tensors of which this rank holds more than that."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Pace(Record):
     """The time that one rank computed in a step, without what it waited for others."""
 
@@ -53,7 +49,6 @@ class Pace(Record):
     """Of this rank's micro-batches, padding included."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Joined(Record):
     """One rank's way into the process group."""
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from tunecheck.core.frozen import Frozen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class Record(Frozen):
     """Base of everything that a trace may hold."""
