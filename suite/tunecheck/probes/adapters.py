@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from tunecheck.core.evidence import AdapterStart
+from tunecheck.core.frozen import Frozen
 from tunecheck.probes.reference.forwards import PROMPT_TOKENS, first_tokens, logits_of
 from tunecheck.probes.reference.four_bit import is_packed, unpack
 from tunecheck.probes.reference.measures import relative_difference, worst
@@ -28,8 +28,7 @@ RANK_TOLERANCE = 1e-4
 """Of the largest singular value: rows that repeat each other give 1e-7, random ones 0.1 and more at usual ranks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Factors:
+class Factors(Frozen):
     """One adapter's tensors."""
 
     a: torch.Tensor

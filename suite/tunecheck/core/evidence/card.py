@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tunecheck.core.evidence.record import Record
+from tunecheck.core.frozen import Frozen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CardProcess:
+class CardProcess(Frozen):
     """A process that computes or draws on the GPU."""
 
     pid: int

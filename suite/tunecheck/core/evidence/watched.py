@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from tunecheck.core.evidence.record import Record
+from tunecheck.core.frozen import Frozen
 
 
 class PremisesOpen(Record):
@@ -141,8 +142,7 @@ class RowLengths(Record):
     """Those of them in which an end token is supervised."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowSpan:
+class RowSpan(Frozen):
     """Which part of a row is learned; its tokens are those that are attended to."""
 
     micro_batch: int
@@ -177,8 +177,7 @@ class RowSpans(Record):
     """Those that the tokenizer or the model's configuration names; empty where nothing does."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowPiece:
+class RowPiece(Frozen):
     """Neighbouring tokens of a row that the training treats alike."""
 
     kind: Literal["learned", "context", "padding", "cut"]
