@@ -21,7 +21,7 @@ from tunecheck.probes.reference.measures import relative_difference, worst
 from tunecheck.probes.reference.weight_file import WeightFile
 from tunecheck.training.events import Probe
 from tunecheck.training.hooks import OwnHooks
-from tunecheck.training.restore import without_adapters, without_dropout
+from tunecheck.training.restore import kept_values, without_adapters, without_dropout
 from tunecheck.training.session import Session
 
 RANK_TOLERANCE = 1e-4
@@ -128,13 +128,13 @@ def _rank(matrix: torch.Tensor) -> int:
 def _touched(session: Session) -> Iterator[dict[str, Factors]]:
     """The factors of every adapter by module name: B random, magnitudes off their start, for as long as it lasts."""
     parameters = {name: p for name, p in session.model.named_parameters() if ".lora_" in name}
-    saved = {name: p.detach().clone() for name, p in parameters.items() if ".lora_A." not in name}
+    touched = {name: p for name, p in parameters.items() if ".lora_A." not in name}
     generator, lora = torch.Generator().manual_seed(0), session.run.lora
     assert lora is not None
     factors = {}
-    try:
+    with kept_values([*touched.values()]):
         with torch.no_grad():
-            for name in (name for name in saved if ".lora_B." in name and name.endswith(".weight")):
+            for name in (name for name in touched if ".lora_B." in name and name.endswith(".weight")):
                 a, b = parameters[name.replace(".lora_B.", ".lora_A.")], parameters[name]
                 magnitude = parameters.get(name.replace(".lora_B.", ".lora_magnitude_vector."))
                 module = name.removeprefix("base_model.model.").partition(".lora_B.")[0]
@@ -147,10 +147,6 @@ def _touched(session: Session) -> Iterator[dict[str, Factors]]:
                     bias.copy_(enlarged * torch.randn(bias.shape, generator=generator).to(bias))
                 factors[module] = Factors(a=a, b=b, magnitude=magnitude, bias=bias)
         yield factors
-    finally:
-        with torch.no_grad():
-            for name, value in saved.items():
-                parameters[name].copy_(value)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from tunecheck.probes.reference.forwards import first_tokens, logits_of
 from tunecheck.training.events import Probe
 from tunecheck.training.hooks import OwnHooks
 from tunecheck.training.load import DTYPES
-from tunecheck.training.restore import random_state
+from tunecheck.training.restore import kept_values, random_state
 from tunecheck.training.session import Session
 
 TOKENS = 64
@@ -40,8 +40,7 @@ class DropoutProbe(Probe):
         if session.run.training.offload == "parameters":  # they are another place's, and only lent
             return
         parameters = {name: p for name, p in session.model.named_parameters() if ".lora_" in name}
-        saved = {name: p.detach().clone() for name, p in parameters.items()}
-        try:
+        with kept_values([*parameters.values()]):
             for name, parameter in parameters.items():
                 with torch.no_grad():
                     parameter.copy_(_telling(parameter, sums=".lora_A." in name))
@@ -51,10 +50,6 @@ class DropoutProbe(Probe):
             scales = {name: lora.scale_of(name.removeprefix("base_model.model.")) for name in modules}
             rest = 1 / (1 - lora.dropout)
             self.emit(_counted(calls, ranks, scales, rest, DTYPES[session.precision]))
-        finally:
-            with torch.no_grad():
-                for name, value in saved.items():
-                    parameters[name].copy_(value)
 
 
 def _telling(parameter: torch.Tensor, *, sums: bool) -> torch.Tensor:

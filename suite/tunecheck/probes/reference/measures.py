@@ -55,6 +55,11 @@ def digests(tensors: Iterable[torch.Tensor]) -> list[Digest]:
         return list(map(digest, every))
 
 
+def hex_digest(value: object) -> str:
+    """Return a digest of the value's spelling, 16 hex digits, for a trace."""
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
+
+
 def random_digest(device: torch.device) -> str:
     """Return a digest of the device's random state, 12 hex digits."""
     state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
