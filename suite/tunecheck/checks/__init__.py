@@ -1,7 +1,5 @@
 """The table of checks, in the order of a training. One file per subject; a key is its class name in snake case."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Collection, Mapping
 from typing import Any

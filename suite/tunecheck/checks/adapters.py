@@ -1,7 +1,5 @@
 """LoRA adapters: their start, their arithmetic, their dropout, and that they are part of the forward pass."""
 
-from __future__ import annotations
-
 import math
 
 from tunecheck.core.check import Check, NumericCheck, some

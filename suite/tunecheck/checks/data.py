@@ -1,7 +1,5 @@
 """The rows that the model received: split, template, supervised tokens, order."""
 
-from __future__ import annotations
-
 from tunecheck.core.check import Check, some
 from tunecheck.core.evidence import Dataset, DataSplit, Window
 from tunecheck.core.finding import Finding

@@ -1,7 +1,5 @@
 """Where and in which numbers the training computes: device, dtypes, kernels, the health of the GPU."""
 
-from __future__ import annotations
-
 import json
 
 from tunecheck.checks.telemetry import hardware_faults, unclear_signs, unwatched

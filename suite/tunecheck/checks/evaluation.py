@@ -1,7 +1,5 @@
 """The numbers and texts that a model is judged by: evaluation, perplexity, generation."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Out-of-memory fallback: only a recorded lack of memory causes one, and it starts from scratch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import pairwise
 

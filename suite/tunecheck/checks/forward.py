@@ -1,7 +1,5 @@
 """One forward pass: deterministic, the architecture's function, rows independent, a plausible first loss."""
 
-from __future__ import annotations
-
 import math
 
 from tunecheck.core.check import Check, NumericCheck, worst_of

@@ -1,7 +1,5 @@
 """Loss and gradient of a training step, held against other code and against the loss itself."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Habits of nearly every training. Breaking one is a question to whoever wrote the script, no proven mistake."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from tunecheck.core.check import Check

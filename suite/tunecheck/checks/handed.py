@@ -1,7 +1,5 @@
 """What a training that is not ours is handed: the state that it loads, its workers' batches, the scores of its loss."""
 
-from __future__ import annotations
-
 from tunecheck.core.check import Check, some
 from tunecheck.core.evidence import LossDivided, ScoresGiven, StateLoaded, WorkerBatches
 from tunecheck.core.finding import Finding

@@ -1,7 +1,5 @@
 """What the training achieves: losses that fall, text that stays language, an answer that is learned."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 from statistics import median

@@ -1,7 +1,5 @@
 """Memory during the run and after it: leaks, ceilings, what the memory-saving settings save."""
 
-from __future__ import annotations
-
 from tunecheck.checks.telemetry import MIB, card_memory, on_gpu, other_gpu_processes, telemetry
 from tunecheck.core.check import Check, worst_of
 from tunecheck.core.errors import MissingEvidence

@@ -1,7 +1,5 @@
 """The model as it is built and as it stays: trainable set, quantisation, weights against their file."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby

@@ -1,7 +1,5 @@
 """The optimizer: which tensors it holds, its rate, its steps and the updates that it makes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby

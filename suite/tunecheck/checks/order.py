@@ -1,7 +1,5 @@
 """The order of calls in a step: every gradient is used once, whole, unscaled and clipped, and the schedule follows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from tunecheck.core.check import Check

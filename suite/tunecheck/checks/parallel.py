@@ -1,7 +1,5 @@
 """Several processes that train together: replicas, shares of the rows, what each reports and writes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from statistics import median, quantiles

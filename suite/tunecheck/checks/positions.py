@@ -1,7 +1,5 @@
 """At which positions a loss pulls: whatever it is, not at padding, and not towards the token that is read there."""
 
-from __future__ import annotations
-
 from tunecheck.core.check import Check, worst_of
 from tunecheck.core.evidence import PositionGradients
 from tunecheck.core.finding import Finding

@@ -1,7 +1,5 @@
 """Rows as a training that is not ours is given them: mask, positions, micro-batches, and where answers end."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """What is saved and repeated: files, checkpoints, merges, and a second run of the same."""
 
-from __future__ import annotations
-
 import math
 
 from tunecheck.checks.attempts import finished, of_every_rank

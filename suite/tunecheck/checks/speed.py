@@ -1,7 +1,5 @@
 """Time: whether the reported seconds are right, whether the pace holds, how much of the GPU is used."""
 
-from __future__ import annotations
-
 import math
 from operator import itemgetter
 from statistics import median

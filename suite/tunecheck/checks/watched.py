@@ -1,7 +1,5 @@
 """A training that is not ours: the rows it was given, what it reported, how it evaluated."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterator

@@ -9,8 +9,6 @@ An entry's keys are those of --set, as far as they are in `VARIED`. Its strategy
 nor the file gives one, and of the file's sections `lora` and `quantization` it takes those that its strategy needs.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Names are those of axolotl and transformers where they have one. Defaults are on
 what a reader should see.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

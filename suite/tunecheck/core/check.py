@@ -3,8 +3,6 @@
 The dataclass fields of a check are its YAML keys. Write pass conditions so that NaN fails: `measured <= limit`.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from abc import ABC, abstractmethod

@@ -1,7 +1,5 @@
 """Plain frozen data by inheritance: what derives from `Frozen` is a dataclass without a decorator of its own."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, dataclass_transform
 

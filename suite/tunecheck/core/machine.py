@@ -1,7 +1,5 @@
 """What a report or a trace says of its machine, as far as it is read again."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

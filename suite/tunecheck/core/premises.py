@@ -5,8 +5,6 @@ open, and why: a check that needs an open premise is not judged. It also says wh
 them: a check that needs one of these suspects where it would fail.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 

@@ -1,7 +1,5 @@
 """Learning-rate schedules in closed form, with which the rates of a trace are compared."""
 
-from __future__ import annotations
-
 import math
 
 

@@ -4,8 +4,6 @@ A section is built when it is read. A key without a default that is missing is m
 section costs only the checks that need it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Generic, TypeVar, cast, get_origin
@@ -138,7 +136,7 @@ class _Key(Generic[S]):
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    def __get__(self, run: RunSnapshot, owner: type | None = None) -> S:
+    def __get__(self, run: "RunSnapshot", owner: type | None = None) -> S:
         """Return the run's value. Raises MissingEvidence where the header lacks a key without a default."""
         value = run.settings.get(self._name)
         if value is not None:

@@ -1,7 +1,5 @@
 """Trends in noisy series, robust against outliers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Plain values of JSON as typed data: what a file says is of the annotated types, or it is refused where it is read."""
 
-from __future__ import annotations
-
 import dataclasses
 import types
 import typing

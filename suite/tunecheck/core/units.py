@@ -1,7 +1,5 @@
 """Numbers with a unit, as configurations and command lines write them: "8GiB" is bytes, "10min" is seconds."""
 
-from __future__ import annotations
-
 import re
 from argparse import ArgumentTypeError
 from typing import Any

@@ -1,7 +1,5 @@
 """Which trained tensors decay, by their names."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 DecayedTensors = Literal["all", "all_but_norms_and_biases"]

@@ -1,7 +1,5 @@
 """Names and shapes of a model's weights, by arithmetic from its configuration alone. Standard library only."""
 
-from __future__ import annotations
-
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -16,7 +14,7 @@ KNOWN_TYPES = ("llama", "mistral", "qwen2")
 """Values of model_type whose tensors are enumerated here; a test compares each with transformers' own model."""
 
 
-def tensor_shapes(architecture: Architecture) -> dict[str, Shape]:
+def tensor_shapes(architecture: "Architecture") -> dict[str, Shape]:
     """Return name and shape of every weight as in the weight file, without a tied head. Raises Unsupported."""
     if architecture.model_type not in KNOWN_TYPES:
         raise Unsupported(

@@ -1,7 +1,5 @@
 """The table of probes, in the order in which they see each moment."""
 
-from __future__ import annotations
-
 from tunecheck.core.extensions import EXTENSION_PROBES, extensions
 from tunecheck.probes.adapters import AdapterProbe
 from tunecheck.probes.backward_pass import LayerGradientProbe, RecomputationProbe

@@ -4,8 +4,6 @@ With rsLoRA s = alpha/sqrt(r). With DoRA (arXiv 2402.09353) the linear becomes b
 norm taken over each row of the matrix and m the magnitude that learns.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, nullcontext

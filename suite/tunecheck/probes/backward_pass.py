@@ -1,7 +1,5 @@
 """The backward pass held against the model itself: with and without recomputation, and layer by layer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

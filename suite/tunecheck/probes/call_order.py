@@ -4,8 +4,6 @@ Calls are seen where every trainer ends up: in torch. Whether gradients were cle
 gradients themselves, of a few small tensors, since there are many ways to do it.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -54,7 +52,7 @@ class CallOrderProbe(Probe):
         self._listening = True
         self._listen(session)
 
-    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+    def step_begin(self, session: Session, step: int, window: "Sequence[Batch]") -> None:
         """Record the step before, which lasts until this one begins."""
         if self._listening:
             self._look()

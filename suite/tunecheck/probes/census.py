@@ -1,7 +1,5 @@
 """Which tensors exist, which are trained, which the optimizer holds, where they live and in which dtype."""
 
-from __future__ import annotations
-
 from math import prod
 from typing import Any
 

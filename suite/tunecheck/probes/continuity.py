@@ -1,7 +1,5 @@
 """Between two optimizer steps nothing changes: neither what learns, nor what is frozen."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

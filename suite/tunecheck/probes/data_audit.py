@@ -1,7 +1,5 @@
 """What the model is really given, held against the data files: read, rendered and tokenised again by other code."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

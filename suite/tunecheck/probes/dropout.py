@@ -4,8 +4,6 @@ Dropout comes before A: the adapter adds s B A d(x), where d zeroes a share p of
 the base is given x itself. Row i of A adds elements i and i + r, and B hands the sums on, so each sum is one of four.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -141,11 +139,11 @@ class _Fallen:
     kept: torch.Tensor
     """Where that can be told."""
 
-    def part(self, first: int) -> _Fallen:
+    def part(self, first: int) -> "_Fallen":
         """Every second token."""
         return _Fallen(self.kind[first::2], self.kept[first::2])
 
-    def agreeing(self, other: _Fallen) -> tuple[int, int]:
+    def agreeing(self, other: "_Fallen") -> tuple[int, int]:
         """Places that both can tell of, and those of them where the same fell."""
         tokens, sums = map(min, self.kind.shape, other.kind.shape)
         here = (slice(tokens), slice(sums))

@@ -1,7 +1,5 @@
 """Has the trainer evaluate, and once looks at how it does it."""
 
-from __future__ import annotations
-
 import gc
 import math
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Properties of one forward pass: the same twice, causal, blind to padding and to other rows; and one known product."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Greedy continuations before and after training: can the model say what it was taught?"""
 
-from __future__ import annotations
-
 import unicodedata
 from dataclasses import replace
 from typing import Any

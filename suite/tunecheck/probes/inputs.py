@@ -1,7 +1,5 @@
 """What the model is given: digests of every batch, and a few rows for a person to read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import groupby, islice, takewhile
 from typing import Any

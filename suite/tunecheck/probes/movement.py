@@ -1,23 +1,18 @@
 """Start to end: every trainable tensor must have moved, every frozen byte must be the same."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from tunecheck.core.evidence import Movement
 from tunecheck.probes.reference.four_bit import is_packed, statistics
 from tunecheck.probes.reference.measures import digest, digests, sample, sampled_columns, sampled_rows
+from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import whole
-
-if TYPE_CHECKING:
-    from tunecheck.training.data import Batch
-
 
 ADDED_TOKENS = ".trainable_tokens_delta."
 """In the names of the rows that peft trains of an embedding."""

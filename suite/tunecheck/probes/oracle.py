@@ -5,8 +5,6 @@ comparison covers padding, masks, the shift of the labels, packing, accumulation
 computes otherwise than the oracle is left out where loss and gradient are taken from the trainer's own logits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial

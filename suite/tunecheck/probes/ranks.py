@@ -1,7 +1,5 @@
 """Where several ranks train one model: whether it stays the same in all, is dealt out evenly, and keeps one pace."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Whether a resumed training has its weights, its optimizer's state and its settings back."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """After training: what the adapters do, whether all of them are in the file, and whether it gives the same function."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Iterator

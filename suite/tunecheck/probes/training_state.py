@@ -4,8 +4,6 @@ Judged against what they must be, not against what they were before: an evaluati
 the model in eval mode changes nothing that a later look could compare with, and nothing at all without dropout.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any

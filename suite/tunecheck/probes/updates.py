@@ -4,8 +4,6 @@ AdamW (arXiv 1711.05101): p <- p (1 - lr wd) - lr (m / b1') / (sqrt(v / b2') + e
 The rate is the schedule's closed form, the clip factor min(1, max_norm / (norm + 1e-6)) as in torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate
 

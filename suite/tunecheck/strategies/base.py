@@ -1,7 +1,5 @@
 """Protocol of a strategy, and the part of a run that it reads."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 

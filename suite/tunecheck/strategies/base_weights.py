@@ -1,7 +1,5 @@
 """Strategies that train weights of the model's own: which of them. Nothing is added to the model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, ClassVar
 

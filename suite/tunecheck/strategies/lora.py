@@ -1,7 +1,5 @@
 """LoRA: low-rank adapters on named linear layers, through peft; the base is frozen. DoRA and rsLoRA are options."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any, ClassVar

@@ -4,8 +4,6 @@ Plain frozen data, no tensors. A new probe adds its record to the file of its su
 derived from the subclasses. Names carry units; `_error` is a relative error unless the name says otherwise.
 """
 
-from __future__ import annotations
-
 from tunecheck.core.evidence.attempts import *
 from tunecheck.core.evidence.card import *
 from tunecheck.core.evidence.data import *

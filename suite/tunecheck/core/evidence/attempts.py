@@ -1,7 +1,5 @@
 """The run and its attempts: written by the runner."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The GPU, sampled from another process."""
 
-from __future__ import annotations
-
 from tunecheck.core.evidence.record import Record
 from tunecheck.core.frozen import Frozen
 

@@ -1,7 +1,5 @@
 """The rows, the split and the windows of batches."""
 
-from __future__ import annotations
-
 from dataclasses import field
 
 from tunecheck.core.evidence.record import Record

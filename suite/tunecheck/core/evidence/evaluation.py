@@ -1,7 +1,5 @@
 """Evaluation, generation, checkpoint: what a training leaves behind."""
 
-from __future__ import annotations
-
 import math
 
 from tunecheck.core.evidence.record import Record

@@ -1,7 +1,5 @@
 """The processes of a training in several: replicas, shards and pace, and what each wrote."""
 
-from __future__ import annotations
-
 from dataclasses import field
 
 from tunecheck.core.evidence.record import Record

@@ -1,7 +1,5 @@
 """What every record of a trace is."""
 
-from __future__ import annotations
-
 from tunecheck.core.frozen import Frozen
 
 

@@ -1,7 +1,5 @@
 """Time and memory by phase, and probes that failed."""
 
-from __future__ import annotations
-
 from tunecheck.core.evidence.record import Record
 
 TRAINING_PHASES = ("first step", "steady")

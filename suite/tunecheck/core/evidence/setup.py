@@ -1,7 +1,5 @@
 """Set-up: written once, before the first step."""
 
-from __future__ import annotations
-
 from dataclasses import field
 from typing import Any
 

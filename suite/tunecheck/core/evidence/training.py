@@ -1,7 +1,5 @@
 """The steps: gradients, updates, what the layers and the adapters do."""
 
-from __future__ import annotations
-
 import math
 
 from tunecheck.core.evidence.record import Record

@@ -1,7 +1,5 @@
 """A training that is not ours: the rows that it was given, what it reported, how it evaluated."""
 
-from __future__ import annotations
-
 from dataclasses import field
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Digests, norms, samples and counts of tensors, and the worst of several errors. Imports torch; child process only."""
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import math

@@ -1,7 +1,5 @@
 """What token ids say, read out of tokenizer.json by our own code: the tokenizer cannot vouch for itself."""
 
-from __future__ import annotations
-
 import json
 import re
 import unicodedata
