@@ -2,15 +2,11 @@
 
 import json
 import math
-from typing import TYPE_CHECKING
 
-from tunecheck.config.schema import order_problem
+from tunecheck.config.schema import Run, order_problem
 from tunecheck.config.trainers import TRAINERS, Broken
 from tunecheck.core.spelling import nearest
 from tunecheck.strategies import STRATEGIES
-
-if TYPE_CHECKING:
-    from tunecheck.config.schema import Run
 
 
 def broken_rules(run: "Run") -> Broken:

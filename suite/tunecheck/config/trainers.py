@@ -1,12 +1,14 @@
 """Table of trainers: where each is implemented, which optimizer it uses, what it refuses. No torch."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from tunecheck.core.frozen import Frozen
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the schema loads checks of other packages, which may import the trainers
     from tunecheck.config.schema import Run
 
 Broken = list[tuple[tuple[str, ...], str]]
@@ -20,7 +22,7 @@ class TrainerInfo(Frozen):
     """Module with the functions of `tunecheck.training.Trainer`; imported in the training process alone."""
     optimizer: str = "AdamW"
     """Class of the optimizer that it builds from the section `training`."""
-    refuses: "Callable[[Run], Broken]" = lambda run: []
+    refuses: Callable[[Run], Broken] = lambda run: []
     """Function that returns the keys of a run that this trainer cannot carry out as configured."""
     package: str = ""
     """What it needs besides the extra `train`: an importable package, and an extra of the same name."""
@@ -33,7 +35,7 @@ class TrainerInfo(Frozen):
         return f"needs the package {self.package}, which is not installed: pip install 'tunecheck[{self.package}]'"
 
 
-def _transformers_refuses(run: "Run") -> Broken:
+def _transformers_refuses(run: Run) -> Broken:
     """Return the keys that transformers' Trainer, and what derives from it, ignores or implements differently."""
     training, told = run.training, f"with trainer {run.trainer}"
     broken: Broken = []
@@ -70,7 +72,7 @@ def _transformers_refuses(run: "Run") -> Broken:
     return broken
 
 
-def _trl_refuses(run: "Run") -> Broken:
+def _trl_refuses(run: Run) -> Broken:
     """Return those of transformers' Trainer, and what SFTTrainer does to the adapters of a quantised base."""
     broken = _transformers_refuses(run)
     if run.parallel is not None or run.probes.rescale_to:
@@ -87,7 +89,7 @@ def _trl_refuses(run: "Run") -> Broken:
     return broken
 
 
-def plain_loop_refuses(run: "Run") -> Broken:
+def plain_loop_refuses(run: Run) -> Broken:
     """Return the keys that a loop without autocast, gradient scaler, offloading and ranks would ignore.
 
     For a trainer of one's own to begin with, such as docs/skeleton_trainer.py.

@@ -1,12 +1,9 @@
-"""Names and shapes of a model's weights, by arithmetic from its configuration alone. Standard library only."""
+"""Names and shapes of a model's weights, by arithmetic from its configuration alone."""
 
 from math import ceil
-from typing import TYPE_CHECKING
 
 from tunecheck.core.errors import Unsupported
-
-if TYPE_CHECKING:
-    from tunecheck.models.description import Architecture
+from tunecheck.models.description import Architecture
 
 Shape = tuple[int, ...]
 
@@ -14,7 +11,7 @@ KNOWN_TYPES = ("llama", "mistral", "qwen2")
 """Values of model_type whose tensors are enumerated here; a test compares each with transformers' own model."""
 
 
-def tensor_shapes(architecture: "Architecture") -> dict[str, Shape]:
+def tensor_shapes(architecture: Architecture) -> dict[str, Shape]:
     """Return name and shape of every weight as in the weight file, without a tied head. Raises Unsupported."""
     if architecture.model_type not in KNOWN_TYPES:
         raise Unsupported(

@@ -7,20 +7,18 @@ gradients themselves, of a few small tensors, since there are many ways to do it
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import ref
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from tunecheck.core.evidence import CallOrder
+from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe, probing
 from tunecheck.training.hooks import same_optimizer
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import whole
-
-if TYPE_CHECKING:
-    from tunecheck.training.data import Batch
 
 STEPS = 10
 """Steps that are listened to, the first ones: an order is that of the code, which is the same in all of them."""
@@ -52,7 +50,7 @@ class CallOrderProbe(Probe):
         self._listening = True
         self._listen(session)
 
-    def step_begin(self, session: Session, step: int, window: "Sequence[Batch]") -> None:
+    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Record the step before, which lasts until this one begins."""
         if self._listening:
             self._look()
