@@ -1,7 +1,6 @@
 """The numbers and texts that a model is judged by: evaluation, perplexity, generation."""
 
 import math
-from collections.abc import Sequence
 
 from tunecheck.core.check import Check, NumericCheck, relative_error, some, worst_of
 from tunecheck.core.evidence import Evaluation, EvaluationAudit, Generation, Setup
@@ -55,14 +54,9 @@ class EvaluationOracle(NumericCheck):
             lines.append(f"{where}: reported {loss:.6f}, {wanted:.6f} in float64 from the same logits")
             if worst <= limit and not problems and not error <= self.max_error_own_logits:
                 return self.found(False, "; ".join(lines), measured=error, limit=self.max_error_own_logits)
-        if _means_are_alike(audits):
+        if all(len(set(audit.batch_tokens)) == 1 for audit in audits):
             lines.append("one batch, or batches of equal token counts: a mean of batch means does not show")
         return self.found(worst <= limit, "; ".join(lines), measured=worst, limit=limit, problems=problems)
-
-
-def _means_are_alike(audits: Sequence[EvaluationAudit]) -> bool:
-    """Return whether a mean of batch means would equal the mean in each: one batch, or equal token counts."""
-    return all(len(set(audit.batch_tokens)) == 1 for audit in audits)
 
 
 def _error(audit: EvaluationAudit) -> float:

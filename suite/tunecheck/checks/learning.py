@@ -132,7 +132,8 @@ class LossKeepsFalling(Check):
         losses = [evaluation.loss for evaluation in probes]
         stays = running_minimum_kept(losses, self.max_rise)
         not_fallen = [] if losses[-1] < losses[0] else [losses[-1]]
-        worst = max(_rises(losses), default=math.nan)
+        before = [(loss, min(losses[:at])) for at, loss in enumerate(losses) if at]
+        worst = max((loss / lowest - 1 for loss, lowest in before if lowest > 0), default=math.nan)
         course = " -> ".join(f"{evaluation.loss:.3f}" for evaluation in probes)
         return self.found(stays, f"probe batch {course}", measured=worst, limit=self.max_rise, problems=not_fallen)
 
@@ -152,11 +153,6 @@ class LossKeepsFalling(Check):
         detail = f"median training loss of ten blocks {course}, p of no fall {falling:.2g}"
         within = rise <= self.max_late_rise
         return self.found(within, detail, measured=rise, limit=self.max_late_rise, problems=[*filter(None, not_fallen)])
-
-
-def _rises(losses: list[float]) -> list[float]:
-    """Return how far each loss is above the smallest before it, as a share; negative where it is below."""
-    return [loss / min(losses[:at]) - 1 for at, loss in enumerate(losses) if at and min(losses[:at]) > 0]
 
 
 class HeldoutImproves(Check):

@@ -113,13 +113,10 @@ def _starts(session: Session) -> tuple[dict[str, float], tuple[str, ...], tuple[
     sizes = torch.stack([a.square().mean().sqrt() * (3 * a.shape[1]) ** 0.5 for a in factors.values()])
     sums = torch.stack([a.flatten()[:64].double().sum() for a in factors.values()]).tolist()
     repeated = tuple(name for at, name in enumerate(factors) if sums[at] in sums[:at])
-    dependent = tuple(name for name, a in factors.items() if _rank(a) < min(a.shape))
+    # on the CPU: a GPU's solver would be loaded, with its workspace, for this alone
+    ranks = {name: int(torch.linalg.matrix_rank(a.cpu(), rtol=RANK_TOLERANCE)) for name, a in factors.items()}
+    dependent = tuple(name for name, a in factors.items() if ranks[name] < min(a.shape))
     return {"smallest": float(sizes.min()), "largest": float(sizes.max())}, repeated, dependent
-
-
-def _rank(matrix: torch.Tensor) -> int:
-    """On the CPU: a GPU's solver would be loaded, with its workspace, for this alone."""
-    return int(torch.linalg.matrix_rank(matrix.cpu(), rtol=RANK_TOLERANCE))
 
 
 @contextmanager

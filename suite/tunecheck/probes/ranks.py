@@ -86,16 +86,13 @@ class ShardProbe(Probe):
         even: dict[str, int] = {}
         entire = []
         for kind, name, tensor in session.whole.parts():
-            here = _part(tensor).numel() * tensor.element_size()
+            part = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+            here = part.numel() * tensor.element_size()
             held[kind] = held.get(kind, 0) + here
             even[kind] = even.get(kind, 0) + _even_share(tensor, session.exchange.count)
             if here > _even_share(tensor, session.exchange.count):
                 entire.append(f"{kind} of {name}")
         self.emit(Shard(step=step, held=held, even=even, larger=tuple(entire)))
-
-
-def _part(tensor: Any) -> Any:
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def _even_share(tensor: Any, ranks: int) -> int:
