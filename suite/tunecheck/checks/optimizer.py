@@ -8,11 +8,10 @@ from tunecheck.core.check import Check, NumericCheck, some, trains_16bit_weights
 from tunecheck.core.errors import MissingEvidence
 from tunecheck.core.evidence import Census, Gradients, Movement, Setup, Step, Update
 from tunecheck.core.finding import Finding
+from tunecheck.core.optimization import decays, learning_rate
 from tunecheck.core.premises import Premise
-from tunecheck.core.schedule import learning_rate
 from tunecheck.core.snapshot import A_LOOP, TrainingSnapshot
 from tunecheck.core.trace import Trace
-from tunecheck.core.weight_decay import decays
 
 ADAMW = "AdamW"
 """Class of the optimizer whose closed form is known here."""

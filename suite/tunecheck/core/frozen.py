@@ -14,3 +14,7 @@ class Frozen:
         super().__init_subclass__(**kwargs)
         if "__dataclass_fields__" not in vars(cls):
             dataclass(frozen=True, kw_only=True)(cls)
+
+
+class Record(Frozen):
+    """Base of everything that a trace may hold."""

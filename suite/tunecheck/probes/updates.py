@@ -10,7 +10,7 @@ from itertools import accumulate
 import torch
 
 from tunecheck.core.evidence import Update
-from tunecheck.core.weight_decay import decays
+from tunecheck.core.optimization import decays
 from tunecheck.training.events import Probe
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import whole

@@ -9,12 +9,12 @@ from tunecheck.core.evidence.card import *
 from tunecheck.core.evidence.data import *
 from tunecheck.core.evidence.evaluation import *
 from tunecheck.core.evidence.parallel import *
-from tunecheck.core.evidence.record import Record as Record
 from tunecheck.core.evidence.resources import *
 from tunecheck.core.evidence.setup import *
 from tunecheck.core.evidence.training import *
 from tunecheck.core.evidence.watched import *
 from tunecheck.core.extensions import EXTENSION_CHECKS, extensions
+from tunecheck.core.frozen import Record as Record
 
 RECORDS: dict[str, type[Record]] = {kind.__name__: kind for kind in Record.__subclasses__()}
 """Every kind of record by its name in the file, but for those of other packages."""

@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Any
 
-from tunecheck.core.evidence.record import Record
+from tunecheck.core.frozen import Record
 
 
 class AttemptPurpose(StrEnum):

@@ -1,7 +1,6 @@
 """The GPU, sampled from another process."""
 
-from tunecheck.core.evidence.record import Record
-from tunecheck.core.frozen import Frozen
+from tunecheck.core.frozen import Frozen, Record
 
 
 class CardProcess(Frozen):

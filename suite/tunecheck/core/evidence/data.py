@@ -2,7 +2,7 @@
 
 from dataclasses import field
 
-from tunecheck.core.evidence.record import Record
+from tunecheck.core.frozen import Record
 
 
 class DataSplit(Record):

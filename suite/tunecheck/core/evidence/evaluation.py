@@ -2,7 +2,7 @@
 
 import math
 
-from tunecheck.core.evidence.record import Record
+from tunecheck.core.frozen import Record
 
 
 class Evaluation(Record):

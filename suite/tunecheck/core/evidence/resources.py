@@ -1,6 +1,6 @@
 """Time and memory by phase, and probes that failed."""
 
-from tunecheck.core.evidence.record import Record
+from tunecheck.core.frozen import Record
 
 TRAINING_PHASES = ("first step", "steady")
 """The phases whose memory is that of the training itself."""

@@ -3,7 +3,7 @@
 from dataclasses import field
 from typing import Any
 
-from tunecheck.core.evidence.record import Record
+from tunecheck.core.frozen import Record
 
 
 class Setup(Record):

@@ -3,8 +3,7 @@
 from dataclasses import field
 from typing import Literal
 
-from tunecheck.core.evidence.record import Record
-from tunecheck.core.frozen import Frozen
+from tunecheck.core.frozen import Frozen, Record
 
 
 class PremisesOpen(Record):
