@@ -893,7 +893,7 @@ def nan_in(kind: type[Record], field: str, at: int | None = None) -> Trace:
 
 def floats(kind: type[Record]) -> list[str]:
     """The fields that hold floats or a mapping to floats."""
-    return [field.name for field in dataclasses.fields(kind) if field.type in ("float", "dict[str, float]")]
+    return [field.name for field in dataclasses.fields(kind) if field.type in (float, dict[str, float])]
 
 
 def judged_floats(check: Check) -> set[str]:
@@ -967,11 +967,11 @@ def test_nothing_compared_is_unjudged(name: str) -> None:
 
 def _emptied(trace: Trace, kind: type[Record]) -> Trace:
     """The trace with every collection and every count of this record empty."""
-    empty = {"int": 0, "int | None": 0, "str": ""}
+    empty: dict[Any, Any] = {int: 0, int | None: 0, str: ""}
     nothing = {
-        field.name: empty.get(str(field.type), () if str(field.type).startswith("tuple") else {})
+        field.name: empty.get(field.type, () if str(field.type).startswith("tuple") else {})
         for field in dataclasses.fields(kind)
-        if str(field.type) in empty or str(field.type).startswith(("tuple", "dict[str, int]"))
+        if field.type in empty or str(field.type).startswith(("tuple", "dict[str, int]"))
         if field.name not in ("step", "steps", "precision")
     }
     return with_record(trace, kind, **nothing)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from tunecheck.core.schedule import learning_rate
+from tunecheck.core.optimization import learning_rate
 
 SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 """Our name to transformers' name."""

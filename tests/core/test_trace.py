@@ -173,7 +173,7 @@ def test_any_text_stays_one_line_and_comes_back(text: str, tmp_path: Path) -> No
     assert read(path).one(e.Generation) == generation
 
 
-def test_records_are_frozen_slotted_and_all_known() -> None:
+def test_records_are_frozen_and_all_known() -> None:
     """A record that is not in RECORDS could be written but never read."""
     declared = {
         name: kind
@@ -183,9 +183,9 @@ def test_records_are_frozen_slotted_and_all_known() -> None:
     assert declared == RECORDS
     for kind in RECORDS.values():
         assert kind.__doc__
-        assert not hasattr(next(r for r in EXAMPLES if type(r) is kind), "__dict__")
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        STEP.loss = 0.0  # type: ignore[misc]
+        example = next(r for r in EXAMPLES if type(r) is kind)
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(example, dataclasses.fields(kind)[0].name, None)
 
 
 @pytest.mark.parametrize(

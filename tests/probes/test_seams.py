@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from tunecheck.core.check import binary_digits
 from tunecheck.core.evidence import Continuity, WeightGradient
-from tunecheck.core.weight_decay import decays
+from tunecheck.core.optimization import decays
 from tunecheck.probes.continuity import ContinuityProbe
 from tunecheck.probes.reference.merged import MergedShare
 from tunecheck.probes.reference.replay import first_call

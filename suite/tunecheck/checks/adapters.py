@@ -1,10 +1,6 @@
 """LoRA adapters: their start, their arithmetic, their dropout, and that they are part of the forward pass."""
 
-from __future__ import annotations
-
 import math
-from dataclasses import dataclass
-from typing import ClassVar
 
 from tunecheck.core.check import Check, NumericCheck, some
 from tunecheck.core.errors import MissingEvidence
@@ -17,24 +13,19 @@ from tunecheck.core.trace import Trace
 NO_LINEARS = "no linear has an adapter"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptersStartNeutral(NumericCheck):
     """Before training, every adapted linear returns the output of its base layer, in train mode with dropout too.
 
     The same holds for the whole model, including tokens and modules trained beside the adapters.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset(
-        {Premise.CAUSAL_LM, Premise.ADAPTERS_ENUMERATED, Premise.ADAPTERS_FRESH}
-    )
-    applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.CAUSAL_LM, Premise.ADAPTERS_ENUMERATED, Premise.ADAPTERS_FRESH})
+    applies_to = frozenset({"adapters"})
+    meaning = (
         "The adapter's initialisation changes the function, so that training starts from another model than the base. "
         "Or dropout applies to the base too."
     )
-    remedy: ClassVar[str] = (
-        "Use peft's default initialisation (B = 0), or subtract the adapter from the base as PiSSA does."
-    )
+    remedy = "Use peft's default initialisation (B = 0), or subtract the adapter from the base as PiSSA does."
 
     max_error_fp32: float = 1e-6  # B = 0 adds exact zeros: 0.0 measured
     max_error_16bit: float = 1e-6
@@ -57,7 +48,6 @@ class AdaptersStartNeutral(NumericCheck):
         return self.found(False, detail, measured=of_logits, limit=limit)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptersStartRandom(Check):
     """Every A is drawn from the run's seed, uniform within 1 / sqrt(inputs), and has full rank.
 
@@ -65,15 +55,13 @@ class AdaptersStartRandom(Check):
     seed does not show the seed of a private generator.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset(
-        {Premise.CAUSAL_LM, Premise.ADAPTERS_ENUMERATED, Premise.ADAPTERS_FRESH}
-    )
-    applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.CAUSAL_LM, Premise.ADAPTERS_ENUMERATED, Premise.ADAPTERS_FRESH})
+    applies_to = frozenset({"adapters"})
+    meaning = (
         "The seed is reset for each adapter, or for parts of one. A has another scale. The seed is never set. The "
         "first steps are then equal, of smaller rank, independent of the seed, too long or too short."
     )
-    remedy: ClassVar[str] = "Leave initialisation to peft. Seed once, before creating the adapters."
+    remedy = "Leave initialisation to peft. Seed once, before creating the adapters."
 
     max_ratio: float = 1.5
     """Ratio of A's spread to its expected spread, in either direction. 204 healthy runs stay within 1.07, also at rank
@@ -98,7 +86,6 @@ class AdaptersStartRandom(Check):
         return self.found(within, detail, measured=ratio, limit=self.max_ratio, problems=problems)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterAlgebra(NumericCheck):
     """With a random B, every adapted linear follows its formula, s B A x or DoRA's, and the logits change.
 
@@ -106,17 +93,13 @@ class AdapterAlgebra(NumericCheck):
     layers before it.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset(
-        {Premise.CAUSAL_LM, Premise.ADAPTERS_ENUMERATED, Premise.BASE_PLAIN}
-    )
-    applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.CAUSAL_LM, Premise.ADAPTERS_ENUMERATED, Premise.BASE_PLAIN})
+    applies_to = frozenset({"adapters"})
+    meaning = (
         "The scaling is not alpha/r. The factors are transposed. Dropout is active though configured as 0. The "
         "adapters are not part of the forward pass."
     )
-    remedy: ClassVar[str] = (
-        "Compare the measured ratio with alpha, r and alpha/r. Check that the training calls the wrapped model."
-    )
+    remedy = "Compare the measured ratio with alpha, r and alpha/r. Check that the training calls the wrapped model."
 
     max_error_fp32: float = 1e-4  # 6e-7 measured
     max_error_16bit: float = 5e-2
@@ -159,7 +142,6 @@ def _formula(lora: LoraSnapshot) -> str:
     return f"(m/n - 1) W x + m/n ({scale}) B A x, n the row norms of W + ({scale}) B A"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DropoutVaries(Check):
     """Every forward pass with dropout starts from a new random state, and adapters drop the configured share.
 
@@ -167,12 +149,12 @@ class DropoutVaries(Check):
     the full input. The shares are judged for plain LoRA without offloaded weights.
     """
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"dropout"})
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"dropout"})
+    meaning = (
         "The loop resets a seed. Dropout draws nothing, or with another probability. Dropout sits at another place, or "
         "draws one mask for many tokens. The kept elements are not scaled."
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "Seed once, before building the model. Check that the model is in train mode. Call the adapter's dropout on a "
         "tensor of ones and print the result."
     )
@@ -219,18 +201,15 @@ class DropoutVaries(Check):
         return not abs(count - draws * share) <= self.max_deviations * math.sqrt(draws * share * (1 - share))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptersApplied(Check):
     """After training, the logits with adapters on and off differ.
 
     After a tiny rate the check compares an enlarged adapter.
     """
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
-    meaning: ClassVar[str] = "The forward pass does not apply the trained adapters, or the adapters were never trained."
-    remedy: ClassVar[str] = (
-        "Check that the training calls the wrapped model. Check that no adapter is disabled or merged."
-    )
+    applies_to = frozenset({"adapters"})
+    meaning = "The forward pass does not apply the trained adapters, or the adapters were never trained."
+    remedy = "Check that the training calls the wrapped model. Check that no adapter is disabled or merged."
 
     min_difference: float = 0.0
     """The difference must exceed this. An untrained or disabled adapter adds exact zeros. The size depends on rate and

@@ -1,7 +1,5 @@
 """The attempts of a trace, and the processes of the one that counts: pure functions of a trace, shared by checks."""
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 from tunecheck.core.errors import MissingEvidence

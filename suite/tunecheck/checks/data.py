@@ -1,10 +1,5 @@
 """The rows that the model received: split, template, supervised tokens, order."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import ClassVar
-
 from tunecheck.core.check import Check, some
 from tunecheck.core.evidence import Dataset, DataSplit, Window
 from tunecheck.core.finding import Finding
@@ -12,18 +7,17 @@ from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Trace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HeldoutIsDisjoint(Check):
     """Held-out rows and training rows are disjoint, and each evaluation reads its own split.
 
     Every token id also has a row in the embedding matrix.
     """
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"suite_rows"})
+    meaning = (
         "The split was made after rows were repeated or mixed. The held-out loss then measures memorisation alone."
     )
-    remedy: ClassVar[str] = "Split before any other processing, by instruction rather than by row number."
+    remedy = "Split before any other processing, by instruction rather than by row number."
 
     def judge(self, trace: Trace) -> Finding:
         seen = trace.one(DataSplit)
@@ -38,16 +32,15 @@ class HeldoutIsDisjoint(Check):
         return self.found(not problems, detail, measured=wrong, limit=0, compared=seen.heldout_rows)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TokensMatchTemplate(Check):
     """Every row is a data set row rendered by the chat template, with only the answer and its end token supervised."""
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"suite_rows"})
+    meaning = (
         "The collator shifts labels. The end token is masked together with padding. The template adds a second start "
         "token. Prompt or padding is supervised. The answer is truncated."
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "Compare the example row in this finding with its source text. Leave the label shift to the loss. Mask padding "
         "by the attention mask, not by the token id."
     )
@@ -61,11 +54,10 @@ class TokensMatchTemplate(Check):
         return self.found(not problems, detail, measured=len(problems), limit=0, compared=rows)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisedTokens(Check):
     """Every optimizer step supervises exactly the answer tokens of its rows, and the trainer reports that count."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset(
+    premises = frozenset(
         {
             Premise.CAUSAL_LM,
             Premise.ROWS_FOLLOWED,
@@ -74,13 +66,11 @@ class SupervisedTokens(Check):
             Premise.TOKENS_REPORTED,
         }
     )
-    meaning: ClassVar[str] = (
+    meaning = (
         "Label masking removes answers or keeps prompts. The trainer counts the first label of each row, which no "
         "position predicts. A wrong count also scales the loss and the gradient, or inflates throughput."
     )
-    remedy: ClassVar[str] = (
-        "Compare the count with the number of answer tokens. If tokens_match_template fails, fix that first."
-    )
+    remedy = "Compare the count with the number of answer tokens. If tokens_match_template fails, fix that first."
 
     def judge(self, trace: Trace) -> Finding:
         reported = {step.step: step for step in trace.steps}
@@ -106,18 +96,15 @@ class SupervisedTokens(Check):
         return self.found(not problems, detail, measured=len(problems), limit=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchesDiffer(Check):
     """Every micro-batch of the first epoch is different, unless the data set repeats rows."""
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"suite_rows"})
+    meaning = (
         "The data loader restarts at each step, or a seed is reset. The model then memorises one batch, and its loss "
         "falls fast."
     )
-    remedy: ClassVar[str] = (
-        "Create the loader's iterator once, outside the training loop. Do not reseed inside the loop."
-    )
+    remedy = "Create the loader's iterator once, outside the training loop. Do not reseed inside the loop."
 
     def judge(self, trace: Trace) -> Finding:
         windows, seen = trace.all(Window), trace.one(DataSplit)
@@ -147,19 +134,18 @@ ROWS_THAT_MUST_DIFFER = 6
 """From so many rows on two epochs have the same order by chance less than once in 700 times."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RowOrder(Check):
     """Each optimizer step trains on the rows that the seed and the step number prescribe.
 
     The rows come from the files that the trace names. Every row comes once per epoch, and each epoch has another order.
     """
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"suite_rows"})
+    meaning = (
         "The order depends on more than the seed. Rows are skipped or repeated. A resume replays data. Another file "
         "was read."
     )
-    remedy: ClassVar[str] = "Derive the row order from the seed and the epoch alone."
+    remedy = "Derive the row order from the seed and the epoch alone."
 
     def judge(self, trace: Trace) -> Finding:
         problem = _other_files(trace) or _epochs(trace.all(Window), trace.one(DataSplit).train_rows)

@@ -1,10 +1,6 @@
 """Where and in which numbers the training computes: device, dtypes, kernels, the health of the GPU."""
 
-from __future__ import annotations
-
 import json
-from dataclasses import dataclass
-from typing import ClassVar
 
 from tunecheck.checks.telemetry import hardware_faults, unclear_signs, unwatched
 from tunecheck.core.check import Check, some
@@ -15,7 +11,6 @@ from tunecheck.core.snapshot import LoraSnapshot
 from tunecheck.core.trace import Trace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareHealthy(Check):
     """The GPU and its driver report no fault during the run: no memory error, no Xid, no pending reset.
 
@@ -23,14 +18,10 @@ class HardwareHealthy(Check):
     not report counts as neither good nor bad.
     """
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
-    subject: ClassVar[str] = "hardware"
-    meaning: ClassVar[str] = (
-        "The GPU, its power supply, its slot or its driver is faulty. No result of this run is reliable."
-    )
-    remedy: ClassVar[str] = (
-        "Search the kernel log for Xid, reboot, and run again. If the fault returns, replace the GPU."
-    )
+    applies_to = frozenset({"suite_rows"})
+    subject = "hardware"
+    meaning = "The GPU, its power supply, its slot or its driver is faulty. No result of this run is reliable."
+    remedy = "Search the kernel log for Xid, reboot, and run again. If the fault returns, replace the GPU."
 
     def judge(self, trace: Trace) -> Finding:
         if faults := hardware_faults(trace):
@@ -52,13 +43,12 @@ CPU_STEPS = frozenset({"cpu", "evaluate_on_gpu"})
 """Fallback steps that train on the CPU."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceAsConfigured(Check):
     """Every parameter, buffer and optimizer state is on the configured device."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.DEVICE_DECLARED})
-    meaning: ClassVar[str] = "Training fell back to the CPU without an error, or a part of the model was not moved."
-    remedy: ClassVar[str] = (
+    premises = frozenset({Premise.DEVICE_DECLARED})
+    meaning = "Training fell back to the CPU without an error, or a part of the model was not moved."
+    remedy = (
         "Run tunecheck doctor. Search the loading code for .to() and device_map, and the report's attempts for a "
         "fallback."
     )
@@ -93,19 +83,18 @@ def _gpu_ran_out(trace: Trace) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DtypesAsConfigured(Check):
     """Adapters, base, hidden states, products and 4-bit arithmetic have the configured dtypes.
 
     In fp16 the loss is scaled up, because fp16 cannot represent small gradients.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.DTYPES_DECLARED})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.CAUSAL_LM, Premise.DTYPES_DECLARED})
+    meaning = (
         "A dtype argument was ignored, or a helper upcast the model. Memory doubles, or precision is lost, without an "
         "error."
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "Compare the dtypes in this finding with the configuration. Do not call prepare_model_for_kbit_training. Pass "
         "dtype and the 4-bit compute dtype."
     )
@@ -161,21 +150,18 @@ KERNELS = {"sdpa": "sdpa:", "eager": "eager", "flash_attention_2": "_flash_attn"
 """Implementation to how its kernels' names begin; flash-attn has _flash_attn_forward and _flash_attn_varlen_forward."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionAsConfigured(Check):
     """The model calls the configured attention implementation, and a training step runs its kernel.
 
     Training fills no key-value cache. Kernels are not recorded in a run of a single step.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset(
-        {Premise.ARCHITECTURE_KNOWN, Premise.CAUSAL_LM, Premise.ATTENTION_DECLARED}
-    )
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.ARCHITECTURE_KNOWN, Premise.CAUSAL_LM, Premise.ATTENTION_DECLARED})
+    meaning = (
         "The model uses another attention implementation. Memory, speed and sometimes masks then differ from the "
         "configuration."
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "Install the package that the implementation needs (flash-attn), or configure sdpa. Train with use_cache=False."
     )
 
@@ -194,7 +180,6 @@ class AttentionAsConfigured(Check):
         return self.found(as_configured, detail, measured=ran, limit=wanted, problems=range(cached))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointingAsConfigured(Check):
     """Each decoder layer runs once per micro-batch, and twice with gradient checkpointing.
 
@@ -203,17 +188,13 @@ class CheckpointingAsConfigured(Check):
     pass.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset(
-        {Premise.ARCHITECTURE_KNOWN, Premise.CAUSAL_LM, Premise.CHECKPOINTING_DECLARED}
-    )
-    applies_to: ClassVar[frozenset[str]] = frozenset({"several_steps"})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.ARCHITECTURE_KNOWN, Premise.CAUSAL_LM, Premise.CHECKPOINTING_DECLARED})
+    applies_to = frozenset({"several_steps"})
+    meaning = (
         "Gradient checkpointing or the chunked loss is silently off: the peak memory is that of a run without it. Or "
         "checkpointing is on without being configured, and costs a third of the speed."
     )
-    remedy: ClassVar[str] = (
-        "Check that the flag reaches every layer, and that the model is in train mode while training."
-    )
+    remedy = "Check that the flag reaches every layer, and that the model is in train mode while training."
 
     def judge(self, trace: Trace) -> Finding:
         calls = trace.one(LayerCalls)
@@ -246,13 +227,12 @@ def _most_logits(trace: Trace) -> int | None:
     return None if chunk is None else max(chunk, rows) + rows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MatmulPrecision(Check):
     """A reference fp32 product on this device agrees with float64 to fp32's precision."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.ARCHITECTURE_KNOWN})
-    meaning: ClassVar[str] = "TF32 is on, or the device computes wrongly."
-    remedy: ClassVar[str] = (
+    premises = frozenset({Premise.CAUSAL_LM, Premise.ARCHITECTURE_KNOWN})
+    meaning = "TF32 is on, or the device computes wrongly."
+    remedy = (
         "Call torch.set_float32_matmul_precision('highest') and unset NVIDIA_TF32_OVERRIDE. If the error remains, test "
         "the GPU."
     )

@@ -1,11 +1,6 @@
 """The numbers and texts that a model is judged by: evaluation, perplexity, generation."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 from tunecheck.core.check import Check, NumericCheck, relative_error, some, worst_of
 from tunecheck.core.evidence import Evaluation, EvaluationAudit, Generation, Setup
@@ -13,7 +8,6 @@ from tunecheck.core.finding import Finding
 from tunecheck.core.trace import Trace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationOracle(NumericCheck):
     """Exactly the configured evaluations run, and their losses equal an independent float64 computation.
 
@@ -21,12 +15,12 @@ class EvaluationOracle(NumericCheck):
     without masks.
     """
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"suite_rows"})
+    meaning = (
         "Padding counts in the mean. Batch means are averaged. Labels are wrong. Dropout is active. These mistakes "
         "also give perplexities above the vocabulary size."
     )
-    remedy: ClassVar[str] = "Sum the negative log-likelihoods, and divide once by the supervised tokens, at the end."
+    remedy = "Sum the negative log-likelihoods, and divide once by the supervised tokens, at the end."
 
     max_error_fp32: float = 1e-4  # 5e-6 measured
     max_error_16bit: float = 1e-2
@@ -62,14 +56,9 @@ class EvaluationOracle(NumericCheck):
             lines.append(f"{where}: reported {loss:.6f}, {wanted:.6f} in float64 from the same logits")
             if worst <= limit and not problems and not error <= self.max_error_own_logits:
                 return self.found(False, "; ".join(lines), measured=error, limit=self.max_error_own_logits)
-        if _means_are_alike(audits):
+        if all(len(set(audit.batch_tokens)) == 1 for audit in audits):
             lines.append("with one batch, or equal token counts per batch, a mean of batch means is undetectable")
         return self.found(worst <= limit, "; ".join(lines), measured=worst, limit=limit, problems=problems)
-
-
-def _means_are_alike(audits: Sequence[EvaluationAudit]) -> bool:
-    """Return whether a mean of batch means would equal the mean in each: one batch, or equal token counts."""
-    return all(len(set(audit.batch_tokens)) == 1 for audit in audits)
 
 
 def _error(audit: EvaluationAudit) -> float:
@@ -90,21 +79,18 @@ def _in_words(evaluations: set[tuple[int, str]]) -> list[str]:
     return [f"{split} before step {at}" for at, split in sorted(evaluations)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationMode(Check):
     """Evaluation runs in eval mode without a graph, and repeats bit for bit.
 
     It changes no mode, weight or memory. It evaluates the current weights of the trained model, not a stand-in.
     """
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"suite_rows"})
+    meaning = (
         "Dropout is active in evaluation. Activations are kept. Other weights than the trained ones are evaluated. The "
         "model stays in eval mode for the rest of the training."
     )
-    remedy: ClassVar[str] = (
-        "Wrap the evaluation in model.eval() and torch.no_grad(), and restore the previous mode afterwards."
-    )
+    remedy = "Wrap the evaluation in model.eval() and torch.no_grad(), and restore the previous mode afterwards."
 
     def judge(self, trace: Trace) -> Finding:
         problems = [
@@ -133,21 +119,18 @@ MOST_DIGITS = 20.0
 """Nats up to which a perplexity is printed in full."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PerplexityBelowVocabulary(Check):
     """Every evaluation has a perplexity below the vocabulary size.
 
     Unfamiliar rows, such as emoji or codes, may start above it. Their perplexity must not rise from there.
     """
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"suite_rows"})
+    meaning = (
         "The evaluation is broken: labels shifted twice, padding counted, or a sum instead of a mean. The weights were "
         "never loaded. The training diverged. A uniform guess would do better."
     )
-    remedy: ClassVar[str] = (
-        "Fix evaluation_oracle and base_matches_file first if either failed. Otherwise lower the learning rate."
-    )
+    remedy = "Fix evaluation_oracle and base_matches_file first if either failed. Otherwise lower the learning rate."
 
     max_share: float = 1.0
     """Share of ln V, the loss of a uniform guess."""
@@ -181,7 +164,6 @@ class PerplexityBelowVocabulary(Check):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationIsGreedy(NumericCheck):
     """Greedily generated tokens and their logits equal those of one plain forward pass.
 
@@ -189,14 +171,12 @@ class GenerationIsGreedy(NumericCheck):
     rows.
     """
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"generate"})
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"generate"})
+    meaning = (
         "Generation uses wrong position ids, cache, padding side or mask, or a leftover penalty in its settings. The "
         "model is right, but its answers are not."
     )
-    remedy: ClassVar[str] = (
-        "Pad on the left for batched generation. Pass the attention mask. Compare with use_cache=False."
-    )
+    remedy = "Pad on the left for batched generation. Pass the attention mask. Compare with use_cache=False."
 
     min_agreement: float = 0.9
     """Share of equal tokens. In 16 bit, the cached and the plain forward pass may resolve near ties differently."""

@@ -1,11 +1,7 @@
 """Out-of-memory fallback: only a recorded lack of memory causes one, and it starts from scratch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
 
 from tunecheck.checks.attempts import reference, why_no_reference
 from tunecheck.core.check import Check
@@ -18,21 +14,18 @@ ALLOCATOR_ERROR = "OutOfMemoryError:"
 """How a probe's failure begins when torch's allocator raised it, the only kind of which torch keeps a count."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FallbackInOrder(Check):
     """Every fallback follows a recorded out-of-memory error and takes the next configured step.
 
     No out-of-memory error goes unrecorded.
     """
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"fallback"})
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"fallback"})
+    meaning = (
         "The training code caught an out-of-memory error and went on. A fallback hides another failure, or took a step "
         "that the run does not configure."
     )
-    remedy: ClassVar[str] = (
-        "Search for `except` around the training step. Read the reason of each attempt in the report."
-    )
+    remedy = "Search for `except` around the training step. Read the reason of each attempt in the report."
 
     def judge(self, trace: Trace) -> Finding:
         tried = trace.trainings
@@ -77,16 +70,15 @@ def _swallowed(trace: Trace) -> Iterator[str]:
                 yield f"the {attempt.start.purpose} attempt ran out of memory {where} and continued"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FallbackStartsFresh(Check):
     """A fallback starts with the tensors and random state of a run that started on the CPU."""
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"reference"})
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"reference"})
+    meaning = (
         "The fallback inherited state from the attempt that ran out of memory: half-trained weights, optimizer moments "
         "or an advanced random state."
     )
-    remedy: ClassVar[str] = "Load the model from its file in a fresh process. Do not move the old one with .to()."
+    remedy = "Load the model from its file in a fresh process. Do not move the old one with .to()."
 
     def judge(self, trace: Trace) -> Finding:
         if reason := why_no_reference(trace):
@@ -103,16 +95,15 @@ class FallbackStartsFresh(Check):
         return self.found(not problems, detail, measured=len(problems), limit=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FallbackEqualsReference(Check):
     """After a fallback to the CPU, every loss equals that of a run that started there, to the last bit."""
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"reference"})
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"reference"})
+    meaning = (
         "The fallback inherited state from the GPU attempt: weights, optimizer state, the position in the data, or a "
         "setting meant for the GPU."
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "Find the first step that differs. Step 0 points to the initial state, a later step to the optimizer or the "
         "data."
     )

@@ -1,10 +1,6 @@
 """One forward pass: deterministic, the architecture's function, rows independent, a plausible first loss."""
 
-from __future__ import annotations
-
 import math
-from dataclasses import dataclass
-from typing import ClassVar
 
 from tunecheck.core.check import Check, NumericCheck, worst_of
 from tunecheck.core.errors import MissingEvidence
@@ -14,17 +10,12 @@ from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Trace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardDeterministic(Check):
     """Two equal forward passes return the same logits to the last bit, before training and within a step."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.ARCHITECTURE_KNOWN})
-    meaning: ClassVar[str] = (
-        "The forward pass adds noise: a layer in a random mode, an uninitialised buffer, or damaged hardware."
-    )
-    remedy: ClassVar[str] = (
-        "Search the model for dropout that the configuration sets to 0. Run the GPU's diagnostics (dcgmi diag)."
-    )
+    premises = frozenset({Premise.CAUSAL_LM, Premise.ARCHITECTURE_KNOWN})
+    meaning = "The forward pass adds noise: a layer in a random mode, an uninitialised buffer, or damaged hardware."
+    remedy = "Search the model for dropout that the configuration sets to 0. Run the GPU's diagnostics (dcgmi diag)."
 
     def judge(self, trace: Trace) -> Finding:
         difference = trace.one(ForwardPaths).repeat_difference
@@ -43,7 +34,6 @@ EPSILON = {"bf16": 2.0**-7, "fp16": 2.0**-10}
 """A unit in the last place, relative."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardMatchesArchitecture(NumericCheck):
     """Norms, positions, attention, activation, residuals and head follow the architecture's formulas.
 
@@ -51,15 +41,13 @@ class ForwardMatchesArchitecture(NumericCheck):
     layer breaks a relation too. So does wrong attention for the row lengths and padding of a training step.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset(
-        {Premise.ARCHITECTURE_KNOWN, Premise.CAUSAL_LM, Premise.BASE_PLAIN}
-    )
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.ARCHITECTURE_KNOWN, Premise.CAUSAL_LM, Premise.BASE_PLAIN})
+    meaning = (
         "The weights are right, but the function is not. Attention uses wrong positions or a wrong scale. A layer is "
         "skipped or out of order. The activation or epsilon differs. A patched or fused kernel computes something "
         "else, or with too little precision."
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "Inspect the module that the finding names. Compare config.json with the run, and the model with patches and "
         "fused kernels off. Load in bf16 through from_pretrained(dtype=...): model.to(bfloat16) also rounds the rotary "
         "frequencies."
@@ -97,15 +85,12 @@ class ForwardMatchesArchitecture(NumericCheck):
         return self.found(passed, detail, measured=worst, limit=limit, compared=seen.relations)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RowsIsolated(NumericCheck):
     """Logits do not depend on later tokens, on padding, or on other rows of the batch."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.ARCHITECTURE_KNOWN})
-    meaning: ClassVar[str] = (
-        "The attention mask is not causal. Padding is attended to. Packed rows attend to each other."
-    )
-    remedy: ClassVar[str] = "Pass the attention mask. Reset positions and attention at row borders. Use is_causal."
+    premises = frozenset({Premise.CAUSAL_LM, Premise.ARCHITECTURE_KNOWN})
+    meaning = "The attention mask is not causal. Padding is attended to. Packed rows attend to each other."
+    remedy = "Pass the attention mask. Reset positions and attention at row borders. Use is_causal."
 
     max_error_fp32: float = 1e-4  # 0.0 measured
     max_error_16bit: float = 3e-2
@@ -122,22 +107,19 @@ class RowsIsolated(NumericCheck):
         return self.found(values[worst] <= limit, detail, measured=values[worst], limit=limit)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FirstLossBelowUniform(Check):
     """The loss before training is well under ln(vocabulary), the loss of a uniform guess.
 
     Unfamiliar rows, such as emoji or codes, may exceed it. A plain English row must then stay under it.
     """
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
-    needs_pretrained: ClassVar[bool] = True
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"suite_rows"})
+    needs_pretrained = True
+    meaning = (
         "The weights were never loaded. The tokenizer belongs to another model. The labels are wrong. Generated text "
         "would be noise."
     )
-    remedy: ClassVar[str] = (
-        "Fix base_matches_file and tokens_match_template first if either failed. Generate a sentence and read it."
-    )
+    remedy = "Fix base_matches_file and tokens_match_template first if either failed. Generate a sentence and read it."
 
     max_share: float = 0.8
     """Share of ln V. SmolLM2-135M starts at 0.39 of it on the shipped data."""

@@ -1,12 +1,8 @@
 """Loss and gradient of a training step, held against other code and against the loss itself."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import mul
-from typing import ClassVar
 
 from tunecheck.checks.attempts import of_every_rank
 from tunecheck.core.check import (
@@ -41,18 +37,15 @@ from tunecheck.core.snapshot import A_LOOP
 from tunecheck.core.trace import Trace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GradientsCleared(Check):
     """Every gradient is zero or None when a step begins."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.GRADIENTS_CLEARED_BEFORE})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.GRADIENTS_CLEARED_BEFORE})
+    meaning = (
         "zero_grad is missing, runs before backward ends, or belongs to an optimizer of other tensors. Each step then "
         "adds the gradients of earlier steps."
     )
-    remedy: ClassVar[str] = (
-        "Call optimizer.zero_grad(set_to_none=True) after every optimizer step, including skipped ones."
-    )
+    remedy = "Call optimizer.zero_grad(set_to_none=True) after every optimizer step, including skipped ones."
 
     def judge(self, trace: Trace) -> Finding:
         steps = trace.all(Gradients)
@@ -66,11 +59,10 @@ class GradientsCleared(Check):
         return self.found(not problems, detail, measured=len(problems), limit=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LossOracle(NumericCheck):
     """The reported loss of a step equals an independent mean over its supervised tokens."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset(
+    premises = frozenset(
         {
             Premise.CAUSAL_LM,
             Premise.GRADIENT_SUMMED,
@@ -83,12 +75,12 @@ class LossOracle(NumericCheck):
             Premise.LOSS_REPEATABLE,
         }
     )
-    applies_to: ClassVar[frozenset[str]] = frozenset({"oracle"})
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"oracle"})
+    meaning = (
         "Labels are shifted twice or not at all. Padding counts in the mean. Micro-batch means are averaged. The loss "
         "is scaled. Declared label smoothing is missing. A wrong mask or wrong positions change the model's output."
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "Divide the two losses. A ratio near the accumulation steps points to the normalisation, any other value to "
         "the labels. Fix mask_and_positions first if it failed."
     )
@@ -224,31 +216,16 @@ def _edits_gradients(calls: tuple[str, ...]) -> bool:
 MEANS_AVERAGED = "micro-batches may have equal weight on purpose, as with several tasks or sources"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AccumulationOracle(NumericCheck):
     """The gradient of a step is the sum of its rows' gradients over the supervised tokens, however rows are batched."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset(
-        {
-            Premise.CAUSAL_LM,
-            Premise.GRADIENT_SUMMED,
-            Premise.ROWS_FOLLOWED,
-            Premise.LABELS_KNOWN,
-            Premise.EVERY_ROW_SEEN,
-            Premise.LOSS_DECLARED,
-            Premise.TOKEN_MEAN_LOSS,
-            Premise.LOSS_UNSMOOTHED,
-            Premise.LOSS_UNSCALED,
-            Premise.LOSS_REPEATABLE,
-            Premise.GRADIENT_WHOLE,
-        }
-    )
-    applies_to: ClassVar[frozenset[str]] = frozenset({"oracle"})
-    meaning: ClassVar[str] = (
+    premises = LossOracle.premises | {Premise.LOSS_UNSMOOTHED, Premise.GRADIENT_WHOLE}
+    applies_to = frozenset({"oracle"})
+    meaning = (
         "Micro-batch means are averaged. Gradients are not cleared. Padding or another row leaks in. Gradients are "
         "scaled. The loss has low precision. There is no gradient at all."
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "Compare the errors of the tensors. An error near 1 everywhere means a wrong scale or stale gradients, a small "
         "one everywhere wrong row weights."
     )
@@ -330,23 +307,20 @@ RATIO_ERROR = 0.01
 """Of a gradient that a factor makes another one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GradientsAveraged(NumericCheck):
     """Every rank's gradient is the mean of the gradients of all ranks' rows, computed separately.
 
     Ranks count equally, or by their supervised tokens.
     """
 
-    premises: ClassVar[frozenset[Premise]] = AccumulationOracle.premises - {Premise.EVERY_ROW_SEEN}
-    across_ranks: ClassVar[bool] = True
-    applies_to: ClassVar[frozenset[str]] = frozenset({"parallel", "watched"})
-    meaning: ClassVar[str] = (
+    premises = AccumulationOracle.premises - {Premise.EVERY_ROW_SEEN}
+    across_ranks = True
+    applies_to = frozenset({"parallel", "watched"})
+    meaning = (
         "Gradients are summed over the ranks instead of averaged. Or the loss is divided by the number of ranks and "
         "averaged again. Or gradients are clipped before all_reduce. Or one rank has wrong labels, mask or loss."
     )
-    remedy: ClassVar[str] = (
-        "Let DDP average. If you call all_reduce, divide by the number of ranks once. Clip after the exchange."
-    )
+    remedy = "Let DDP average. If you call all_reduce, divide by the number of ranks once. Clip after the exchange."
 
     max_error_fp32: float = 1e-4
     max_error_16bit: float = 5e-2
@@ -391,7 +365,6 @@ def _error_of_mean(ranks: Sequence[OwnRowsGradient]) -> tuple[float, float]:
     return min(or_infinite(error) for error, _ in found), max(ratio for _, ratio in found)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WeightGradients(Check):
     """The gradient of a trained linear is the sum of the products of its inputs and output gradients.
 
@@ -399,7 +372,7 @@ class WeightGradients(Check):
     embedding's gradient is the sum of its rows' gradients, plus the head's if both are tied.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset(
+    premises = frozenset(
         {
             Premise.CAUSAL_LM,
             Premise.GRADIENT_SUMMED,
@@ -409,14 +382,12 @@ class WeightGradients(Check):
             Premise.GRADIENT_WHOLE,
         }
     )
-    meaning: ClassVar[str] = (
+    meaning = (
         "The optimizer receives another gradient than backward computed. Gradients are scaled, left over from other "
         "steps, compressed, or summed with too little precision. A penalty or noise is added. A tied embedding trains "
         "as a head alone."
     )
-    remedy: ClassVar[str] = (
-        "Search for hooks on parameters, gradient compression, a scale that is not undone, and detach calls."
-    )
+    remedy = "Search for hooks on parameters, gradient compression, a scale that is not undone, and detach calls."
 
     max_error_fp32: float = 1e-4
     """Error if output, weight and gradient are fp32, as with adapters in every precision."""
@@ -440,7 +411,6 @@ class WeightGradients(Check):
         return self.max_error_fp32 if gradient.dtypes == ("float32",) else self.max_error_16bit
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GradientMatchesLoss(Check):
     """Along the gradient, the loss changes at the rate that the gradient predicts, as a whole and for each decoder
     layer.
@@ -448,12 +418,12 @@ class GradientMatchesLoss(Check):
     Two forward passes measure the slope without autograd. Other checks share a mistake in a backward pass.
     """
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"directional", "oracle"})
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"directional", "oracle"})
+    meaning = (
         "A backward pass does not match its forward pass: a fused kernel, a custom autograd function or a hook scales, "
         "drops or doubles a part."
     )
-    remedy: ClassVar[str] = "Turn fused kernels and hooks off one by one. Run torch.autograd.gradcheck on them."
+    remedy = "Turn fused kernels and hooks off one by one. Run torch.autograd.gradcheck on them."
 
     max_error: float = 2e-3
     """Error of the slope: 5e-5 to 2e-4 in three healthy runs of a tiny model, 1e-2 with one tensor's gradient
@@ -481,16 +451,15 @@ class GradientMatchesLoss(Check):
         return self.found(error <= self.max_error, detail, measured=error, limit=self.max_error)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RecomputationEquals(Check):
     """Gradient checkpointing leaves a row's gradient unchanged under the same random state."""
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"checkpointing"})
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"checkpointing"})
+    meaning = (
         "Recomputation differs from the forward pass: dropout draws other masks, or mode, dtype or adapters changed in "
         "between. The gradient then belongs to no function."
     )
-    remedy: ClassVar[str] = "Leave preserve_rng_state on. Change nothing in the model between forward and backward."
+    remedy = "Leave preserve_rng_state on. Change nothing in the model between forward and backward."
 
     max_error: float = 1e-5
     """0 on a CPU, which sums in the same order. A GPU may sum in another order."""
@@ -506,11 +475,10 @@ class RecomputationEquals(Check):
         return self.found(seen.gradient_error <= limit, detail, measured=seen.gradient_error, limit=limit)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LoraGradientSchedule(Check):
     """lora_B (and DoRA's magnitude) has a gradient from the start, lora_A after B has moved, the base never."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset(
+    premises = frozenset(
         {
             Premise.CAUSAL_LM,
             Premise.GRADIENT_SUMMED,
@@ -519,12 +487,12 @@ class LoraGradientSchedule(Check):
             Premise.ADAPTERS_FRESH,
         }
     )
-    applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"adapters"})
+    meaning = (
         "Something cuts the gradient before the adapters: reentrant checkpointing with frozen inputs, a detach, or an "
         "inference-only kernel after an evaluation. Or the forward pass skips the adapters."
     )
-    remedy: ClassVar[str] = "Set use_reentrant=False. Check what the layers of the first named tensors have in common."
+    remedy = "Set use_reentrant=False. Check what the layers of the first named tensors have in common."
 
     def judge(self, trace: Trace) -> Finding:
         moved, problems = False, []
@@ -560,18 +528,15 @@ class LoraGradientSchedule(Check):
         return self.found(not problems, detail, measured=len(problems), limit=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GradientNormReported(NumericCheck):
     """The reported gradient norm is that of the unscaled gradients before clipping."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset(
-        {Premise.LOSS_UNSCALED, Premise.GRADIENT_WHOLE, Premise.CLIPPED_WHOLE, Premise.NORM_REPORTED}
-    )
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.LOSS_UNSCALED, Premise.GRADIENT_WHOLE, Premise.CLIPPED_WHOLE, Premise.NORM_REPORTED})
+    meaning = (
         "The norm is taken before unscaling, after clipping, or of other tensors. Clipping then differs from the "
         "configuration."
     )
-    remedy: ClassVar[str] = "Unscale first, clip second, and report the return value of clip_grad_norm_."
+    remedy = "Unscale first, clip second, and report the return value of clip_grad_norm_."
 
     max_error_fp32: float = 1e-4
     """2e-7 measured in fp32, bf16 and fp16: trained tensors and their gradients are fp32 in each."""
@@ -591,17 +556,14 @@ class GradientNormReported(NumericCheck):
         return self.found(errors[step] <= limit, detail, measured=errors[step], limit=limit)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Finite(Check):
     """Every loss, gradient norm, gradient and weight is finite in each applied step."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    meaning: ClassVar[str] = (
+    premises = frozenset()
+    meaning = (
         "A number overflowed, most often in fp16. A mean was taken over zero supervised tokens. The GPU is faulty."
     )
-    remedy: ClassVar[str] = (
-        "Inspect the first step that the finding names. Use bf16. Search its rows for one without labels."
-    )
+    remedy = "Inspect the first step that the finding names. Use bf16. Search its rows for one without labels."
 
     def judge(self, trace: Trace) -> Finding:
         problems = [

@@ -1,30 +1,24 @@
 """Habits of nearly every training. Breaking one is a question to whoever wrote the script, no proven mistake."""
 
-from __future__ import annotations
-
 from collections import Counter
-from dataclasses import dataclass
-from typing import ClassVar
 
 from tunecheck.core.check import Check
 from tunecheck.core.evidence import CallOrder, EvaluationRows, ScheduleTaken, StepInputs, TrainingState
 from tunecheck.core.finding import Finding
-from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Trace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchesChange(Check):
     """Steps train on different batches.
 
     rows_come_once compares the rows of language models.
     """
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"unknown_rows"})
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    convention: ClassVar[str] = "one batch is overfitted on purpose, or the whole data set is one batch"
-    meaning: ClassVar[str] = "The loader's iterator is created anew in each step, or the batch is read before the loop."
-    remedy: ClassVar[str] = "Create the iterator once per epoch, and take the next batch in each step."
+    applies_to = frozenset({"unknown_rows"})
+    premises = frozenset()
+    convention = "one batch is overfitted on purpose, or the whole data set is one batch"
+    meaning = "The loader's iterator is created anew in each step, or the batch is read before the loop."
+    remedy = "Create the iterator once per epoch, and take the next batch in each step."
 
     min_steps: int = 3
     """Two steps may have equal batches by chance, in a data set of a few batches."""
@@ -39,20 +33,17 @@ class BatchesChange(Check):
         return self.found(different > 1, detail, measured=different, limit="above 1", compared=len(batches))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RandomnessVaries(Check):
     """Steps that draw random numbers start from different random states."""
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    convention: ClassVar[str] = "a comparison of steps, or of models, under the same noise sets the seed again"
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"watched"})
+    premises = frozenset()
+    convention = "a comparison of steps, or of models, under the same noise sets the seed again"
+    meaning = (
         "The loop, the model or a callback sets a seed. Dropout masks, noise and samples are then the same in every "
         "step."
     )
-    remedy: ClassVar[str] = (
-        "Set the seed once, before building the model. Search the code for manual_seed and set_seed."
-    )
+    remedy = "Set the seed once, before building the model. Search the code for manual_seed and set_seed."
 
     max_alike: int = 2
     """Steps that start from the same state."""
@@ -69,20 +60,17 @@ class RandomnessVaries(Check):
         return self.found(alike <= self.max_alike, detail, measured=alike, limit=self.max_alike)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleEnds(Check):
     """The learning rate schedule and its warm-up end within the training."""
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    convention: ClassVar[str] = (
-        "a trial of a few steps, or the first part of a longer training, leaves a schedule early"
-    )
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"watched"})
+    premises = frozenset()
+    convention = "a trial of a few steps, or the first part of a longer training, leaves a schedule early"
+    meaning = (
         "The schedule counts micro-batches, or all epochs of all processes, but advances with the optimizer. A warm-up "
         "in steps was copied from a longer training. The rate then hardly falls, or hardly rises."
     )
-    remedy: ClassVar[str] = "Divide the loader's length by the accumulation steps. Set the warm-up as a ratio."
+    remedy = "Divide the loader's length by the accumulation steps. Set the warm-up as a ratio."
 
     max_ratio: float = 2.5
     """Length of the schedule over the steps taken from it. A schedule that counts two accumulated micro-batches has
@@ -102,18 +90,17 @@ class ScheduleEnds(Check):
         return self.found(ratio <= self.max_ratio, detail, measured=ratio, limit=self.max_ratio, problems=rising)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ClippingLeavesGradients(Check):
     """Clipping leaves gradients of a usable size in at least one step."""
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    convention: ClassVar[str] = "an optimizer that normalises gradients takes the same step with smaller ones"
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"watched"})
+    premises = frozenset()
+    convention = "an optimizer that normalises gradients takes the same step with smaller ones"
+    meaning = (
         "max_grad_norm is far below every gradient norm. Plain SGD then stands still, and Adam's epsilon outweighs its "
         "averages. Or the loss is a sum instead of a mean."
     )
-    remedy: ClassVar[str] = "Print the norm that clip_grad_norm_ returns, and clip near the usual norm."
+    remedy = "Print the norm that clip_grad_norm_ returns, and clip near the usual norm."
 
     min_scale: float = 1e-3
     """Norm after the mildest clip over the norm before it."""
@@ -129,18 +116,17 @@ class ClippingLeavesGradients(Check):
         return self.found(largest >= self.min_scale, detail, measured=largest, limit=self.min_scale)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRowsUnseen(Check):
     """Evaluation rows are not training rows."""
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    convention: ClassVar[str] = "an evaluation may measure how well the training rows are learned"
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"watched"})
+    premises = frozenset()
+    convention = "an evaluation may measure how well the training rows are learned"
+    meaning = (
         "Both data sets are the same. The evaluation set is a part of the training set that was never removed from it. "
         "The evaluation loss then falls while the model memorises."
     )
-    remedy: ClassVar[str] = "Split once with train_test_split, before repeating or mixing rows. Drop duplicate rows."
+    remedy = "Split once with train_test_split, before repeating or mixing rows. Drop duplicate rows."
 
     max_share: float = 0.1
     """Share of the evaluation rows that were compared. Short texts may recur within a data set."""

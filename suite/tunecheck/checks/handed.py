@@ -1,31 +1,24 @@
 """What a training that is not ours is handed: the state that it loads, its workers' batches, the scores of its loss."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import ClassVar
-
 from tunecheck.core.check import Check, some
 from tunecheck.core.evidence import LossDivided, ScoresGiven, StateLoaded, WorkerBatches
 from tunecheck.core.finding import Finding
-from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Trace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StateDictKeysMatch(Check):
     """Every loaded weight matches a parameter of the model.
 
     load_state_dict(strict=False) hides those that do not.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
-    meaning: ClassVar[str] = (
+    premises = frozenset()
+    applies_to = frozenset({"watched"})
+    meaning = (
         "The keys have another prefix than the model (module., _orig_mod., base_model.model., another part's name). "
         "strict=False drops them, so that the model trains from its initial weights."
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "Strip the prefix, load into the inner model, or remove strict=False. Check missing_keys and unexpected_keys "
         "in the return value of load_state_dict."
     )
@@ -44,19 +37,16 @@ class StateDictKeysMatch(Check):
         return self.found(not problems, detail, measured=len(problems), limit=0, compared=len(seen))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LossReceivesLogits(Check):
     """Cross entropies and log-softmaxes receive logits, not probabilities."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
-    meaning: ClassVar[str] = (
+    premises = frozenset()
+    applies_to = frozenset({"watched"})
+    meaning = (
         "The model or the loss applies a softmax or a sigmoid before a loss function that applies its own. Gradients "
         "are then small, and the loss cannot come near 0."
     )
-    remedy: ClassVar[str] = (
-        "Pass logits to cross_entropy and binary_cross_entropy_with_logits. Pass log-probabilities to nll_loss."
-    )
+    remedy = "Pass logits to cross_entropy and binary_cross_entropy_with_logits. Pass log-probabilities to nll_loss."
 
     def judge(self, trace: Trace) -> Finding:
         functions = sum(seen.functions for seen in trace.main.all(ScoresGiven))
@@ -67,17 +57,16 @@ class LossReceivesLogits(Check):
         return self.found(not wrong, detail, measured=len(wrong), limit=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersDiffer(Check):
     """Workers that iterate over a data set of their own yield different batches."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
-    meaning: ClassVar[str] = (
+    premises = frozenset()
+    applies_to = frozenset({"watched"})
+    meaning = (
         "An IterableDataset does not split its rows among num_workers. Each worker yields all of them, so that one "
         "epoch trains every row num_workers times."
     )
-    remedy: ClassVar[str] = "Call torch.utils.data.get_worker_info() in __iter__, and take every num_workers-th row."
+    remedy = "Call torch.utils.data.get_worker_info() in __iter__, and take every num_workers-th row."
 
     min_rounds: int = 2
     """Rounds with batches that differ from each other. With fewer, all rows may be the same."""
@@ -91,18 +80,17 @@ class WorkersDiffer(Check):
         return self.found(seen.alike < seen.rounds, detail, measured=seen.alike, limit=seen.rounds - 1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LossNormalisedOverAccumulation(Check):
     """The loss is normalised over the accumulation window, either by the Trainer or by compute_loss."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
-    meaning: ClassVar[str] = (
+    premises = frozenset()
+    applies_to = frozenset({"watched"})
+    meaning = (
         "compute_loss or the model's head ignores num_items_in_batch. transformers 5.23 has such heads for "
         "classification and BERT (its issue 47688). Since 4.46 the Trainer leaves the division to a model that accepts "
         "that argument. Losses and gradients are then gradient_accumulation_steps times too large."
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "Divide a sum over tokens by num_items_in_batch, or a mean by self.current_gradient_accumulation_steps. Or let "
         "the Trainer divide: set loss_is_scaled_for_ga to False, in older versions model_accepts_loss_kwargs."
     )

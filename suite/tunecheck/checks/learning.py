@@ -1,34 +1,24 @@
 """What the training achieves: losses that fall, text that stays language, an answer that is learned."""
 
-from __future__ import annotations
-
 import math
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import ClassVar
 
 from tunecheck.core.check import Check, binary_digits, trains_16bit_weights, worst_of
 from tunecheck.core.errors import MissingEvidence
 from tunecheck.core.evidence import Evaluation, Generation, Setup
 from tunecheck.core.finding import Finding
-from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Trace
 from tunecheck.core.trend import block_medians, running_minimum_kept, trend
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LossFalls(Check):
     """The eval-mode loss on a fixed probe batch falls by at least the configured share."""
 
-    opt_in: ClassVar[bool] = True
-    needs_pretrained: ClassVar[bool] = True
-    meaning: ClassVar[str] = (
-        "The adapters do not learn: there is no gradient, the learning rate is too small, or labels are wrong."
-    )
-    remedy: ClassVar[str] = (
-        "Fix other failed checks first. If there are none, raise the learning rate or the number of steps."
-    )
+    opt_in = True
+    needs_pretrained = True
+    meaning = "The adapters do not learn: there is no gradient, the learning rate is too small, or labels are wrong."
+    remedy = "Fix other failed checks first. If there are none, raise the learning rate or the number of steps."
 
     min_fall: float
     """Smallest fall that passes, as a share of the first loss."""
@@ -52,7 +42,6 @@ def _fall(first: Evaluation, last: Evaluation) -> float:
     return 1 - last.loss / first.loss if first.loss and math.isfinite(first.loss) else -math.inf
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LossMoves(Check):
     """The loss changes between steps if rates and gradients are large enough to move it.
 
@@ -61,14 +50,14 @@ class LossMoves(Check):
     samples. Some steps may have no gradient, as equally good answers teach nothing. Not all may.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    applies_to: ClassVar[frozenset[str]] = frozenset({"watched", "several_steps"})
-    meaning: ClassVar[str] = (
+    premises = frozenset()
+    applies_to = frozenset({"watched", "several_steps"})
+    meaning = (
         "The loss compares the model with itself instead of a frozen copy. DPO with the policy as its reference stays "
         "at ln 2. Or the loss does not depend on the trained weights: its weight (beta) is 0, or all samples have "
         "equal rewards."
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "Create the reference by a deep copy before the first step. After some steps, print both sides of the "
         "comparison, and the rewards of some samples."
     )
@@ -117,7 +106,6 @@ BLOCKS = 10
 FEWEST_STEPS = 50
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LossKeepsFalling(Check):
     """The loss ends below its start and does not rise again in between.
 
@@ -125,15 +113,11 @@ class LossKeepsFalling(Check):
     Else it uses the training loss: medians of ten blocks of steps, and a trend through all of them.
     """
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"long_run"})
-    opt_in: ClassVar[bool] = True
-    needs_pretrained: ClassVar[bool] = True
-    meaning: ClassVar[str] = (
-        "The training diverges late: the learning rate is too high, the schedule restarts, or batches are bad."
-    )
-    remedy: ClassVar[str] = (
-        "Compare the loss curve with the learning rate curve. Lower the rate, or clip the gradients."
-    )
+    applies_to = frozenset({"long_run"})
+    opt_in = True
+    needs_pretrained = True
+    meaning = "The training diverges late: the learning rate is too high, the schedule restarts, or batches are bad."
+    remedy = "Compare the loss curve with the learning rate curve. Lower the rate, or clip the gradients."
 
     max_rise: float = 0.02
     """Rise of an evaluation over the smallest one before it, as a share."""
@@ -151,7 +135,8 @@ class LossKeepsFalling(Check):
         losses = [evaluation.loss for evaluation in probes]
         stays = running_minimum_kept(losses, self.max_rise)
         not_fallen = [] if losses[-1] < losses[0] else [losses[-1]]
-        worst = max(_rises(losses), default=math.nan)
+        before = [(loss, min(losses[:at])) for at, loss in enumerate(losses) if at]
+        worst = max((loss / lowest - 1 for loss, lowest in before if lowest > 0), default=math.nan)
         course = " -> ".join(f"{evaluation.loss:.3f}" for evaluation in probes)
         return self.found(stays, f"probe batch {course}", measured=worst, limit=self.max_rise, problems=not_fallen)
 
@@ -173,24 +158,16 @@ class LossKeepsFalling(Check):
         return self.found(within, detail, measured=rise, limit=self.max_late_rise, problems=[*filter(None, not_fallen)])
 
 
-def _rises(losses: list[float]) -> list[float]:
-    """Return how far each loss is above the smallest before it, as a share; negative where it is below."""
-    return [loss / min(losses[:at]) - 1 for at, loss in enumerate(losses) if at and min(losses[:at]) > 0]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HeldoutImproves(Check):
     """The loss on held-out rows about other facts falls by at least the configured share."""
 
-    opt_in: ClassVar[bool] = True
-    needs_pretrained: ClassVar[bool] = True
-    meaning: ClassVar[str] = (
+    opt_in = True
+    needs_pretrained = True
+    meaning = (
         "The model memorises its training rows, or the evaluation is wrong. Held-out perplexity rises while the "
         "training loss falls."
     )
-    remedy: ClassVar[str] = (
-        "Train fewer epochs, or lower the rate or the rank. Fix evaluation_oracle first if it failed."
-    )
+    remedy = "Train fewer epochs, or lower the rate or the rank. Fix evaluation_oracle first if it failed."
 
     min_fall: float = 0.0
     """Smallest fall that passes, as a share of the first loss."""
@@ -206,7 +183,6 @@ LONG_ENOUGH = 8
 """Tokens from which on repetition is judged: a short answer may be one word."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TextIsLanguage(Check):
     """The model assigns its own greedy continuations a high probability.
 
@@ -214,15 +190,13 @@ class TextIsLanguage(Check):
     likely.
     """
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"generate"})
-    needs_pretrained: ClassVar[bool] = True
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"generate"})
+    needs_pretrained = True
+    meaning = (
         "The model generates noise. Its weights were never loaded, the tokenizer belongs to another model, or the "
         "training destroyed the model's knowledge."
     )
-    remedy: ClassVar[str] = (
-        "Read the texts in report.html. Fix base_matches_file and first_loss_below_uniform first if either failed."
-    )
+    remedy = "Read the texts in report.html. Fix base_matches_file and first_loss_below_uniform first if either failed."
 
     max_share: float = 0.4
     """Mean negative log-probability of the generated tokens over ln V. SmolLM2-135M has 0.05 to 0.12, its architecture
@@ -256,17 +230,16 @@ class TextIsLanguage(Check):
         return problems
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CanaryLearned(Check):
     """Greedy decoding returns an invented answer exactly, end token included, which the model did not know before."""
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"canary"})
-    needs_pretrained: ClassVar[bool] = True
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"canary"})
+    needs_pretrained = True
+    meaning = (
         "Training does not reach generation. The template differs at generation time. The end token is not supervised. "
         "The adapters are not applied."
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "Compare the expected and the generated text. Fix tokens_match_template and adapters_applied first if either "
         "failed."
     )

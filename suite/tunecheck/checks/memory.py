@@ -1,10 +1,5 @@
 """Memory during the run and after it: leaks, ceilings, what the memory-saving settings save."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import ClassVar
-
 from tunecheck.checks.telemetry import MIB, card_memory, on_gpu, other_gpu_processes, telemetry
 from tunecheck.core.check import Check, worst_of
 from tunecheck.core.errors import MissingEvidence
@@ -20,23 +15,21 @@ from tunecheck.core.evidence import (
     Telemetry,
 )
 from tunecheck.core.finding import Finding
-from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Attempt, Trace
 from tunecheck.core.trend import block_medians, trend
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LiveTensorsFlat(Check):
     """The number of live tensors and of hooks is constant at the same point of each sampled step."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    applies_to: ClassVar[frozenset[str]] = frozenset({"several_steps"})
-    subject: ClassVar[str] = "memory"
-    meaning: ClassVar[str] = (
+    premises = frozenset()
+    applies_to = frozenset({"several_steps"})
+    subject = "memory"
+    meaning = (
         "A list keeps losses, logits or outputs with their graph. An evaluation keeps its results. Hooks are "
         "registered repeatedly."
     )
-    remedy: ClassVar[str] = "Detach everything that is kept: loss.detach(), or float(loss) at the end of a step."
+    remedy = "Detach everything that is kept: loss.detach(), or float(loss) at the end of a step."
 
     max_growth: float = 0.5
     """Tensors per step. A healthy run has 0, a kept loss at least 1."""
@@ -71,7 +64,6 @@ FEWEST_SAMPLES = 8
 """With fewer, even samples that all rise could be chance: p is above 0.001."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFlat(Check):
     """The number of bytes in use is constant at the same point of each step after the warm-up.
 
@@ -79,11 +71,11 @@ class MemoryFlat(Check):
     some steps. Both belong to this process alone, so that other GPU processes do not matter.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    applies_to: ClassVar[frozenset[str]] = frozenset({"many_steps"})
-    subject: ClassVar[str] = "memory"
-    meaning: ClassVar[str] = "Every step keeps something: losses with their graph, outputs, hooks, or a growing cache."
-    remedy: ClassVar[str] = "Detach and release what is kept. If live_tensors_flat fails too, the leak is in tensors."
+    premises = frozenset()
+    applies_to = frozenset({"many_steps"})
+    subject = "memory"
+    meaning = "Every step keeps something: losses with their graph, outputs, hooks, or a growing cache."
+    remedy = "Detach and release what is kept. If live_tensors_flat fails too, the leak is in tensors."
 
     warm_up_steps: int = 20
     """Steps in which caches and the optimizer state may still grow."""
@@ -121,17 +113,16 @@ def _series(trace: Trace, warm_up_steps: int) -> tuple[list[float], list[float],
     return [step for step, _ in kept], [size for _, size in kept], source
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class VramCeiling(Check):
     """Allocated GPU memory stays below the configured ceiling while the run trains."""
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
-    opt_in: ClassVar[bool] = True
-    subject: ClassVar[str] = "memory"
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"suite_rows"})
+    opt_in = True
+    subject = "memory"
+    meaning = (
         "Weights are not 4-bit. Logits or activations are kept in fp32. Gradient checkpointing is off. Memory leaks."
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "Fix quantization_as_configured and checkpointing_as_configured first if either failed. Then use shorter rows, "
         "or a chunked loss."
     )
@@ -179,19 +170,18 @@ ORDER = (
 """Pairs of variants: the first must take less memory."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryOrder(Check):
     """Each memory setting saves memory: checkpointing, one row instead of 4, 4 bit instead of 16, adapters instead of
     all weights.
     """
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"memory_order"})
-    subject: ClassVar[str] = "memory"
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"memory_order"})
+    subject = "memory"
+    meaning = (
         "A memory-saving setting has no effect. Weights were not quantised. The checkpointing flag does not reach the "
         "layers. Frozen weights get gradients."
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "Check quantization_as_configured, checkpointing_as_configured and trainable_set of the variant for failures."
     )
 
@@ -228,16 +218,15 @@ def _peaks(trace: Trace) -> dict[MemoryVariant, float]:
     return peaks
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReturned(Check):
     """After teardown, nearly all tensors of the session are released."""
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
-    subject: ClassVar[str] = "memory"
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"suite_rows"})
+    subject = "memory"
+    meaning = (
         "A global list, a closure, a hook or a kept exception holds the model. The next run starts with less memory."
     )
-    remedy: ClassVar[str] = "Drop references in finally. Never keep exceptions or outputs in module-level lists."
+    remedy = "Drop references in finally. Never keep exceptions or outputs in module-level lists."
 
     max_share: float = 0.01
     """Share of the session's bytes; 1e-5 measured."""
@@ -253,14 +242,13 @@ class MemoryReturned(Check):
         return self.found(share <= self.max_share, detail, measured=share, limit=self.max_share)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CardReturnsToBaseline(Check):
     """After each attempt, the GPU has as much free memory as before it, even if the attempt ran out of memory."""
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"fallback"})
-    subject: ClassVar[str] = "memory"
-    meaning: ClassVar[str] = "A process of the attempt is still alive and holds GPU memory. The next attempt has less."
-    remedy: ClassVar[str] = (
+    applies_to = frozenset({"fallback"})
+    subject = "memory"
+    meaning = "A process of the attempt is still alive and holds GPU memory. The next attempt has less."
+    remedy = (
         "Find the process in nvidia-smi. End every process that the training started, such as data workers and servers."
     )
 

@@ -1,12 +1,8 @@
 """The model as it is built and as it stays: trainable set, quantisation, weights against their file."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
-from typing import ClassVar
 
 from tunecheck.core.check import NOTHING_TRAINABLE, Check, NumericCheck, nothing_trainable, some
 from tunecheck.core.errors import MissingEvidence
@@ -31,17 +27,16 @@ WRAPPER = "base_model.model."
 """What peft puts before the name of each tensor of the model that it adapts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainableSet(Check):
     """Exactly the tensors that the configuration enumerates require a gradient, from start to end."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.TRAINED_SET_DECLARED, Premise.ADAPTERS_ENUMERATED})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.TRAINED_SET_DECLARED, Premise.ADAPTERS_ENUMERATED})
+    meaning = (
         "Adapters are missing in some layers. A helper froze them, or a substring match unfroze the base. "
         "get_peft_model ran twice, as when SFTTrainer also receives a peft_config. A new classification head stays "
         "frozen at random values, because no task_type is set."
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "Compare target_modules and layer numbers with the named tensors. Search for requires_grad_ and set_adapter "
         "calls. Set the task_type, or list the head in modules_to_save."
     )
@@ -81,7 +76,6 @@ NAMES_OF_OTHERS = "one list of names may serve models of several architectures"
 WITHOUT_DROPOUT = "a policy, or a small model with much data, may train in eval mode to disable dropout"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StateInTraining(Check):
     """In every forward pass of every step the model is in train mode, adapters are on, and gradients are required.
 
@@ -89,12 +83,12 @@ class StateInTraining(Check):
     configured values, in a resumed run too.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.ADAPTERS_ENUMERATED})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.ADAPTERS_ENUMERATED})
+    meaning = (
         "An evaluation, a generation, a save, a resume or a callback changed the model and did not restore it. It left "
         "eval mode on, adapters disabled, merged or replaced, or a requires_grad flag or torch switch changed."
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "Call model.train() after each evaluation. Check what runs just before the first step that the finding names."
     )
 
@@ -141,16 +135,15 @@ def _switches(state: TrainingState) -> Iterator[tuple[tuple[str, ...], str]]:
     yield state.settings, ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ParametersCounted(Check):
     """The trained and the total number of parameters equal the arithmetic of the configured shapes."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.COUNT_DECLARED})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.COUNT_DECLARED})
+    meaning = (
         "The count is of tensors instead of elements. An adapter has another rank than configured. Layers are missing. "
         "A tied matrix exists twice."
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "Count elements, not tensors. Compare with `tunecheck strategies MODEL`. Check the number of layers and the "
         "tied head in the model's configuration."
     )
@@ -185,7 +178,6 @@ def _base_parameters(trace: Trace) -> int:
     return parameters
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizationAsConfigured(Check):
     """Every decoder linear is 4-bit with the configured type, block size and double quantisation; the head is not.
 
@@ -193,12 +185,12 @@ class QuantizationAsConfigured(Check):
     the backward pass.
     """
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"quantized"})
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"quantized"})
+    meaning = (
         "Some or all layers bypassed 4-bit loading. The quantisation type differs from the configured one. A product "
         "keeps the weight that it unpacks, which costs the memory that 4 bit should save."
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "Pass the quantization config to from_pretrained. Set the type and the compute dtype: bitsandbytes defaults to "
         "fp4 and fp32."
     )
@@ -234,18 +226,15 @@ class QuantizationAsConfigured(Check):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BaseMatchesFile(Check):
     """Every base tensor equals the file's within the quantisation error; rotary buffers and tied head are right."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset(
-        {Premise.ARCHITECTURE_KNOWN, Premise.CAUSAL_LM, Premise.BASE_FROM_FILE, Premise.BASE_PLAIN}
-    )
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.ARCHITECTURE_KNOWN, Premise.CAUSAL_LM, Premise.BASE_FROM_FILE, Premise.BASE_PLAIN})
+    meaning = (
         "Weights were not loaded, were loaded into the wrong place, or were overwritten by a later initialisation. "
         "Generated text is then noise."
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "Compare the named tensors with the file. Update transformers. Do not call init_weights after from_pretrained."
     )
 
@@ -292,22 +281,19 @@ WITHOUT_WITNESS = "every tensor differs from the file: a loader may convert all,
 """Why a reference that was right nowhere in this training proves nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class KernelAgrees(NumericCheck):
     """A quantised linear multiplies by its dequantised weight, in the output and in the input gradient.
 
     Independent code dequantises that weight.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.BASE_PLAIN})
-    applies_to: ClassVar[frozenset[str]] = frozenset({"quantized"})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.CAUSAL_LM, Premise.BASE_PLAIN})
+    applies_to = frozenset({"quantized"})
+    meaning = (
         "The 4-bit kernel is wrong on this device or for this shape, such as bitsandbytes 0.50 on CPUs after an "
         "evaluation. Or its backward pass is wrong, which dequantises by another path."
     )
-    remedy: ClassVar[str] = (
-        "Update bitsandbytes. Try another block size. Run tunecheck doctor to see which native library is loaded."
-    )
+    remedy = "Update bitsandbytes. Try another block size. Run tunecheck doctor to see which native library is loaded."
 
     max_error_fp32: float = 1e-4  # on a CPU, 3e-7 measured for the product and 4e-7 for the gradient
     max_error_16bit: float = 2e-2
@@ -323,14 +309,13 @@ class KernelAgrees(NumericCheck):
         return self.found(seen.kernel_error <= limit, detail, measured=seen.kernel_error, limit=limit)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BaseUntouched(Check):
     """Every frozen tensor keeps its bytes, including quantisation statistics and buffers."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.BASE_UNWRITTEN})
-    applies_to: ClassVar[frozenset[str]] = frozenset({"frozen"})
-    meaning: ClassVar[str] = "The base was trained, repacked or merged into. Or memory was corrupted."
-    remedy: ClassVar[str] = (
+    premises = frozenset({Premise.BASE_UNWRITTEN})
+    applies_to = frozenset({"frozen"})
+    meaning = "The base was trained, repacked or merged into. Or memory was corrupted."
+    remedy = (
         "Check how many tensors the finding names. All quantised ones after an evaluation point to a repacking kernel, "
         "a single one to hardware."
     )
@@ -348,19 +333,18 @@ class BaseUntouched(Check):
         return self.found(not changed, detail, measured=len(changed), limit=0, compared=seen.frozen_tensors)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsChangeOnlyInSteps(Check):
     """Trained weights change only in optimizer steps.
 
     Evaluations, saves and forward passes leave them unchanged.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.TRAINED_UNWRITTEN})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.TRAINED_UNWRITTEN})
+    meaning = (
         "An evaluation, a save or a callback wrote into the trained weights. It stored an average, a cast to 16 bit "
         "and back, or weights of another step."
     )
-    remedy: ClassVar[str] = "Check what runs before the step that the finding names, and make it work on a copy."
+    remedy = "Check what runs before the step that the finding names, and make it work on a copy."
 
     def judge(self, trace: Trace) -> Finding:
         if trace.run.training.offloads_parameters:
@@ -387,17 +371,16 @@ def _with_steps(changed: Mapping[str, int], names: Iterable[str]) -> list[str]:
     return [f"{name} before step {changed[name]}" for name in sorted(names)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsInUse(NumericCheck):
     """After training, each trained linear, norm and embedding computes with its current tensors."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.FORWARD_REPEATABLE})
-    applies_to: ClassVar[frozenset[str]] = frozenset({"trains_base"})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.CAUSAL_LM, Premise.FORWARD_REPEATABLE})
+    applies_to = frozenset({"trains_base"})
+    meaning = (
         "The forward pass uses a copy of a weight, in another dtype, fused or merged, which misses the updates. A "
         "module is skipped, or omits its bias. Another adapter is active than the trained one."
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "Inspect the module that the finding names: find what replaced its forward, and when that refreshes its copy "
         "of the weight."
     )

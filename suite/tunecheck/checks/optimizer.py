@@ -1,40 +1,34 @@
 """The optimizer: which tensors it holds, its rate, its steps and the updates that it makes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
-from typing import ClassVar
 
 from tunecheck.core.check import Check, NumericCheck, some, trains_16bit_weights, worst_of
 from tunecheck.core.errors import MissingEvidence
 from tunecheck.core.evidence import Census, Gradients, Movement, Setup, Step, Update
 from tunecheck.core.finding import Finding
+from tunecheck.core.optimization import decays, learning_rate
 from tunecheck.core.premises import Premise
-from tunecheck.core.schedule import learning_rate
 from tunecheck.core.snapshot import A_LOOP, TrainingSnapshot
 from tunecheck.core.trace import Trace
-from tunecheck.core.weight_decay import decays
 
 ADAMW = "AdamW"
 """Class of the optimizer whose closed form is known here."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerCoverage(Check):
     """The optimizer holds every trainable tensor exactly once, by identity, and nothing else.
 
     A script's own optimizer may also hold frozen tensors, which it skips without a gradient.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.GROUPS_DECLARED})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.GROUPS_DECLARED})
+    meaning = (
         "The optimizer was built before the model was wrapped, loaded or resized. It updates tensors that the model no "
         "longer uses."
     )
-    remedy: ClassVar[str] = "Build the optimizer last, from the parameters of the trained model."
+    remedy = "Build the optimizer last, from the parameters of the trained model."
 
     def judge(self, trace: Trace) -> Finding:
         training, undeclared = trace.run.training, not trace.one(Setup).declared_optimizer
@@ -113,7 +107,6 @@ def _numbers(text: str) -> tuple[float, ...] | None:
         return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LearningRateTrace(Check):
     """The learning rate of every applied step equals the schedule's closed form.
 
@@ -121,12 +114,12 @@ class LearningRateTrace(Check):
     the new schedule starts after that step.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.SCHEDULE_KNOWN})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.SCHEDULE_KNOWN})
+    meaning = (
         "The scheduler advances per micro-batch, per process, or on skipped steps. It restarts after a resume. Nothing "
         "advances it."
     )
-    remedy: ClassVar[str] = "Call scheduler.step() once after each applied optimizer step."
+    remedy = "Call scheduler.step() once after each applied optimizer step."
 
     max_error: float = 1e-6
     """Difference over the peak rate. Both are float64 arithmetic."""
@@ -152,16 +145,15 @@ class LearningRateTrace(Check):
         return self.found(error <= self.max_error, detail, measured=error, limit=self.max_error)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepsApplied(Check):
     """The run takes every configured step, and applies nearly all of them at a rate above 0."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    meaning: ClassVar[str] = (
+    premises = frozenset()
+    meaning = (
         "The run ended early. The gradient scaler skips steps after fp16 overflow. The schedule ended before the "
         "training."
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "Use bf16. Check the gradient norms of the skipped steps. Build the schedule for all optimizer steps of all "
         "epochs."
     )
@@ -205,18 +197,17 @@ def _without_rate(steps: Sequence[Step]) -> list[int]:
     return longest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class UpdatesMatchAdamw(NumericCheck):
     """Each early step changes every tensor as closed-form AdamW would, with the schedule's rate, clipping and decay."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset(
+    premises = frozenset(
         {Premise.GRADIENT_SUMMED, Premise.GRADIENT_WHOLE, Premise.CLIPPED_WHOLE, Premise.UPDATE_RULE_KNOWN}
     )
-    meaning: ClassVar[str] = (
+    meaning = (
         "The learning rate is wrong or 0. Steps are skipped. Clipping runs at the wrong time. Moments are stale. The "
         "optimizer holds other tensors. 16-bit weights round updates away."
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "Compare the rate and the moments in this finding. A moment error alone points to clipping or scaling, an "
         "update error alone to rate, decay or dtype."
     )
@@ -269,16 +260,15 @@ class UpdatesMatchAdamw(NumericCheck):
 ROUNDED_AWAY = "an optimizer may accumulate rounded updates; the end of a schedule has such rates"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainableMoved(Check):
     """Training changes every trainable tensor, and nearly all of its elements."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    meaning: ClassVar[str] = (
+    premises = frozenset()
+    meaning = (
         "A part of the model is outside the optimizer or the forward pass. The learning rate is 0. 16-bit weights "
         "round small updates away."
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "Fix trainable_set, optimizer_coverage and lora_gradient_schedule first if one failed. Keep trained weights in "
         "fp32."
     )

@@ -1,10 +1,6 @@
 """The order of calls in a step: every gradient is used once, whole, unscaled and clipped, and the schedule follows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 from tunecheck.core.check import Check
 from tunecheck.core.evidence import CallOrder, RanksScored, ScheduleTaken
@@ -33,7 +29,6 @@ FEWEST = 4
 """Steps of an optimizer below which it is no wonder that a schedule is made for just as many."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CallsInOrder(Check):
     """Backward, unscaling, clipping, optimizer, schedule and clearing are called in an order that uses each gradient
     once.
@@ -42,13 +37,13 @@ class CallsInOrder(Check):
     step.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.GRADIENT_WHOLE})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.GRADIENT_WHOLE})
+    meaning = (
         "zero_grad runs between backward and the optimizer step, or between micro-batches. A callback steps the "
         "optimizer or the schedule a second time. Clipping runs after the step, or before unscale_. Nothing calls "
         "AdaLoRA's update_and_allocate."
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "Order each step: backward of every micro-batch, scaler.unscale_, clip_grad_norm_, optimizer.step (through "
         "scaler.step), scheduler.step, zero_grad. Call AdaLoRA's update_and_allocate before zero_grad; in a Trainer, "
         "use a callback's on_optimizer_step."

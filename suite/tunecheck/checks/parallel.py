@@ -1,13 +1,10 @@
 """Several processes that train together: replicas, shares of the rows, what each reports and writes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median, quantiles
-from typing import Any, ClassVar
+from typing import Any
 
 from tunecheck.checks.attempts import of_every_rank
 from tunecheck.core.check import Check, or_infinite, some
@@ -29,7 +26,6 @@ from tunecheck.core.evidence import (
     Window,
 )
 from tunecheck.core.finding import Finding
-from tunecheck.core.premises import Premise
 from tunecheck.core.snapshot import A_LOOP
 from tunecheck.core.trace import Trace
 
@@ -50,18 +46,17 @@ FEWEST_STEPS = 4
 """Steps from which a pace can be told."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicasEqual(Check):
     """All ranks have the same weights at the start and after every step, to the last bit."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    across_ranks: ClassVar[bool] = True
-    applies_to: ClassVar[frozenset[str]] = frozenset({"parallel"})
-    meaning: ClassVar[str] = (
+    premises = frozenset()
+    across_ranks = True
+    applies_to = frozenset({"parallel"})
+    meaning = (
         "Each process draws its own weights. A gradient is not averaged, through a late no_sync or an unwrapped "
         "module. Some ranks skip a step. The ranks then train different models, and only one is saved."
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "Let DDP broadcast the initial weights. Call the wrapped model. Clip, skip and step by numbers that all ranks "
         "share."
     )
@@ -117,18 +112,17 @@ def _tensors(one: Replica, other: Replica) -> str:
     return f" in {len(names)} of {len(one.tensors)} tensors: {some(names)}" if names else ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RowsTrainedOnce(Check):
     """In each epoch every row is trained once across all ranks, and all ranks take equally many micro-batches."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    across_ranks: ClassVar[bool] = True
-    applies_to: ClassVar[frozenset[str]] = frozenset({"parallel"})
-    meaning: ClassVar[str] = (
+    premises = frozenset()
+    across_ranks = True
+    applies_to = frozenset({"parallel"})
+    meaning = (
         "Ranks read the same shard, or overlapping ones. An epoch then takes its usual time but covers only part of "
         "the rows, repeatedly."
     )
-    remedy: ClassVar[str] = "Give rank r every N-th row from row r on, as DistributedSampler does."
+    remedy = "Give rank r every N-th row from row r on, as DistributedSampler does."
 
     def judge(self, trace: Trace) -> Finding:
         if "watched" in trace.run.features:
@@ -242,20 +236,17 @@ def _twice(windows: list[Window], train_rows: int, processes: int) -> Iterator[s
             taken[epoch, row] = rank
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RanksReportAlike(Check):
     """Every rank reports the same loss, gradient norm, learning rate and evaluations, computed over all rows."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    across_ranks: ClassVar[bool] = True
-    applies_to: ClassVar[frozenset[str]] = frozenset({"parallel"})
-    meaning: ClassVar[str] = (
+    premises = frozenset()
+    across_ranks = True
+    applies_to = frozenset({"parallel"})
+    meaning = (
         "A rank reports the loss or metric of its own rows. Or the norm, the rate or a skipped step belongs to one "
         "rank."
     )
-    remedy: ClassVar[str] = (
-        "Sum losses and token counts over the ranks, and divide once. Compute the norm after averaging gradients."
-    )
+    remedy = "Sum losses and token counts over the ranks, and divide once. Compute the norm after averaging gradients."
 
     def judge(self, trace: Trace) -> Finding:
         watched = "watched" in trace.run.features
@@ -307,19 +298,18 @@ def _shown(value: Any) -> str:
     return f"{value:.9g}" if isinstance(value, float) else str(value)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EpochsShuffled(Check):
     """A loader that shuffles draws its rows in a new order in each epoch."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    across_ranks: ClassVar[bool] = True
-    applies_to: ClassVar[frozenset[str]] = frozenset({"parallel", "watched"})
-    convention: ClassVar[str] = "some people keep one order to compare epochs"
-    meaning: ClassVar[str] = (
+    premises = frozenset()
+    across_ranks = True
+    applies_to = frozenset({"parallel", "watched"})
+    convention = "some people keep one order to compare epochs"
+    meaning = (
         "Nobody calls sampler.set_epoch. DistributedSampler shuffles by seed and epoch, so every epoch has the same "
         "batches."
     )
-    remedy: ClassVar[str] = "Call loader.sampler.set_epoch(epoch) at the start of each epoch."
+    remedy = "Call loader.sampler.set_epoch(epoch) at the start of each epoch."
 
     def judge(self, trace: Trace) -> Finding:
         last = [seen for rank in of_every_rank(trace, Step) for seen in trace.of_rank(rank).main.all(RowsDrawn)[-1:]]
@@ -332,19 +322,18 @@ class EpochsShuffled(Check):
         return self.found(not alike, detail, measured=alike, limit=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DropoutDiffersByRank(Check):
     """Before every step, each rank's dropout has a different random state.
 
     transformers and accelerate seed all processes alike by default, so other trainings are not judged.
     """
 
-    across_ranks: ClassVar[bool] = True
-    applies_to: ClassVar[frozenset[str]] = frozenset({"parallel", "dropout", "suite_rows"})
-    meaning: ClassVar[str] = (
+    across_ranks = True
+    applies_to = frozenset({"parallel", "dropout", "suite_rows"})
+    meaning = (
         "All ranks have the same seed. All drop the same activations, so that their average is as noisy as one rank's."
     )
-    remedy: ClassVar[str] = "Add the rank to the seed, after creating the weights."
+    remedy = "Add the rank to the seed, after creating the weights."
 
     def judge(self, trace: Trace) -> Finding:
         states: dict[tuple[int, str], int] = {}
@@ -358,18 +347,17 @@ class DropoutDiffersByRank(Check):
         return self.found(not problems, detail, measured=len(problems), limit=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SavedByOneRank(Check):
     """One rank writes each file, and saving returns on every rank only after the files exist."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    across_ranks: ClassVar[bool] = True
-    applies_to: ClassVar[frozenset[str]] = frozenset({"parallel"})
-    meaning: ClassVar[str] = (
+    premises = frozenset()
+    across_ranks = True
+    applies_to = frozenset({"parallel"})
+    meaning = (
         "Several ranks write the same file at once. Or a rank continues, and may read or upload the file before it is "
         "complete."
     )
-    remedy: ClassVar[str] = "Write on rank 0 only, then call a barrier on every rank."
+    remedy = "Write on rank 0 only, then call a barrier on every rank."
 
     def judge(self, trace: Trace) -> Finding:
         if "watched" in trace.run.features:
@@ -401,18 +389,17 @@ class SavedByOneRank(Check):
         return self.found(not problems, detail, measured=len(problems), limit=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardsEven(Check):
     """Each rank holds only its own shard of parameters, gradients and optimizer state."""
 
-    across_ranks: ClassVar[bool] = True
-    applies_to: ClassVar[frozenset[str]] = frozenset({"sharded"})
-    subject: ClassVar[str] = "memory"
-    meaning: ClassVar[str] = (
+    across_ranks = True
+    applies_to = frozenset({"sharded"})
+    subject = "memory"
+    meaning = (
         "A module was never sharded, or its parameters stay gathered after their pass. Each rank then holds it in "
         "full. FSDP does not reduce the gradients of a module that it does not wrap."
     )
-    remedy: ClassVar[str] = "Call fully_shard on every layer and on the root, before creating the optimizer."
+    remedy = "Call fully_shard on every layer and on the root, before creating the optimizer."
 
     def judge(self, trace: Trace) -> Finding:
         shards = [(rank, seen) for rank, held in of_every_rank(trace, Shard).items() for seen in held]
@@ -430,15 +417,14 @@ def _excess(shard: Shard) -> float:
     return sum(shard.held.values()) / even if even else math.inf
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RanksKeepPace(Check):
     """All ranks compute at a similar speed."""
 
-    across_ranks: ClassVar[bool] = True
-    applies_to: ClassVar[frozenset[str]] = frozenset({"parallel"})
-    subject: ClassVar[str] = "speed"
-    meaning: ClassVar[str] = "One device is throttled, shared, or in another power state. Every step waits for it."
-    remedy: ClassVar[str] = (
+    across_ranks = True
+    applies_to = frozenset({"parallel"})
+    subject = "speed"
+    meaning = "One device is throttled, shared, or in another power state. Every step waits for it."
+    remedy = (
         "Compare clocks, temperature and other processes of this rank's device with the others. Remove the device from "
         "the job."
     )

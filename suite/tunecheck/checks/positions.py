@@ -1,33 +1,26 @@
 """At which positions a loss pulls: whatever it is, not at padding, and not towards the token that is read there."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import ClassVar
-
 from tunecheck.core.check import Check, worst_of
 from tunecheck.core.evidence import PositionGradients
 from tunecheck.core.finding import Finding
-from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Trace
 
 FURTHER_AHEAD = "a head may predict a token further ahead, as in multi-token prediction"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NoLossOnPadding(Check):
     """Padded positions contribute no gradient.
 
     A loss that selects one position out of all positions is exempt.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
-    meaning: ClassVar[str] = (
+    premises = frozenset()
+    applies_to = frozenset({"watched"})
+    meaning = (
         "Padding has labels. A term of the loss, such as smoothing or a divergence, is not masked. A mean runs over "
         "all positions. The last position of a right-padded row is used as its last token."
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "Multiply each term of the loss and each mean by attention_mask. Read a row's last token at "
         "attention_mask.sum(1) - 1."
     )
@@ -47,21 +40,20 @@ class NoLossOnPadding(Check):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NoTargetLeakage(Check):
     """Each position predicts a token that it cannot read.
 
     The target is neither the position's own input nor a next token that attention already shows.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
-    meaning: ClassVar[str] = (
+    premises = frozenset()
+    applies_to = frozenset({"watched"})
+    meaning = (
         "The loss does not shift labels, or shifts them twice. A decoder gets its labels as input. Labels were copied "
         "after tokens were masked. A mask that is not causal shows the target. The model then learns to copy, and its "
         "loss falls very fast."
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "Shift labels against logits once. Clone the labels before masking tokens. Pass is_causal=True. Search the "
         "model for other operations across positions: a mean, a convolution, a normalisation."
     )

@@ -1,11 +1,7 @@
 """Rows as a training that is not ours is given them: mask, positions, micro-batches, and where answers end."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 from tunecheck.core.check import Check
 from tunecheck.core.evidence import AnswersRated, PairsGiven, RowsGiven, RowSpan, RowSpans, Window
@@ -22,7 +18,6 @@ PUNCTUATION = ".!?:;,\"')]}"
 """What text ends in by itself, with no mark behind it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MaskAndPositions(Check):
     """The attention mask covers every token and no padding, and positions count up from each document's start.
 
@@ -30,15 +25,13 @@ class MaskAndPositions(Check):
     per token. In a packed row they restart at 0 with each document.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.POSITIONS_FOLLOWED})
-    applies_to: ClassVar[frozenset[str]] = frozenset({"given_rows"})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.CAUSAL_LM, Premise.POSITIONS_FOLLOWED})
+    applies_to = frozenset({"given_rows"})
+    meaning = (
         "The attention mask was built from the labels, so that answers do not attend to their prompt. The mask is all "
         "ones over left padding. position_ids are constant, so that the model cannot tell the order of tokens."
     )
-    remedy: ClassVar[str] = (
-        "Build the mask from the row lengths. Omit position_ids, or count them up within each document."
-    )
+    remedy = "Build the mask from the row lengths. Omit position_ids, or count them up within each document."
 
     def judge(self, trace: Trace) -> Finding:
         windows = trace.all(Window)
@@ -53,7 +46,6 @@ class MaskAndPositions(Check):
         return self.found(not wrong, detail, measured=wrong, limit=0, compared=rows)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AnswersEnd(Check):
     """Supervised answers end with an end token, so that the model learns to stop.
 
@@ -62,13 +54,13 @@ class AnswersEnd(Check):
     follow an answer.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.ROWS_FOLLOWED, Premise.LABELS_KNOWN})
-    applies_to: ClassVar[frozenset[str]] = frozenset({"given_rows"})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.CAUSAL_LM, Premise.ROWS_FOLLOWED, Premise.LABELS_KNOWN})
+    applies_to = frozenset({"given_rows"})
+    meaning = (
         "The template, the formatting function or the collator adds no end token. Generation then runs to its length "
         "limit. Or add_generation_prompt=True opens an empty turn after each answer."
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "Append the tokenizer's eos_token, or the template's end-of-turn token, to every answer. Generate after "
         "training and check that the model stops."
     )
@@ -124,18 +116,15 @@ def _needs_no_end(rows: Sequence[RowSpan]) -> str:
     return ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchAsConfigured(Check):
     """A micro-batch has as many rows as the arguments declare.
 
     Packed rows count as several: one for each restart of the positions.
     """
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"given_rows"})
-    meaning: ClassVar[str] = (
-        "The collator or compute_loss passes on only part of each batch. The other rows are never trained."
-    )
-    remedy: ClassVar[str] = "Print the number of rows that enter the collator and the number that leave it."
+    applies_to = frozenset({"given_rows"})
+    meaning = "The collator or compute_loss passes on only part of each batch. The other rows are never trained."
+    remedy = "Print the number of rows that enter the collator and the number that leave it."
 
     def judge(self, trace: Trace) -> Finding:
         declared = trace.run.rows_per_micro_batch
@@ -159,21 +148,20 @@ class BatchAsConfigured(Check):
         return self.found(not short, detail, measured=usual, limit=declared)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PairsDiffer(Check):
     """The chosen and the rejected answer of each pair differ.
 
     Neither answer repeats the prompt. Answers with individual labels do not all have the same label.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    applies_to: ClassVar[frozenset[str]] = frozenset({"pairs"})
-    meaning: ClassVar[str] = (
+    premises = frozenset()
+    applies_to = frozenset({"pairs"})
+    meaning = (
         "Both answers come from one column. Prompts fill max_length, so that the answers are truncated: the two "
         "gradients cancel, and the loss stays at ln 2. Both columns hold whole conversations beside a prompt column. "
         "Every label is the same, as bool() of any non-empty string is True."
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "Compare the two columns row by row. Raise max_length. Remove the prompt from the answers, or remove the "
         "prompt column. Count the labels of the data set."
     )

@@ -1,10 +1,6 @@
 """What is saved and repeated: files, checkpoints, merges, and a second run of the same."""
 
-from __future__ import annotations
-
 import math
-from dataclasses import dataclass
-from typing import ClassVar
 
 from tunecheck.checks.attempts import finished, of_every_rank
 from tunecheck.core.check import Check, NumericCheck, relative_error, some, worst_of
@@ -25,7 +21,6 @@ from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Attempt, Trace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterRoundTrip(NumericCheck):
     """The saved adapter holds every trained tensor bit for bit, and gives the same logits when loaded.
 
@@ -33,13 +28,13 @@ class AdapterRoundTrip(NumericCheck):
     files of a resumed run.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.FILES_WRITTEN_HERE})
-    applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.CAUSAL_LM, Premise.FILES_WRITTEN_HERE})
+    applies_to = frozenset({"adapters"})
+    meaning = (
         "The file is empty or partial. Its keys were renamed, so that the loader ignores them. A fresh adapter was "
         "saved instead of the trained one."
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "Compare the names in the file with the model's. Load with PeftModel.from_pretrained, never with "
         "get_peft_model."
     )
@@ -85,17 +80,16 @@ def _not_the_trained(trace: Trace, seen: RoundTrip, limit: float) -> list[str]:
     return told
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterReadsBack(NumericCheck):
     """In a fresh process, transformers and peft alone reproduce the trained model's logits from the saved files."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.FILES_WRITTEN_HERE})
-    applies_to: ClassVar[frozenset[str]] = frozenset({"read_back"})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.CAUSAL_LM, Premise.FILES_WRITTEN_HERE})
+    applies_to = frozenset({"read_back"})
+    meaning = (
         "The saved files lack something that the training process held in memory: another alpha, other targets, or a "
         "base that changed during training."
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "Compare adapter_config.json with the run. Fix base_untouched and adapter_round_trip first if either failed."
     )
 
@@ -127,16 +121,15 @@ class AdapterReadsBack(NumericCheck):
         return self.found(passed, detail, measured=seen.logit_difference, limit=limit)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MergeKeepsFunction(NumericCheck):
     """The merged model returns the trained model's logits without peft."""
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"merge"})
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"merge"})
+    meaning = (
         "The adapter was merged into other weights than it was trained with: the file's instead of the unpacked 4-bit "
         "ones. The sum was rounded to 4 bit again. The merge has too little precision, or did not happen."
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "Unpack the 4-bit base with model.dequantize(), load the adapter on it, and call "
         "merge_and_unload(safe_merge=True)."
     )
@@ -188,20 +181,19 @@ class MergeKeepsFunction(NumericCheck):
         return self.found(passed, detail, measured=seen.logit_difference, limit=limit, problems=left)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RepeatEquals(Check):
     """The same run in a second fresh process has the same losses and gradient norms, to the last bit.
 
     A loss alone can round to the same bits: neutral adapters leave the first losses equal for any A.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.REPEATED})
-    applies_to: ClassVar[frozenset[str]] = frozenset({"repeat"})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.CAUSAL_LM, Premise.REPEATED})
+    applies_to = frozenset({"repeat"})
+    meaning = (
         "A random number generator is not seeded, or the arithmetic is not deterministic. Two results are then not "
         "comparable."
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "Seed every generator. Call torch.use_deterministic_algorithms(True) to find kernels with atomics. Then "
         "suspect the hardware."
     )
@@ -224,7 +216,6 @@ MAX_RATE_ERROR = 1e-9
 """The rate is float64 arithmetic whatever the precision of the training."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeEquals(NumericCheck):
     """A fresh process that resumes from the middle checkpoint reproduces the uninterrupted run's losses, rates and
     tensors.
@@ -233,13 +224,13 @@ class ResumeEquals(NumericCheck):
     too, if repeating the run gives the same bits.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.RESUMED})
-    applies_to: ClassVar[frozenset[str]] = frozenset({"resume"})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.CAUSAL_LM, Premise.RESUMED})
+    applies_to = frozenset({"resume"})
+    meaning = (
         "The checkpoint lacks the optimizer state, the schedule, the data position or the random state. Or the adapter "
         "is loaded frozen or fresh."
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "Compare the two columns of this finding. A jump at the first step points to weights or data, a drift to "
         "optimizer or schedule."
     )
@@ -278,7 +269,6 @@ class ResumeEquals(NumericCheck):
         return self.found(worst <= limit, detail, measured=worst, limit=limit, problems=changed)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RescaleEquals(NumericCheck):
     """From the same checkpoint, another number of processes continues with the same state, rows, rates, gradient and
     losses.
@@ -287,13 +277,13 @@ class RescaleEquals(NumericCheck):
     of sums. With dropout they are not compared, because the masks differ.
     """
 
-    across_ranks: ClassVar[bool] = True
-    applies_to: ClassVar[frozenset[str]] = frozenset({"rescale"})
-    meaning: ClassVar[str] = (
+    across_ranks = True
+    applies_to = frozenset({"rescale"})
+    meaning = (
         "The data position is counted per process. The epoch restarts. The optimizer state is dropped, or is that of "
         "one shard. Rows per step, gradient or learning rate depend on the number of processes."
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "Save whole tensors, and the number of rows trained by all processes. Keep processes x accumulation constant."
     )
 
@@ -415,7 +405,6 @@ def _drifted(first: Trained, again: list[Trained]) -> dict[str, float]:
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SavedAsTrained(Check):
     """Saved tensors are the trained ones.
 
@@ -423,14 +412,14 @@ class SavedAsTrained(Check):
     copy from before training, the plain base, or an inactive adapter, if some trained weights are saved too.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
-    meaning: ClassVar[str] = (
+    premises = frozenset()
+    applies_to = frozenset({"watched"})
+    meaning = (
         "The adapter file is empty, because its state dict was filtered twice. A state dict from before training was "
         "saved, or an average that is never updated. unload removed the adapters, and the plain base was saved. The "
         "saved adapter is not the active one that was trained."
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "Save the model without a state_dict of your own, or build it after training. Call merge_and_unload to keep "
         "the trained weights. Call set_adapter before training. Compare the file with model.state_dict()."
     )

@@ -1,12 +1,8 @@
 """Time: whether the reported seconds are right, whether the pace holds, how much of the GPU is used."""
 
-from __future__ import annotations
-
 import math
-from dataclasses import dataclass
 from operator import itemgetter
 from statistics import median
-from typing import ClassVar
 
 from tunecheck.checks.telemetry import busy_host, on_gpu, other_gpu_processes, throttled
 from tunecheck.checks.utilization import flops_per_token, formula, peak_flops_per_second, tokens_per_second
@@ -14,7 +10,6 @@ from tunecheck.core.check import Check
 from tunecheck.core.errors import MissingEvidence, NothingCompared
 from tunecheck.core.evidence import Census, Setup, Step, StepTimes
 from tunecheck.core.finding import Finding
-from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Trace
 from tunecheck.core.trend import block_medians, trend
 
@@ -22,16 +17,15 @@ COARSEST_LIMIT = 0.5
 """A limit beyond which a step reported at half its time would pass: the check then says that it cannot see."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SecondsReported(Check):
     """The trainer reports the time that each step took, without the probes' own time."""
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
-    meaning: ClassVar[str] = (
+    applies_to = frozenset({"suite_rows"})
+    meaning = (
         "The reported time is that of one micro-batch or of the forward pass alone, or the clock starts late. Tokens "
         "per second are then too high, and the remaining time too low."
     )
-    remedy: ClassVar[str] = "Measure from before the first micro-batch until the optimizer has stepped."
+    remedy = "Measure from before the first micro-batch until the optimizer has stepped."
 
     max_error: float = 0.1
     """Relative error of the best step: 0.0002 to 0.006 in healthy runs."""
@@ -66,17 +60,14 @@ class SecondsReported(Check):
 FEWEST_STEPS = 50
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ThroughputSteady(Check):
     """The time of steps of equal length stays constant after the warm-up."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    applies_to: ClassVar[frozenset[str]] = frozenset({"long_run"})
-    subject: ClassVar[str] = "speed"
-    meaning: ClassVar[str] = (
-        "The work grows with each step: a list that is scanned, a log that is rewritten, or a leak."
-    )
-    remedy: ClassVar[str] = (
+    premises = frozenset()
+    applies_to = frozenset({"long_run"})
+    subject = "speed"
+    meaning = "The work grows with each step: a list that is scanned, a log that is rewritten, or a leak."
+    remedy = (
         "Profile an early and a late step, and compare. Fix memory_flat first if it failed. Check the GPU's clocks."
     )
 
@@ -133,22 +124,19 @@ def _slope(xs: list[float], ys: list[float]) -> float:
     return median(slopes) if slopes else 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFlopsUtilization(Check):
     """Model FLOPs per second reach the configured share of the GPU's peak rate.
 
     Not judged on a CPU, in fp32, or on a GPU without a known peak rate.
     """
 
-    subject: ClassVar[str] = "speed"
-    opt_in: ClassVar[bool] = True
-    meaning: ClassVar[str] = (
+    subject = "speed"
+    opt_in = True
+    meaning = (
         "The GPU waits for the host to launch small kernels, for data, or for a slow path such as 4-bit arithmetic in "
         "fp32."
     )
-    remedy: ClassVar[str] = (
-        "Check the compute dtype and the clocks first. Then use larger micro-batches and fewer launches."
-    )
+    remedy = "Check the compute dtype and the clocks first. Then use larger micro-batches and fewer launches."
 
     min_utilization: float
     """Share of the peak rate, such as 0.05."""

@@ -4,8 +4,6 @@ Pure functions of a trace, shared by the checks and by the attribution of failur
 health: where nothing was sampled they find nothing, and `telemetry` says how much was.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal

@@ -5,8 +5,6 @@ computes again is left out. The formula follows Chowdhery et al. (PaLM, appendix
 pass through frozen weights at half its cost, since their own gradients are not computed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from statistics import median
 

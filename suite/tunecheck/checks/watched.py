@@ -1,12 +1,9 @@
 """A training that is not ours: the rows it was given, what it reported, how it evaluated."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from tunecheck.core.check import Check, NumericCheck, relative_error, some, worst_of
 from tunecheck.core.errors import MissingEvidence
@@ -37,7 +34,6 @@ ENOUGH = 8
 """Rows of which a share says something."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LabelsAsConfigured(Check):
     """Labels are the input tokens at the same positions; the model shifts them.
 
@@ -45,15 +41,15 @@ class LabelsAsConfigured(Check):
     own vocabulary.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.ROWS_FOLLOWED, Premise.LABELS_KNOWN})
-    applies_to: ClassVar[frozenset[str]] = frozenset({"given_rows"})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.CAUSAL_LM, Premise.ROWS_FOLLOWED, Premise.LABELS_KNOWN})
+    applies_to = frozenset({"given_rows"})
+    meaning = (
         "The collator shifts labels, and the loss shifts them again. The padding token is also the end token, and both "
         "are masked, so that the model never learns to stop. Labels are truncated but tokens are not. The response "
         "template does not match some rows. Prompts are supervised though only answers are declared. The tokenizer "
         "belongs to another model."
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "Compare the labels of the example row in this finding with its tokens. Mask padding by the attention mask, "
         "not by the token id. Give the tokenizer a padding token of its own. Check the collator, and the {% generation "
         "%} marks of the template."
@@ -89,21 +85,16 @@ class LabelsAsConfigured(Check):
         return self.found(not told, detail, measured=len(told), limit=0, compared=seen.rows)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RowsComeOnce(Check):
     """Within an epoch each row comes as often as the data set holds it."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset(
-        {Premise.CAUSAL_LM, Premise.EVERY_ROW_SEEN, Premise.ROWS_DRAWN_ONCE}
-    )
-    applies_to: ClassVar[frozenset[str]] = frozenset({"given_rows"})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.CAUSAL_LM, Premise.EVERY_ROW_SEEN, Premise.ROWS_DRAWN_ONCE})
+    applies_to = frozenset({"given_rows"})
+    meaning = (
         "Each step creates the loader or its iterator anew. A seed is reset. A sampler draws with replacement. A "
         "resume replays rows. Some rows are then trained twice, others never."
     )
-    remedy: ClassVar[str] = (
-        "Create the iterator once per epoch. Do not reseed in the loop. Check the sampler for replacement=True."
-    )
+    remedy = "Create the iterator once per epoch. Do not reseed in the loop. Check the sampler for replacement=True."
 
     def judge(self, trace: Trace) -> Finding:
         windows, seen = trace.all(Window), trace.one(RowsGiven)
@@ -133,21 +124,20 @@ class RowsComeOnce(Check):
         return self.found(not wrong, detail, measured=wrong, limit=0, meant=meant)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RowsWhole(Check):
     """Rows reach the model whole, without truncation at either end.
 
     Not judged for plain text, or when the end token is unknown.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.ROWS_FOLLOWED})
-    applies_to: ClassVar[frozenset[str]] = frozenset({"given_rows"})
-    convention: ClassVar[str] = "the beginning of a row may be all that matters, as with titles"
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.CAUSAL_LM, Premise.ROWS_FOLLOWED})
+    applies_to = frozenset({"given_rows"})
+    convention = "the beginning of a row may be all that matters, as with titles"
+    meaning = (
         "The length limit is shorter than many rows, and truncation is silent. The model then trains on answers "
         "without an end, or on no answers. A collator that keeps the last tokens of a row drops its prompt."
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "Raise the length limit (max_length, cutoff_len), or drop rows that exceed it. Search the collator for slices."
     )
 
@@ -180,17 +170,16 @@ class RowsWhole(Check):
         return self.found(fits, detail, measured=share, limit=self.max_cut_share)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ResumedAsConfigured(Check):
     """A training that names a checkpoint continues from that checkpoint's step."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    applies_to: ClassVar[frozenset[str]] = frozenset({"resume_declared"})
-    meaning: ClassVar[str] = (
+    premises = frozenset()
+    applies_to = frozenset({"resume_declared"})
+    meaning = (
         "The script does not pass the checkpoint to train(), which ignores the arguments' value. Earlier progress is "
         "lost, and the schedule restarts."
     )
-    remedy: ClassVar[str] = "Call trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)."
+    remedy = "Call trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)."
 
     def judge(self, trace: Trace) -> Finding:
         training = trace.run.training
@@ -199,19 +188,16 @@ class ResumedAsConfigured(Check):
         return self.found(training.first_step > 0, detail, measured=training.first_step, limit=1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RatesAsConfigured(Check):
     """Every tensor has its declared learning rate, before the schedule's factor."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
-    meaning: ClassVar[str] = (
+    premises = frozenset()
+    applies_to = frozenset({"watched"})
+    meaning = (
         "The optimizer's parameter groups are built wrongly. A part of the model then trains too fast, or hardly at "
         "all."
     )
-    remedy: ClassVar[str] = (
-        "Print the rate of every parameter group. Build the groups yourself, and pass them to the optimizer."
-    )
+    remedy = "Print the rate of every parameter group. Build the groups yourself, and pass them to the optimizer."
 
     def judge(self, trace: Trace) -> Finding:
         if not trace.main.all(Rates):
@@ -224,20 +210,19 @@ class RatesAsConfigured(Check):
         return self.found(not seen.wrong, detail, measured=len(seen.wrong), limit=0, compared=seen.tensors)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ExportReadsBack(NumericCheck):
     """The model that the script saves after training computes the trained model's function when loaded.
 
     This covers merged adapters and full weights.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.FILES_WRITTEN_HERE})
-    applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.CAUSAL_LM, Premise.FILES_WRITTEN_HERE})
+    applies_to = frozenset({"watched"})
+    meaning = (
         "The saved files hold other weights than the model. The saved configuration contradicts them, for example by "
         "tying the head again. A tensor is missing or renamed."
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "Compare names and tensors in the file with model.state_dict(). Check whether tie_word_embeddings in "
         "config.json matches the training."
     )
@@ -256,17 +241,16 @@ class ExportReadsBack(NumericCheck):
         return self.found(seen.logit_difference <= limit, detail, measured=seen.logit_difference, limit=limit)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LossLogged(NumericCheck):
     """The logged loss is the mean over the steps since the previous log."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.EVERY_ROW_SEEN, Premise.LOSS_REPORTED})
-    applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.EVERY_ROW_SEEN, Premise.LOSS_REPORTED})
+    applies_to = frozenset({"watched"})
+    meaning = (
         "The logged loss is scaled by the accumulation steps or the number of processes. Or the log shows another loss "
         "than the trained one. The curve is then not comparable with any other."
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "Divide the logged loss by the mean of the steps: the ratio names the factor. Search for overrides of "
         "compute_loss, training_step and log."
     )
@@ -301,20 +285,19 @@ def _beyond(value: float, wanted: float, rounding: float) -> float:
     return 0.0 if abs(value - wanted) <= rounding else relative_error(value, wanted)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationReported(NumericCheck):
     """An evaluation covers every row, runs in eval mode without gradients, and reports the mean loss of its logits.
 
     It leaves the model unchanged.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.EVERY_ROW_SEEN})
-    applies_to: ClassVar[frozenset[str]] = frozenset({"evaluates"})
-    meaning: ClassVar[str] = (
+    premises = frozenset({Premise.CAUSAL_LM, Premise.EVERY_ROW_SEEN})
+    applies_to = frozenset({"evaluates"})
+    meaning = (
         "Dropout is active in evaluation. Padding counts in the mean. The mean covers other rows. The evaluation "
         "changes the model."
     )
-    remedy: ClassVar[str] = (
+    remedy = (
         "Sum the negative log-likelihoods, and divide once by the supervised tokens. Call model.eval() before and "
         "model.train() after it."
     )
@@ -363,14 +346,13 @@ def _evaluation_error(seen: EvaluationSeen, smoothing: float) -> float:
     return min((relative_error(reported, mean) for mean in means), default=math.nan)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AsExpected(Check):
     """The training does what --expect declares about supervised text, trained tensors and micro-batches."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset()
-    applies_to: ClassVar[frozenset[str]] = frozenset({"expectations"})
-    meaning: ClassVar[str] = "The script differs from your expectation: a mask, a name or an argument has no effect."
-    remedy: ClassVar[str] = "Compare the expectation with the example in this finding, and correct the wrong one."
+    premises = frozenset()
+    applies_to = frozenset({"expectations"})
+    meaning = "The script differs from your expectation: a mask, a name or an argument has no effect."
+    remedy = "Compare the expectation with the example in this finding, and correct the wrong one."
 
     def judge(self, trace: Trace) -> Finding:
         judged = {key: value for key, value in trace.run.expected.items() if key in JUDGED}

@@ -1,7 +1,5 @@
 """Load runs: YAML to typed, frozen `Run` objects; every problem is reported with file, line and column."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

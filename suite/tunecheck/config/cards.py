@@ -1,7 +1,5 @@
 """Card classes: what to train with on a machine of this kind, as a layer of keys between a run's YAML and --set."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, NonNegativeInt, ValidationError

@@ -9,8 +9,6 @@ An entry's keys are those of --set, as far as they are in `VARIED`. Its strategy
 nor the file gives one, and of the file's sections `lora` and `quantization` it takes those that its strategy needs.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Sequence
@@ -112,15 +110,11 @@ def _report(document: Document, name: Any, settings: Any) -> None:
         return
     for key, value in settings.items():
         written = [_path(key), *(leaf for leaf, _ in leaves(_path(key), value))]
-        if refused := [keys for keys in written if not _may_vary(keys)]:
+        if refused := [keys for keys in written if keys[0] not in VARIED or keys in SHARED]:
             named = ".".join(map(str, refused[0]))
             rule = f"{named} is the same for all runs of a comparison: write it beside compare"
             hint = nearest(str(refused[0][0]), VARIED)
             document.report((*path, str(key)), f"{rule}; an entry may set: {', '.join(VARIED)}{hint}")
-
-
-def _may_vary(path: KeyPath) -> bool:
-    return path[0] in VARIED and path not in SHARED
 
 
 def _path(key: Any) -> tuple[str, ...]:

@@ -3,8 +3,6 @@
 Problems that need the weights or the tokenizer are raised by the code that holds them, through `config_error`.
 """
 
-from __future__ import annotations
-
 from math import prod
 
 from tunecheck.config.schema import Run

@@ -1,7 +1,5 @@
 """JSON Schema of a run's YAML, for completion and validation in editors."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

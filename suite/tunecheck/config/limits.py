@@ -1,7 +1,5 @@
 """Validation of the section `checks` against the fields of each check."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

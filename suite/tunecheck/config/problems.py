@@ -1,7 +1,5 @@
 """pydantic's errors in words for a person: place, dotted path, rule, and the way out."""
 
-from __future__ import annotations
-
 import re
 from typing import Any, get_args
 

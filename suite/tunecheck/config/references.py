@@ -1,7 +1,5 @@
 """References: a run names its model and its data set, each a file of its own."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

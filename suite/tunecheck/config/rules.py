@@ -1,21 +1,15 @@
 """Rules between several keys of a run."""
 
-from __future__ import annotations
-
 import json
 import math
-from typing import TYPE_CHECKING
 
-from tunecheck.config.schema import order_problem
+from tunecheck.config.schema import Run, order_problem
 from tunecheck.config.trainers import TRAINERS, Broken
 from tunecheck.core.spelling import nearest
 from tunecheck.strategies import STRATEGIES
 
-if TYPE_CHECKING:
-    from tunecheck.config.schema import Run
 
-
-def broken_rules(run: Run) -> Broken:
+def broken_rules(run: "Run") -> Broken:
     """Return every rule between the keys of this run that is broken."""
     rules = (
         _sections,
@@ -35,7 +29,7 @@ def broken_rules(run: Run) -> Broken:
     return [problem for rule in rules for problem in rule(run)]
 
 
-def _sections(run: Run) -> Broken:
+def _sections(run: "Run") -> Broken:
     wanted = STRATEGIES[run.strategy].sections
     broken: Broken = []
     for name in ("lora", "quantization"):
@@ -49,14 +43,14 @@ def _sections(run: Run) -> Broken:
     return broken
 
 
-def _magnitudes(run: Run) -> Broken:
+def _magnitudes(run: "Run") -> Broken:
     if run.lora is None or not run.lora.use_dora or run.lora.adapter_dtype != "model":
         return []
     rule = "should be fp32 or mixed with lora.use_dora: in 16 bit an update rounds to no change of a magnitude"
     return [(("lora", "adapter_dtype"), f"{rule} (got model)")]
 
 
-def _steps(run: Run) -> Broken:
+def _steps(run: "Run") -> Broken:
     last = run.training.max_steps
     before, within = f"should be before training.max_steps, {last}", f"should be at most training.max_steps, {last}"
     named = run.probes.oracle_steps != type(run.probes)().oracle_steps  # the default fits a run of one step too
@@ -69,7 +63,7 @@ def _steps(run: Run) -> Broken:
     return [(path, f"{rule} (got {', '.join(map(str, late))})") for path, rule, late in steps if late]
 
 
-def _warmup(run: Run) -> Broken:
+def _warmup(run: "Run") -> Broken:
     last = run.training.max_steps
     if math.ceil(run.training.warmup_ratio * last) < last:
         return []
@@ -77,14 +71,14 @@ def _warmup(run: Run) -> Broken:
     return [(("training", "warmup_ratio"), f"should leave at least one step at the full learning rate ({given})")]
 
 
-def _batches(run: Run) -> Broken:
+def _batches(run: "Run") -> Broken:
     if run.data.canary is None or run.training.micro_batch_size > 1:
         return []
     rule = "should be at least 2: data.canary takes the first place of every micro-batch and leaves no other row"
     return [(("training", "micro_batch_size"), f"{rule} (got 1)")]
 
 
-def _blocks(run: Run) -> Broken:
+def _blocks(run: "Run") -> Broken:
     given = [name for name in ("canary", "hub") if getattr(run.data, name) is not None]
     if run.data.template != "blocks" or not given:
         return []
@@ -92,13 +86,13 @@ def _blocks(run: Run) -> Broken:
     return [(("data", name), rule) for name in given]
 
 
-def _merge(run: Run) -> Broken:
+def _merge(run: "Run") -> Broken:
     if not run.probes.merge or run.lora is not None:
         return []
     return [(("probes", "merge"), f"needs adapters: strategy {run.strategy} has none to merge (got true)")]
 
 
-def _memory_order(run: Run) -> Broken:
+def _memory_order(run: "Run") -> Broken:
     if not run.probes.memory_order or (run.strategy == "qlora" and run.training.micro_batch_size < 4):
         return []
     rule = "needs strategy qlora and fewer than 4 rows, which its variants take more memory than"
@@ -106,12 +100,12 @@ def _memory_order(run: Run) -> Broken:
     return [(("probes", "memory_order"), f"{rule} ({given})")]
 
 
-def _fallback_chain(run: Run) -> Broken:
+def _fallback_chain(run: "Run") -> Broken:
     rule = order_problem(run.fallback)
     return [(("fallback",), rule)] if rule else []
 
 
-def _placement(run: Run) -> Broken:
+def _placement(run: "Run") -> Broken:
     """Return what the libraries cannot place: FSDP2 offloads no statistics of 4-bit tensors and no scaled gradient."""
     broken: Broken = []
     training, offload, place = run.training, ("training", "offload"), ("evaluation", "device")
@@ -127,7 +121,7 @@ def _placement(run: Run) -> Broken:
     return broken
 
 
-def _parallel(run: Run) -> Broken:
+def _parallel(run: "Run") -> Broken:
     """Return what cannot be done in several processes, or is not: each with the way out."""
     if run.parallel is None and max(run.probes.rescale_to, default=1) == 1:
         return []
@@ -156,7 +150,7 @@ def _parallel(run: Run) -> Broken:
     return broken
 
 
-def _rescale(run: Run) -> Broken:
+def _rescale(run: "Run") -> Broken:
     """Return the numbers of processes by which no checkpoint is resumed, or not with the same steps."""
     wanted, micro_batches = run.probes.rescale_to, run.micro_batches_per_step
     shared = f"should divide the {micro_batches} micro-batches of a step, which all processes share"
@@ -175,7 +169,7 @@ def _yaml(value: str | float | None) -> str:
     return json.dumps(value).strip('"')
 
 
-def _trainer(run: Run) -> Broken:
+def _trainer(run: "Run") -> Broken:
     if run.trainer not in TRAINERS:
         hint = nearest(run.trainer, TRAINERS)
         return [(("trainer",), f"should be {' or '.join(map(repr, TRAINERS))}{hint} (got {run.trainer!r})")]

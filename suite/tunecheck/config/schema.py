@@ -4,8 +4,6 @@ Names are those of axolotl and transformers where they have one. Defaults are on
 what a reader should see.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence
@@ -27,12 +25,11 @@ from pydantic import (
 from tunecheck.checks import asked_of
 from tunecheck.core.check import Check
 from tunecheck.core.errors import Unsupported
+from tunecheck.core.optimization import DecayedTensors, learning_rate
 from tunecheck.core.paths import config_file
-from tunecheck.core.schedule import learning_rate
 from tunecheck.core.text import file_stem
 from tunecheck.core.units import GIB as GIB
 from tunecheck.core.units import NUMBER, SIZE_UNITS, TIME_UNITS, parse_bytes, parse_seconds
-from tunecheck.core.weight_decay import DecayedTensors
 from tunecheck.models.adapters import Lora as Lora
 from tunecheck.models.adapters import Quantization as Quantization
 from tunecheck.models.description import Model, Section, Sha256

@@ -1,7 +1,5 @@
 """YAML with positions: plain data, the place of every key, and the problems found so far."""
 
-from __future__ import annotations
-
 import re
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -58,7 +56,7 @@ class Document:
         written = _written(path)
         return any(written[:length] in self._reported for length in range(len(written) + 1))
 
-    def graft(self, key: str, other: Document) -> None:
+    def graft(self, key: str, other: "Document") -> None:
         """Replace one top-level key by another document, its places and problems included."""
         self.data[key] = other.data
         self.places |= {(key, *path): place for path, place in other.places.items()}

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
+from tunecheck.core.frozen import Frozen
+
+if TYPE_CHECKING:  # the schema loads checks of other packages, which may import the trainers
     from tunecheck.config.schema import Run
 
 Broken = list[tuple[tuple[str, ...], str]]
 """Path of the key to change, and the rule that it breaks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerInfo:
+class TrainerInfo(Frozen):
     """Facts about a trainer that are needed before a run begins."""
 
     module: str

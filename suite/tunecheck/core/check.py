@@ -3,18 +3,17 @@
 The dataclass fields of a check are its YAML keys. Write pass conditions so that NaN fails: `measured <= limit`.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar, TypeVar
 
 from tunecheck.core.errors import MissingEvidence, NothingCompared
 from tunecheck.core.evidence import Census, Setup
 from tunecheck.core.finding import Finding, Status
+from tunecheck.core.frozen import Frozen
 from tunecheck.core.premises import Premise, first_open
 from tunecheck.core.trace import Trace
 from tunecheck.core.unexpected import described
@@ -22,8 +21,7 @@ from tunecheck.core.unexpected import described
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check(ABC):
+class Check(Frozen, ABC):
     """Base of all checks. A subclass states its question in its docstring, its limits as fields, and `judge`."""
 
     __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "strict": True}
@@ -185,7 +183,6 @@ def worst_of(items: Iterable[T], key: Callable[[T], float]) -> T:
     return max(items, key=lambda item: or_infinite(key(item)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NumericCheck(Check):
     """A check whose limit is a rounding error, so that it depends on the arithmetic's precision."""
 

@@ -1,24 +1,4 @@
-"""Every error that a user may see. Each states the value, where it came from, the rule and the next step.
-
-SuiteError
-├── ConfigError         a YAML file or --set is not valid
-│   └── UnusableRun     likewise, for the runs of one file
-├── BrokenRules         keys of a run break rules that need the model to check; becomes a ConfigError
-├── WeightsUnavailable  no source of a model could deliver it
-│   └── WeightsDamaged  a file is there but is not what its digest says
-├── DataError           a data set cannot be had or read
-│   └── BadRow          one is read, and a line of it is no row: the user's to change
-├── TraceError          a trace file cannot be read
-├── HistoryError        the store of previous sessions, or an accepted baseline, cannot be used
-│   └── HistoryDamaged  the store is broken or of another schema: it can be rebuilt
-├── MachineTooSmall     no GPU of this machine holds a run
-├── CardBusy            the GPUs that hold a run stay leased by other processes for too long
-├── GpuUnusable         a GPU is there, and it, its driver or torch's build keeps runs from it
-├── Unsupported         a combination of settings that is not implemented
-├── EstimateFailed      the model code did not run without weights and a GPU
-└── MissingEvidence     a check needs evidence that the trace does not hold
-    └── NothingCompared likewise: what it would compare is there, and is empty
-"""
+"""Every error that a user may see. Each states the value, where it came from, the rule and the next step."""
 
 from tunecheck.core.finding import Domain
 

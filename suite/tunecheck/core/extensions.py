@@ -1,7 +1,5 @@
 """Checks and probes of other packages, found by their entry points. Standard library only."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import entry_points

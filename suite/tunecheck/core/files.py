@@ -1,7 +1,5 @@
 """Write files atomically: whole or not at all."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from pathlib import Path

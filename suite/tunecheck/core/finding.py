@@ -1,7 +1,5 @@
 """A finding: what one check concluded about one trace."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path

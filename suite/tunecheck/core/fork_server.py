@@ -3,8 +3,6 @@
 A child is made in 10 ms instead of 4 s.
 """
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Run modules of the suite in a fresh interpreter, for libraries and drivers that may crash or hang."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -7,8 +7,6 @@ While it closes, what is being written is written whole: further signals wait.
 Standard library alone, and little of it: until this is imported, a signal meets Python's own handlers.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Bugs of libraries by the versions and cards that have them, without importing the libraries."""
 
-from __future__ import annotations
-
 import re
 
 CUDNN_ATTENTION = "https://github.com/pytorch/pytorch/issues/196678"

@@ -1,7 +1,5 @@
 """Recognise out-of-memory errors, and whose memory ran out: the GPU's, which a fallback may help, or the host's."""
 
-from __future__ import annotations
-
 import mmap
 from typing import Literal
 

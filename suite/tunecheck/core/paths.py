@@ -1,7 +1,5 @@
 """Folders: what tunecheck ships, a user's own files, the cache of models and data."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

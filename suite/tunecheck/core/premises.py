@@ -5,8 +5,6 @@ a check that needs an open premise is not judged. It also reports which are pres
 check that needs one of these raises a suspicion instead of a failure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 

@@ -4,8 +4,6 @@ A name that is no regular file (a FIFO would wait for its writer, a device has n
 what it should be, and JSON that is nested too deeply are errors like any other: OSError with `strerror`, or ValueError.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

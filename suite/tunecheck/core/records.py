@@ -1,7 +1,5 @@
 """Files of JSON lines: one reader for rows of every kind."""
 
-from __future__ import annotations
-
 import json
 import os
 from functools import lru_cache

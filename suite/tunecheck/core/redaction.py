@@ -4,8 +4,6 @@ Every writer goes through it: traces and JSON by `trace.spelled`, reports by `se
 `unexpected`, command lines by `shown`. Standard library only.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os

@@ -1,7 +1,5 @@
 """What the learned parts of many rows have in common: where labels, answers or beginnings were cut off."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from tunecheck.core.evidence import RowSpan

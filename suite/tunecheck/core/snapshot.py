@@ -4,20 +4,18 @@ A section is built when it is read. A key without a default that is missing is m
 section costs only the checks that need it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Generic, TypeVar, cast, get_origin
 
 from tunecheck.core.errors import MissingEvidence
+from tunecheck.core.frozen import Frozen
 from tunecheck.core.typed import MISFITS, build
 
 S = TypeVar("S")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArchitectureSnapshot:
+class ArchitectureSnapshot(Frozen):
     """The shapes of a model, by the names of transformers' config.json."""
 
     model_type: str
@@ -33,8 +31,7 @@ class ArchitectureSnapshot:
     """Standard deviation of random weights; the default is transformers' own."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSnapshot:
+class ModelSnapshot(Frozen):
     """The model."""
 
     name: str
@@ -42,8 +39,7 @@ class ModelSnapshot:
     """All parameters of the base, a tied tensor counted once."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoraSnapshot:
+class LoraSnapshot(Frozen):
     """The adapters."""
 
     r: int = 8
@@ -60,8 +56,7 @@ A_LOOP = "a loop"
 """Trainer of a training that is no Trainer's."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuantizationSnapshot:
+class QuantizationSnapshot(Frozen):
     """4-bit loading."""
 
     quant_type: str = "nf4"
@@ -69,8 +64,7 @@ class QuantizationSnapshot:
     double_quant: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingSnapshot:
+class TrainingSnapshot(Frozen):
     """The optimisation."""
 
     max_steps: int
@@ -109,8 +103,7 @@ class TrainingSnapshot:
         return self.offload == "parameters"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationSnapshot:
+class EvaluationSnapshot(Frozen):
     """The evaluations."""
 
     splits: tuple[str, ...] = ("probe",)
@@ -118,8 +111,7 @@ class EvaluationSnapshot:
     """Steps before which to evaluate, besides start and end."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbesSnapshot:
+class ProbesSnapshot(Frozen):
     """The evidence that costs time."""
 
     repeat_steps: int = 0
@@ -127,8 +119,7 @@ class ProbesSnapshot:
     rescale_to: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParallelSnapshot:
+class ParallelSnapshot(Frozen):
     """Several processes that train together."""
 
     processes: int
@@ -145,7 +136,7 @@ class _Key(Generic[S]):
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    def __get__(self, run: RunSnapshot, owner: type | None = None) -> S:
+    def __get__(self, run: "RunSnapshot", owner: type | None = None) -> S:
         """Return the run's value. Raises MissingEvidence where the header lacks a key without a default."""
         value = run.settings.get(self._name)
         if value is not None:
@@ -297,8 +288,7 @@ def _section(kind: type[S], given: Any, path: str) -> S:
     known = fields(kind)  # type: ignore[arg-type]
     if lacking := [f.name for f in known if f.name not in given and f.default is MISSING]:
         raise MissingEvidence(f"the header of the trace lacks {', '.join(f'{path}.{name}' for name in lacking)}")
-    values = {field.name: given[field.name] for field in known if field.name in given}
     try:
-        return cast(S, build(kind, values))
+        return cast(S, build(kind, given, partial=True))
     except MISFITS as error:
         raise MissingEvidence(f"the header of the trace has another {path}: {error}") from None

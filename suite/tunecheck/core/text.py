@@ -1,7 +1,5 @@
 """Format numbers, and text of foreign origin, for every output."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import re

@@ -5,8 +5,6 @@ crash leaves what was written so far; a line that was cut in half by it is dropp
 lines of all but the first have the key `rank`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -77,7 +75,7 @@ class Attempt:
         """Return all records of this kind, in the order they were written; empty when there are none."""
         return [record for record in self.records if isinstance(record, kind)]
 
-    def of_rank(self, rank: int) -> Attempt:
+    def of_rank(self, rank: int) -> "Attempt":
         """Return the attempt as this rank saw it; the attempt itself where one process made it."""
         return replace(self, records=self.of_ranks[rank], of_ranks={}) if rank in self.of_ranks else self
 
@@ -145,7 +143,7 @@ class Trace:
         """The processes that left evidence of the main attempt, by rank; 0 alone where one trained."""
         return [0, *sorted(self.main.of_ranks)] if self.trainings else [0]
 
-    def of_rank(self, rank: int) -> Trace:
+    def of_rank(self, rank: int) -> "Trace":
         """Return the trace as this rank saw it."""
         return Trace(self.header, tuple(attempt.of_rank(rank) for attempt in self.attempts))
 

@@ -1,19 +1,17 @@
 """Trends in noisy series, robust against outliers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import NormalDist, median
+
+from tunecheck.core.frozen import Frozen
 
 MOST_POINTS = 100
 """Of a trend, whose slopes are taken over all pairs: the cost is quadratic."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trend:
+class Trend(Frozen):
     """A robust line through a series, with its interval."""
 
     slope: float

@@ -1,7 +1,5 @@
 """Plain values of JSON as typed data: what a file says is of the annotated types, or it is refused where it is read."""
 
-from __future__ import annotations
-
 import dataclasses
 import types
 import typing
@@ -21,16 +19,17 @@ def _fields(kind: type) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
-def build(hint: Any, value: Any) -> Any:
+def build(hint: Any, value: Any, *, partial: bool = False) -> Any:
     """Build the annotated type from a JSON value: dataclasses, enums, tuples, mappings, floats spelled as text.
 
-    Raises TypeError or ValueError for a value of another type, so that nothing that reads a record has to look.
+    `partial` leaves out the keys that a dataclass does not have. Raises TypeError or ValueError for a value of another
+    type, so that nothing that reads a record has to look.
     """
     if hint is Any:
         return value
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
-        return _build_one_of(arguments, value)
+        return _build_one_of(arguments, value, partial)
     if origin is typing.Literal:
         if value not in arguments:
             raise ValueError(f"{value!r} is none of {', '.join(map(str, arguments))}")
@@ -38,15 +37,16 @@ def build(hint: Any, value: Any) -> Any:
     if dataclasses.is_dataclass(hint):
         fields = _fields(typing.cast(type, hint))
         _require(isinstance(value, dict), value, hint)
-        if unknown := sorted(value.keys() - fields.keys()):
+        if (unknown := sorted(value.keys() - fields.keys())) and not partial:
             raise KeyError(f"unknown fields {unknown}")
-        return typing.cast(type, hint)(**{key: _build_field(key, fields[key], item) for key, item in value.items()})
+        known = {key: _build_field(key, fields[key], value[key], partial) for key in value if key in fields}
+        return typing.cast(type, hint)(**known)
     if origin is tuple:
         _require(isinstance(value, list), value, hint)
-        return tuple(build(arguments[0], item) for item in value)
+        return tuple(build(arguments[0], item, partial=partial) for item in value)
     if origin is dict:
         _require(isinstance(value, dict), value, hint)
-        return {key: build(arguments[1], item) for key, item in value.items()}
+        return {key: build(arguments[1], item, partial=partial) for key, item in value.items()}
     if hint is float:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         return float(_require(number or value in _NON_FINITE, value, hint))
@@ -55,21 +55,21 @@ def build(hint: Any, value: Any) -> Any:
     return _require(type(value) is hint, value, hint)  # of a bool, which is an int too, and of None
 
 
-def _build_field(name: str, hint: Any, value: Any) -> Any:
+def _build_field(name: str, hint: Any, value: Any, partial: bool) -> Any:
     try:
-        return build(hint, value)
+        return build(hint, value, partial=partial)
     except (TypeError, ValueError, OverflowError) as error:
         raise TypeError(f"{name}: {error}") from None
 
 
-def _build_one_of(hints: tuple[Any, ...], value: Any) -> Any:
+def _build_one_of(hints: tuple[Any, ...], value: Any, partial: bool) -> Any:
     """Build the first of these types that the value fits; None stays None where it is among them."""
     if value is None and type(None) in hints:
         return None
     problems = []
     for hint in hints:
         try:
-            return build(hint, value)
+            return build(hint, value, partial=partial)
         except (TypeError, ValueError, KeyError) as error:
             problems.append(str(error))
     raise TypeError(problems[0])

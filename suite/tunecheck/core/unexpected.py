@@ -1,7 +1,5 @@
 """The last resort: an error that nobody foresaw becomes one line for the user and a file with its traceback."""
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 import traceback

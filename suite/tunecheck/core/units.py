@@ -1,9 +1,8 @@
 """Numbers with a unit, as configurations and command lines write them: "8GiB" is bytes, "10min" is seconds."""
 
-from __future__ import annotations
-
 import re
 from argparse import ArgumentTypeError
+from collections.abc import Callable
 from typing import Any
 
 GIB = 1024**3
@@ -26,24 +25,22 @@ def parse_seconds(value: Any) -> Any:
 
 def size_option(text: str) -> int:
     """Parse a command line's "8GiB" to bytes. Raises ArgumentTypeError, which argparse and pytest show."""
-    try:
-        size_bytes = int(parse_bytes(text))
-    except ValueError as error:
-        raise ArgumentTypeError(f"{text!r} {error}") from None
-    if size_bytes <= 0:
-        raise ArgumentTypeError(f"{text!r} should be more than nothing")
-    return size_bytes
+    return int(_above_nothing(text, parse_bytes))
 
 
 def seconds_option(text: str) -> float:
     """Parse a command line's "10min" to seconds. Raises ArgumentTypeError."""
+    return _above_nothing(text, parse_seconds)
+
+
+def _above_nothing(text: str, parse: Callable[[str], Any]) -> float:
     try:
-        seconds = float(parse_seconds(text))
+        number = float(parse(text))
     except ValueError as error:
         raise ArgumentTypeError(f"{text!r} {error}") from None
-    if seconds <= 0:
+    if number <= 0:
         raise ArgumentTypeError(f"{text!r} should be more than nothing")
-    return seconds
+    return number
 
 
 def count_option(text: str) -> int:

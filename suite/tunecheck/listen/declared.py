@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from tunecheck.config.schema import Data, Evaluate, Probes, Run, Training
 from tunecheck.core.errors import Unsupported
+from tunecheck.core.optimization import learning_rate
 from tunecheck.core.premises import Premise, opened
-from tunecheck.core.schedule import learning_rate
 from tunecheck.core.snapshot import A_LOOP
 from tunecheck.listen import any_model, noted
 from tunecheck.listen.adapters import ADAPTER, WatchedLora, adapters_of, is_lora, ranks_given, trained_tensors

@@ -1,7 +1,5 @@
 """Sections `lora` and `quantization` of a run: adapters, and the quantisation of the base."""
 
-from __future__ import annotations
-
 from math import sqrt
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """Schema of a model's YAML: its architecture, and the sources of its weights."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (

@@ -1,7 +1,5 @@
 """Decoder layers by tensor name: matched by the number in the name, never by a substring, since 1 is not 10."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from typing import Any

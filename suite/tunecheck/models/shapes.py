@@ -1,14 +1,9 @@
-"""Names and shapes of a model's weights, by arithmetic from its configuration alone. Standard library only."""
-
-from __future__ import annotations
+"""Names and shapes of a model's weights, by arithmetic from its configuration alone."""
 
 from math import ceil
-from typing import TYPE_CHECKING
 
 from tunecheck.core.errors import Unsupported
-
-if TYPE_CHECKING:
-    from tunecheck.models.description import Architecture
+from tunecheck.models.description import Architecture
 
 Shape = tuple[int, ...]
 

@@ -1,9 +1,8 @@
 """The table of probes, in the order in which they see each moment."""
 
-from __future__ import annotations
-
 from tunecheck.core.extensions import EXTENSION_PROBES, extensions
 from tunecheck.probes.adapters import AdapterProbe
+from tunecheck.probes.backward_pass import LayerGradientProbe, RecomputationProbe
 from tunecheck.probes.call_order import CallOrderProbe
 from tunecheck.probes.census import CensusProbe
 from tunecheck.probes.continuity import ContinuityProbe
@@ -15,21 +14,15 @@ from tunecheck.probes.forward_paths import ForwardProbe
 from tunecheck.probes.generation import GenerationProbe
 from tunecheck.probes.given_rows import GivenRowsProbe
 from tunecheck.probes.gradients import GradientProbe
-from tunecheck.probes.layer_gradients import LayerGradientProbe
+from tunecheck.probes.inputs import ShownRowsProbe, StepInputsProbe
 from tunecheck.probes.movement import MovementProbe
-from tunecheck.probes.oracle import OracleProbe
-from tunecheck.probes.own_loss import OwnLossProbe
-from tunecheck.probes.pace import PaceProbe
+from tunecheck.probes.oracle import OracleProbe, OwnLossProbe
 from tunecheck.probes.positions import PositionProbe
 from tunecheck.probes.quantization import QuantizationProbe
-from tunecheck.probes.recomputation import RecomputationProbe
-from tunecheck.probes.replicas import ReplicaProbe
+from tunecheck.probes.ranks import PaceProbe, ReplicaProbe, ShardProbe
 from tunecheck.probes.resources import LiveTensorProbe
 from tunecheck.probes.resumed import ResumedProbe
 from tunecheck.probes.round_trip import RoundTripProbe
-from tunecheck.probes.shards import ShardProbe
-from tunecheck.probes.shown_rows import ShownRowsProbe
-from tunecheck.probes.step_inputs import StepInputsProbe
 from tunecheck.probes.training_state import TrainingStateProbe
 from tunecheck.probes.updates import UpdateProbe
 from tunecheck.probes.weight_gradients import WeightGradientProbe

@@ -4,32 +4,29 @@ With rsLoRA s = alpha/sqrt(r). With DoRA (arXiv 2402.09353) the linear becomes b
 norm taken over each row of the matrix and m the magnitude that learns.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from tunecheck.core.evidence import AdapterStart
+from tunecheck.core.frozen import Frozen
 from tunecheck.probes.reference.forwards import PROMPT_TOKENS, first_tokens, logits_of
 from tunecheck.probes.reference.four_bit import is_packed, unpack
 from tunecheck.probes.reference.measures import relative_difference, worst
 from tunecheck.probes.reference.weight_file import WeightFile
 from tunecheck.training.events import Probe
 from tunecheck.training.hooks import OwnHooks
-from tunecheck.training.restore import without_adapters, without_dropout
+from tunecheck.training.restore import kept_values, without_adapters, without_dropout
 from tunecheck.training.session import Session
 
 RANK_TOLERANCE = 1e-4
 """Of the largest singular value: rows that repeat each other give 1e-7, random ones 0.1 and more at usual ranks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Factors:
+class Factors(Frozen):
     """One adapter's tensors."""
 
     a: torch.Tensor
@@ -116,26 +113,23 @@ def _starts(session: Session) -> tuple[dict[str, float], tuple[str, ...], tuple[
     sizes = torch.stack([a.square().mean().sqrt() * (3 * a.shape[1]) ** 0.5 for a in factors.values()])
     sums = torch.stack([a.flatten()[:64].double().sum() for a in factors.values()]).tolist()
     repeated = tuple(name for at, name in enumerate(factors) if sums[at] in sums[:at])
-    dependent = tuple(name for name, a in factors.items() if _rank(a) < min(a.shape))
+    # on the CPU: a GPU's solver would be loaded, with its workspace, for this alone
+    ranks = {name: int(torch.linalg.matrix_rank(a.cpu(), rtol=RANK_TOLERANCE)) for name, a in factors.items()}
+    dependent = tuple(name for name, a in factors.items() if ranks[name] < min(a.shape))
     return {"smallest": float(sizes.min()), "largest": float(sizes.max())}, repeated, dependent
-
-
-def _rank(matrix: torch.Tensor) -> int:
-    """On the CPU: a GPU's solver would be loaded, with its workspace, for this alone."""
-    return int(torch.linalg.matrix_rank(matrix.cpu(), rtol=RANK_TOLERANCE))
 
 
 @contextmanager
 def _touched(session: Session) -> Iterator[dict[str, Factors]]:
     """The factors of every adapter by module name: B random, magnitudes off their start, for as long as it lasts."""
     parameters = {name: p for name, p in session.model.named_parameters() if ".lora_" in name}
-    saved = {name: p.detach().clone() for name, p in parameters.items() if ".lora_A." not in name}
+    touched = {name: p for name, p in parameters.items() if ".lora_A." not in name}
     generator, lora = torch.Generator().manual_seed(0), session.run.lora
     assert lora is not None
     factors = {}
-    try:
+    with kept_values([*touched.values()]):
         with torch.no_grad():
-            for name in (name for name in saved if ".lora_B." in name and name.endswith(".weight")):
+            for name in (name for name in touched if ".lora_B." in name and name.endswith(".weight")):
                 a, b = parameters[name.replace(".lora_B.", ".lora_A.")], parameters[name]
                 magnitude = parameters.get(name.replace(".lora_B.", ".lora_magnitude_vector."))
                 module = name.removeprefix("base_model.model.").partition(".lora_B.")[0]
@@ -148,10 +142,6 @@ def _touched(session: Session) -> Iterator[dict[str, Factors]]:
                     bias.copy_(enlarged * torch.randn(bias.shape, generator=generator).to(bias))
                 factors[module] = Factors(a=a, b=b, magnitude=magnitude, bias=bias)
         yield factors
-    finally:
-        with torch.no_grad():
-            for name, value in saved.items():
-                parameters[name].copy_(value)
 
 
 @contextmanager

@@ -4,25 +4,21 @@ Calls are seen where every trainer ends up: in torch. Whether gradients were cle
 gradients themselves, of a few small tensors, since there are many ways to do it.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import ref
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from tunecheck.core.evidence import CallOrder
+from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe, probing
 from tunecheck.training.hooks import same_optimizer
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import whole
-
-if TYPE_CHECKING:
-    from tunecheck.training.data import Batch
 
 STEPS = 10
 """Steps that are listened to, the first ones: an order is that of the code, which is the same in all of them."""

@@ -1,7 +1,5 @@
 """Which tensors exist, which are trained, which the optimizer holds, where they live and in which dtype."""
 
-from __future__ import annotations
-
 from math import prod
 from typing import Any
 
@@ -46,7 +44,9 @@ class CensusProbe(Probe):
         names = {id(parameter): name for name, parameter in parameters.items()}
         groups = session.optimizer.param_groups
         state = [value for held in session.optimizer.state.values() for value in held.values()]
-        everything = [*parameters.values(), *session.model.buffers(), *(value for value in state if _is_matrix(value))]
+        # optimizers keep their step count as a scalar on the CPU by design
+        matrices = [value for value in state if isinstance(value, torch.Tensor) and value.dim() > 0]
+        everything = [*parameters.values(), *session.model.buffers(), *matrices]
         trained = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
         frozen = [parameter for name, parameter in parameters.items() if name not in trained]
         return Census(
@@ -58,7 +58,9 @@ class CensusProbe(Probe):
             trainable_dtypes=counted(dtype_name(parameter.dtype) for parameter in trained.values()),
             frozen_dtypes=counted(dtype_name(parameter.dtype) for parameter in frozen),
             trainable_parameters=sum(parameter.numel() for parameter in trained.values()),
-            total_parameters=sum(_elements(parameter) for parameter in parameters.values()),
+            total_parameters=sum(
+                int(prod(p.quant_state.shape)) if is_packed(p) else p.numel() for p in parameters.values()
+            ),
             expected_parameters=self._parameters,
             weight_decays=counted(str(group.get("weight_decay", 0)) for group in groups for _ in group["params"]),
             undecayed=tuple(
@@ -73,14 +75,5 @@ class CensusProbe(Probe):
         )
 
 
-def _elements(parameter: Any) -> int:
-    return int(prod(parameter.quant_state.shape) if is_packed(parameter) else parameter.numel())
-
-
 def _adam(group: dict[str, Any]) -> str:
     return " ".join(map(str, (*group["betas"], group["eps"]))) if {"betas", "eps"} <= group.keys() else "none"
-
-
-def _is_matrix(value: object) -> bool:
-    """Optimizers keep their step count as a scalar on the CPU by design."""
-    return isinstance(value, torch.Tensor) and value.dim() > 0

@@ -1,7 +1,5 @@
 """Between two optimizer steps nothing changes: neither what learns, nor what is frozen."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -31,9 +29,7 @@ class ContinuityProbe(Probe):
     def start(self, session: Session) -> None:
         """Note the start."""
         self._watched = session.run.training.offload != "parameters"
-        if not self._watched:
-            return
-        parameters = list(session.model.named_parameters())
+        parameters = list(session.model.named_parameters()) if self._watched else []
         self._trained = _Samples([(name, p) for name, p in parameters if p.requires_grad], TRAINED_ELEMENTS)
         self._frozen = _Samples([(name, p) for name, p in parameters if not p.requires_grad], FROZEN_ELEMENTS)
         self._moments = 0
@@ -48,8 +44,7 @@ class ContinuityProbe(Probe):
 
     def step_end(self, session: Session, step: int, applied: bool) -> None:
         """Note what the optimizer made of the trained tensors."""
-        if self._watched:
-            self._trained.renew()
+        self._trained.renew()
 
     def end(self, session: Session) -> None:
         """Compare once more, after the last evaluation."""
@@ -66,10 +61,9 @@ class ContinuityProbe(Probe):
             )
 
     def _compare(self, step: int) -> None:
-        if self._watched:
-            self._moments += 1
-            self._trained.compare(step)
-            self._frozen.compare(step)
+        self._moments += 1
+        self._trained.compare(step)
+        self._frozen.compare(step)
 
 
 class _Samples:

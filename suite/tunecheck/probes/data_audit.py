@@ -1,7 +1,5 @@
 """What the model is really given, held against the data files: read, rendered and tokenised again by other code."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random
@@ -37,7 +35,8 @@ class DataProbe(Probe):
         """Render every row again and compare the two splits."""
         data = session.run.data
         tokenizer = load_tokenizer(session.folder)  # the session's own may be another model's
-        train, heldout = _records(data.file("train")), _records(data.file("heldout"))
+        files = data.file("train"), data.file("heldout")
+        train, heldout = map(_records, files)
         rows = {
             split: _rendered(session, tokenizer, split, held)
             for split, held in (("train", train), ("heldout", heldout))
@@ -63,7 +62,7 @@ class DataProbe(Probe):
                 misplaced=tuple(_misplaced(session, rendered)),
                 duplicates=_duplicates(rows["train"]),
                 dataset=data.name,
-                dataset_sha256=_file_digest([data.file("train"), data.file("heldout")]),
+                dataset_sha256=hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest(),
             )
         )
 
@@ -306,7 +305,3 @@ def _given(example: Tokens) -> Ids:
 
 def _plain(text: str) -> str:
     return " ".join(text.casefold().split())
-
-
-def _file_digest(paths: list[Path]) -> str:
-    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()

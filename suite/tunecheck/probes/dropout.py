@@ -4,8 +4,6 @@ Dropout comes before A: the adapter adds s B A d(x), where d zeroes a share p of
 the base is given x itself. Row i of A adds elements i and i + r, and B hands the sums on, so each sum is one of four.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +13,7 @@ from tunecheck.probes.reference.forwards import first_tokens, logits_of
 from tunecheck.training.events import Probe
 from tunecheck.training.hooks import OwnHooks
 from tunecheck.training.load import DTYPES
-from tunecheck.training.restore import random_state
+from tunecheck.training.restore import kept_values, random_state
 from tunecheck.training.session import Session
 
 TOKENS = 64
@@ -40,8 +38,7 @@ class DropoutProbe(Probe):
         if session.run.training.offload == "parameters":  # they are another place's, and only lent
             return
         parameters = {name: p for name, p in session.model.named_parameters() if ".lora_" in name}
-        saved = {name: p.detach().clone() for name, p in parameters.items()}
-        try:
+        with kept_values([*parameters.values()]):
             for name, parameter in parameters.items():
                 with torch.no_grad():
                     parameter.copy_(_telling(parameter, sums=".lora_A." in name))
@@ -51,10 +48,6 @@ class DropoutProbe(Probe):
             scales = {name: lora.scale_of(name.removeprefix("base_model.model.")) for name in modules}
             rest = 1 / (1 - lora.dropout)
             self.emit(_counted(calls, ranks, scales, rest, DTYPES[session.precision]))
-        finally:
-            with torch.no_grad():
-                for name, value in saved.items():
-                    parameters[name].copy_(value)
 
 
 def _telling(parameter: torch.Tensor, *, sums: bool) -> torch.Tensor:
@@ -146,11 +139,11 @@ class _Fallen:
     kept: torch.Tensor
     """Where that can be told."""
 
-    def part(self, first: int) -> _Fallen:
+    def part(self, first: int) -> "_Fallen":
         """Every second token."""
         return _Fallen(self.kind[first::2], self.kept[first::2])
 
-    def agreeing(self, other: _Fallen) -> tuple[int, int]:
+    def agreeing(self, other: "_Fallen") -> tuple[int, int]:
         """Places that both can tell of, and those of them where the same fell."""
         tokens, sums = map(min, self.kind.shape, other.kind.shape)
         here = (slice(tokens), slice(sums))

@@ -1,7 +1,5 @@
 """Has the trainer evaluate, and once looks at how it does it."""
 
-from __future__ import annotations
-
 import gc
 import math
 from collections.abc import Iterator, Sequence
@@ -42,6 +40,7 @@ class EvaluationProbe(Probe):
 
     def _evaluate(self, session: Session, step: int) -> None:
         size, exchange = session.run.evaluation.batch_size, session.exchange
+        uniform = math.log(session.run.model.architecture.vocab_size)
         for split in session.run.evaluation.splits:
             rows = session.batches.fixed(split)
             modes = [module.training for module in session.model.modules()]
@@ -61,7 +60,7 @@ class EvaluationProbe(Probe):
                     tokens=tokens,
                     logits_loss=own.loss_of(exchange),
                     model_repeats=None if offloaded else call.repeats(session.model),
-                    plain_loss=_plain_loss(session) if step == 0 and loss > HIGH_SHARE * _uniform(session) else None,
+                    plain_loss=_plain_loss(session) if step == 0 and loss > HIGH_SHARE * uniform else None,
                 )
             )
             if not last:
@@ -91,11 +90,6 @@ class EvaluationProbe(Probe):
                     ),
                 )
             )
-
-
-def _uniform(session: Session) -> float:
-    """Return the loss of a uniform guess."""
-    return math.log(session.run.model.architecture.vocab_size)
 
 
 def _plain_loss(session: Session) -> float:

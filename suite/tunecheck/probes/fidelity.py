@@ -1,7 +1,5 @@
 """The loaded base against the weight file: was every tensor really loaded, and loaded right?"""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Properties of one forward pass: the same twice, causal, blind to padding and to other rows; and one known product."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -144,7 +142,7 @@ class ForwardProbe(Probe):
             for name, module in (named for layer in layers for named in layer.named_modules()):
                 for ending, seen in self._products.items():
                     if name.endswith(ending):
-                        self.hooks.after(module, _noting(seen))
+                        self.hooks.after(module, lambda _m, _args, out, seen=seen: seen.add(dtype_name(out.dtype)))
             for attention in [inner for inner in attentions if inner is not None][:1]:
                 self.hooks.around(attention, self._kernels.seen_in)
 
@@ -234,11 +232,6 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._seen(func)
         return func(*args, **(kwargs or {}))
-
-
-def _noting(seen: set[str]) -> Callable[..., None]:
-    """A forward hook that adds the dtype of what its module returns."""
-    return lambda _module, _args, out: seen.add(dtype_name(out.dtype))
 
 
 def _largest(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -1,14 +1,13 @@
 """Greedy continuations before and after training: can the model say what it was taught?"""
 
-from __future__ import annotations
-
 import unicodedata
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from tunecheck.core.evidence import Generation
+from tunecheck.core.frozen import Frozen
 from tunecheck.probes.reference.in_fp32 import WIDENED_BYTES, in_fp32, widened_bytes
 from tunecheck.training.data import IGNORED, Row, read_rows
 from tunecheck.training.data.rows import prompt_ids, prompt_text
@@ -56,8 +55,7 @@ class GenerationProbe(Probe):
                 self.emit(replace(answer, fp32_difference=difference))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Question:
+class _Question(Frozen):
     """What the model is to continue."""
 
     prompt: str

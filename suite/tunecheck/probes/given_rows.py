@@ -4,8 +4,6 @@ Nothing is known of the texts that they were made from, so they are judged by wh
 model: a label is the token at its place, padding is not learned, the end of an answer is.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence

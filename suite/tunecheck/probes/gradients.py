@@ -1,21 +1,16 @@
 """Which tensors get a gradient, step by step, and which still hold one when a step begins."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
 from tunecheck.core.evidence import Gradients
+from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import whole
-
-if TYPE_CHECKING:
-    from tunecheck.training.data import Batch
 
 READ_EVERY = 10
 """Steps whose norms stay on the device before they are read together: reading waits for the GPU."""

@@ -1,23 +1,18 @@
 """Start to end: every trainable tensor must have moved, every frozen byte must be the same."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from tunecheck.core.evidence import Movement
 from tunecheck.probes.reference.four_bit import is_packed, statistics
 from tunecheck.probes.reference.measures import digest, digests, sample, sampled_columns, sampled_rows
+from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import whole
-
-if TYPE_CHECKING:
-    from tunecheck.training.data import Batch
-
 
 ADDED_TOKENS = ".trainable_tokens_delta."
 """In the names of the rows that peft trains of an embedding."""
@@ -42,13 +37,11 @@ class MovementProbe(Probe):
         self._idle = set() if session.run.is_causal_lm else {name for name, _ in self._trainable}
         """Tensors that need not move: a model that is not known may have parts that take no part."""
         self._without_rate: set[int] | None = None
-        self._parts = _learning_in_part(session.model, self._lookup)
-        self._learnt = {name: torch.zeros(len(p), dtype=torch.bool, device=p.device) for name, p in self._parts.items()}
         # an embedding's A has a column for each token, those that are read learn
         self._columns = {name: p for name, p in self._trainable if ".lora_embedding_A." in name}
-        self._learnt |= {
-            name: torch.zeros(p.shape[1], dtype=torch.bool, device=p.device) for name, p in self._columns.items()
-        }
+        self._parts = _learning_in_part(session.model, self._lookup) | self._columns
+        counts = {name: p.shape[1] if name in self._columns else len(p) for name, p in self._parts.items()}
+        self._learnt = {n: torch.zeros(counts[n], dtype=torch.bool, device=p.device) for n, p in self._parts.items()}
         frozen = list(_frozen(session))
         held = zip(digests(tensor for _, tensor in frozen), frozen, strict=True)
         self._frozen = {name: (before, tensor) for before, (name, tensor) in held}
@@ -71,10 +64,8 @@ class MovementProbe(Probe):
             self._idle -= {name for name, norm in norms.items() if not norm <= least}
         for name, part in self._parts.items():
             if part.grad is not None:
-                self._learnt[name] |= (whole(part.grad) != 0).flatten(1).any(1)
-        for name, part in self._columns.items():
-            if part.grad is not None:
-                self._learnt[name] |= (whole(part.grad) != 0).any(0)
+                learning = whole(part.grad) != 0
+                self._learnt[name] |= learning.any(0) if name in self._columns else learning.flatten(1).any(1)
 
     def end(self, session: Session) -> None:
         """Compare the end with the start."""

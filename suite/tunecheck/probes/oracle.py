@@ -1,10 +1,9 @@
 """One accumulation window computed again by other code: its rows without masks, losses summed, one division.
 
 The gradient of a window is the sum of its rows' gradients, however a trainer splits, pads and packs them. So one
-comparison covers padding, masks, the shift of the labels, packing, accumulation and the loss itself.
+comparison covers padding, masks, the shift of the labels, packing, accumulation and the loss itself. What a model
+computes otherwise than the oracle is left out where loss and gradient are taken from the trainer's own logits.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -12,15 +11,17 @@ from functools import partial
 
 import torch
 
-from tunecheck.core.evidence import Oracle, OwnRowsGradient
+from tunecheck.checks.utilization import PROBED_STEPS
+from tunecheck.core.evidence import Oracle, OwnLoss, OwnRowsGradient
 from tunecheck.probes.reference.forwards import side_by_side
 from tunecheck.probes.reference.given import stand_still
 from tunecheck.probes.reference.in_fp32 import in_fp32
-from tunecheck.probes.reference.measures import sketch
-from tunecheck.probes.reference.own_logits import IdsAndLabels, unpadded
+from tunecheck.probes.reference.measures import random_digest, sketch
+from tunecheck.probes.reference.own_logits import IdsAndLabels, OwnLogits, unpadded
+from tunecheck.probes.reference.replay import first_call
 from tunecheck.training.data import IGNORED, Batch
-from tunecheck.training.events import Probe
-from tunecheck.training.restore import random_state, uncached, without_dropout
+from tunecheck.training.events import Probe, probing
+from tunecheck.training.restore import own_gradients, random_state, uncached, without_dropout
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import whole
 
@@ -135,14 +136,8 @@ def _loss_and_gradients(
     parameters: list[torch.Tensor], loss_backward: Callable[[], float]
 ) -> tuple[float, list[torch.Tensor]]:
     """Return a loss and its gradient; the parameters' own gradients are put back."""
-    kept = [parameter.grad for parameter in parameters]
-    for parameter in parameters:
-        parameter.grad = None
-    try:
+    with own_gradients(parameters):
         return loss_backward(), _gradients(parameters)
-    finally:
-        for parameter, gradient in zip(parameters, kept, strict=True):
-            parameter.grad = gradient
 
 
 def _gradients(parameters: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -235,3 +230,55 @@ def _window_loss_backward(session: Session, window: Sequence[Batch], share: floa
             loss.backward()
         total += float(loss.detach())
     return total
+
+
+REPEATED = 2
+"""The step whose first forward is carried out once more: the first in which adapters do something. What was random at
+the start of the run, or was exchanged, is told by other probes; this costs one micro-batch's forward."""
+
+
+class OwnLossProbe(Probe):
+    """Takes loss and gradient from the logits of the trainer's own forwards, in the first steps and the oracle's."""
+
+    emits = (OwnLoss,)
+
+    def start(self, session: Session) -> None:
+        """Note the steps."""
+        last = session.run.training.max_steps
+        self._steps = {*range(PROBED_STEPS), *(step % last for step in session.run.probes.oracle_steps)}
+        self._logits: OwnLogits | None = None
+        self._repeated = -1 if session.run.uses_dropout or session.run.training.offload == "parameters" else REPEATED
+
+    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+        """Watch the forwards over this window's rows."""
+        if step in self._steps and window:  # of a loop that is not ours the rows are not known yet
+            self._logits = OwnLogits(session.model, unpadded(window), self.hooks, gradients=True)
+            self._call = first_call(session.model, self.hooks)
+            self._states: list[str] = []
+            if session.run.uses_dropout:
+                self.hooks.before(session.model.get_decoder(), partial(self._drawing, session))
+
+    def _drawing(self, session: Session, *_: object) -> None:
+        """Note the random state before a forward pass of the training's own."""
+        if torch.is_grad_enabled() and not probing():
+            self._states.append(random_digest(session.device))
+
+    def backward_end(self, session: Session, step: int) -> None:
+        """Record what was seen."""
+        if self._logits is None:
+            return
+        logits, self._logits = self._logits, None
+        logits.close()
+        scale = session.scaler.get_scale() if session.scaler else 1.0
+        scale *= session.exchange.count  # the mean over ranks divides by it
+        self.emit(
+            OwnLoss(
+                step=step,
+                loss=logits.loss_of(session.exchange),
+                gradient_error=logits.gradient_error(scale),
+                gradient_noise=logits.gradient_noise,
+                foreign_rows=logits.foreign_rows,
+                random_states=tuple(self._states),
+                model_repeats=self._call.repeats(session.model) if step == self._repeated else None,
+            )
+        )

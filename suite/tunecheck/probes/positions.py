@@ -5,23 +5,19 @@ or, where it is asked for the next one, behind it. Needs neither labels nor the 
 of a model that is given tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 
 from tunecheck.core.evidence import PositionGradients
 from tunecheck.probes.reference.own_tokens import copies, rows_that_see, tokens_and_scores
+from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe
 from tunecheck.training.session import Session
-
-if TYPE_CHECKING:
-    from tunecheck.training.data import Batch
 
 STEPS = 4
 """Steps looked at: which positions count is decided by the script's code, the same in all of them."""
@@ -138,7 +134,7 @@ class PositionProbe(Probe):
         self._at_padding += float(squares[padding].sum())
         self._everywhere += float(squares.sum())
 
-    def _add_raised(self, call: _Call, gradient: torch.Tensor) -> None:
+    def _add_raised(self, call: "_Call", gradient: torch.Tensor) -> None:
         """Count the positions whose next token is another, and those of them that are to read their own token."""
         read, every = call.read, -(-call.read.numel() // LOOKED_AT)
         falling, raised = gradient.detach()[:, :-1:every].min(dim=-1)

@@ -1,7 +1,5 @@
 """The 4-bit linears as they really are, and their kernel against our own dequantisation."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from math import isnan, prod
 from typing import Any

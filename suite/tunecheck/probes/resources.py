@@ -1,7 +1,5 @@
 """Tensors that stay alive: during training neither their number nor their bytes may grow."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -1,15 +1,12 @@
 """Whether a resumed training has its weights, its optimizer's state and its settings back."""
 
-from __future__ import annotations
-
-import hashlib
 import json
 from typing import Any
 
 import torch
 
 from tunecheck.core.evidence import Resumed, TrainerState
-from tunecheck.probes.reference.measures import digest
+from tunecheck.probes.reference.measures import digest, hex_digest
 from tunecheck.training.events import Probe
 from tunecheck.training.session import Session
 
@@ -41,7 +38,7 @@ def _tensors(session: Session) -> dict[str, str]:
     for name, parameter in named.items():
         state = session.optimizer.state.get(parameter, {})
         held |= {f"{key} of {name}": value for key, value in state.items() if isinstance(value, torch.Tensor)}
-    return {name: hashlib.sha256(repr(digest(tensor)).encode()).hexdigest()[:16] for name, tensor in held.items()}
+    return {name: hex_digest(digest(tensor)) for name, tensor in held.items()}
 
 
 def _settings(session: Session) -> dict[str, str]:

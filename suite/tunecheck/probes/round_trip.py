@@ -1,11 +1,9 @@
 """After training: what the adapters do, whether all of them are in the file, and whether it gives the same function."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +15,12 @@ from tunecheck.probes.reference.measures import relative_difference
 from tunecheck.probes.reference.weight_file import WeightFile, file_name
 from tunecheck.strategies.mixed_precision import multiply_in_input_dtype
 from tunecheck.training.events import Probe
-from tunecheck.training.restore import as_found, kept_trainable, without_adapters
+from tunecheck.training.restore import as_found, kept_trainable, kept_values, without_adapters
 from tunecheck.training.session import Session
 
 BASE_WEIGHT = ".base_layer.weight"
 ENLARGED = 4096.0
+"""Factor of every B, a power of two: an adapter below the logits' last place is seen then."""
 
 
 class RoundTripProbe(Probe):
@@ -38,7 +37,10 @@ class RoundTripProbe(Probe):
             base = logits_of(session, first_tokens(session), training=False)
         enlarged = None
         if not (difference := relative_difference(base, trained)):
-            with _enlarged(session.model):
+            factors = [p for name, p in session.model.named_parameters() if ".lora_B." in name]
+            with kept_values(factors), torch.no_grad():
+                for factor in factors:
+                    factor.mul_(ENLARGED)
                 enlarged = relative_difference(base, logits_of(session, first_tokens(session), training=False))
         self.emit(AdapterEffect(difference=difference, enlarged_difference=enlarged))
         with tempfile.TemporaryDirectory(prefix="tunecheck-") as name, as_found(session.model):
@@ -52,21 +54,6 @@ class RoundTripProbe(Probe):
                 self.emit(_compare(session, folders[writers[0]] if writers else Path(name), trained))
             finally:
                 session.exchange.gathered(None)  # no rank may remove its folder while another reads it
-
-
-@contextmanager
-def _enlarged(model: Any) -> Iterator[None]:
-    """Make every B larger by a power of two in the block: an adapter below the logits' last place is seen then."""
-    kept = {p: p.detach().clone() for name, p in model.named_parameters() if ".lora_B." in name}
-    try:
-        with torch.no_grad():
-            for parameter in kept:
-                parameter.mul_(ENLARGED)
-        yield
-    finally:
-        with torch.no_grad():
-            for parameter, value in kept.items():
-                parameter.copy_(value)
 
 
 def _compare(session: Session, folder: Path, logits: torch.Tensor) -> RoundTrip:
@@ -145,18 +132,6 @@ def _is_learnt_bias(name: str, parameter: Any) -> bool:
     return parameter.requires_grad and name.endswith("bias") and ".default" not in name
 
 
-@contextmanager
-def _kept_biases(model: Any) -> Iterator[None]:
-    """Put the base's biases back after the block: a file that holds them is loaded into the base itself."""
-    kept = {p: p.detach().clone() for name, p in model.named_parameters() if _is_learnt_bias(name, p)}
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for parameter, value in kept.items():
-                parameter.copy_(value)
-
-
 def _other_settings(session: Session, folder: Path) -> Iterator[str]:
     """Yield what peft's configuration in this folder says otherwise than the run, in words."""
     lora, file = session.run.lora, folder / "adapter_config.json"
@@ -202,7 +177,9 @@ def _read_back(
     Then the names of its tensors that are not the trained ones.
     """
     model = session.model
-    with _kept_biases(model), kept_trainable(model), ExitStack() as stack:
+    # a file that holds biases is loaded into the base itself
+    biases = [p for name, p in model.named_parameters() if _is_learnt_bias(name, p)]
+    with kept_values(biases), kept_trainable(model), ExitStack() as stack:
         stack.callback(_only_default, model)
         kind = session.run.lora.adapter_dtype if session.run.lora else "fp32"
         model.load_adapter(str(folder), "from_disk", is_trainable=False, autocast_adapter_dtype=kind != "model")

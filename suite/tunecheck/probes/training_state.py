@@ -4,8 +4,6 @@ Judged against what they must be, not against what they were before: an evaluati
 the model in eval mode changes nothing that a later look could compare with, and nothing at all without dropout.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -172,8 +170,10 @@ def _wrong_settings(session: Session, modules: Named, adapted: Named, matmul: st
     if (now := torch.get_float32_matmul_precision()) != matmul:
         yield f"the precision of fp32 products is {now!r}, at the start {matmul!r}"
     if run.lora is not None:
-        scales = ((name, layer.scaling.get(TRAINED_ADAPTER)) for name, layer in adapted if hasattr(layer, "scaling"))
-        yield from (f"the adapter of {n} is scaled by {own}" for n, own in scales if own != _scale(run, n))
+        for name, scaling in ((name, layer.scaling) for name, layer in adapted if hasattr(layer, "scaling")):
+            own = scaling.get(TRAINED_ADAPTER)
+            if own != run.lora.scale_of(name.removeprefix("base_model.model.")):
+                yield f"the adapter of {name} is scaled by {own}"
 
 
 ADAPTER_SWITCHES: dict[str, Callable[[Any], bool]] = {
@@ -186,8 +186,3 @@ ADAPTER_SWITCHES: dict[str, Callable[[Any], bool]] = {
 def _checkpoints(module: Any) -> bool:
     """Return whether a module checkpoints itself, by the class that transformers has for it from 4.52 on."""
     return any(kind.__name__ == "GradientCheckpointingLayer" for kind in type(module).__mro__)
-
-
-def _scale(run: Any, name: str) -> float:
-    """Return the declared factor of this module's adapter."""
-    return float(run.lora.scale_of(name.removeprefix("base_model.model.")))

@@ -4,15 +4,13 @@ AdamW (arXiv 1711.05101): p <- p (1 - lr wd) - lr (m / b1') / (sqrt(v / b2') + e
 The rate is the schedule's closed form, the clip factor min(1, max_norm / (norm + 1e-6)) as in torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
 
 from tunecheck.core.evidence import Update
-from tunecheck.core.weight_decay import decays
+from tunecheck.core.optimization import decays
 from tunecheck.training.events import Probe
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import whole

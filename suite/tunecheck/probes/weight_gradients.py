@@ -6,8 +6,6 @@ is the sum of the gradients by each token's row, and where the head is tied to i
 scaled, left over, added to, compressed or rounded on its way to the optimizer shows, to the last digits that it has.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

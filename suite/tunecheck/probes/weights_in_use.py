@@ -5,8 +5,6 @@ the model are blind to one that does not, since they are given the same memory. 
 here, all of them by one half, which binary numbers take without rounding, and each module's product must follow.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager

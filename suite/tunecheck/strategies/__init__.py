@@ -1,7 +1,5 @@
 """Training strategies: which parameters are trained. A strategy changes the model, never the loop."""
 
-from __future__ import annotations
-
 from tunecheck.strategies.base import Strategy as Strategy
 from tunecheck.strategies.base_weights import (
     AdapterLayers,

@@ -1,7 +1,5 @@
 """Protocol of a strategy, and the part of a run that it reads."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
@@ -34,7 +32,7 @@ class Strategy(Protocol):
 
     trains: ClassVar[str]
     """Short description of what is trained, for a table."""
-    sections: ClassVar[tuple[str, ...]]
+    sections: ClassVar[tuple[str, ...]] = ()
     """Sections that a run of this strategy needs; it takes no other of `lora` and `quantization`."""
 
     def adapt(self, model: Any, run: StrategyConfig) -> Any:

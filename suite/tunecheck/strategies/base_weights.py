@@ -1,9 +1,7 @@
 """Strategies that train weights of the model's own: which of them. Nothing is added to the model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from tunecheck.core.errors import Unsupported
 from tunecheck.models.layer_names import (
@@ -15,17 +13,16 @@ from tunecheck.models.layer_names import (
     layer_count,
     layer_of,
 )
-from tunecheck.strategies.base import StrategyConfig
+from tunecheck.strategies.base import Strategy, StrategyConfig
 
 LAST_LAYERS = 2
 """Number of last layers that `adapter_layers` and `last_layers_and_head` train whole."""
 
 
-class Full:
+class Full(Strategy):
     """Train everything, in fp32 with autocast. A tied head is one tensor with the embedding."""
 
-    trains: ClassVar[str] = "everything"
-    sections: ClassVar[tuple[str, ...]] = ()
+    trains = "everything"
 
     def adapt(self, model: Any, run: StrategyConfig) -> Any:
         """Return the model with every parameter trainable."""
@@ -36,14 +33,13 @@ class Full:
         return set(base_names(weights, run.model.architecture.tie_word_embeddings))
 
 
-class FreezeLower:
+class FreezeLower(Strategy):
     """Train the upper half of the layers, the embedding, the final norm and the head.
 
     Of an odd number of layers the middle one is trained.
     """
 
-    trains: ClassVar[str] = "upper half of the layers, all outside them"
-    sections: ClassVar[tuple[str, ...]] = ()
+    trains = "upper half of the layers, all outside them"
 
     def adapt(self, model: Any, run: StrategyConfig) -> Any:
         """Return the model with the lower half of its layers frozen. Raises Unsupported for a model of one layer."""
@@ -59,14 +55,13 @@ class FreezeLower:
         return {name for name in names if (number := layer_of(name)) is None or number >= first}
 
 
-class FreezeEmbeddings:
+class FreezeEmbeddings(Strategy):
     """Train every layer, the final norm and, where it is a matrix of its own, the head.
 
     A tied head is the embedding, and so is frozen with it.
     """
 
-    trains: ClassVar[str] = "everything but the embedding"
-    sections: ClassVar[tuple[str, ...]] = ()
+    trains = "everything but the embedding"
 
     def adapt(self, model: Any, run: StrategyConfig) -> Any:
         """Return the model with its input embedding frozen."""
@@ -80,11 +75,10 @@ class FreezeEmbeddings:
         return {name for name in names if name != EMBEDDING}
 
 
-class AdapterLayers:
+class AdapterLayers(Strategy):
     """Train the last two layers and every norm of the model, the final one included."""
 
-    trains: ClassVar[str] = "last two layers and every norm"
-    sections: ClassVar[tuple[str, ...]] = ()
+    trains = "last two layers and every norm"
 
     def adapt(self, model: Any, run: StrategyConfig) -> Any:
         """Return the model with all else frozen. Raises Unsupported for a model of one layer."""
@@ -105,7 +99,7 @@ class AdapterLayers:
         }
 
 
-class LastLayersAndHead:
+class LastLayersAndHead(Strategy):
     """Train the last two layers and the head's matrix; the final norm, which lies between them, is frozen.
 
     A tied head is the embedding: one matrix with two uses. Training the head then trains the embedding too: inputs are
@@ -113,8 +107,7 @@ class LastLayersAndHead:
     part of what is trained (on Qwen2-0.5B 136,134,656 of 165,959,424 parameters).
     """
 
-    trains: ClassVar[str] = "last two layers and the head"
-    sections: ClassVar[tuple[str, ...]] = ()
+    trains = "last two layers and the head"
 
     def adapt(self, model: Any, run: StrategyConfig) -> Any:
         """Return the model with all else frozen. Raises Unsupported for a model of one layer."""
@@ -131,11 +124,10 @@ class LastLayersAndHead:
         return upper | {name for name in base_names(weights, tied) if name == head_name(tied)}
 
 
-class BitFit:
+class BitFit(Strategy):
     """Train every bias of the model (arXiv 2106.10199): in Qwen2 those of q, k and v; Llama has none."""
 
-    trains: ClassVar[str] = "the biases"
-    sections: ClassVar[tuple[str, ...]] = ()
+    trains = "the biases"
 
     def adapt(self, model: Any, run: StrategyConfig) -> Any:
         """Return the model with all but its biases frozen. Raises Unsupported for a model without biases."""

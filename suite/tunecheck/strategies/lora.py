@@ -1,21 +1,19 @@
 """LoRA: low-rank adapters on named linear layers, through peft; the base is frozen. DoRA and rsLoRA are options."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from tunecheck.core.errors import BrokenRules, Unsupported
 from tunecheck.core.spelling import nearest
-from tunecheck.strategies.base import StrategyConfig
+from tunecheck.strategies.base import Strategy, StrategyConfig
 from tunecheck.strategies.mixed_precision import multiply_in_input_dtype
 
 
-class LoraAdapters:
+class LoraAdapters(Strategy):
     """Train lora_A and lora_B of every target module in every layer, and with DoRA its magnitude."""
 
-    trains: ClassVar[str] = "low-rank adapters"
+    trains = "low-rank adapters"
     sections: ClassVar[tuple[str, ...]] = ("lora",)
 
     def adapt(self, model: Any, run: StrategyConfig) -> Any:
@@ -55,7 +53,7 @@ class LoraAdapters:
 class QLoraAdapters(LoraAdapters):
     """Train LoRA adapters on a 4-bit base, which the section `quantization` describes."""
 
-    sections: ClassVar[tuple[str, ...]] = ("lora", "quantization")
+    sections = ("lora", "quantization")
 
 
 def target_layers(run: StrategyConfig, weights: Sequence[str]) -> list[str]:

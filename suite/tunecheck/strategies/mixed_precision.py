@@ -1,7 +1,5 @@
 """Mixed-precision adapters: fp32 weights whose products are computed in the dtype of their input."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

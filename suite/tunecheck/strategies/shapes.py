@@ -1,7 +1,5 @@
 """Shapes of the tensors that a run trains, counted without weights."""
 
-from __future__ import annotations
-
 from tunecheck.models.shapes import Shape, is_layer_linear
 from tunecheck.strategies import STRATEGIES
 from tunecheck.strategies.base import StrategyConfig

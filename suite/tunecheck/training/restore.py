@@ -97,6 +97,33 @@ def kept_trainable(model: Any) -> Iterator[None]:
 
 
 @contextmanager
+def kept_values(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Put the values of these tensors back after the block."""
+    import torch
+
+    kept = [parameter.detach().clone() for parameter in parameters]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, value in zip(parameters, kept, strict=True):
+                parameter.copy_(value)
+
+
+@contextmanager
+def own_gradients(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Begin the block with no gradients, and put those that the tensors held back after it."""
+    kept = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in zip(parameters, kept, strict=True):
+            parameter.grad = gradient
+
+
+@contextmanager
 def without_adapters(model: Any) -> Iterator[None]:
     """Switch peft's adapters off in the block. Those that were off stay off after it, and what was frozen stays frozen.
 

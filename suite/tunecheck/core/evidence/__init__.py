@@ -4,19 +4,17 @@ Plain frozen data, no tensors. A new probe adds its record to the file of its su
 derived from the subclasses. Names carry units; `_error` is a relative error unless the name says otherwise.
 """
 
-from __future__ import annotations
-
 from tunecheck.core.evidence.attempts import *
 from tunecheck.core.evidence.card import *
 from tunecheck.core.evidence.data import *
 from tunecheck.core.evidence.evaluation import *
 from tunecheck.core.evidence.parallel import *
-from tunecheck.core.evidence.record import Record as Record
 from tunecheck.core.evidence.resources import *
 from tunecheck.core.evidence.setup import *
 from tunecheck.core.evidence.training import *
 from tunecheck.core.evidence.watched import *
 from tunecheck.core.extensions import EXTENSION_CHECKS, extensions
+from tunecheck.core.frozen import Record as Record
 
 RECORDS: dict[str, type[Record]] = {kind.__name__: kind for kind in Record.__subclasses__()}
 """Every kind of record by its name in the file, but for those of other packages."""

@@ -1,12 +1,9 @@
 """The run and its attempts: written by the runner."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from tunecheck.core.evidence.record import Record
+from tunecheck.core.frozen import Record
 
 
 class AttemptPurpose(StrEnum):
@@ -105,7 +102,6 @@ class MemoryVariant(StrEnum):
     FULL = "full"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunHeader(Record):
     """The first line of a trace: the run, and where it was made."""
 
@@ -121,7 +117,6 @@ class RunHeader(Record):
     """Hardware, versions and the project's git commit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptStart(Record):
     """A child process begins."""
 
@@ -157,7 +152,6 @@ class AttemptStart(Record):
         return self.fallback_step or MemoryVariant.AS_CONFIGURED.value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnd(Record):
     """A child process is gone."""
 

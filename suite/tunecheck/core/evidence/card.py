@@ -1,14 +1,9 @@
 """The GPU, sampled from another process."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
-
-from tunecheck.core.evidence.record import Record
+from tunecheck.core.frozen import Frozen, Record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CardProcess:
+class CardProcess(Frozen):
     """A process that computes or draws on the GPU."""
 
     pid: int
@@ -21,7 +16,6 @@ class CardProcess:
     """Whether the training process started it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSample(Record):
     """The GPU over a short time. What it does not report is None: neither good nor bad."""
 
@@ -51,7 +45,6 @@ class DeviceSample(Record):
     """Other critical events of the driver, by NVML's names."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Health(Record):
     """The GPU's counters before or after an attempt. What it does not report is None: neither good nor bad."""
 
@@ -79,7 +72,6 @@ class Health(Record):
     pcie_replays: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Telemetry(Record):
     """How completely the GPU was sampled during an attempt, and what was on it before."""
 

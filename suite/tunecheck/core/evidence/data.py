@@ -1,13 +1,10 @@
 """The rows, the split and the windows of batches."""
 
-from __future__ import annotations
+from dataclasses import field
 
-from dataclasses import dataclass, field
-
-from tunecheck.core.evidence.record import Record
+from tunecheck.core.frozen import Record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DataSplit(Record):
     """The two splits, compared."""
 
@@ -25,7 +22,6 @@ class DataSplit(Record):
     """Each training row with the tokens of an earlier one, and the first such row: {"train:40": "train:0"}."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Window(Record):
     """The micro-batches that the model really received for one optimizer step, audited against the data set."""
 

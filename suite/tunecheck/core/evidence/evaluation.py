@@ -1,14 +1,10 @@
 """Evaluation, generation, checkpoint: what a training leaves behind."""
 
-from __future__ import annotations
-
 import math
-from dataclasses import dataclass
 
-from tunecheck.core.evidence.record import Record
+from tunecheck.core.frozen import Record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation(Record):
     """Token-weighted evaluation as the trainer reported it."""
 
@@ -36,7 +32,6 @@ class Evaluation(Record):
         return self.loss > limit and told and self.plain_loss is not None and self.plain_loss <= limit
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationAudit(Record):
     """The evaluation, looked at from outside."""
 
@@ -64,7 +59,6 @@ class EvaluationAudit(Record):
     """Supervised tokens of each batch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Generation(Record):
     """Greedy continuations of fixed prompts."""
 
@@ -102,7 +96,6 @@ class Generation(Record):
     """As logit_difference, of the same prompt continued in fp32 arithmetic; taken in a 16-bit run alone."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RoundTrip(Record):
     """The saved adapter, read back from disk into a fresh one."""
 
@@ -122,7 +115,6 @@ class RoundTrip(Record):
     """Values of the saved configuration that are not the run's, in words."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ReadBack(Record):
     """What was trained, read by transformers and peft alone in a fresh process."""
 
@@ -135,7 +127,6 @@ class ReadBack(Record):
     """The same as the first, both in fp32 arithmetic; None for a base too large to be widened."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Merged(Record):
     """The saved adapter, merged by the trainer in a fresh process into the weights that it was trained beside."""
 
@@ -158,7 +149,6 @@ class Merged(Record):
     in fp32, and for a base too large to be widened."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed(Record):
     """A checkpoint was read in this attempt."""
 
@@ -167,7 +157,6 @@ class Resumed(Record):
     """The optimizer's own count after loading."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerState(Record):
     """What a training goes on from at the beginning of a step, to be compared between two attempts to the last bit."""
 

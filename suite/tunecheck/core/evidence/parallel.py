@@ -1,13 +1,10 @@
 """The processes of a training in several: replicas, shards and pace, and what each wrote."""
 
-from __future__ import annotations
+from dataclasses import field
 
-from dataclasses import dataclass, field
-
-from tunecheck.core.evidence.record import Record
+from tunecheck.core.frozen import Record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Replica(Record):
     """One rank's model after so many steps."""
 
@@ -23,7 +20,6 @@ class Replica(Record):
     """Collectives and messages of the process so far; None where its backend does not count them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Saved(Record):
     """What one rank found when saving returned; every rank had given the trainer a folder of its own."""
 
@@ -31,14 +27,12 @@ class Saved(Record):
     """Ranks whose folders held files."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FileWritten(Record):
     """A file that one rank wrote tensors to, by a function of torch or safetensors."""
 
     path: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RowsDrawn(Record):
     """Which rows of its data set one rank's loader has drawn so far."""
 
@@ -54,7 +48,6 @@ class RowsDrawn(Record):
     """Numbers of the rows, in their order, for each of the first passes; of a long pass the first ones."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OwnRowsGradient(Record):
     """The gradient that the optimizer of one rank gets, and those that its own rows give, as sums with random signs.
 
@@ -69,7 +62,6 @@ class OwnRowsGradient(Record):
     """Supervised ones of the rank's window."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Shard(Record):
     """What one rank holds of a sharded model between forward passes, at the end of a backward pass."""
 
@@ -82,7 +74,6 @@ class Shard(Record):
     """Tensors of which this rank holds more than that."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Pace(Record):
     """The time that one rank computed in a step, without what it waited for others."""
 
@@ -93,7 +84,6 @@ class Pace(Record):
     """Of this rank's micro-batches, padding included."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Joined(Record):
     """One rank's way into the process group."""
 

@@ -1,16 +1,11 @@
 """Time and memory by phase, and probes that failed."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
-
-from tunecheck.core.evidence.record import Record
+from tunecheck.core.frozen import Record
 
 TRAINING_PHASES = ("first step", "steady")
 """The phases whose memory is that of the training itself."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Phase(Record):
     """One stretch of an attempt. The allocator's figures are None on the CPU."""
 
@@ -36,7 +31,6 @@ class Phase(Record):
     """Share of the machine's processor time that went to other processes, or was stolen from a virtual machine."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LiveTensors(Record):
     """Tensors alive in the process, at the same point of a step."""
 
@@ -51,7 +45,6 @@ class LiveTensors(Record):
     """Tensors of these copies, and of what else of the model was copied with them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes(Record):
     """Time of the steps by the clock around the probes, written once at the end."""
 
@@ -59,7 +52,6 @@ class StepTimes(Record):
     """Of each step in order, without the probes' own time. On a GPU that of its calls, which its work outlasts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeTimes(Record):
     """What the evidence cost, written once at the end."""
 
@@ -68,7 +60,6 @@ class ProbeTimes(Record):
     calls them. On a GPU a probe that waits for the card waits for the training's work too."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Released(Record):
     """What is left after the session was torn down."""
 
@@ -79,7 +70,6 @@ class Released(Record):
     """Live tensor bytes while the session stood: what there was to release."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeFailed(Record):
     """A probe raised: its evidence is missing or in part, and the checks that need it are unjudged."""
 

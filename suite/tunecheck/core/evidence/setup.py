@@ -1,14 +1,11 @@
 """Set-up: written once, before the first step."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
-from tunecheck.core.evidence.record import Record
+from tunecheck.core.frozen import Record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Setup(Record):
     """What the child resolved from the run's `auto` settings, and the numeric modes it runs under."""
 
@@ -33,7 +30,6 @@ class Setup(Record):
     """Class of the optimizer that the trainer declares (tunecheck.config.trainers)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Weights(Record):
     """Where the model came from."""
 
@@ -51,7 +47,6 @@ class Weights(Record):
     """When and why a damaged copy in the cache was replaced by a fresh one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset(Record):
     """Where the rows came from."""
 
@@ -76,7 +71,6 @@ class Dataset(Record):
     """When and why a damaged copy in the cache was replaced by a fresh one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Beginning(Record):
     """The session as it was built, before anything was computed with it."""
 
@@ -87,7 +81,6 @@ class Beginning(Record):
     """Tensors for which the optimizer has a state already: 0 in a fresh one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Census(Record):
     """Which tensors exist, which are trained, which the optimizer holds."""
 
@@ -119,7 +112,6 @@ class Census(Record):
     """Tensors by what is switched on in their parameter group that changes the update: amsgrad, maximize, nesterov."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization(Record):
     """The 4-bit linears as they are, beside the set that the configuration asks for."""
 
@@ -146,7 +138,6 @@ class Quantization(Record):
     """Of one linear of each shape, those that keep a tensor as large as their unpacked weight for the backward pass."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BaseFidelity(Record):
     """The loaded base against the weight file, tensor by tensor."""
 
@@ -162,7 +153,6 @@ class BaseFidelity(Record):
     tied_expected: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterStart(Record):
     """With untouched adapters the adapted model must be the base; with a random B it must follow its formula.
 
@@ -193,7 +183,6 @@ class AdapterStart(Record):
     dropped."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterDropout(Record):
     """One forward pass in train mode of adapters whose first factor adds two elements of its input each."""
 
@@ -213,7 +202,6 @@ class AdapterDropout(Record):
     """Whether every base was given what its adapted linear was given."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardPaths(Record):
     """Properties of one forward pass."""
 
@@ -231,7 +219,6 @@ class ForwardPaths(Record):
     """The attention implementation that the model's layers will really call."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardReference(Record):
     """One forward pass against the architecture's formulas: what lies between its linears, computed by other code."""
 

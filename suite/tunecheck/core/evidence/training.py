@@ -1,14 +1,10 @@
 """The steps: gradients, updates, what the layers and the adapters do."""
 
-from __future__ import annotations
-
 import math
-from dataclasses import dataclass
 
-from tunecheck.core.evidence.record import Record
+from tunecheck.core.frozen import Record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Step(Record):
     """One optimizer step as the trainer reported it, and what the probes read off its optimizer."""
 
@@ -31,7 +27,6 @@ class Step(Record):
     """Whether the rate of every group was 0, so that the step changed nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingState(Record):
     """The model's switches at the forward passes of one step, against what they must be in training."""
 
@@ -59,7 +54,6 @@ class TrainingState(Record):
     """Modules that drop in training, beside what learns, where the whole model was in eval mode from its start on."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Gradients(Record):
     """Gradients of one step after backward, unscaled and before clipping."""
 
@@ -76,7 +70,6 @@ class Gradients(Record):
     """Supervised tokens of each micro-batch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Oracle(Record):
     """One accumulation window computed again by other code: its rows without masks, losses summed."""
 
@@ -102,7 +95,6 @@ class Oracle(Record):
     """Whether a loop's gradient is nearer to that of the mean of its micro-batches' means, which is compared then."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OwnLoss(Record):
     """One window's loss in float64 from the logits that the trainer computed, and its gradient by them."""
 
@@ -123,7 +115,6 @@ class OwnLoss(Record):
     """Digests of the random state before each forward pass of the window, where dropout draws from it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WeightGradient(Record):
     """Gradients of some trained linears in one step, against their own inputs and their outputs' gradients."""
 
@@ -138,7 +129,6 @@ class WeightGradient(Record):
     """Those of outputs and weights, in which the products and the gradient are rounded."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerGradients(Record):
     """Every decoder layer's backward pass alone, after training, against differences of its own forward."""
 
@@ -149,7 +139,6 @@ class LayerGradients(Record):
     """That layer's number."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CurrentWeights(Record):
     """A forward pass after training, with all trained tensors halved, against those tensors."""
 
@@ -161,7 +150,6 @@ class CurrentWeights(Record):
     """That module."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Recomputation(Record):
     """One row's gradient with gradient checkpointing and without, under the same random state."""
 
@@ -173,7 +161,6 @@ class Recomputation(Record):
     """The same of two gradients without: the arithmetic's own noise."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Update(Record):
     """One optimizer step against closed-form AdamW fed with the same gradients."""
 
@@ -195,7 +182,6 @@ class Update(Record):
     """Whether the gradients were longer than the configured limit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Movement(Record):
     """Start to end of training: what changed and what did not."""
 
@@ -215,7 +201,6 @@ class Movement(Record):
     """Trainable tensors in groups of the optimizer whose rate was 0 in every step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Continuity(Record):
     """What changed outside of the optimizer's steps, by samples of every parameter at every step."""
 
@@ -230,7 +215,6 @@ class Continuity(Record):
     """Frozen tensors that changed, likewise, also if they were right again at the end."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Trained(Record):
     """What learned, as it is after the last step: small enough to compare two attempts by."""
 
@@ -240,7 +224,6 @@ class Trained(Record):
     """State of fp16's gradient scaler as JSON: its scale and how long that has held; {} in another precision."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterEffect(Record):
     """After training: logits with adapters on and off."""
 
@@ -251,7 +234,6 @@ class AdapterEffect(Record):
     place is there all the same. None elsewhere."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CallOrder(Record):
     """What was called in one step and after it, until the next one began, in its order."""
 
@@ -265,7 +247,6 @@ class CallOrder(Record):
     """The most that a clip left of the gradients' norm, from 0 to 1; None where none was clipped to a limit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCalls(Record):
     """Decoder-layer forwards during one training window."""
 

@@ -1,14 +1,11 @@
 """A training that is not ours: the rows that it was given, what it reported, how it evaluated."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
-from tunecheck.core.evidence.record import Record
+from tunecheck.core.frozen import Frozen, Record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PremisesOpen(Record):
     """Premises that what the training did, not what it declares, leaves open."""
 
@@ -16,14 +13,12 @@ class PremisesOpen(Record):
     """Premise to why."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WindowEnded(Record):
     """All steps that are listened to are done; the training may go on."""
 
     steps: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepInputs(Record):
     """The batches of one step of any training, so that steps can be compared with each other."""
 
@@ -32,7 +27,6 @@ class StepInputs(Record):
     """One digest a micro-batch, over all tensors that the model is given."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RowsGiven(Record):
     """The rows of all windows of the first epoch, each known by its tokens."""
 
@@ -68,7 +62,6 @@ class RowsGiven(Record):
     compare."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BaseTokens(Record):
     """Numbers of the first window's tokens, against the tokenizer that lies beside the base's weights."""
 
@@ -79,7 +72,6 @@ class BaseTokens(Record):
     example: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PairsGiven(Record):
     """Pairs of a chosen and a rejected answer in one window, as the model is given them."""
 
@@ -91,7 +83,6 @@ class PairsGiven(Record):
     """Those of which both answers begin with the whole prompt again, whose beginning all prompts share."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AnswersRated(Record):
     """A data set whose answers stand alone, each with a label that says whether it is a good one, as KTO has them."""
 
@@ -101,7 +92,6 @@ class AnswersRated(Record):
     """The labels that it has."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PositionGradients(Record):
     """At which positions the loss of one step pulls, by its gradient."""
 
@@ -123,7 +113,6 @@ class PositionGradients(Record):
     """Those of them whose scores at that position were others then."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRows(Record):
     """Rows of a Trainer's evaluation, looked up among those that it trains on; the first ones of each data set."""
 
@@ -134,7 +123,6 @@ class EvaluationRows(Record):
     """Rows of the training's data set that were looked at."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RowLengths(Record):
     """How many of the rows that were trained on reach the longest length, and whether their end is learned."""
 
@@ -151,8 +139,7 @@ class RowLengths(Record):
     """Those of them in which an end token is supervised."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowSpan:
+class RowSpan(Frozen):
     """Which part of a row is learned; its tokens are those that are attended to."""
 
     micro_batch: int
@@ -179,7 +166,6 @@ class RowSpan:
     """Whether an end token is supervised."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RowSpans(Record):
     """All rows that were listened to, one after the other."""
 
@@ -188,8 +174,7 @@ class RowSpans(Record):
     """Those that the tokenizer or the model's configuration names; empty where nothing does."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowPiece:
+class RowPiece(Frozen):
     """Neighbouring tokens of a row that the training treats alike."""
 
     kind: Literal["learned", "context", "padding", "cut"]
@@ -201,7 +186,6 @@ class RowPiece:
     """Labels of a learned piece where they are not its tokens."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RowShown(Record):
     """One of the first rows of the first step, as the model gets it."""
 
@@ -215,7 +199,6 @@ class RowShown(Record):
     """Whether the last token is an end token; None where none is known."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Rates(Record):
     """The optimizer's learning rates before any schedule, against those declared tensor by tensor."""
 
@@ -225,7 +208,6 @@ class Rates(Record):
     """Tensor to its rate and the declared one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleTaken(Record):
     """How far a loop has stepped its schedule by its end, or a Trainer is to, and what the schedule was made for."""
 
@@ -238,7 +220,6 @@ class ScheduleTaken(Record):
     """Steps in which its rate rises."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RanksScored(Record):
     """Whether adapters whose ranks are allocated while they train (AdaLoRA) were told of the steps listened to."""
 
@@ -249,7 +230,6 @@ class RanksScored(Record):
     """Tensors whose importance was ever computed, which each call of update_and_allocate does."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Written(Record):
     """What the script wrote to a file, of the tensors that it trains and that had moved by then."""
 
@@ -269,7 +249,6 @@ class Written(Record):
     """Of the `other`: tensors that were in the model before the training, frozen, as those of another adapter are."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenByScript(Record):
     """What a loop's own code wrote into trained tensors between two optimizer steps, and nothing else did."""
 
@@ -277,7 +256,6 @@ class WrittenByScript(Record):
     """Tensor to the file and line of its last write, where none gave it values that it had before."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StateLoaded(Record):
     """A state dict that the script loaded into the model or a part of it, and what that left out."""
 
@@ -291,7 +269,6 @@ class StateLoaded(Record):
     part within; less those whose values the model has by now."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ScoresGiven(Record):
     """What the cross entropies and log-softmaxes of the loss are computed of, as its graph tells."""
 
@@ -301,7 +278,6 @@ class ScoresGiven(Record):
     """Of those that are given probabilities: what the graph calls the two functions."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LossDivided(Record):
     """Who divides the losses of a window's micro-batches, so that their sum is a mean."""
 
@@ -311,7 +287,6 @@ class LossDivided(Record):
     """The Trainer or compute_loss; empty where nobody does."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerBatches(Record):
     """Batches of a loader whose workers iterate over one data set of their own each."""
 
@@ -324,7 +299,6 @@ class WorkerBatches(Record):
     """Rounds in which two workers handed out the same batch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class UserCode(Record):
     """A part of the script that takes part in the training."""
 
@@ -341,7 +315,6 @@ class UserCode(Record):
     """Its lines, or those of the function that trains: some hundreds around its line."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Logged(Record):
     """What the trainer told its log."""
 
@@ -352,7 +325,6 @@ class Logged(Record):
     gradient_norm: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSeen(Record):
     """An evaluation of the trainer's, seen from outside."""
 

@@ -3,8 +3,6 @@
 A model of which nobody has imported peft has none of its layers, and a plain training that is watched need not wait.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -6,8 +6,6 @@ for other probes. Formulas: RMSNorm (arXiv 1910.07467), rotary embedding (2104.0
 queries (2305.13245), as Llama (2302.13971) puts them together. Imports torch; child process only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field

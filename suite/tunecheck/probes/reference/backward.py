@@ -6,8 +6,6 @@ numbers, and what comes of them, and its gradient, is computed again by other co
 themselves, all of them: the last one is often fused with what follows. Imports torch; child process only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial

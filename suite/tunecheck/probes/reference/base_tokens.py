@@ -3,8 +3,6 @@
 The file is read by our own code, as the base's tokenizer is what the training may not have used.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Short forward passes of a session's model, its modes put back. Imports torch; child process only."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import torch

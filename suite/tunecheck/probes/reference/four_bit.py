@@ -5,8 +5,6 @@ With double quantisation the sizes, less their mean, are quantised likewise in b
 8-bit dynamic map (arXiv 2110.02861, section 1.3). Imports torch; child process only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any

@@ -3,8 +3,6 @@
 Of lists of numbers alone, and no library's: what a collator did is judged by what holds for every row.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import groupby, pairwise

@@ -3,8 +3,6 @@
 Imports torch; child process only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain

@@ -1,7 +1,5 @@
 """Digests, norms, samples and counts of tensors, and the worst of several errors. Imports torch; child process only."""
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import math
@@ -68,6 +66,11 @@ def sketch(tensors: Iterable[torch.Tensor]) -> tuple[float, ...]:
         flat = torch.nn.functional.pad(flat, (0, -len(flat) % SKETCHED)).view(-1, SKETCHED)
         sums += (flat * (2 * torch.randint(2, flat.shape, generator=draw, dtype=torch.int8) - 1)).sum(0)
     return tuple(sums.tolist())
+
+
+def hex_digest(value: object) -> str:
+    """Return a digest of the value's spelling, 16 hex digits, for a trace."""
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
 
 
 def random_digest(device: torch.device) -> str:

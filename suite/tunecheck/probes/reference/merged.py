@@ -4,8 +4,6 @@ Weights in 16 bit hold few digits: where an adapter adds less than half a unit i
 weight as it was, and so does ours. Imports torch; child process only.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

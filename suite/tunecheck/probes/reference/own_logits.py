@@ -4,8 +4,6 @@ Behind the logits no arithmetic of the model is left, so that a wrong loss diffe
 not by what 16 bit rounds. Imports torch; child process only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 

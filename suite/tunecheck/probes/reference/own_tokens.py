@@ -5,8 +5,6 @@ autoencoder sees all tokens, and a model that shifts within itself sees the earl
 the target, no later one may be seen.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

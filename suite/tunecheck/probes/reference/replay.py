@@ -3,8 +3,6 @@
 Imports torch; child process only.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -4,8 +4,6 @@ Formulas: 2104.09864 for theta^(-2i/d), 2306.15595 for positions divided by a fa
 its own scaling. Imports torch.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

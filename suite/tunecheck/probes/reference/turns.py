@@ -1,7 +1,5 @@
 """Turns of a chat as its template writes them, counted in text: which of the model's own are never filled."""
 
-from __future__ import annotations
-
 import re
 from contextlib import suppress
 from dataclasses import dataclass

@@ -1,23 +1,21 @@
 """What token ids say, read out of tokenizer.json by our own code: the tokenizer cannot vouch for itself."""
 
-from __future__ import annotations
-
 import json
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from tunecheck.core.frozen import Frozen
 
 PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 """Bytes that stand for themselves in a byte-level vocabulary (GPT-2's encoder.py); the others follow from U+0100 on."""
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Vocabulary:
+class Vocabulary(Frozen):
     """The tokens of a model's folder."""
 
     tokens: dict[int, str]

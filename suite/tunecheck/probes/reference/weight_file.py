@@ -1,7 +1,5 @@
 """The model's safetensors files, read without the library that loads them. Imports torch; child process only."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass

@@ -1,8 +1,7 @@
-"""Learning-rate schedules in closed form, with which the rates of a trace are compared."""
-
-from __future__ import annotations
+"""What the optimizer is to do: learning-rate schedules in closed form, and which trained tensors decay."""
 
 import math
+from typing import Literal
 
 
 def learning_rate(
@@ -27,3 +26,16 @@ def learning_rate(
         return peak
     progress = (applied_steps - warmup_steps) / max(1, max_steps - warmup_steps)
     return peak * max(0.0, 1 - progress if schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2)
+
+
+DecayedTensors = Literal["all", "all_but_norms_and_biases"]
+
+
+def decays(name: str, tensors: str) -> bool:
+    """Return whether the tensor of this name decays, where `tensors` do: a norm or a bias by its module's name.
+
+    BERT's norms are LayerNorm, GPT-2's ln_1 and ln_f; T5's positions are weights of a relative_attention_bias.
+    """
+    parts = name.lower().split(".")
+    norm = any(part.endswith("norm") or part.startswith("ln_") for part in parts)
+    return tensors == "all" or not (norm or any("bias" in part for part in parts))

@@ -1,21 +1,73 @@
-"""The backward pass of every decoder layer against the layer's own differences: no autograd on that side."""
+"""The backward pass held against the model itself: with and without recomputation, and layer by layer."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from tunecheck.core.evidence import LayerGradients
+from tunecheck.core.evidence import LayerGradients, Recomputation
 from tunecheck.probes.reference.forwards import first_tokens, logits_of
 from tunecheck.probes.reference.in_fp32 import in_fp32
 from tunecheck.probes.reference.measures import worst
 from tunecheck.training.events import Probe
 from tunecheck.training.hooks import OwnHooks
-from tunecheck.training.restore import model_mode
+from tunecheck.training.restore import model_mode, own_gradients, random_state, uncached
 from tunecheck.training.session import Session
+from tunecheck.training.tensors import whole
 
 TOKENS = 32
+
+
+class RecomputationProbe(Probe):
+    """Takes one row's gradient with checkpointing and without it, which changes what is kept, not what is computed.
+
+    Looks once, after training, in train mode: dropout draws from the same random state both times.
+    """
+
+    emits = (Recomputation,)
+
+    def end(self, session: Session) -> None:
+        """Compare the two gradients. Those that the parameters hold are put back, and so are mode and switches."""
+        layers = [module for module in session.model.modules() if getattr(module, "gradient_checkpointing", False)]
+        if not session.run.training.gradient_checkpointing:
+            return
+        recomputed = _gradients(session)
+        with _switched_off(layers):
+            kept, again = _gradients(session), _gradients(session)
+        errors = _relative_error(recomputed, kept), _relative_error(again, kept)
+        self.emit(Recomputation(layers=len(layers), gradient_error=errors[0], repeat_error=errors[1]))
+
+
+def _relative_error(gradients: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
+    """Norm of the difference over the norm of what is wanted."""
+    difference = torch.stack([(a - b).norm() for a, b in zip(gradients, wanted, strict=True)]).norm()
+    return float(difference / torch.stack([gradient.norm() for gradient in wanted]).norm())
+
+
+@contextmanager
+def _switched_off(layers: list[Any]) -> Iterator[None]:
+    """In this context these modules keep what their backward pass needs."""
+    for layer in layers:
+        layer.gradient_checkpointing = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.gradient_checkpointing = True
+
+
+def _gradients(session: Session) -> list[torch.Tensor]:
+    """The gradient of everything trained for the first tokens of a held-out row; the random state is put back."""
+    model = session.model
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    ids = first_tokens(session, TOKENS)
+    with own_gradients(trained), model_mode(model, True), random_state(session.device):
+        logits = uncached(model, input_ids=ids).logits.float()
+        logits.log_softmax(dim=-1)[0, :-1].gather(1, ids[0, 1:, None]).mean().backward()
+        return [torch.zeros_like(whole(p)) if p.grad is None else whole(p.grad).float() for p in trained]
+
+
 STEP_SHARE = 3e-4
 """Length of the step to either side over that of the hidden states: above fp32's rounding, and nearly straight."""
 
@@ -23,7 +75,8 @@ STEP_SHARE = 3e-4
 class LayerGradientProbe(Probe):
     """Takes each layer alone once, after training, in train mode; only where the run asks for it; in fp32 arithmetic.
 
-    A whole model's slope hides what is wrong in one layer of thirty.
+    Its gradient is held against its own differences, where there is no autograd. A whole model's slope hides what is
+    wrong in one layer of thirty.
     """
 
     emits = (LayerGradients,)

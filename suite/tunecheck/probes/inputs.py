@@ -1,16 +1,29 @@
-"""A few rows as the model gets them, for a person to read: which text is learned, read alone, or padding."""
-
-from __future__ import annotations
+"""What the model is given: digests of every batch, and a few rows for a person to read."""
 
 from collections.abc import Callable, Sequence
 from itertools import groupby, islice, takewhile
 from typing import Any
 
-from tunecheck.core.evidence import RowPiece, RowShown
+from tunecheck.core.evidence import RowPiece, RowShown, StepInputs
 from tunecheck.probes.reference.given import end_tokens, without_padding
 from tunecheck.training.data import IGNORED, Batch
 from tunecheck.training.events import Probe
 from tunecheck.training.session import Session
+
+
+class StepInputsProbe(Probe):
+    """Notes the digests of every step's batches, so that steps can be compared. Nothing needs to be declared for it."""
+
+    emits = (StepInputs,)
+
+    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+        """Keep the window, which a loop fills later."""
+        self._window = window
+
+    def backward_end(self, session: Session, step: int) -> None:
+        """Record this window."""
+        self.emit(StepInputs(step=step, digests=tuple(batch.digest for batch in self._window)))
+
 
 MOST_ROWS, MOST_TOKENS = 4, 512
 """Rows that a trace shows, and tokens of each without padding: rows are private, and long ones say nothing more."""
@@ -20,7 +33,7 @@ Decode = Callable[[list[int]], str]
 
 
 class ShownRowsProbe(Probe):
-    """Keeps the first rows of the first step."""
+    """Keeps the first rows of the first step: which text is learned, read alone, or padding."""
 
     emits = (RowShown,)
 

@@ -1,0 +1,159 @@
+"""Where several ranks train one model: whether it stays the same in all, is dealt out evenly, and keeps one pace."""
+
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from math import ceil
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from tunecheck.core.evidence import Joined, Pace, Replica, Shard
+from tunecheck.models.layer_names import stacked_layers
+from tunecheck.probes.reference.measures import digest, hex_digest
+from tunecheck.training.data import Batch
+from tunecheck.training.events import Probe, probing
+from tunecheck.training.session import Session
+
+NAMED_STEPS = 2
+"""First steps after which each tensor's digest is kept, so that the one that differs can be named."""
+
+
+class ReplicaProbe(Probe):
+    """Takes digests where several processes train; the comparison is a check's."""
+
+    emits = (Replica,)
+
+    def start(self, session: Session) -> None:
+        """Take everything that the training starts from."""
+        self._done = 0
+        self._wrapped = isinstance(session.model, torch.nn.parallel.DistributedDataParallel)
+        if session.processes > 1:
+            self._take(0, [*session.model.named_parameters(), *_buffers(session)], named=True)
+
+    def step_begin(self, session: Session, step: int, window: object) -> None:
+        """Take what the steps before this one left: replicas may be averaged after a step."""
+        if step:
+            self._take_trained(session, step, named=step <= NAMED_STEPS)
+
+    def step_end(self, session: Session, step: int, applied: bool) -> None:
+        """Count the steps."""
+        self._done = step + 1
+
+    def end(self, session: Session) -> None:
+        """Take what all of them left."""
+        if self._done:
+            self._take_trained(session, self._done, named=True)
+
+    def _take_trained(self, session: Session, steps: int, *, named: bool) -> None:
+        """Take what may change: trained tensors and buffers."""
+        if session.processes > 1:
+            trained = [(name, p) for name, p in session.model.named_parameters() if p.requires_grad]
+            self._take(steps, [*trained, *_buffers(session)], named=named)
+
+    def _take(self, steps: int, tensors: Iterable[tuple[str, torch.Tensor]], *, named: bool) -> None:
+        each = {name: hex_digest(digest(tensor)) for name, tensor in tensors}
+        seen = Replica(steps=steps, digest=hex_digest(each), wrapped=self._wrapped, exchanges=_exchanges())
+        self.emit(replace(seen, tensors=each) if named else seen)
+
+
+def _buffers(session: Session) -> Iterable[tuple[str, torch.Tensor]]:
+    """Return the buffers; none of a training that is not ours, whose module may count in them what it has seen."""
+    return () if "watched" in session.run.features else session.model.named_buffers()
+
+
+def _exchanges() -> int | None:
+    """Return how often this process has exchanged anything with others, in all of its groups; None if nobody counts."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return 0
+    with suppress(Exception):  # a backend that numbers nothing, or another version's name of the groups
+        groups: Iterable[Any] = distributed_c10d._world.pg_map
+        return int(sum(group._get_sequence_number_for_group() for group in groups))
+    return None
+
+
+class ShardProbe(Probe):
+    """Adds up bytes when gradients and, after the first step, the optimizer's state are there."""
+
+    emits = (Shard,)
+
+    def backward_end(self, session: Session, step: int) -> None:
+        """Look at what lies here between forward passes."""
+        if session.whole is None:
+            return
+        held: dict[str, int] = {}
+        even: dict[str, int] = {}
+        entire = []
+        for kind, name, tensor in session.whole.parts():
+            part = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+            here = part.numel() * tensor.element_size()
+            held[kind] = held.get(kind, 0) + here
+            even[kind] = even.get(kind, 0) + _even_share(tensor, session.exchange.count)
+            if here > _even_share(tensor, session.exchange.count):
+                entire.append(f"{kind} of {name}")
+        self.emit(Shard(step=step, held=held, even=even, larger=tuple(entire)))
+
+
+def _even_share(tensor: Any, ranks: int) -> int:
+    """Return the bytes of the largest part when its rows are dealt out evenly, as FSDP2 does."""
+    rows = len(tensor)
+    return ceil(rows / ranks) * (tensor.numel() // rows if rows else 0) * int(tensor.element_size())
+
+
+class PaceProbe(Probe):
+    """Times the layers where several processes train; checkpointed ones are timed again when they are recomputed.
+
+    The steps of all ranks take equally long, since each waits for the slowest: what lies between two exchanges differs.
+    """
+
+    emits = (Joined, Pace)
+
+    def start(self, session: Session) -> None:
+        """Begin to listen. FSDP2 gathers a layer before hooks that were added after its own."""
+        self._cuda = session.device.type == "cuda"
+        self._begun: list[Any] = []
+        self._ended: list[Any] = []
+        self._several = session.processes > 1
+        if not self._several:
+            return
+        self.emit(Joined(waited_seconds=session.exchange.waited_seconds))
+        for layer in stacked_layers(session.model):
+            self.hooks.before(layer, lambda *_: self._note(self._begun))
+            self.hooks.after(layer, lambda *_: self._note(self._ended))
+
+    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+        """Forget what passed between two steps."""
+        self._begun.clear()
+        self._ended.clear()
+        self._window = window
+
+    def step_end(self, session: Session, step: int, applied: bool) -> None:
+        """Record this step's time; on a GPU its forward passes are long over."""
+        tokens = sum(batch.input_ids.numel() for batch in session.exchange.share(self._window))
+        if self._several and tokens and len(self._begun) == len(self._ended):
+            self.emit(Pace(step=step, seconds=self._seconds(), tokens=tokens))
+
+    def end(self, session: Session) -> None:
+        """Listen no more."""
+        self.hooks.remove()
+
+    def _note(self, marks: list[Any]) -> None:
+        if probing() or not torch.is_grad_enabled():
+            return
+        if not self._cuda:
+            marks.append(time.perf_counter())
+            return
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        marks.append(event)
+
+    def _seconds(self) -> float:
+        pairs = list(zip(self._begun, self._ended, strict=True))
+        if not self._cuda:
+            return float(sum(end - begin for begin, end in pairs))
+        if pairs:
+            pairs[-1][1].synchronize()
+        return sum(float(begin.elapsed_time(end)) for begin, end in pairs) / 1000
