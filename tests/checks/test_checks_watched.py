@@ -795,6 +795,16 @@ def test_a_rate_that_16_bit_weights_round_away(share, first_rate, status):
 
 
 @pytest.mark.parametrize(
+    ("small", "status"), [(LORA_B[:1], Status.SUSPECTED), (LORA_B[1:2], Status.FAILED)], ids=["its own", "another's"]
+)
+def test_a_rate_below_the_last_digit_of_fp32_weights(small, status):
+    """Norms of 1 stand still at 1e-8, and whatever else stands still does so for another reason."""
+    trace = with_record(watched(), e.Movement, unmoved=LORA_B[:1], below_last_digit=small)
+
+    assert CHECKS["trainable_moved"]()(trace).status is status
+
+
+@pytest.mark.parametrize(
     ("of_means", "tokens", "status"),
     [(True, (40, 10), Status.SUSPECTED), (True, (40, 30), Status.PASSED), (False, (40, 10), Status.PASSED)],
     ids=["unequal", "nearly equal", "over all tokens"],
