@@ -87,9 +87,12 @@ class WorkersDiffer(Check):
         return self.found(seen.alike < seen.rounds, detail, measured=seen.alike, limit=seen.rounds - 1)
 
 
+SUM_MEANT = "several tasks' losses may be meant to add up; Adam takes the same step of a larger gradient"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossNormalisedOverAccumulation(Check):
-    """The losses of a window's micro-batches are divided, by the Trainer or by compute_loss: their sum is a mean."""
+    """The losses of a window's micro-batches are divided by their number, so that their sum is a mean."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset()
     applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
@@ -109,4 +112,6 @@ class LossNormalisedOverAccumulation(Check):
             return self.unjudged("no window of several micro-batches, or a loss that a library computes", expected=True)
         several = seen[0].micro_batches
         detail = f"{several} micro-batches a window, divided by {seen[0].by or 'nobody: their losses are added up'}"
-        return self.found(bool(seen[0].by), detail, measured=1 if seen[0].by else several, limit=1)
+        declared = trace.run.training.gradient_accumulation_steps > 1
+        meant = "" if declared else SUM_MEANT
+        return self.found(bool(seen[0].by), detail, measured=1 if seen[0].by else several, limit=1, meant=meant)

@@ -306,7 +306,7 @@ class LossDivided(Record):
     micro_batches: int
     """Of the first window."""
     by: str
-    """The Trainer or compute_loss; empty where nobody does."""
+    """The Trainer, compute_loss or the loop; empty where nobody does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
