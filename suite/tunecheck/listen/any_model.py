@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 from typing import TYPE_CHECKING, Any
 
 from tunecheck.core.premises import Premise
@@ -72,6 +73,16 @@ def optimizers_of(model: Any) -> list[Any]:
         missing -= held
         waiting = [pair for pair in waiting if pair[0] is not optimizer]
     return found
+
+
+def only_tokenizer() -> Any:
+    """Return the tokenizer that this process holds; None where it holds none, or several that differ."""
+    loaded = sys.modules.get("transformers.tokenization_utils_base")
+    if loaded is None:
+        return None
+    held = [thing for thing in gc.get_objects() if issubclass(type(thing), loaded.PreTrainedTokenizerBase)]
+    kinds = {(tokenizer.name_or_path, len(tokenizer), tokenizer.pad_token_id) for tokenizer in held}
+    return held[0] if len(kinds) == 1 else None
 
 
 def held_by(*optimizers: Any) -> set[int]:
