@@ -107,6 +107,8 @@ class RowsComeOnce(Check):
         if len(digests) < 2:
             return self.unjudged("one micro-batch, which can repeat no other", expected=True)
         if seen.dataset_rows != 1 and len({row for window in windows for row in window.rows}) == 1 and seen.rows >= FEW:
+            if any(lengths.cut >= seen.rows for lengths in trace.main.all(RowLengths)):
+                return self.unjudged("every row is cut off where all are still the same; see rows_whole", expected=True)
             detail = f"all {seen.rows} rows are the same, in a data set of {seen.dataset_rows or 'unknown many'} rows"
             meant = "" if seen.dataset_rows else SAME_BATCH
             return self.found(False, detail, measured=seen.rows - 1, limit=0, meant=meant)
@@ -133,7 +135,7 @@ class RowsComeOnce(Check):
 class RowsWhole(Check):
     """Rows are whole, rather than cut off at the beginning or the end where they reach their longest length.
 
-    Of running text, whose rows are learned whole, and of rows whose end nobody knows, nothing is asked.
+    Not judged for running text, whose rows are learned whole and begin differently, or where no row's end is known.
     """
 
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.ROWS_FOLLOWED})
@@ -169,9 +171,10 @@ class RowsWhole(Check):
                 f"{share:.0%} of {rows} rows have {lengths.longest} tokens and a learned end: the beginning is cut off"
             )
             return self.found(False, detail, measured=share, limit=self.max_beginning_share)
-        if seen.first_token_supervised >= seen.rows:
+        if seen.first_token_supervised >= seen.rows and not lengths.begin_alike:
             return self.unjudged("every row is learned whole, as running text is", expected=True)
-        if not lengths.short_ended and (lengths.short or not lengths.declared) and not seen.end_tokens_supervised:
+        all_full = not lengths.short and (lengths.declared or lengths.begin_alike)
+        if not lengths.short_ended and not all_full and not seen.end_tokens_supervised:
             return self.unjudged("no row is learned to the tokenizer's end token", expected=True)
         share = lengths.cut / rows
         detail = f"{lengths.cut} of {rows} rows ({share:.0%}) are cut off at {lengths.longest} tokens"

@@ -149,6 +149,8 @@ class RowLengths(Record):
     """Rows of fewer tokens."""
     short_ended: int
     """Those of them in which an end token is supervised."""
+    begin_alike: bool = False
+    """Whether all rows begin with the same few tokens, as those of a template do and parts of running text do not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
