@@ -238,7 +238,7 @@ class LoopHooks:
 
     def _begin(self, args: Any, given: dict[str, Any]) -> bool:
         """Begin to listen, if there is an optimizer already; one made after the first forward waits for the second."""
-        from tunecheck.listen.any_model import only_tokenizer, optimizers_of
+        from tunecheck.listen.any_model import only_tokenizer, optimizers_of, shared_loaders
         from tunecheck.listen.listener import Listener
         from tunecheck.listen.loop_loss import provisional
         from tunecheck.listen.loop_run import cast_within, objective_of, run_of, together
@@ -261,7 +261,7 @@ class LoopHooks:
         held = {"optimizer": optimizer, "tokenizer": self.tokenizer or only_tokenizer(), "entry": self.entry}
         session = session_of(run, self.model, [batch], autocast=within is not None, **held)
         self.listener.begin(session, "AdamW" if Premise.UPDATE_RULE_KNOWN not in run.open_premises else "")
-        self.listener.emit(*of_caller())
+        self.listener.emit(*of_caller(), *shared_loaders())
         gc.callbacks.append(self._collecting)
         if Premise.TRAINED_UNWRITTEN not in run.open_premises:
             self.own_writes = OwnWrites(self.model, self._failed)

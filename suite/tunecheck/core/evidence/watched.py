@@ -125,7 +125,10 @@ class PositionGradients(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRows(Record):
-    """Rows of a Trainer's evaluation, looked up among those that it trains on; the first ones of each data set."""
+    """Rows of an evaluation, looked up among those that are trained on; the first ones of each data set.
+
+    In a loop those of the one data set that one loader shuffles and another reads in order.
+    """
 
     rows: int
     among: int
