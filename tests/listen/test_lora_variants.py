@@ -1,0 +1,29 @@
+"""A LoraConfig whose layers compute otherwise than LoRA: peft says so, layer by layer, and its formula is not ours."""
+
+from __future__ import annotations
+
+import peft
+import pytest
+
+from benchmarks.scripts.script import TARGETS, Script, judged
+from tunecheck.listen.adapters import own_variant
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # the script's libraries' own
+SETTINGS = {"r": 4, "lora_alpha": 8, "target_modules": TARGETS}
+
+
+@pytest.mark.skipif(not hasattr(peft, "KasaConfig"), reason="peft before 0.20 has no such variant")
+def test_a_variant_of_peft_is_no_wrong_lora(tmp_path):
+    """KaSA puts a diagonal between A and B, and takes the smallest singular values out of the base."""
+    script = Script(lora={**SETTINGS, "kasa_config": peft.KasaConfig()}, rows=20, steps=4)
+    row = judged(script, tmp_path)
+
+    assert row.outcome == "pass"
+    assert [*row.failed, *row.suspected] == []
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_lora_and_dora_are_known(dora):
+    """The formula of both is held against what they compute."""
+    model, _ = Script(lora={**SETTINGS, "use_dora": dora}).model_and_tokenizer()
+    assert own_variant(model) == ""
