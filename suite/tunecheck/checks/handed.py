@@ -99,11 +99,13 @@ class LossNormalisedOverAccumulation(Check):
     meaning: ClassVar[str] = (
         "a compute_loss of the script's own, or a model's head (those for classes and BERT's of transformers 5.23, its "
         "issue 47688), leaves out num_items_in_batch, by which it is to divide: since 4.46 the Trainer does not "
-        "where the model takes that number, and losses and gradients are gradient_accumulation_steps times too large"
+        "where the model takes that number, and losses and gradients are gradient_accumulation_steps times too large; "
+        "or a loop differentiates each micro-batch's mean as it is"
     )
     remedy: ClassVar[str] = (
         "divide a sum over the tokens by num_items_in_batch, or a mean by self.current_gradient_accumulation_steps; or "
-        "have the Trainer divide: set its loss_is_scaled_for_ga to False, in older versions model_accepts_loss_kwargs"
+        "have the Trainer divide: set its loss_is_scaled_for_ga to False, in older versions model_accepts_loss_kwargs; "
+        "in a loop divide each loss by the number of micro-batches before backward"
     )
 
     def judge(self, trace: Trace) -> Finding:

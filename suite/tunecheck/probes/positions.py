@@ -242,7 +242,7 @@ def _mask_by_ends(model: Any, read: torch.Tensor, pads: Sequence[Any] = ()) -> t
     its end: the first one is an end.
     """
     pad, end = (getattr(getattr(model, "config", None), name, None) for name in ("pad_token_id", "eos_token_id"))
-    named = [pad for pad in (pad, *pads) if isinstance(pad, int)] or [end]
+    named: list[Any] = [pad for pad in (pad, *pads) if isinstance(pad, int)] or [end]
     masks = (_mask_by(pad, read) for pad in dict.fromkeys(named) if isinstance(pad, int) and read.ndim == 2)
     return next((mask for mask in masks if mask is not None), None)
 
