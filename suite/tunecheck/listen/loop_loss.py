@@ -22,6 +22,7 @@ from tunecheck.training.data import IGNORED, Batch
 
 UNKNOWN = "the loop takes its loss of the logits itself, in a way that is not followed here"
 FURTHER = "the loop adds a term of its own to the loss"
+THROUGH_NO_PASS = "parameters are in it by a way that leads through no pass of the model"
 WEIGHED = "the loop adds up the losses of several passes with different factors"
 FROM_PADDING = "rows are padded on the left and their first token has a label, which is predicted at a padded position"
 OWN_MASK = "an attention mask of the script's own does more than to part documents, and is not followed here"
@@ -239,7 +240,7 @@ def another_kind(tensor: torch.Tensor, passes: Sequence[Pass]) -> str:
             if _straight_back(scores, logits) not in logits:
                 return "its cross_entropy is of something that was computed of the logits"
         elif not node.next_functions:
-            return "parameters are in it by a way that leads through no pass of the model"
+            return THROUGH_NO_PASS
         else:
             waiting.extend(following for following, _ in node.next_functions)
     return ""
