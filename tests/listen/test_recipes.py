@@ -174,7 +174,8 @@ def test_a_history_of_losses_is_no_leak():
     losses = [2 * weight for _ in range(8)]
     assert live_tensors("cpu")[0] == before + 9
     losses = [loss.detach() for loss in losses]
+    losses += [torch.nn.functional.mse_loss(torch.ones(9), torch.zeros(9)) for _ in range(8)]
     assert live_tensors("cpu")[0] == before + 1
-    losses += [torch.ones(3)[0] for _ in range(8)]
+    losses += [torch.ones(1000)[0] for _ in range(8)]
     assert live_tensors("cpu")[0] == before + 9
-    assert len(losses) == 16
+    assert len(losses) == 24

@@ -116,8 +116,8 @@ SETTLING_SECONDS = (0.02, 0.2)
 """Pauses before live tensors are counted again where several processes train."""
 
 
-A_NUMBER = 8
-"""Bytes of one in float64."""
+A_NUMBER = 1024
+"""Bytes of the storage of one at most: that of a mean of squares is as large as the squares were."""
 
 
 def live_tensors(device_type: str) -> tuple[int, int]:
@@ -156,7 +156,7 @@ def _live(device_type: str) -> dict[int, int]:
                 continue
             with suppress(RuntimeError):  # torch.compile keeps tensors that have a shape alone, sparse ones have two
                 storage = thing.untyped_storage()
-                if thing.requires_grad or storage.nbytes() > A_NUMBER:
+                if thing.requires_grad or thing.dim() or storage.nbytes() > A_NUMBER:
                     storages[storage.data_ptr()] = storage.nbytes()
     return storages
 
