@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import peft
 import pytest
+from footprint import watch_probes
 from transformers import Trainer
 
 from benchmarks.scripts.script import TARGETS, Script, judged
@@ -15,13 +16,16 @@ SETTINGS = {"r": 4, "lora_alpha": 8, "target_modules": TARGETS}
 
 
 @pytest.mark.skipif(not hasattr(peft, "KasaConfig"), reason="peft before 0.20 has no such variant")
-def test_a_variant_of_peft_is_no_wrong_lora(tmp_path):
+def test_a_variant_of_peft_is_no_wrong_lora(tmp_path, monkeypatch):
     """KaSA puts a diagonal between A and B, and takes the smallest singular values out of the base."""
     script = Script(lora={**SETTINGS, "kasa_config": peft.KasaConfig()}, rows=20, steps=4)
+    seen, changed = watch_probes(monkeypatch)
     row = judged(script, tmp_path)
 
     assert row.outcome == "pass"
     assert [*row.failed, *row.suspected] == []
+    assert seen  # a second adapter would take singular values out of the base again
+    assert not changed
 
 
 class Held(Trainer):
