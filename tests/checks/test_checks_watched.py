@@ -24,6 +24,7 @@ MEANT = {
     ("rows_whole", "most answers cut off"),
     ("rows_whole", "some answers cut off"),
     ("rows_whole", "all of them, by a declared length"),
+    ("rows_whole", "all of them, in a template that is learned"),
     ("no_target_leakage", "labels that are shifted twice"),
     ("randomness_varies", "a seed in every step"),
     ("clipping_leaves_gradients", "to nearly nothing"),
@@ -230,6 +231,10 @@ FAULTS = {
         "all of them, by a declared length": lambda: watched(
             rows(end_tokens_supervised=0), lengths(declared=True, full=24, cut=24, short=0, short_ended=0)
         ),
+        "all of them, in a template that is learned": lambda: watched(
+            rows(end_tokens_supervised=0, first_token_supervised=24),
+            lengths(begin_alike=True, full=24, cut=24, short=0, short_ended=0),
+        ),
     },
     "no_loss_on_padding": {
         "labels of padding": lambda: watched(positions(padding_share=0.3)),
@@ -337,6 +342,15 @@ def test_the_suites_own_runs_know_no_suspicion(changes, told):
     check = CHECKS["rows_come_once"]()
     assert re.search(told, check(trace).detail)
     assert (check(trace).status, check(own).status) == (Status.SUSPECTED, Status.FAILED)
+
+
+def test_rows_cut_off_where_they_are_the_same_are_told_as_cut_off():
+    """A template's first words are in all of them; one that is whole is not explained by that."""
+    check, same = CHECKS["rows_come_once"](), one_row(watched())
+    cut, whole = (with_record(same, e.RowLengths, full=24, cut=number, short=0) for number in (24, 0))
+
+    assert (check(cut).status, check(whole).status) == (Status.UNJUDGED, Status.FAILED)
+    assert "see rows_whole" in check(cut).detail
 
 
 def test_what_rests_on_a_presumed_premise_is_suspected_at_most():
@@ -798,6 +812,16 @@ def test_a_rate_that_16_bit_weights_round_away(share, first_rate, status):
     trace = with_record(trace, e.Census, trainable_dtypes={"bfloat16": 8})
     trace = with_record(trace, e.Update, moved_share=share, expected_learning_rate=1e-6)
     trace = with_record(trace, e.Update, 0, expected_learning_rate=first_rate)
+
+    assert CHECKS["trainable_moved"]()(trace).status is status
+
+
+@pytest.mark.parametrize(
+    ("small", "status"), [(LORA_B[:1], Status.SUSPECTED), (LORA_B[1:2], Status.FAILED)], ids=["its own", "another's"]
+)
+def test_a_rate_below_the_last_digit_of_fp32_weights(small, status):
+    """Norms of 1 stand still at 1e-8, and whatever else stands still does so for another reason."""
+    trace = with_record(watched(), e.Movement, unmoved=LORA_B[:1], below_last_digit=small)
 
     assert CHECKS["trainable_moved"]()(trace).status is status
 

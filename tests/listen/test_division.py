@@ -7,9 +7,12 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import Trainer, TrainingArguments
 
+from tunecheck.checks import CHECKS
 from tunecheck.core import evidence as e
+from tunecheck.core.finding import Status
 from tunecheck.core.trace import read
 from tunecheck.listen.hf_trainer import listening
+from tunecheck.listen.loop import LoopHooks
 from tunecheck.listen.options import Options
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the libraries' own
@@ -123,3 +126,64 @@ def test_the_trainer_divides_where_the_model_takes_no_number(tmp_path):
 
     (tmp_path / "other").mkdir()
     assert heard(tmp_path / "other", Trainer, Tagger, several=1)[0] == []
+
+
+def added_up(model, batches):
+    """Both means as they are."""
+    for ids, labels in batches:
+        cross_entropy(model(ids).flatten(0, 1), labels.flatten()).backward()
+
+
+def averaged(model, batches):
+    """Half of each, one of them with a term of its own."""
+    for ids, labels in batches:
+        scores = model(ids)
+        (
+            (cross_entropy(scores.flatten(0, 1), labels.flatten()) + 0.1 * scores.square().mean()) / len(batches)
+        ).backward()
+
+
+def cleared(model, batches):
+    """A look at the gradient, which is thrown away."""
+    for ids, labels in batches:
+        model.zero_grad()
+        cross_entropy(model(ids).flatten(0, 1), labels.flatten()).backward()
+
+
+def of_one_pass(model, batches):
+    """Two tasks."""
+    (ids, labels), _ = batches
+    scores = model(ids)
+    cross_entropy(scores.flatten(0, 1), labels.flatten()).backward(retain_graph=True)
+    cross_entropy(scores[:, 0], labels[:, 0]).backward()
+
+
+def of_another_kind(model, batches):
+    """A sum over the tokens, and a mean of squares."""
+    for ids, labels in batches:
+        scores = model(ids)
+        cross_entropy(scores.flatten(0, 1), labels.flatten(), reduction="sum").backward(retain_graph=True)
+
+
+@pytest.mark.parametrize(
+    ("window", "by"),
+    [(added_up, [""]), (averaged, ["the loop"]), (cleared, []), (of_one_pass, []), (of_another_kind, [])],
+)
+def test_a_loop_is_seen_to_divide_in_its_losses_graph(window, by, tmp_path):
+    """Where each of several passes' mean is added to the gradient; nothing is told of what is no such mean."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Embedding(20, 8), torch.nn.Linear(8, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    hooks = LoopHooks(Options(folder=str(tmp_path), name="script", steps=3))
+    hooks.attach()
+    for _ in range(3):
+        window(model, [(torch.randint(0, 20, (2, 6)), torch.randint(0, 3, (2, 6))) for _ in range(2)])
+        optimizer.step()
+        optimizer.zero_grad()
+    hooks.detach()
+    (path,) = tmp_path.glob("watch-*.jsonl")
+    trace = read(path)
+    finding = CHECKS["loss_normalised_over_accumulation"]()(trace)
+
+    assert [seen.by for seen in trace.main.all(e.LossDivided)] == by
+    assert (finding.status is Status.SUSPECTED) == (by == [""])

@@ -164,3 +164,18 @@ def test_tokens_that_a_data_set_keeps_are_no_leak():
     assert live_tensors("cpu")[0] == before
     leaked = [torch.ones(3) for _ in range(8)]
     assert live_tensors("cpu")[0] == before + len(leaked) == before + len(kept)
+
+
+def test_a_history_of_losses_is_no_leak():
+    """As numbers; with their graphs, and as a view that keeps a whole tensor, it is."""
+    gc.collect()
+    before = live_tensors("cpu")[0]
+    weight = torch.ones((), requires_grad=True)
+    losses = [2 * weight for _ in range(8)]
+    assert live_tensors("cpu")[0] == before + 9
+    losses = [loss.detach() for loss in losses]
+    losses += [torch.nn.functional.mse_loss(torch.ones(9), torch.zeros(9)) for _ in range(8)]
+    assert live_tensors("cpu")[0] == before + 1
+    losses += [torch.ones(1000)[0] for _ in range(8)]
+    assert live_tensors("cpu")[0] == before + 9
+    assert len(losses) == 24

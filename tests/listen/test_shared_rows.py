@@ -5,7 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from torch.utils.data import DataLoader
 
+from tunecheck.listen import any_model
 from tunecheck.listen.hf_evaluation import shared_rows
 
 
@@ -49,3 +51,26 @@ def test_rows_are_looked_up(trained, evaluated, found):
     """Nothing is said of data sets whose reading may cost anything."""
     seen = shared_rows(SimpleNamespace(train_dataset=trained, eval_dataset=evaluated))
     assert [(one.rows, one.among, one.trained) for one in seen] == ([found] if found else [])
+
+
+ROWS, OTHERS = [*range(12)], [*range(4)]
+
+
+@pytest.mark.parametrize(
+    ("loaders", "found"),
+    [
+        ([(ROWS, True), (ROWS, False)], [(12, 12, 12)]),
+        ([(ROWS, True), (OTHERS, False)], []),
+        ([(ROWS, True), (ROWS, False), (OTHERS, False)], []),
+        ([(ROWS, True)], []),
+        ([(ROWS, True), (ROWS, True)], []),
+        ([], []),
+    ],
+    ids=["one for both", "two", "both and another", "one loader", "shuffled twice", "none"],
+)
+def test_one_data_set_for_training_and_evaluation(loaders, found, monkeypatch):
+    """A loop's loaders tell, where one shuffles and another does not."""
+    held = [DataLoader(rows, batch_size=2, shuffle=shuffle) for rows, shuffle in loaders]
+    monkeypatch.setattr(any_model.gc, "get_objects", lambda: [object(), *held])
+
+    assert [(seen.rows, seen.among, seen.trained) for seen in any_model.shared_loaders()] == found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tunecheck.probes.movement import _is_below_last_digit
 from tunecheck.probes.updates import _relative, explained
 
 RATE, STEPS = 2e-4, 3
@@ -40,3 +41,14 @@ def test_weights_in_fp32_are_held_to_the_prediction():
     after, before, predicted = torch.tensor([1.0]), torch.tensor([0.9]), torch.tensor([1.0001])
 
     assert torch.equal(explained(after, before, predicted, torch.float32), predicted)
+
+
+@pytest.mark.parametrize(
+    ("rate", "weights", "below"),
+    [(4e-8, [1.0, 1.0], True), (4e-8, [1.0, 0.02], False), (2e-7, [1.0], False), (0.0, [0.0], True)],
+    ids=["norms", "norms and others", "larger", "none"],
+)
+def test_a_rate_is_held_against_the_last_digit(rate, weights, below):
+    """Of most of the weights; 1.2e-7 above 1 in fp32."""
+    assert _is_below_last_digit(rate, torch.tensor(weights)) is below
+    assert not _is_below_last_digit(rate, torch.tensor(weights, dtype=torch.bfloat16))

@@ -80,19 +80,24 @@ class WorkersDiffer(Check):
         return self.found(seen.alike < seen.rounds, detail, measured=seen.alike, limit=seen.rounds - 1)
 
 
+SUM_MEANT = "the losses of several tasks may be meant to add up; Adam takes the same step for a larger gradient"
+
+
 class LossNormalisedOverAccumulation(Check):
-    """The loss is normalised over the accumulation window, either by the Trainer or by compute_loss."""
+    """The loss is normalised over the accumulation window, by the Trainer, by compute_loss or by the loop."""
 
     premises = frozenset()
     applies_to = frozenset({"watched"})
     meaning = (
-        "compute_loss or the model's head ignores num_items_in_batch. transformers 5.23 has such heads for "
-        "classification and BERT (its issue 47688). Since 4.46 the Trainer leaves the division to a model that accepts "
-        "that argument. Losses and gradients are then gradient_accumulation_steps times too large."
+        "A loop calls backward on each micro-batch's mean undivided. Or compute_loss or the model's head ignores "
+        "num_items_in_batch. transformers 5.23 has such heads for classification and BERT (its issue 47688). Since "
+        "4.46 the Trainer leaves the division to a model that accepts that argument. Losses and gradients are then "
+        "gradient_accumulation_steps times too large."
     )
     remedy = (
-        "Divide a sum over tokens by num_items_in_batch, or a mean by self.current_gradient_accumulation_steps. Or let "
-        "the Trainer divide: set loss_is_scaled_for_ga to False, in older versions model_accepts_loss_kwargs."
+        "In a loop, divide each loss by the number of micro-batches. In a Trainer, divide a sum over tokens by "
+        "num_items_in_batch, or a mean by self.current_gradient_accumulation_steps. Or let the Trainer divide: set "
+        "loss_is_scaled_for_ga to False, in older versions model_accepts_loss_kwargs."
     )
 
     def judge(self, trace: Trace) -> Finding:
@@ -101,4 +106,5 @@ class LossNormalisedOverAccumulation(Check):
             return self.unjudged("no step has several micro-batches, or a library computes the loss", expected=True)
         several = seen[0].micro_batches
         detail = f"{several} micro-batches per step, divided by {seen[0].by or 'nothing: their losses are summed'}"
-        return self.found(bool(seen[0].by), detail, measured=1 if seen[0].by else several, limit=1)
+        meant = "" if trace.run.training.gradient_accumulation_steps > 1 else SUM_MEANT
+        return self.found(bool(seen[0].by), detail, measured=1 if seen[0].by else several, limit=1, meant=meant)

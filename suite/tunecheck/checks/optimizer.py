@@ -302,6 +302,9 @@ class TrainableMoved(Check):
             problems.append(f"only {seen.smallest_moved_share:.1%} of {seen.smallest_moved_share_at} moved")
         idle = f", {len(seen.idle)} had no gradient" if seen.idle else ""
         detail = "; ".join(problems) or f"{wanted - len(seen.idle)} of {wanted} tensors moved{idle}"
+        if problems and set(seen.unmoved) <= set(seen.below_last_digit) and seen.smallest_moved_share >= limit:
+            detail += ": the rate is less than the last digit of their weights"
+            return self.found(False, detail, measured=len(seen.unmoved), limit=0, meant=ROUNDED_AWAY)
         rounds = "watched" in trace.run.features and trains_16bit_weights(trace)
         if problems and not resting and rounds and trace.main.all(Update):
             # whether the optimizer's steps are right is updates_match_adamw's question

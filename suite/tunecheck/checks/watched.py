@@ -102,6 +102,8 @@ class RowsComeOnce(Check):
         if len(digests) < 2:
             return self.unjudged("only one micro-batch: it has no other to equal", expected=True)
         if seen.dataset_rows != 1 and len({row for window in windows for row in window.rows}) == 1 and seen.rows >= FEW:
+            if any(lengths.cut >= seen.rows for lengths in trace.main.all(RowLengths)):
+                return self.unjudged("every row is truncated before the rows differ; see rows_whole", expected=True)
             detail = f"all {seen.rows} rows are equal, from a data set of {seen.dataset_rows or 'unknown many'} rows"
             meant = "" if seen.dataset_rows else SAME_BATCH
             return self.found(False, detail, measured=seen.rows - 1, limit=0, meant=meant)
@@ -127,7 +129,7 @@ class RowsComeOnce(Check):
 class RowsWhole(Check):
     """Rows reach the model whole, without truncation at either end.
 
-    Not judged for plain text, or when the end token is unknown.
+    Not judged for plain text whose rows begin differently, or when the end token is unknown.
     """
 
     premises = frozenset({Premise.CAUSAL_LM, Premise.ROWS_FOLLOWED})
@@ -160,9 +162,10 @@ class RowsWhole(Check):
         if not padded and (share := beginnings_lost(trace.one(RowSpans).rows) / rows) > self.max_beginning_share:
             detail = f"{share:.0%} of {rows} rows have {lengths.longest} tokens and a supervised end: the start is cut"
             return self.found(False, detail, measured=share, limit=self.max_beginning_share)
-        if seen.first_token_supervised >= seen.rows:
+        if seen.first_token_supervised >= seen.rows and not lengths.begin_alike:
             return self.unjudged("every row is supervised in full, as with plain text", expected=True)
-        if not lengths.short_ended and (lengths.short or not lengths.declared) and not seen.end_tokens_supervised:
+        all_full = not lengths.short and (lengths.declared or lengths.begin_alike)
+        if not lengths.short_ended and not all_full and not seen.end_tokens_supervised:
             return self.unjudged("no row is supervised up to the tokenizer's end token", expected=True)
         share = lengths.cut / rows
         detail = f"{lengths.cut} of {rows} rows ({share:.0%}) are truncated at {lengths.longest} tokens"

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 from typing import TYPE_CHECKING, Any
 
+from tunecheck.core.evidence import EvaluationRows
 from tunecheck.core.premises import Premise
 from tunecheck.models.description import Architecture, Model
 from tunecheck.models.layer_names import is_compiled
@@ -72,6 +74,30 @@ def optimizers_of(model: Any) -> list[Any]:
         missing -= held
         waiting = [pair for pair in waiting if pair[0] is not optimizer]
     return found
+
+
+def only_tokenizer() -> Any:
+    """Return the tokenizer that this process holds; None where it holds none, or several that differ."""
+    loaded = sys.modules.get("transformers.tokenization_utils_base")
+    if loaded is None:
+        return None
+    held = [thing for thing in gc.get_objects() if issubclass(type(thing), loaded.PreTrainedTokenizerBase)]
+    kinds = {(tokenizer.name_or_path, len(tokenizer), tokenizer.pad_token_id) for tokenizer in held}
+    return held[0] if len(kinds) == 1 else None
+
+
+def shared_loaders() -> list[EvaluationRows]:
+    """Return the rows of the data set that one loader shuffles and another reads in order; [] where one has others."""
+    from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+
+    loaders = [thing for thing in gc.get_objects() if issubclass(type(thing), DataLoader)]
+    if len({id(loader.dataset) for loader in loaders}) != 1 or not hasattr(loaders[0].dataset, "__len__"):
+        return []
+    samplers = [getattr(loader.batch_sampler, "sampler", None) for loader in loaders]
+    if not all(any(isinstance(one, kind) for one in samplers) for kind in (RandomSampler, SequentialSampler)):
+        return []
+    rows = len(loaders[0].dataset)
+    return [EvaluationRows(rows=rows, among=rows, trained=rows)]
 
 
 def held_by(*optimizers: Any) -> set[int]:

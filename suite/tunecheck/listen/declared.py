@@ -18,7 +18,15 @@ from tunecheck.core.optimization import learning_rate
 from tunecheck.core.premises import Premise, opened
 from tunecheck.core.snapshot import A_LOOP
 from tunecheck.listen import any_model, noted
-from tunecheck.listen.adapters import ADAPTER, WatchedLora, adapters_of, is_lora, ranks_given, trained_tensors
+from tunecheck.listen.adapters import (
+    ADAPTER,
+    WatchedLora,
+    adapters_of,
+    is_lora,
+    own_variant,
+    ranks_given,
+    trained_tensors,
+)
 from tunecheck.listen.expectations import EXPECTATIONS
 from tunecheck.listen.own_hooks import noise_by_hooks
 from tunecheck.listen.ranks import rank_and_processes
@@ -221,7 +229,8 @@ class Described:
 def described(model: Any) -> tuple[Described, dict[Premise, str], dict[str, str]]:
     """Return what the model declares, the premises that it leaves open with the reason, and what was read where."""
     config = sole_adapter(model)
-    lora = adapters_of(config, model) if is_lora(config) else None
+    variant = own_variant(model)
+    lora = adapters_of(config, model) if is_lora(config) and not variant else None
     parameters = dict(model.named_parameters())
     left_open = {Premise.DTYPES_DECLARED: "no object declares the dtype of each part"}
     rank, processes = rank_and_processes()
@@ -259,6 +268,8 @@ def described(model: Any) -> tuple[Described, dict[Premise, str], dict[str, str]
     if moving := [held for held in inits if held not in KEEP_THE_BASE]:
         moves = f"LoraConfig.init_lora_weights = {moving[0]!r} moves part of the base into the adapters"
         left_open[Premise.BASE_FROM_FILE] = moves
+    if variant:
+        left_open[Premise.BASE_FROM_FILE] = f"peft's {variant} may move a part of the base into the adapters"
     if noted.trained_before(model, adapters=False):
         left_open[Premise.BASE_FROM_FILE] = "an earlier training of this process trained the base"
     if quantization_of(model) is None and getattr(model.config, "quantization_config", None) is not None:

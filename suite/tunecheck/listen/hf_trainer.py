@@ -19,7 +19,7 @@ from transformers import TrainerCallback
 
 from tunecheck.core.errors import Unsupported
 from tunecheck.core.evidence import EvaluationRows, EvaluationSeen, Logged, LossDivided, Step
-from tunecheck.core.premises import Premise
+from tunecheck.core.premises import Premise, opened
 from tunecheck.listen import exports
 from tunecheck.listen.any_model import device_of, is_transformers, own_objective
 from tunecheck.listen.groups import without_rate
@@ -34,7 +34,14 @@ from tunecheck.listen.hf_declared import (
 from tunecheck.listen.hf_division import Division
 from tunecheck.listen.hf_evaluation import WatchedEvaluation, rows_due, shared_rows
 from tunecheck.listen.listener import Listener
-from tunecheck.listen.loop_loss import Divergences, Pass, another_kind, not_followed, scores_given
+from tunecheck.listen.loop_loss import (
+    OUTSIDE_FORWARD,
+    Divergences,
+    Pass,
+    another_kind,
+    not_followed,
+    scores_given,
+)
 from tunecheck.listen.objective import other_objective
 from tunecheck.listen.options import Options, from_environment
 from tunecheck.listen.pairs import answers_rated, declares_pairs, declares_ratings, pairs_given
@@ -191,7 +198,8 @@ class TrainerHooks(TrainerCallback):
             self.knows_loss = True
             if why := another_kind(loss, self.passes):
                 reason = f"the script overrides compute_loss, and {why}; --expect loss=token_mean enables the check"
-                self.listener.left_open({Premise.TOKEN_MEAN_LOSS: reason})
+                by_forward = [Premise.GRADIENT_BY_FORWARD] * (why == OUTSIDE_FORWARD)
+                self.listener.left_open(opened([Premise.TOKEN_MEAN_LOSS, *by_forward], reason))
             self.passes = []
 
     def on_training_step(self, result: Any, *_: Any, **__: Any) -> None:

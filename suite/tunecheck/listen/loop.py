@@ -60,7 +60,9 @@ class LoopHooks:
         """Forward passes that nothing was differentiated of so far."""
         self.left_open: dict[Premise, str] = {}
         self.losses: list[torch.Tensor] = []
-        self.step, self.begun, self.inside = 0, False, False
+        self.factors: list[float | None] = []
+        """Of the first step's losses, the factor of each one's mean; None of a loss of another kind, or of no pass."""
+        self.step, self.forwards, self.begun, self.inside = 0, 0, False, False
         self.schedules: Schedules | None = None
         self.own_writes: OwnWrites | None = None
         self.divergences: Divergences | None = None
@@ -215,6 +217,7 @@ class LoopHooks:
             return
         if not self.begun:
             self.begun, self.window, self.losses, self.norm, self.passes = True, [], [], None, []
+            self.forwards = 0
             self.done_backward = self.differentiating = False
             self.listener.step_begin(self.step, self.window)
             self.seconds, self.since = 0.0, time.perf_counter()
@@ -226,6 +229,7 @@ class LoopHooks:
             from tunecheck.listen.session import unknown_batch
 
             self.unknown = unknown_batch(_by_name(args, given), self._device())
+            self.forwards += 1
 
     def on_returned(self, module: Any, args: Any, out: Any) -> None:
         """A micro-batch's forward pass is done."""
@@ -234,7 +238,7 @@ class LoopHooks:
 
     def _begin(self, args: Any, given: dict[str, Any]) -> bool:
         """Begin to listen, if there is an optimizer already; one made after the first forward waits for the second."""
-        from tunecheck.listen.any_model import optimizers_of
+        from tunecheck.listen.any_model import only_tokenizer, optimizers_of, shared_loaders
         from tunecheck.listen.listener import Listener
         from tunecheck.listen.loop_loss import provisional
         from tunecheck.listen.loop_run import cast_within, objective_of, run_of, together
@@ -254,10 +258,10 @@ class LoopHooks:
         self.listener = Listener(self.options)
         within = None if objective else cast_within(self.model, batch)
         self.run = run = run_of(self.model, optimizer, self.listener, within or self.autocast, objective)
-        held = {"optimizer": optimizer, "tokenizer": self.tokenizer, "entry": self.entry}
+        held = {"optimizer": optimizer, "tokenizer": self.tokenizer or only_tokenizer(), "entry": self.entry}
         session = session_of(run, self.model, [batch], autocast=within is not None, **held)
         self.listener.begin(session, "AdamW" if Premise.UPDATE_RULE_KNOWN not in run.open_premises else "")
-        self.listener.emit(*of_caller())
+        self.listener.emit(*of_caller(), *shared_loaders())
         gc.callbacks.append(self._collecting)
         if Premise.TRAINED_UNWRITTEN not in run.open_premises:
             self.own_writes = OwnWrites(self.model, self._failed)
@@ -291,6 +295,8 @@ class LoopHooks:
             # of losses whose gradients were cleared again, as those of a bad batch, nothing is left in the step
             self.losses = [tensor.detach()]
             self.window.append(self.unknown)
+            if not self.step:
+                self._note_factor(tensor)
             return
         from tunecheck.listen.loop_loss import loss_of
 
@@ -301,6 +307,14 @@ class LoopHooks:
             self.window.append(batch)
             self.left_open |= left_open
         self.passes = [each for each in self.passes if each not in loss.passes]
+
+    def _note_factor(self, tensor: torch.Tensor) -> None:
+        """Note the factor of this loss's mean, where its gradients are added to those of the passes before."""
+        from tunecheck.listen.loop_loss import factor_of_mean
+
+        added = any(p.grad is not None and bool(p.grad.any()) for p in self.model.parameters())
+        own_pass = self.forwards == len(self.window)
+        self.factors.append(factor_of_mean(tensor) if own_pass and added == bool(self.factors) else None)
 
     def on_differentiated(self, *_: Any, **__: Any) -> None:
         """A loss was differentiated."""
@@ -425,10 +439,14 @@ class LoopHooks:
             self._stepped(applied=False)
 
     def _stepped(self, *, applied: bool = True) -> None:
-        from tunecheck.core.evidence import Step
+        from tunecheck.core.evidence import LossDivided, Step
 
         assert self.listener is not None
         self.seconds += time.perf_counter() - self.since
+        several, counted = len(self.factors), {None if factor is None else round(factor, 4) for factor in self.factors}
+        if several > 1 and counted in ({1.0}, {round(1 / several, 4)}):
+            self.listener.emit(LossDivided(micro_batches=several, by="the loop" * (counted != {1.0})))
+        self.factors = []
         own = sum(batch.supervised_tokens for batch in self.window)
         self.begun, self.stepped, self.passes, self.stepping = False, [], [], 0
         self.clipped = False

@@ -22,6 +22,7 @@ from tunecheck.training.data import IGNORED, Batch
 
 UNKNOWN = "the loop computes its loss from the logits in a way that tunecheck does not follow"
 FURTHER = "the loop adds a term to the loss"
+OUTSIDE_FORWARD = "it uses parameters outside the model's forward pass"
 WEIGHED = "the loop sums the losses of several passes with different factors"
 FROM_PADDING = "rows are left-padded and their first token has a label, which a padded position predicts"
 OWN_MASK = "the script's own attention mask does more than separate documents"
@@ -197,6 +198,25 @@ def _weighed(tensor: torch.Tensor, losses: Sequence[Any]) -> bool:
     return bool((factors.max() - factors.min()).abs() > MOST_DIFFERENCE * factors.abs().max())
 
 
+def factor_of_mean(tensor: torch.Tensor) -> float | None:
+    """Return the factor with which a mean of cross entropies is in this loss; None where it holds not exactly one."""
+    waiting, seen, means = deque[Any]([tensor.grad_fn]), set[Any](), []
+    while waiting and len(seen) < MOST_NODES:
+        node = waiting.popleft()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name() in ENTROPIES:
+            means.append(node)
+        else:
+            waiting.extend(following for following, _ in node.next_functions)
+    if len(means) != 1 or REDUCTIONS[means[0]._saved_reduction] != "mean":
+        return None
+    edge = torch.autograd.graph.GradientEdge(means[0], 0)
+    (factor,) = torch.autograd.grad(tensor, [edge], retain_graph=True)
+    return float(factor)
+
+
 def another_kind(tensor: torch.Tensor, passes: Sequence[Pass]) -> str:
     """Return why this is no mean or sum of cross entropies of these passes' logits; "" where it is one, however wrong.
 
@@ -220,7 +240,7 @@ def another_kind(tensor: torch.Tensor, passes: Sequence[Pass]) -> str:
             if _straight_back(scores, logits) not in logits:
                 return "its cross_entropy takes a function of the logits"
         elif not node.next_functions:
-            return "it uses parameters outside the model's forward pass"
+            return OUTSIDE_FORWARD
         else:
             waiting.extend(following for following, _ in node.next_functions)
     return ""

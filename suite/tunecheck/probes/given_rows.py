@@ -7,6 +7,7 @@ model: a label is the token at its place, padding is not learned, the end of an 
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -35,6 +36,8 @@ TEXTS = {"supervised": True, "unsupervised": False}
 """Expectation of a row's learned text to whether it is to match."""
 MOST_UNMET, TEXT_SHOWN = 1000, 80
 """Rows that are kept which do not meet an expectation, and characters of each."""
+HEAD = 4
+"""Tokens at a row's beginning, more than a start token and a role, by which rows of one template are told."""
 TAIL = 4
 """Tokens at a row's end, more than a template writes behind an end token: an answer is learned there."""
 Ids = tuple[int, ...]
@@ -59,6 +62,7 @@ class GivenRowsProbe(Probe):
         self._counts: Counter[str] = Counter()
         self._spans: list[RowSpan] = []
         self._beginnings: list[Beginning] = []
+        self._starts: set[Ids] = set()
         self._micro_batches = 0
         self._ends, self._marks = end_tokens(session.tokenizer, session.model)
         self._show = getattr(session.tokenizer, "decode", _as_numbers)
@@ -92,6 +96,7 @@ class GivenRowsProbe(Probe):
                 mask = without_padding(row, row_labels, given_mask)
                 real = tuple(token for token, keep in zip(row, mask, strict=True) if keep)
                 given.append(real)
+                self._starts.add(real[:HEAD])
                 rows.append(row_digest(real))
                 self._count(real, rows[-1])
                 self._audit(session, row, row_labels, mask, problems)
@@ -153,7 +158,7 @@ class GivenRowsProbe(Probe):
         )
         self.emit(RowSpans(rows=tuple(self._spans), end_tokens=tuple(sorted(self._ends))))
         if self._ends:
-            self.emit(_row_lengths(self._spans, self._longest))
+            self.emit(replace(_row_lengths(self._spans, self._longest), begin_alike=len(self._starts) == 1))
 
     def _count(self, row: Ids, name: str) -> None:
         """Count the row, unless the first epoch is over."""

@@ -36,7 +36,8 @@ class MovementProbe(Probe):
         self._read: set[int] = set()
         self._idle = set() if session.run.is_causal_lm else {name for name, _ in self._trainable}
         """Tensors that need not move: a model that is not known may have parts that take no part."""
-        self._without_rate: set[int] | None = None
+        self._rates: dict[int, float] = {}
+        """Identity of each tensor that the optimizer holds to its highest rate."""
         # an embedding's A has a column for each token, those that are read learn
         self._columns = {name: p for name, p in self._trainable if ".lora_embedding_A." in name}
         self._parts = _learning_in_part(session.model, self._lookup) | self._columns
@@ -53,8 +54,9 @@ class MovementProbe(Probe):
 
     def backward_end(self, session: Session, step: int) -> None:
         """Note the tokens that were read: a table of its own learns in their rows alone; of others, what learns."""
-        resting = {id(p) for group in session.optimizer.param_groups if group.get("lr") == 0 for p in group["params"]}
-        self._without_rate = resting if self._without_rate is None else self._without_rate & resting
+        for group in session.optimizer.param_groups:
+            rate = float(group.get("lr", math.inf))
+            self._rates |= {id(p): max(rate, self._rates.get(id(p), rate)) for p in group["params"]}
         if self._lookup is not None and self._lookup.requires_grad:
             for batch in self._window:
                 self._read.update(batch.input_ids[batch.attention_mask.bool()].tolist())
@@ -82,8 +84,13 @@ class MovementProbe(Probe):
         after = [live.get(name, old) for name, old in self._trainable]
         unused = {name for name, rows in self._learnt.items() if not rows.any()}
         idle = self._idle | {name for name in unused if "expert" in name or ADDED_TOKENS in name}
+        held = [
+            (name, before, self._rates.get(id(p)))
+            for (name, p), before in zip(self._trainable, self._samples, strict=True)
+        ]
+        small = tuple(name for name, before, rate in held if rate and _is_below_last_digit(rate, before))
         shares = [
-            1.0 if name in idle else self._moved_share(name, p, before)
+            1.0 if name in idle or name in small else self._moved_share(name, p, before)
             for (name, _), p, before in zip(self._trainable, after, self._samples, strict=True)
         ] or [0.0]
         least = min(range(len(shares)), key=shares.__getitem__)
@@ -100,7 +107,8 @@ class MovementProbe(Probe):
                 frozen_bytes=sum(tensor.numel() * tensor.element_size() for _, tensor in self._frozen.values()),
                 frozen_changed=tuple(changed + appeared),
                 idle=tuple(sorted(idle)),
-                without_rate=tuple(name for name, p in self._trainable if id(p) in (self._without_rate or ())),
+                without_rate=tuple(name for name, _, rate in held if rate == 0),
+                below_last_digit=small,
                 nonfinite=tuple(
                     name for (name, _), p in zip(self._trainable, after, strict=True) if not whole(p).isfinite().all()
                 ),
@@ -124,6 +132,14 @@ class MovementProbe(Probe):
         elif name in self._learnt:
             moved = moved[self._learnt[name][sampled_rows(parameter)].cpu()]
         return float(moved.float().mean()) if moved.numel() else 0.0
+
+
+def _is_below_last_digit(rate: float, weights: torch.Tensor) -> bool:
+    """Return whether most of these weights, in fp32, may round a step of this rate away."""
+    if weights.dtype != torch.float32:
+        return False
+    sizes = weights.abs()
+    return bool((torch.nextafter(sizes, sizes.new_tensor(math.inf)) - sizes > rate).float().mean() > 0.5)
 
 
 def _lookup_table(model: Any) -> Any:

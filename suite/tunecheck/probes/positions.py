@@ -41,6 +41,8 @@ class PositionProbe(Probe):
         named = session.tokenizer, getattr(session.model, "generation_config", None)
         self._pads = [token for held in named if (token := getattr(held, "pad_token_id", None)) is not None]
         self._models = [module for module in session.model.modules() if _is_model(module)]
+        self._around = [model for model in self._models if sum(map(_is_model, model.modules())) > 1]
+        """Those whose padding is looked at in the model inside of them."""
         # a causal model of transformers is looked at with rows of our own; of several processes all would have to call
         self._looks_ahead = not session.run.is_causal_lm and not _are_several()
 
@@ -86,17 +88,14 @@ class PositionProbe(Probe):
         if not torch.is_grad_enabled():
             return
         # of an encoder and a decoder together each is looked at by itself, with a mask of its own
-        hidden = None if hasattr(out, "encoder_last_hidden_state") else getattr(out, "last_hidden_state", None)
-        mask, tokens = given.get("attention_mask"), given.get("input_ids")
-        if mask is None and isinstance(tokens, torch.Tensor):
+        logits = getattr(out, "logits", None)
+        hidden = getattr(out, "last_hidden_state", None if model in self._around else logits)
+        hidden = None if hasattr(out, "encoder_last_hidden_state") else hidden
+        mask, read = given.get("attention_mask"), given.get("input_ids", next(iter(args), None))
+        if mask is None and isinstance(read, torch.Tensor):
             decodes = given.get("encoder_hidden_states") is not None
-            mask = _mask_of_decoder(model, tokens) if decodes else _mask_by_ends(model, tokens, self._pads)
-        if _learns(hidden) and _of_positions(mask, hidden):
-            padding = _padding(mask)
-            self._padded += int(padding.sum())
-            self._shapes.add(hidden.shape[:2])
-            self.hooks.gradient(hidden, partial(self._add_norms, padding))
-        logits, read = getattr(out, "logits", None), given.get("input_ids", next(iter(args), None))
+            mask = _mask_of_decoder(model, read) if decodes else _mask_by_ends(model, read, self._pads)
+        self._look_at_padding(mask, hidden)
         if model.config.is_encoder_decoder:  # that makes its decoder's tokens of the labels, unless it is given them
             read = given.get("decoder_input_ids")
         if _learns(logits) and _of_positions(read, logits) and logits.shape[-1] >= _vocabulary(model):
@@ -125,9 +124,18 @@ class PositionProbe(Probe):
         if not torch.is_grad_enabled() or (found := tokens_and_scores(args, given, out)) is None:
             return
         read, scores = found
+        self._look_at_padding(_mask_by_ends(module, read, self._pads), scores)
         if _learns(scores):
             self._own_call = _Call(module, args, given, read)
             self.hooks.gradient(scores, partial(self._add_raised, self._own_call))
+
+    def _look_at_padding(self, mask: torch.Tensor | None, states: Any) -> None:
+        """Sum up the gradients that will arrive at these states, and those at padding."""
+        if _learns(states) and _of_positions(mask, states):
+            padding = _padding(mask)
+            self._padded += int(padding.sum())
+            self._shapes.add(states.shape[:2])
+            self.hooks.gradient(states, partial(self._add_norms, padding))
 
     def _add_norms(self, padding: torch.Tensor, gradient: torch.Tensor) -> None:
         squares = gradient.detach().float().square().sum(dim=-1)
@@ -229,8 +237,8 @@ def _mask_by_ends(model: Any, read: torch.Tensor, pads: Sequence[Any] = ()) -> t
     They are where at least half of them end in more or less of the model's padding, of the tokenizer's (`pads`), or of
     its end: the first one is an end.
     """
-    config = model.config
-    named = [pad for pad in (config.pad_token_id, *pads) if isinstance(pad, int)] or [config.eos_token_id]
+    pad, end = (getattr(getattr(model, "config", None), name, None) for name in ("pad_token_id", "eos_token_id"))
+    named: list[Any] = [pad for pad in (pad, *pads) if isinstance(pad, int)] or [end]
     masks = (_mask_by(pad, read) for pad in dict.fromkeys(named) if isinstance(pad, int) and read.ndim == 2)
     return next((mask for mask in masks if mask is not None), None)
 

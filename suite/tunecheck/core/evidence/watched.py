@@ -114,7 +114,10 @@ class PositionGradients(Record):
 
 
 class EvaluationRows(Record):
-    """Rows of a Trainer's evaluation, looked up among those that it trains on; the first ones of each data set."""
+    """Rows of an evaluation, looked up among those that are trained on; the first ones of each data set.
+
+    In a loop those of the one data set that one loader shuffles and another reads in order.
+    """
 
     rows: int
     among: int
@@ -137,6 +140,8 @@ class RowLengths(Record):
     """Rows of fewer tokens."""
     short_ended: int
     """Those of them in which an end token is supervised."""
+    begin_alike: bool = False
+    """Whether all rows begin with the same few tokens, as those of a template do and parts of running text do not."""
 
 
 class RowSpan(Frozen):
@@ -284,7 +289,7 @@ class LossDivided(Record):
     micro_batches: int
     """Of the first window."""
     by: str
-    """The Trainer or compute_loss; empty where nobody does."""
+    """The Trainer, compute_loss or the loop; empty where nobody does."""
 
 
 class WorkerBatches(Record):

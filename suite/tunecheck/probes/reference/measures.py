@@ -134,10 +134,15 @@ SETTLING_SECONDS = (0.02, 0.2)
 """Pauses before live tensors are counted again where several processes train."""
 
 
+A_NUMBER = 1024
+"""Bytes of the storage of one at most: that of a mean of squares is as large as the squares were."""
+
+
 def live_tensors(device_type: str) -> tuple[int, int]:
     """Number and bytes of the distinct storages that Python can reach on this kind of device, whole numbers left out.
 
-    A data set may keep the tokens of each row that it was asked for; what leaks of a forward pass are floating numbers.
+    So are single numbers without a graph, as a history of losses holds them. A data set may keep the tokens of each row
+    that it was asked for; what leaks of a forward pass are floating numbers.
     gloo's threads hold a collective's tensor for a moment after it has returned, on a busy machine for many: 6 of 57
     healthy runs of two processes seemed to leak it. So several are counted there, and the fewest are the answer.
     """
@@ -169,7 +174,8 @@ def _live(device_type: str) -> dict[int, int]:
                 continue
             with suppress(RuntimeError):  # torch.compile keeps tensors that have a shape alone, sparse ones have two
                 storage = thing.untyped_storage()
-                storages[storage.data_ptr()] = storage.nbytes()
+                if thing.requires_grad or thing.dim() or storage.nbytes() > A_NUMBER:
+                    storages[storage.data_ptr()] = storage.nbytes()
     return storages
 
 

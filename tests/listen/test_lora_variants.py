@@ -1,0 +1,53 @@
+"""A LoraConfig whose layers compute otherwise than LoRA: peft says so, layer by layer, and its formula is not ours."""
+
+from __future__ import annotations
+
+import peft
+import pytest
+from footprint import watch_probes
+from transformers import Trainer
+
+from benchmarks.scripts.script import TARGETS, Script, judged
+from tunecheck.listen.adapters import own_variant
+from tunecheck.listen.loop_loss import THROUGH_NO_PASS
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # the script's libraries' own
+SETTINGS = {"r": 4, "lora_alpha": 8, "target_modules": TARGETS}
+
+
+@pytest.mark.skipif(not hasattr(peft, "KasaConfig"), reason="peft before 0.20 has no such variant")
+def test_a_variant_of_peft_is_no_wrong_lora(tmp_path, monkeypatch):
+    """KaSA puts a diagonal between A and B, and takes the smallest singular values out of the base."""
+    script = Script(lora={**SETTINGS, "kasa_config": peft.KasaConfig()}, rows=20, steps=4)
+    seen, changed = watch_probes(monkeypatch)
+    row = judged(script, tmp_path)
+
+    assert row.outcome == "pass"
+    assert [*row.failed, *row.suspected] == []
+    assert seen  # a second adapter would take singular values out of the base again
+    assert not changed
+
+
+class Held(Trainer):
+    """Adds a penalty that no forward pass computes."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, **further):
+        """Return the loss and the penalty."""
+        loss = super().compute_loss(model, inputs, **further)
+        return loss + sum(p.square().sum() for p in model.parameters() if p.requires_grad)
+
+
+def test_a_penalty_beside_the_forward_pass_is_no_wrong_gradient(tmp_path):
+    """What a layer's inputs and outputs give is not all of it, and is not held to be."""
+    row = judged(Script(trainer=Held, rows=20, steps=4), tmp_path)
+    unjudged = {finding.check: finding.detail for finding in row.unjudged}
+
+    assert row.failed == []
+    assert THROUGH_NO_PASS in unjudged["weight_gradients"]
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_lora_and_dora_are_known(dora):
+    """The formula of both is held against what they compute."""
+    model, _ = Script(lora={**SETTINGS, "use_dora": dora}).model_and_tokenizer()
+    assert own_variant(model) == ""

@@ -1,0 +1,83 @@
+"""Rows that are padded without a mask, before a model of the script's own: the tokenizer says what padding is. fp32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
+
+from benchmarks.scripts.script import MODEL
+from tunecheck.checks import CHECKS
+from tunecheck.core.finding import Status
+from tunecheck.core.trace import read
+from tunecheck.listen import any_model
+from tunecheck.listen.loop import LoopHooks
+from tunecheck.listen.options import Options
+
+TOKENS = 300
+
+
+class Net(torch.nn.Module):
+    """Scores of the next token."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = torch.nn.Embedding(TOKENS, 8), torch.nn.Linear(8, TOKENS)
+
+    def forward(self, input_ids):
+        """Return the scores alone."""
+        return self.head(self.table(input_ids))
+
+
+class Derived(PreTrainedModel):
+    """The same as a class of transformers', which holds no other such model."""
+
+    config_class = PretrainedConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.net = Net()
+
+    def forward(self, input_ids):
+        """Return an output with scores and no hidden states."""
+        return CausalLMOutput(logits=self.net(input_ids))
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """That of the shipped model, which has a token for padding."""
+    return AutoTokenizer.from_pretrained(MODEL)
+
+
+@pytest.mark.parametrize("learned", [False, True], ids=["ignored", "learned"])
+@pytest.mark.parametrize("made", [Net, lambda: Derived(PretrainedConfig())], ids=["own", "derived"])
+def test_padding_that_is_learned_without_a_mask(made, learned, tokenizer, tmp_path):
+    """Rows end in more or less of the tokenizer's padding."""
+    torch.manual_seed(0)
+    model, pad = made(), tokenizer.pad_token_id
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    hooks = LoopHooks(Options(folder=str(tmp_path), name="script", steps=3), tokenizer=tokenizer)
+    hooks.attach()
+    for _ in range(3):
+        ids = torch.randint(10, 250, (4, 13))
+        for row, length in enumerate((4, 6, 9, 12)):
+            ids[row, length:] = pad
+        scores = getattr(out := model(ids[:, :-1]), "logits", out)
+        cross_entropy(scores.flatten(0, 1), ids[:, 1:].flatten(), ignore_index=-100 if learned else pad).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    hooks.detach()
+    (path,) = tmp_path.glob("watch-*.jsonl")
+    finding = CHECKS["no_loss_on_padding"]()(read(path))
+
+    assert finding.status is (Status.FAILED if learned else Status.PASSED), finding.detail
+
+
+def test_the_only_tokenizer_of_a_process_is_the_loops(tokenizer, monkeypatch):
+    """Copies are the same one; of two that differ nobody knows which."""
+    other = AutoTokenizer.from_pretrained(MODEL, pad_token="</s>")
+    for held, found in (([], None), ([object(), tokenizer, tokenizer], tokenizer), ([tokenizer, other], None)):
+        monkeypatch.setattr(any_model.gc, "get_objects", lambda held=held: held)
+        assert any_model.only_tokenizer() is found
