@@ -19,8 +19,6 @@ PYTEST_DONT_REWRITE: the command has imported this package before it calls pytes
 to rewrite the assertions of a package that brings a plugin.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:

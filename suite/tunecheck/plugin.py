@@ -3,8 +3,6 @@
 A hook is a guard and a call: what a session does is in `tunecheck.session`, what it prints in `tunecheck.report`.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import sys
@@ -182,11 +180,11 @@ def require_runs(items: Iterable[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def trainer(pytestconfig: pytest.Config) -> Callable[[Run], Trace]:
+def trainer(pytestconfig: pytest.Config) -> "Callable[[Run], Trace]":
     """Return the function that trains a run once, in a child process; it skips a run that this machine cannot hold."""
     session = pytestconfig.stash[SESSION]
 
-    def train(run: Run) -> Trace:
+    def train(run: Run) -> "Trace":
         try:
             return session.train(run)
         except MachineTooSmall as reason:
@@ -201,7 +199,7 @@ def trainer(pytestconfig: pytest.Config) -> Callable[[Run], Trace]:
 
 
 @pytest.fixture(scope="module")
-def trace(run: Run, trainer: Callable[[Run], Trace]) -> Trace:
+def trace(run: Run, trainer: "Callable[[Run], Trace]") -> "Trace":
     """Return the run's trace, shared by all its checks."""
     return trainer(run)
 
@@ -327,7 +325,7 @@ class SessionHooks:
             return (yield)
 
     @pytest.hookimpl(optionalhook=True)
-    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> OneWorkerARun | None:
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> "OneWorkerARun | None":
         from tunecheck.session.scheduling import OneWorkerARun
 
         return OneWorkerARun(config, log, self.session.rows.lose) if asks_for_tiers(config.args) else None

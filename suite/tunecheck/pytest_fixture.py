@@ -3,8 +3,6 @@
 It adds one fixture and nothing else: no option, no marker, no hook; what it needs is imported when a test asks for it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +22,7 @@ class Tunecheck:
         self._folder, self._trainings = folder, 0
 
     @contextmanager
-    def watch(self, trainer: Any = None, **given: Any) -> Iterator[Watch]:
+    def watch(self, trainer: Any = None, **given: Any) -> "Iterator[Watch]":
         """Listen to the training in the block, given as to `tunecheck.watch`, and require that it passes."""
         from tunecheck.listen.context import Watch
 
@@ -40,7 +38,7 @@ class Tunecheck:
         expect: Sequence[str] = (),
         ignore: Sequence[str] = (),
         strict: bool = False,
-    ) -> Report:
+    ) -> "Report":
         """Run a command that trains, as `tunecheck watch -- COMMAND` does, require a pass and return the report."""
         from tunecheck.core.redaction import shown
         from tunecheck.listen.expectations import read_expectations
@@ -69,7 +67,7 @@ class Tunecheck:
         return self._folder / f"tunecheck-{self._trainings}"
 
 
-def _require_passed(report: Report | None, folder: Path) -> None:
+def _require_passed(report: "Report | None", folder: Path) -> None:
     """Fail the test with the failures, or with what kept the training from being judged."""
     from tunecheck.report.view import session_view
 

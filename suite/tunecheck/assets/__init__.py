@@ -1,7 +1,5 @@
 """Model weights: taken from the first source that has them, verified, converted and cached once. No torch."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any

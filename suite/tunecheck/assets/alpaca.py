@@ -1,7 +1,5 @@
 """Alpaca's JSON list of {"instruction", "input", "output"} as two splits that share no text."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import Counter

@@ -4,8 +4,6 @@ The child is `python -m tunecheck.assets.build`, its request JSON on stdin. On f
 {"error", "disk_full"}.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import functools

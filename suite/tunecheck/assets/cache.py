@@ -1,7 +1,5 @@
 """Cache entry of one model or data set: locked between processes, its folders complete or absent."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Comparison of a model folder with its YAML, from config.json and the weights' headers alone."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

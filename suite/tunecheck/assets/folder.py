@@ -3,8 +3,6 @@
 Manifest and verification are those of every folder in the cache, data sets included.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

@@ -1,7 +1,5 @@
 """Repository of the Hugging Face hub: downloaded into the hub library's own cache and used there, through links."""
 
-from __future__ import annotations
-
 import errno
 import functools
 import os

@@ -1,7 +1,5 @@
 """Folder on this machine: used in place, through links, and never written to."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

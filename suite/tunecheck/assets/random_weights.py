@@ -1,7 +1,5 @@
 """Random weights: valid for memory and speed, no evidence of learning."""
 
-from __future__ import annotations
-
 from tunecheck.assets import build
 from tunecheck.assets.cache import Wanted
 from tunecheck.assets.fit import check_fit

@@ -3,8 +3,6 @@
 From the hub comes one file at a pinned revision, converted once to two splits in the cache.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """The command `tunecheck`: its signals are handled before anything else is imported."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 

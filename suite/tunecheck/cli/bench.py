@@ -1,7 +1,5 @@
 """The command `bench`: the same training by several trainers, side by side."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """The command line: all commands, by what they are about."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from tunecheck import __version__

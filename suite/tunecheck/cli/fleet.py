@@ -1,7 +1,5 @@
 """The command `fleet`: the same tier on every card of every node, and what only all of them together can show."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Iterator
@@ -76,7 +74,7 @@ def _fleet(options: argparse.Namespace) -> int:
     return report.status
 
 
-def _request(options: argparse.Namespace) -> Request:
+def _request(options: argparse.Namespace) -> "Request":
     """Return the request of this command line, or that of the session to go on with. Raises ConfigError."""
     from tunecheck.fleet.request import REQUEST_FILE, EngineOptions, read_request
     from tunecheck.fleet.session import new_request, unasked

@@ -1,7 +1,5 @@
 """Commands about previous sessions: history, compare, baseline, prune."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

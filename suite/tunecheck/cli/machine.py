@@ -1,7 +1,5 @@
 """Commands for this machine: doctor, fetch."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

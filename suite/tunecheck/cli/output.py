@@ -3,8 +3,6 @@
 Nothing is raised where something is printed, which may be anywhere, and nothing by Python when it flushes at its exit.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import io

@@ -1,7 +1,5 @@
 """The argument parser of all commands, and the place where errors become messages and exit statuses."""
 
-from __future__ import annotations
-
 import argparse
 import errno
 import os

@@ -1,7 +1,5 @@
 """Commands that read a finished session: judge a trace again, show its rows, write its page again, and others."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

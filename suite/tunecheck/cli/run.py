@@ -1,7 +1,5 @@
 """The command `run`: train and judge tiers, or single runs, wherever tunecheck is installed."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

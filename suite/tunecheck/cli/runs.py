@@ -1,7 +1,5 @@
 """Commands about runs before they are trained: list, show, estimate, strategies."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

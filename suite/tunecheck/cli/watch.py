@@ -1,7 +1,5 @@
 """The command `watch`: listen to a training that is not ours, and judge it."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

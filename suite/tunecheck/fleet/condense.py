@@ -1,7 +1,5 @@
 """A node's session as an answer: the few numbers of each run that are compared between nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, replace

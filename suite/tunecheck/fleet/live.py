@@ -1,7 +1,5 @@
 """What a terminal shows while a fleet answers: a live table, or a line for each change where there is no terminal."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What runs on a node: one session of the tier in a process of its own, condensed to an answer."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import platform

@@ -1,7 +1,5 @@
 """What a fleet is asked: written once into its folder, read by every node and by whoever goes on with the session."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

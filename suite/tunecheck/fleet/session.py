@@ -1,7 +1,5 @@
 """A fleet's session: ask the places, keep what comes in, judge all of it, write what there is to read."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

@@ -1,7 +1,5 @@
 """Description of this machine. Reading it never imports torch and never initialises CUDA."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import platform

@@ -1,7 +1,5 @@
 """Limits of the control group that a container or a job scheduler sets for this process (cgroup v1 and v2)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """CPU contention: processor time that other processes use, before and during a session."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterable

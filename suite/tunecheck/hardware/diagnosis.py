@@ -1,7 +1,5 @@
 """Diagnosis of the doctor: what was found about a topic, and what to do about it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """Doctor: everything on this machine that prevents or distorts fine-tuning, each with its remedy."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from tunecheck.config.cards import card_for

@@ -1,7 +1,5 @@
 """Description of a machine as frozen data. What could not be read is None, never a guess."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Diagnoses of the GPUs: driver, visibility, torch's view of them, bitsandbytes."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Facts about a machine besides its GPUs: processor, memory, disk, versions, checkout, environment."""
 
-from __future__ import annotations
-
 import errno
 import importlib.metadata
 import os

@@ -1,7 +1,5 @@
 """Locks between processes: lock files that name their holder."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

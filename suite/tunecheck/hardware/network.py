@@ -1,7 +1,5 @@
 """Reachability of the model hub: one TCP connection, because the hub's own client retries for 20 s a file."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import urllib.request

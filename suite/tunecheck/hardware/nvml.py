@@ -1,7 +1,5 @@
 """GPUs as NVML sees them. NVML needs no CUDA context: reading it costs no GPU memory and breaks no fork."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import sys

@@ -1,7 +1,5 @@
 """Helper process that reads NVML: prints the result of `read_nvml` as one JSON object. Not to be imported."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

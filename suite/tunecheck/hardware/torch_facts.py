@@ -4,8 +4,6 @@
 is the parent. Only the child imports torch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json

@@ -4,8 +4,6 @@ The rules are CUDA's: entries are indices, UUIDs or unique beginnings of UUIDs; 
 ends the list; an entry given twice empties it; a GPU in MIG mode shows its first instance unless one is named.
 """
 
-from __future__ import annotations
-
 import re
 
 from tunecheck.hardware.facts import Gpu

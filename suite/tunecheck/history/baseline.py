@@ -1,7 +1,5 @@
 """Accepted baselines: median and scatter of a run's figures on a device, in a small JSON file to be committed."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """Compare two sessions, or two traces: which figures of a run differ by more than they scatter."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path

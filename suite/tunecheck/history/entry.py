@@ -1,7 +1,5 @@
 """An entry of the history: the figures of one finished run of one session, and the key of comparable entries."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +52,7 @@ class HistoryEntry:
     """GPU memory that the run needed, as the allocator counted it; None on the CPU."""
 
 
-def history_entries(report: Report, folder: Path, say: Callable[[str], None]) -> list[HistoryEntry]:
+def history_entries(report: "Report", folder: Path, say: Callable[[str], None]) -> list[HistoryEntry]:
     """Return the entries of this session; `say` receives a line for each run whose trace cannot be read."""
     entries = []
     for row in report.runs:
@@ -69,7 +67,7 @@ def history_entries(report: Report, folder: Path, say: Callable[[str], None]) ->
     return entries
 
 
-def history_entry(row: RunReport, trace: Trace, *, session: str, started_at: str) -> HistoryEntry | None:
+def history_entry(row: "RunReport", trace: Trace, *, session: str, started_at: str) -> HistoryEntry | None:
     """Return the run's entry; None when its training did not finish."""
     try:
         main = trace.main
@@ -92,7 +90,7 @@ def history_entry(row: RunReport, trace: Trace, *, session: str, started_at: str
     )
 
 
-def figures_of(row: RunReport, trace: Trace) -> dict[str, float]:
+def figures_of(row: "RunReport", trace: Trace) -> dict[str, float]:
     """Return the figures of a run whose training finished, by name, without those that were not measured.
 
     On a GPU the allocator's peak stands for the memory, on a CPU live tensors and the resident set do. A throughput

@@ -1,7 +1,5 @@
 """Remove the folders of old sessions; their figures stay in the history."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import time

@@ -1,7 +1,5 @@
 """Compare a session's figures with previous sessions, and add them to the history."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
     from tunecheck.results import Report
 
 
-def with_history(report: Report, folder: Path) -> Report:
+def with_history(report: "Report", folder: Path) -> "Report":
     """Return the report with each figure compared to its baseline, and a note on each that could not be.
 
     The store is read and not written.
@@ -37,7 +35,7 @@ def with_history(report: Report, folder: Path) -> Report:
     return dataclasses.replace(report, figure_comparisons=tuple(comparisons), history_notes=tuple(notes))
 
 
-def remember(report: Report, folder: Path) -> None:
+def remember(report: "Report", folder: Path) -> None:
     """Add this session's entries to the store. Raises HistoryError; the session's folder still holds all of them."""
     entries = history_entries(report, folder, lambda note: None)  # with_history has reported the same
     if entries:

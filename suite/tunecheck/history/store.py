@@ -4,8 +4,6 @@ It lies with the reports because it is made of them, moves with them, and holds 
 reports go into a new folder every time sets $TUNECHECK_HISTORY. An entry is a row; its figures are JSON.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -3,8 +3,6 @@
 Imports torch; in the watched process only.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from math import sqrt

@@ -3,8 +3,6 @@
 In the watched process only.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import sys
@@ -142,7 +140,7 @@ def _parameters(module: Any) -> set[int]:
     return set()
 
 
-def device_of(model: Any) -> torch.device:
+def device_of(model: Any) -> "torch.device":
     """Return where the model's first parameter is."""
     import torch
 
@@ -150,7 +148,7 @@ def device_of(model: Any) -> torch.device:
     return torch.device("cpu") if first is None else first.device
 
 
-def dtype_of(model: Any) -> torch.dtype:
+def dtype_of(model: Any) -> "torch.dtype":
     """Return the dtype of the model's first parameter of floating point."""
     import torch
 

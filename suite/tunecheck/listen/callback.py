@@ -1,7 +1,5 @@
 """`callbacks=[tunecheck.watch()]`: listen to a Trainer from inside of its own training. Imports transformers."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

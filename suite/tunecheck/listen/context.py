@@ -1,7 +1,5 @@
 """Listen from inside a script or a notebook: a context around a training, and its verdict afterwards."""
 
-from __future__ import annotations
-
 import io
 import sys
 import time
@@ -63,7 +61,7 @@ class Watch:
         )
         self._stack = ExitStack()
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> "Watch":
         self._started, self._clock = datetime.now(UTC), time.monotonic()
         if from_environment() is None:  # the command hears saves of the whole process
             self._stack.callback(hear_script())

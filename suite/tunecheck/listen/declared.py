@@ -4,8 +4,6 @@ Each expectation is read off an object that the training itself made, and `sourc
 is not judged; `open_premises` says why. Imports torch; in the watched process only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod

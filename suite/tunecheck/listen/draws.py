@@ -4,8 +4,6 @@ Of the script's own code the lengths of its data set and sampler alone are calle
 might not.
 """
 
-from __future__ import annotations
-
 import hashlib
 import sys
 import weakref
@@ -73,7 +71,7 @@ def drawing(iterator: Any) -> Callable[[Any], None] | None:
     return loader.drew if more else None
 
 
-def of_training() -> Callable[[], RowsDrawn] | None:
+def of_training() -> "Callable[[], RowsDrawn] | None":
     """Return what tells, now and later, which rows the loader that was drawn from last has drawn; None without one."""
     from tunecheck.core.evidence import RowsDrawn
 

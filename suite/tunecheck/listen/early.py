@@ -1,7 +1,5 @@
 """The answer while the training goes on: what its window says, judged by the parent as soon as that is over."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import replace

@@ -4,8 +4,6 @@ A key is a line of the table: how its value is read, which checks it opens, and 
 opens no other check is judged by `as_expected`.
 """
 
-from __future__ import annotations
-
 import difflib
 import math
 import re

@@ -1,7 +1,5 @@
 """`tunecheck watch --explain`: of every check whether it was judged, why not, and which declaration is missing."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field

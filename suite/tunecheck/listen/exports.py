@@ -4,8 +4,6 @@ A state dict that is written beside a config.json, under the name that `from_pre
 records become attempts of the training's own trace. Imports torch; in the watched process only.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

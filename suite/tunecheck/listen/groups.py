@@ -1,7 +1,5 @@
 """What the groups of an optimizer declare of the tensors in them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

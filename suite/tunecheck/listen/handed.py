@@ -3,8 +3,6 @@
 Both happen before anything is listened to. Imports nothing that the program might not.
 """
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping

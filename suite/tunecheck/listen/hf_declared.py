@@ -1,7 +1,5 @@
 """What a Trainer's own objects declare, as the session and the run that probes and checks know."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

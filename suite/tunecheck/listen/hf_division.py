@@ -5,8 +5,6 @@ micro-batches no more where the model takes that number. A `compute_loss` of the
 gradients as many times too large. It is called again with other numbers: what does not change is not divided by them.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Callable, Iterator

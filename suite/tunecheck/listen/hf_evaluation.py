@@ -1,7 +1,5 @@
 """One evaluation of a Trainer, seen from outside: its rows, its modes, and the loss of its own logits."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -4,8 +4,6 @@ What is called on the way is wrapped on the one instance that trains: the window
 each micro-batch returned, the end of the backward pass (accelerate unscales there, before it clips), the norm.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import time

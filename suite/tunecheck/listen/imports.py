@@ -4,8 +4,6 @@ The Trainer of `transformers.trainer` is what TRL, LLaMA-Factory, axolotl, ms-sw
 Whatever goes wrong in listening is told in one line and leaves the training alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib.abc

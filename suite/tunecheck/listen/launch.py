@@ -1,7 +1,5 @@
 """Start a command that trains, listen to every Python process of it, and judge what was heard."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -3,8 +3,6 @@
 Where no object declares what is to learn, such a switch may be meant: what was heard before it can be judged alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any

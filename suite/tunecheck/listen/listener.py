@@ -3,8 +3,6 @@
 Nothing here may change the training or end it: whatever goes wrong in listening is recorded, and listening stops.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -107,7 +105,7 @@ OWN = frozenset(
 """Keys of a watched run that say nothing of the training: its name, and how it is judged."""
 
 
-def fingerprint_of(run: Run, session: Session, processes: int) -> str:
+def fingerprint_of(run: "Run", session: "Session", processes: int) -> str:
     """Return the digest (16 hex digits) of what a training declares, by which its sessions are comparable.
 
     That is the model's class and shapes, the adapters, what learns, the optimizer with its groups, schedule and batch.
@@ -175,7 +173,7 @@ class Listener:
         sys.stderr.flush()
         os._exit(0)
 
-    def begin(self, session: Session, optimizer: str) -> None:
+    def begin(self, session: "Session", optimizer: str) -> None:
         """Write what is declared, and let the probes look at the model before its first step."""
         run: Any = session.run
         declare(run, self.options.expect, {name: p.numel() for name, p in session.model.named_parameters()})
@@ -277,7 +275,7 @@ class Listener:
         if fresh:
             self.emit(PremisesOpen(reasons=fresh))
 
-    def step_begin(self, step: int, window: Sequence[Batch]) -> None:
+    def step_begin(self, step: int, window: "Sequence[Batch]") -> None:
         """These micro-batches are about to be trained on; where other tensors learn by them, listening ends before."""
         if self._probes is None or self._session is None:
             return

@@ -6,8 +6,6 @@ its model, its optimizer and what its model is called with. This is loaded as to
 that the program might not: what listens comes with the first forward pass that learns.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import gc
@@ -49,7 +47,7 @@ look walks the interpreter's objects."""
 class LoopHooks:
     """What is hooked for as long as a loop is listened to, and the moments that follow from it."""
 
-    def __init__(self, options: Options, model: Any = None, optimizer: Any = None, tokenizer: Any = None) -> None:
+    def __init__(self, options: "Options", model: Any = None, optimizer: Any = None, tokenizer: Any = None) -> None:
         self.options, self.model, self.tokenizer = options, model, tokenizer
         self.optimizers: list[Any] = [] if optimizer is None else [getattr(optimizer, "optimizer", optimizer)]
         self.stepped: list[Any] = []
@@ -544,7 +542,7 @@ def stand_aside() -> None:
         _waiting.pop().detach()
 
 
-def listen(options: Options) -> None:
+def listen(options: "Options") -> None:
     """Listen to whatever loop this process will run, until it ends."""
     hooks = LoopHooks(options)
     hooks.attach()

@@ -4,8 +4,6 @@ The graph of the tensor tells. It leads to the model's loss, or to a negative lo
 model's logits, position by position; where it leads to the logits in another way, the loss is not known.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace

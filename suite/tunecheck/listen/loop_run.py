@@ -3,8 +3,6 @@
 Imports torch; in the watched process only.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Sequence
 from typing import Any

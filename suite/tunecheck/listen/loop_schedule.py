@@ -3,8 +3,6 @@
 A schedule may as well count micro-batches; one that is made for the optimizer's steps may not. Imports torch.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterable
 from typing import Any

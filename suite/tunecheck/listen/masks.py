@@ -3,8 +3,6 @@
 Imports torch; in the watched process only.
 """
 
-from __future__ import annotations
-
 from typing import Any, TypeGuard
 
 import torch

@@ -4,8 +4,6 @@ Listening exchanges nothing between them: a script may do in one process what it
 trace of its own, and these are put together when the command has ended.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import count
 from pathlib import Path

@@ -3,8 +3,6 @@
 Standard library only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet

@@ -4,8 +4,6 @@ Of the latter only what holds for every training is judged: which tensors learn,
 rates, what is left unchanged. Imports nothing of the training libraries.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the parent asks of the watched process, through one environment variable. Standard library only."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

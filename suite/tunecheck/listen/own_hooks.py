@@ -1,7 +1,5 @@
 """Noise that a hook of the script's own adds to the embeddings in training (NEFTune): no configuration declares it."""
 
-from __future__ import annotations
-
 import dis
 import inspect
 import itertools

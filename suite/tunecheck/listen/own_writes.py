@@ -5,8 +5,6 @@ in-place operations. What a library writes (a state dict loaded, an initialisati
 nor are values that a tensor had before: these undo what was learned. In the watched process only.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any

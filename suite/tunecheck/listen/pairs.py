@@ -3,8 +3,6 @@
 In the window's own tensors; in the watched process only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 Standard library only, and loaded by file where the training's Python has no tunecheck.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Which of the processes that train together this one is. Standard library only."""
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import Any

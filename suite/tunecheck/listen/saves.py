@@ -3,8 +3,6 @@
 They are known by their values, since libraries rename what they save. Imports torch; in the watched process only.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import sys
@@ -27,7 +25,7 @@ DEPTH = 2
 """Dictionaries within each other in which a model's tensors are looked for; an optimizer's lie deeper."""
 MOST_FILES = 64
 """Whose names are recorded of each of several processes."""
-_TRAINED: WeakKeyDictionary[Any, _Trained] = WeakKeyDictionary()
+_TRAINED: "WeakKeyDictionary[Any, _Trained]" = WeakKeyDictionary()
 _FILES: dict[str, None] = {}
 _TELL_FILE: list[Callable[[FileWritten], None]] = []
 

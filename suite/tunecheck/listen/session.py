@@ -1,7 +1,5 @@
 """A training that is not ours as the session that probes know. Imports torch; in the watched process only."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import sys

@@ -5,8 +5,6 @@ their steps are done: what the script does after its training is done by the wat
 script's folders are as the watched run will find them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace

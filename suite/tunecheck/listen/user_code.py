@@ -3,8 +3,6 @@
 In the watched process only; a callable whose source cannot be found is left out.
 """
 
-from __future__ import annotations
-
 import gc
 import inspect
 import re

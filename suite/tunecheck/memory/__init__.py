@@ -1,7 +1,5 @@
 """GPU memory that a run needs: predicted before it, measured after it. Torch is not imported here."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -25,7 +23,7 @@ class Need:
     """ISO date of the measurement or prediction; empty where the run's own YAML states it."""
 
 
-def need_of(run: Run, *, gpu_name: str | None) -> Need | None:
+def need_of(run: "Run", *, gpu_name: str | None) -> Need | None:
     """Return the best known need: this run's measured on such a GPU, else stated by it, else predicted; else None.
 
     A prediction rests on assumed constants of the GPU, so it does not overrule what the run's YAML states. Nothing is

@@ -4,8 +4,6 @@ Measured by scripts/card-constants.py on a GPU of the same name, where its file 
 deduced or assumed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Accounting of every storage that torch operations allocate and free. Imports torch; child process only."""
 
-from __future__ import annotations
-
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Peaks measured on real GPUs: read from the history and the verdicts of earlier sessions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Predictions of the same run with one setting changed, to find what would save most memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

@@ -5,8 +5,6 @@ values are missing. Shapes and lifetimes are those of a training, and `LiveStora
 stdout is the Simulation as JSON.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import gc

@@ -3,8 +3,6 @@
 Standard library only. The bytes are those of the tensors; an allocator rounds each of them up.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
@@ -45,12 +43,12 @@ class StaticBytes:
         return self.weights + self.adapters + self.gradients + self.optimizer
 
 
-def assumed_precision(run: Run) -> str:
+def assumed_precision(run: "Run") -> str:
     """Return bf16, fp16 or fp32. auto counts as bf16, which it is from compute capability 8.0 on."""
     return "bf16" if run.training.precision == "auto" else run.training.precision
 
 
-def static_bytes(run: Run) -> StaticBytes:
+def static_bytes(run: "Run") -> StaticBytes:
     """Return the run's bytes by kind. Raises Unsupported for an unknown architecture or target module."""
     shapes = tensor_shapes(run.model.architecture)
     element_bytes = 4 if run.trains_base else ELEMENT_BYTES[assumed_precision(run)]

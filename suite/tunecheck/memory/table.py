@@ -1,7 +1,5 @@
 """Predictions as tables for the terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console

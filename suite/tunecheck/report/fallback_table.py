@@ -4,8 +4,6 @@ Every figure was measured by an attempt, on the device that its process used. Th
 resident memory of a process on a CPU are different figures, and are never compared with each other.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -67,7 +65,7 @@ def session_rows(folder: Path) -> list[AttemptRow]:
     return rows_of(read(file) for file in files)
 
 
-def print_rows(rows: list[AttemptRow], console: Console) -> None:
+def print_rows(rows: list[AttemptRow], console: "Console") -> None:
     """Print a table: memory and time of each fallback step."""
     from tunecheck.report.layout import PlainTable
 

@@ -1,7 +1,5 @@
 """Figures against their baselines, in words."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby

@@ -1,7 +1,5 @@
 """A fleet in words: its headline, its odd places and its kinds, for the terminal and for the page."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

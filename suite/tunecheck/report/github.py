@@ -1,7 +1,5 @@
 """What GitHub Actions shows of a session: its step summary, and an annotation for each failure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from tunecheck.core.errors import SuiteError

@@ -1,7 +1,5 @@
 """History, comparisons and baselines as tables of a terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Literal

@@ -1,7 +1,5 @@
 """junit.xml: a test suite for every run, a test case for every finding, for CI services that read nothing else."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The table of every command: its columns side by side, or a list of each row where the terminal is too narrow."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult

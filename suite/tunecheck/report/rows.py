@@ -1,7 +1,5 @@
 """A few rows as the model got them, in words, and in a terminal."""
 
-from __future__ import annotations
-
 from rich.console import Console
 from rich.text import Text
 

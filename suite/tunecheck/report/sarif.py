@@ -1,7 +1,5 @@
 """results.sarif: failed checks as results of an analysis (SARIF 2.1.0), which code scanning shows beside the code."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """summary.md: the report as GitHub Markdown, made for a step summary or an issue."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The report in a terminal: name, verdict and time of each run, failures with their causes, the verdict last."""
 
-from __future__ import annotations
-
 import math
 import textwrap
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Terminal, Markdown, GitHub annotations, JUnit, HTML and pytest's own output show
 take them from here.
 """
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections import Counter

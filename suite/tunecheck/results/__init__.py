@@ -1,7 +1,5 @@
 """The results of a session: pure data from traces and findings, shared by every output."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections import Counter

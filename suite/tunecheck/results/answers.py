@@ -1,7 +1,5 @@
 """What a user answers to findings: which are meant, and whether a suspicion fails. Standard library only."""
 
-from __future__ import annotations
-
 import fnmatch
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +25,7 @@ class Answers:
     strict: bool = False
     """Whether a suspicion fails."""
 
-    def before(self, run: RunSnapshot) -> Answers:
+    def before(self, run: RunSnapshot) -> "Answers":
         """Return these answers and the run's own, where these say nothing else."""
         return Answers(ignore={**run.ignore, **self.ignore}, strict=self.strict or run.strict)
 

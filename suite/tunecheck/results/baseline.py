@@ -8,8 +8,6 @@ The throughputs of 21 real sessions on a shared machine, drawn at random 20,000 
 of the cases with 8 sessions before it and in 0.2 % with 20; normal scatter of 5 % in 0.05 % and in fewer than 0.01 %.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ A failure early in a step spoils what comes after it: labels that are shifted tw
 gradient and another update. The table names direct consequences; those of a consequence follow.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache

@@ -6,8 +6,6 @@ is judged by the process's own allocator. What remains is attributed to the work
 fresh process agrees, where the run has one.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """What a run of a comparison adds to its row of the report."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
@@ -36,12 +34,12 @@ class Entry:
     pretrained: bool = False
 
 
-def waiting(run: Run) -> Entry | None:
+def waiting(run: "Run") -> Entry | None:
     """Return the entry of a run that did not begin; None for a run by itself."""
     return Entry(comparison=run.comparison, name=run.entry, turn=run.turn) if run.comparison else None
 
 
-def entry_of(trace: Trace, main: Attempt | None) -> Entry | None:
+def entry_of(trace: "Trace", main: "Attempt | None") -> Entry | None:
     """Return the entry of the attempt that counts; None for a run by itself."""
     run = trace.run
     if not run.comparison:

@@ -1,7 +1,5 @@
 """The figures of a run that are compared between sessions: their direction, and changes too small to count."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """Which lines of a user's own script take part in what a check is about."""
 
-from __future__ import annotations
-
 import re
 
 from tunecheck.core.errors import MissingEvidence

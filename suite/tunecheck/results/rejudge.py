@@ -1,7 +1,5 @@
 """Judge the traces of a session again, without training anything."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

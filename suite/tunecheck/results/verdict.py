@@ -1,7 +1,5 @@
 """Write and read verdict.json: the whole report for other programs."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """Sentences about a run and a session, for the view model of all reports."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any

@@ -1,7 +1,5 @@
 """From a run to its trace: weights and data, attempts in child processes, fallback. The whole story is in `execute`."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -115,7 +113,7 @@ class Runner:
         if end is not None and taken is not None and end.outcome == AttemptOutcome.FINISHED:
             self._further(attempt, taken)
 
-    def _further(self, attempt: _Attempt, taken: Try) -> None:
+    def _further(self, attempt: "_Attempt", taken: Try) -> None:
         """The attempts that the run asks for after its training, at the fallback step where that finished."""
         run = attempt.request.run
         probes = run.probes

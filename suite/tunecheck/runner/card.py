@@ -1,7 +1,5 @@
 """The training process and its card: it sees that one alone, and takes no more of its memory than it may."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 one attempt, from an empty process to a closed trace. Everything that imports torch starts here.
 """
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import json
@@ -197,7 +195,7 @@ def _train(
     return _live(device)[1]
 
 
-def _session(request: Request, device: Any) -> Session:
+def _session(request: Request, device: Any) -> "Session":
     from tunecheck.training import trainer_of
 
     session = trainer_of(request.run).build(request.run, request.folder, device)
@@ -216,7 +214,7 @@ def _trained(session: Any) -> Trained:
     )
 
 
-def _beginning(session: Session) -> Beginning:
+def _beginning(session: "Session") -> Beginning:
     """Return a digest of all that training starts from: tensors by name, quantisation statistics, the random state.
 
     Two attempts with the same settings must begin alike.

@@ -5,8 +5,6 @@ weights anew. Steps on the GPU add to those before them; a training on the CPU i
 losses are those of a run that began there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Predicted memory of a run at each step of the fallback chain, or in each variant that it is compared with."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from tunecheck.config.schema import Run

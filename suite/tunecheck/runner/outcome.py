@@ -1,7 +1,5 @@
 """How an attempt ended, in words: an error that it raised, or the exit status of a process that left none."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import shutil

@@ -1,7 +1,5 @@
 """The phases of an attempt: how long each took and what memory it needed, the probes' share apart."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A training child as a process: start it, listen to it, tell apart how it ended, and leave nothing behind."""
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import gc

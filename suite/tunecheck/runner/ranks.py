@@ -3,8 +3,6 @@
 The attempt's child process is the agent, and its ranks are its children: they die with it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import json

@@ -1,7 +1,5 @@
 """The folder for what a run writes and nobody keeps: checkpoints, saved adapters, the meter's files."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import shutil

@@ -1,7 +1,5 @@
 """The Setup record: what a session resolved, on which device and libraries. Imports torch; child process only."""
 
-from __future__ import annotations
-
 import inspect
 import os
 from typing import TYPE_CHECKING, Any
@@ -74,7 +72,7 @@ def setup_of(session: Any, cap_bytes: int | None, *, declared_optimizer: str) ->
     )
 
 
-def _attention_kernels(session: Session) -> dict[str, Any]:
+def _attention_kernels(session: "Session") -> dict[str, Any]:
     """Return which kernels sdpa may take, and takes for the run's longest rows; nothing for other attention."""
     from tunecheck.training.load import chosen_kernel, enabled_kernels
 

@@ -1,7 +1,5 @@
 """One run in variants: whose memory has a known order, or by another number of processes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A benchmark: the same training by several trainers, in turns, each of them judged as a run of a tier is."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 class Bench:
     """What a benchmark trains."""
 
-    runs: tuple[Run, ...]
+    runs: "tuple[Run, ...]"
     """In the order in which they are trained: every second turn backwards, so that none is always the last."""
     left_out: dict[str, str]
     """Trainer to the reason why it cannot take part."""
@@ -66,7 +64,7 @@ def plan(
     )
 
 
-def carry_out(bench: Bench, session: TierSession) -> Report | None:
+def carry_out(bench: Bench, session: "TierSession") -> "Report | None":
     """Train and judge every run, and return the session's report; None where not one was begun.
 
     An interrupt ends it, with a report on what was trained until then. Raises TraceError for an unwritable folder.

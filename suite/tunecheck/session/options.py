@@ -1,7 +1,5 @@
 """Options of a session, declared once for `pytest` and for `tunecheck run`."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from tunecheck.core.units import size_option

@@ -1,7 +1,5 @@
 """The rows of a session's report, gathered while it runs from its traces and from its workers."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json
@@ -47,7 +45,7 @@ class Rows:
         """Keep the wall time of a run with all its attempts."""
         self._seconds[run_name] = seconds
 
-    def skip(self, run: Run, reason: str, domain: Domain | Literal[""] = "") -> None:
+    def skip(self, run: "Run", reason: str, domain: Domain | Literal[""] = "") -> None:
         """Record that this machine is too small for the run; `domain` is why it has no GPU where it must have one."""
         self._without_trace[run.name] = RunReport(
             run=run.id,
@@ -59,7 +57,7 @@ class Rows:
             entry=waiting(run),
         )
 
-    def give_up(self, run: Run, reason: str, *, seconds: float, domain: Domain = Domain.ENVIRONMENT) -> None:
+    def give_up(self, run: "Run", reason: str, *, seconds: float, domain: Domain = Domain.ENVIRONMENT) -> None:
         """Record that the run could not begin, or that its trace could not be written to its end."""
         row = errored(run.id, run.tier, run.model.name, reason, seconds=seconds, domain=domain)
         self._without_trace[run.name] = dataclasses.replace(row, entry=waiting(run))

@@ -1,7 +1,5 @@
 """Which worker executes which run: a scheduler of pytest-xdist, which is imported where there are workers alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

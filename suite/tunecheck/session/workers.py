@@ -1,7 +1,5 @@
 """Several pytest workers in one session: how many there are, which run an item belongs to, what they print."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import threading

@@ -1,7 +1,5 @@
 """Trainers: one protocol, one file per backend; the table is tunecheck.config.trainers."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from pathlib import Path
@@ -22,10 +20,10 @@ if TYPE_CHECKING:
 class Trainer(Protocol):
     """A backend: a module or object with these functions."""
 
-    def build(self, run: Run, folder: Path, device: torch.device) -> Session:
+    def build(self, run: "Run", folder: Path, device: "torch.device") -> Session:
         """A session ready for its first step: weights loaded, adapters added, optimizer over the trainable tensors."""
 
-    def train(self, session: Session, probes: Probes, steps: range, log: Callable[[Step], None]) -> None:
+    def train(self, session: Session, probes: "Probes", steps: range, log: "Callable[[Step], None]") -> None:
         """Carry out these optimizer steps, announcing each moment to the probes and logging every step in order."""
 
     def save_checkpoint(self, session: Session, step: int, folder: Path) -> None:
@@ -35,7 +33,7 @@ class Trainer(Protocol):
         """Have a fresh session go on from the saved state; returns the step to go on with. Raises WeightsDamaged."""
 
 
-def trainer_of(run: Run) -> Trainer:
+def trainer_of(run: "Run") -> Trainer:
     """The backend that this run asks for. Imports torch. Raises Unsupported where its package is not installed."""
     trainer = TRAINERS[run.trainer]
     if trainer.lacks:

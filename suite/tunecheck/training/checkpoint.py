@@ -3,8 +3,6 @@
 Tensors are whole, and the position in the data is counted in rows of all processes.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -7,8 +7,6 @@ Nothing is put on the training's objects: a model that is pickled, copied, scrip
 is hooked must take nothing of ours with it. One patch of a class looks up what is hooked in a table beside the model.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import sys
@@ -52,7 +50,7 @@ class Hooks:
         self._failed = failed
         self._undo: list[Callable[[], object]] = []
 
-    def __enter__(self) -> Hooks:
+    def __enter__(self) -> "Hooks":
         return self
 
     def __exit__(self, *_: object) -> None:

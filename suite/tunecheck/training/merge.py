@@ -1,7 +1,5 @@
 """An adapter made part of the weights: how a model that was trained with one is handed on without peft."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -10,7 +8,7 @@ if TYPE_CHECKING:
     from tunecheck.training.session import Session
 
 
-def merge(session: Session, saved: Path) -> Any:
+def merge(session: "Session", saved: "Path") -> Any:
     """The session's base with this saved adapter in its weights: no peft left, 4-bit weights unpacked to its dtype.
 
     The session's own model is used up, so that no second base is in memory. A 4-bit base is unpacked first: the adapter

@@ -1,7 +1,5 @@
 """Contexts that leave a model's modes and the random state as they found them."""
 
-from __future__ import annotations
-
 import inspect
 import random
 import sys
@@ -67,7 +65,7 @@ REPACKS = "support_avx512bf16_for_cpu"
 CONTAINERS = {list, dict, set, deque, OrderedDict, defaultdict}
 
 
-def _put_back(buffer: torch.Tensor, value: torch.Tensor) -> None:
+def _put_back(buffer: "torch.Tensor", value: "torch.Tensor") -> None:
     """Write to the buffer if it has changed; a graph that holds it does not see that."""
     import torch
 
@@ -97,7 +95,7 @@ def kept_trainable(model: Any) -> Iterator[None]:
 
 
 @contextmanager
-def kept_values(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
+def kept_values(parameters: "Sequence[torch.Tensor]") -> Iterator[None]:
     """Put the values of these tensors back after the block."""
     import torch
 
@@ -111,7 +109,7 @@ def kept_values(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
 
 
 @contextmanager
-def own_gradients(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
+def own_gradients(parameters: "Sequence[torch.Tensor]") -> Iterator[None]:
     """Begin the block with no gradients, and put those that the tensors held back after it."""
     kept = [parameter.grad for parameter in parameters]
     for parameter in parameters:
@@ -177,7 +175,7 @@ def _having(value: Any, attributes: Sequence[tuple[Any, str]]) -> Iterator[None]
 
 
 @contextmanager
-def random_state(device: torch.device) -> Iterator[None]:
+def random_state(device: "torch.device") -> Iterator[None]:
     """Put the random states back after the block: torch's of CPU and GPU, Python's and numpy's."""
     import torch
 

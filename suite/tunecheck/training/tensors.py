@@ -3,8 +3,6 @@
 Imports torch; child process only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -60,7 +58,7 @@ class WholeModel:
         self._model, self._trainers = model, optimizer
         self._modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
 
-    def gather(self) -> WholeOptimizer:
+    def gather(self) -> "WholeOptimizer":
         """Gather everything: the model's parameters are plain tensors then. Return the optimizer with these."""
         model = self._model
         self._shards = shards = dict(model.named_parameters())

@@ -4,8 +4,6 @@ It is given tokens and which of them are the answer's; labels and padding are it
 `tunecheck.training.transformers_trainer`, whose callbacks announce the moments of this one too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
     from tunecheck.config.schema import Run
 
 
-def build(run: Run, folder: Path, device: torch.device) -> Session:
+def build(run: "Run", folder: Path, device: torch.device) -> Session:
     """A session ready for its first step, as for transformers' Trainer.
 
     Raises Unsupported where SFTTrainer would make fp32 adapters bf16.
@@ -41,7 +39,7 @@ def build(run: Run, folder: Path, device: torch.device) -> Session:
     return session
 
 
-def listening_trainer(model: Any, batches: Batches, precision: str) -> ListeningSFTTrainer:
+def listening_trainer(model: Any, batches: Batches, precision: str) -> "ListeningSFTTrainer":
     """An SFTTrainer of this model. It prepares the rows and pads them itself."""
     data = batches.run.data
     return ListeningSFTTrainer(

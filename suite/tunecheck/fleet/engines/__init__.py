@@ -1,7 +1,5 @@
 """Engines: what finds the nodes, starts a task on each and cancels what is queued. None of them is tunecheck's own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module

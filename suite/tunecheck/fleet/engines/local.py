@@ -1,7 +1,5 @@
 """The cards of this machine: a session for each, or some on the processor, in processes of this one."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

@@ -3,8 +3,6 @@
 Without the group, a node with one busy card would run two tasks on the other one, one after another.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import logging

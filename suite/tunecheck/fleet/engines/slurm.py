@@ -5,8 +5,6 @@ can, and begins as soon as that node is free. States come from squeue, since sac
 cluster has.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import io

@@ -1,7 +1,5 @@
 """GPU monitor: samples one GPU from another process while an attempt trains on it, for the trace."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import time

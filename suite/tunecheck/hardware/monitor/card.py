@@ -1,7 +1,5 @@
 """NVML readings of one GPU, in the sampling process, and their merging. What a GPU does not report is None."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence

@@ -5,8 +5,6 @@ from its standard input: a process id starts the sampling for that process, "sto
 again. It ends when its input does, and with its parent. The training process never waits for it.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import select

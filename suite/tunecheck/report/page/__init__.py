@@ -1,7 +1,5 @@
 """report.html: a session as one self-contained page, made from its report and its traces."""
 
-from __future__ import annotations
-
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """A chart as plain data: curves and limits, as a description in words, and as table rows."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """fleet.html: a fleet as one self-contained page, its odd nodes first, with a link to the page of each."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path

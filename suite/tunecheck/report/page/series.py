@@ -1,7 +1,5 @@
 """The charts of a trace."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """Charts as SVG, a few hundred bytes each beside their points. Colours and fonts are the page's style sheet's."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import pairwise

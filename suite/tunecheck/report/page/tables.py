@@ -1,7 +1,5 @@
 """The page's tables of a run, as plain rows from its trace."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any

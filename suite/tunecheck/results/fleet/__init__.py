@@ -1,7 +1,5 @@
 """A fleet: what each card of each node answered, as plain data, and the report that all of them together make."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -4,8 +4,6 @@ A wrong product that raises no error, silent data corruption, passes every check
 cannot be told from another version of a library by one node, nor by two; by a majority of nodes of one kind it can.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Judge a fleet: each place by its own session, then by what the others of its kind did."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import time

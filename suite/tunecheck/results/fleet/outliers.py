@@ -4,8 +4,6 @@ The rule is that of previous sessions (tunecheck.results.baseline): beyond media
 A single session says less than two in a row, so the floors are wider here, and only the speed decides anything.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from statistics import median

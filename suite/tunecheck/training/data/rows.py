@@ -3,8 +3,6 @@
 Only the last two are supervised.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
