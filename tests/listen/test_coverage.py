@@ -87,7 +87,7 @@ def test_a_rate_of_zero_where_something_is_to_learn_is_named(rates, tmp_path):
         loop(model, torch.optim.AdamW(groups))
 
     failed, _ = judged(tmp_path, train)
-    assert ("rate of 0" if any(rates) else "learning rate above zero") in failed["trainable_moved"]
+    assert ("rate is 0" if any(rates) else "learning rate above zero") in failed["trainable_moved"]
 
 
 def test_a_loop_shorter_than_the_window_is_judged(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 from torch.utils.data import (
@@ -23,8 +25,10 @@ ROWS = [{"row": number, "text": str(number)} for number in range(10)]
 @pytest.fixture
 def two_processes(monkeypatch):
     """Loaders are listened to, as the first of two processes does."""
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(draws, "rank_and_processes", lambda: (0, 2))
     monkeypatch.setattr(draws, "_last", None)
+    loaders = torch.utils.data.dataloader._BaseDataLoaderIter
+    monkeypatch.setattr(loaders, "_next_index", inspect.unwrap(loaders._next_index))
     undo = hear_inputs(torch)
     yield monkeypatch
     for each in undo:

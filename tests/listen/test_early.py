@@ -49,7 +49,7 @@ def test_the_verdict_comes_while_the_training_goes_on(tmp_path):
 
     assert whole
     assert "FAILED watch/loop: no_target_leakage" in ended.stderr
-    assert "after 10 steps; the training goes on" in ended.stderr
+    assert "after 10 steps; the training continues" in ended.stderr
     assert ended.stdout.startswith("verdict: FAIL — ")  # nothing changed, so that the end repeats nothing
     assert ended.returncode == 1
 
@@ -59,7 +59,7 @@ def test_a_failure_ends_the_training_where_that_is_asked(tmp_path):
     ended, whole = command(tmp_path, "--stop-on-fail", words=["bad"])
 
     assert not whole
-    assert "after 10 steps; the training is ended" in ended.stderr
+    assert "after 10 steps; the training ends" in ended.stderr
     assert ended.returncode == 1
     (verdict,) = tmp_path.glob("reports/runs/*/verdict.json")
     assert json.loads(verdict.read_text())["verdict"] == "fail"
@@ -99,7 +99,7 @@ def test_a_pass_ends_nothing(tmp_path):
     ended, whole = command(tmp_path, "--stop-on-fail")
 
     assert whole
-    assert "after 10 steps; the training goes on" in ended.stderr
+    assert "after 10 steps; the training continues" in ended.stderr
     assert ended.returncode == 0
 
 

@@ -9,7 +9,7 @@ from transformers import Trainer
 
 from benchmarks.scripts.script import TARGETS, Script, judged
 from tunecheck.listen.adapters import own_variant
-from tunecheck.listen.loop_loss import THROUGH_NO_PASS
+from tunecheck.listen.loop_loss import OUTSIDE_FORWARD
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the script's libraries' own
 SETTINGS = {"r": 4, "lora_alpha": 8, "target_modules": TARGETS}
@@ -43,7 +43,7 @@ def test_a_penalty_beside_the_forward_pass_is_no_wrong_gradient(tmp_path):
     unjudged = {finding.check: finding.detail for finding in row.unjudged}
 
     assert row.failed == []
-    assert THROUGH_NO_PASS in unjudged["weight_gradients"]
+    assert OUTSIDE_FORWARD in unjudged["weight_gradients"]
 
 
 @pytest.mark.parametrize("dora", [False, True])

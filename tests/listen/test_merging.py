@@ -44,7 +44,7 @@ def test_two_processes_are_one_training(tmp_path):
     [
         ("rows_trained_once", {"rows": ROWS[:6]}, "the same 6 rows as rank 0, in the same order"),
         ("rows_trained_once", {"rows": ROWS[:6], "dataset_rows": None}, "the same 6 rows as rank 0"),
-        ("rows_trained_once", {"rows": ROWS[1:7]}, "5 of 6 rows of rank 1 are also rank 0's"),
+        ("rows_trained_once", {"rows": ROWS[1:7]}, "5 of 6 rows of rank 1 are rank 0's too"),
         ("ranks_report_alike", {"learning_rate": 9.0}, "learning_rate 9 on rank 1"),
     ],
 )
@@ -171,7 +171,7 @@ def test_an_expectation_that_nobody_could_judge_is_no_silent_pass(tmp_path):
     judged = judged_again(with_run(judged, **asked), [], trace_file="")
 
     assert (told.status, told.expected) == (Status.UNJUDGED, False)
-    assert told.detail == "--expect loss=token_mean could not be judged: its own rows alone"
+    assert told.detail == "--expect loss=token_mean could not be judged: only its own rows"
     assert [found.expected for found in judged.findings if found.check == "loss_oracle"] == [True]
     assert [found.passed for found in judged.findings if found.check == "gradients_averaged"] == [True]
 

@@ -76,7 +76,7 @@ def test_attention_of_a_class_of_its_own_follows_no_setting(tmp_path):
 
     assert row.outcome == "pass", [finding.detail for finding in row.failed]
     reasons = {finding.check: finding.detail for finding in row.unjudged}
-    assert "OwnAttention computes attention by code of its own" in reasons["attention_as_configured"]
+    assert "OwnAttention computes attention in its own code" in reasons["attention_as_configured"]
 
 
 @pytest.mark.parametrize(("holds", "outcome"), [("model", "pass"), ("a copy", "fail")])

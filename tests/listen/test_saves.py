@@ -165,8 +165,7 @@ def test_the_first_of_several_processes_is_listened_to(rank, records, monkeypatc
 def test_every_process_tells_its_files(monkeypatch, tmp_path):
     """By their whole names, each once; what holds no tensors, is in memory or is thrown away is none."""
     records = []
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(saves, "rank_and_processes", lambda: (1, 2))
     monkeypatch.setattr(saves, "_FILES", {})
     monkeypatch.setattr(saves, "_TELL_FILE", [])
     monkeypatch.chdir(tmp_path)

@@ -196,5 +196,5 @@ def test_a_training_that_is_not_heard_to_its_end_says_from_where_and_why(tmp_pat
     assert row.outcome == "pass"
     assert len(row.passed) >= 15
     printed = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"trainable_set from step \d+ on 9 tensors learn that did not \(.+?\) and 9 no longer", printed)
+    assert re.search(r"not judged further: at step \d+ 9 tensors start to train \(.+?\) and 9 stop training", printed)
     assert "which no object declares: only earlier steps are judged" in printed

@@ -41,4 +41,4 @@ def test_a_loop_that_is_called_again_with_another_optimizer(tmp_path):
     assert row.outcome == "pass", [finding.detail for finding in row.failed]
     assert "weights_change_only_in_steps" in {finding.check for finding in row.passed}
     reasons = {finding.check: finding.detail for finding in row.unjudged}
-    assert "from step 3 on another AdamW" in reasons["trainable_set"]
+    assert "from step 3 another AdamW" in reasons["trainable_set"]

@@ -52,12 +52,11 @@ print(trace.main.end.outcome, *sorted({type(record).__name__ for record in trace
 """
 CHECK = '''
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RatesBelowOne(Check):
     """No step has a learning rate above 1."""
 
-    meaning: ClassVar[str] = "the rate is given in percent"
-    remedy: ClassVar[str] = "give it as a fraction"
+    meaning = "The rate is in percent."
+    remedy = "Give it as a fraction."
 
     max_rate: float = 1.0
     """Healthy runs have 2e-3 at most."""
@@ -67,8 +66,6 @@ class RatesBelowOne(Check):
         return self.found(rate <= self.max_rate, f"the highest is {rate:.3g}", measured=rate, limit=self.max_rate)
 '''
 PROBE = '''"""The micro-batches of each step."""
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 
@@ -89,7 +86,6 @@ class WindowSizeProbe(Probe):
 '''
 RECORD = '''
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WindowSize(Record):
     """The micro-batches of a step."""
 
@@ -98,11 +94,10 @@ class WindowSize(Record):
 '''
 STRATEGY = '''
 
-class FirstLayer:
+class FirstLayer(Strategy):
     """Train the first layer."""
 
-    trains: ClassVar[str] = "first layer"
-    sections: ClassVar[tuple[str, ...]] = ()
+    trains = "first layer"
 
     def adapt(self, model: Any, run: StrategyConfig) -> Any:
         """Return the model with all else frozen."""
@@ -181,8 +176,8 @@ def a_check(copy: Copy) -> None:
     copy.add("suite/tunecheck/checks/optimizer.py", CHECK)
     copy.insert(
         "suite/tunecheck/checks/__init__.py",
-        "            optimizer.OptimizerCoverage,",
-        "            optimizer.RatesBelowOne,\n",
+        '    optimizer.OptimizerCoverage: "what learns",',
+        '    optimizer.RatesBelowOne: "what learns",\n',
     )
     test, after = "tests/checks/test_checks.py", '    "optimizer_coverage": {'
     copy.insert(

@@ -48,8 +48,8 @@ def told(process):
     [
         (["-m", "quick", "-k", "a b c"], 4, "Wrong expression passed to '-k': a b c"),
         (["-m", "quick", "--set", "deadline=99999999999999h"], 4, "deadline: should be less than or equal to 2592000"),
-        (["-m", "quick", "-p", "no:capture"], 4, "-p no:capture leaves tunecheck without what it reports with"),
-        (["-m", "quick", "-p", "no:terminal"], 4, "-p no:terminal leaves tunecheck without what it reports with"),
+        (["-m", "quick", "-p", "no:capture"], 4, "-p no:capture disables a plugin that tunecheck reports with"),
+        (["-m", "quick", "-p", "no:terminal"], 4, "-p no:terminal disables a plugin that tunecheck reports with"),
         (["-m", "quick", "--card", LONG_NAME], 4, "configs/cards has no 'xxx"),
         (["-m", "quick", "--run", f"{LONG_NAME}.yaml"], 4, "there is no file 'xxx"),
     ],

@@ -58,7 +58,7 @@ def test_a_failed_check_is_shown_once_as_the_suites_own_block(ci, tmp_path):
     (failed,) = [line for line in done.stdout.splitlines() if line.startswith("FAILED ")]
 
     assert done.returncode == 1
-    for label in ("measured ", "detail ", "usually means ", "what to do ", "attribution "):
+    for label in ("measured ", "detail ", "usually means ", "what to do "):
         assert done.stdout.count(f"  {label}") == 1
     for noise in ("assert False", "+  where", "Finding(", "Traceback"):
         assert noise not in done.stdout

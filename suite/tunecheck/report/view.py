@@ -43,7 +43,7 @@ MOST_NAMES = 5
 """Unjudged checks that are named where room is short."""
 MOST_REASONS = 4
 """Reasons of unjudged checks that are given for one run where room is short."""
-REMARKS = ("Repeated", "Other data", "Repaired", "Ignored", "CPU contention")
+REMARKS = ("Repeated", "Other data", "Repaired", "Ignored", "Judged in part", "CPU contention")
 """Kinds of remarks about a run, in the order of a report."""
 
 
@@ -349,10 +349,14 @@ def check_page(check: str) -> str:
 
 
 def _remarks(run: RunReport) -> Iterator[Remark]:
-    sources = (retries, other_data, repaired, ignored_words, cpu_contention_words)
+    sources = (retries, other_data, repaired, ignored_words, _judged_in_part, cpu_contention_words)
     for kind, sentences in zip(REMARKS, (source(run) for source in sources), strict=True):
         important = kind != "CPU contention" or too_busy(run)
         yield from (Remark(kind=kind, text=text, important=important) for text in sentences)
+
+
+def _judged_in_part(run: RunReport) -> list[str]:
+    return [f"not judged further: {reason}" for reason in run.course]
 
 
 def _by_reason(findings: Sequence[Finding]) -> list[Unjudged]:

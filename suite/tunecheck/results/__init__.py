@@ -19,6 +19,7 @@ from tunecheck.core.evidence import (
     Dataset,
     Evaluation,
     Phase,
+    PremisesOpen,
     Record,
     Setup,
     Step,
@@ -87,6 +88,8 @@ class RunReport:
     """The hub's rows that were requested and its answer, where others were used; else empty."""
     fingerprint: str = ""
     findings: tuple[Finding, ...] = ()
+    course: tuple[str, ...] = ()
+    """Reasons of unjudged checks that only the course of a watched training gave."""
     needless: tuple[str, ...] = ()
     """Checks that the user ignores, and that found nothing."""
     losses: tuple[float, ...] = ()
@@ -221,6 +224,7 @@ def summarize(
         repairs=repairs(main),
         fingerprint=trace.header.fingerprint,
         findings=tuple(findings),
+        course=_course(main, findings),
         needless=needless,
         losses=tuple(step.loss for step in steps),
         probe_loss_start=probes[0] if probes else None,
@@ -314,6 +318,13 @@ def _outcome(main: Attempt | None, findings: Sequence[Finding]) -> tuple[Outcome
     if not any(finding.status is Status.PASSED for finding in findings):
         return "inconclusive", "not one check was judged"
     return "pass", ""
+
+
+def _course(main: Attempt | None, findings: Sequence[Finding]) -> tuple[str, ...]:
+    """Return why checks are unjudged by what the training did, which no declaration foretold."""
+    unjudged = {finding.detail for finding in findings if finding.status is Status.UNJUDGED}
+    opened = [why for seen in (main.all(PremisesOpen) if main else []) for why in seen.reasons.values()]
+    return tuple(why for why in dict.fromkeys(opened) if why in unjudged)
 
 
 CORE = ("what learns", "rows", "gradients", "optimizer")
