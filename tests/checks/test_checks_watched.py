@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 
@@ -875,3 +876,42 @@ def test_a_reference_that_was_right_nowhere_proves_nothing(differing, status):
     assert finding.status is status
     ours = CHECKS["base_matches_file"]()(with_record(healthy(), e.BaseFidelity, differing=names))
     assert ours.status is Status.FAILED  # the suite loads its base itself
+
+
+@pytest.mark.parametrize(
+    ("tensors", "status"),
+    [((20, 31), Status.SUSPECTED), ((20, 40, 60), Status.FAILED), ((20, 60, 40), Status.PASSED)],
+    ids=["two samples", "to the end", "falls again"],
+)
+def test_a_list_that_is_emptied_again_is_no_leak(tensors, status):
+    """An episode's moves are kept until it is over."""
+    seen = healthy().all(e.LiveTensors)[0]
+    samples = [dataclasses.replace(seen, step=3 + 2 * at, tensors=count) for at, count in enumerate(tensors)]
+    trace = with_run(adding(without(healthy(), e.LiveTensors), *samples), features=list(FEATURES))
+    assert CHECKS["live_tensors_flat"]()(trace).status is status
+
+
+@pytest.mark.parametrize(
+    ("unmoved", "rule_known", "status"),
+    [((0,), False, Status.PASSED), ((0,), True, Status.FAILED), ((4,), False, Status.FAILED)],
+    ids=["an own warm-up", "a known rule", "in the middle"],
+)
+def test_an_unknown_optimizer_may_begin_with_a_step_of_zero(unmoved, rule_known, status):
+    """Its own schedule multiplies the group's rate by 0 there."""
+    trace = watched()
+    for number, update in enumerate(trace.all(e.Update)):
+        trace = with_record(trace, e.Update, number, moved=update.step not in unmoved, expected_learning_rate=1e-3)
+    known = {} if rule_known else {"update_rule_known": "another optimizer"}
+    trace = with_run(trace, open_premises=known)
+    assert CHECKS["steps_applied"]()(trace).status is status
+
+
+def test_clipping_that_finds_no_gradient_is_asked_about():
+    """As a habit: it runs between zero_grad and backward."""
+    trace = watched()
+    for number in range(len(trace.all(e.CallOrder))):
+        calls = ("clip nothing", "forward", "backward", "step", "clear")
+        trace = with_record(trace, e.CallOrder, number, calls=calls)
+    finding = CHECKS["calls_in_order"]()(trace)
+    assert finding.status is Status.SUSPECTED
+    assert "between zero_grad and backward" in finding.detail

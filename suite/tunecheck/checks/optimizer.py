@@ -170,6 +170,8 @@ class StepsApplied(Check):
         unmoved = [step for step in unmoved if step not in {s.step for s in steps if not s.applied}]
         if "watched" in trace.run.features:  # whose loss may have no gradient in a step: answers that are all as good
             unmoved = [step for step in unmoved if step not in {s.step for s in steps if s.gradient_norm == 0}]
+        if Premise.UPDATE_RULE_KNOWN in trace.open_premises:  # an optimizer may warm up from 0 by a schedule of its own
+            unmoved = _after_first_move(unmoved, trace.all(Update))
         detail = f"{len(steps)} of {wanted} steps, {skipped} skipped by the scaler"
         detail += f"; steps {unmoved[:5]} count as applied, but changed no weight" if unmoved else ""
         counted = [step.step for step in steps] == list(range(len(steps)))
@@ -185,6 +187,12 @@ class StepsApplied(Check):
         if "watched" not in trace.run.features:  # else its own callbacks may end it
             problems += range(abs(len(steps) - wanted))
         return self.found(within, detail, measured=skipped, limit=self.max_skipped, problems=problems)
+
+
+def _after_first_move(unmoved: Sequence[int], updates: Sequence[Update]) -> list[int]:
+    """Return the steps that moved nothing after one that did; all of them where none did."""
+    first = next((update.step for update in updates if update.moved), -1)
+    return [step for step in unmoved if step > first]
 
 
 def _without_rate(steps: Sequence[Step]) -> list[int]:

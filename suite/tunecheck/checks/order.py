@@ -15,14 +15,19 @@ TWICE = "the optimizer steps twice with the same gradients"
 EARLY = "the optimizer steps before the last backward pass of its window"
 CLIPPED_LATE = "gradients are clipped after the optimizer step"
 CLIPPED_EARLY = "gradients are clipped before the last backward pass of their window"
+CLIPPED_NOTHING = "clipping finds no gradient, since it runs between zero_grad and backward"
 CLIPPED_SCALED = "gradients are clipped before unscaling"
 STEPPED_SCALED = "the optimizer steps with scaled gradients"
 SCHEDULE_EARLY = "the schedule is stepped before the optimizer, which skips its first rate"
 SCHEDULE_TWICE = "the schedule is stepped twice per optimizer step"
 SCHEDULE_AHEAD = "the schedule has one step per optimizer step, but is stepped more often"
 NEVER_ALLOCATED = "AdaLoRA's update_and_allocate is never called, so no rank is pruned"
-EACH_CLIPPED = "the accumulated gradient may be clipped on purpose before each micro-batch"
-HABITS = frozenset({DISCARDED, PILED_UP, SCHEDULE_EARLY, SCHEDULE_TWICE})
+MEANT = {
+    CLIPPED_EARLY: "the accumulated gradient may be clipped on purpose before each micro-batch",
+    CLIPPED_NOTHING: "the gradients may be those of another model, which rests in these steps",
+}
+"""Fault to who does it on purpose."""
+HABITS = frozenset({DISCARDED, PILED_UP, CLIPPED_NOTHING, SCHEDULE_EARLY, SCHEDULE_TWICE})
 """What a training may do now and then: skip a bad batch, catch up with a schedule. Wrong only as a habit."""
 
 FEWEST = 4
@@ -76,7 +81,7 @@ class CallsInOrder(Check):
         told += [f"{NEVER_ALLOCATED}: {seen.steps} steps, pruning declared from step {seen.begins}" for seen in scores]
         wrongs = len(told)
         told.append(f"step {shown.step}: {order}" if told else f"{len(windows)} steps, the first: {order}")
-        meant = EACH_CLIPPED if wrongs == len(wrong) and {*wrong} == {CLIPPED_EARLY} else ""
+        meant = MEANT.get(next(iter(wrong), ""), "") if wrongs == len(wrong) == 1 else ""
         return self.found(not wrongs, "; ".join(told), measured=wrongs, limit=0, meant=meant)
 
     def _ahead(self, seen: ScheduleTaken) -> bool:
@@ -112,6 +117,8 @@ def _faults(calls: Sequence[str], used: bool, *, one_pass: bool) -> Iterator[str
                 schedules = 0
             case "scale" | "unscale":
                 scaled = call == "scale"
+            case "clip nothing":
+                yield CLIPPED_NOTHING
             case "clip" if scaled:
                 yield CLIPPED_SCALED
             case "clip" if used:

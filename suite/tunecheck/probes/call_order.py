@@ -152,6 +152,8 @@ class CallOrderProbe(Probe):
         if ours and math.isfinite(max_norm) and (expected or float(norm) > max_norm):
             self._note("clip")
             self._clips.append((norm, max_norm))
+        elif not ours and math.isfinite(max_norm) and not float(norm):
+            self._note("clip nothing")
         self._remember()
 
     def _on_scale(self, scaler: Any, *_: Any, **__: Any) -> None:
