@@ -52,9 +52,18 @@ def page(sets: list[dict[str, Any]]) -> str:
     ]
     for found in sets:
         lines += ["", f"## Set {found['set']}", "", f"{found['where']}. Frozen {found['frozen']}, run {found['run']}."]
+        lines += ["", *(_sentence(found, when) for when in ("first", "now"))]
         lines += ["", *_totals(found), "", *_healthy(found["healthy"]), "", *_mistakes(found["mistakes"])]
         lines += ["", *(f"- {note}" for note in found["notes"])]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _sentence(found: dict[str, Any], when: str) -> str:
+    """Return how many mistakes were told by their cause, and how many healthy scripts failed."""
+    flagged = [bool(Score.of(entry[when]).failed) for entry in found["healthy"] if entry[when]]
+    told = [entry[when]["told"] in TOLD[:2] for entry in found["mistakes"] if entry[when]]
+    mistakes, healthy = (f"{sum(held)} of {len(held)}" for held in (told, flagged))
+    return f"- {when}: {mistakes} mistakes told by their cause; {healthy} healthy scripts with a failed check"
 
 
 def _totals(found: dict[str, Any]) -> list[str]:
