@@ -29,15 +29,10 @@ def add_commands(commands: Any) -> None:
     page.add_argument("session", type=Path, help="session folder, such as reports/runs/20261121T040430Z-9776")
     page.set_defaults(command=_page, leaves_files=True)
 
-    # `rungs` was the command's first name; without a help text it is understood and not listed.
-    for name, listed in (
-        ("fallback-table", {"help": "show memory and speed by strategy and fallback step"}),
-        ("rungs", {}),
-    ):
-        table = commands.add_parser(name, **listed)
-        table.add_argument("session", type=Path, help="session folder; probes.rungs=true tries every fallback step")
-        table.add_argument("--json", action="store_true", help="print JSON")
-        table.set_defaults(command=_fallback_table)
+    table = commands.add_parser("fallback-table", help="show memory and speed by strategy and fallback step")
+    table.add_argument("session", type=Path, help="session folder; probes.rungs=true tries every fallback step")
+    table.add_argument("--json", action="store_true", help="print JSON")
+    table.set_defaults(command=_fallback_table)
 
 
 def _judge(options: argparse.Namespace) -> int:

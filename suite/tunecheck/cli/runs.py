@@ -39,7 +39,6 @@ def add_commands(commands: Any) -> None:
     _add(estimate, SET)
     estimate.add_argument("--savings", action="store_true", help="also change one setting at a time, about 10 s each")
     estimate.add_argument("--fallback", action="store_true", help="also show each GPU step of the fallback chain")
-    estimate.add_argument("--rungs", dest="fallback", action="store_true", help=argparse.SUPPRESS)  # its first name
     estimate.add_argument("--json", action="store_true", help="print JSON")
     estimate.set_defaults(command=_estimate)
 
@@ -171,7 +170,7 @@ def _estimate(options: argparse.Namespace) -> int:
     if run.trainer != "native":
         say(f"{run.name}: predicted for the native trainer; {run.trainer} is not simulated")
     others = {"variants": forecast_variants(run, say, card=card)} if run.probes.memory_order else {}
-    others |= {"rungs": forecast_fallback(run, say, card=card)} if options.fallback else {}
+    others |= {"fallback": forecast_fallback(run, say, card=card)} if options.fallback else {}
     others |= {"savings": savings(path, options.set, say, card=card)} if options.savings else {}
     if options.json:
         predicted = {kind: {name: one.to_json() for name, one in group.items()} for kind, group in others.items()}
@@ -181,7 +180,7 @@ def _estimate(options: argparse.Namespace) -> int:
     print_measured(prediction, measured, Console())
     print_prediction(prediction, Console())
     print_asked(run, Console())
-    for kind in [kind for kind in ("variants", "rungs") if kind in others]:
+    for kind in [kind for kind in ("variants", "fallback") if kind in others]:
         print_each(kind.removesuffix("s"), others[kind], Console())
     if options.savings:
         print_savings(prediction, others["savings"], ruled_out(run), Console())
