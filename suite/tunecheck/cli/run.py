@@ -4,13 +4,19 @@ import argparse
 import json
 import os
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from tunecheck.cli.parser import as_json
 from tunecheck.config import TIERS, find_run
 from tunecheck.core.errors import ConfigError
 from tunecheck.core.paths import checkout_folder, project_folder, shipped_folder
 from tunecheck.results.answers import read_ignored
 from tunecheck.session.options import SESSION_OPTIONS
+
+if TYPE_CHECKING:
+    import pytest
+
+    from tunecheck.results import Report
 
 
 def add_commands(commands: Any) -> None:
@@ -26,7 +32,7 @@ def add_commands(commands: Any) -> None:
         help="accept a check's finding, with the reason",
     )
     run.add_argument("-v", "--verbose", action="store_true", help="print a line for every check")
-    run.set_defaults(command=_run, leaves_files=True, begins_itself=True)
+    run.executes(_run, leaves_files=True, begins_itself=True)
 
 
 def add_selection(parser: argparse.ArgumentParser, *, nargs: str) -> None:
@@ -49,7 +55,23 @@ def _run(options: argparse.Namespace) -> int:
     arguments = pytest_arguments(options)
     import pytest
 
-    return int(pytest.main(arguments))
+    from tunecheck.results.verdict import verdict_payload
+
+    session = _Session()
+    status = int(pytest.main(arguments, plugins=[session]))
+    if session.report is not None:
+        as_json(options, verdict_payload(session.report), indent=None)
+    return status
+
+
+class _Session:
+    """Plugin that keeps the report of pytest's session."""
+
+    report: "Report | None" = None
+
+    def pytest_unconfigure(self, config: "pytest.Config") -> None:
+        if hooks := config.pluginmanager.get_plugin("tunecheck"):
+            self.report = hooks.report
 
 
 def pytest_arguments(options: argparse.Namespace) -> list[str]:
