@@ -19,7 +19,7 @@ from tunecheck.cli.commands import parser
 from tunecheck.core.paths import project_folder
 from tunecheck.results.fleet import write_answer
 
-WITHOUT: dict[str, str] = {}
+WITHOUT = {"completion": "its result is a shell's script"}
 """Commands without --json to the reason."""
 RUN = "quick/smollm2-135m-qlora"
 KEYS = {
@@ -47,7 +47,7 @@ KEYS = {
 }
 """Command to a key, or an index, of its document; None where the document is empty."""
 ELSEWHERE = {
-    "bench": "tests/session/test_bench.py trains",
+    "bench": "tests/session/test_bench.py trains once",
     "estimate": "tests/memory/test_estimate.py simulates",
     "run": "trains, below",
 }
