@@ -22,8 +22,8 @@ def _completion(options: argparse.Namespace) -> int:
     try:
         import shtab
     except ImportError:
-        needed = "needs the package shtab, which is not installed; run: pip install 'tunecheck[completion]'"
-        raise ConfigError([f"completion: {needed}"]) from None
+        needed = "completion: needs the package shtab, which is not installed; run: pip install 'tunecheck[completion]'"
+        raise ConfigError([needed]) from None
     _describe(options.parser, [file.name for file in run_sources()], shtab.FILE)
     print(shtab.complete(options.parser, options.shell), end="")
     return 0

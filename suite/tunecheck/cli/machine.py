@@ -45,10 +45,8 @@ def _fetch(options: argparse.Namespace) -> int:
     if options.name in known_names("data"):
         record, data = fetch(load_data(options.name), say)
         folder = data.file("train").parent
-        print(
-            f"{record.name}: {record.source} {record.identifier}, {record.rows} + {record.heldout_rows} rows", end=", "
-        )
-        print(f"sha256 {record.sha256}\n{folder}")
+        words = f"{record.source} {record.identifier}, {record.rows} + {record.heldout_rows} rows"
+        print(f"{record.name}: {words}, sha256 {record.sha256}\n{folder}")
         fetched.append({**asdict(record), "folder": folder})
     if not fetched or options.name in known_names("model"):
         weights, path = resolve(load_model(options.name), allow_random=False, say=say)

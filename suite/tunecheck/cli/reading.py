@@ -14,9 +14,6 @@ def add_commands(commands: Any) -> None:
     """Add `judge`, `rows`, `page` and `fallback-table` to the command line."""
     judge = commands.add_parser("judge", help="judge a trace again, optionally with other limits")
     judge.add_argument("trace", type=Path, nargs="+", help="a .jsonl file of a session folder; may be repeated")
-    judge.add_argument(
-        "--set", action="append", default=[], metavar="checks.NAME.LIMIT=VALUE", help="change a limit; may be repeated"
-    )
     add_answers(judge)
     judge.executes(_judge)
 
@@ -95,12 +92,11 @@ def _page(options: argparse.Namespace) -> int:
 
 
 def _fallback_table(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
     from tunecheck.report.fallback_table import print_rows, session_rows
 
     rows = session_rows(options.session)
-    if as_json(options, {"attempts": [dataclasses.asdict(row) for row in rows]}):
-        return 0
-    from rich.console import Console
-
-    print_rows(rows, Console())
+    if not as_json(options, {"attempts": [dataclasses.asdict(row) for row in rows]}):
+        print_rows(rows, Console())
     return 0

@@ -4,7 +4,8 @@ import argparse
 import json
 import os
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import Any
 
 from tunecheck.cli.parser import as_json
 from tunecheck.config import TIERS, find_run
@@ -12,11 +13,6 @@ from tunecheck.core.errors import ConfigError
 from tunecheck.core.paths import checkout_folder, project_folder, shipped_folder
 from tunecheck.results.answers import read_ignored
 from tunecheck.session.options import SESSION_OPTIONS
-
-if TYPE_CHECKING:
-    import pytest
-
-    from tunecheck.results import Report
 
 
 def add_commands(commands: Any) -> None:
@@ -57,21 +53,11 @@ def _run(options: argparse.Namespace) -> int:
 
     from tunecheck.results.verdict import verdict_payload
 
-    session = _Session()
-    status = int(pytest.main(arguments, plugins=[session]))
-    if session.report is not None:
-        as_json(options, verdict_payload(session.report), indent=None)
-    return status
+    def pytest_unconfigure(config: pytest.Config) -> None:
+        if report := getattr(config.pluginmanager.get_plugin("tunecheck"), "report", None):
+            as_json(options, verdict_payload(report), indent=None)
 
-
-class _Session:
-    """Plugin that keeps the report of pytest's session."""
-
-    report: "Report | None" = None
-
-    def pytest_unconfigure(self, config: "pytest.Config") -> None:
-        if hooks := config.pluginmanager.get_plugin("tunecheck"):
-            self.report = hooks.report
+    return int(pytest.main(arguments, plugins=[SimpleNamespace(pytest_unconfigure=pytest_unconfigure)]))
 
 
 def pytest_arguments(options: argparse.Namespace) -> list[str]:

@@ -94,9 +94,8 @@ def _needs(runs: Sequence[Run], options: argparse.Namespace) -> None:
     prospects = {run.name: prospect(run, hardware, vram_cap_bytes=cap) for run in runs}
     if as_json(options, {"gpus": gpus, "runs": prospects}):
         return
-    print("\n".join(gpus) or f"no GPU; {no_gpu(hardware)}")
-    for name, words in prospects.items():
-        print(f"  {name}: {words}")
+    lines = [f"  {name}: {words}" for name, words in prospects.items()]
+    print("\n".join([*(gpus or [f"no GPU; {no_gpu(hardware)}"]), *lines]))
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -178,14 +177,13 @@ def _estimate(options: argparse.Namespace) -> int:
 
 def _strategies(options: argparse.Namespace) -> int:
     """Count parameters; a usage error when the adapters' target modules do not exist."""
+    from rich.console import Console
+
     from tunecheck.cli.counts import count_all, print_counts
 
     model = load_model(options.model)
     counts = count_all(model, rank=options.rank, targets=options.targets.split(","))
     status = USAGE_ERROR if any(count.refused for count in counts if count.options) else 0
-    if as_json(options, {"model": model.name, "strategies": [count.to_json() for count in counts]}):
-        return status
-    from rich.console import Console
-
-    print_counts(model, counts, Console())
+    if not as_json(options, {"model": model.name, "strategies": [count.to_json() for count in counts]}):
+        print_counts(model, counts, Console())
     return status

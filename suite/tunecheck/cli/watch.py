@@ -40,9 +40,6 @@ def add_commands(commands: Any) -> None:
     )
     add_answers(watch)
     watch.add_argument(
-        "--set", action="append", default=[], metavar="checks.NAME.LIMIT=VALUE", help="change a limit; may be repeated"
-    )
-    watch.add_argument(
         "--twice", action="store_true", help="also repeat the first steps, and resume from a checkpoint, and compare"
     )
     watch.add_argument("--explain", action="store_true", help="list every check: judged or not, and how to enable it")
@@ -128,7 +125,7 @@ def _answers(report: Any) -> list[Any]:
 
 
 def add_answers(command: argparse.ArgumentParser) -> None:
-    """Add `--ignore` and `--strict`, by which a user answers to findings."""
+    """Add `--ignore`, `--strict` and `--set`, by which a user answers to findings."""
     command.add_argument(
         "--ignore",
         action="append",
@@ -137,6 +134,9 @@ def add_answers(command: argparse.ArgumentParser) -> None:
         help="accept a check's finding, with the reason",
     )
     command.add_argument("--strict", action="store_true", help="exit with 1 on suspicions too")
+    command.add_argument(
+        "--set", action="append", default=[], metavar="checks.NAME.LIMIT=VALUE", help="change a limit; may be repeated"
+    )
 
 
 def _script(command: list[str]) -> str:
