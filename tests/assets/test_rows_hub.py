@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import sys
-from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
@@ -28,6 +27,7 @@ from tunecheck.cli import main
 from tunecheck.config import find_run, load_data, load_run
 from tunecheck.core.errors import ConfigError, DataError
 from tunecheck.core.evidence import AttemptEnd, AttemptStart, Dataset, DataSplit
+from tunecheck.core.evidence import Weights as WeightsRecord
 from tunecheck.core.paths import shipped_folder
 from tunecheck.core.trace import Attempt
 from tunecheck.report.junit import write_junit
@@ -569,7 +569,9 @@ def test_fetch_takes_both_where_a_model_and_a_data_set_share_a_name(capsys, monk
     (tmp_path / "data" / "smollm2-135m.yaml").write_text((shipped / "rust-python-facts.yaml").read_text())
     shutil.copytree(shipped / "rust-python-facts", tmp_path / "data" / "rust-python-facts")
     monkeypatch.setenv("TUNECHECK_CONFIGS", str(tmp_path))
-    weights = SimpleNamespace(model="smollm2-135m", source="hub", identifier="a/b", sha256="0")
+    weights = WeightsRecord(
+        model="smollm2-135m", source="hub", identifier="a/b", revision="", sha256="0", pretrained=True
+    )
     monkeypatch.setattr("tunecheck.assets.resolve", lambda model, **_: (weights, tmp_path))
 
     assert main(["fetch", "smollm2-135m"]) == 0

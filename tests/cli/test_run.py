@@ -27,7 +27,7 @@ def given(monkeypatch):
 
     def arguments(*words):
         calls = []
-        monkeypatch.setattr("pytest.main", lambda parts: calls.append(parts) or 0)
+        monkeypatch.setattr("pytest.main", lambda parts, **_: calls.append(parts) or 0)
         assert main(["run", *words]) == 0
         (parts,) = calls
         at = parts.index("-p")

@@ -43,7 +43,7 @@ def ways_to_name(source: RunFile) -> list[str]:
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
 @pytest.mark.parametrize(
     "command",
-    [("show",), ("show", "--json"), ("estimate",), ("estimate", "--rungs"), ("history",), ("baseline", "show")],
+    [("show",), ("show", "--json"), ("estimate",), ("estimate", "--fallback"), ("history",), ("baseline", "show")],
     ids=" ".join,
 )
 def test_every_command_takes_every_run_however_it_is_named(capsys, source, command):

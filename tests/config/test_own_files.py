@@ -103,7 +103,7 @@ def test_list_show_and_estimate_take_an_own_run(capsys, monkeypatch):
     assert f"{MINE}: " in capsys.readouterr().out
     assert main(["show", MINE, "--card", "mine", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["training"]["micro_batch_size"] == 32
-    for options in (["estimate", "mine", "--rungs"], ["estimate", "--all"]):
+    for options in (["estimate", "mine", "--fallback"], ["estimate", "--all"]):
         assert main(options) == 0
         assert MINE in capsys.readouterr().out
 

@@ -206,7 +206,7 @@ def test_a_comparison_of_memory_needs_what_its_yaml_states(tmp_path):
 
 @pytest.mark.parametrize(
     ("words", "refused"),
-    [([QUICK, "--all"], QUICK), (["--savings"], "--savings"), (["--all", "--rungs"], "--fallback")],
+    [([QUICK, "--all"], QUICK), (["--savings"], "--savings"), (["--all", "--fallback"], "--fallback")],
 )
 def test_what_only_one_run_can_be_asked_is_refused_for_all(capsys, words, refused):
     """Not silently left out."""
@@ -307,15 +307,15 @@ def test_savings_are_simulated_where_they_are_asked_for(capsys, answering):
     )
 
 
-def test_the_rungs_of_the_ladder_are_predicted_where_they_are_asked_for(capsys, answering):
+def test_the_fallback_steps_are_predicted_where_they_are_asked_for(capsys, answering):
     """Each one that trains on the GPU, whether or not the run names it."""
     assert main(["estimate", QUICK, "--fallback", "--json"]) == 0
 
-    assert list(json.loads(capsys.readouterr().out)["rungs"]) == ["as configured", "lean", "offload"]
+    assert list(json.loads(capsys.readouterr().out)["fallback"]) == ["as configured", "lean", "offload"]
     assert answering() == 3
     assert main(["estimate", QUICK, "--fallback"]) == 0
     printed = capsys.readouterr().out
-    assert re.search(r"rung +allocator +process +GPU", printed)
+    assert re.search(r"fallback +allocator +process +GPU", printed)
     assert re.search(r"offload +2\.86 GiB +3\.32 GiB +6 GB", printed)
 
 

@@ -87,7 +87,7 @@ def metadata(wheel: Path):
 def required(wheel: Path, extra: str | None) -> set[str]:
     """Return the distributions that the wheel requires, for this extra or without any."""
     lines = [line.partition(";") for line in metadata(wheel).get_all("Requires-Dist")]
-    marked = {"": None} | {f"extra == '{name}'": name for name in ("train", "trl", "fleet", "dev")}
+    marked = {"": None} | {f"extra == '{name}'": name for name in ("train", "trl", "fleet", "completion", "dev")}
     return {re.match(r"[\w.-]+", name)[0] for name, _, marker in lines if marked[marker.strip()] == extra}
 
 

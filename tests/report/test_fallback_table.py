@@ -116,8 +116,6 @@ def test_a_folder_without_traces_is_refused(tmp_path, capsys):
         session_rows(tmp_path)
     assert main(["fallback-table", str(tmp_path)]) == 4
     assert "holds no trace" in capsys.readouterr().err
-    assert main(["rungs", str(tmp_path)]) == 4, "the command's first name is still understood"
-    assert "holds no trace" in capsys.readouterr().err
 
 
 def test_every_fallback_step_of_a_run_is_measured_where_the_run_trained(tmp_path, capsys):

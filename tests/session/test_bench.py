@@ -70,7 +70,7 @@ def test_the_command_ends_with_a_usage_error(capsys):
         main(["bench", RUN, "--turns", "0"])
 
 
-def test_two_trainers_side_by_side(tmp_path, monkeypatch):
+def test_two_trainers_side_by_side(tmp_path, monkeypatch, capsys):
     """Trained and judged like runs of a tier: files, verdict, the same losses to six digits."""
     monkeypatch.setenv("TUNECHECK_REPORTS", str(tmp_path))
     forget_earlier_trainings()
@@ -81,7 +81,12 @@ def test_two_trainers_side_by_side(tmp_path, monkeypatch):
     assert [str(finding) for run in report.runs for finding in run.failed] == []
     assert report.verdict == "pass"
     (benchmark,) = benchmarks(read_verdict(session.folder / "verdict.json").runs)
-    plain = json.loads(json.dumps(benchmark.to_json()))
+    monkeypatch.setattr("tunecheck.session.bench.carry_out", lambda bench, session: report)
+    capsys.readouterr()
+    settings = [word for key in SETTINGS for word in ("--set", key)]
+    assert main(["bench", RUN, "--trainer", "native", "--trainer", "transformers", *settings, "--json"]) == 0
+    (plain,) = json.loads(capsys.readouterr().out)
+    assert plain == json.loads(json.dumps(benchmark.to_json()))
     assert [one["trainer"] for one in plain["trainers"]] == BOTH
     assert plain["trainers"][1]["loss_difference"] < 1e-5
     assert all(one["tokens_per_second"] > 0 and one["peak_bytes"] > 0 for one in plain["trainers"])

@@ -1,11 +1,10 @@
 """The command `bench`: the same training by several trainers, side by side."""
 
 import argparse
-import json
 import sys
 from typing import Any
 
-from tunecheck.cli.parser import INTERRUPTED
+from tunecheck.cli.parser import INTERRUPTED, as_json
 from tunecheck.config.trainers import TRAINERS
 from tunecheck.core.redaction import shown
 from tunecheck.core.units import count_option
@@ -28,8 +27,7 @@ def add_commands(commands: Any) -> None:
     )
     for option in (SET, CARD):
         bench.add_argument(option.flag, help=option.help, **option.settings)
-    bench.add_argument("--json", action="store_true", help="print JSON")
-    bench.set_defaults(command=_bench, leaves_files=True, begins_itself=True)
+    bench.executes(_bench, leaves_files=True, begins_itself=True)
 
 
 def _bench(options: argparse.Namespace) -> int:
@@ -52,9 +50,7 @@ def _bench(options: argparse.Namespace) -> int:
     report = carry_out(bench, session)
     if report is None:
         return INTERRUPTED
-    if options.json:
-        print(json.dumps([benchmark.to_json() for benchmark in benchmarks(report.runs)], indent=1))
-    else:
+    if not as_json(options, [benchmark.to_json() for benchmark in benchmarks(report.runs)]):
         print_benchmark(report, Console())
     say(f"report: {session.folder}")
     return exit_code(report)

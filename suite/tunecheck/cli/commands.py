@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from tunecheck import __version__
-from tunecheck.cli import bench, fleet, history, machine, reading, run, runs, watch
+from tunecheck.cli import bench, completion, fleet, history, machine, reading, run, runs, watch
 from tunecheck.cli.parser import Parser, run_command
 
 DESCRIPTION = "Check that LLM fine-tuning is correct: your own training, or reference runs on this machine."
@@ -23,7 +23,8 @@ def parser() -> Parser:
         metavar="FOLDER",
         help="folder with your runs, models and data (default: $TUNECHECK_CONFIGS, else ./configs)",
     )
+    parser.set_defaults(parser=parser)
     commands = parser.add_subparsers(metavar="COMMAND")
-    for group in (run, watch, bench, fleet, runs, machine, reading, history):
+    for group in (run, watch, bench, fleet, runs, machine, reading, history, completion):
         group.add_commands(commands)
     return parser

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tunecheck.cli.parser import as_json
 from tunecheck.cli.run import add_selection, forwarded
 from tunecheck.core.errors import ConfigError
 from tunecheck.core.redaction import shown
@@ -48,7 +49,7 @@ def add_commands(commands: Any) -> None:
     fleet.add_argument(
         "--judge", type=Path, metavar="SESSION", help="judge the answers of this session, without running anything"
     )
-    fleet.set_defaults(command=_fleet, leaves_files=True, begins_itself=True)
+    fleet.executes(_fleet, leaves_files=True, begins_itself=True)
 
 
 def _fleet(options: argparse.Namespace) -> int:
@@ -59,6 +60,7 @@ def _fleet(options: argparse.Namespace) -> int:
     from tunecheck.fleet.session import FleetSession, gathered
     from tunecheck.report.fleet import print_fleet
     from tunecheck.report.page.fleet import FLEET_PAGE
+    from tunecheck.results.fleet import plain
 
     request = _request(options)
     session = FleetSession(request, at_once=options.at_once, wait_seconds=options.wait)
@@ -68,6 +70,7 @@ def _fleet(options: argparse.Namespace) -> int:
     else:
         with watcher(console) as watch:
             report = session.ask(watch)
+    as_json(options, plain(report), indent=None)
     print_fleet(report, console)
     if (page := session.folder / FLEET_PAGE).exists():
         print(f"report: {page}")

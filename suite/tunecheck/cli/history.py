@@ -2,11 +2,11 @@
 
 import argparse
 import dataclasses
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
+from tunecheck.cli.parser import as_json
 from tunecheck.core.text import printable
 from tunecheck.core.units import count_option
 
@@ -20,37 +20,34 @@ def add_commands(commands: Any) -> None:
     history = commands.add_parser("history", help="show figures of a run's sessions, or of every run's last session")
     history.add_argument("run", nargs="?", help="a run, such as quick/smollm2-135m-qlora (default: every run)")
     history.add_argument("--rebuild", action="store_true", help="rebuild the history from the session folders first")
-    history.add_argument("--json", action="store_true", help="print JSON")
-    history.set_defaults(command=_history)
+    history.executes(_history)
 
     compare = commands.add_parser(
         "compare", help="compare two sessions or traces: figures that differ by more than their scatter"
     )
     compare.add_argument("a", type=Path, help="session folder or trace (.jsonl) before the change")
     compare.add_argument("b", type=Path, help="session folder or trace (.jsonl) after it")
-    compare.add_argument("--json", action="store_true", help="print JSON")
-    compare.set_defaults(command=_compare)
+    compare.executes(_compare)
 
     baseline = commands.add_parser("baseline", help="manage accepted baselines, small files for your repository")
     actions = baseline.add_subparsers(required=True, metavar="ACTION")
     accept = actions.add_parser("accept", help="accept the sessions so far as the baseline")
     accept.add_argument("run", help="a run, such as quick/smollm2-135m-qlora")
-    accept.set_defaults(command=_accept)
+    accept.executes(_accept)
     show = actions.add_parser("show", help="list the accepted baselines")
     show.add_argument("run", nargs="?", help="only baselines of this run")
-    show.add_argument("--json", action="store_true", help="print JSON")
-    show.set_defaults(command=_show)
+    show.executes(_show)
     diff = actions.add_parser("diff", help="compare a run's last session with its baseline")
     diff.add_argument("run", help="a run, such as quick/smollm2-135m-qlora")
     diff.add_argument("--file", type=Path, metavar="FILE", help="baseline file (default: that of its device)")
-    diff.set_defaults(command=_diff)
+    diff.executes(_diff)
 
     prune = commands.add_parser("prune", help="remove old session folders; their figures stay in the history")
     prune.add_argument(
         "--keep", type=count_option, default=KEPT_SESSIONS, metavar="N", help="number of sessions to keep (default 30)"
     )
     prune.add_argument("--dry-run", action="store_true", help="only list what would be removed")
-    prune.set_defaults(command=_prune)
+    prune.executes(_prune)
 
 
 def _say(line: str) -> None:
@@ -74,10 +71,10 @@ def _history(options: argparse.Namespace) -> int:
     names = [run] if run else store.runs()
     entries = [entry for name in names for entry in store.entries(run=name, last=None if options.json else RECENT)]
     if run and not entries:
-        return _none_yet(run)
-    if options.json:
-        print(json.dumps([dataclasses.asdict(entry) for entry in entries], indent=1))
-    elif run:
+        return _none_yet(run, options)
+    if as_json(options, [dataclasses.asdict(entry) for entry in entries]):
+        return 0
+    if run:
         print_entries(run, entries, Console())
     else:
         print_last(entries, Console())
@@ -92,9 +89,7 @@ def _compare(options: argparse.Namespace) -> int:
     from tunecheck.report.history_tables import print_comparison
 
     found = compare(options.a, options.b, Store(history_file()), _say)
-    if options.json:
-        print(json.dumps([comparison.to_json() for comparison in found], indent=1))
-    else:
+    if not as_json(options, [comparison.to_json() for comparison in found]):
         for comparison in found:
             print_comparison(comparison, Console())
     return WORSE if any(comparison.worse for comparison in found) else 0
@@ -107,7 +102,9 @@ def _accept(options: argparse.Namespace) -> int:
 
     run = _full_name(options.run)
     accepted = accepted_from(Store(history_file()).entries(run=run, last=RECENT), run=run)
-    print(write_baseline(accepted, baselines_folder()))
+    path = write_baseline(accepted, baselines_folder())
+    if not as_json(options, {"file": path, **dataclasses.asdict(accepted)}):
+        print(path)
     return 0
 
 
@@ -121,8 +118,7 @@ def _show(options: argparse.Namespace) -> int:
     held = {path: read_baseline(path) for path in sorted(baselines_folder().glob("*.json"))}
     run = options.run and _full_name(options.run)
     chosen = {path: baseline for path, baseline in held.items() if run in (None, baseline.run)}
-    if options.json:
-        print(json.dumps({path.name: dataclasses.asdict(one) for path, one in chosen.items()}, indent=1))
+    if as_json(options, {path.name: dataclasses.asdict(one) for path, one in chosen.items()}):
         return 0
     if not chosen:
         of = f" of {run}" if run else ""
@@ -145,9 +141,10 @@ def _diff(options: argparse.Namespace) -> int:
         read_baseline(options.file)  # raises where it is none, also when there is nothing to compare it with
     entries = store.entries(run=run, last=1)
     if not entries:
-        return _none_yet(run)
+        return _none_yet(run, options)
     comparisons = compare_to_history(entries[-1], store, _say, options.file)
-    print_figures(entries[-1], comparisons, Console())
+    if not as_json(options, [dataclasses.asdict(comparison) for comparison in comparisons]):
+        print_figures(entries[-1], comparisons, Console())
     return WORSE if any(comparison.status == "worse" for comparison in comparisons) else 0
 
 
@@ -158,16 +155,18 @@ def _prune(options: argparse.Namespace) -> int:
     from tunecheck.history.store import Store, history_file
 
     what = plan(reports_folder(), keep=options.keep)
+    freed = None if options.dry_run else prune(what, Store(history_file()), _say)
+    if as_json(options, {**dataclasses.asdict(what), "freed_bytes": freed}):
+        return 0
     for session in what.running:
         print(f"kept, because it may be running: {session.name}")
     kept = f"{counted(len(what.kept) + len(what.running), 'session')} kept in {reports_folder()}"
-    if options.dry_run:
+    if freed is None:
         for session in what.removed:
             print(f"would be removed: {session.name}")
         print(f"{kept}, {len(what.removed)} would be removed")
-        return 0
-    freed = prune(what, Store(history_file()), _say)
-    print(f"{kept}, {len(what.removed)} removed, {human_bytes(freed)} freed")
+    else:
+        print(f"{kept}, {len(what.removed)} removed, {human_bytes(freed)} freed")
     return 0
 
 
@@ -180,11 +179,12 @@ def _full_name(run: str) -> str:
     return find_single_run(run).name
 
 
-def _none_yet(run: str) -> int:
-    """Report that a run has no history yet. Raises ConfigError for a name that no run has."""
+def _none_yet(run: str, options: argparse.Namespace) -> int:
+    """Report that a run has no history yet, as JSON by an empty list. Raises ConfigError for a name that no run has."""
     from tunecheck.config import find_single_run
     from tunecheck.history.store import history_file
 
     find_single_run(run)
-    print(f"{run}: no baseline, because {history_file()} has no session of it; train it first")
+    if not as_json(options, []):
+        print(f"{run}: no baseline, because {history_file()} has no session of it; train it first")
     return 0

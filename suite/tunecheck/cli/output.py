@@ -66,6 +66,20 @@ def lost() -> OSError | None:
     return _taken["stdout"].lost
 
 
+@contextlib.contextmanager
+def set_aside() -> Iterator[None]:
+    """Send to standard error what this process, a library or a child prints to standard output in this block."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
 def _fill() -> set[int]:
     """Open what is closed of the three standard files, and return it.
 

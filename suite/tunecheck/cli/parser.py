@@ -1,13 +1,15 @@
 """The argument parser of all commands, and the place where errors become messages and exit statuses."""
 
 import argparse
+import contextlib
 import errno
+import json
 import os
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
-from tunecheck.cli.output import guarded, lost
+from tunecheck.cli.output import guarded, lost, set_aside
 from tunecheck.core import interrupts
 from tunecheck.core.errors import BadRow, ConfigError, DataError, SuiteError, WeightsUnavailable
 from tunecheck.core.redaction import redacted
@@ -30,6 +32,20 @@ class Parser(argparse.ArgumentParser):
         """End the process with this status."""
         super().exit(USAGE_ERROR if status == 2 else status, message)
 
+    def executes(self, command: Callable[[argparse.Namespace], int], **defaults: bool) -> None:
+        """Have this function execute the command, whose result can be had as JSON."""
+        self.add_argument("--json", action="store_true", help="print the result as JSON, and all else to stderr")
+        self.set_defaults(command=command, **defaults)
+
+
+def as_json(options: argparse.Namespace, result: Any, *, indent: int | None = 1) -> bool:
+    """Return whether the command is to print JSON; then this result is what it prints when it ends."""
+    if options.json:
+        from tunecheck.core.trace import spelled
+
+        options.document = json.dumps(spelled(result), allow_nan=False, indent=indent, default=str)
+    return bool(options.json)
+
 
 def run_command(parser: Parser, arguments: Sequence[str] | None) -> int:
     """Parse the arguments, execute their command and return its exit status.
@@ -44,6 +60,8 @@ def run_command(parser: Parser, arguments: Sequence[str] | None) -> int:
         except SystemExit as ended:  # by --help, --version and the parser's own errors
             ended.code = _delivered(int(ended.code or 0), options)
             raise
+        if document := getattr(options, "document", ""):
+            print(document)
         return _delivered(status, options)
 
 
@@ -58,7 +76,8 @@ def _executed(parser: Parser, arguments: Sequence[str] | None, options: argparse
             os.environ["TUNECHECK_CONFIGS"] = configs  # child processes and pytest's workers read it too
         if not getattr(options, "begins_itself", False):
             interrupts.work()
-        return int(options.command(options))
+        with set_aside() if getattr(options, "json", False) else contextlib.nullcontext():
+            return int(options.command(options))
     except ConfigError as error:
         _tell(error)
         return USAGE_ERROR

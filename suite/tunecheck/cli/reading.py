@@ -2,10 +2,10 @@
 
 import argparse
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
+from tunecheck.cli.parser import as_json
 from tunecheck.cli.watch import add_answers
 from tunecheck.core.redaction import shown
 
@@ -14,30 +14,20 @@ def add_commands(commands: Any) -> None:
     """Add `judge`, `rows`, `page` and `fallback-table` to the command line."""
     judge = commands.add_parser("judge", help="judge a trace again, optionally with other limits")
     judge.add_argument("trace", type=Path, nargs="+", help="a .jsonl file of a session folder; may be repeated")
-    judge.add_argument(
-        "--set", action="append", default=[], metavar="checks.NAME.LIMIT=VALUE", help="change a limit; may be repeated"
-    )
     add_answers(judge)
-    judge.add_argument("--json", action="store_true", help="print JSON")
-    judge.set_defaults(command=_judge)
+    judge.executes(_judge)
 
     rows = commands.add_parser("rows", help="show rows as the model received them, supervised tokens in colour")
     rows.add_argument("trace", type=Path, help="a .jsonl file of a session folder, or the folder for its first one")
-    rows.set_defaults(command=_rows)
+    rows.executes(_rows)
 
     page = commands.add_parser("page", help="rewrite a session's report.html from its folder")
     page.add_argument("session", type=Path, help="session folder, such as reports/runs/20261121T040430Z-9776")
-    page.set_defaults(command=_page, leaves_files=True)
+    page.executes(_page, leaves_files=True)
 
-    # `rungs` was the command's first name; without a help text it is understood and not listed.
-    for name, listed in (
-        ("fallback-table", {"help": "show memory and speed by strategy and fallback step"}),
-        ("rungs", {}),
-    ):
-        table = commands.add_parser(name, **listed)
-        table.add_argument("session", type=Path, help="session folder; probes.rungs=true tries every fallback step")
-        table.add_argument("--json", action="store_true", help="print JSON")
-        table.set_defaults(command=_fallback_table)
+    table = commands.add_parser("fallback-table", help="show memory and speed by strategy and fallback step")
+    table.add_argument("session", type=Path, help="session folder; probes.rungs=true tries every fallback step")
+    table.executes(_fallback_table)
 
 
 def _judge(options: argparse.Namespace) -> int:
@@ -45,6 +35,7 @@ def _judge(options: argparse.Namespace) -> int:
     from tunecheck.results import Report, exit_code, verdict_of
     from tunecheck.results.answers import Answers, read_ignored
     from tunecheck.results.rejudge import judged_again
+    from tunecheck.results.verdict import verdict_payload
 
     traces = [read(path) for path in options.trace]
     answers = Answers(ignore=read_ignored(options.ignore), strict=options.strict)
@@ -63,11 +54,7 @@ def _judge(options: argparse.Namespace) -> int:
         command=shown(["tunecheck", "judge", *map(str, options.trace)]),
         runs=tuple(runs),
     )
-    if options.json:
-        from tunecheck.results.verdict import verdict_json
-
-        print(verdict_json(report))
-    else:
+    if not as_json(options, verdict_payload(report)):
         from rich.console import Console
 
         from tunecheck.report.terminal import print_report
@@ -81,7 +68,7 @@ def _rows(options: argparse.Namespace) -> int:
 
     from tunecheck.core.errors import TraceError
     from tunecheck.core.trace import read
-    from tunecheck.report.rows import print_rows, problem_of
+    from tunecheck.report.rows import print_rows, problem_of, rows_of
 
     path = options.trace
     if path.is_dir() and (path := min(path.glob("*.jsonl"), default=None)) is None:
@@ -89,7 +76,8 @@ def _rows(options: argparse.Namespace) -> int:
     trace = read(path)
     if problem := problem_of(trace):
         raise TraceError(f"{path}: {problem}")
-    print_rows(trace, Console())
+    if not as_json(options, {"run": trace.run.name, "rows": [dataclasses.asdict(row) for row in rows_of(trace)]}):
+        print_rows(trace, Console())
     return 0
 
 
@@ -97,19 +85,18 @@ def _page(options: argparse.Namespace) -> int:
     from tunecheck.report.page import write_page
     from tunecheck.results.rejudge import session_report
 
-    print(write_page(session_report(options.session), options.session))
+    path = write_page(session_report(options.session), options.session)
+    if not as_json(options, {"page": path}):
+        print(path)
     return 0
 
 
 def _fallback_table(options: argparse.Namespace) -> int:
-    from tunecheck.core.trace import spelled
+    from rich.console import Console
+
     from tunecheck.report.fallback_table import print_rows, session_rows
 
     rows = session_rows(options.session)
-    if options.json:
-        print(json.dumps(spelled({"attempts": [dataclasses.asdict(row) for row in rows]}), indent=2))
-        return 0
-    from rich.console import Console
-
-    print_rows(rows, Console())
+    if not as_json(options, {"attempts": [dataclasses.asdict(row) for row in rows]}):
+        print_rows(rows, Console())
     return 0

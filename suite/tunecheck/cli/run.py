@@ -4,8 +4,10 @@ import argparse
 import json
 import os
 from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
+from tunecheck.cli.parser import as_json
 from tunecheck.config import TIERS, find_run
 from tunecheck.core.errors import ConfigError
 from tunecheck.core.paths import checkout_folder, project_folder, shipped_folder
@@ -26,7 +28,7 @@ def add_commands(commands: Any) -> None:
         help="accept a check's finding, with the reason",
     )
     run.add_argument("-v", "--verbose", action="store_true", help="print a line for every check")
-    run.set_defaults(command=_run, leaves_files=True, begins_itself=True)
+    run.executes(_run, leaves_files=True, begins_itself=True)
 
 
 def add_selection(parser: argparse.ArgumentParser, *, nargs: str) -> None:
@@ -49,7 +51,13 @@ def _run(options: argparse.Namespace) -> int:
     arguments = pytest_arguments(options)
     import pytest
 
-    return int(pytest.main(arguments))
+    from tunecheck.results.verdict import verdict_payload
+
+    def pytest_unconfigure(config: pytest.Config) -> None:
+        if report := getattr(config.pluginmanager.get_plugin("tunecheck"), "report", None):
+            as_json(options, verdict_payload(report), indent=None)
+
+    return int(pytest.main(arguments, plugins=[SimpleNamespace(pytest_unconfigure=pytest_unconfigure)]))
 
 
 def pytest_arguments(options: argparse.Namespace) -> list[str]:

@@ -1,13 +1,12 @@
 """Commands about runs before they are trained: list, show, estimate, strategies."""
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tunecheck.cli.parser import USAGE_ERROR
+from tunecheck.cli.parser import USAGE_ERROR, as_json
 from tunecheck.config import TIERS, all_problems, find_run, load_model, load_run, load_runs, read_runs
 from tunecheck.config.schema import Run
 from tunecheck.core.errors import ConfigError
@@ -19,19 +18,17 @@ from tunecheck.session.options import CARD, SET, Option
 def add_commands(commands: Any) -> None:
     """Add `list`, `show`, `estimate` and `strategies` to the command line."""
     listing = commands.add_parser("list", help="list all tiers and their runs")
-    listing.add_argument("--json", action="store_true", help="print JSON")
     listing.add_argument(
         "--needs", action="store_true", help="show the memory that each run needs, and whether this machine has it"
     )
     listing.add_argument("--tier", action="append", choices=TIERS, help="only this tier; may be repeated")
     listing.add_argument("--vram-cap", type=size_option, metavar="SIZE", help="with --needs: assume GPUs of this size")
-    listing.set_defaults(command=_list)
+    listing.executes(_list)
 
     show = commands.add_parser("show", help="show a run's resolved configuration and its checks with limits")
     show.add_argument("run", help="a run by its name, id or YAML file, such as quick/smollm2-135m-qlora")
     _add(show, SET, CARD)
-    show.add_argument("--json", action="store_true", help="print JSON")
-    show.set_defaults(command=_show)
+    show.executes(_show)
 
     estimate = commands.add_parser("estimate", help="predict the GPU memory of a run, without a GPU or weights")
     estimate.add_argument("run", nargs="?", help="a run by its name, id or YAML file (default: every run in one table)")
@@ -39,9 +36,7 @@ def add_commands(commands: Any) -> None:
     _add(estimate, SET)
     estimate.add_argument("--savings", action="store_true", help="also change one setting at a time, about 10 s each")
     estimate.add_argument("--fallback", action="store_true", help="also show each GPU step of the fallback chain")
-    estimate.add_argument("--rungs", dest="fallback", action="store_true", help=argparse.SUPPRESS)  # its first name
-    estimate.add_argument("--json", action="store_true", help="print JSON")
-    estimate.set_defaults(command=_estimate)
+    estimate.executes(_estimate)
 
     strategies = commands.add_parser("strategies", help="count what each strategy trains, without weights")
     strategies.add_argument(
@@ -53,8 +48,7 @@ def add_commands(commands: Any) -> None:
     strategies.add_argument(
         "--targets", default="q_proj,v_proj", metavar="A,B", help="lora.target_modules of the adapters"
     )
-    strategies.add_argument("--json", action="store_true", help="print JSON")
-    strategies.set_defaults(command=_strategies)
+    strategies.executes(_strategies)
 
 
 def _add(parser: argparse.ArgumentParser, *options: Option) -> None:
@@ -72,11 +66,9 @@ def _list(options: argparse.Namespace) -> int:
         raise ConfigError(
             [f"no run of {' and '.join(empty)} in {where}; set TUNECHECK_CONFIGS to a folder that has one"]
         )
-    if options.json:
-        print(json.dumps({tier: [run.name for run in found] for tier, found in runs.items()}, indent=2))
-    elif options.needs:
-        _needs([run for found in runs.values() for run in found], options.vram_cap)
-    else:
+    if options.needs:
+        _needs([run for found in runs.values() for run in found], options)
+    elif not as_json(options, {tier: [run.name for run in found] for tier, found in runs.items()}):
         _print_tiers(runs)
     if unusable:  # after what could be read: one bad file hides no other
         raise all_problems(unusable)
@@ -92,27 +84,26 @@ def _print_tiers(runs: Mapping[str, Sequence[Run]]) -> None:
             print(f"  {run.id}: {run.strategy}, {steps} steps, {checks} checks, device {run.device}{needs}")
 
 
-def _needs(runs: Sequence[Run], vram_cap_bytes: int | None) -> None:
+def _needs(runs: Sequence[Run], options: argparse.Namespace) -> None:
     """Print a line for each GPU and each run: its memory, and whether this machine has it."""
     from tunecheck.hardware import probe
     from tunecheck.session.admission import no_gpu, prospect, room
 
-    hardware = probe()
-    for gpu in hardware.visible_gpus:
-        print(room(gpu, vram_cap_bytes=vram_cap_bytes))
-    if not hardware.visible_gpus:
-        print(f"no GPU; {no_gpu(hardware)}")
-    for run in runs:
-        print(f"  {run.name}: {prospect(run, hardware, vram_cap_bytes=vram_cap_bytes)}")
+    hardware, cap = probe(), options.vram_cap
+    gpus = [room(gpu, vram_cap_bytes=cap) for gpu in hardware.visible_gpus]
+    prospects = {run.name: prospect(run, hardware, vram_cap_bytes=cap) for run in runs}
+    if as_json(options, {"gpus": gpus, "runs": prospects}):
+        return
+    lines = [f"  {name}: {words}" for name, words in prospects.items()]
+    print("\n".join([*(gpus or [f"no GPU; {no_gpu(hardware)}"]), *lines]))
 
 
 def _show(options: argparse.Namespace) -> int:
     run = load_run(find_run(options.run), options.set, options.card)
     checks = run.resolved_checks()
     settings = run.model_dump(mode="json", exclude={"checks"})
-    if options.json:
-        by_check = {name: _limits(check) for name, check in checks.items()}
-        print(json.dumps({**settings, "fingerprint": run.fingerprint, "checks": by_check}, indent=2))
+    by_check = {name: _limits(check) for name, check in checks.items()}
+    if as_json(options, {**settings, "fingerprint": run.fingerprint, "checks": by_check}):
         return 0
     from ruamel.yaml import YAML
 
@@ -160,9 +151,7 @@ def _estimate(options: argparse.Namespace) -> int:
             raise ConfigError([f"{named}: needs a single run; name one, and remove --all"])
         runs = [run for tier in TIERS for run in load_runs(tier, options.set)]
         predictions = [predict(run, say, card=card) for run in runs]
-        if options.json:
-            print(json.dumps([prediction.to_json() for prediction in predictions], indent=2))
-        else:
+        if not as_json(options, [prediction.to_json() for prediction in predictions]):
             print_all(predictions, Console())
         return 0
     path = find_run(options.run)
@@ -171,17 +160,15 @@ def _estimate(options: argparse.Namespace) -> int:
     if run.trainer != "native":
         say(f"{run.name}: predicted for the native trainer; {run.trainer} is not simulated")
     others = {"variants": forecast_variants(run, say, card=card)} if run.probes.memory_order else {}
-    others |= {"rungs": forecast_fallback(run, say, card=card)} if options.fallback else {}
+    others |= {"fallback": forecast_fallback(run, say, card=card)} if options.fallback else {}
     others |= {"savings": savings(path, options.set, say, card=card)} if options.savings else {}
-    if options.json:
-        predicted = {kind: {name: one.to_json() for name, one in group.items()} for kind, group in others.items()}
-        peaks = {"measured": [asdict(peak) for peak in measured]}
-        print(json.dumps({**prediction.to_json(), **peaks, **predicted}, indent=2))
+    predicted = {kind: {name: one.to_json() for name, one in group.items()} for kind, group in others.items()}
+    if as_json(options, {**prediction.to_json(), "measured": [asdict(peak) for peak in measured], **predicted}):
         return 0
     print_measured(prediction, measured, Console())
     print_prediction(prediction, Console())
     print_asked(run, Console())
-    for kind in [kind for kind in ("variants", "rungs") if kind in others]:
+    for kind in [kind for kind in ("variants", "fallback") if kind in others]:
         print_each(kind.removesuffix("s"), others[kind], Console())
     if options.savings:
         print_savings(prediction, others["savings"], ruled_out(run), Console())
@@ -190,15 +177,13 @@ def _estimate(options: argparse.Namespace) -> int:
 
 def _strategies(options: argparse.Namespace) -> int:
     """Count parameters; a usage error when the adapters' target modules do not exist."""
+    from rich.console import Console
+
     from tunecheck.cli.counts import count_all, print_counts
 
     model = load_model(options.model)
     counts = count_all(model, rank=options.rank, targets=options.targets.split(","))
     status = USAGE_ERROR if any(count.refused for count in counts if count.options) else 0
-    if options.json:
-        print(json.dumps({"model": model.name, "strategies": [count.to_json() for count in counts]}, indent=2))
-        return status
-    from rich.console import Console
-
-    print_counts(model, counts, Console())
+    if not as_json(options, {"model": model.name, "strategies": [count.to_json() for count in counts]}):
+        print_counts(model, counts, Console())
     return status

@@ -4,9 +4,11 @@ import argparse
 import os
 import shutil
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tunecheck.cli.parser import as_json
 from tunecheck.core import interrupts
 from tunecheck.core.errors import ConfigError
 from tunecheck.core.text import printable
@@ -38,9 +40,6 @@ def add_commands(commands: Any) -> None:
     )
     add_answers(watch)
     watch.add_argument(
-        "--set", action="append", default=[], metavar="checks.NAME.LIMIT=VALUE", help="change a limit; may be repeated"
-    )
-    watch.add_argument(
         "--twice", action="store_true", help="also repeat the first steps, and resume from a checkpoint, and compare"
     )
     watch.add_argument("--explain", action="store_true", help="list every check: judged or not, and how to enable it")
@@ -48,14 +47,14 @@ def add_commands(commands: Any) -> None:
         "--keep-status", action="store_true", help="exit with the command's status instead of the verdict's"
     )
     watch.add_argument("training", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="your command, unchanged")
-    watch.set_defaults(command=_watch, leaves_files=True, begins_itself=True)
+    watch.executes(_watch, leaves_files=True, begins_itself=True)
 
 
 def _watch(options: argparse.Namespace) -> int:
     """Run the command, print the report and return the exit status."""
     command = options.training[1:] if options.training[:1] == ["--"] else options.training
     if options.explain and (not command or command[0].endswith(".jsonl")):
-        return _explain([Path(word) for word in command])
+        return _explain([Path(word) for word in command], options)
     if not command:
         raise ConfigError(["watch: no command; for example: tunecheck watch -- python train.py"])
     from rich.console import Console
@@ -68,7 +67,7 @@ def _watch(options: argparse.Namespace) -> int:
     from tunecheck.report.page import write_page
     from tunecheck.report.terminal import print_report, print_verdict
     from tunecheck.results import Report, exit_code
-    from tunecheck.results.verdict import write_verdict
+    from tunecheck.results.verdict import verdict_payload, write_verdict
     from tunecheck.session import written
 
     settings = settings_for(_script(command), Path.cwd())
@@ -113,7 +112,8 @@ def _watch(options: argparse.Namespace) -> int:
     (print_verdict if _answers(report) in said else print_report)(report, Console())
     print("".join(f"{line}\n" for line in workflow_commands(report, os.environ)), end="")
     if options.explain:
-        _explain(folder / run.trace_file for run in report.runs if run.findings)
+        _explain((folder / run.trace_file for run in report.runs if run.findings), options)
+    as_json(options, verdict_payload(report), indent=None)
     print(f"report: {folder}")
     own = 128 - status if status < 0 else status  # killed by a signal: as a shell says it
     return own if options.keep_status else exit_code(report)
@@ -125,7 +125,7 @@ def _answers(report: Any) -> list[Any]:
 
 
 def add_answers(command: argparse.ArgumentParser) -> None:
-    """Add `--ignore` and `--strict`, by which a user answers to findings."""
+    """Add `--ignore`, `--strict` and `--set`, by which a user answers to findings."""
     command.add_argument(
         "--ignore",
         action="append",
@@ -134,6 +134,9 @@ def add_answers(command: argparse.ArgumentParser) -> None:
         help="accept a check's finding, with the reason",
     )
     command.add_argument("--strict", action="store_true", help="exit with 1 on suspicions too")
+    command.add_argument(
+        "--set", action="append", default=[], metavar="checks.NAME.LIMIT=VALUE", help="change a limit; may be repeated"
+    )
 
 
 def _script(command: list[str]) -> str:
@@ -141,12 +144,13 @@ def _script(command: list[str]) -> str:
     return next((word for word in command if word.endswith(".py")), command[0])
 
 
-def _explain(traces: Iterable[Path]) -> int:
+def _explain(traces: Iterable[Path], options: argparse.Namespace) -> int:
     """Print what each check of these traces says and lacks; without a trace, what each would need."""
     from tunecheck.core.trace import read
     from tunecheck.listen.explain import afterwards, beforehand, lines
 
-    files = list(traces)
-    for groups in [afterwards(read(file)) for file in files] or [beforehand()]:
+    explained = {str(file): afterwards(read(file)) for file in traces} or {"": beforehand()}
+    as_json(options, [{"trace": name, "groups": list(map(asdict, groups))} for name, groups in explained.items()])
+    for groups in explained.values():
         print(printable("\n".join(lines(groups, shutil.get_terminal_size().columns))))
     return 0

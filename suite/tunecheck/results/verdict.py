@@ -27,11 +27,17 @@ def write_verdict(report: Report, folder: Path) -> Path:
 
 
 def verdict_json(report: Report, indent: int | None = 1) -> str:
-    """Return the content of verdict.json, a line without `indent`. Non-finite numbers are text."""
+    """Return the content of verdict.json, a line without `indent`."""
+    return json.dumps(verdict_payload(report), allow_nan=False, ensure_ascii=False, indent=indent) + "\n"
+
+
+def verdict_payload(report: Report) -> dict[str, Any]:
+    """Return the report as values of JSON. Non-finite numbers are text."""
     payload = dataclasses.asdict(report)
     for run, row in zip(report.runs, payload["runs"], strict=True):
         row["findings"] = [_finding_row(finding) for finding in run.findings]
-    return json.dumps(spelled(payload), allow_nan=False, ensure_ascii=False, indent=indent) + "\n"
+    held: dict[str, Any] = spelled(payload)
+    return held
 
 
 def read_verdict(path: Path) -> Report:
