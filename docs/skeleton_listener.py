@@ -12,11 +12,12 @@ from contextlib import contextmanager
 
 from tunecheck.core.evidence import Step
 from tunecheck.core.premises import Premise
-from tunecheck.listen.any_model import device_of
-from tunecheck.listen.groups import highest_rate
+from tunecheck.listen.batches import batch_of, unknown_batch
 from tunecheck.listen.listener import Listener
-from tunecheck.listen.loop_run import objective_of, run_of
-from tunecheck.listen.session import batch_of, norm_of_gradients, session_of, unknown_batch
+from tunecheck.listen.loop_declared import objective_of, run_of
+from tunecheck.listen.optimizers import highest_rate
+from tunecheck.listen.session import norm_of_gradients, session_of
+from tunecheck.listen.trained_model import device_of
 from tunecheck.listen.user_code import of_caller
 from tunecheck.training.hooks import Hooks
 

@@ -60,7 +60,7 @@ def is_lora(config: Any) -> bool:
     return _kind(config) == "LORA"
 
 
-def own_variant(model: Any) -> str:
+def adapter_variant(model: Any) -> str:
     """Return peft's variant by which an adapted layer computes otherwise than LoRA and DoRA; "" without one."""
     held = (kind for module in model.modules() for kind in getattr(module, "lora_variant", {}).values())
     names = (type(kind).__name__ for kind in held if kind is not None)

@@ -15,20 +15,19 @@ from tunecheck.core.errors import Unsupported
 from tunecheck.core.optimization import learning_rate
 from tunecheck.core.premises import Premise, opened
 from tunecheck.core.snapshot import A_LOOP
-from tunecheck.listen import any_model, noted
+from tunecheck.listen import provenance, trained_model
 from tunecheck.listen.adapters import (
     ADAPTER,
     WatchedLora,
+    adapter_variant,
     adapters_of,
     is_lora,
-    own_variant,
     ranks_given,
     trained_tensors,
 )
 from tunecheck.listen.expectations import EXPECTATIONS
-from tunecheck.listen.own_hooks import noise_by_hooks
-from tunecheck.listen.ranks import rank_and_processes
-from tunecheck.listen.user_code import departure, own_modules
+from tunecheck.listen.options import rank_and_processes
+from tunecheck.listen.user_code import departure, noise_by_hooks, user_modules
 from tunecheck.models.adapters import Quantization
 from tunecheck.models.description import Architecture, Model
 from tunecheck.models.layer_names import attention_of, stacked_layers
@@ -227,7 +226,7 @@ class Described:
 def described(model: Any) -> tuple[Described, dict[Premise, str], dict[str, str]]:
     """Return what the model declares, the premises that it leaves open with the reason, and what was read where."""
     config = sole_adapter(model)
-    variant = own_variant(model)
+    variant = adapter_variant(model)
     lora = adapters_of(config, model) if is_lora(config) and not variant else None
     parameters = dict(model.named_parameters())
     left_open = {Premise.DTYPES_DECLARED: "no object declares the dtype of each part"}
@@ -247,18 +246,18 @@ def described(model: Any) -> tuple[Described, dict[Premise, str], dict[str, str]
     if elements is None:
         left_open[Premise.COUNT_DECLARED] = "no object declares the number of trained parameters"
     left_open |= ranks_given(config)
-    if own := own_modules(model):
+    if own := user_modules(model):
         for premise in (Premise.BASE_UNWRITTEN, Premise.TRAINED_UNWRITTEN):
-            left_open[premise] = f"{any_model.BY_ITS_CODE[premise]}: the model holds its own {own[0]}"
+            left_open[premise] = f"{trained_model.BY_ITS_CODE[premise]}: the model holds its own {own[0]}"
     init = getattr(config, "init_lora_weights", True)
     noise = noise_by_hooks(model)
     left_open |= opened((Premise.LOSS_REPEATABLE, Premise.FORWARD_REPEATABLE), noise)
     if lora is not None and getattr(config, "target_parameters", None):
         why = "tunecheck does not enumerate the adapters of LoraConfig.target_parameters"
         left_open[Premise.ADAPTERS_ENUMERATED] = why
-    elif lora is not None and noted.adapters_loaded(model):
+    elif lora is not None and provenance.adapters_loaded(model):
         left_open[Premise.ADAPTERS_FRESH] = "the adapters were loaded, not created"
-    elif lora is not None and noted.trained_before(model, adapters=True):
+    elif lora is not None and provenance.trained_before(model, adapters=True):
         left_open[Premise.ADAPTERS_FRESH] = "an earlier training of this process trained the adapters"
     elif lora is not None and init is not True:
         left_open[Premise.ADAPTERS_FRESH] = f"LoraConfig.init_lora_weights = {init!r} selects another initialisation"
@@ -268,7 +267,7 @@ def described(model: Any) -> tuple[Described, dict[Premise, str], dict[str, str]
         left_open[Premise.BASE_FROM_FILE] = moves
     if variant:
         left_open[Premise.BASE_FROM_FILE] = f"peft's {variant} may move a part of the base into the adapters"
-    if noted.trained_before(model, adapters=False):
+    if provenance.trained_before(model, adapters=False):
         left_open[Premise.BASE_FROM_FILE] = "an earlier training of this process trained the base"
     if quantization_of(model) is None and getattr(model.config, "quantization_config", None) is not None:
         left_open[Premise.BASE_PLAIN] = "tunecheck does not know the quantisation of the base"
@@ -350,7 +349,7 @@ def described_by_itself(model: Any) -> tuple[Described, dict[Premise, str], dict
     refuse_shards(parameters.values())
     trained = frozenset(name for name, parameter in parameters.items() if parameter.requires_grad)
     found = Described(
-        model=any_model.model_of(model),
+        model=trained_model.model_of(model),
         strategy="full" if len(trained) == len(parameters) else "partial",
         lora=None,
         quantization=None,
@@ -360,7 +359,7 @@ def described_by_itself(model: Any) -> tuple[Described, dict[Premise, str], dict
         drops=any(True for _ in dropouts(model)),
         presumed={},
     )
-    return found, dict(any_model.BY_ITS_CODE), {"model": f"{type(model).__name__}.named_parameters()"}
+    return found, dict(trained_model.BY_ITS_CODE), {"model": f"{type(model).__name__}.named_parameters()"}
 
 
 def refuse_shards(parameters: Iterable[Any]) -> None:

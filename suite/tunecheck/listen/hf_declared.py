@@ -12,12 +12,11 @@ from tunecheck.core.evidence import Rates, ScheduleTaken, Window
 from tunecheck.core.premises import Premise, opened
 from tunecheck.core.reading import read_json
 from tunecheck.core.trace import read
-from tunecheck.listen import declared, noted
-from tunecheck.listen.any_model import device_of, dtype_of, is_transformers
-from tunecheck.listen.groups import groups_of
-from tunecheck.listen.loop_schedule import made_for
-from tunecheck.listen.pairs import declares_pairs, declares_ratings
+from tunecheck.listen import declared, provenance
+from tunecheck.listen.optimizers import adamw_settings, made_for
+from tunecheck.listen.preferences import declares_pairs, declares_ratings
 from tunecheck.listen.session import session_of
+from tunecheck.listen.trained_model import device_of, dtype_of, is_transformers
 from tunecheck.training.session import Session
 
 ADAMW_ARGUMENTS = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
@@ -34,7 +33,7 @@ def declared_rates(hooks: Any) -> Rates | None:
     trainer = hooks.trainer
     optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
     own = type(trainer).create_optimizer.__module__.startswith("transformers.")
-    wanted = noted.declared_for(optimizer)
+    wanted = provenance.declared_rates_of(optimizer)
     if wanted is None and own and not hooks.own_optimizer and declared_optimizer(trainer):
         rate = float(trainer.args.learning_rate), f"{type(trainer.args).__name__}.learning_rate"
         wanted = dict.fromkeys((name for name, _ in trainer.model.named_parameters()), rate)
@@ -156,7 +155,7 @@ def run_of(trainer: Any, hooks: Any, state: Any, loader: Any = None) -> declared
     optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
     rates = [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups]
     if hooks.own_optimizer:
-        settings, why = groups_of(optimizer)
+        settings, why = adamw_settings(optimizer)
     elif not declared_optimizer(trainer):
         why = f"tunecheck does not know the closed form of {args.optim}"
     elif len(set(rates)) > 1:

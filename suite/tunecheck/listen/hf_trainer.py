@@ -18,9 +18,8 @@ from transformers import TrainerCallback
 from tunecheck.core.errors import Unsupported
 from tunecheck.core.evidence import EvaluationRows, EvaluationSeen, Logged, LossDivided, Step
 from tunecheck.core.premises import Premise, opened
-from tunecheck.listen import exports
-from tunecheck.listen.any_model import device_of, is_transformers, own_objective
-from tunecheck.listen.groups import without_rate
+from tunecheck.listen import saves
+from tunecheck.listen.batches import batch_of, named_inputs, unknown_batch
 from tunecheck.listen.hf_declared import (
     adds_to_loss,
     declared_optimizer,
@@ -32,18 +31,12 @@ from tunecheck.listen.hf_declared import (
 from tunecheck.listen.hf_division import Division
 from tunecheck.listen.hf_evaluation import WatchedEvaluation, rows_due, shared_rows
 from tunecheck.listen.listener import Listener
-from tunecheck.listen.loop_loss import (
-    OUTSIDE_FORWARD,
-    Divergences,
-    Pass,
-    another_kind,
-    not_followed,
-    scores_given,
-)
-from tunecheck.listen.objective import other_objective
+from tunecheck.listen.loop_loss import OUTSIDE_FORWARD, Divergences, Pass, another_kind, not_followed, scores_given
+from tunecheck.listen.optimizers import without_rate
 from tunecheck.listen.options import Options, from_environment
-from tunecheck.listen.pairs import answers_rated, declares_pairs, declares_ratings, pairs_given
-from tunecheck.listen.session import ROW_TOKENS, batch_of, named_inputs, norm_of_gradients, unknown_batch
+from tunecheck.listen.preferences import answers_rated, declares_pairs, declares_ratings, pairs_of
+from tunecheck.listen.session import ROW_TOKENS, norm_of_gradients
+from tunecheck.listen.trained_model import device_of, is_transformers, other_objective, own_objective
 from tunecheck.listen.twice import keep_out_of_its_folders, keeps_checkpoint
 from tunecheck.listen.user_code import of_trainer, overrides
 from tunecheck.training.data import Batch
@@ -115,7 +108,7 @@ class TrainerHooks(TrainerCallback):
         """Have what the script merges and saves from now on read back; the last look is at the adapters, if any."""
         if self.shown is not None:
             tried, last_look = self.listener.tried, self.listener.end_of_listening
-            exports.remember(self.trainer.model, self.listener.add, self.shown, lambda: tried(last_look))
+            saves.remember(self.trainer.model, self.listener.add, self.shown, lambda: tried(last_look))
 
     # What is wrapped.
 
@@ -292,7 +285,7 @@ class TrainerHooks(TrainerCallback):
             self.listener.look(EvaluationRows, lambda: shared_rows(self.trainer))
         self.step = state.global_step - self.first
         if declares_pairs(self.trainer.train_dataset):
-            pairs = pairs_given(self.step, given, rows_per_micro_batch(self.trainer))
+            pairs = pairs_of(self.step, given, rows_per_micro_batch(self.trainer))
             self.listener.emit(*filter(None, [pairs]))
         elif not self.step and declares_ratings(self.trainer.train_dataset) and given:
             self.listener.emit(*filter(None, [answers_rated(self.trainer.train_dataset, given[0])]))

@@ -179,7 +179,7 @@ def _where(module: str, function: str) -> Any:
 
 def _wrap_lora(module: ModuleType) -> Undo:
     def before(tuner: Any, *args: Any, **kwargs: Any) -> Any:
-        merging = _where("tunecheck.listen.exports", "merging")
+        merging = _where("tunecheck.listen.saves", "merging")
         return merging(tuner) if merging else None
 
     return _tell(module.LoraModel, "merge_and_unload", before)
@@ -187,7 +187,7 @@ def _wrap_lora(module: ModuleType) -> Undo:
 
 def _wrap_models(module: ModuleType) -> Undo:
     def before(model: Any, save_directory: Any = None, *args: Any, **kwargs: Any) -> Any:
-        saving = _where("tunecheck.listen.exports", "saving")
+        saving = _where("tunecheck.listen.saves", "saving")
         return saving(model, save_directory, *args, **kwargs) if saving else None
 
     return _tell(module.PreTrainedModel, "save_pretrained", before)
@@ -195,7 +195,7 @@ def _wrap_models(module: ModuleType) -> Undo:
 
 def _wrap_configurations(module: ModuleType) -> Undo:
     def before(config: Any, save_directory: Any = None, *args: Any, **kwargs: Any) -> Any:
-        described = _where("tunecheck.listen.exports", "described")
+        described = _where("tunecheck.listen.saves", "described")
         return (lambda _: described(save_directory)) if described else None
 
     kind = getattr(module, "PretrainedConfig", None) or module.PreTrainedConfig
@@ -209,7 +209,7 @@ def hear_writes(owner: Any, name: str) -> Undo:
         path = kwargs.get("filename", kwargs.get("f", path))
         if written := _where("tunecheck.listen.saves", "written"):
             written(thing, path)
-        writing = _where("tunecheck.listen.exports", "writing")
+        writing = _where("tunecheck.listen.saves", "writing")
         return writing(thing, path) if writing else None
 
     return _tell(owner, name, before)
@@ -217,13 +217,13 @@ def hear_writes(owner: Any, name: str) -> Undo:
 
 def hear_inputs(torch: ModuleType) -> list[Undo]:
     """Have what is loaded into modules, and what loaders' workers hand out, noted; return what ends it."""
-    from tunecheck.listen.draws import drawing
-    from tunecheck.listen.handed import handing_out, loading
+    from tunecheck.listen.loaders import delivering, drawing
+    from tunecheck.listen.provenance import loading
 
     loaders = torch.utils.data.dataloader
     return [
         _tell(torch.nn.Module, "load_state_dict", loading),
-        _tell(loaders._MultiProcessingDataLoaderIter, "__next__", handing_out),
+        _tell(loaders._MultiProcessingDataLoaderIter, "__next__", delivering),
         _tell(loaders._BaseDataLoaderIter, "_next_index", drawing),
     ]
 
@@ -261,15 +261,15 @@ WRAPPED["safetensors.torch"] = lambda module: hear_writes(module, "save_file")
 
 
 def _wrap_lora_plus(module: ModuleType) -> None:
-    from tunecheck.listen.noted import lora_plus
+    from tunecheck.listen.provenance import lora_plus
 
     _tell(module, "create_loraplus_optimizer", lora_plus)
 
 
 def _wrap_peft_models(module: ModuleType) -> None:
-    from tunecheck.listen.noted import loading
+    from tunecheck.listen.provenance import adapter_loading
 
-    _tell(module.PeftModel, "load_adapter", loading)
+    _tell(module.PeftModel, "load_adapter", adapter_loading)
 
 
 WRAPPED["peft.peft_model"] = _wrap_peft_models

@@ -10,18 +10,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import IO
 
 from tunecheck.core import interrupts
 from tunecheck.core.errors import ConfigError, SuiteError, TraceError
-from tunecheck.core.evidence import ProbeFailed
+from tunecheck.core.evidence import AttemptEnd, AttemptOutcome, FileWritten, PremisesOpen, ProbeFailed, WindowEnded
 from tunecheck.core.paths import reports_folder
 from tunecheck.core.redaction import hidden_words
-from tunecheck.core.trace import Trace, read
-from tunecheck.listen.early import Early
-from tunecheck.listen.merging import merge_ranks
+from tunecheck.core.trace import Trace, TraceWriter, encode, read
 from tunecheck.listen.options import HEARD, Options, trace_file
 from tunecheck.listen.problems import PROBLEMS
 from tunecheck.listen.twice import SCRATCH, Rehearsal, rehearse
@@ -246,3 +246,108 @@ def _problems(folder: Path) -> list[str]:
     path = folder / PROBLEMS
     told = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     return list(dict.fromkeys(told.splitlines()))
+
+
+SETTLED_SECONDS = 1.0
+"""A training that ends sooner after its window is judged once, at its end."""
+_WINDOW_OVER, _TRAINING_OVER = (f'"kind": "{kind.__name__}"'.encode() for kind in (WindowEnded, AttemptEnd))
+
+
+class Early:
+    """Looks, now and then, whether the window of the first training is over in all of its processes."""
+
+    def __init__(self, options: Options, tell: Callable[[Path], None]) -> None:
+        """Call `tell` once, with a folder that holds the traces so far; it is removed afterwards."""
+        self._options, self._tell = options, tell
+        self._over_since = 0.0
+        self._told = False
+
+    def look(self) -> None:
+        """Tell, where the window has been over for a moment."""
+        if self._told or not (files := self._files()):
+            return
+        now = time.monotonic()
+        self._over_since = self._over_since or now
+        if now - self._over_since < SETTLED_SECONDS:
+            return
+        self._told = True
+        with TemporaryDirectory(prefix="tunecheck-early-") as folder:
+            for file in files:
+                whole, _, _ = file.read_bytes().rpartition(b"\n")
+                if _TRAINING_OVER in whole:
+                    return
+                ended = AttemptEnd(outcome=AttemptOutcome.FINISHED, detail="", seconds=0.0)
+                (Path(folder) / file.name).write_bytes(whole + b"\n" + encode(ended).encode() + b"\n")
+            merge_ranks(replace(self._options, folder=folder))
+            self._tell(Path(folder))
+
+    def _files(self) -> list[Path]:
+        """Return the first training's traces, one of each process; [] where one is missing or its window goes on.
+
+        Nor where a training has ended: its verdict is about to come.
+        """
+        files: list[Path] = []
+        while (file := trace_file(self._options, 1, len(files))).exists():
+            seen = file.read_bytes()
+            if _WINDOW_OVER not in seen or _TRAINING_OVER in seen:
+                return []
+            files.append(file)
+        processes = read(files[0]).header.environment.get("processes", 1) if files else 0
+        return files if processes == len(files) else []
+
+
+def merge_ranks(options: Options) -> None:
+    """Make one trace of each training whose processes were all heard to the same end; leave the others apart."""
+    for number in count(1):
+        first = trace_file(options, number, 0)
+        if not first.exists():
+            return
+        files = [first]
+        while (file := trace_file(options, number, len(files))).exists():
+            files.append(file)
+        try:
+            traces = [read(file) for file in files]
+        except TraceError:
+            continue  # told where the traces are judged
+        if len(files) > 1 and _alike(traces):
+            _merge(files, traces)
+
+
+def _alike(traces: list[Trace]) -> bool:
+    """Return whether these are all processes of one training."""
+    processes = traces[0].header.environment.get("processes")
+    facts = {(trace.main.outcome, tuple(trace.header.run.get("features", ()))) for trace in traces}
+    return processes == len(traces) and len(facts) == 1 and "features" in traces[0].header.run
+
+
+def _merge(files: list[Path], traces: list[Trace]) -> None:
+    """Write the first one anew, with the records of the others behind their ranks, and remove these."""
+    first = traces[0]
+    run = {
+        **first.header.run,
+        "parallel": {"processes": len(traces)},
+        "features": sorted({*first.header.run["features"], "parallel"}),
+    }
+    beside = files[0].with_suffix(".merged")
+    beside.unlink(missing_ok=True)
+    writer = TraceWriter(beside)
+    writer.write(replace(first.header, run=run), first.main.start, *first.main.records, *_files_written_later(first))
+    for rank, trace in enumerate(traces[1:], start=1):
+        own = TraceWriter(beside, rank)
+        own.write(
+            PremisesOpen(reasons=dict(trace.run.open_premises)), *trace.main.records, *_files_written_later(trace)
+        )
+        own.close()
+    if first.main.end is not None:
+        writer.write(first.main.end)
+    for saved in first.attempts[1:]:  # by the first process alone
+        writer.write(saved.start, *saved.records, *([saved.end] if saved.end else []))
+    writer.close()
+    beside.replace(files[0])
+    for file in files[1:]:
+        file.unlink()
+
+
+def _files_written_later(trace: Trace) -> list[FileWritten]:
+    """Return the files that a process wrote when its training was over."""
+    return [seen for attempt in trace.attempts if attempt is not trace.main for seen in attempt.all(FileWritten)]

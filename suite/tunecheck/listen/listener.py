@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import tunecheck
 from tunecheck.checks import problem_with
+from tunecheck.core.check import some
 from tunecheck.core.evidence import (
     AttemptEnd,
     AttemptOutcome,
@@ -35,21 +36,21 @@ from tunecheck.core.evidence import (
 )
 from tunecheck.core.premises import Premise
 from tunecheck.core.trace import SCHEMA, TraceWriter
-from tunecheck.listen import draws, noted, saves
+from tunecheck.listen import loaders, provenance, saves
 from tunecheck.listen.adapters import ranks_scored
 from tunecheck.listen.expectations import declare
-from tunecheck.listen.exports import append
-from tunecheck.listen.groups import spelled_groups
-from tunecheck.listen.handed import loads_of, rounds_handed_out
-from tunecheck.listen.learning import Learning
-from tunecheck.listen.options import Options, new_trace_file, trace_file
-from tunecheck.listen.ranks import rank_and_processes
+from tunecheck.listen.loaders import rounds_of_workers
+from tunecheck.listen.optimizers import spelled_groups
+from tunecheck.listen.options import Options, new_trace_file, rank_and_processes, trace_file
+from tunecheck.listen.provenance import loads_of
+from tunecheck.listen.saves import append
 from tunecheck.probes import ANY_OBJECTIVE, WATCHED
+from tunecheck.probes.reference.adapted import adapted_layers
 from tunecheck.probes.reference.measures import norm
 from tunecheck.runner.setup import setup_of
 from tunecheck.training.events import Probes, at_work
 from tunecheck.training.hooks import located
-from tunecheck.training.restore import random_state, unprinted, without_repacking
+from tunecheck.training.restore import kept_trainable, random_state, unprinted, without_repacking
 
 if TYPE_CHECKING:
     from tunecheck.config.schema import Run
@@ -182,7 +183,7 @@ class Listener:
         limits = {name: own for name, own in self.options.limits.items() if problem_with(name, run.features) is None}
         vars(run).update(ignore=self.options.ignore, strict=self.options.strict, checks=limits)
         vars(run.probes).update(repeat_steps=self.options.repeat_steps, resume_from=self.options.resume_from)
-        noted.training(session.model)
+        provenance.training_begins(session.model)
         self._session = session
         described = {**run.model_dump(mode="json", warnings=False), "features": sorted(run.features)}
         self._write_header(described, str(session.device), fingerprint_of(run, session, self._processes))
@@ -190,7 +191,7 @@ class Listener:
         probes = WATCHED if run.is_causal_lm else ANY_OBJECTIVE
         self._probes = Probes(() if self.ends_early else probes, self.emit)
         self._tell_loads(session.model)
-        self._drawn = draws.of_training()
+        self._drawn = loaders.of_training()
         self._aside = self._probes.set_aside(lambda: _unseen(session.model))
         self._aside.__enter__()
         if run.is_causal_lm and not run.declares_learning:
@@ -318,7 +319,7 @@ class Listener:
             del self._aside
             if (scored := ranks_scored(session.model, self._steps)) is not None:
                 self.emit(scored)
-            for workers, rounds in rounds_handed_out():
+            for workers, rounds in rounds_of_workers():
                 told_apart = [len(set(batches)) for batches in rounds]
                 self.emit(
                     WorkerBatches(
@@ -376,3 +377,43 @@ class Listener:
             self.emit(ProbeFailed(probe="Listener", moment="listening", error=reason, kinds=kinds))
         except Exception:
             self._writer = None
+
+
+class Learning:
+    """What of a model learns at a moment: which tensors, and which adapters are active."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._names = self._now()
+        self._active = {name: list(layer.active_adapters) for name, layer in adapted_layers(model).items()}
+
+    def _now(self) -> set[str]:
+        return {name for name, parameter in self._model.named_parameters() if parameter.requires_grad}
+
+    def changed(self) -> str:
+        """Return in words what learns now that did not then, and the other way round; "" where it is the same."""
+        now = self._now()
+        more, fewer = sorted(now - self._names), sorted(self._names - now)
+        told = [f"{len(more)} tensors start to train ({some(more, 1)})"] if more else []
+        told += [f"{len(fewer)} stop training ({some(fewer, 1)})"] if fewer else []
+        return " and ".join(told)
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Have the same learn as then in the block."""
+        layers = adapted_layers(self._model)
+        active = {name: list(layer.active_adapters) for name, layer in layers.items()}
+        with kept_trainable(self._model):
+            try:
+                _activate(layers, self._active)
+                for name, parameter in self._model.named_parameters():
+                    parameter.requires_grad_(name in self._names)
+                yield
+            finally:
+                _activate(layers, active)
+
+
+def _activate(layers: Mapping[str, Any], active: Mapping[str, list[str]]) -> None:
+    for name, layer in layers.items():
+        if name in active:
+            layer.set_adapter(active[name])

@@ -22,20 +22,18 @@ from weakref import WeakSet
 import torch
 
 from tunecheck.core.premises import Premise
-from tunecheck.listen.groups import highest_rate, without_rate
+from tunecheck.listen.options import rank_and_processes
 from tunecheck.listen.problems import say
-from tunecheck.listen.ranks import rank_and_processes
 from tunecheck.training.hooks import Hooks, nothing, same_optimizer
 
 if TYPE_CHECKING:
     from tunecheck.listen.declared import WatchedRun
     from tunecheck.listen.listener import Listener
     from tunecheck.listen.loop_loss import Divergences, Pass
-    from tunecheck.listen.loop_schedule import Schedules
+    from tunecheck.listen.optimizers import Schedules
     from tunecheck.listen.options import Options
-    from tunecheck.listen.own_writes import OwnWrites
+    from tunecheck.listen.user_writes import UserWrites
     from tunecheck.training.data import Batch
-
 
 MOST_NORM_ERROR = 1e-3
 """Of the norm that a loop clips by, against that of all gradients in float64."""
@@ -62,7 +60,7 @@ class LoopHooks:
         """Of the first step's losses, the factor of each one's mean; None of a loss of another kind, or of no pass."""
         self.step, self.forwards, self.begun, self.inside = 0, 0, False, False
         self.schedules: Schedules | None = None
-        self.own_writes: OwnWrites | None = None
+        self.user_writes: UserWrites | None = None
         self.divergences: Divergences | None = None
         self.stepping = 0
         """Own optimizers that have begun to step and not ended: of one around another both."""
@@ -104,7 +102,7 @@ class LoopHooks:
         if self.listener is not None:  # first: its probes have wrapped what is wrapped here, and put it back
             if error is None:
                 self.listener.tried(self._tell_schedule)
-                self.listener.tried(self._tell_own_writes)
+                self.listener.tried(self._tell_user_writes)
             self.listener.close(error)
         self._unhook()
 
@@ -118,10 +116,10 @@ class LoopHooks:
         if self.listener is not None and schedules is not None:
             self.listener.emit(*schedules.taken())
 
-    def _tell_own_writes(self) -> None:
-        if self.listener is not None and self.own_writes is not None:
-            self.own_writes.end()
-            self.listener.emit(*self.own_writes.record())
+    def _tell_user_writes(self) -> None:
+        if self.listener is not None and self.user_writes is not None:
+            self.user_writes.end()
+            self.listener.emit(*self.user_writes.record())
 
     def _failed(self, reason: str) -> None:
         if self.listener is not None:
@@ -162,7 +160,7 @@ class LoopHooks:
             return
         if not self.looks or module in self.parts:
             return
-        from tunecheck.listen.any_model import is_causal, trained_whole
+        from tunecheck.listen.trained_model import is_causal, trained_whole
 
         self.looks -= not is_causal(module)
         self.model, self.why = trained_whole(module)
@@ -177,7 +175,7 @@ class LoopHooks:
         """The first call of the model that was given finds what each pass calls: itself, or a part of it."""
         if self.inside or not torch.is_grad_enabled() or self.entry is not None:
             return
-        from tunecheck.listen.any_model import is_transformers
+        from tunecheck.listen.trained_model import is_transformers
 
         if module is self.model or (not is_transformers(self.model) and any(module is m for m in self.model.modules())):
             self._listen_to(module, args, given)
@@ -209,8 +207,8 @@ class LoopHooks:
         assert self.run is not None
         if self.stepped:  # not every optimizer steps each time
             self._stepped()
-        if self.own_writes is not None:
-            self.own_writes.end()
+        if self.user_writes is not None:
+            self.user_writes.end()
         if not self.listener.listening:
             return
         if not self.begun:
@@ -224,7 +222,7 @@ class LoopHooks:
 
             self.passes.append(Pass(_by_name(args, given)))
         else:
-            from tunecheck.listen.session import unknown_batch
+            from tunecheck.listen.batches import unknown_batch
 
             self.unknown = unknown_batch(_by_name(args, given), self._device())
             self.forwards += 1
@@ -236,14 +234,15 @@ class LoopHooks:
 
     def _begin(self, args: Any, given: dict[str, Any]) -> bool:
         """Begin to listen, if there is an optimizer already; one made after the first forward waits for the second."""
-        from tunecheck.listen.any_model import only_tokenizer, optimizers_of, shared_loaders
+        from tunecheck.listen.batches import unknown_batch
         from tunecheck.listen.listener import Listener
+        from tunecheck.listen.loop_declared import cast_within, objective_of, run_of
         from tunecheck.listen.loop_loss import provisional
-        from tunecheck.listen.loop_run import cast_within, objective_of, run_of, together
-        from tunecheck.listen.loop_schedule import Schedules
-        from tunecheck.listen.own_writes import OwnWrites
-        from tunecheck.listen.session import session_of, unknown_batch
+        from tunecheck.listen.optimizers import Schedules, optimizers_of, together
+        from tunecheck.listen.session import session_of
+        from tunecheck.listen.trained_model import only_tokenizer, shared_loaders
         from tunecheck.listen.user_code import of_caller
+        from tunecheck.listen.user_writes import UserWrites
 
         if self.options.purpose != "train":
             os._exit(0)  # a run of --twice, which a loop cannot be kept out of its folders in
@@ -262,7 +261,7 @@ class LoopHooks:
         self.listener.emit(*of_caller(), *shared_loaders())
         gc.callbacks.append(self._collecting)
         if Premise.TRAINED_UNWRITTEN not in run.open_premises:
-            self.own_writes = OwnWrites(self.model, self._failed)
+            self.user_writes = UserWrites(self.model, self._failed)
         return True
 
     # A step.
@@ -279,7 +278,7 @@ class LoopHooks:
         """A loss is about to be differentiated: what it is made of is the window's."""
         self.differentiating, self.differentiated = True, "by backward"
         if self.clipped and self.listener is not None and any(p.grad is not None for p in self.model.parameters()):
-            from tunecheck.listen.objective import CLIPPED_IN_WINDOW
+            from tunecheck.listen.trained_model import CLIPPED_IN_WINDOW
 
             self.clipped = False
             self.listener.left_open({Premise.GRADIENT_SUMMED: CLIPPED_IN_WINDOW})
@@ -359,7 +358,7 @@ class LoopHooks:
         """This optimizer's gradients are complete."""
         if self.begun and self._is_own(optimizer):
             if self.differentiating:
-                from tunecheck.listen.objective import NO_WHOLE_GRADIENT
+                from tunecheck.listen.trained_model import NO_WHOLE_GRADIENT
 
                 self.left_open[Premise.GRADIENT_WHOLE] = NO_WHOLE_GRADIENT
             self._backward_end()
@@ -384,6 +383,7 @@ class LoopHooks:
         self._let_go()
 
     def _backward_end(self) -> None:
+        from tunecheck.listen.optimizers import highest_rate, without_rate
         from tunecheck.listen.session import norm_of_gradients
 
         assert self.listener is not None
@@ -418,7 +418,7 @@ class LoopHooks:
         It was made before the model was wrapped, copied or loaded anew. One whose tensors have gradients may be meant
         to train these alone, such as a prompt before a model that nobody froze.
         """
-        from tunecheck.listen.any_model import optimizers_of
+        from tunecheck.listen.optimizers import optimizers_of
 
         model = self.candidate() if self.model is None else self.model
         tensors = [p for group in optimizer.param_groups for p in group["params"]]
@@ -466,8 +466,8 @@ class LoopHooks:
         if not self.listener.listening:
             self._let_go()
             return
-        if self.own_writes is not None:
-            self.own_writes.begin()
+        if self.user_writes is not None:
+            self.user_writes.begin()
         self.references = sys.getrefcount(self.model)
 
     def _collecting(self, phase: str, info: dict[str, int]) -> None:
@@ -491,10 +491,10 @@ class LoopHooks:
         What it saves is still heard. How far it steps its schedules is known when the model is gone, or at the end.
         """
         assert self.listener is not None
-        self.listener.tried(self._tell_own_writes)
+        self.listener.tried(self._tell_user_writes)
         self._unhook()
         weakref.finalize(self.model, self.listener.tried, self._tell_schedule).atexit = False
-        self.model = self.entry = self.own_writes = self.divergences = self.norm = None
+        self.model = self.entry = self.user_writes = self.divergences = self.norm = None
         self.optimizers, self.window, self.losses, self.parts = [], [], [], WeakSet()
 
     def _unstepped(self) -> str:
@@ -509,13 +509,13 @@ class LoopHooks:
         """Have what the script merges and saves of the model read back, from the first step on."""
         assert self.run is not None
         if self.step == 0 and self.run.is_causal_lm and self.window and rank_and_processes()[0] == 0:
-            from tunecheck.listen import exports
+            from tunecheck.listen import saves
 
             assert self.listener is not None
             tried, last_look = self.listener.tried, self._ours(self.listener.end_of_listening)
             first = self.window[0]
             ids = first.input_ids[:1][:, first.attention_mask[0].bool()]
-            exports.remember(self.model, self.listener.add, ids, lambda: tried(last_look))
+            saves.remember(self.model, self.listener.add, ids, lambda: tried(last_look))
 
     def why_not(self) -> str:
         """Return why a loop of this process was not listened to; "" where there was none, or it was."""

@@ -14,8 +14,7 @@ import torch
 from tunecheck.core.errors import Unsupported
 from tunecheck.core.evidence import ScoresGiven
 from tunecheck.core.premises import Premise, opened
-from tunecheck.listen.masks import is_of_pairs
-from tunecheck.listen.session import batch_of
+from tunecheck.listen.batches import batch_of, is_of_pairs
 from tunecheck.training.data import IGNORED, Batch
 
 UNKNOWN = "the loop computes its loss from the logits in a way that tunecheck does not follow"

@@ -3,13 +3,15 @@
 In the watched process only; a callable whose source cannot be found is left out.
 """
 
+import dis
 import gc
 import inspect
+import itertools
 import re
 import sys
 import sysconfig
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +19,7 @@ from types import CellType, FrameType, FunctionType, MethodType
 from typing import Any
 
 from tunecheck.core.evidence import UserCode
+from tunecheck.training.restore import model_mode, random_state, uncached, without_dropout, without_repacking
 
 HANDED_OVER = (
     "data_collator",
@@ -77,7 +80,7 @@ def _with_source(code: UserCode, value: Any) -> UserCode:
     return replace(code, first_line=first + begin, source=kept)
 
 
-def own_modules(model: Any) -> list[str]:
+def user_modules(model: Any) -> list[str]:
     """Return the classes of the script's own whose modules it has put into this model, as adapters by hand."""
     kinds = {type(module) for module in model.modules() if module is not model}
     return sorted(kind.__name__ for kind in kinds if code_of("module", kind) is not None)
@@ -86,7 +89,7 @@ def own_modules(model: Any) -> list[str]:
 def departure(model: Any) -> str:
     """Return what a model of transformers has that its class does not build of its configuration; "" for nothing."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    if own := own_modules(model):
+    if own := user_modules(model):
         return f"the model contains the script's own {own[0]}"
     if code_of("forward", type(inner).forward) is not None:
         return f"the forward pass of {type(inner).__name__} is the script's own"
@@ -141,3 +144,47 @@ def _is_ours(holder: Any) -> bool:
         return holder.f_code.co_filename.startswith(OWN)
     module = holder.__module__ if isinstance(holder, FunctionType) else type(holder).__module__
     return str(module).partition(".")[0] == "tunecheck"
+
+
+TOKENS = 16
+
+
+def noise_by_hooks(model: Any) -> str:
+    """Return which hook of the script's own adds noise to the embeddings in training alone; "" where none does.
+
+    What changes the model's function in eval mode, too, or behind the embeddings, is judged as any other change of it.
+    """
+    embedding = model.get_input_embeddings()
+    for hook in (*embedding._forward_pre_hooks.values(), *embedding._forward_hooks.values()):
+        code = code_of("hook", hook)
+        if code is None or not _returns_something(hook):  # looks on, and changes nothing
+            continue
+        if _varies(model, training=True) and not _varies(model, training=False):
+            return f"the script's hook {code.name} ({Path(code.file).name}:{code.line}) adds noise to the embeddings"
+    return ""
+
+
+def _returns_something(hook: Any) -> bool:
+    """Return whether a hook can return anything but None."""
+    code = getattr(inspect.unwrap(hook), "__code__", None)
+    if code is None:  # an object that is called
+        return True
+    steps = list(dis.get_instructions(code))
+    returned = {step.argval for step in steps if step.opname == "RETURN_CONST"}  # of Python 3.12 and 3.13
+    for before, step in itertools.pairwise(steps):
+        if step.opname == "RETURN_VALUE":
+            returned.add(before.argval if before.opname == "LOAD_CONST" else "something")
+    return bool(returned - {None})
+
+
+def _varies(model: Any, *, training: bool) -> bool:
+    """Return whether two equal forward passes differ although nothing is dropped."""
+    import torch
+
+    ids = torch.arange(TOKENS, device=model.device)[None] % len(model.get_input_embeddings().weight)
+    alike = (random_state(model.device), without_repacking(model), without_dropout(model), model_mode(model, training))
+    with ExitStack() as stack, torch.no_grad():
+        for context in alike:
+            stack.enter_context(context)
+        first, second = (uncached(model, input_ids=ids).logits for _ in range(2))
+    return not torch.equal(first, second)

@@ -44,7 +44,7 @@ def answers_rated(dataset: Any, given: Mapping[str, Any]) -> AnswersRated | None
     return AnswersRated(rows=len(dataset), kinds=tuple(sorted(map(str, dataset.unique("label")))))
 
 
-def pairs_given(step: int, micro_batches: Sequence[Mapping[str, Any]], rows: int | None) -> PairsGiven | None:
+def pairs_of(step: int, micro_batches: Sequence[Mapping[str, Any]], rows: int | None) -> PairsGiven | None:
     """Return how many pairs a window holds, and of how many both are alike; None where it holds none.
 
     A micro-batch of twice as many rows as are declared has all the chosen ones before all the rejected ones, as TRL

@@ -23,7 +23,7 @@ IN_PLACE = *sorted({n for n in dir(torch.Tensor) if n[0] != "_" and n[-1] == "_"
 OF_LISTS = tuple(f"_foreach_{name}_" for name in ("add", "clamp_max", "clamp_min", "copy", "lerp", "mul", "sub"))
 
 
-class OwnWrites:
+class UserWrites:
     """Hears who writes to what a model learns, between a step's end and the next forward pass alone."""
 
     def __init__(self, model: Any, failed: Callable[[str], None]) -> None:
