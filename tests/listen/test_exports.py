@@ -46,7 +46,7 @@ def save_by_hand(model, folder, prefix):
     save_file(state, path, metadata={"format": "pt"})
     after(None)
     model.config.save_pretrained(folder)
-    saves.described(folder)
+    saves.describing(model.config, folder)(None)
 
 
 @pytest.mark.parametrize(("prefix", "same"), [("", True), ("module.", False), ("_orig_mod.", False)])

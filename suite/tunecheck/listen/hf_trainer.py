@@ -5,7 +5,6 @@ each micro-batch returned, the end of the backward pass (accelerate unscales the
 """
 
 import copy
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,9 +15,8 @@ import torch
 from transformers import TrainerCallback
 
 from tunecheck.core.errors import Unsupported
-from tunecheck.core.evidence import EvaluationRows, EvaluationSeen, Logged, LossDivided, Step
+from tunecheck.core.evidence import EvaluationRows, EvaluationSeen, Logged, LossDivided
 from tunecheck.core.premises import Premise, opened
-from tunecheck.listen import saves
 from tunecheck.listen.batches import batch_of, named_inputs, unknown_batch
 from tunecheck.listen.hf_declared import (
     adds_to_loss,
@@ -32,14 +30,14 @@ from tunecheck.listen.hf_division import Division
 from tunecheck.listen.hf_evaluation import WatchedEvaluation, rows_due, shared_rows
 from tunecheck.listen.listener import Listener
 from tunecheck.listen.loop_loss import OUTSIDE_FORWARD, Divergences, Pass, another_kind, not_followed, scores_given
+from tunecheck.listen.moments import StepMoments
 from tunecheck.listen.optimizers import without_rate
 from tunecheck.listen.options import Options, from_environment
 from tunecheck.listen.preferences import answers_rated, declares_pairs, declares_ratings, pairs_of
-from tunecheck.listen.session import ROW_TOKENS, norm_of_gradients
+from tunecheck.listen.session import ROW_TOKENS
 from tunecheck.listen.trained_model import device_of, is_transformers, other_objective, own_objective
 from tunecheck.listen.twice import keep_out_of_its_folders, keeps_checkpoint
 from tunecheck.listen.user_code import of_trainer, overrides
-from tunecheck.training.data import Batch
 from tunecheck.training.hooks import Hooks, nothing
 
 EVALUATIONS = 2
@@ -70,10 +68,11 @@ def listening(trainer: Any, options: Options) -> Iterator[Listener]:
             listener.leave()
 
 
-class TrainerHooks(TrainerCallback):
+class TrainerHooks(StepMoments, TrainerCallback):
     """What a Trainer is given to call, and the moments that follow from it."""
 
     def __init__(self, trainer: Any, listener: Listener) -> None:
+        super().__init__()
         self.trainer, self.listener = trainer, listener
         self.shown: torch.Tensor | None = None
         """Tokens of the first row, by which models are compared after the training."""
@@ -81,14 +80,8 @@ class TrainerHooks(TrainerCallback):
         self.objective = ""
         """Why rows and loss are not those of a causal language model."""
         self.items: Any = None
-        self.losses: list[Any] = []
         self.first: int | None = None
-        self.step = 0
-        self.window: list[Batch] = []
-        self.norm: Any = None
-        self.rate = self.own_norm = math.nan
-        self.done_backward = self.replaying = self.begun = self.without_rate = False
-        self.seconds = self.since = 0.0
+        self.replaying = False
         self.evaluations = 0
         self.evaluating: list[tuple[WatchedEvaluation, int | None] | None] = []
         """Evaluations that have begun: one of several sets calls itself for each. None for one that is not watched."""
@@ -107,8 +100,7 @@ class TrainerHooks(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Have what the script merges and saves from now on read back; the last look is at the adapters, if any."""
         if self.shown is not None:
-            tried, last_look = self.listener.tried, self.listener.end_of_listening
-            saves.remember(self.trainer.model, self.listener.add, self.shown, lambda: tried(last_look))
+            self.listener.read_back_saves(self.trainer.model, self.shown, self.listener.end_of_listening)
 
     # What is wrapped.
 
@@ -210,13 +202,14 @@ class TrainerHooks(TrainerCallback):
         """Tell the probes once per step."""
         if self.listener.listening and not self.done_backward:
             self.done_backward = True
-            self.seconds += time.perf_counter() - self.since
-            self.own_norm = norm_of_gradients(self.trainer.model)
-            self.listener.tell_rate(float(self.trainer.optimizer.param_groups[0]["lr"]))
-            self.listener.backward_end(self.step)
+            self.gradients_complete(self.listener, self.trainer.model)
             if not self.step and self.losses:
                 self.listener.look(LossDivided, lambda: self.division.divided(float(self.losses[0])))
-            self.since = time.perf_counter()
+                self.since = time.perf_counter()
+
+    def present_rate(self) -> float:
+        """Return the rate of the first group."""
+        return float(self.trainer.optimizer.param_groups[0]["lr"])
 
     def evaluation_begins(self, eval_dataset: Any = None, *_: Any, **__: Any) -> None:
         """An evaluation begins; the later ones are not watched."""
@@ -289,12 +282,9 @@ class TrainerHooks(TrainerCallback):
             self.listener.emit(*filter(None, [pairs]))
         elif not self.step and declares_ratings(self.trainer.train_dataset) and given:
             self.listener.emit(*filter(None, [answers_rated(self.trainer.train_dataset, given[0])]))
-        self.losses, self.norm, self.done_backward = [], None, False
-        self.begun = True
         for inputs, batch in zip(given, self.window, strict=True):
             self.listener.left_open(not_followed(inputs, batch))
-        self.listener.step_begin(self.step, self.window)
-        self.seconds, self.since = 0.0, time.perf_counter()
+        self.step_begins(self.listener)
 
     def _objective(self) -> str:
         model = self.trainer.model
@@ -309,7 +299,7 @@ class TrainerHooks(TrainerCallback):
     def _before_the_optimizer(self) -> None:
         self.backward_end()
         if self.listener.listening:
-            self.rate = float(self.trainer.optimizer.param_groups[0]["lr"])
+            self.rate = self.present_rate()
             self.without_rate = without_rate(self.trainer.optimizer)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -327,25 +317,13 @@ class TrainerHooks(TrainerCallback):
         self.begun = False
         if not self.listener.listening or self.first is None:
             return
-        self.seconds += time.perf_counter() - self.since
+        self.stop_clock()
         skipped = bool(getattr(self.trainer.accelerator, "optimizer_step_was_skipped", False))
         own = sum(batch.supervised_tokens for batch in self.window)
         # a model that takes no further arguments is not given the number, so that it divides by none
         given = getattr(self.trainer, "model_accepts_loss_kwargs", True) or self.trainer.compute_loss_func is not None
         counted = int(self.items) if given and self.items is not None else own
-        self.listener.step_end(
-            Step(
-                step=self.step,
-                loss=float(sum(self.losses)),
-                learning_rate=self.rate,
-                gradient_norm=self.own_norm if self.norm is None else float(self.norm),
-                supervised_tokens=counted,
-                tokens=sum(batch.tokens for batch in self.window),
-                applied=not skipped,
-                seconds=self.seconds,
-                without_rate=self.without_rate,
-            )
-        )
+        self.step_ends(self.listener, supervised_tokens=counted, applied=not skipped)
         if not self.listener.listening:
             self.hooks.remove()
             self.samples, self.window, self.losses, self.norm, self.items = [], [], [], None, None

@@ -177,42 +177,32 @@ def _where(module: str, function: str) -> Any:
     return getattr(sys.modules.get(module), function, None)
 
 
-def _wrap_lora(module: ModuleType) -> Undo:
-    def before(tuner: Any, *args: Any, **kwargs: Any) -> Any:
-        merging = _where("tunecheck.listen.saves", "merging")
-        return merging(tuner) if merging else None
+def _hear_saves(owner: Any, name: str, function: str) -> Undo:
+    """Have calls of this function of a library told to this one of saves.py, once that is loaded."""
 
-    return _tell(module.LoraModel, "merge_and_unload", before)
+    def before(*args: Any, **kwargs: Any) -> Any:
+        call = _where("tunecheck.listen.saves", function)
+        return call(*args, **kwargs) if call else None
+
+    return _tell(owner, name, before)
+
+
+def _wrap_lora(module: ModuleType) -> Undo:
+    return _hear_saves(module.LoraModel, "merge_and_unload", "merging")
 
 
 def _wrap_models(module: ModuleType) -> Undo:
-    def before(model: Any, save_directory: Any = None, *args: Any, **kwargs: Any) -> Any:
-        saving = _where("tunecheck.listen.saves", "saving")
-        return saving(model, save_directory, *args, **kwargs) if saving else None
-
-    return _tell(module.PreTrainedModel, "save_pretrained", before)
+    return _hear_saves(module.PreTrainedModel, "save_pretrained", "saving")
 
 
 def _wrap_configurations(module: ModuleType) -> Undo:
-    def before(config: Any, save_directory: Any = None, *args: Any, **kwargs: Any) -> Any:
-        described = _where("tunecheck.listen.saves", "described")
-        return (lambda _: described(save_directory)) if described else None
-
     kind = getattr(module, "PretrainedConfig", None) or module.PreTrainedConfig
-    return _tell(kind, "save_pretrained", before)
+    return _hear_saves(kind, "save_pretrained", "describing")
 
 
 def hear_writes(owner: Any, name: str) -> Undo:
     """Have what this function writes to a file looked at: tensors by name, its first argument."""
-
-    def before(thing: Any, path: Any = None, *args: Any, **kwargs: Any) -> Any:
-        path = kwargs.get("filename", kwargs.get("f", path))
-        if written := _where("tunecheck.listen.saves", "written"):
-            written(thing, path)
-        writing = _where("tunecheck.listen.saves", "writing")
-        return writing(thing, path) if writing else None
-
-    return _tell(owner, name, before)
+    return _hear_saves(owner, name, "writing")
 
 
 def hear_inputs(torch: ModuleType) -> list[Undo]:

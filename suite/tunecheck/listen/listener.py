@@ -265,6 +265,10 @@ class Listener:
         if self._ended:
             self._append_added()
 
+    def read_back_saves(self, model: Any, ids: Any, before_merge: Callable[[], object]) -> None:
+        """Have what the script merges and saves of this model from now on read back, and compared on these tokens."""
+        saves.remember(model, self.add, ids, lambda: self.tried(before_merge))
+
     def _append_added(self) -> None:
         while self._added:
             self._added.pop(0)()

@@ -9,10 +9,8 @@ that the program might not: what listens comes with the first forward pass that 
 import atexit
 import functools
 import gc
-import math
 import os
 import sys
-import time
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -22,6 +20,7 @@ from weakref import WeakSet
 import torch
 
 from tunecheck.core.premises import Premise
+from tunecheck.listen.moments import StepMoments
 from tunecheck.listen.options import rank_and_processes
 from tunecheck.listen.problems import say
 from tunecheck.training.hooks import Hooks, nothing, same_optimizer
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from tunecheck.listen.optimizers import Schedules
     from tunecheck.listen.options import Options
     from tunecheck.listen.user_writes import UserWrites
-    from tunecheck.training.data import Batch
 
 MOST_NORM_ERROR = 1e-3
 """Of the norm that a loop clips by, against that of all gradients in float64."""
@@ -42,37 +40,32 @@ MOST_LOOKS = 20
 look walks the interpreter's objects."""
 
 
-class LoopHooks:
+class LoopHooks(StepMoments):
     """What is hooked for as long as a loop is listened to, and the moments that follow from it."""
 
     def __init__(self, options: "Options", model: Any = None, optimizer: Any = None, tokenizer: Any = None) -> None:
+        super().__init__()
         self.options, self.model, self.tokenizer = options, model, tokenizer
         self.optimizers: list[Any] = [] if optimizer is None else [getattr(optimizer, "optimizer", optimizer)]
         self.stepped: list[Any] = []
         """Of the optimizers, those that have stepped in the present step."""
         self.listener: Listener | None = None
-        self.window: list[Batch] = []
         self.passes: list[Pass] = []
         """Forward passes that nothing was differentiated of so far."""
         self.left_open: dict[Premise, str] = {}
-        self.losses: list[torch.Tensor] = []
         self.factors: list[float | None] = []
         """Of the first step's losses, the factor of each one's mean; None of a loss of another kind, or of no pass."""
-        self.step, self.forwards, self.begun, self.inside = 0, 0, False, False
+        self.forwards, self.inside = 0, False
         self.schedules: Schedules | None = None
         self.user_writes: UserWrites | None = None
         self.divergences: Divergences | None = None
         self.stepping = 0
         """Own optimizers that have begun to step and not ended: of one around another both."""
-        self.norm: Any = None
-        self.rate = self.own_norm = math.nan
-        self.without_rate = False
         self.run: WatchedRun | None = None
         self.autocast: torch.dtype | None = None
-        self.done_backward = self.differentiating = self.clipped = False
+        self.differentiating = self.clipped = False
         self.differentiated = ""
         """How gradients were taken, where they were."""
-        self.seconds = self.since = 0.0
         self.entry: Any = None
         """What each pass calls: the model, or a part of one that is never called itself."""
         self.parts: WeakSet[Any] = WeakSet()
@@ -212,11 +205,8 @@ class LoopHooks:
         if not self.listener.listening:
             return
         if not self.begun:
-            self.begun, self.window, self.losses, self.norm, self.passes = True, [], [], None, []
-            self.forwards = 0
-            self.done_backward = self.differentiating = False
-            self.listener.step_begin(self.step, self.window)
-            self.seconds, self.since = 0.0, time.perf_counter()
+            self.window, self.passes, self.forwards, self.differentiating = [], [], 0, False
+            self.step_begins(self.listener)
         if self.run.is_causal_lm:
             from tunecheck.listen.loop_loss import Pass
 
@@ -383,21 +373,19 @@ class LoopHooks:
         self._let_go()
 
     def _backward_end(self) -> None:
-        from tunecheck.listen.optimizers import highest_rate, without_rate
-        from tunecheck.listen.session import norm_of_gradients
-
         assert self.listener is not None
         if self.done_backward:
             return
         self.done_backward = True
         self.listener.left_open(self.left_open)
-        self.seconds += time.perf_counter() - self.since
-        self.own_norm = norm_of_gradients(self.model)
-        self.rate = highest_rate(*self.optimizers)
-        self.without_rate = without_rate(*self.optimizers)
-        self.listener.tell_rate(self.rate)
-        self.listener.backward_end(self.step)
-        self.since = time.perf_counter()
+        self.gradients_complete(self.listener, self.model)
+
+    def present_rate(self) -> float:
+        """Return the highest rate of all groups."""
+        from tunecheck.listen.optimizers import highest_rate, without_rate
+
+        self.rate, self.without_rate = highest_rate(*self.optimizers), without_rate(*self.optimizers)
+        return self.rate
 
     def on_stepped(self, optimizer: Any, *_: Any) -> None:
         """An optimizer has stepped."""
@@ -437,30 +425,18 @@ class LoopHooks:
             self._stepped(applied=False)
 
     def _stepped(self, *, applied: bool = True) -> None:
-        from tunecheck.core.evidence import LossDivided, Step
+        from tunecheck.core.evidence import LossDivided
 
         assert self.listener is not None
-        self.seconds += time.perf_counter() - self.since
+        self.stop_clock()
         several, counted = len(self.factors), {None if factor is None else round(factor, 4) for factor in self.factors}
         if several > 1 and counted in ({1.0}, {round(1 / several, 4)}):
             self.listener.emit(LossDivided(micro_batches=several, by="the loop" * (counted != {1.0})))
         self.factors = []
-        own = sum(batch.supervised_tokens for batch in self.window)
         self.begun, self.stepped, self.passes, self.stepping = False, [], [], 0
         self.clipped = False
-        self.listener.step_end(
-            Step(
-                step=self.step,
-                loss=float(sum(self.losses)),
-                learning_rate=self.rate,
-                gradient_norm=self.own_norm if self.norm is None else float(self.norm),
-                supervised_tokens=own,
-                tokens=sum(batch.tokens for batch in self.window),
-                applied=applied,
-                seconds=self.seconds,
-                without_rate=self.without_rate,
-            )
-        )
+        own = sum(batch.supervised_tokens for batch in self.window)
+        self.step_ends(self.listener, supervised_tokens=own, applied=applied)
         self._remember()
         self.step += 1
         if not self.listener.listening:
@@ -509,13 +485,10 @@ class LoopHooks:
         """Have what the script merges and saves of the model read back, from the first step on."""
         assert self.run is not None
         if self.step == 0 and self.run.is_causal_lm and self.window and rank_and_processes()[0] == 0:
-            from tunecheck.listen import saves
-
             assert self.listener is not None
-            tried, last_look = self.listener.tried, self._ours(self.listener.end_of_listening)
             first = self.window[0]
             ids = first.input_ids[:1][:, first.attention_mask[0].bool()]
-            saves.remember(self.model, self.listener.add, ids, lambda: tried(last_look))
+            self.listener.read_back_saves(self.model, ids, self._ours(self.listener.end_of_listening))
 
     def why_not(self) -> str:
         """Return why a loop of this process was not listened to; "" where there was none, or it was."""

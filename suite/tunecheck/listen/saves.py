@@ -225,7 +225,7 @@ def remember(model: Any, tell: Tell, ids: torch.Tensor, before_merge: Callable[[
     _HEARD[model] = _Heard(tell, ids.cpu(), before_merge)
 
 
-def merging(tuner: Any) -> Callable[[Any], None] | None:
+def merging(tuner: Any, *_: Any, **__: Any) -> Callable[[Any], None] | None:
     """A tuner of peft is about to merge its adapters. Return what is to be called with the merged model."""
     found = next((m for m in _HEARD if getattr(m, "base_model", None) is tuner), None)
     if found is None:
@@ -250,7 +250,12 @@ def merging(tuner: Any) -> Callable[[Any], None] | None:
 
 
 def saving(
-    model: Any, folder: Any, is_main_process: bool = True, state_dict: Mapping[str, Any] | None = None, **_: Any
+    model: Any,
+    save_directory: Any = None,
+    is_main_process: bool = True,
+    state_dict: Mapping[str, Any] | None = None,
+    *_: Any,
+    **__: Any,
 ) -> Callable[[Any], None] | None:
     """A model of transformers is about to be saved. Return what is to be called when it was."""
     heard = next((each for whole, each in _HEARD.items() if _is_of(model, whole)), None)
@@ -258,11 +263,13 @@ def saving(
         return None
     if state_dict is not None and not _holds_all(state_dict, model):  # an average, a part: it may be meant
         return None
-    return lambda _: _read_back(model, heard, Path(str(folder)), _functions(model, heard))
+    return lambda _: _read_back(model, heard, Path(str(save_directory)), _functions(model, heard))
 
 
-def writing(thing: Any, path: Any) -> Callable[[Any], None] | None:
-    """Tensors by name are about to be written to this file. Return what is to be called when they were."""
+def writing(thing: Any, path: Any = None, *_: Any, **named: Any) -> Callable[[Any], None] | None:
+    """Look at what is about to be written to this file. Return what is to be called when it was."""
+    path = named.get("filename", named.get("f", path))
+    written(thing, path)
     name = str(path) if isinstance(path, str | Path) else ""
     if not _HEARD or Path(name).name not in FILES:
         return None
@@ -282,10 +289,9 @@ def writing(thing: Any, path: Any) -> Callable[[Any], None] | None:
     return wrote
 
 
-def described(folder: Any) -> None:
-    """A config.json was written to this folder."""
-    if waiting := _WAITING.get(Path(str(folder)).absolute()):
-        waiting()
+def describing(_config: Any, save_directory: Any = None, *_: Any, **__: Any) -> Callable[[Any], None]:
+    """Return what is to be called when a config.json was written to this folder."""
+    return lambda _: _WAITING.get(Path(str(save_directory)).absolute(), nothing)()
 
 
 def _is_of(model: Any, whole: Any) -> bool:

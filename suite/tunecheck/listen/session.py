@@ -1,6 +1,5 @@
 """A training that is not ours as the session that probes know. Imports torch; in the watched process only."""
 
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,6 @@ from tunecheck.core.errors import Unsupported
 from tunecheck.listen import declared
 from tunecheck.listen.options import rank_and_processes
 from tunecheck.listen.trained_model import device_of
-from tunecheck.probes.reference.measures import norm
 from tunecheck.training.data import Batch, Tokens, collate
 from tunecheck.training.session import Session
 
@@ -103,12 +101,6 @@ def session_of(
 def save_pretrained(session: Session, folder: Path) -> None:
     """Save the adapter as peft does."""
     session.model.save_pretrained(str(folder))
-
-
-def norm_of_gradients(model: Any) -> float:
-    """Return the norm of all gradients that the model holds now."""
-    norms = [norm(p.grad) for p in model.parameters() if p.grad is not None]
-    return math.hypot(*norms) if norms else 0.0
 
 
 def _not_ours(*_: Any) -> Any:
