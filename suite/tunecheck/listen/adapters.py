@@ -1,7 +1,4 @@
-"""What a peft LoraConfig declares: the adapters' settings, and by enumeration the tensors that they train.
-
-Imports torch; in the watched process only.
-"""
+"""The adapters and trained tensors that a peft LoraConfig declares. Imports torch."""
 
 import re
 from collections.abc import Iterable
@@ -68,10 +65,7 @@ def adapter_variant(model: Any) -> str:
 
 
 def ranks_given(config: Any) -> dict[Premise, str]:
-    """Return the premises that adapters whose ranks are allocated while they train leave open, with the reason.
-
-    AdaLoRA (arXiv 2303.10512) adds a penalty to the loss, and sets singular values to 0 between the steps.
-    """
+    """Return the premises that AdaLoRA leaves open (arXiv 2303.10512), with the reason."""
     if _kind(config) != "ADALORA":
         return {}
     added = "AdaLoRA adds a penalty to the loss"
@@ -136,10 +130,7 @@ def adapted_modules(config: Any, linears: Iterable[str]) -> set[str]:
 
 
 def trained_tensors(model: Any, adapter: str, config: Any) -> tuple[frozenset[str], int | None]:
-    """Return the names of the tensors that a LoraConfig has trained, and the number of their elements.
-
-    Enumerated from the base's linears and the configuration alone: which tensors require a gradient is not asked.
-    """
+    """Enumerate the tensors that a LoraConfig trains, and count their elements; requires_grad is not read."""
     linears = _linears(model)
     head = model.get_output_embeddings()
     if config.target_modules == "all-linear":

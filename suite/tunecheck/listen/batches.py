@@ -27,10 +27,10 @@ def visible(mask: torch.Tensor, rows: int) -> torch.Tensor:
 def document_positions(
     sees: torch.Tensor, ids: torch.Tensor, labels: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return 1 where a token is none of padding, and each one's place in its document: both [rows, tokens], as the ids.
+    """Return a mask of real tokens, and each token's place in its document: both [rows, tokens].
 
-    None for a mask under which not each token sees just its document up to itself. Padding is what sees nothing, what
-    nothing sees, and a document that repeats one token and of which nothing is learned.
+    Return None if a token sees anything but its document up to itself. Padding sees nothing, or is unseen, or is an
+    unsupervised document that repeats one token.
     """
     tokens = torch.arange(sees.shape[-1], device=sees.device)
     begins = sees.int().argmax(dim=-1)

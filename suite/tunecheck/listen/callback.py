@@ -14,10 +14,7 @@ from tunecheck.training.hooks import located
 
 
 class WatchCallback(TrainerCallback):
-    """Listens from the beginning of a training to its end; the report is there when it has ended.
-
-    A training that raises ends without it: a callback is not told. The context manager is.
-    """
+    """Listens to a Trainer's training. After a training that raises it has no report; the context manager has one."""
 
     def __init__(self, **given: Any) -> None:
         self._given = given

@@ -1,7 +1,6 @@
-"""What a training that is not ours declares, as a run: its arguments, adapters, quantisation, model and optimizer.
+"""The run that a training's own objects declare: model, adapters, quantisation and optimizer. Imports torch.
 
-Each expectation is read off an object that the training itself made, and `sources` says which. What no object declares
-is not judged; `open_premises` says why. Imports torch; in the watched process only.
+`sources` names the object of each expectation, `open_premises` the reason why a check is not judged.
 """
 
 from collections.abc import Iterable, Sequence
@@ -318,10 +317,7 @@ def described(model: Any) -> tuple[Described, dict[Premise, str], dict[str, str]
 
 
 def drawn_heads(model: Any, folder: Path) -> frozenset[str]:
-    """Return the tensors of a classifier's head that are in no file of the base: drawn at random, they are to learn.
-
-    A copy that peft keeps in modules_to_save learns instead of its original, an adapter instead of its base.
-    """
+    """Return the tensors of a classifier's head that no file of the base holds: a training must learn them."""
     from tunecheck.probes.reference.weight_file import WeightFile, file_name
 
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model

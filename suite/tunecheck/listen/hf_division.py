@@ -1,8 +1,7 @@
-"""Whether the loss of a window's micro-batches is divided: by the Trainer, or by `compute_loss`, which then has to.
+"""Whether the loss of a window's micro-batches is divided, by the Trainer or by `compute_loss`.
 
-Since 4.46 the Trainer hands `compute_loss` the number of the window's supervised tokens, and divides by the number of
-micro-batches no more where the model takes that number. A `compute_loss` of the script's own that leaves it out has
-gradients as many times too large. It is called again with other numbers: what does not change is not divided by them.
+Since 4.46 the Trainer leaves the division to a model that takes the number of supervised tokens. A `compute_loss` that
+ignores this number makes gradients too large. Division calls it again with other numbers and compares.
 """
 
 import math

@@ -1,8 +1,4 @@
-"""transformers' Trainer and what derives from it, listened to from outside: no method of its class is changed.
-
-What is called on the way is wrapped on the one instance that trains: the window as the loader gave it, the loss that
-each micro-batch returned, the end of the backward pass (accelerate unscales there, before it clips), the norm.
-"""
+"""transformers' Trainer, listened to from outside: only the one instance that trains is wrapped, never its class."""
 
 import copy
 import time

@@ -1,7 +1,7 @@
-"""Wrap what trains as it is imported. Standard library only, and loaded by file: the program's imports stay its own.
+"""Wrap training libraries as they are imported. Standard library only, and loaded by file.
 
-The Trainer of `transformers.trainer` is what TRL, LLaMA-Factory, axolotl, ms-swift and unsloth use or derive from.
-Whatever goes wrong in listening is told in one line and leaves the training alone.
+TRL, LLaMA-Factory, axolotl, ms-swift and unsloth use or derive from transformers' Trainer. An error in here is told
+in one line and leaves the training alone.
 """
 
 import contextlib
@@ -141,10 +141,7 @@ WRAPPED["torch"] = _wrap_torch
 
 
 def _tell(owner: Any, name: str, before: Callable[..., Callable[[Any], None] | None]) -> Undo:
-    """Have calls of a function of this class or module told to `before`, and their result to what that returns.
-
-    Return what ends it.
-    """
+    """Tell calls of this function to `before`, and the result to what that returns. Return what undoes it."""
     called = getattr(owner, name)
 
     @functools.wraps(called)

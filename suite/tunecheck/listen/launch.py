@@ -42,10 +42,9 @@ GRACE_SECONDS = 60.0
 def watch(
     command: Sequence[str], options: Options, early: Callable[[Report], bool] = lambda report: False
 ) -> tuple[Report, int]:
-    """Run the command to its end, its output untouched; return the report and the command's exit status.
+    """Run the command to its end; return the report and the command's exit status.
 
-    `early` is called with the report so far when the steps that are listened to are over and the command goes on;
-    where it returns True the command is ended.
+    `early` gets the report of the first steps while the command goes on; if it returns True, the command is ended.
     """
     started, clock = datetime.now(UTC), time.monotonic()
 
@@ -113,10 +112,7 @@ def run_name(command: Sequence[str]) -> str:
 def _run(
     command: Sequence[str], options: Options, log: IO[bytes] | None = None, look: Callable[[], bool] | None = None
 ) -> int:
-    """Run the command to its end, its output into the log where there is one; return its status.
-
-    `look` is called now and then, and says whether the command is to end.
-    """
+    """Run the command until its end, or until `look` returns True; return its status."""
     path = os.pathsep.join(filter(None, (str(BOOTSTRAP), os.environ.get("PYTHONPATH"), *_own_folder())))
     environment = {**os.environ, **options.to_environment(), "PYTHONPATH": path}
     try:
@@ -144,10 +140,7 @@ def _wait(process: subprocess.Popen[bytes], look: Callable[[], bool]) -> int:
 
 @contextlib.contextmanager
 def _passing_on() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
-    """Pass the signals of this process on to the command, which ends by them, so that what was heard is judged.
-
-    Yield the function that is given the process, which gets those that came before it was started.
-    """
+    """Pass this process's signals on to the command; yield the function that takes the process."""
     process: subprocess.Popen[bytes] | None = None
     early: list[int] = []
 
@@ -282,10 +275,7 @@ class Early:
             self._tell(Path(folder))
 
     def _files(self) -> list[Path]:
-        """Return the first training's traces, one of each process; [] where one is missing or its window goes on.
-
-        Nor where a training has ended: its verdict is about to come.
-        """
+        """Return a trace of each process of the first training; [] before all windows end, or after one ended."""
         files: list[Path] = []
         while (file := trace_file(self._options, 1, len(files))).exists():
             seen = file.read_bytes()

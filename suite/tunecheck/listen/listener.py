@@ -1,6 +1,6 @@
-"""The moments of a training that is not ours, handed to the probes; what they write becomes its trace.
+"""The moments of a training that is not ours, handed to the probes; their records become its trace.
 
-Nothing here may change the training or end it: whatever goes wrong in listening is recorded, and listening stops.
+An error in here is recorded and stops the listening, never the training.
 """
 
 import hashlib
@@ -60,10 +60,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def _unseen(model: Any) -> Iterator[None]:
-    """Have autograd not see that probes write to weights: the values are put back, and a graph may hold them already.
-
-    Such a graph is that of a penalty which a loop computes before it calls the model.
-    """
+    """Hide the probes' writes to weights from autograd: a penalty's graph may hold them already."""
     import torch
 
     with without_repacking(model), _unwarned(), unprinted(), ExitStack() as stack:
@@ -74,10 +71,7 @@ def _unseen(model: Any) -> Iterator[None]:
 
 @contextmanager
 def _unwarned() -> Iterator[None]:
-    """Drop all warnings in the block: they are of our doing, and would be the script's output, or its errors by -W.
-
-    As catch_warnings, but nothing forgets which warnings it has shown.
-    """
+    """Drop warnings in the block. Unlike catch_warnings, it forgets none that was shown."""
     filters: Any = warnings.filters
     dropping = ("ignore", None, Warning, None, 0)
     filters.insert(0, dropping)
@@ -107,10 +101,7 @@ OWN = frozenset(
 
 
 def fingerprint_of(run: "Run", session: "Session", processes: int) -> str:
-    """Return the digest (16 hex digits) of what a training declares, by which its sessions are comparable.
-
-    That is the model's class and shapes, the adapters, what learns, the optimizer with its groups, schedule and batch.
-    """
+    """Return the digest (16 hex digits) of the declared training, by which its sessions are comparable."""
     model, optimizer = session.model, getattr(session.optimizer, "optimizer", session.optimizer)
     settings = {
         **run.model_dump(mode="json", warnings=False, exclude=set(OWN)),
@@ -217,10 +208,7 @@ class Listener:
         )
 
     def look(self, kind: type[Record], call: Callable[[], Iterable[Record]]) -> None:
-        """Write what this finds out by passes of its own, between those of the training; else records are missing.
-
-        For what only the one who hears the training can call; all else is a probe's.
-        """
+        """Write what the listener finds by passes of its own, between those of the training; else a ProbeFailed."""
         if not self.listening or self._session is None:
             return
         try:

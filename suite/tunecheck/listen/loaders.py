@@ -1,7 +1,6 @@
 """What data loaders draw and what their workers deliver, recorded from the import of torch on.
 
-Of the script's own code only the lengths of its data set and sampler are called. Imports nothing that the program
-might not.
+Only the lengths of the script's data set and sampler are called. Imports nothing that the program might not.
 """
 
 import hashlib
@@ -96,10 +95,7 @@ def of_training() -> "Callable[[], RowsDrawn] | None":
 
 
 def content_of(dataset: Any) -> tuple[str, ...]:
-    """Return a digest of the first, middle and last row of each column of a data set that holds plain things.
-
-    A column is a list, a tuple or an array as long as the data set, in it or in one that it is a part of.
-    """
+    """Return a digest of three rows of each column: a list, tuple or array as long as the data set."""
     found = []
     for column in _columns(dataset):
         parts = list(parts_of([column[at] for at in (0, len(column) // 2, len(column) - 1)]))

@@ -1,9 +1,8 @@
 """A loop that is not ours and no Trainer's: plain PyTorch, accelerate, Lightning.
 
-Nothing announces its moments, so they are read off what every loop calls: the model's forward, `Tensor.backward`,
-`clip_grad_norm_`, the optimizer's step. A window is all micro-batches between two steps. What such a loop declares are
-its model, its optimizer and what its model is called with. This is loaded as torch is imported, and imports nothing
-that the program might not: what listens comes with the first forward pass that learns.
+Its moments are those that every loop has: the model's forward, `Tensor.backward`, `clip_grad_norm_`, the optimizer's
+step. A window is all micro-batches between two steps. This is loaded as torch is imported, and imports nothing that the
+program might not: the rest comes with the first forward pass that learns.
 """
 
 import atexit
@@ -36,8 +35,7 @@ if TYPE_CHECKING:
 MOST_NORM_ERROR = 1e-3
 """Of the norm that a loop clips by, against that of all gradients in float64."""
 MOST_LOOKS = 20
-"""Calls of modules, before an optimizer's first step, of which it is looked up whether an optimizer holds them: each
-look walks the interpreter's objects."""
+"""Modules whose optimizer is looked up before an optimizer's first step: each look walks the interpreter's objects."""
 
 
 class LoopHooks(StepMoments):
@@ -401,10 +399,10 @@ class LoopHooks(StepMoments):
                 self._stepped()
 
     def _see_other_tensors(self, optimizer: Any) -> None:
-        """Listen to a model that learns, and to this optimizer of other tensors, of which none has a gradient.
+        """Listen to a model that learns, and to this optimizer, whose tensors have no gradients.
 
-        It was made before the model was wrapped, copied or loaded anew. One whose tensors have gradients may be meant
-        to train these alone, such as a prompt before a model that nobody froze.
+        Such an optimizer was made before the model was wrapped, copied or reloaded. One whose tensors have gradients
+        may be meant to train these alone.
         """
         from tunecheck.listen.optimizers import optimizers_of
 
@@ -462,10 +460,7 @@ class LoopHooks(StepMoments):
             self._let_go()
 
     def _let_go(self) -> None:
-        """All steps that are listened to are done: nothing of the script's is hooked or held any more.
-
-        What it saves is still heard. How far it steps its schedules is known when the model is gone, or at the end.
-        """
+        """Release everything of the script's after the last step; its saves are still heard."""
         assert self.listener is not None
         self.listener.tried(self._tell_user_writes)
         self._unhook()

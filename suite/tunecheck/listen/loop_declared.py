@@ -1,7 +1,4 @@
-"""What a loop that is not ours declares: its model, and the groups of its optimizer.
-
-Imports torch; in the watched process only.
-"""
+"""What a loop declares: its model, and the groups of its optimizer. Imports torch."""
 
 from typing import Any
 
@@ -69,10 +66,7 @@ def run_of(model: Any, optimizer: Any, listener: Listener, autocast: torch.dtype
 
 
 def cast_within(model: Any, batch: Batch) -> torch.dtype | None:
-    """Return the dtype to which the model's own forward casts, as accelerate's does; None where it enters no autocast.
-
-    Asked of a forward pass of one token, in which the decoder sees it.
-    """
+    """Return the dtype to which the model's own forward casts, by a pass of one token; None without autocast."""
     seen: list[torch.dtype | None] = []
 
     def look(*_: Any) -> None:

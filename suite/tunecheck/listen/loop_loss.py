@@ -1,7 +1,7 @@
-"""Which loss a loop differentiates: its model's own, or a cross entropy of the logits that it takes itself.
+"""Which loss a loop differentiates: its model's own, or a cross entropy that the loop computes.
 
-The graph of the tensor tells. It leads to the model's loss, or to a negative log-likelihood whose scores are the
-model's logits, position by position; where it leads to the logits in another way, the loss is not known.
+The tensor's graph leads to the model's loss, or to a negative log-likelihood of the model's logits. Any other way to
+the logits makes the loss unknown.
 """
 
 from collections import deque
@@ -55,8 +55,7 @@ STRAIGHT = frozenset(
 VIEWS = "ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "UnsqueezeBackward0"
 REDUCTIONS = "none", "mean", "sum"
 MOST_DIFFERENCE = 1e-3
-"""Of log-likelihoods computed twice: logits in 16 bit are widened first, so that the same ones differ by the rounding
-of fp32 alone, and others (divided by a temperature, of another model) by far more."""
+"""Between log-likelihoods computed twice in fp32; other logits (of another temperature or model) differ by far more."""
 
 
 @dataclass(slots=True, eq=False)
@@ -75,10 +74,9 @@ class Pass:
         self.logits = next((tensor for tensor in tensors if tensor.ndim == 3), None)
 
     def placed(self, entropy: Any) -> torch.Tensor | None:
-        """Return what a negative log-likelihood compares these logits with: [rows, tokens + 1], each token at its
-        own place, one behind the logits that are to predict it.
+        """Return the labels of a negative log-likelihood, [rows, tokens + 1], each behind the logits that predict it.
 
-        It may be taken of all positions or of a stretch of them. None where its scores are not these logits.
+        It may cover a stretch of the positions. Return None if its scores are not these logits.
         """
         before = entropy.next_functions[0][0]
         while before is not None and before.name() in VIEWS:  # of scores with their classes second
@@ -148,10 +146,7 @@ class Loss:
 
 
 def not_followed(given: Mapping[str, Any], batch: Batch) -> dict[Premise, str]:
-    """Return the premises that a micro-batch of this form leaves open, with the reason.
-
-    `given` is what the model is called with. What it makes of a position that sees nothing is left to its kernels.
-    """
+    """Return the premises that this micro-batch leaves open, with the reason; the model was called with `given`."""
     own = given.get("attention_mask")
     if batch.sees is not None:
         return {Premise.ROWS_FOLLOWED: OWN_MASK}
@@ -215,10 +210,7 @@ def factor_of_mean(tensor: torch.Tensor) -> float | None:
 
 
 def another_kind(tensor: torch.Tensor, passes: Sequence[Pass]) -> str:
-    """Return why this is no mean or sum of cross entropies of these passes' logits; "" where it is one, however wrong.
-
-    What is computed of logits in another way is another loss on purpose: smoothed, weighed, distilled, with a penalty.
-    """
+    """Return why this is no cross entropy of these passes' logits, but another loss on purpose; "" where it is one."""
     losses = {each.loss.grad_fn for each in passes if each.loss is not None}
     logits = {each.logits.grad_fn for each in passes if each.logits is not None}
     waiting, seen = deque[Any]([tensor.grad_fn]), set[Any]()
@@ -262,10 +254,7 @@ class Divergences:
 
 
 def scores_given(tensor: torch.Tensor, divergences: Divergences) -> ScoresGiven:
-    """Return what the functions of this loss that expect scores are given: a softmax of probabilities is nearly flat.
-
-    Of a loss whose graph is large, the part that is nearest to it is looked at.
-    """
+    """Return what the loss's functions of scores are given: a softmax of probabilities is nearly flat."""
     functions, found = divergences.functions, divergences.of_probabilities[:1]
     waiting, seen = deque[Any]([tensor.grad_fn]), set[Any]()
     while waiting and len(seen) < MOST_NODES:

@@ -1,7 +1,4 @@
-"""The moments of an optimizer step that a Trainer and a loop have in common, told to the listener.
-
-loop.py loads this as torch is imported: it imports nothing that the program might not.
-"""
+"""The moments of an optimizer step that a Trainer and a loop share. Imports nothing that the program might not."""
 
 import math
 import time

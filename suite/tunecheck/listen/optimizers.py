@@ -43,10 +43,7 @@ def _plain(value: Any) -> Any:
 
 
 def adamw_settings(optimizer: Any, *, own: bool = False) -> tuple[dict[str, Any], str]:
-    """Return the settings of an AdamW's groups, as fields of a run's training; else nothing, and why.
-
-    With `own` each group's rate and decay are what it declares of its tensors itself.
-    """
+    """Return an AdamW's settings as fields of a run's training, or nothing and why; `own` rates may differ by group."""
     from tunecheck.runner.setup import optimizer_kind
 
     first, parts = optimizer.param_groups[0], getattr(optimizer, "parts", [optimizer])

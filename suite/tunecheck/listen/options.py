@@ -89,10 +89,7 @@ def new_trace_file(options: Options, number: int, rank: int) -> Path:
 
 
 def rank_and_processes() -> tuple[int, int]:
-    """Return this process's number and how many they are: torch.distributed's, where it has begun, else the launcher's.
-
-    A script that spawns its processes itself tells them their numbers by arguments, and the environment nothing.
-    """
+    """Return this process's rank and the number of processes: torch.distributed's, else the launcher's."""
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()

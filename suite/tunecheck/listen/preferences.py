@@ -1,7 +1,4 @@
-"""Answers of which a training is to prefer some: pairs, as a Trainer's micro-batch holds them, or rated ones.
-
-In the window's own tensors; in the watched process only.
-"""
+"""Preference pairs in a Trainer's micro-batches, and rated answers. In the watched process only."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -32,10 +29,7 @@ def _columns(dataset: Any) -> set[str]:
 
 
 def answers_rated(dataset: Any, given: Mapping[str, Any]) -> AnswersRated | None:
-    """Return the labels of a data set whose answers are rated one by one; None where they are not, or it cannot say.
-
-    `given` is a micro-batch: labels that it does not hold may be left over.
-    """
+    """Return the labels of answers that are rated one by one; None without, or where the data set cannot tell."""
     label = given.get("label")
     if "completion_mask" not in given and not any(name.startswith("completion_") for name in given):
         return None
@@ -45,11 +39,7 @@ def answers_rated(dataset: Any, given: Mapping[str, Any]) -> AnswersRated | None
 
 
 def pairs_of(step: int, micro_batches: Sequence[Mapping[str, Any]], rows: int | None) -> PairsGiven | None:
-    """Return how many pairs a window holds, and of how many both are alike; None where it holds none.
-
-    A micro-batch of twice as many rows as are declared has all the chosen ones before all the rejected ones, as TRL
-    joins them.
-    """
+    """Return the pairs of a window, and how many have equal answers; None without. TRL puts chosen answers first."""
     found = [pair for given in micro_batches if (pair := _halves(given, rows)) is not None]
     if not found:
         return None
@@ -73,10 +63,7 @@ def _answers(given: Mapping[str, Any], rows: int | None) -> Iterator[tuple[list[
 
 
 def _prompts_again(pairs: Sequence[tuple[list[int], list[int], list[int]]]) -> int:
-    """Return of how many pairs both answers begin with the whole prompt again, as whole conversations do.
-
-    A prompt without a beginning that all share may be that of a text or a function, which an answer may well take up.
-    """
+    """Return in how many pairs both answers repeat the prompt, where prompts share a template's beginning."""
     columns = list(zip(*(prompt for prompt, _, _ in pairs), strict=False))
     shared = next((at for at, tokens in enumerate(columns) if len({*tokens}) > 1), len(columns))
     if len(pairs) < 2 or shared < SHARED:

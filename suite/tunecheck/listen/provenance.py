@@ -1,7 +1,4 @@
-"""Where the tensors and rates of a model come from: loads, earlier trainings, LoRA+.
-
-They are recorded from the import of torch on. Imports nothing that the program might not.
-"""
+"""Where a model's tensors and rates come from: loads, earlier trainings, LoRA+. Imports nothing of its own."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -50,10 +47,7 @@ def loading(module: Any, state_dict: Mapping[str, Any], *_: Any, **__: Any) -> C
 
 
 def loads_of(model: Any) -> Iterator[tuple[Load, list[str]]]:
-    """Yield what was loaded last into each part of the model, with what was left out and would have fitted.
-
-    What a script has copied by itself since then is not left out.
-    """
+    """Yield the last load into each part of the model, and the tensors that fit but were left out and never copied."""
     for module in model.modules():
         if module not in _LOADS:
             continue
@@ -67,10 +61,7 @@ def loads_of(model: Any) -> Iterator[tuple[Load, list[str]]]:
 
 
 def _fitting(offered: Iterable[str], missing: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield each missing name with an offered one that differs from it by a prefix, or by one part within, alone.
-
-    A part within is peft's name of an adapter, say, which its files do not have.
-    """
+    """Yield each missing name with an offered one that differs by a prefix, or by one part: an adapter's name."""
     by_end: dict[str, list[str]] = {}
     held = set(offered)
     shortened = {rest: name for name in held for rest in _less_one_part(name)}
@@ -125,10 +116,7 @@ def lora_plus(
     loraplus_lr_embedding: float = 1e-6,
     **_: Any,
 ) -> Callable[[Any], None]:
-    """peft's create_loraplus_optimizer is called with these arguments. Return what notes the optimizer that it makes.
-
-    LoRA+ (arXiv 2402.12354) trains B at a multiple of A's rate; an adapter of an embedding has a rate of its own.
-    """
+    """Return what records the rates of LoRA+ (arXiv 2402.12354), by which B trains at a multiple of A's rate."""
 
     def made(optimizer: Any) -> None:
         declared: Declared = {}

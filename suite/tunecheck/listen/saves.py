@@ -1,7 +1,7 @@
-"""What a script does with a model that it trained: it merges adapters, and saves. Both are read back at once.
+"""What a script writes, merges and saves of a model that it trained. Imports torch; in the watched process only.
 
-A state dict that is written beside a config.json, under the name that `from_pretrained` looks for, is saved, too. The
-records become attempts of the training's own trace. Imports torch; in the watched process only.
+Tensors are known by their values, since libraries rename them. A saved or merged model is read back at once, as an
+attempt of the training's own trace.
 """
 
 import hashlib
@@ -61,9 +61,9 @@ _TELL_FILE: list[Callable[[FileWritten], None]] = []
 
 
 def watch(model: Any, tell: Callable[[Written | FileWritten], None]) -> None:
-    """Look from now on at what is written, and whether it is what this model has learned; `tell` is called with it.
+    """Look from now on at what is written of this model, and call `tell` with it.
 
-    Of several processes each tells the files that it writes, and the first one alone what is in them.
+    Each rank tells the files that it writes; only rank 0 tells what is in them.
     """
     learns = {name: p for name, p in model.named_parameters() if p.requires_grad}
     rank, processes = rank_and_processes()
@@ -142,10 +142,7 @@ class _Trained:
             self._tell(seen)
 
     def _of_base(self, held: Mapping[str, torch.Tensor]) -> int:
-        """Return how many of these are weights under adapters as they were before the training; 0 of a few of them.
-
-        Merging leaves those alone whose adapters have not moved.
-        """
+        """Return how many are weights under adapters from before the training; 0 for few: a merge may change none."""
         found = len(self._base & {value_of(tensor) for tensor in held.values()}) if self._base else 0
         return found if 2 * found > len(self._base) else 0
 

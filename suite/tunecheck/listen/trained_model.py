@@ -79,10 +79,7 @@ def shared_loaders() -> list[EvaluationRows]:
 
 
 def trained_whole(module: Any) -> tuple[Any, str]:
-    """Return the module that holds all that an optimizer of this one trains, or None and why there is none.
-
-    It is this one, or one around it that is never called itself, as Lightning's.
-    """
+    """Return the module, this or one around it, that holds all that its optimizer trains; or None and why not."""
     import torch
 
     if is_causal(module):

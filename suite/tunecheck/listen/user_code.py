@@ -1,7 +1,4 @@
-"""Where the script's own code takes part in its training: what it overrides, hands over, and where it trains.
-
-In the watched process only; a callable whose source cannot be found is left out.
-"""
+"""The script's own code in its training: overrides, callables, hooks, and the line that trains."""
 
 import dis
 import gc
@@ -69,10 +66,7 @@ def of_caller() -> Iterator[UserCode]:
 
 
 def _with_source(code: UserCode, value: Any) -> UserCode:
-    """Return the code with the lines of this function, class or frame, as many as a trace keeps around its line.
-
-    Raises OSError where they cannot be read.
-    """
+    """Return the code with the source lines around its line. Raises OSError where they cannot be read."""
     lines, first = inspect.getsourcelines(value)
     first = max(first, 1)  # a module begins with line 0
     begin = max(0, code.line - first - SOURCE_LINES // 2)
@@ -122,10 +116,7 @@ def _is_users(file: str) -> bool:
 
 
 def is_held(thing: Any, depth: int = 3, aside: frozenset[int] = frozenset()) -> bool:
-    """Return whether anything but our own code refers to this. It walks the interpreter's objects: 0.1 s and more.
-
-    A container is looked behind, up to this depth; `aside` are the addresses of what is looked with.
-    """
+    """Return whether anything but our own code refers to this, up to this depth of containers; 0.1 s and more."""
     holders = gc.get_referrers(thing)
     aside |= {id(holders)}
     for holder in holders:  # no generator, which would be a holder, too
@@ -150,10 +141,7 @@ TOKENS = 16
 
 
 def noise_by_hooks(model: Any) -> str:
-    """Return which hook of the script's own adds noise to the embeddings in training alone; "" where none does.
-
-    What changes the model's function in eval mode, too, or behind the embeddings, is judged as any other change of it.
-    """
+    """Return which hook of the script's own adds noise to the embeddings in training alone; "" without one."""
     embedding = model.get_input_embeddings()
     for hook in (*embedding._forward_pre_hooks.values(), *embedding._forward_hooks.values()):
         code = code_of("hook", hook)

@@ -1,8 +1,7 @@
-"""Trained weights that a loop's script writes between two steps of its optimizer, and the line that does.
+"""Trained weights that a loop's script writes in place between two optimizer steps, and the line that does.
 
-Slow weights are pulled after, weights are clipped, projected or averaged, noise is put on them: all by the script's own
-in-place operations. What a library writes (a state dict loaded, an initialisation, a merged adapter) is not of them,
-nor are values that a tensor had before: these undo what was learned. In the watched process only.
+Such writes pull slow weights, clip, project, average or add noise. Writes of libraries (loads, initialisations, merges)
+do not count, nor do values that a tensor had before. In the watched process only.
 """
 
 import sys
