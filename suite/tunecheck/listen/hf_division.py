@@ -5,7 +5,6 @@ ignores this number makes gradients too large. Division calls it again with othe
 """
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 
 from tunecheck.core.evidence import LossDivided
+from tunecheck.listen.loop_loss import graph_of
 from tunecheck.listen.user_code import overrides
 from tunecheck.training.restore import model_mode
 
@@ -107,15 +107,14 @@ def _twice_as_many(trainer: Any) -> Iterator[None]:
 
 def _has_factor(loss: torch.Tensor, micro_batches: int) -> bool:
     """Return whether the loss's graph begins with a factor or a divisor of this number, written out by the script."""
-    waiting = deque[Any]([loss.grad_fn])
-    while waiting:
-        node = waiting.popleft()
-        if node is None or node.name() not in OF_TERMS:
+    ends = set[Any]()
+    for node in graph_of(loss, ends):
+        if node.name() not in OF_TERMS:
+            ends.add(node)
             continue
         other = getattr(node, "_saved_other", None) if node.name() in FACTORS else None
         if isinstance(other, torch.Tensor) and other.numel() == 1:
             factor = abs(float(other))
             if any(math.isclose(factor, wanted, rel_tol=SAME) for wanted in (micro_batches, 1 / micro_batches)):
                 return True
-        waiting.extend(following for following, _ in node.next_functions)
     return False

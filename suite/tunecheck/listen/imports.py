@@ -184,19 +184,6 @@ def _hear_saves(owner: Any, name: str, function: str) -> Undo:
     return _tell(owner, name, before)
 
 
-def _wrap_lora(module: ModuleType) -> Undo:
-    return _hear_saves(module.LoraModel, "merge_and_unload", "merging")
-
-
-def _wrap_models(module: ModuleType) -> Undo:
-    return _hear_saves(module.PreTrainedModel, "save_pretrained", "saving")
-
-
-def _wrap_configurations(module: ModuleType) -> Undo:
-    kind = getattr(module, "PretrainedConfig", None) or module.PreTrainedConfig
-    return _hear_saves(kind, "save_pretrained", "describing")
-
-
 def hear_writes(owner: Any, name: str) -> Undo:
     """Have what this function writes to a file looked at: tensors by name, its first argument."""
     return _hear_saves(owner, name, "writing")
@@ -238,26 +225,22 @@ WRITERS = (
 )
 """Functions that write tensors, and the names by which libraries hold them."""
 SAVERS = {
-    "peft.tuners.lora.model": _wrap_lora,
-    "transformers.modeling_utils": _wrap_models,
-    "transformers.configuration_utils": _wrap_configurations,
+    "peft.tuners.lora.model": lambda module: _hear_saves(module.LoraModel, "merge_and_unload", "merging"),
+    "transformers.modeling_utils": lambda module: _hear_saves(module.PreTrainedModel, "save_pretrained", "saving"),
+    "transformers.configuration_utils": lambda module: _hear_saves(
+        getattr(module, "PretrainedConfig", None) or module.PreTrainedConfig, "save_pretrained", "describing"
+    ),
 }
 """Modules of the libraries that merge and save models to what hears it."""
 WRAPPED |= SAVERS
 WRAPPED["safetensors.torch"] = lambda module: hear_writes(module, "save_file")
 
 
-def _wrap_lora_plus(module: ModuleType) -> None:
-    from tunecheck.listen.provenance import lora_plus
+def _hear_peft(owner: Any, name: str, function: str) -> Undo:
+    from tunecheck.listen import provenance
 
-    _tell(module, "create_loraplus_optimizer", lora_plus)
-
-
-def _wrap_peft_models(module: ModuleType) -> None:
-    from tunecheck.listen.provenance import adapter_loading
-
-    _tell(module.PeftModel, "load_adapter", adapter_loading)
+    return _tell(owner, name, getattr(provenance, function))
 
 
-WRAPPED["peft.peft_model"] = _wrap_peft_models
-WRAPPED["peft.optimizers.loraplus"] = _wrap_lora_plus
+WRAPPED["peft.peft_model"] = lambda module: _hear_peft(module.PeftModel, "load_adapter", "adapter_loading")
+WRAPPED["peft.optimizers.loraplus"] = lambda module: _hear_peft(module, "create_loraplus_optimizer", "lora_plus")

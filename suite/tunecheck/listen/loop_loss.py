@@ -5,8 +5,9 @@ the logits makes the loss unknown.
 """
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -33,24 +34,8 @@ OF_SCORES = {
 """Functions that expect scores, or their logarithms, to those whose results are probabilities already."""
 MOST_NODES = 2000
 """Of a loss's graph that are looked at: its own functions are the first ones."""
-STRAIGHT = frozenset(
-    f"{name}Backward0"
-    for name in (
-        *(
-            "View",
-            "UnsafeView",
-            "ReshapeAlias",
-            "Unsqueeze",
-            "Squeeze",
-            "Slice",
-            "Select",
-            "Index",
-            "Transpose",
-            "Permute",
-        ),
-        *("Clone", "Alias", "ToCopy"),
-    )
-)
+_MOVES = "View UnsafeView ReshapeAlias Unsqueeze Squeeze Slice Select Index Transpose Permute Clone Alias ToCopy"
+STRAIGHT = frozenset(f"{name}Backward0" for name in _MOVES.split())
 """What selects, moves or casts scores, and computes nothing of them."""
 VIEWS = "ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "UnsqueezeBackward0"
 REDUCTIONS = "none", "mean", "sum"
@@ -158,25 +143,34 @@ def not_followed(given: Mapping[str, Any], batch: Batch) -> dict[Premise, str]:
     return {}
 
 
-def loss_of(tensor: torch.Tensor, passes: Sequence[Pass]) -> Loss:
-    """Return what this tensor is made of, of these passes."""
-    losses = {each.loss.grad_fn: each for each in passes if each.loss is not None}
-    logits = {each.logits.grad_fn: each for each in passes if each.logits is not None}
-    found, waiting, seen = Loss(), deque([tensor.grad_fn]), set[Any]()
+def graph_of(tensor: torch.Tensor, ends: Collection[Any] = ()) -> Iterator[Any]:
+    """Yield the functions of a tensor's graph, the nearest first; those of `ends`, to which one may add, end a way."""
+    waiting, seen = deque[Any]([tensor.grad_fn]), set[Any]()
     while waiting:
         node = waiting.popleft()
         if node is None or node in seen:
             continue
         seen.add(node)
+        yield node
+        if node not in ends:
+            waiting.extend(following for following, _ in node.next_functions)
+
+
+def loss_of(tensor: torch.Tensor, passes: Sequence[Pass]) -> Loss:
+    """Return what this tensor is made of, of these passes."""
+    losses = {each.loss.grad_fn: each for each in passes if each.loss is not None}
+    logits = {each.logits.grad_fn: each for each in passes if each.logits is not None}
+    found, ends = Loss(), {*losses, *logits}
+    for node in graph_of(tensor, ends):
         if node in losses:
             found.plain.append(losses[node])
         elif node in logits:
             found.others.append(logits[node])
         elif node.name() in ENTROPIES and (placed := _placed(node, passes)) is not None:
             found.entropies.append(placed)
+            ends.add(node)
         else:
             found.further |= not node.next_functions
-            waiting.extend(following for following, _ in node.next_functions)
     found.weighed = _weighed(tensor, [each.loss.grad_fn for each in found.plain if each.loss is not None])
     return found
 
@@ -192,16 +186,11 @@ def _weighed(tensor: torch.Tensor, losses: Sequence[Any]) -> bool:
 
 def factor_of_mean(tensor: torch.Tensor) -> float | None:
     """Return the factor with which a mean of cross entropies is in this loss; None where it holds not exactly one."""
-    waiting, seen, means = deque[Any]([tensor.grad_fn]), set[Any](), []
-    while waiting and len(seen) < MOST_NODES:
-        node = waiting.popleft()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
+    ends = set[Any]()
+    for node in islice(graph_of(tensor, ends), MOST_NODES):
         if node.name() in ENTROPIES:
-            means.append(node)
-        else:
-            waiting.extend(following for following, _ in node.next_functions)
+            ends.add(node)
+    means = list(ends)
     if len(means) != 1 or REDUCTIONS[means[0]._saved_reduction] != "mean":
         return None
     edge = torch.autograd.graph.GradientEdge(means[0], 0)
@@ -213,15 +202,14 @@ def another_kind(tensor: torch.Tensor, passes: Sequence[Pass]) -> str:
     """Return why this is no cross entropy of these passes' logits, but another loss on purpose; "" where it is one."""
     losses = {each.loss.grad_fn for each in passes if each.loss is not None}
     logits = {each.logits.grad_fn for each in passes if each.logits is not None}
-    waiting, seen = deque[Any]([tensor.grad_fn]), set[Any]()
-    while waiting:
-        node = waiting.popleft()
-        if node is None or node in seen or node in losses:
+    ends = set(losses)
+    for node in graph_of(tensor, ends):
+        if node in losses:
             continue
-        seen.add(node)
         if node in logits:
             return "it uses the logits outside cross_entropy"
         if node.name() in ENTROPIES:
+            ends.add(node)
             if (reduction := REDUCTIONS[node._saved_reduction]) == "none" or node._saved_weight is not None:
                 return f"its cross_entropy has reduction={reduction!r} or class weights"
             likelihoods = _straight_back(node.next_functions[0][0], logits)
@@ -230,8 +218,6 @@ def another_kind(tensor: torch.Tensor, passes: Sequence[Pass]) -> str:
                 return "its cross_entropy takes a function of the logits"
         elif not node.next_functions:
             return OUTSIDE_FORWARD
-        else:
-            waiting.extend(following for following, _ in node.next_functions)
     return ""
 
 
@@ -256,19 +242,13 @@ class Divergences:
 def scores_given(tensor: torch.Tensor, divergences: Divergences) -> ScoresGiven:
     """Return what the loss's functions of scores are given: a softmax of probabilities is nearly flat."""
     functions, found = divergences.functions, divergences.of_probabilities[:1]
-    waiting, seen = deque[Any]([tensor.grad_fn]), set[Any]()
-    while waiting and len(seen) < MOST_NODES:
-        node = waiting.popleft()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
+    for node in islice(graph_of(tensor), MOST_NODES):
         squashed = OF_SCORES.get(node.name())
         if squashed is not None:
             functions += 1
             given = _straight_back(node.next_functions[0][0], ())
             if given is not None and given.name() in squashed:
                 found.append(f"{_plainly(node)} of a {_plainly(given)}")
-        waiting.extend(following for following, _ in node.next_functions)
     return ScoresGiven(functions=functions, probabilities=tuple(found))
 
 

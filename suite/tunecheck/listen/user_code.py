@@ -18,17 +18,13 @@ from typing import Any
 from tunecheck.core.evidence import UserCode
 from tunecheck.training.restore import model_mode, random_state, uncached, without_dropout, without_repacking
 
-HANDED_OVER = (
-    "data_collator",
-    "formatting_func",
-    "compute_loss_func",
-    "compute_metrics",
-    "preprocess_logits_for_metrics",
-    "model_init",
+CALLABLES = (
+    *("data_collator", "formatting_func", "compute_loss_func"),
+    *("compute_metrics", "preprocess_logits_for_metrics", "model_init"),
 )
 """Attributes of a Trainer that hold a function of the script's."""
 LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-OWN = str(Path(__file__).parents[1])
+SUITE = str(Path(__file__).parents[1])
 DEFINITION = re.compile(r"\s*(async\s+def|def|class)\s")
 SOURCE_LINES, LINE_CHARACTERS = 400, 200
 """Most lines of a part whose source a trace keeps, and most characters of each."""
@@ -40,7 +36,7 @@ def of_trainer(trainer: Any) -> Iterator[UserCode]:
     held = [*vars(trainer).items(), *(item for kind in type(trainer).__mro__ for item in vars(kind).items())]
     overridden = {name: value for name, value in reversed(held) if hasattr(base, name) and callable(value)}
     found = [code_of(name, value) for name, value in overridden.items()]
-    found += [code_of(name, value) for name in HANDED_OVER if (value := getattr(trainer, name, None)) is not None]
+    found += [code_of(name, value) for name in CALLABLES if (value := getattr(trainer, name, None)) is not None]
     found += [code_of("callback", type(callback)) for callback in trainer.callback_handler.callbacks]
     yield from (code for code in found if code is not None)
     yield from of_caller()
@@ -111,7 +107,7 @@ def code_of(role: str, value: Any) -> UserCode | None:
 
 def _is_users(file: str) -> bool:
     path = str(Path(file).resolve()) if Path(file).exists() else ""
-    inside = any(path.startswith(f"{folder}/") for folder in (*LIBRARIES, OWN, sys.prefix))
+    inside = any(path.startswith(f"{folder}/") for folder in (*LIBRARIES, SUITE, sys.prefix))
     return bool(path) and not inside and "/site-packages/" not in path
 
 
@@ -132,7 +128,7 @@ CONTAINERS = dict, tuple, list, CellType, MethodType, partial
 
 def _is_ours(holder: Any) -> bool:
     if isinstance(holder, FrameType):
-        return holder.f_code.co_filename.startswith(OWN)
+        return holder.f_code.co_filename.startswith(SUITE)
     module = holder.__module__ if isinstance(holder, FunctionType) else type(holder).__module__
     return str(module).partition(".")[0] == "tunecheck"
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tunecheck.core.evidence import WrittenByScript
-from tunecheck.listen.user_code import OWN
+from tunecheck.listen.user_code import SUITE
 from tunecheck.training.hooks import Hooks
 
 CONVERTING = frozenset({"torch", "transformers", "peft", "accelerate", "bitsandbytes", "lightning", "trl"})
@@ -87,7 +87,7 @@ def _storage(tensor: torch.Tensor) -> int:
 def _line_of_script() -> str:
     """Return the file and line that called the operation; "" where a library did that converts weights."""
     frame = sys._getframe(1)
-    while frame.f_code.co_filename.startswith(OWN) or frame.f_globals.get("__name__") == "torch._tensor":
+    while frame.f_code.co_filename.startswith(SUITE) or frame.f_globals.get("__name__") == "torch._tensor":
         if frame.f_back is None:
             return ""
         frame = frame.f_back
