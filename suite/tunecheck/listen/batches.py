@@ -83,6 +83,11 @@ def named_inputs(inputs: Any) -> Mapping[str, Any]:
     return inputs if isinstance(inputs, Mapping) else {"rows": inputs}
 
 
+def inputs_of(args: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Return what a model is called with; transformers' first argument are the tokens."""
+    return {**{"input_ids" if at == 0 else f"argument {at}": value for at, value in enumerate(args)}, **given}
+
+
 def unknown_batch(inputs: Any, device: torch.device) -> Batch:
     """Return a micro-batch of which the rows and tokens are counted alone, for a model that is given anything else."""
     labels, mask = inputs.get("labels"), inputs.get("attention_mask")

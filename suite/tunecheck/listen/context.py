@@ -22,11 +22,25 @@ from tunecheck.results import Report, verdict_of
 from tunecheck.results.answers import read_ignored
 
 
-class Watch:
-    """A context in which one training is listened to; the report is there when it has ended."""
+class Heard:
+    """A training that was listened to: its report and what that says."""
 
     report: Report | None = None
-    """None until the block has ended."""
+    """None until the training has ended."""
+
+    @property
+    def verdict(self) -> str:
+        """pass, fail or inconclusive; the last also before the training has ended."""
+        return self.report.verdict if self.report is not None else "inconclusive"
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What each check concluded."""
+        return [finding for run in (self.report.runs if self.report else ()) for finding in run.findings]
+
+
+class Watch(Heard):
+    """A context in which one training is listened to; the report is there when it has ended."""
 
     def __init__(
         self,
@@ -111,13 +125,3 @@ class Watch:
         print_report(self.report, console)
         told = console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
         return told + rows_html(self.report, self.folder)
-
-    @property
-    def verdict(self) -> str:
-        """pass, fail or inconclusive; the last also before the block has ended."""
-        return self.report.verdict if self.report is not None else "inconclusive"
-
-    @property
-    def findings(self) -> list[Finding]:
-        """What each check concluded."""
-        return [finding for run in (self.report.runs if self.report else ()) for finding in run.findings]

@@ -14,6 +14,7 @@ from tunecheck.core.errors import Unsupported
 from tunecheck.core.evidence import EvaluationRows, EvaluationSeen, Logged, LossDivided
 from tunecheck.core.premises import Premise, opened
 from tunecheck.listen.batches import batch_of, named_inputs, unknown_batch
+from tunecheck.listen.division import Division
 from tunecheck.listen.hf_declared import (
     adds_to_loss,
     declared_optimizer,
@@ -22,7 +23,6 @@ from tunecheck.listen.hf_declared import (
     rows_per_micro_batch,
     session,
 )
-from tunecheck.listen.hf_division import Division
 from tunecheck.listen.hf_evaluation import WatchedEvaluation, rows_due, shared_rows
 from tunecheck.listen.listener import Listener
 from tunecheck.listen.loop_loss import OUTSIDE_FORWARD, Divergences, Pass, another_kind, not_followed, scores_given

@@ -81,10 +81,10 @@ def _unwarned() -> Iterator[None]:
         filters.remove(dropping)
 
 
-JUDGING = frozenset(
-    ("id", "sources", "open_premises", "presumed", "ignore", "strict")
-    + ("checks", "expected", "trained", "data", "evaluation", "probes")
-)
+JUDGING = {
+    *("id", "sources", "open_premises", "presumed", "ignore", "strict"),
+    *("checks", "expected", "trained", "data", "evaluation", "probes"),
+}
 """Keys of a watched run that say nothing of the training: its name, and how it is judged."""
 
 
@@ -92,7 +92,7 @@ def fingerprint_of(run: "Run", session: "Session", processes: int) -> str:
     """Return the digest (16 hex digits) of the declared training, by which its sessions are comparable."""
     model, optimizer = session.model, getattr(session.optimizer, "optimizer", session.optimizer)
     settings = {
-        **run.model_dump(mode="json", warnings=False, exclude=set(JUDGING)),
+        **run.model_dump(mode="json", warnings=False, exclude=JUDGING),
         "class": type(model.get_base_model() if hasattr(model, "get_base_model") else model).__name__,
         "learns": sorted((name, *p.shape) for name, p in model.named_parameters() if p.requires_grad),
         "optimizer": [type(optimizer).__name__, spelled_groups(optimizer)],

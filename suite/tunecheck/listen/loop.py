@@ -26,12 +26,16 @@ from tunecheck.training.hooks import Hooks, nothing, same_optimizer
 
 if TYPE_CHECKING:
     from tunecheck.listen.declared import WatchedRun
+    from tunecheck.listen.division import LoopDivision
     from tunecheck.listen.listener import Listener
     from tunecheck.listen.loop_loss import Divergences, Pass
     from tunecheck.listen.optimizers import Schedules
     from tunecheck.listen.options import Options
     from tunecheck.listen.user_writes import UserWrites
 
+NO_WHOLE_GRADIENT = "optimizers step within the backward pass, so the full gradient never exists"
+"""What LOMO (arXiv 2306.09782) does."""
+CLIPPED_IN_WINDOW = "gradients are clipped before the last backward pass of a step, and are not the sum over its rows"
 MOST_NORM_ERROR = 1e-3
 """Of the norm that a loop clips by, against that of all gradients in float64."""
 MOST_LOOKS = 20
@@ -51,9 +55,8 @@ class LoopHooks(StepMoments):
         self.passes: list[Pass] = []
         """Forward passes that nothing was differentiated of so far."""
         self.left_open: dict[Premise, str] = {}
-        self.factors: list[float | None] = []
-        """Of the first step's losses, the factor of each one's mean; None of a loss of another kind, or of no pass."""
-        self.forwards, self.inside = 0, False
+        self.division: LoopDivision | None = None
+        self.forwards = 0
         self.schedules: Schedules | None = None
         self.user_writes: UserWrites | None = None
         self.divergences: Divergences | None = None
@@ -61,7 +64,7 @@ class LoopHooks(StepMoments):
         """Own optimizers that have begun to step and not ended: of one around another both."""
         self.run: WatchedRun | None = None
         self.autocast: torch.dtype | None = None
-        self.differentiating = self.clipped = False
+        self.inside = self.differentiating = self.clipped = False
         self.differentiated = ""
         """How gradients were taken, where they were."""
         self.entry: Any = None
@@ -109,7 +112,6 @@ class LoopHooks(StepMoments):
 
     def _tell_user_writes(self) -> None:
         if self.listener is not None and self.user_writes is not None:
-            self.user_writes.end()
             self.listener.emit(*self.user_writes.record())
 
     def _failed(self, reason: str) -> None:
@@ -147,9 +149,7 @@ class LoopHooks(StepMoments):
         """The first call, with gradients, of a module that an optimizer trains finds the model."""
         if self.inside or not torch.is_grad_enabled() or self.model is not None:
             return
-        if not any(p.requires_grad for p in module.parameters()):
-            return
-        if not self.looks or module in self.parts:
+        if not self.looks or module in self.parts or not any(p.requires_grad for p in module.parameters()):
             return
         from tunecheck.listen.trained_model import is_causal, trained_whole
 
@@ -205,14 +205,13 @@ class LoopHooks(StepMoments):
         if not self.begun:
             self.window, self.passes, self.forwards, self.differentiating = [], [], 0, False
             self.step_begins(self.listener)
+        from tunecheck.listen.batches import inputs_of, unknown_batch
+        from tunecheck.listen.loop_loss import Pass
+
         if self.run.is_causal_lm:
-            from tunecheck.listen.loop_loss import Pass
-
-            self.passes.append(Pass(_by_name(args, given)))
+            self.passes.append(Pass(inputs_of(args, given)))
         else:
-            from tunecheck.listen.batches import unknown_batch
-
-            self.unknown = unknown_batch(_by_name(args, given), self._device())
+            self.unknown = unknown_batch(inputs_of(args, given), self._device())
             self.forwards += 1
 
     def on_returned(self, module: Any, args: Any, out: Any) -> None:
@@ -222,10 +221,10 @@ class LoopHooks(StepMoments):
 
     def _begin(self, args: Any, given: dict[str, Any]) -> bool:
         """Begin to listen, if there is an optimizer already; one made after the first forward waits for the second."""
-        from tunecheck.listen.batches import unknown_batch
+        from tunecheck.listen.batches import inputs_of, unknown_batch
         from tunecheck.listen.listener import Listener
         from tunecheck.listen.loop_declared import cast_within, objective_of, run_of
-        from tunecheck.listen.loop_loss import provisional
+        from tunecheck.listen.loop_loss import Divergences, provisional
         from tunecheck.listen.optimizers import Schedules, optimizers_of, together
         from tunecheck.listen.session import session_of
         from tunecheck.listen.trained_model import only_tokenizer, shared_loaders
@@ -237,9 +236,9 @@ class LoopHooks(StepMoments):
         self.optimizers = self.optimizers or optimizers_of(self.model)
         if not self.optimizers:
             return False
-        self.schedules = Schedules(self.optimizers)
+        self.schedules, self.divergences = Schedules(self.optimizers), Divergences()
         optimizer, objective = together(self.optimizers), objective_of(self.model)
-        batch = (unknown_batch if objective else provisional)(_by_name(args, given), self._device())
+        batch = (unknown_batch if objective else provisional)(inputs_of(args, given), self._device())
         self.listener = Listener(self.options)
         within = None if objective else cast_within(self.model, batch)
         self.run = run = run_of(self.model, optimizer, self.listener, within or self.autocast, objective)
@@ -256,35 +255,30 @@ class LoopHooks(StepMoments):
 
     def on_divergence(self, *given: Any, **named: Any) -> None:
         """A divergence is about to be computed."""
-        if self.begun and not self.step:
-            from tunecheck.listen.loop_loss import Divergences
-
-            self.divergences = self.divergences or Divergences()
+        if self.begun and not self.step and self.divergences is not None:
             self.divergences.called(*given, **named)
 
     def on_backward(self, tensor: torch.Tensor, *_: Any, **__: Any) -> None:
         """A loss is about to be differentiated: what it is made of is the window's."""
         self.differentiating, self.differentiated = True, "by backward"
         if self.clipped and self.listener is not None and any(p.grad is not None for p in self.model.parameters()):
-            from tunecheck.listen.trained_model import CLIPPED_IN_WINDOW
-
             self.clipped = False
             self.listener.left_open({Premise.GRADIENT_SUMMED: CLIPPED_IN_WINDOW})
         if not self.begun or self.done_backward or tensor.numel() != 1 or self.run is None:
             return
-        if not (self.step or self.window) and self.listener is not None:
-            from tunecheck.listen.loop_loss import Divergences, scores_given
+        from tunecheck.listen.division import LoopDivision
+        from tunecheck.listen.loop_loss import loss_of, scores_given
 
-            self.listener.emit(scores_given(tensor, self.divergences or Divergences()))
+        if not (self.step or self.window) and self.listener is not None and self.divergences is not None:
+            self.listener.emit(scores_given(tensor, self.divergences))
         if not self.run.is_causal_lm:
             # of losses whose gradients were cleared again, as those of a bad batch, nothing is left in the step
             self.losses = [tensor.detach()]
             self.window.append(self.unknown)
             if not self.step:
-                self._note_factor(tensor)
+                self.division = self.division or LoopDivision()
+                self.division.differentiates(tensor, self.model, own_pass=self.forwards == len(self.window))
             return
-        from tunecheck.listen.loop_loss import loss_of
-
         self.losses.append(tensor.detach())
         loss = loss_of(tensor, self.passes)
         for each in loss.passes:
@@ -292,14 +286,6 @@ class LoopHooks(StepMoments):
             self.window.append(batch)
             self.left_open |= left_open
         self.passes = [each for each in self.passes if each not in loss.passes]
-
-    def _note_factor(self, tensor: torch.Tensor) -> None:
-        """Note the factor of this loss's mean, where its gradients are added to those of the passes before."""
-        from tunecheck.listen.loop_loss import factor_of_mean
-
-        added = any(p.grad is not None and bool(p.grad.any()) for p in self.model.parameters())
-        own_pass = self.forwards == len(self.window)
-        self.factors.append(factor_of_mean(tensor) if own_pass and added == bool(self.factors) else None)
 
     def on_differentiated(self, *_: Any, **__: Any) -> None:
         """A loss was differentiated."""
@@ -321,8 +307,7 @@ class LoopHooks(StepMoments):
         dtypes = {p.grad.dtype for p in self.model.parameters() if p.grad is not None}
         rounding = max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
         if abs(float(norm) - self.own_norm) > max(MOST_NORM_ERROR, rounding) * self.own_norm:
-            why = "gradients are clipped in parts, or with another norm"
-            self.listener.left_open({Premise.CLIPPED_WHOLE: why})
+            self.listener.left_open({Premise.CLIPPED_WHOLE: "gradients are clipped in parts, or with another norm"})
 
     def on_step(self, optimizer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
         """An optimizer is about to step: with a closure the passes are yet to come, as in Lightning."""
@@ -346,8 +331,6 @@ class LoopHooks(StepMoments):
         """This optimizer's gradients are complete."""
         if self.begun and self._is_own(optimizer):
             if self.differentiating:
-                from tunecheck.listen.trained_model import NO_WHOLE_GRADIENT
-
                 self.left_open[Premise.GRADIENT_WHOLE] = NO_WHOLE_GRADIENT
             self._backward_end()
 
@@ -364,10 +347,10 @@ class LoopHooks(StepMoments):
     def _end_before(self, optimizer: Any) -> None:
         """Another training of the model begins, as that of a second call of the same function: this one is over."""
         assert self.listener is not None
-        kind = type(optimizer).__name__
-        why = f"from step {self.step} another {kind} trains the model: only earlier steps are judged"
+        why = (
+            f"from step {self.step} another {type(optimizer).__name__} trains the model: only earlier steps are judged"
+        )
         self.listener.left_open({Premise.TRAINED_SET_DECLARED: why})
-        self.listener.tried(self.listener.end_of_listening)
         self._let_go()
 
     def _backward_end(self) -> None:
@@ -423,16 +406,12 @@ class LoopHooks(StepMoments):
             self._stepped(applied=False)
 
     def _stepped(self, *, applied: bool = True) -> None:
-        from tunecheck.core.evidence import LossDivided
-
         assert self.listener is not None
         self.stop_clock()
-        several, counted = len(self.factors), {None if factor is None else round(factor, 4) for factor in self.factors}
-        if several > 1 and counted in ({1.0}, {round(1 / several, 4)}):
-            self.listener.emit(LossDivided(micro_batches=several, by="the loop" * (counted != {1.0})))
-        self.factors = []
-        self.begun, self.stepped, self.passes, self.stepping = False, [], [], 0
-        self.clipped = False
+        if self.division is not None:
+            self.listener.emit(*self.division.divided())
+            self.division = None
+        self.begun, self.clipped, self.stepped, self.passes, self.stepping = False, False, [], [], 0
         own = sum(batch.supervised_tokens for batch in self.window)
         self.step_ends(self.listener, supervised_tokens=own, applied=applied)
         self._remember()
@@ -456,31 +435,23 @@ class LoopHooks(StepMoments):
         from tunecheck.listen.user_code import is_held
 
         if not is_held(self.model):
-            self.listener.tried(self.listener.end_of_listening)
             self._let_go()
 
     def _let_go(self) -> None:
         """Release everything of the script's after the last step; its saves are still heard."""
         assert self.listener is not None
+        self.listener.tried(self.listener.end_of_listening)
         self.listener.tried(self._tell_user_writes)
         self._unhook()
         weakref.finalize(self.model, self.listener.tried, self._tell_schedule).atexit = False
         self.model = self.entry = self.user_writes = self.divergences = self.norm = None
         self.optimizers, self.window, self.losses, self.parts = [], [], [], WeakSet()
 
-    def _unstepped(self) -> str:
-        """Return what was seen of a model that learns without an optimizer, what is missing, and what to do."""
-        return (
-            f"a {self.kind} was called and differentiated ({self.differentiated}), but no torch optimizer stepped: "
-            "tunecheck cannot recognise hand-written updates; pass model.parameters() to an optimizer of torch.optim, "
-            "and call its step"
-        )
-
     def _remember(self) -> None:
         """Have what the script merges and saves of the model read back, from the first step on."""
         assert self.run is not None
+        assert self.listener is not None
         if self.step == 0 and self.run.is_causal_lm and self.window and rank_and_processes()[0] == 0:
-            assert self.listener is not None
             first = self.window[0]
             ids = first.input_ids[:1][:, first.attention_mask[0].bool()]
             self.listener.read_back_saves(self.model, ids, self._ours(self.listener.end_of_listening))
@@ -490,15 +461,15 @@ class LoopHooks(StepMoments):
         if self.listener is not None:
             return ""
         if not self.unheard:
-            return self._unstepped() if self.differentiated and self.kind else ""
+            seen = (
+                f"a {self.kind} was called and differentiated ({self.differentiated}), but no torch optimizer stepped: "
+                "tunecheck cannot recognise hand-written updates; pass model.parameters() to an optimizer of "
+                "torch.optim, and call its step"
+            )
+            return seen if self.differentiated and self.kind else ""
         if self.model is None:
             return f"{self.unheard} stepped, but {self.why or 'no module was called with gradients'}"
         return f"{self.unheard} stepped, but no optimizer holds parameters of the {type(self.model).__name__}"
-
-
-def _by_name(args: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """Return what a model is called with; transformers' first argument are the tokens."""
-    return {**{"input_ids" if at == 0 else f"argument {at}": value for at, value in enumerate(args)}, **given}
 
 
 _waiting: list[LoopHooks] = []

@@ -184,20 +184,6 @@ def _weighed(tensor: torch.Tensor, losses: Sequence[Any]) -> bool:
     return bool((factors.max() - factors.min()).abs() > MOST_DIFFERENCE * factors.abs().max())
 
 
-def factor_of_mean(tensor: torch.Tensor) -> float | None:
-    """Return the factor with which a mean of cross entropies is in this loss; None where it holds not exactly one."""
-    ends = set[Any]()
-    for node in islice(graph_of(tensor, ends), MOST_NODES):
-        if node.name() in ENTROPIES:
-            ends.add(node)
-    means = list(ends)
-    if len(means) != 1 or REDUCTIONS[means[0]._saved_reduction] != "mean":
-        return None
-    edge = torch.autograd.graph.GradientEdge(means[0], 0)
-    (factor,) = torch.autograd.grad(tensor, [edge], retain_graph=True)
-    return float(factor)
-
-
 def another_kind(tensor: torch.Tensor, passes: Sequence[Pass]) -> str:
     """Return why this is no cross entropy of these passes' logits, but another loss on purpose; "" where it is one."""
     losses = {each.loss.grad_fn for each in passes if each.loss is not None}

@@ -135,9 +135,6 @@ def model_of(model: Any) -> Model:
     return Model.model_construct(name=type(inner).__name__, parameters=parameters, architecture=unknown, sources=[])
 
 
-NO_WHOLE_GRADIENT = "optimizers step within the backward pass, so the full gradient never exists"
-"""What LOMO (arXiv 2306.09782) does."""
-CLIPPED_IN_WINDOW = "gradients are clipped before the last backward pass of a step, and are not the sum over its rows"
 _OWN_LOSSES = ("SFTTrainer",)
 """TRL's trainers whose loss is the mean over the supervised tokens."""
 

@@ -58,6 +58,7 @@ class UserWrites:
 
     def record(self) -> list[WrittenByScript]:
         """Return what was heard."""
+        self.end()
         lines = {name: line for name, line in self._lines.items() if name not in self._others}
         return [WrittenByScript(lines=lines)] if lines else []
 

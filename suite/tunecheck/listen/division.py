@@ -7,12 +7,13 @@ ignores this number makes gradients too large. Division calls it again with othe
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import torch
 
 from tunecheck.core.evidence import LossDivided
-from tunecheck.listen.loop_loss import graph_of
+from tunecheck.listen.loop_loss import ENTROPIES, MOST_NODES, REDUCTIONS, graph_of
 from tunecheck.listen.user_code import overrides
 from tunecheck.training.restore import model_mode
 
@@ -72,6 +73,41 @@ class Division:
         trainer = self._trainer
         with model_mode(trainer.model, False), torch.no_grad():
             return float(trainer.compute_loss(self._model, dict(given), num_items_in_batch=items))
+
+
+class LoopDivision:
+    """The losses of a loop's first window, of a model whose own code defines the loss."""
+
+    def __init__(self) -> None:
+        self._factors: list[float | None] = []
+        """Factor of the mean in each loss; None for a loss of another kind, or of no pass."""
+
+    def differentiates(self, tensor: torch.Tensor, model: Any, own_pass: bool) -> None:
+        """Note the factor of this loss's mean, if its gradients are added to those of the passes before."""
+        added = any(p.grad is not None and bool(p.grad.any()) for p in model.parameters())
+        self._factors.append(factor_of_mean(tensor) if own_pass and added == bool(self._factors) else None)
+
+    def divided(self) -> list[LossDivided]:
+        """Return who has divided the losses; nothing where nobody can tell."""
+        several = len(self._factors)
+        counted = {None if factor is None else round(factor, 4) for factor in self._factors}
+        if several > 1 and counted in ({1.0}, {round(1 / several, 4)}):
+            return [LossDivided(micro_batches=several, by="the loop" * (counted != {1.0}))]
+        return []
+
+
+def factor_of_mean(tensor: torch.Tensor) -> float | None:
+    """Return the factor with which a mean of cross entropies is in this loss; None where it holds not exactly one."""
+    ends = set[Any]()
+    for node in islice(graph_of(tensor, ends), MOST_NODES):
+        if node.name() in ENTROPIES:
+            ends.add(node)
+    means = list(ends)
+    if len(means) != 1 or REDUCTIONS[means[0]._saved_reduction] != "mean":
+        return None
+    edge = torch.autograd.graph.GradientEdge(means[0], 0)
+    (factor,) = torch.autograd.grad(tensor, [edge], retain_graph=True)
+    return float(factor)
 
 
 def _twice(value: Any) -> Any:
