@@ -85,8 +85,7 @@ class EngineHooks(StepMoments):
         if not self.listener.listening:
             return
         self.stop_clock()
-        supervised = sum(batch.supervised_tokens for batch in self.window)
-        self.step_ends(self.listener, supervised_tokens=supervised, applied=True)
+        self.step_ends(self.listener, applied=True)
         self.step, self.window = self.step + 1, []
         if not self.listener.listening:
             self.hooks.remove()

@@ -131,10 +131,8 @@ def adapted_modules(config: Any, linears: Iterable[str]) -> set[str]:
 
 def trained_tensors(model: Any, adapter: str, config: Any) -> tuple[frozenset[str], int | None]:
     """Enumerate the tensors that a LoraConfig trains, and count their elements; requires_grad is not read."""
-    linears = _linears(model)
-    head = model.get_output_embeddings()
-    if config.target_modules == "all-linear":
-        linears = {name: shape for name, (shape, module) in _with_modules(model).items() if module is not head}
+    head = model.get_output_embeddings() if config.target_modules == "all-linear" else None
+    linears = {name: shape for name, (shape, module) in _linears(model).items() if head is None or module is not head}
     sizes: dict[str, int] = {}
     lora = adapters_of(config, model)
     for module in adapted_modules(config, linears):
@@ -179,7 +177,7 @@ def learnt_tokens(config: Any) -> dict[str, list[int]]:
     return dict(given) if isinstance(given, dict) else {"embed_tokens": list(given)}
 
 
-def _with_modules(model: Any) -> dict[str, tuple[tuple[int, int], Any]]:
+def _linears(model: Any) -> dict[str, tuple[tuple[int, int], Any]]:
     """Return name to shape [out, in] and module of every linear of the base, adapted or not."""
     import torch
 
@@ -206,10 +204,6 @@ def _embeddings(model: Any) -> dict[str, tuple[int, int]]:
         for name, m in model.named_modules()
         if isinstance(m, torch.nn.Embedding)
     }
-
-
-def _linears(model: Any) -> dict[str, tuple[int, int]]:
-    return {name: shape for name, (shape, _) in _with_modules(model).items()}
 
 
 def _names(targets: Any, module: str) -> bool:

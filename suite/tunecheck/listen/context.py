@@ -2,11 +2,8 @@
 
 import io
 import sys
-import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,9 +13,9 @@ from tunecheck.core.finding import Finding
 from tunecheck.core.redaction import shown
 from tunecheck.listen.expectations import read_expectations
 from tunecheck.listen.imports import hear_script
-from tunecheck.listen.launch import new_folder, rows_of
+from tunecheck.listen.launch import new_folder, reporting, rows_of
 from tunecheck.listen.options import Options, from_environment
-from tunecheck.results import Report, verdict_of
+from tunecheck.results import Report
 from tunecheck.results.answers import read_ignored
 
 
@@ -76,7 +73,7 @@ class Watch(Heard):
         self._stack = ExitStack()
 
     def __enter__(self) -> "Watch":
-        self._started, self._clock = datetime.now(UTC), time.monotonic()
+        self._reported = reporting(self._options.command)
         if from_environment() is None:  # the command hears saves of the whole process
             self._stack.callback(hear_script())
         if self._trainer is not None:
@@ -97,14 +94,7 @@ class Watch(Heard):
     ) -> None:
         self._stack.__exit__(kind, error, trace)
         rows = rows_of(self.folder, self._options, 0)
-        report = Report(
-            started_at=self._started.isoformat(timespec="seconds"),
-            seconds=time.monotonic() - self._clock,
-            verdict=verdict_of(rows, interrupted=isinstance(error, KeyboardInterrupt)),
-            command=self._options.command,
-            runs=tuple(rows),
-        )
-        self.report = report if error is None else replace(report, interrupted=isinstance(error, KeyboardInterrupt))
+        self.report = self._reported(rows, isinstance(error, KeyboardInterrupt))
         if self._tell:
             from rich.console import Console
 

@@ -218,7 +218,10 @@ class Described:
             checks={},
             presumed=self.presumed,
             **{"drops": self.drops, **others},
-            **placeholders(),
+            # sections that another's training does not have
+            data=Data.model_construct(name="the training's own", template="", max_length=64),
+            evaluation=Evaluate.model_construct(splits=[], at=[], rows=0, batch_size=1),
+            probes=Probes.model_construct(oracle_steps=[0, 1], directional_gradient=False),
         )
 
 
@@ -438,15 +441,6 @@ def model_of(model: Any, parameters: int | None) -> Model:
     return Model.model_construct(
         name=Path(name).name, parameters=parameters, architecture=architecture_of(model.config), sources=[]
     )
-
-
-def placeholders() -> dict[str, Any]:
-    """Return the sections of a run that a training of another's does not have."""
-    return {
-        "data": Data.model_construct(name="the training's own", template="", max_length=64),
-        "evaluation": Evaluate.model_construct(splits=[], at=[], rows=0, batch_size=1),
-        "probes": Probes.model_construct(oracle_steps=[0, 1], directional_gradient=False),
-    }
 
 
 def base_parameters(model: Any) -> int:

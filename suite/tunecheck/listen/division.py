@@ -80,10 +80,9 @@ class LoopDivision:
 
     def __init__(self) -> None:
         self._factors: list[float | None] = []
-        """Factor of the mean in each loss; None for a loss of another kind, or of no pass."""
 
     def differentiates(self, tensor: torch.Tensor, model: Any, own_pass: bool) -> None:
-        """Note the factor of this loss's mean, if its gradients are added to those of the passes before."""
+        """Note the factor of this loss's mean; None for another kind of loss, or gradients that are not added."""
         added = any(p.grad is not None and bool(p.grad.any()) for p in model.parameters())
         self._factors.append(factor_of_mean(tensor) if own_pass and added == bool(self._factors) else None)
 

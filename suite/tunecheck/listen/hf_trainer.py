@@ -114,7 +114,7 @@ class TrainerHooks(StepMoments, TrainerCallback):
         hooks.function(trainer, "compute_loss", before=self.before_loss, after=self.on_loss)
         self.later.function(trainer, "evaluate", before=self.evaluation_begins, after=self.evaluation_ends)
         self.later.function(trainer, "prediction_step", before=self.on_prediction)
-        hooks.function(accelerator, "unscale_gradients", after=self.on_unscaled)
+        hooks.function(accelerator, "unscale_gradients", after=lambda *_, **__: self.backward_end())
         hooks.function(accelerator, "clip_grad_norm_", after=self.on_clipped)
         if self.listener.ends_early:
             keep_out_of_its_folders(trainer, self.listener.options)
@@ -186,10 +186,6 @@ class TrainerHooks(StepMoments, TrainerCallback):
         if self.listener.listening and not self.replaying:
             self.losses.append(result.detach())
 
-    def on_unscaled(self, *_: Any, **__: Any) -> None:
-        """The window's gradients are complete."""
-        self.backward_end()
-
     def on_clipped(self, result: Any, *_: Any, **__: Any) -> None:
         """The gradients are clipped."""
         self.norm = result
@@ -253,11 +249,12 @@ class TrainerHooks(StepMoments, TrainerCallback):
     def _step_begin(self, state: Any, kwargs: dict[str, Any]) -> None:
         if self.first is not None and not self.listener.listening:
             return
+        given, model = [named_inputs(inputs) for inputs in self.samples], self.trainer.model
         if self.first is None:
-            self.objective = self._objective()
-        known, device = unknown_batch if self.objective else batch_of, device_of(self.trainer.model)
-        given = [named_inputs(inputs) for inputs in self.samples]
-        self.window = [known(inputs, device) for inputs in given]
+            known = is_transformers(model)
+            self.objective = other_objective(model, given, type(self.trainer)) if known else own_objective(model)
+        read, device = unknown_batch if self.objective else batch_of, device_of(model)
+        self.window = [read(inputs, device) for inputs in given]
         if self.begun:
             raise Unsupported("an accumulation window continues in the next epoch")  # transformers before 4.46
         if self.first is None:
@@ -281,12 +278,6 @@ class TrainerHooks(StepMoments, TrainerCallback):
         for inputs, batch in zip(given, self.window, strict=True):
             self.listener.left_open(not_followed(inputs, batch))
         self.step_begins(self.listener)
-
-    def _objective(self) -> str:
-        model = self.trainer.model
-        known = is_transformers(model)
-        given = [named_inputs(inputs) for inputs in self.samples]
-        return other_objective(model, given, type(self.trainer)) if known else own_objective(model)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The gradients are as the optimizer will see them."""
@@ -315,10 +306,9 @@ class TrainerHooks(StepMoments, TrainerCallback):
             return
         self.stop_clock()
         skipped = bool(getattr(self.trainer.accelerator, "optimizer_step_was_skipped", False))
-        own = sum(batch.supervised_tokens for batch in self.window)
         # a model that takes no further arguments is not given the number, so that it divides by none
         given = getattr(self.trainer, "model_accepts_loss_kwargs", True) or self.trainer.compute_loss_func is not None
-        counted = int(self.items) if given and self.items is not None else own
+        counted = int(self.items) if given and self.items is not None else None
         self.step_ends(self.listener, supervised_tokens=counted, applied=not skipped)
         if not self.listener.listening:
             self.hooks.remove()

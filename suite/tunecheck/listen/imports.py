@@ -224,7 +224,7 @@ WRITERS = (
     ("peft.peft_model", "safe_save_file"),
 )
 """Functions that write tensors, and the names by which libraries hold them."""
-SAVERS = {
+SAVERS: dict[str, Callable[[ModuleType], Undo]] = {
     "peft.tuners.lora.model": lambda module: _hear_saves(module.LoraModel, "merge_and_unload", "merging"),
     "transformers.modeling_utils": lambda module: _hear_saves(module.PreTrainedModel, "save_pretrained", "saving"),
     "transformers.configuration_utils": lambda module: _hear_saves(

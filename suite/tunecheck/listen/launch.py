@@ -46,18 +46,7 @@ def watch(
 
     `early` gets the report of the first steps while the command goes on; if it returns True, the command is ended.
     """
-    started, clock = datetime.now(UTC), time.monotonic()
-
-    def report_of(rows: Sequence[RunReport], interrupted: bool) -> Report:
-        return Report(
-            started_at=started.isoformat(timespec="seconds"),
-            seconds=time.monotonic() - clock,
-            verdict=verdict_of(rows, interrupted),
-            command=f"tunecheck watch -- {options.command}",
-            interrupted=interrupted,
-            runs=tuple(rows),
-        )
-
+    reported = reporting(f"tunecheck watch -- {options.command}")
     folder = Path(options.folder)
     try:
         folder.mkdir(0o700, parents=True, exist_ok=True)  # it holds what the command printed
@@ -71,7 +60,7 @@ def watch(
 
     def tell(so_far: Path) -> None:
         nonlocal to_end
-        to_end = early(report_of(rows_of(so_far, options, 0), interrupted=False))
+        to_end = early(reported(rows_of(so_far, options, 0), False))
 
     first = Early(options, tell)
 
@@ -84,7 +73,20 @@ def watch(
     if not options.twice:  # what ran beforehand was heard by the first process alone
         merge_ranks(options)
     rehearsal.append_to(trace_file(options, 1, 0))
-    return report_of(rows_of(folder, options, status), status in INTERRUPTED), status
+    return reported(rows_of(folder, options, status), status in INTERRUPTED), status
+
+
+def reporting(command: str) -> Callable[[Sequence[RunReport], bool], Report]:
+    """Return what makes the report of a session that begins now, from its rows and whether it was interrupted."""
+    started, clock = datetime.now(UTC), time.monotonic()
+    return lambda rows, interrupted: Report(
+        started_at=started.isoformat(timespec="seconds"),
+        seconds=time.monotonic() - clock,
+        verdict=verdict_of(rows, interrupted),
+        command=command,
+        interrupted=interrupted,
+        runs=tuple(rows),
+    )
 
 
 def new_folder() -> Path:

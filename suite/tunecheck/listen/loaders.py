@@ -142,7 +142,11 @@ def delivering(iterator: Any) -> Callable[[Any], None] | None:
         _ROUNDS[iterator] = []
         _KEPT.append((iterator._num_workers, _ROUNDS[iterator]))
     noted = _ROUNDS[iterator]
-    return (lambda batch: noted.append(_digest(batch))) if len(noted) < MOST_BATCHES else None
+
+    def delivered(batch: Any) -> None:
+        noted.append(hashlib.sha256(b"".join(parts_of(batch))).hexdigest())
+
+    return delivered if len(noted) < MOST_BATCHES else None
 
 
 def rounds_of_workers() -> Iterator[tuple[int, list[list[str]]]]:
@@ -150,13 +154,6 @@ def rounds_of_workers() -> Iterator[tuple[int, list[list[str]]]]:
     while _KEPT:
         workers, digests = _KEPT.pop(0)
         yield workers, [digests[at : at + workers] for at in range(0, len(digests) - workers + 1, workers)]
-
-
-def _digest(batch: Any) -> str:
-    found = hashlib.sha256()
-    for part in parts_of(batch):
-        found.update(part)
-    return found.hexdigest()
 
 
 def parts_of(batch: Any) -> Iterator[bytes]:

@@ -347,9 +347,8 @@ class LoopHooks(StepMoments):
     def _end_before(self, optimizer: Any) -> None:
         """Another training of the model begins, as that of a second call of the same function: this one is over."""
         assert self.listener is not None
-        why = (
-            f"from step {self.step} another {type(optimizer).__name__} trains the model: only earlier steps are judged"
-        )
+        kind = type(optimizer).__name__
+        why = f"from step {self.step} another {kind} trains the model: only earlier steps are judged"
         self.listener.left_open({Premise.TRAINED_SET_DECLARED: why})
         self._let_go()
 
@@ -412,8 +411,7 @@ class LoopHooks(StepMoments):
             self.listener.emit(*self.division.divided())
             self.division = None
         self.begun, self.clipped, self.stepped, self.passes, self.stepping = False, False, [], [], 0
-        own = sum(batch.supervised_tokens for batch in self.window)
-        self.step_ends(self.listener, supervised_tokens=own, applied=applied)
+        self.step_ends(self.listener, applied=applied)
         self._remember()
         self.step += 1
         if not self.listener.listening:
@@ -431,9 +429,9 @@ class LoopHooks(StepMoments):
     def _drop(self) -> None:
         if self.listener is None or (references := sys.getrefcount(self.model)) >= self.references:
             return
-        self.references = references
         from tunecheck.listen.user_code import is_held
 
+        self.references = references
         if not is_held(self.model):
             self._let_go()
 
@@ -449,9 +447,9 @@ class LoopHooks(StepMoments):
 
     def _remember(self) -> None:
         """Have what the script merges and saves of the model read back, from the first step on."""
-        assert self.run is not None
-        assert self.listener is not None
-        if self.step == 0 and self.run.is_causal_lm and self.window and rank_and_processes()[0] == 0:
+        if self.listener is None or self.run is None or not self.run.is_causal_lm:
+            return
+        if self.step == 0 and self.window and rank_and_processes()[0] == 0:
             first = self.window[0]
             ids = first.input_ids[:1][:, first.attention_mask[0].bool()]
             self.listener.read_back_saves(self.model, ids, self._ours(self.listener.end_of_listening))

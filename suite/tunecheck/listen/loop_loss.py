@@ -166,7 +166,9 @@ def loss_of(tensor: torch.Tensor, passes: Sequence[Pass]) -> Loss:
             found.plain.append(losses[node])
         elif node in logits:
             found.others.append(logits[node])
-        elif node.name() in ENTROPIES and (placed := _placed(node, passes)) is not None:
+        elif node.name() in ENTROPIES and (
+            placed := next(((each, node, at) for each in passes if (at := each.placed(node)) is not None), None)
+        ):
             found.entropies.append(placed)
             ends.add(node)
         else:
@@ -247,13 +249,6 @@ def _straight_back(node: Any, logits: Collection[Any]) -> Any:
     while node is not None and node not in logits and node.name() in STRAIGHT:
         node = node.next_functions[0][0]
     return node
-
-
-def _placed(entropy: Any, passes: Sequence[Pass]) -> tuple[Pass, Any, torch.Tensor] | None:
-    for each in passes:
-        if (labels := each.placed(entropy)) is not None:
-            return each, entropy, labels
-    return None
 
 
 def _no_mean(entropy: Any) -> str:

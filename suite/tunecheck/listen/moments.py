@@ -49,14 +49,15 @@ class StepMoments:
         listener.backward_end(self.step)
         self.since = time.perf_counter()
 
-    def step_ends(self, listener: "Listener", *, supervised_tokens: int, applied: bool) -> None:
-        """Tell the listener what the step came to."""
+    def step_ends(self, listener: "Listener", *, applied: bool, supervised_tokens: int | None = None) -> None:
+        """Tell the listener what the step came to, with the number of tokens that the training counts itself."""
+        own = sum(batch.supervised_tokens for batch in self.window)
         step = Step(
             step=self.step,
             loss=float(sum(self.losses)),
             learning_rate=self.rate,
             gradient_norm=self.own_norm if self.norm is None else float(self.norm),
-            supervised_tokens=supervised_tokens,
+            supervised_tokens=own if supervised_tokens is None else supervised_tokens,
             tokens=sum(batch.tokens for batch in self.window),
             applied=applied,
             seconds=self.seconds,

@@ -43,7 +43,8 @@ def pairs_of(step: int, micro_batches: Sequence[Mapping[str, Any]], rows: int | 
     found = [pair for given in micro_batches if (pair := _halves(given, rows)) is not None]
     if not found:
         return None
-    alike = [bool((one == other).all()) for chosen, rejected in found for one, other in _rows(chosen, rejected)]
+    as_long = [pair for pair in found if pair[0].shape == pair[1].shape]  # these alone may be alike
+    alike = [bool((one == other).all()) for pair in as_long for one, other in zip(*pair, strict=True)]
     pairs = sum(len(chosen) for chosen, _ in found)
     again = _prompts_again([half for given in micro_batches for half in _answers(given, rows)])
     return PairsGiven(step=step, pairs=pairs, alike=sum(alike), prompts_again=again)
@@ -83,8 +84,3 @@ def _halves(given: Mapping[str, Any], rows: int | None) -> tuple[Any, Any] | Non
         return given["chosen_input_ids"], given["rejected_input_ids"]
     ids = given.get("input_ids")
     return (ids[:rows], ids[rows:]) if ids is not None and rows is not None and len(ids) == 2 * rows else None
-
-
-def _rows(chosen: Any, rejected: Any) -> list[tuple[Any, Any]]:
-    """Return the pairs of which both are as long, which alone may be alike."""
-    return list(zip(chosen, rejected, strict=True)) if chosen.shape == rejected.shape else []

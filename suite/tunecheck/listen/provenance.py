@@ -30,17 +30,20 @@ def loading(module: Any, state_dict: Mapping[str, Any], *_: Any, **__: Any) -> C
     if not state_dict:
         return None
 
+    def shape(tensor: Any) -> Any:
+        return getattr(tensor, "shape", None)
+
     def loaded(result: Any) -> None:
         unexpected, missing = set(getattr(result, "unexpected_keys", ())), getattr(result, "missing_keys", ())
         load = Load(type(module).__name__, len(state_dict), len(state_dict) - len(unexpected & state_dict.keys()))
         if unexpected:
             tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
             pairs = _fitting(unexpected, [name for name in missing if name in tensors])
-            fits = {name: other for name, other in pairs if _shape(state_dict[other]) == _shape(tensors[name])}
+            fits = {name: other for name, other in pairs if shape(state_dict[other]) == tensors[name].shape}
             if not load.taken or len(fits) >= LARGE_SHARE * load.offered:
                 load.fits = {name: (other, _value(state_dict[other])) for name, other in fits.items()}
             if not load.taken:
-                load.values = frozenset(_value(tensor) for tensor in state_dict.values() if _shape(tensor) is not None)
+                load.values = frozenset(_value(tensor) for tensor in state_dict.values() if shape(tensor) is not None)
         _LOADS.setdefault(module, []).append(load)
 
     return loaded
@@ -82,10 +85,6 @@ def _less_one_part(name: str) -> Iterator[str]:
     """Yield the name without each of its parts but the last."""
     parts = name.split(".")
     yield from (".".join([*parts[:at], *parts[at + 1 :]]) for at in range(len(parts) - 1))
-
-
-def _shape(tensor: Any) -> Any:
-    return getattr(tensor, "shape", None)
 
 
 def _value(tensor: Any) -> str:

@@ -94,13 +94,8 @@ def session_of(
         loss=_not_ours,
         evaluate=_not_ours,
         merge=_not_ours,
-        **{"save_adapter": save_pretrained, **others},
+        **{"save_adapter": lambda own, folder: own.model.save_pretrained(str(folder)), **others},
     )
-
-
-def save_pretrained(session: Session, folder: Path) -> None:
-    """Save the adapter as peft does."""
-    session.model.save_pretrained(str(folder))
 
 
 def _not_ours(*_: Any) -> Any:

@@ -160,7 +160,7 @@ def other_objective(model: Any, micro_batches: Sequence[Mapping[str, Any]], trai
 
 def other_model(model: Any) -> str:
     """Return why this model of transformers is no causal language model; "" where it may be one."""
-    kind = _plain_class(model)
+    kind = type(model.get_base_model() if hasattr(model, "get_base_model") else model).__name__
     if any(getattr(config, "is_prompt_learning", False) for config in getattr(model, "peft_config", {}).values()):
         return f"peft prepends virtual tokens to the rows of the {kind}"
     if getattr(model.config, "is_encoder_decoder", False):
@@ -169,12 +169,6 @@ def other_model(model: Any) -> str:
     if task and task not in ("CausalLM", "ConditionalGeneration"):
         return f"{kind} is not a causal language model"
     return ""
-
-
-def _plain_class(model: Any) -> str:
-    """Return the name of the class under peft's."""
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return type(inner).__name__
 
 
 def _is_input(name: str, value: Any) -> bool:
