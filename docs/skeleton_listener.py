@@ -7,16 +7,16 @@ wraps `Engine.fit` in `listening`, as `_wrap_trainer` wraps `Trainer.train` (CON
 
 from __future__ import annotations
 
-import time
 from contextlib import contextmanager
 
-from tunecheck.core.evidence import Step
 from tunecheck.core.premises import Premise
-from tunecheck.listen.any_model import device_of
-from tunecheck.listen.groups import highest_rate
+from tunecheck.listen.batches import batch_of, unknown_batch
 from tunecheck.listen.listener import Listener
-from tunecheck.listen.loop_run import objective_of, run_of
-from tunecheck.listen.session import batch_of, norm_of_gradients, session_of, unknown_batch
+from tunecheck.listen.loop_declared import objective_of, run_of
+from tunecheck.listen.moments import StepMoments
+from tunecheck.listen.optimizers import highest_rate
+from tunecheck.listen.session import session_of
+from tunecheck.listen.trained_model import device_of
 from tunecheck.listen.user_code import of_caller
 from tunecheck.training.hooks import Hooks
 
@@ -37,13 +37,14 @@ def listening(engine, options):
         listener.close()
 
 
-class EngineHooks:
+class EngineHooks(StepMoments):
     """The moments of an engine, handed to the listener: `begin` once, then three calls for each step."""
 
     def __init__(self, engine, listener):
+        super().__init__()
         self.engine, self.listener = engine, listener
         self.hooks = Hooks(listener.failed)
-        self.step, self.window, self.losses, self.begun, self.since = 0, [], [], False, 0.0
+        self.run = None
 
     def attach(self):
         """Wrap methods of this one engine, never of its class."""
@@ -55,16 +56,14 @@ class EngineHooks:
         model, device = self.engine.model, device_of(self.engine.model)
         objective = objective_of(model)  # why rows and loss are not those of a causal language model
         batch = (unknown_batch if objective else batch_of)(inputs, device)
-        if not self.begun:
-            self.begun = True
-            run = run_of(model, self.engine.optimizer, self.listener, None, objective)
-            session = session_of(run, model, [batch], optimizer=self.engine.optimizer)
-            known = Premise.UPDATE_RULE_KNOWN not in run.open_premises
+        if self.run is None:
+            self.run = run_of(model, self.engine.optimizer, self.listener, None, objective)
+            session = session_of(self.run, model, [batch], optimizer=self.engine.optimizer)
+            known = Premise.UPDATE_RULE_KNOWN not in self.run.open_premises
             self.listener.begin(session, "AdamW" if known else "")
             self.listener.emit(*of_caller())  # the line of the user's code that trains
         if self.listener.listening and not self.window:
-            self.since = time.perf_counter()
-            self.listener.step_begin(self.step, self.window)
+            self.step_begins(self.listener)
         self.window.append(batch)
 
     def on_loss(self, loss, *_):
@@ -74,22 +73,19 @@ class EngineHooks:
     def on_gradients(self):
         """The window's gradients are complete, unscaled and not yet clipped."""
         if self.listener.listening:
-            self.rate, self.norm = highest_rate(self.engine.optimizer), norm_of_gradients(self.engine.model)
-            self.listener.tell_rate(self.rate)
-            self.listener.backward_end(self.step)
+            self.gradients_complete(self.listener, self.engine.model)
+
+    def present_rate(self):
+        """Return the rate of the present step."""
+        self.rate = highest_rate(self.engine.optimizer)
+        return self.rate
 
     def on_updated(self, *_):
         """The optimizer has stepped. After the last step that is listened to, nothing is hooked any more."""
         if not self.listener.listening:
             return
-        self.listener.step_end(
-            Step(
-                step=self.step, loss=float(sum(self.losses)), learning_rate=self.rate, gradient_norm=self.norm,
-                supervised_tokens=sum(batch.supervised_tokens for batch in self.window),
-                tokens=sum(batch.tokens for batch in self.window),
-                applied=True, seconds=time.perf_counter() - self.since,
-            )
-        )  # fmt: skip
-        self.step, self.window, self.losses = self.step + 1, [], []
+        self.stop_clock()
+        self.step_ends(self.listener, applied=True)
+        self.step, self.window = self.step + 1, []
         if not self.listener.listening:
             self.hooks.remove()

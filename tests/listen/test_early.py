@@ -13,8 +13,8 @@ from process_traces import heard
 from tunecheck.cli import main
 from tunecheck.core import evidence as e
 from tunecheck.core.trace import encode, read
-from tunecheck.listen import early
-from tunecheck.listen.early import Early
+from tunecheck.listen import launch
+from tunecheck.listen.launch import Early
 from tunecheck.listen.options import trace_file
 from tunecheck.results.rejudge import judged_again
 
@@ -106,7 +106,7 @@ def test_a_pass_ends_nothing(tmp_path):
 @pytest.fixture
 def at_once(monkeypatch):
     """A window that is over is judged at once."""
-    monkeypatch.setattr(early, "SETTLED_SECONDS", 0.0)
+    monkeypatch.setattr(launch, "SETTLED_SECONDS", 0.0)
 
 
 def window_over(folder, rank):

@@ -10,7 +10,7 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tunecheck.listen import exports
+from tunecheck.listen import saves
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 IDS = torch.arange(12)[None]
@@ -26,13 +26,13 @@ def small():
 def heard(model):
     """The list that gets what is found of its saves."""
     seen = []
-    exports.remember(model, lambda purpose, device, seconds, record: seen.append(record), IDS)
+    saves.remember(model, lambda purpose, device, seconds, record: seen.append(record), IDS)
     return seen
 
 
 def save(model, folder, **given):
     """As the hook of save_pretrained has it."""
-    after = exports.saving(model, folder, **given)
+    after = saves.saving(model, folder, **given)
     model.save_pretrained(folder, **given)
     if after is not None:
         after(None)
@@ -42,11 +42,11 @@ def save_by_hand(model, folder, prefix):
     """Weights first, as many scripts do, and the configuration after them."""
     state = {f"{prefix}{name}": tensor.clone() for name, tensor in model.state_dict().items()}
     path = Path(folder) / "model.safetensors"
-    after = exports.writing(state, path)
+    after = saves.writing(state, path)
     save_file(state, path, metadata={"format": "pt"})
     after(None)
     model.config.save_pretrained(folder)
-    exports.described(folder)
+    saves.describing(model.config, folder)(None)
 
 
 @pytest.mark.parametrize(("prefix", "same"), [("", True), ("module.", False), ("_orig_mod.", False)])
@@ -69,8 +69,8 @@ def test_an_average_and_a_file_elsewhere_are_the_scripts_own(tmp_path):
     state = {name: tensor * 0.9 for name, tensor in model.state_dict().items()}
 
     save(model, tmp_path, state_dict=state)
-    assert exports.writing(model.state_dict(), tmp_path / "mine.pt") is None
-    assert exports.writing(state, tmp_path / "model.safetensors") is None
+    assert saves.writing(model.state_dict(), tmp_path / "mine.pt") is None
+    assert saves.writing(state, tmp_path / "model.safetensors") is None
     assert seen == []
 
 
@@ -81,7 +81,7 @@ def test_alike_saves_are_read_twice(tmp_path):
     for step in range(4):
         save(model, tmp_path / str(step))
 
-    assert len(seen) == exports.MOST_READ
+    assert len(seen) == saves.MOST_READ
 
 
 def test_a_base_saved_with_its_adapters_in_place_does_not_load(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tunecheck.listen.learning import Learning
+from tunecheck.listen.listener import Learning
 
 
 def names(model):

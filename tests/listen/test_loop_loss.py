@@ -8,6 +8,7 @@ from torch.nn.functional import cross_entropy, log_softmax, nll_loss
 
 from tunecheck.checks import CHECKS
 from tunecheck.core.premises import Premise
+from tunecheck.listen.batches import batch_of
 from tunecheck.listen.loop_loss import (
     FROM_PADDING,
     FURTHER,
@@ -19,7 +20,6 @@ from tunecheck.listen.loop_loss import (
     loss_of,
     not_followed,
 )
-from tunecheck.listen.session import batch_of
 from tunecheck.training.data import IGNORED
 
 CPU = torch.device("cpu")

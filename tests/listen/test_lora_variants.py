@@ -8,7 +8,7 @@ from footprint import watch_probes
 from transformers import Trainer
 
 from benchmarks.scripts.script import TARGETS, Script, judged
-from tunecheck.listen.adapters import own_variant
+from tunecheck.listen.adapters import adapter_variant
 from tunecheck.listen.loop_loss import OUTSIDE_FORWARD
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the script's libraries' own
@@ -50,4 +50,4 @@ def test_a_penalty_beside_the_forward_pass_is_no_wrong_gradient(tmp_path):
 def test_lora_and_dora_are_known(dora):
     """The formula of both is held against what they compute."""
     model, _ = Script(lora={**SETTINGS, "use_dora": dora}).model_and_tokenizer()
-    assert own_variant(model) == ""
+    assert adapter_variant(model) == ""

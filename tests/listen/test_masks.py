@@ -3,8 +3,8 @@
 import torch
 
 from tunecheck.core.premises import Premise
+from tunecheck.listen.batches import batch_of
 from tunecheck.listen.loop_loss import not_followed
-from tunecheck.listen.session import batch_of
 from tunecheck.probes.oracle import _documents
 from tunecheck.training.data import IGNORED, Batch
 

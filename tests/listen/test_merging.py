@@ -13,9 +13,9 @@ from tunecheck.core import evidence as e
 from tunecheck.core.finding import Status
 from tunecheck.core.snapshot import A_LOOP
 from tunecheck.core.trace import read
-from tunecheck.listen.exports import append
-from tunecheck.listen.merging import merge_ranks
+from tunecheck.listen.launch import merge_ranks
 from tunecheck.listen.options import trace_file
+from tunecheck.listen.saves import append
 from tunecheck.results.rejudge import judged_again
 
 

@@ -12,7 +12,7 @@ from benchmarks.scripts.script import MODEL
 from tunecheck.checks import CHECKS
 from tunecheck.core.finding import Status
 from tunecheck.core.trace import read
-from tunecheck.listen import any_model
+from tunecheck.listen import trained_model
 from tunecheck.listen.loop import LoopHooks
 from tunecheck.listen.options import Options
 
@@ -79,5 +79,5 @@ def test_the_only_tokenizer_of_a_process_is_the_loops(tokenizer, monkeypatch):
     """Copies are the same one; of two that differ nobody knows which."""
     other = AutoTokenizer.from_pretrained(MODEL, pad_token="</s>")
     for held, found in (([], None), ([object(), tokenizer, tokenizer], tokenizer), ([tokenizer, other], None)):
-        monkeypatch.setattr(any_model.gc, "get_objects", lambda held=held: held)
-        assert any_model.only_tokenizer() is found
+        monkeypatch.setattr(trained_model.gc, "get_objects", lambda held=held: held)
+        assert trained_model.only_tokenizer() is found

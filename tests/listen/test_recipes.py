@@ -17,10 +17,10 @@ from tunecheck.config import find_run, load_run
 from tunecheck.core.evidence import BaseFidelity, RanksScored
 from tunecheck.core.finding import Status
 from tunecheck.listen.adapters import ranks_given, ranks_scored
-from tunecheck.listen.any_model import is_causal, trained_whole
-from tunecheck.listen.loop_run import cast_within
-from tunecheck.listen.session import batch_of
-from tunecheck.listen.user_code import own_modules
+from tunecheck.listen.batches import batch_of
+from tunecheck.listen.loop_declared import cast_within
+from tunecheck.listen.trained_model import is_causal, trained_whole
+from tunecheck.listen.user_code import user_modules
 from tunecheck.probes.fidelity import _untied_head
 from tunecheck.probes.reference.measures import live_tensors
 
@@ -140,10 +140,10 @@ def test_what_stands_around_a_frozen_model_and_learns_alone_is_what_is_trained(m
 
 def test_modules_that_the_script_puts_in_are_its_own(model):
     """Those of transformers and torch are not."""
-    assert own_modules(model) == []
+    assert user_modules(model) == []
     layer = model.model.layers[0].self_attn
     layer.q_proj = Passing(layer.q_proj)
-    assert own_modules(model) == ["Passing"]
+    assert user_modules(model) == ["Passing"]
 
 
 def test_adalora_leaves_the_loss_unjudged():

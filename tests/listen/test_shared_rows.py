@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from torch.utils.data import DataLoader
 
-from tunecheck.listen import any_model
+from tunecheck.listen import trained_model
 from tunecheck.listen.hf_evaluation import shared_rows
 
 
@@ -71,6 +71,6 @@ ROWS, OTHERS = [*range(12)], [*range(4)]
 def test_one_data_set_for_training_and_evaluation(loaders, found, monkeypatch):
     """A loop's loaders tell, where one shuffles and another does not."""
     held = [DataLoader(rows, batch_size=2, shuffle=shuffle) for rows, shuffle in loaders]
-    monkeypatch.setattr(any_model.gc, "get_objects", lambda: [object(), *held])
+    monkeypatch.setattr(trained_model.gc, "get_objects", lambda: [object(), *held])
 
-    assert [(seen.rows, seen.among, seen.trained) for seen in any_model.shared_loaders()] == found
+    assert [(seen.rows, seen.among, seen.trained) for seen in trained_model.shared_loaders()] == found

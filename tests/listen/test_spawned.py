@@ -7,8 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tunecheck.listen.options import Options, new_trace_file
-from tunecheck.listen.ranks import rank_and_processes
+from tunecheck.listen.options import Options, new_trace_file, rank_and_processes
 
 
 def distributed(*, begun):

@@ -1,7 +1,4 @@
-"""What a peft LoraConfig declares: the adapters' settings, and by enumeration the tensors that they train.
-
-Imports torch; in the watched process only.
-"""
+"""The adapters and trained tensors that a peft LoraConfig declares. Imports torch."""
 
 import re
 from collections.abc import Iterable
@@ -60,7 +57,7 @@ def is_lora(config: Any) -> bool:
     return _kind(config) == "LORA"
 
 
-def own_variant(model: Any) -> str:
+def adapter_variant(model: Any) -> str:
     """Return peft's variant by which an adapted layer computes otherwise than LoRA and DoRA; "" without one."""
     held = (kind for module in model.modules() for kind in getattr(module, "lora_variant", {}).values())
     names = (type(kind).__name__ for kind in held if kind is not None)
@@ -68,10 +65,7 @@ def own_variant(model: Any) -> str:
 
 
 def ranks_given(config: Any) -> dict[Premise, str]:
-    """Return the premises that adapters whose ranks are allocated while they train leave open, with the reason.
-
-    AdaLoRA (arXiv 2303.10512) adds a penalty to the loss, and sets singular values to 0 between the steps.
-    """
+    """Return the premises that AdaLoRA leaves open (arXiv 2303.10512), with the reason."""
     if _kind(config) != "ADALORA":
         return {}
     added = "AdaLoRA adds a penalty to the loss"
@@ -136,14 +130,9 @@ def adapted_modules(config: Any, linears: Iterable[str]) -> set[str]:
 
 
 def trained_tensors(model: Any, adapter: str, config: Any) -> tuple[frozenset[str], int | None]:
-    """Return the names of the tensors that a LoraConfig has trained, and the number of their elements.
-
-    Enumerated from the base's linears and the configuration alone: which tensors require a gradient is not asked.
-    """
-    linears = _linears(model)
-    head = model.get_output_embeddings()
-    if config.target_modules == "all-linear":
-        linears = {name: shape for name, (shape, module) in _with_modules(model).items() if module is not head}
+    """Enumerate the tensors that a LoraConfig trains, and count their elements; requires_grad is not read."""
+    head = model.get_output_embeddings() if config.target_modules == "all-linear" else None
+    linears = {name: shape for name, (shape, module) in _linears(model).items() if head is None or module is not head}
     sizes: dict[str, int] = {}
     lora = adapters_of(config, model)
     for module in adapted_modules(config, linears):
@@ -188,7 +177,7 @@ def learnt_tokens(config: Any) -> dict[str, list[int]]:
     return dict(given) if isinstance(given, dict) else {"embed_tokens": list(given)}
 
 
-def _with_modules(model: Any) -> dict[str, tuple[tuple[int, int], Any]]:
+def _linears(model: Any) -> dict[str, tuple[tuple[int, int], Any]]:
     """Return name to shape [out, in] and module of every linear of the base, adapted or not."""
     import torch
 
@@ -215,10 +204,6 @@ def _embeddings(model: Any) -> dict[str, tuple[int, int]]:
         for name, m in model.named_modules()
         if isinstance(m, torch.nn.Embedding)
     }
-
-
-def _linears(model: Any) -> dict[str, tuple[int, int]]:
-    return {name: shape for name, (shape, _) in _with_modules(model).items()}
 
 
 def _names(targets: Any, module: str) -> bool:

@@ -6,18 +6,13 @@ from typing import Any
 from transformers import Trainer, TrainerCallback
 
 from tunecheck.core.errors import SuiteError
-from tunecheck.core.finding import Finding
-from tunecheck.listen.context import Watch
+from tunecheck.listen.context import Heard, Watch
 from tunecheck.listen.problems import say
-from tunecheck.results import Report
 from tunecheck.training.hooks import located
 
 
-class WatchCallback(TrainerCallback):
-    """Listens from the beginning of a training to its end; the report is there when it has ended.
-
-    A training that raises ends without it: a callback is not told. The context manager is.
-    """
+class WatchCallback(Heard, TrainerCallback):
+    """Listens to a Trainer's training. After a training that raises it has no report; the context manager has one."""
 
     def __init__(self, **given: Any) -> None:
         self._given = given
@@ -25,6 +20,7 @@ class WatchCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin to listen."""
+        self.report = None
         try:
             self._watch = Watch(_calling_trainer(), **self._given)
             self._watch.__enter__()
@@ -38,21 +34,7 @@ class WatchCallback(TrainerCallback):
         """Judge what was heard."""
         if self._watch is not None:
             self._watch.__exit__(None, None, None)
-
-    @property
-    def report(self) -> Report | None:
-        """None until the training has ended."""
-        return self._watch.report if self._watch is not None else None
-
-    @property
-    def verdict(self) -> str:
-        """pass, fail or inconclusive; the last also before the training has ended."""
-        return self._watch.verdict if self._watch is not None else "inconclusive"
-
-    @property
-    def findings(self) -> list[Finding]:
-        """What each check concluded."""
-        return self._watch.findings if self._watch is not None else []
+            self.report = self._watch.report
 
     def __enter__(self) -> Any:
         raise SuiteError("watch: pass a trainer or a model, as in tunecheck.watch(trainer)")

@@ -2,11 +2,8 @@
 
 import io
 import sys
-import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,17 +13,31 @@ from tunecheck.core.finding import Finding
 from tunecheck.core.redaction import shown
 from tunecheck.listen.expectations import read_expectations
 from tunecheck.listen.imports import hear_script
-from tunecheck.listen.launch import new_folder, rows_of
+from tunecheck.listen.launch import new_folder, reporting, rows_of
 from tunecheck.listen.options import Options, from_environment
-from tunecheck.results import Report, verdict_of
+from tunecheck.results import Report
 from tunecheck.results.answers import read_ignored
 
 
-class Watch:
-    """A context in which one training is listened to; the report is there when it has ended."""
+class Heard:
+    """A training that was listened to: its report and what that says."""
 
     report: Report | None = None
-    """None until the block has ended."""
+    """None until the training has ended."""
+
+    @property
+    def verdict(self) -> str:
+        """pass, fail or inconclusive; the last also before the training has ended."""
+        return self.report.verdict if self.report is not None else "inconclusive"
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What each check concluded."""
+        return [finding for run in (self.report.runs if self.report else ()) for finding in run.findings]
+
+
+class Watch(Heard):
+    """A context in which one training is listened to; the report is there when it has ended."""
 
     def __init__(
         self,
@@ -62,7 +73,7 @@ class Watch:
         self._stack = ExitStack()
 
     def __enter__(self) -> "Watch":
-        self._started, self._clock = datetime.now(UTC), time.monotonic()
+        self._reported = reporting(self._options.command)
         if from_environment() is None:  # the command hears saves of the whole process
             self._stack.callback(hear_script())
         if self._trainer is not None:
@@ -83,14 +94,7 @@ class Watch:
     ) -> None:
         self._stack.__exit__(kind, error, trace)
         rows = rows_of(self.folder, self._options, 0)
-        report = Report(
-            started_at=self._started.isoformat(timespec="seconds"),
-            seconds=time.monotonic() - self._clock,
-            verdict=verdict_of(rows, interrupted=isinstance(error, KeyboardInterrupt)),
-            command=self._options.command,
-            runs=tuple(rows),
-        )
-        self.report = report if error is None else replace(report, interrupted=isinstance(error, KeyboardInterrupt))
+        self.report = self._reported(rows, isinstance(error, KeyboardInterrupt))
         if self._tell:
             from rich.console import Console
 
@@ -111,13 +115,3 @@ class Watch:
         print_report(self.report, console)
         told = console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
         return told + rows_html(self.report, self.folder)
-
-    @property
-    def verdict(self) -> str:
-        """pass, fail or inconclusive; the last also before the block has ended."""
-        return self.report.verdict if self.report is not None else "inconclusive"
-
-    @property
-    def findings(self) -> list[Finding]:
-        """What each check concluded."""
-        return [finding for run in (self.report.runs if self.report else ()) for finding in run.findings]

@@ -1,7 +1,6 @@
-"""What a training that is not ours declares, as a run: its arguments, adapters, quantisation, model and optimizer.
+"""The run that a training's own objects declare: model, adapters, quantisation and optimizer. Imports torch.
 
-Each expectation is read off an object that the training itself made, and `sources` says which. What no object declares
-is not judged; `open_premises` says why. Imports torch; in the watched process only.
+`sources` names the object of each expectation, `open_premises` the reason why a check is not judged.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,20 +14,19 @@ from tunecheck.core.errors import Unsupported
 from tunecheck.core.optimization import learning_rate
 from tunecheck.core.premises import Premise, opened
 from tunecheck.core.snapshot import A_LOOP
-from tunecheck.listen import any_model, noted
+from tunecheck.listen import provenance, trained_model
 from tunecheck.listen.adapters import (
     ADAPTER,
     WatchedLora,
+    adapter_variant,
     adapters_of,
     is_lora,
-    own_variant,
     ranks_given,
     trained_tensors,
 )
 from tunecheck.listen.expectations import EXPECTATIONS
-from tunecheck.listen.own_hooks import noise_by_hooks
-from tunecheck.listen.ranks import rank_and_processes
-from tunecheck.listen.user_code import departure, own_modules
+from tunecheck.listen.options import rank_and_processes
+from tunecheck.listen.user_code import departure, noise_by_hooks, user_modules
 from tunecheck.models.adapters import Quantization
 from tunecheck.models.description import Architecture, Model
 from tunecheck.models.layer_names import attention_of, stacked_layers
@@ -220,14 +218,17 @@ class Described:
             checks={},
             presumed=self.presumed,
             **{"drops": self.drops, **others},
-            **placeholders(),
+            # sections that another's training does not have
+            data=Data.model_construct(name="the training's own", template="", max_length=64),
+            evaluation=Evaluate.model_construct(splits=[], at=[], rows=0, batch_size=1),
+            probes=Probes.model_construct(oracle_steps=[0, 1], directional_gradient=False),
         )
 
 
 def described(model: Any) -> tuple[Described, dict[Premise, str], dict[str, str]]:
     """Return what the model declares, the premises that it leaves open with the reason, and what was read where."""
     config = sole_adapter(model)
-    variant = own_variant(model)
+    variant = adapter_variant(model)
     lora = adapters_of(config, model) if is_lora(config) and not variant else None
     parameters = dict(model.named_parameters())
     left_open = {Premise.DTYPES_DECLARED: "no object declares the dtype of each part"}
@@ -247,18 +248,18 @@ def described(model: Any) -> tuple[Described, dict[Premise, str], dict[str, str]
     if elements is None:
         left_open[Premise.COUNT_DECLARED] = "no object declares the number of trained parameters"
     left_open |= ranks_given(config)
-    if own := own_modules(model):
+    if own := user_modules(model):
         for premise in (Premise.BASE_UNWRITTEN, Premise.TRAINED_UNWRITTEN):
-            left_open[premise] = f"{any_model.BY_ITS_CODE[premise]}: the model holds its own {own[0]}"
+            left_open[premise] = f"{trained_model.BY_ITS_CODE[premise]}: the model holds its own {own[0]}"
     init = getattr(config, "init_lora_weights", True)
     noise = noise_by_hooks(model)
     left_open |= opened((Premise.LOSS_REPEATABLE, Premise.FORWARD_REPEATABLE), noise)
     if lora is not None and getattr(config, "target_parameters", None):
         why = "tunecheck does not enumerate the adapters of LoraConfig.target_parameters"
         left_open[Premise.ADAPTERS_ENUMERATED] = why
-    elif lora is not None and noted.adapters_loaded(model):
+    elif lora is not None and provenance.adapters_loaded(model):
         left_open[Premise.ADAPTERS_FRESH] = "the adapters were loaded, not created"
-    elif lora is not None and noted.trained_before(model, adapters=True):
+    elif lora is not None and provenance.trained_before(model, adapters=True):
         left_open[Premise.ADAPTERS_FRESH] = "an earlier training of this process trained the adapters"
     elif lora is not None and init is not True:
         left_open[Premise.ADAPTERS_FRESH] = f"LoraConfig.init_lora_weights = {init!r} selects another initialisation"
@@ -268,7 +269,7 @@ def described(model: Any) -> tuple[Described, dict[Premise, str], dict[str, str]
         left_open[Premise.BASE_FROM_FILE] = moves
     if variant:
         left_open[Premise.BASE_FROM_FILE] = f"peft's {variant} may move a part of the base into the adapters"
-    if noted.trained_before(model, adapters=False):
+    if provenance.trained_before(model, adapters=False):
         left_open[Premise.BASE_FROM_FILE] = "an earlier training of this process trained the base"
     if quantization_of(model) is None and getattr(model.config, "quantization_config", None) is not None:
         left_open[Premise.BASE_PLAIN] = "tunecheck does not know the quantisation of the base"
@@ -319,10 +320,7 @@ def described(model: Any) -> tuple[Described, dict[Premise, str], dict[str, str]
 
 
 def drawn_heads(model: Any, folder: Path) -> frozenset[str]:
-    """Return the tensors of a classifier's head that are in no file of the base: drawn at random, they are to learn.
-
-    A copy that peft keeps in modules_to_save learns instead of its original, an adapter instead of its base.
-    """
+    """Return the tensors of a classifier's head that no file of the base holds: a training must learn them."""
     from tunecheck.probes.reference.weight_file import WeightFile, file_name
 
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -350,7 +348,7 @@ def described_by_itself(model: Any) -> tuple[Described, dict[Premise, str], dict
     refuse_shards(parameters.values())
     trained = frozenset(name for name, parameter in parameters.items() if parameter.requires_grad)
     found = Described(
-        model=any_model.model_of(model),
+        model=trained_model.model_of(model),
         strategy="full" if len(trained) == len(parameters) else "partial",
         lora=None,
         quantization=None,
@@ -360,7 +358,7 @@ def described_by_itself(model: Any) -> tuple[Described, dict[Premise, str], dict
         drops=any(True for _ in dropouts(model)),
         presumed={},
     )
-    return found, dict(any_model.BY_ITS_CODE), {"model": f"{type(model).__name__}.named_parameters()"}
+    return found, dict(trained_model.BY_ITS_CODE), {"model": f"{type(model).__name__}.named_parameters()"}
 
 
 def refuse_shards(parameters: Iterable[Any]) -> None:
@@ -443,15 +441,6 @@ def model_of(model: Any, parameters: int | None) -> Model:
     return Model.model_construct(
         name=Path(name).name, parameters=parameters, architecture=architecture_of(model.config), sources=[]
     )
-
-
-def placeholders() -> dict[str, Any]:
-    """Return the sections of a run that a training of another's does not have."""
-    return {
-        "data": Data.model_construct(name="the training's own", template="", max_length=64),
-        "evaluation": Evaluate.model_construct(splits=[], at=[], rows=0, batch_size=1),
-        "probes": Probes.model_construct(oracle_steps=[0, 1], directional_gradient=False),
-    }
 
 
 def base_parameters(model: Any) -> int:

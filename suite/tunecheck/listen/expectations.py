@@ -1,7 +1,7 @@
 """What `--expect KEY=VALUE` adds to what a training's objects declare. Standard library only.
 
-A key is a line of the table: how its value is read, which checks it opens, and what it does to the run. A key that
-opens no other check is judged by `as_expected`.
+Each key states how to read its value, which checks it opens, and what it does to the run. `as_expected` judges a key
+that opens no other check.
 """
 
 import difflib

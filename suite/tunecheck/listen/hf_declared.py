@@ -12,12 +12,11 @@ from tunecheck.core.evidence import Rates, ScheduleTaken, Window
 from tunecheck.core.premises import Premise, opened
 from tunecheck.core.reading import read_json
 from tunecheck.core.trace import read
-from tunecheck.listen import declared, noted
-from tunecheck.listen.any_model import device_of, dtype_of, is_transformers
-from tunecheck.listen.groups import groups_of
-from tunecheck.listen.loop_schedule import made_for
-from tunecheck.listen.pairs import declares_pairs, declares_ratings
+from tunecheck.listen import declared, provenance
+from tunecheck.listen.optimizers import adamw_settings, made_for
+from tunecheck.listen.preferences import declares_pairs, declares_ratings
 from tunecheck.listen.session import session_of
+from tunecheck.listen.trained_model import device_of, dtype_of, is_transformers
 from tunecheck.training.session import Session
 
 ADAMW_ARGUMENTS = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
@@ -34,7 +33,7 @@ def declared_rates(hooks: Any) -> Rates | None:
     trainer = hooks.trainer
     optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
     own = type(trainer).create_optimizer.__module__.startswith("transformers.")
-    wanted = noted.declared_for(optimizer)
+    wanted = provenance.declared_rates_of(optimizer)
     if wanted is None and own and not hooks.own_optimizer and declared_optimizer(trainer):
         rate = float(trainer.args.learning_rate), f"{type(trainer.args).__name__}.learning_rate"
         wanted = dict.fromkeys((name for name, _ in trainer.model.named_parameters()), rate)
@@ -51,10 +50,7 @@ def declared_rates(hooks: Any) -> Rates | None:
 
 
 def declared_schedule(trainer: Any, state: Any) -> list[ScheduleTaken]:
-    """Return how long the Trainer's schedule and its warm-up last, beside the training; nothing in several processes.
-
-    accelerate steps a schedule once for each process.
-    """
+    """Return how long the schedule and its warm-up last; [] for several processes, which step it once each."""
     schedule = getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)  # accelerate's is one around another
     if trainer.args.world_size > 1 or schedule is None:
         return []
@@ -84,10 +80,7 @@ def session(trainer: Any, hooks: Any, given: dict[str, Any], state: Any) -> Sess
 
 
 def rows_done(state: Any, trace: Path) -> tuple[float, frozenset[str]]:
-    """Return the share of the present epoch that was done before a resume, and the rows of it that were listened to.
-
-    Those are known where the training that is resumed was run by the same command.
-    """
+    """Return the share of this epoch that was done before a resume, and its rows, where this command trained them."""
     done, epoch = state.global_step, float(state.epoch or 0)
     share = epoch - math.floor(epoch + 1e-6)
     if not done or share < 1e-6:
@@ -104,10 +97,7 @@ def rows_done(state: Any, trace: Path) -> tuple[float, frozenset[str]]:
 
 
 def declared_resume(args: Any) -> int:
-    """Return the steps of the checkpoint that the arguments name to resume from; 0 where they name none that is there.
-
-    A Trainer reads this argument in no place: a script is to hand it to train().
-    """
+    """Return the steps of the checkpoint in the arguments; 0 without. The Trainer ignores this argument."""
     named = getattr(args, "resume_from_checkpoint", None)
     folder: Any = named
     if named is True and Path(args.output_dir).is_dir():
@@ -156,7 +146,7 @@ def run_of(trainer: Any, hooks: Any, state: Any, loader: Any = None) -> declared
     optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
     rates = [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups]
     if hooks.own_optimizer:
-        settings, why = groups_of(optimizer)
+        settings, why = adamw_settings(optimizer)
     elif not declared_optimizer(trainer):
         why = f"tunecheck does not know the closed form of {args.optim}"
     elif len(set(rates)) > 1:
@@ -222,11 +212,7 @@ def run_of(trainer: Any, hooks: Any, state: Any, loader: Any = None) -> declared
 
 
 def weighted_sampler(loader: Any) -> str:
-    """Return the class of the sampler that is given weights to draw rows by, more than once each; "" without one.
-
-    accelerate wraps loaders and their samplers. A sampler that draws again without weights declares nothing: in an
-    epoch some rows come twice then, and others never.
-    """
+    """Return the class of a sampler that draws rows repeatedly by given weights; "" without one."""
     layers, seen = [loader], set[int]()
     while layers:
         layer = layers.pop()

@@ -1,11 +1,6 @@
-"""transformers' Trainer and what derives from it, listened to from outside: no method of its class is changed.
-
-What is called on the way is wrapped on the one instance that trains: the window as the loader gave it, the loss that
-each micro-batch returned, the end of the backward pass (accelerate unscales there, before it clips), the norm.
-"""
+"""transformers' Trainer, listened to from outside: only the one instance that trains is wrapped, never its class."""
 
 import copy
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,11 +11,10 @@ import torch
 from transformers import TrainerCallback
 
 from tunecheck.core.errors import Unsupported
-from tunecheck.core.evidence import EvaluationRows, EvaluationSeen, Logged, LossDivided, Step
+from tunecheck.core.evidence import EvaluationRows, EvaluationSeen, Logged, LossDivided
 from tunecheck.core.premises import Premise, opened
-from tunecheck.listen import exports
-from tunecheck.listen.any_model import device_of, is_transformers, own_objective
-from tunecheck.listen.groups import without_rate
+from tunecheck.listen.batches import batch_of, named_inputs, unknown_batch
+from tunecheck.listen.division import Division
 from tunecheck.listen.hf_declared import (
     adds_to_loss,
     declared_optimizer,
@@ -29,24 +23,17 @@ from tunecheck.listen.hf_declared import (
     rows_per_micro_batch,
     session,
 )
-from tunecheck.listen.hf_division import Division
 from tunecheck.listen.hf_evaluation import WatchedEvaluation, rows_due, shared_rows
 from tunecheck.listen.listener import Listener
-from tunecheck.listen.loop_loss import (
-    OUTSIDE_FORWARD,
-    Divergences,
-    Pass,
-    another_kind,
-    not_followed,
-    scores_given,
-)
-from tunecheck.listen.objective import other_objective
+from tunecheck.listen.loop_loss import OUTSIDE_FORWARD, Divergences, Pass, another_kind, not_followed, scores_given
+from tunecheck.listen.moments import StepMoments
+from tunecheck.listen.optimizers import without_rate
 from tunecheck.listen.options import Options, from_environment
-from tunecheck.listen.pairs import answers_rated, declares_pairs, declares_ratings, pairs_given
-from tunecheck.listen.session import ROW_TOKENS, batch_of, named_inputs, norm_of_gradients, unknown_batch
+from tunecheck.listen.preferences import answers_rated, declares_pairs, declares_ratings, pairs_of
+from tunecheck.listen.session import ROW_TOKENS
+from tunecheck.listen.trained_model import device_of, is_transformers, other_objective, own_objective
 from tunecheck.listen.twice import keep_out_of_its_folders, keeps_checkpoint
 from tunecheck.listen.user_code import of_trainer, overrides
-from tunecheck.training.data import Batch
 from tunecheck.training.hooks import Hooks, nothing
 
 EVALUATIONS = 2
@@ -77,10 +64,11 @@ def listening(trainer: Any, options: Options) -> Iterator[Listener]:
             listener.leave()
 
 
-class TrainerHooks(TrainerCallback):
+class TrainerHooks(StepMoments, TrainerCallback):
     """What a Trainer is given to call, and the moments that follow from it."""
 
     def __init__(self, trainer: Any, listener: Listener) -> None:
+        super().__init__()
         self.trainer, self.listener = trainer, listener
         self.shown: torch.Tensor | None = None
         """Tokens of the first row, by which models are compared after the training."""
@@ -88,14 +76,8 @@ class TrainerHooks(TrainerCallback):
         self.objective = ""
         """Why rows and loss are not those of a causal language model."""
         self.items: Any = None
-        self.losses: list[Any] = []
         self.first: int | None = None
-        self.step = 0
-        self.window: list[Batch] = []
-        self.norm: Any = None
-        self.rate = self.own_norm = math.nan
-        self.done_backward = self.replaying = self.begun = self.without_rate = False
-        self.seconds = self.since = 0.0
+        self.replaying = False
         self.evaluations = 0
         self.evaluating: list[tuple[WatchedEvaluation, int | None] | None] = []
         """Evaluations that have begun: one of several sets calls itself for each. None for one that is not watched."""
@@ -114,8 +96,7 @@ class TrainerHooks(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Have what the script merges and saves from now on read back; the last look is at the adapters, if any."""
         if self.shown is not None:
-            tried, last_look = self.listener.tried, self.listener.end_of_listening
-            exports.remember(self.trainer.model, self.listener.add, self.shown, lambda: tried(last_look))
+            self.listener.read_back_saves(self.trainer.model, self.shown, self.listener.end_of_listening)
 
     # What is wrapped.
 
@@ -133,7 +114,7 @@ class TrainerHooks(TrainerCallback):
         hooks.function(trainer, "compute_loss", before=self.before_loss, after=self.on_loss)
         self.later.function(trainer, "evaluate", before=self.evaluation_begins, after=self.evaluation_ends)
         self.later.function(trainer, "prediction_step", before=self.on_prediction)
-        hooks.function(accelerator, "unscale_gradients", after=self.on_unscaled)
+        hooks.function(accelerator, "unscale_gradients", after=lambda *_, **__: self.backward_end())
         hooks.function(accelerator, "clip_grad_norm_", after=self.on_clipped)
         if self.listener.ends_early:
             keep_out_of_its_folders(trainer, self.listener.options)
@@ -205,10 +186,6 @@ class TrainerHooks(TrainerCallback):
         if self.listener.listening and not self.replaying:
             self.losses.append(result.detach())
 
-    def on_unscaled(self, *_: Any, **__: Any) -> None:
-        """The window's gradients are complete."""
-        self.backward_end()
-
     def on_clipped(self, result: Any, *_: Any, **__: Any) -> None:
         """The gradients are clipped."""
         self.norm = result
@@ -217,13 +194,14 @@ class TrainerHooks(TrainerCallback):
         """Tell the probes once per step."""
         if self.listener.listening and not self.done_backward:
             self.done_backward = True
-            self.seconds += time.perf_counter() - self.since
-            self.own_norm = norm_of_gradients(self.trainer.model)
-            self.listener.tell_rate(float(self.trainer.optimizer.param_groups[0]["lr"]))
-            self.listener.backward_end(self.step)
+            self.gradients_complete(self.listener, self.trainer.model)
             if not self.step and self.losses:
                 self.listener.look(LossDivided, lambda: self.division.divided(float(self.losses[0])))
-            self.since = time.perf_counter()
+                self.since = time.perf_counter()
+
+    def present_rate(self) -> float:
+        """Return the rate of the first group."""
+        return float(self.trainer.optimizer.param_groups[0]["lr"])
 
     def evaluation_begins(self, eval_dataset: Any = None, *_: Any, **__: Any) -> None:
         """An evaluation begins; the later ones are not watched."""
@@ -271,11 +249,12 @@ class TrainerHooks(TrainerCallback):
     def _step_begin(self, state: Any, kwargs: dict[str, Any]) -> None:
         if self.first is not None and not self.listener.listening:
             return
+        given, model = [named_inputs(inputs) for inputs in self.samples], self.trainer.model
         if self.first is None:
-            self.objective = self._objective()
-        known, device = unknown_batch if self.objective else batch_of, device_of(self.trainer.model)
-        given = [named_inputs(inputs) for inputs in self.samples]
-        self.window = [known(inputs, device) for inputs in given]
+            known = is_transformers(model)
+            self.objective = other_objective(model, given, type(self.trainer)) if known else own_objective(model)
+        read, device = unknown_batch if self.objective else batch_of, device_of(model)
+        self.window = [read(inputs, device) for inputs in given]
         if self.begun:
             raise Unsupported("an accumulation window continues in the next epoch")  # transformers before 4.46
         if self.first is None:
@@ -292,22 +271,13 @@ class TrainerHooks(TrainerCallback):
             self.listener.look(EvaluationRows, lambda: shared_rows(self.trainer))
         self.step = state.global_step - self.first
         if declares_pairs(self.trainer.train_dataset):
-            pairs = pairs_given(self.step, given, rows_per_micro_batch(self.trainer))
+            pairs = pairs_of(self.step, given, rows_per_micro_batch(self.trainer))
             self.listener.emit(*filter(None, [pairs]))
         elif not self.step and declares_ratings(self.trainer.train_dataset) and given:
             self.listener.emit(*filter(None, [answers_rated(self.trainer.train_dataset, given[0])]))
-        self.losses, self.norm, self.done_backward = [], None, False
-        self.begun = True
         for inputs, batch in zip(given, self.window, strict=True):
             self.listener.left_open(not_followed(inputs, batch))
-        self.listener.step_begin(self.step, self.window)
-        self.seconds, self.since = 0.0, time.perf_counter()
-
-    def _objective(self) -> str:
-        model = self.trainer.model
-        known = is_transformers(model)
-        given = [named_inputs(inputs) for inputs in self.samples]
-        return other_objective(model, given, type(self.trainer)) if known else own_objective(model)
+        self.step_begins(self.listener)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The gradients are as the optimizer will see them."""
@@ -316,7 +286,7 @@ class TrainerHooks(TrainerCallback):
     def _before_the_optimizer(self) -> None:
         self.backward_end()
         if self.listener.listening:
-            self.rate = float(self.trainer.optimizer.param_groups[0]["lr"])
+            self.rate = self.present_rate()
             self.without_rate = without_rate(self.trainer.optimizer)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -334,25 +304,12 @@ class TrainerHooks(TrainerCallback):
         self.begun = False
         if not self.listener.listening or self.first is None:
             return
-        self.seconds += time.perf_counter() - self.since
+        self.stop_clock()
         skipped = bool(getattr(self.trainer.accelerator, "optimizer_step_was_skipped", False))
-        own = sum(batch.supervised_tokens for batch in self.window)
         # a model that takes no further arguments is not given the number, so that it divides by none
         given = getattr(self.trainer, "model_accepts_loss_kwargs", True) or self.trainer.compute_loss_func is not None
-        counted = int(self.items) if given and self.items is not None else own
-        self.listener.step_end(
-            Step(
-                step=self.step,
-                loss=float(sum(self.losses)),
-                learning_rate=self.rate,
-                gradient_norm=self.own_norm if self.norm is None else float(self.norm),
-                supervised_tokens=counted,
-                tokens=sum(batch.tokens for batch in self.window),
-                applied=not skipped,
-                seconds=self.seconds,
-                without_rate=self.without_rate,
-            )
-        )
+        counted = int(self.items) if given and self.items is not None else None
+        self.step_ends(self.listener, supervised_tokens=counted, applied=not skipped)
         if not self.listener.listening:
             self.hooks.remove()
             self.samples, self.window, self.losses, self.norm, self.items = [], [], [], None, None

@@ -1,7 +1,7 @@
-"""Wrap what trains as it is imported. Standard library only, and loaded by file: the program's imports stay its own.
+"""Wrap training libraries as they are imported. Standard library only, and loaded by file.
 
-The Trainer of `transformers.trainer` is what TRL, LLaMA-Factory, axolotl, ms-swift and unsloth use or derive from.
-Whatever goes wrong in listening is told in one line and leaves the training alone.
+TRL, LLaMA-Factory, axolotl, ms-swift and unsloth use or derive from transformers' Trainer. An error in here is told
+in one line and leaves the training alone.
 """
 
 import contextlib
@@ -141,10 +141,7 @@ WRAPPED["torch"] = _wrap_torch
 
 
 def _tell(owner: Any, name: str, before: Callable[..., Callable[[Any], None] | None]) -> Undo:
-    """Have calls of a function of this class or module told to `before`, and their result to what that returns.
-
-    Return what ends it.
-    """
+    """Tell calls of this function to `before`, and the result to what that returns. Return what undoes it."""
     called = getattr(owner, name)
 
     @functools.wraps(called)
@@ -177,53 +174,30 @@ def _where(module: str, function: str) -> Any:
     return getattr(sys.modules.get(module), function, None)
 
 
-def _wrap_lora(module: ModuleType) -> Undo:
-    def before(tuner: Any, *args: Any, **kwargs: Any) -> Any:
-        merging = _where("tunecheck.listen.exports", "merging")
-        return merging(tuner) if merging else None
+def _hear_saves(owner: Any, name: str, function: str) -> Undo:
+    """Have calls of this function of a library told to this one of saves.py, once that is loaded."""
 
-    return _tell(module.LoraModel, "merge_and_unload", before)
-
-
-def _wrap_models(module: ModuleType) -> Undo:
-    def before(model: Any, save_directory: Any = None, *args: Any, **kwargs: Any) -> Any:
-        saving = _where("tunecheck.listen.exports", "saving")
-        return saving(model, save_directory, *args, **kwargs) if saving else None
-
-    return _tell(module.PreTrainedModel, "save_pretrained", before)
-
-
-def _wrap_configurations(module: ModuleType) -> Undo:
-    def before(config: Any, save_directory: Any = None, *args: Any, **kwargs: Any) -> Any:
-        described = _where("tunecheck.listen.exports", "described")
-        return (lambda _: described(save_directory)) if described else None
-
-    kind = getattr(module, "PretrainedConfig", None) or module.PreTrainedConfig
-    return _tell(kind, "save_pretrained", before)
-
-
-def hear_writes(owner: Any, name: str) -> Undo:
-    """Have what this function writes to a file looked at: tensors by name, its first argument."""
-
-    def before(thing: Any, path: Any = None, *args: Any, **kwargs: Any) -> Any:
-        path = kwargs.get("filename", kwargs.get("f", path))
-        if written := _where("tunecheck.listen.saves", "written"):
-            written(thing, path)
-        writing = _where("tunecheck.listen.exports", "writing")
-        return writing(thing, path) if writing else None
+    def before(*args: Any, **kwargs: Any) -> Any:
+        call = _where("tunecheck.listen.saves", function)
+        return call(*args, **kwargs) if call else None
 
     return _tell(owner, name, before)
 
 
+def hear_writes(owner: Any, name: str) -> Undo:
+    """Have what this function writes to a file looked at: tensors by name, its first argument."""
+    return _hear_saves(owner, name, "writing")
+
+
 def hear_inputs(torch: ModuleType) -> list[Undo]:
     """Have what is loaded into modules, and what loaders' workers hand out, noted; return what ends it."""
-    from tunecheck.listen.draws import drawing
-    from tunecheck.listen.handed import handing_out, loading
+    from tunecheck.listen.loaders import delivering, drawing
+    from tunecheck.listen.provenance import loading
 
     loaders = torch.utils.data.dataloader
     return [
         _tell(torch.nn.Module, "load_state_dict", loading),
-        _tell(loaders._MultiProcessingDataLoaderIter, "__next__", handing_out),
+        _tell(loaders._MultiProcessingDataLoaderIter, "__next__", delivering),
         _tell(loaders._BaseDataLoaderIter, "_next_index", drawing),
     ]
 
@@ -250,27 +224,23 @@ WRITERS = (
     ("peft.peft_model", "safe_save_file"),
 )
 """Functions that write tensors, and the names by which libraries hold them."""
-SAVERS = {
-    "peft.tuners.lora.model": _wrap_lora,
-    "transformers.modeling_utils": _wrap_models,
-    "transformers.configuration_utils": _wrap_configurations,
+SAVERS: dict[str, Callable[[ModuleType], Undo]] = {
+    "peft.tuners.lora.model": lambda module: _hear_saves(module.LoraModel, "merge_and_unload", "merging"),
+    "transformers.modeling_utils": lambda module: _hear_saves(module.PreTrainedModel, "save_pretrained", "saving"),
+    "transformers.configuration_utils": lambda module: _hear_saves(
+        getattr(module, "PretrainedConfig", None) or module.PreTrainedConfig, "save_pretrained", "describing"
+    ),
 }
 """Modules of the libraries that merge and save models to what hears it."""
 WRAPPED |= SAVERS
 WRAPPED["safetensors.torch"] = lambda module: hear_writes(module, "save_file")
 
 
-def _wrap_lora_plus(module: ModuleType) -> None:
-    from tunecheck.listen.noted import lora_plus
+def _hear_peft(owner: Any, name: str, function: str) -> Undo:
+    from tunecheck.listen import provenance
 
-    _tell(module, "create_loraplus_optimizer", lora_plus)
-
-
-def _wrap_peft_models(module: ModuleType) -> None:
-    from tunecheck.listen.noted import loading
-
-    _tell(module.PeftModel, "load_adapter", loading)
+    return _tell(owner, name, getattr(provenance, function))
 
 
-WRAPPED["peft.peft_model"] = _wrap_peft_models
-WRAPPED["peft.optimizers.loraplus"] = _wrap_lora_plus
+WRAPPED["peft.peft_model"] = lambda module: _hear_peft(module.PeftModel, "load_adapter", "adapter_loading")
+WRAPPED["peft.optimizers.loraplus"] = lambda module: _hear_peft(module, "create_loraplus_optimizer", "lora_plus")

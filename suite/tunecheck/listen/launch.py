@@ -10,18 +10,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import IO
 
 from tunecheck.core import interrupts
 from tunecheck.core.errors import ConfigError, SuiteError, TraceError
-from tunecheck.core.evidence import ProbeFailed
+from tunecheck.core.evidence import AttemptEnd, AttemptOutcome, FileWritten, PremisesOpen, ProbeFailed, WindowEnded
 from tunecheck.core.paths import reports_folder
 from tunecheck.core.redaction import hidden_words
-from tunecheck.core.trace import Trace, read
-from tunecheck.listen.early import Early
-from tunecheck.listen.merging import merge_ranks
+from tunecheck.core.trace import Trace, TraceWriter, encode, read
 from tunecheck.listen.options import HEARD, Options, trace_file
 from tunecheck.listen.problems import PROBLEMS
 from tunecheck.listen.twice import SCRATCH, Rehearsal, rehearse
@@ -42,23 +42,11 @@ GRACE_SECONDS = 60.0
 def watch(
     command: Sequence[str], options: Options, early: Callable[[Report], bool] = lambda report: False
 ) -> tuple[Report, int]:
-    """Run the command to its end, its output untouched; return the report and the command's exit status.
+    """Run the command to its end; return the report and the command's exit status.
 
-    `early` is called with the report so far when the steps that are listened to are over and the command goes on;
-    where it returns True the command is ended.
+    `early` gets the report of the first steps while the command goes on; if it returns True, the command is ended.
     """
-    started, clock = datetime.now(UTC), time.monotonic()
-
-    def report_of(rows: Sequence[RunReport], interrupted: bool) -> Report:
-        return Report(
-            started_at=started.isoformat(timespec="seconds"),
-            seconds=time.monotonic() - clock,
-            verdict=verdict_of(rows, interrupted),
-            command=f"tunecheck watch -- {options.command}",
-            interrupted=interrupted,
-            runs=tuple(rows),
-        )
-
+    reported = reporting(f"tunecheck watch -- {options.command}")
     folder = Path(options.folder)
     try:
         folder.mkdir(0o700, parents=True, exist_ok=True)  # it holds what the command printed
@@ -72,7 +60,7 @@ def watch(
 
     def tell(so_far: Path) -> None:
         nonlocal to_end
-        to_end = early(report_of(rows_of(so_far, options, 0), interrupted=False))
+        to_end = early(reported(rows_of(so_far, options, 0), False))
 
     first = Early(options, tell)
 
@@ -85,7 +73,20 @@ def watch(
     if not options.twice:  # what ran beforehand was heard by the first process alone
         merge_ranks(options)
     rehearsal.append_to(trace_file(options, 1, 0))
-    return report_of(rows_of(folder, options, status), status in INTERRUPTED), status
+    return reported(rows_of(folder, options, status), status in INTERRUPTED), status
+
+
+def reporting(command: str) -> Callable[[Sequence[RunReport], bool], Report]:
+    """Return what makes the report of a session that begins now, from its rows and whether it was interrupted."""
+    started, clock = datetime.now(UTC), time.monotonic()
+    return lambda rows, interrupted: Report(
+        started_at=started.isoformat(timespec="seconds"),
+        seconds=time.monotonic() - clock,
+        verdict=verdict_of(rows, interrupted),
+        command=command,
+        interrupted=interrupted,
+        runs=tuple(rows),
+    )
 
 
 def new_folder() -> Path:
@@ -113,10 +114,7 @@ def run_name(command: Sequence[str]) -> str:
 def _run(
     command: Sequence[str], options: Options, log: IO[bytes] | None = None, look: Callable[[], bool] | None = None
 ) -> int:
-    """Run the command to its end, its output into the log where there is one; return its status.
-
-    `look` is called now and then, and says whether the command is to end.
-    """
+    """Run the command until its end, or until `look` returns True; return its status."""
     path = os.pathsep.join(filter(None, (str(BOOTSTRAP), os.environ.get("PYTHONPATH"), *_own_folder())))
     environment = {**os.environ, **options.to_environment(), "PYTHONPATH": path}
     try:
@@ -144,10 +142,7 @@ def _wait(process: subprocess.Popen[bytes], look: Callable[[], bool]) -> int:
 
 @contextlib.contextmanager
 def _passing_on() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
-    """Pass the signals of this process on to the command, which ends by them, so that what was heard is judged.
-
-    Yield the function that is given the process, which gets those that came before it was started.
-    """
+    """Pass this process's signals on to the command; yield the function that takes the process."""
     process: subprocess.Popen[bytes] | None = None
     early: list[int] = []
 
@@ -246,3 +241,105 @@ def _problems(folder: Path) -> list[str]:
     path = folder / PROBLEMS
     told = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     return list(dict.fromkeys(told.splitlines()))
+
+
+SETTLED_SECONDS = 1.0
+"""A training that ends sooner after its window is judged once, at its end."""
+_WINDOW_OVER, _TRAINING_OVER = (f'"kind": "{kind.__name__}"'.encode() for kind in (WindowEnded, AttemptEnd))
+
+
+class Early:
+    """Looks, now and then, whether the window of the first training is over in all of its processes."""
+
+    def __init__(self, options: Options, tell: Callable[[Path], None]) -> None:
+        """Call `tell` once, with a folder that holds the traces so far; it is removed afterwards."""
+        self._options, self._tell = options, tell
+        self._over_since = 0.0
+        self._told = False
+
+    def look(self) -> None:
+        """Tell, where the window has been over for a moment."""
+        if self._told or not (files := self._files()):
+            return
+        now = time.monotonic()
+        self._over_since = self._over_since or now
+        if now - self._over_since < SETTLED_SECONDS:
+            return
+        self._told = True
+        with TemporaryDirectory(prefix="tunecheck-early-") as folder:
+            for file in files:
+                whole, _, _ = file.read_bytes().rpartition(b"\n")
+                if _TRAINING_OVER in whole:
+                    return
+                ended = AttemptEnd(outcome=AttemptOutcome.FINISHED, detail="", seconds=0.0)
+                (Path(folder) / file.name).write_bytes(whole + b"\n" + encode(ended).encode() + b"\n")
+            merge_ranks(replace(self._options, folder=folder))
+            self._tell(Path(folder))
+
+    def _files(self) -> list[Path]:
+        """Return a trace of each process of the first training; [] before all windows end, or after one ended."""
+        files: list[Path] = []
+        while (file := trace_file(self._options, 1, len(files))).exists():
+            seen = file.read_bytes()
+            if _WINDOW_OVER not in seen or _TRAINING_OVER in seen:
+                return []
+            files.append(file)
+        processes = read(files[0]).header.environment.get("processes", 1) if files else 0
+        return files if processes == len(files) else []
+
+
+def merge_ranks(options: Options) -> None:
+    """Make one trace of each training whose processes were all heard to the same end; leave the others apart."""
+    for number in count(1):
+        first = trace_file(options, number, 0)
+        if not first.exists():
+            return
+        files = [first]
+        while (file := trace_file(options, number, len(files))).exists():
+            files.append(file)
+        try:
+            traces = [read(file) for file in files]
+        except TraceError:
+            continue  # told where the traces are judged
+        if len(files) > 1 and _alike(traces):
+            _merge(files, traces)
+
+
+def _alike(traces: list[Trace]) -> bool:
+    """Return whether these are all processes of one training."""
+    processes = traces[0].header.environment.get("processes")
+    facts = {(trace.main.outcome, tuple(trace.header.run.get("features", ()))) for trace in traces}
+    return processes == len(traces) and len(facts) == 1 and "features" in traces[0].header.run
+
+
+def _merge(files: list[Path], traces: list[Trace]) -> None:
+    """Write the first one anew, with the records of the others behind their ranks, and remove these."""
+    first = traces[0]
+    run = {
+        **first.header.run,
+        "parallel": {"processes": len(traces)},
+        "features": sorted({*first.header.run["features"], "parallel"}),
+    }
+    beside = files[0].with_suffix(".merged")
+    beside.unlink(missing_ok=True)
+    writer = TraceWriter(beside)
+    writer.write(replace(first.header, run=run), first.main.start, *first.main.records, *_files_written_later(first))
+    for rank, trace in enumerate(traces[1:], start=1):
+        own = TraceWriter(beside, rank)
+        own.write(
+            PremisesOpen(reasons=dict(trace.run.open_premises)), *trace.main.records, *_files_written_later(trace)
+        )
+        own.close()
+    if first.main.end is not None:
+        writer.write(first.main.end)
+    for saved in first.attempts[1:]:  # by the first process alone
+        writer.write(saved.start, *saved.records, *([saved.end] if saved.end else []))
+    writer.close()
+    beside.replace(files[0])
+    for file in files[1:]:
+        file.unlink()
+
+
+def _files_written_later(trace: Trace) -> list[FileWritten]:
+    """Return the files that a process wrote when its training was over."""
+    return [seen for attempt in trace.attempts if attempt is not trace.main for seen in attempt.all(FileWritten)]

@@ -1,6 +1,6 @@
-"""The moments of a training that is not ours, handed to the probes; what they write becomes its trace.
+"""The moments of a training that is not ours, handed to the probes; their records become its trace.
 
-Nothing here may change the training or end it: whatever goes wrong in listening is recorded, and listening stops.
+An error in here is recorded and stops the listening, never the training.
 """
 
 import hashlib
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import tunecheck
 from tunecheck.checks import problem_with
+from tunecheck.core.check import some
 from tunecheck.core.evidence import (
     AttemptEnd,
     AttemptOutcome,
@@ -35,21 +36,21 @@ from tunecheck.core.evidence import (
 )
 from tunecheck.core.premises import Premise
 from tunecheck.core.trace import SCHEMA, TraceWriter
-from tunecheck.listen import draws, noted, saves
+from tunecheck.listen import loaders, provenance, saves
 from tunecheck.listen.adapters import ranks_scored
 from tunecheck.listen.expectations import declare
-from tunecheck.listen.exports import append
-from tunecheck.listen.groups import spelled_groups
-from tunecheck.listen.handed import loads_of, rounds_handed_out
-from tunecheck.listen.learning import Learning
-from tunecheck.listen.options import Options, new_trace_file, trace_file
-from tunecheck.listen.ranks import rank_and_processes
+from tunecheck.listen.loaders import rounds_of_workers
+from tunecheck.listen.optimizers import spelled_groups
+from tunecheck.listen.options import Options, new_trace_file, rank_and_processes, trace_file
+from tunecheck.listen.provenance import loads_of
+from tunecheck.listen.saves import append
 from tunecheck.probes import ANY_OBJECTIVE, WATCHED
+from tunecheck.probes.reference.adapted import adapted_layers
 from tunecheck.probes.reference.measures import norm
 from tunecheck.runner.setup import setup_of
 from tunecheck.training.events import Probes, at_work
 from tunecheck.training.hooks import located
-from tunecheck.training.restore import random_state, unprinted, without_repacking
+from tunecheck.training.restore import kept_trainable, random_state, unprinted, without_repacking
 
 if TYPE_CHECKING:
     from tunecheck.config.schema import Run
@@ -59,10 +60,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def _unseen(model: Any) -> Iterator[None]:
-    """Have autograd not see that probes write to weights: the values are put back, and a graph may hold them already.
-
-    Such a graph is that of a penalty which a loop computes before it calls the model.
-    """
+    """Hide the probes' writes to weights from autograd: a penalty's graph may hold them already."""
     import torch
 
     with without_repacking(model), _unwarned(), unprinted(), ExitStack() as stack:
@@ -73,10 +71,7 @@ def _unseen(model: Any) -> Iterator[None]:
 
 @contextmanager
 def _unwarned() -> Iterator[None]:
-    """Drop all warnings in the block: they are of our doing, and would be the script's output, or its errors by -W.
-
-    As catch_warnings, but nothing forgets which warnings it has shown.
-    """
+    """Drop warnings in the block. Unlike catch_warnings, it forgets none that was shown."""
     filters: Any = warnings.filters
     dropping = ("ignore", None, Warning, None, 0)
     filters.insert(0, dropping)
@@ -86,33 +81,18 @@ def _unwarned() -> Iterator[None]:
         filters.remove(dropping)
 
 
-OWN = frozenset(
-    {
-        "id",
-        "sources",
-        "open_premises",
-        "presumed",
-        "ignore",
-        "strict",
-        "checks",
-        "expected",
-        "trained",
-        "data",
-        "evaluation",
-        "probes",
-    }
-)
+JUDGING = {
+    *("id", "sources", "open_premises", "presumed", "ignore", "strict"),
+    *("checks", "expected", "trained", "data", "evaluation", "probes"),
+}
 """Keys of a watched run that say nothing of the training: its name, and how it is judged."""
 
 
 def fingerprint_of(run: "Run", session: "Session", processes: int) -> str:
-    """Return the digest (16 hex digits) of what a training declares, by which its sessions are comparable.
-
-    That is the model's class and shapes, the adapters, what learns, the optimizer with its groups, schedule and batch.
-    """
+    """Return the digest (16 hex digits) of the declared training, by which its sessions are comparable."""
     model, optimizer = session.model, getattr(session.optimizer, "optimizer", session.optimizer)
     settings = {
-        **run.model_dump(mode="json", warnings=False, exclude=set(OWN)),
+        **run.model_dump(mode="json", warnings=False, exclude=JUDGING),
         "class": type(model.get_base_model() if hasattr(model, "get_base_model") else model).__name__,
         "learns": sorted((name, *p.shape) for name, p in model.named_parameters() if p.requires_grad),
         "optimizer": [type(optimizer).__name__, spelled_groups(optimizer)],
@@ -182,7 +162,7 @@ class Listener:
         limits = {name: own for name, own in self.options.limits.items() if problem_with(name, run.features) is None}
         vars(run).update(ignore=self.options.ignore, strict=self.options.strict, checks=limits)
         vars(run.probes).update(repeat_steps=self.options.repeat_steps, resume_from=self.options.resume_from)
-        noted.training(session.model)
+        provenance.training_begins(session.model)
         self._session = session
         described = {**run.model_dump(mode="json", warnings=False), "features": sorted(run.features)}
         self._write_header(described, str(session.device), fingerprint_of(run, session, self._processes))
@@ -190,7 +170,7 @@ class Listener:
         probes = WATCHED if run.is_causal_lm else ANY_OBJECTIVE
         self._probes = Probes(() if self.ends_early else probes, self.emit)
         self._tell_loads(session.model)
-        self._drawn = draws.of_training()
+        self._drawn = loaders.of_training()
         self._aside = self._probes.set_aside(lambda: _unseen(session.model))
         self._aside.__enter__()
         if run.is_causal_lm and not run.declares_learning:
@@ -216,10 +196,7 @@ class Listener:
         )
 
     def look(self, kind: type[Record], call: Callable[[], Iterable[Record]]) -> None:
-        """Write what this finds out by passes of its own, between those of the training; else records are missing.
-
-        For what only the one who hears the training can call; all else is a probe's.
-        """
+        """Write what the listener finds by passes of its own, between those of the training; else a ProbeFailed."""
         if not self.listening or self._session is None:
             return
         try:
@@ -263,6 +240,10 @@ class Listener:
         self._added.append(partial(append, self.path, purpose, device, seconds, record))
         if self._ended:
             self._append_added()
+
+    def read_back_saves(self, model: Any, ids: Any, before_merge: Callable[[], object]) -> None:
+        """Have what the script merges and saves of this model from now on read back, and compared on these tokens."""
+        saves.remember(model, self.add, ids, lambda: self.tried(before_merge))
 
     def _append_added(self) -> None:
         while self._added:
@@ -318,7 +299,7 @@ class Listener:
             del self._aside
             if (scored := ranks_scored(session.model, self._steps)) is not None:
                 self.emit(scored)
-            for workers, rounds in rounds_handed_out():
+            for workers, rounds in rounds_of_workers():
                 told_apart = [len(set(batches)) for batches in rounds]
                 self.emit(
                     WorkerBatches(
@@ -376,3 +357,43 @@ class Listener:
             self.emit(ProbeFailed(probe="Listener", moment="listening", error=reason, kinds=kinds))
         except Exception:
             self._writer = None
+
+
+class Learning:
+    """What of a model learns at a moment: which tensors, and which adapters are active."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._names = self._now()
+        self._active = {name: list(layer.active_adapters) for name, layer in adapted_layers(model).items()}
+
+    def _now(self) -> set[str]:
+        return {name for name, parameter in self._model.named_parameters() if parameter.requires_grad}
+
+    def changed(self) -> str:
+        """Return in words what learns now that did not then, and the other way round; "" where it is the same."""
+        now = self._now()
+        more, fewer = sorted(now - self._names), sorted(self._names - now)
+        told = [f"{len(more)} tensors start to train ({some(more, 1)})"] if more else []
+        told += [f"{len(fewer)} stop training ({some(fewer, 1)})"] if fewer else []
+        return " and ".join(told)
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Have the same learn as then in the block."""
+        layers = adapted_layers(self._model)
+        active = {name: list(layer.active_adapters) for name, layer in layers.items()}
+        with kept_trainable(self._model):
+            try:
+                _activate(layers, self._active)
+                for name, parameter in self._model.named_parameters():
+                    parameter.requires_grad_(name in self._names)
+                yield
+            finally:
+                _activate(layers, active)
+
+
+def _activate(layers: Mapping[str, Any], active: Mapping[str, list[str]]) -> None:
+    for name, layer in layers.items():
+        if name in active:
+            layer.set_adapter(active[name])

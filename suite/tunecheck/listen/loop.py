@@ -1,18 +1,15 @@
 """A loop that is not ours and no Trainer's: plain PyTorch, accelerate, Lightning.
 
-Nothing announces its moments, so they are read off what every loop calls: the model's forward, `Tensor.backward`,
-`clip_grad_norm_`, the optimizer's step. A window is all micro-batches between two steps. What such a loop declares are
-its model, its optimizer and what its model is called with. This is loaded as torch is imported, and imports nothing
-that the program might not: what listens comes with the first forward pass that learns.
+Its moments are those that every loop has: the model's forward, `Tensor.backward`, `clip_grad_norm_`, the optimizer's
+step. A window is all micro-batches between two steps. This is loaded as torch is imported, and imports nothing that the
+program might not: the rest comes with the first forward pass that learns.
 """
 
 import atexit
 import functools
 import gc
-import math
 import os
 import sys
-import time
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -22,59 +19,54 @@ from weakref import WeakSet
 import torch
 
 from tunecheck.core.premises import Premise
-from tunecheck.listen.groups import highest_rate, without_rate
+from tunecheck.listen.moments import StepMoments
+from tunecheck.listen.options import rank_and_processes
 from tunecheck.listen.problems import say
-from tunecheck.listen.ranks import rank_and_processes
 from tunecheck.training.hooks import Hooks, nothing, same_optimizer
 
 if TYPE_CHECKING:
     from tunecheck.listen.declared import WatchedRun
+    from tunecheck.listen.division import LoopDivision
     from tunecheck.listen.listener import Listener
     from tunecheck.listen.loop_loss import Divergences, Pass
-    from tunecheck.listen.loop_schedule import Schedules
+    from tunecheck.listen.optimizers import Schedules
     from tunecheck.listen.options import Options
-    from tunecheck.listen.own_writes import OwnWrites
-    from tunecheck.training.data import Batch
+    from tunecheck.listen.user_writes import UserWrites
 
-
+NO_WHOLE_GRADIENT = "optimizers step within the backward pass, so the full gradient never exists"
+"""What LOMO (arXiv 2306.09782) does."""
+CLIPPED_IN_WINDOW = "gradients are clipped before the last backward pass of a step, and are not the sum over its rows"
 MOST_NORM_ERROR = 1e-3
 """Of the norm that a loop clips by, against that of all gradients in float64."""
 MOST_LOOKS = 20
-"""Calls of modules, before an optimizer's first step, of which it is looked up whether an optimizer holds them: each
-look walks the interpreter's objects."""
+"""Modules whose optimizer is looked up before an optimizer's first step: each look walks the interpreter's objects."""
 
 
-class LoopHooks:
+class LoopHooks(StepMoments):
     """What is hooked for as long as a loop is listened to, and the moments that follow from it."""
 
     def __init__(self, options: "Options", model: Any = None, optimizer: Any = None, tokenizer: Any = None) -> None:
+        super().__init__()
         self.options, self.model, self.tokenizer = options, model, tokenizer
         self.optimizers: list[Any] = [] if optimizer is None else [getattr(optimizer, "optimizer", optimizer)]
         self.stepped: list[Any] = []
         """Of the optimizers, those that have stepped in the present step."""
         self.listener: Listener | None = None
-        self.window: list[Batch] = []
         self.passes: list[Pass] = []
         """Forward passes that nothing was differentiated of so far."""
         self.left_open: dict[Premise, str] = {}
-        self.losses: list[torch.Tensor] = []
-        self.factors: list[float | None] = []
-        """Of the first step's losses, the factor of each one's mean; None of a loss of another kind, or of no pass."""
-        self.step, self.forwards, self.begun, self.inside = 0, 0, False, False
+        self.division: LoopDivision | None = None
+        self.forwards = 0
         self.schedules: Schedules | None = None
-        self.own_writes: OwnWrites | None = None
+        self.user_writes: UserWrites | None = None
         self.divergences: Divergences | None = None
         self.stepping = 0
         """Own optimizers that have begun to step and not ended: of one around another both."""
-        self.norm: Any = None
-        self.rate = self.own_norm = math.nan
-        self.without_rate = False
         self.run: WatchedRun | None = None
         self.autocast: torch.dtype | None = None
-        self.done_backward = self.differentiating = self.clipped = False
+        self.inside = self.differentiating = self.clipped = False
         self.differentiated = ""
         """How gradients were taken, where they were."""
-        self.seconds = self.since = 0.0
         self.entry: Any = None
         """What each pass calls: the model, or a part of one that is never called itself."""
         self.parts: WeakSet[Any] = WeakSet()
@@ -104,7 +96,7 @@ class LoopHooks:
         if self.listener is not None:  # first: its probes have wrapped what is wrapped here, and put it back
             if error is None:
                 self.listener.tried(self._tell_schedule)
-                self.listener.tried(self._tell_own_writes)
+                self.listener.tried(self._tell_user_writes)
             self.listener.close(error)
         self._unhook()
 
@@ -118,10 +110,9 @@ class LoopHooks:
         if self.listener is not None and schedules is not None:
             self.listener.emit(*schedules.taken())
 
-    def _tell_own_writes(self) -> None:
-        if self.listener is not None and self.own_writes is not None:
-            self.own_writes.end()
-            self.listener.emit(*self.own_writes.record())
+    def _tell_user_writes(self) -> None:
+        if self.listener is not None and self.user_writes is not None:
+            self.listener.emit(*self.user_writes.record())
 
     def _failed(self, reason: str) -> None:
         if self.listener is not None:
@@ -158,11 +149,9 @@ class LoopHooks:
         """The first call, with gradients, of a module that an optimizer trains finds the model."""
         if self.inside or not torch.is_grad_enabled() or self.model is not None:
             return
-        if not any(p.requires_grad for p in module.parameters()):
+        if not self.looks or module in self.parts or not any(p.requires_grad for p in module.parameters()):
             return
-        if not self.looks or module in self.parts:
-            return
-        from tunecheck.listen.any_model import is_causal, trained_whole
+        from tunecheck.listen.trained_model import is_causal, trained_whole
 
         self.looks -= not is_causal(module)
         self.model, self.why = trained_whole(module)
@@ -177,7 +166,7 @@ class LoopHooks:
         """The first call of the model that was given finds what each pass calls: itself, or a part of it."""
         if self.inside or not torch.is_grad_enabled() or self.entry is not None:
             return
-        from tunecheck.listen.any_model import is_transformers
+        from tunecheck.listen.trained_model import is_transformers
 
         if module is self.model or (not is_transformers(self.model) and any(module is m for m in self.model.modules())):
             self._listen_to(module, args, given)
@@ -209,24 +198,20 @@ class LoopHooks:
         assert self.run is not None
         if self.stepped:  # not every optimizer steps each time
             self._stepped()
-        if self.own_writes is not None:
-            self.own_writes.end()
+        if self.user_writes is not None:
+            self.user_writes.end()
         if not self.listener.listening:
             return
         if not self.begun:
-            self.begun, self.window, self.losses, self.norm, self.passes = True, [], [], None, []
-            self.forwards = 0
-            self.done_backward = self.differentiating = False
-            self.listener.step_begin(self.step, self.window)
-            self.seconds, self.since = 0.0, time.perf_counter()
+            self.window, self.passes, self.forwards, self.differentiating = [], [], 0, False
+            self.step_begins(self.listener)
+        from tunecheck.listen.batches import inputs_of, unknown_batch
+        from tunecheck.listen.loop_loss import Pass
+
         if self.run.is_causal_lm:
-            from tunecheck.listen.loop_loss import Pass
-
-            self.passes.append(Pass(_by_name(args, given)))
+            self.passes.append(Pass(inputs_of(args, given)))
         else:
-            from tunecheck.listen.session import unknown_batch
-
-            self.unknown = unknown_batch(_by_name(args, given), self._device())
+            self.unknown = unknown_batch(inputs_of(args, given), self._device())
             self.forwards += 1
 
     def on_returned(self, module: Any, args: Any, out: Any) -> None:
@@ -236,23 +221,24 @@ class LoopHooks:
 
     def _begin(self, args: Any, given: dict[str, Any]) -> bool:
         """Begin to listen, if there is an optimizer already; one made after the first forward waits for the second."""
-        from tunecheck.listen.any_model import only_tokenizer, optimizers_of, shared_loaders
+        from tunecheck.listen.batches import inputs_of, unknown_batch
         from tunecheck.listen.listener import Listener
-        from tunecheck.listen.loop_loss import provisional
-        from tunecheck.listen.loop_run import cast_within, objective_of, run_of, together
-        from tunecheck.listen.loop_schedule import Schedules
-        from tunecheck.listen.own_writes import OwnWrites
-        from tunecheck.listen.session import session_of, unknown_batch
+        from tunecheck.listen.loop_declared import cast_within, objective_of, run_of
+        from tunecheck.listen.loop_loss import Divergences, provisional
+        from tunecheck.listen.optimizers import Schedules, optimizers_of, together
+        from tunecheck.listen.session import session_of
+        from tunecheck.listen.trained_model import only_tokenizer, shared_loaders
         from tunecheck.listen.user_code import of_caller
+        from tunecheck.listen.user_writes import UserWrites
 
         if self.options.purpose != "train":
             os._exit(0)  # a run of --twice, which a loop cannot be kept out of its folders in
         self.optimizers = self.optimizers or optimizers_of(self.model)
         if not self.optimizers:
             return False
-        self.schedules = Schedules(self.optimizers)
+        self.schedules, self.divergences = Schedules(self.optimizers), Divergences()
         optimizer, objective = together(self.optimizers), objective_of(self.model)
-        batch = (unknown_batch if objective else provisional)(_by_name(args, given), self._device())
+        batch = (unknown_batch if objective else provisional)(inputs_of(args, given), self._device())
         self.listener = Listener(self.options)
         within = None if objective else cast_within(self.model, batch)
         self.run = run = run_of(self.model, optimizer, self.listener, within or self.autocast, objective)
@@ -262,42 +248,37 @@ class LoopHooks:
         self.listener.emit(*of_caller(), *shared_loaders())
         gc.callbacks.append(self._collecting)
         if Premise.TRAINED_UNWRITTEN not in run.open_premises:
-            self.own_writes = OwnWrites(self.model, self._failed)
+            self.user_writes = UserWrites(self.model, self._failed)
         return True
 
     # A step.
 
     def on_divergence(self, *given: Any, **named: Any) -> None:
         """A divergence is about to be computed."""
-        if self.begun and not self.step:
-            from tunecheck.listen.loop_loss import Divergences
-
-            self.divergences = self.divergences or Divergences()
+        if self.begun and not self.step and self.divergences is not None:
             self.divergences.called(*given, **named)
 
     def on_backward(self, tensor: torch.Tensor, *_: Any, **__: Any) -> None:
         """A loss is about to be differentiated: what it is made of is the window's."""
         self.differentiating, self.differentiated = True, "by backward"
         if self.clipped and self.listener is not None and any(p.grad is not None for p in self.model.parameters()):
-            from tunecheck.listen.objective import CLIPPED_IN_WINDOW
-
             self.clipped = False
             self.listener.left_open({Premise.GRADIENT_SUMMED: CLIPPED_IN_WINDOW})
         if not self.begun or self.done_backward or tensor.numel() != 1 or self.run is None:
             return
-        if not (self.step or self.window) and self.listener is not None:
-            from tunecheck.listen.loop_loss import Divergences, scores_given
+        from tunecheck.listen.division import LoopDivision
+        from tunecheck.listen.loop_loss import loss_of, scores_given
 
-            self.listener.emit(scores_given(tensor, self.divergences or Divergences()))
+        if not (self.step or self.window) and self.listener is not None and self.divergences is not None:
+            self.listener.emit(scores_given(tensor, self.divergences))
         if not self.run.is_causal_lm:
             # of losses whose gradients were cleared again, as those of a bad batch, nothing is left in the step
             self.losses = [tensor.detach()]
             self.window.append(self.unknown)
             if not self.step:
-                self._note_factor(tensor)
+                self.division = self.division or LoopDivision()
+                self.division.differentiates(tensor, self.model, own_pass=self.forwards == len(self.window))
             return
-        from tunecheck.listen.loop_loss import loss_of
-
         self.losses.append(tensor.detach())
         loss = loss_of(tensor, self.passes)
         for each in loss.passes:
@@ -305,14 +286,6 @@ class LoopHooks:
             self.window.append(batch)
             self.left_open |= left_open
         self.passes = [each for each in self.passes if each not in loss.passes]
-
-    def _note_factor(self, tensor: torch.Tensor) -> None:
-        """Note the factor of this loss's mean, where its gradients are added to those of the passes before."""
-        from tunecheck.listen.loop_loss import factor_of_mean
-
-        added = any(p.grad is not None and bool(p.grad.any()) for p in self.model.parameters())
-        own_pass = self.forwards == len(self.window)
-        self.factors.append(factor_of_mean(tensor) if own_pass and added == bool(self.factors) else None)
 
     def on_differentiated(self, *_: Any, **__: Any) -> None:
         """A loss was differentiated."""
@@ -334,8 +307,7 @@ class LoopHooks:
         dtypes = {p.grad.dtype for p in self.model.parameters() if p.grad is not None}
         rounding = max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
         if abs(float(norm) - self.own_norm) > max(MOST_NORM_ERROR, rounding) * self.own_norm:
-            why = "gradients are clipped in parts, or with another norm"
-            self.listener.left_open({Premise.CLIPPED_WHOLE: why})
+            self.listener.left_open({Premise.CLIPPED_WHOLE: "gradients are clipped in parts, or with another norm"})
 
     def on_step(self, optimizer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
         """An optimizer is about to step: with a closure the passes are yet to come, as in Lightning."""
@@ -359,8 +331,6 @@ class LoopHooks:
         """This optimizer's gradients are complete."""
         if self.begun and self._is_own(optimizer):
             if self.differentiating:
-                from tunecheck.listen.objective import NO_WHOLE_GRADIENT
-
                 self.left_open[Premise.GRADIENT_WHOLE] = NO_WHOLE_GRADIENT
             self._backward_end()
 
@@ -380,24 +350,22 @@ class LoopHooks:
         kind = type(optimizer).__name__
         why = f"from step {self.step} another {kind} trains the model: only earlier steps are judged"
         self.listener.left_open({Premise.TRAINED_SET_DECLARED: why})
-        self.listener.tried(self.listener.end_of_listening)
         self._let_go()
 
     def _backward_end(self) -> None:
-        from tunecheck.listen.session import norm_of_gradients
-
         assert self.listener is not None
         if self.done_backward:
             return
         self.done_backward = True
         self.listener.left_open(self.left_open)
-        self.seconds += time.perf_counter() - self.since
-        self.own_norm = norm_of_gradients(self.model)
-        self.rate = highest_rate(*self.optimizers)
-        self.without_rate = without_rate(*self.optimizers)
-        self.listener.tell_rate(self.rate)
-        self.listener.backward_end(self.step)
-        self.since = time.perf_counter()
+        self.gradients_complete(self.listener, self.model)
+
+    def present_rate(self) -> float:
+        """Return the highest rate of all groups."""
+        from tunecheck.listen.optimizers import highest_rate, without_rate
+
+        self.rate, self.without_rate = highest_rate(*self.optimizers), without_rate(*self.optimizers)
+        return self.rate
 
     def on_stepped(self, optimizer: Any, *_: Any) -> None:
         """An optimizer has stepped."""
@@ -413,12 +381,12 @@ class LoopHooks:
                 self._stepped()
 
     def _see_other_tensors(self, optimizer: Any) -> None:
-        """Listen to a model that learns, and to this optimizer of other tensors, of which none has a gradient.
+        """Listen to a model that learns, and to this optimizer, whose tensors have no gradients.
 
-        It was made before the model was wrapped, copied or loaded anew. One whose tensors have gradients may be meant
-        to train these alone, such as a prompt before a model that nobody froze.
+        Such an optimizer was made before the model was wrapped, copied or reloaded. One whose tensors have gradients
+        may be meant to train these alone.
         """
-        from tunecheck.listen.any_model import optimizers_of
+        from tunecheck.listen.optimizers import optimizers_of
 
         model = self.candidate() if self.model is None else self.model
         tensors = [p for group in optimizer.param_groups for p in group["params"]]
@@ -437,37 +405,20 @@ class LoopHooks:
             self._stepped(applied=False)
 
     def _stepped(self, *, applied: bool = True) -> None:
-        from tunecheck.core.evidence import LossDivided, Step
-
         assert self.listener is not None
-        self.seconds += time.perf_counter() - self.since
-        several, counted = len(self.factors), {None if factor is None else round(factor, 4) for factor in self.factors}
-        if several > 1 and counted in ({1.0}, {round(1 / several, 4)}):
-            self.listener.emit(LossDivided(micro_batches=several, by="the loop" * (counted != {1.0})))
-        self.factors = []
-        own = sum(batch.supervised_tokens for batch in self.window)
-        self.begun, self.stepped, self.passes, self.stepping = False, [], [], 0
-        self.clipped = False
-        self.listener.step_end(
-            Step(
-                step=self.step,
-                loss=float(sum(self.losses)),
-                learning_rate=self.rate,
-                gradient_norm=self.own_norm if self.norm is None else float(self.norm),
-                supervised_tokens=own,
-                tokens=sum(batch.tokens for batch in self.window),
-                applied=applied,
-                seconds=self.seconds,
-                without_rate=self.without_rate,
-            )
-        )
+        self.stop_clock()
+        if self.division is not None:
+            self.listener.emit(*self.division.divided())
+            self.division = None
+        self.begun, self.clipped, self.stepped, self.passes, self.stepping = False, False, [], [], 0
+        self.step_ends(self.listener, applied=applied)
         self._remember()
         self.step += 1
         if not self.listener.listening:
             self._let_go()
             return
-        if self.own_writes is not None:
-            self.own_writes.begin()
+        if self.user_writes is not None:
+            self.user_writes.begin()
         self.references = sys.getrefcount(self.model)
 
     def _collecting(self, phase: str, info: dict[str, int]) -> None:
@@ -478,59 +429,45 @@ class LoopHooks:
     def _drop(self) -> None:
         if self.listener is None or (references := sys.getrefcount(self.model)) >= self.references:
             return
-        self.references = references
         from tunecheck.listen.user_code import is_held
 
+        self.references = references
         if not is_held(self.model):
-            self.listener.tried(self.listener.end_of_listening)
             self._let_go()
 
     def _let_go(self) -> None:
-        """All steps that are listened to are done: nothing of the script's is hooked or held any more.
-
-        What it saves is still heard. How far it steps its schedules is known when the model is gone, or at the end.
-        """
+        """Release everything of the script's after the last step; its saves are still heard."""
         assert self.listener is not None
-        self.listener.tried(self._tell_own_writes)
+        self.listener.tried(self.listener.end_of_listening)
+        self.listener.tried(self._tell_user_writes)
         self._unhook()
         weakref.finalize(self.model, self.listener.tried, self._tell_schedule).atexit = False
-        self.model = self.entry = self.own_writes = self.divergences = self.norm = None
+        self.model = self.entry = self.user_writes = self.divergences = self.norm = None
         self.optimizers, self.window, self.losses, self.parts = [], [], [], WeakSet()
-
-    def _unstepped(self) -> str:
-        """Return what was seen of a model that learns without an optimizer, what is missing, and what to do."""
-        return (
-            f"a {self.kind} was called and differentiated ({self.differentiated}), but no torch optimizer stepped: "
-            "tunecheck cannot recognise hand-written updates; pass model.parameters() to an optimizer of torch.optim, "
-            "and call its step"
-        )
 
     def _remember(self) -> None:
         """Have what the script merges and saves of the model read back, from the first step on."""
-        assert self.run is not None
-        if self.step == 0 and self.run.is_causal_lm and self.window and rank_and_processes()[0] == 0:
-            from tunecheck.listen import exports
-
-            assert self.listener is not None
-            tried, last_look = self.listener.tried, self._ours(self.listener.end_of_listening)
+        if self.listener is None or self.run is None or not self.run.is_causal_lm:
+            return
+        if self.step == 0 and self.window and rank_and_processes()[0] == 0:
             first = self.window[0]
             ids = first.input_ids[:1][:, first.attention_mask[0].bool()]
-            exports.remember(self.model, self.listener.add, ids, lambda: tried(last_look))
+            self.listener.read_back_saves(self.model, ids, self._ours(self.listener.end_of_listening))
 
     def why_not(self) -> str:
         """Return why a loop of this process was not listened to; "" where there was none, or it was."""
         if self.listener is not None:
             return ""
         if not self.unheard:
-            return self._unstepped() if self.differentiated and self.kind else ""
+            seen = (
+                f"a {self.kind} was called and differentiated ({self.differentiated}), but no torch optimizer stepped: "
+                "tunecheck cannot recognise hand-written updates; pass model.parameters() to an optimizer of "
+                "torch.optim, and call its step"
+            )
+            return seen if self.differentiated and self.kind else ""
         if self.model is None:
             return f"{self.unheard} stepped, but {self.why or 'no module was called with gradients'}"
         return f"{self.unheard} stepped, but no optimizer holds parameters of the {type(self.model).__name__}"
-
-
-def _by_name(args: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """Return what a model is called with; transformers' first argument are the tokens."""
-    return {**{"input_ids" if at == 0 else f"argument {at}": value for at, value in enumerate(args)}, **given}
 
 
 _waiting: list[LoopHooks] = []

@@ -1,12 +1,13 @@
-"""Which loss a loop differentiates: its model's own, or a cross entropy of the logits that it takes itself.
+"""Which loss a loop differentiates: its model's own, or a cross entropy that the loop computes.
 
-The graph of the tensor tells. It leads to the model's loss, or to a negative log-likelihood whose scores are the
-model's logits, position by position; where it leads to the logits in another way, the loss is not known.
+The tensor's graph leads to the model's loss, or to a negative log-likelihood of the model's logits. Any other way to
+the logits makes the loss unknown.
 """
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -14,8 +15,7 @@ import torch
 from tunecheck.core.errors import Unsupported
 from tunecheck.core.evidence import ScoresGiven
 from tunecheck.core.premises import Premise, opened
-from tunecheck.listen.masks import is_of_pairs
-from tunecheck.listen.session import batch_of
+from tunecheck.listen.batches import batch_of, is_of_pairs
 from tunecheck.training.data import IGNORED, Batch
 
 UNKNOWN = "the loop computes its loss from the logits in a way that tunecheck does not follow"
@@ -34,30 +34,13 @@ OF_SCORES = {
 """Functions that expect scores, or their logarithms, to those whose results are probabilities already."""
 MOST_NODES = 2000
 """Of a loss's graph that are looked at: its own functions are the first ones."""
-STRAIGHT = frozenset(
-    f"{name}Backward0"
-    for name in (
-        *(
-            "View",
-            "UnsafeView",
-            "ReshapeAlias",
-            "Unsqueeze",
-            "Squeeze",
-            "Slice",
-            "Select",
-            "Index",
-            "Transpose",
-            "Permute",
-        ),
-        *("Clone", "Alias", "ToCopy"),
-    )
-)
+_MOVES = "View UnsafeView ReshapeAlias Unsqueeze Squeeze Slice Select Index Transpose Permute Clone Alias ToCopy"
+STRAIGHT = frozenset(f"{name}Backward0" for name in _MOVES.split())
 """What selects, moves or casts scores, and computes nothing of them."""
 VIEWS = "ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "UnsqueezeBackward0"
 REDUCTIONS = "none", "mean", "sum"
 MOST_DIFFERENCE = 1e-3
-"""Of log-likelihoods computed twice: logits in 16 bit are widened first, so that the same ones differ by the rounding
-of fp32 alone, and others (divided by a temperature, of another model) by far more."""
+"""Between log-likelihoods computed twice in fp32; other logits (of another temperature or model) differ by far more."""
 
 
 @dataclass(slots=True, eq=False)
@@ -76,10 +59,9 @@ class Pass:
         self.logits = next((tensor for tensor in tensors if tensor.ndim == 3), None)
 
     def placed(self, entropy: Any) -> torch.Tensor | None:
-        """Return what a negative log-likelihood compares these logits with: [rows, tokens + 1], each token at its
-        own place, one behind the logits that are to predict it.
+        """Return the labels of a negative log-likelihood, [rows, tokens + 1], each behind the logits that predict it.
 
-        It may be taken of all positions or of a stretch of them. None where its scores are not these logits.
+        It may cover a stretch of the positions. Return None if its scores are not these logits.
         """
         before = entropy.next_functions[0][0]
         while before is not None and before.name() in VIEWS:  # of scores with their classes second
@@ -149,10 +131,7 @@ class Loss:
 
 
 def not_followed(given: Mapping[str, Any], batch: Batch) -> dict[Premise, str]:
-    """Return the premises that a micro-batch of this form leaves open, with the reason.
-
-    `given` is what the model is called with. What it makes of a position that sees nothing is left to its kernels.
-    """
+    """Return the premises that this micro-batch leaves open, with the reason; the model was called with `given`."""
     own = given.get("attention_mask")
     if batch.sees is not None:
         return {Premise.ROWS_FOLLOWED: OWN_MASK}
@@ -164,25 +143,36 @@ def not_followed(given: Mapping[str, Any], batch: Batch) -> dict[Premise, str]:
     return {}
 
 
-def loss_of(tensor: torch.Tensor, passes: Sequence[Pass]) -> Loss:
-    """Return what this tensor is made of, of these passes."""
-    losses = {each.loss.grad_fn: each for each in passes if each.loss is not None}
-    logits = {each.logits.grad_fn: each for each in passes if each.logits is not None}
-    found, waiting, seen = Loss(), deque([tensor.grad_fn]), set[Any]()
+def graph_of(tensor: torch.Tensor, ends: Collection[Any] = ()) -> Iterator[Any]:
+    """Yield the functions of a tensor's graph, the nearest first; those of `ends`, to which one may add, end a way."""
+    waiting, seen = deque[Any]([tensor.grad_fn]), set[Any]()
     while waiting:
         node = waiting.popleft()
         if node is None or node in seen:
             continue
         seen.add(node)
+        yield node
+        if node not in ends:
+            waiting.extend(following for following, _ in node.next_functions)
+
+
+def loss_of(tensor: torch.Tensor, passes: Sequence[Pass]) -> Loss:
+    """Return what this tensor is made of, of these passes."""
+    losses = {each.loss.grad_fn: each for each in passes if each.loss is not None}
+    logits = {each.logits.grad_fn: each for each in passes if each.logits is not None}
+    found, ends = Loss(), {*losses, *logits}
+    for node in graph_of(tensor, ends):
         if node in losses:
             found.plain.append(losses[node])
         elif node in logits:
             found.others.append(logits[node])
-        elif node.name() in ENTROPIES and (placed := _placed(node, passes)) is not None:
+        elif node.name() in ENTROPIES and (
+            placed := next(((each, node, at) for each in passes if (at := each.placed(node)) is not None), None)
+        ):
             found.entropies.append(placed)
+            ends.add(node)
         else:
             found.further |= not node.next_functions
-            waiting.extend(following for following, _ in node.next_functions)
     found.weighed = _weighed(tensor, [each.loss.grad_fn for each in found.plain if each.loss is not None])
     return found
 
@@ -196,41 +186,18 @@ def _weighed(tensor: torch.Tensor, losses: Sequence[Any]) -> bool:
     return bool((factors.max() - factors.min()).abs() > MOST_DIFFERENCE * factors.abs().max())
 
 
-def factor_of_mean(tensor: torch.Tensor) -> float | None:
-    """Return the factor with which a mean of cross entropies is in this loss; None where it holds not exactly one."""
-    waiting, seen, means = deque[Any]([tensor.grad_fn]), set[Any](), []
-    while waiting and len(seen) < MOST_NODES:
-        node = waiting.popleft()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if node.name() in ENTROPIES:
-            means.append(node)
-        else:
-            waiting.extend(following for following, _ in node.next_functions)
-    if len(means) != 1 or REDUCTIONS[means[0]._saved_reduction] != "mean":
-        return None
-    edge = torch.autograd.graph.GradientEdge(means[0], 0)
-    (factor,) = torch.autograd.grad(tensor, [edge], retain_graph=True)
-    return float(factor)
-
-
 def another_kind(tensor: torch.Tensor, passes: Sequence[Pass]) -> str:
-    """Return why this is no mean or sum of cross entropies of these passes' logits; "" where it is one, however wrong.
-
-    What is computed of logits in another way is another loss on purpose: smoothed, weighed, distilled, with a penalty.
-    """
+    """Return why this is no cross entropy of these passes' logits, but another loss on purpose; "" where it is one."""
     losses = {each.loss.grad_fn for each in passes if each.loss is not None}
     logits = {each.logits.grad_fn for each in passes if each.logits is not None}
-    waiting, seen = deque[Any]([tensor.grad_fn]), set[Any]()
-    while waiting:
-        node = waiting.popleft()
-        if node is None or node in seen or node in losses:
+    ends = set(losses)
+    for node in graph_of(tensor, ends):
+        if node in losses:
             continue
-        seen.add(node)
         if node in logits:
             return "it uses the logits outside cross_entropy"
         if node.name() in ENTROPIES:
+            ends.add(node)
             if (reduction := REDUCTIONS[node._saved_reduction]) == "none" or node._saved_weight is not None:
                 return f"its cross_entropy has reduction={reduction!r} or class weights"
             likelihoods = _straight_back(node.next_functions[0][0], logits)
@@ -239,8 +206,6 @@ def another_kind(tensor: torch.Tensor, passes: Sequence[Pass]) -> str:
                 return "its cross_entropy takes a function of the logits"
         elif not node.next_functions:
             return OUTSIDE_FORWARD
-        else:
-            waiting.extend(following for following, _ in node.next_functions)
     return ""
 
 
@@ -263,24 +228,15 @@ class Divergences:
 
 
 def scores_given(tensor: torch.Tensor, divergences: Divergences) -> ScoresGiven:
-    """Return what the functions of this loss that expect scores are given: a softmax of probabilities is nearly flat.
-
-    Of a loss whose graph is large, the part that is nearest to it is looked at.
-    """
+    """Return what the loss's functions of scores are given: a softmax of probabilities is nearly flat."""
     functions, found = divergences.functions, divergences.of_probabilities[:1]
-    waiting, seen = deque[Any]([tensor.grad_fn]), set[Any]()
-    while waiting and len(seen) < MOST_NODES:
-        node = waiting.popleft()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
+    for node in islice(graph_of(tensor), MOST_NODES):
         squashed = OF_SCORES.get(node.name())
         if squashed is not None:
             functions += 1
             given = _straight_back(node.next_functions[0][0], ())
             if given is not None and given.name() in squashed:
                 found.append(f"{_plainly(node)} of a {_plainly(given)}")
-        waiting.extend(following for following, _ in node.next_functions)
     return ScoresGiven(functions=functions, probabilities=tuple(found))
 
 
@@ -293,13 +249,6 @@ def _straight_back(node: Any, logits: Collection[Any]) -> Any:
     while node is not None and node not in logits and node.name() in STRAIGHT:
         node = node.next_functions[0][0]
     return node
-
-
-def _placed(entropy: Any, passes: Sequence[Pass]) -> tuple[Pass, Any, torch.Tensor] | None:
-    for each in passes:
-        if (labels := each.placed(entropy)) is not None:
-            return each, entropy, labels
-    return None
 
 
 def _no_mean(entropy: Any) -> str:

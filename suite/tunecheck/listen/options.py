@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -85,3 +86,11 @@ def new_trace_file(options: Options, number: int, rank: int) -> Path:
             break  # what writes to it says why it cannot
         return path
     return trace_file(options, number, rank)
+
+
+def rank_and_processes() -> tuple[int, int]:
+    """Return this process's rank and the number of processes: torch.distributed's, else the launcher's."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return int(os.environ.get("RANK") or 0), int(os.environ.get("WORLD_SIZE") or 1)

@@ -1,7 +1,4 @@
-"""What went wrong in listening: told on standard error, and to the verdict of a watched command.
-
-Standard library only, and loaded by file where the training's Python has no tunecheck.
-"""
+"""Problems of listening, told on standard error and in the verdict. Standard library only, and loaded by file."""
 
 import contextlib
 import json

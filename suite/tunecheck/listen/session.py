@@ -1,21 +1,15 @@
 """A training that is not ours as the session that probes know. Imports torch; in the watched process only."""
 
-import hashlib
-import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tunecheck.core.errors import Unsupported
 from tunecheck.listen import declared
-from tunecheck.listen.any_model import device_of
-from tunecheck.listen.masks import counts_up, document_positions, is_of_pairs, visible
-from tunecheck.listen.ranks import rank_and_processes
-from tunecheck.probes.reference.measures import norm, word_sums
-from tunecheck.training.data import IGNORED, Batch, Tokens, collate
+from tunecheck.listen.options import rank_and_processes
+from tunecheck.listen.trained_model import device_of
+from tunecheck.training.data import Batch, Tokens, collate
 from tunecheck.training.session import Session
 
 ROW_TOKENS = 64
@@ -71,72 +65,6 @@ def _declared_number(model: Any, name: str) -> int:
     return int(getattr(inner, name, None) or sys.maxsize)
 
 
-def batch_of(inputs: Any, device: torch.device) -> Batch:
-    """Return what the model is given, in the form that probes know."""
-    ids, labels = inputs["input_ids"].to(device), inputs["labels"].to(device)
-    given, sees = inputs.get("attention_mask"), None
-    # where rows are packed a mask may number their documents
-    mask = torch.ones_like(ids) if given is None or given.shape != ids.shape else (given != 0).long().to(device)
-    positions = inputs.get("position_ids")
-    if positions is not None:  # those of images have three of them a token
-        positions = positions.to(device).expand_as(ids) if positions.ndim <= ids.ndim else None
-    if is_of_pairs(given, ids.shape[1]):
-        seen = visible(given.to(device), len(ids))
-        if (found := document_positions(seen, ids, labels)) is None:
-            mask, positions, sees = seen.any(dim=1).long(), None, seen
-        else:
-            mask, places = found
-            positions = places if positions is None or counts_up(positions, places, mask) else positions
-    return Batch(
-        keys=("?",) * len(ids),
-        input_ids=ids,
-        attention_mask=mask,
-        labels=labels,
-        supervised_tokens=int((labels[:, 1:] != IGNORED).sum()),
-        tokens=int(mask.sum()),
-        position_ids=positions,
-        sees=sees,
-    )
-
-
-def named_inputs(inputs: Any) -> Mapping[str, Any]:
-    """Return a micro-batch's inputs by name: a collator may leave the rows as they are, as TRL's for GRPO does."""
-    return inputs if isinstance(inputs, Mapping) else {"rows": inputs}
-
-
-def unknown_batch(inputs: Any, device: torch.device) -> Batch:
-    """Return a micro-batch of which the rows and tokens are counted alone, for a model that is given anything else."""
-    labels, mask = inputs.get("labels"), inputs.get("attention_mask")
-    rows = next((len(value) for value in inputs.values() if hasattr(value, "__len__")), 0)
-    nothing = torch.zeros(rows, 1, dtype=torch.long, device=device)
-    return Batch(
-        keys=("?",) * rows,
-        input_ids=nothing,
-        attention_mask=nothing + 1,
-        labels=nothing + IGNORED,
-        supervised_tokens=0 if labels is None else int((labels != IGNORED).sum()),
-        tokens=rows if mask is None else int(mask.sum()),
-        content=hashlib.sha256(repr(list(_content(inputs))).encode()).hexdigest()[:12],
-    )
-
-
-def _content(value: Any) -> Iterator[object]:
-    """Yield what tells this value from another: of tensors dtype, shape and sums over their bytes."""
-    if isinstance(value, torch.Tensor):
-        yield value.dtype, tuple(value.shape)
-        if value.layout is torch.strided and value.device.type != "meta":
-            yield word_sums(value.detach().contiguous().view(-1).view(torch.uint8))
-    elif isinstance(value, Mapping):
-        for key in value:
-            yield key
-            yield from _content(value[key])
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _content(part)
-    elif isinstance(value, str | int | float):
-        yield value
-
-
 def session_of(
     run: declared.WatchedRun,
     model: Any,
@@ -166,19 +94,8 @@ def session_of(
         loss=_not_ours,
         evaluate=_not_ours,
         merge=_not_ours,
-        **{"save_adapter": save_pretrained, **others},
+        **{"save_adapter": lambda own, folder: own.model.save_pretrained(str(folder)), **others},
     )
-
-
-def save_pretrained(session: Session, folder: Path) -> None:
-    """Save the adapter as peft does."""
-    session.model.save_pretrained(str(folder))
-
-
-def norm_of_gradients(model: Any) -> float:
-    """Return the norm of all gradients that the model holds now."""
-    norms = [norm(p.grad) for p in model.parameters() if p.grad is not None]
-    return math.hypot(*norms) if norms else 0.0
 
 
 def _not_ours(*_: Any) -> Any:

@@ -1,8 +1,7 @@
 """`--twice`: the command's first steps once more, and from a checkpoint in their middle, before the watched run.
 
-Both runs are the command itself, with Trainer.args.output_dir in a folder of tunecheck's own, and both end as soon as
-their steps are done: what the script does after its training is done by the watched run alone. They go first, when the
-script's folders are as the watched run will find them.
+Both runs write into a folder of tunecheck's own and end with their steps. They go first, so that they find the script's
+folders as the watched run does.
 """
 
 import re

@@ -1,15 +1,14 @@
-"""Where the script's own code takes part in its training: what it overrides, hands over, and where it trains.
+"""The script's own code in its training: overrides, callables, hooks, and the line that trains."""
 
-In the watched process only; a callable whose source cannot be found is left out.
-"""
-
+import dis
 import gc
 import inspect
+import itertools
 import re
 import sys
 import sysconfig
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,18 +16,15 @@ from types import CellType, FrameType, FunctionType, MethodType
 from typing import Any
 
 from tunecheck.core.evidence import UserCode
+from tunecheck.training.restore import model_mode, random_state, uncached, without_dropout, without_repacking
 
-HANDED_OVER = (
-    "data_collator",
-    "formatting_func",
-    "compute_loss_func",
-    "compute_metrics",
-    "preprocess_logits_for_metrics",
-    "model_init",
+CALLABLES = (
+    *("data_collator", "formatting_func", "compute_loss_func"),
+    *("compute_metrics", "preprocess_logits_for_metrics", "model_init"),
 )
 """Attributes of a Trainer that hold a function of the script's."""
 LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-OWN = str(Path(__file__).parents[1])
+SUITE = str(Path(__file__).parents[1])
 DEFINITION = re.compile(r"\s*(async\s+def|def|class)\s")
 SOURCE_LINES, LINE_CHARACTERS = 400, 200
 """Most lines of a part whose source a trace keeps, and most characters of each."""
@@ -40,7 +36,7 @@ def of_trainer(trainer: Any) -> Iterator[UserCode]:
     held = [*vars(trainer).items(), *(item for kind in type(trainer).__mro__ for item in vars(kind).items())]
     overridden = {name: value for name, value in reversed(held) if hasattr(base, name) and callable(value)}
     found = [code_of(name, value) for name, value in overridden.items()]
-    found += [code_of(name, value) for name in HANDED_OVER if (value := getattr(trainer, name, None)) is not None]
+    found += [code_of(name, value) for name in CALLABLES if (value := getattr(trainer, name, None)) is not None]
     found += [code_of("callback", type(callback)) for callback in trainer.callback_handler.callbacks]
     yield from (code for code in found if code is not None)
     yield from of_caller()
@@ -66,10 +62,7 @@ def of_caller() -> Iterator[UserCode]:
 
 
 def _with_source(code: UserCode, value: Any) -> UserCode:
-    """Return the code with the lines of this function, class or frame, as many as a trace keeps around its line.
-
-    Raises OSError where they cannot be read.
-    """
+    """Return the code with the source lines around its line. Raises OSError where they cannot be read."""
     lines, first = inspect.getsourcelines(value)
     first = max(first, 1)  # a module begins with line 0
     begin = max(0, code.line - first - SOURCE_LINES // 2)
@@ -77,7 +70,7 @@ def _with_source(code: UserCode, value: Any) -> UserCode:
     return replace(code, first_line=first + begin, source=kept)
 
 
-def own_modules(model: Any) -> list[str]:
+def user_modules(model: Any) -> list[str]:
     """Return the classes of the script's own whose modules it has put into this model, as adapters by hand."""
     kinds = {type(module) for module in model.modules() if module is not model}
     return sorted(kind.__name__ for kind in kinds if code_of("module", kind) is not None)
@@ -86,7 +79,7 @@ def own_modules(model: Any) -> list[str]:
 def departure(model: Any) -> str:
     """Return what a model of transformers has that its class does not build of its configuration; "" for nothing."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    if own := own_modules(model):
+    if own := user_modules(model):
         return f"the model contains the script's own {own[0]}"
     if code_of("forward", type(inner).forward) is not None:
         return f"the forward pass of {type(inner).__name__} is the script's own"
@@ -114,15 +107,12 @@ def code_of(role: str, value: Any) -> UserCode | None:
 
 def _is_users(file: str) -> bool:
     path = str(Path(file).resolve()) if Path(file).exists() else ""
-    inside = any(path.startswith(f"{folder}/") for folder in (*LIBRARIES, OWN, sys.prefix))
+    inside = any(path.startswith(f"{folder}/") for folder in (*LIBRARIES, SUITE, sys.prefix))
     return bool(path) and not inside and "/site-packages/" not in path
 
 
 def is_held(thing: Any, depth: int = 3, aside: frozenset[int] = frozenset()) -> bool:
-    """Return whether anything but our own code refers to this. It walks the interpreter's objects: 0.1 s and more.
-
-    A container is looked behind, up to this depth; `aside` are the addresses of what is looked with.
-    """
+    """Return whether anything but our own code refers to this, up to this depth of containers; 0.1 s and more."""
     holders = gc.get_referrers(thing)
     aside |= {id(holders)}
     for holder in holders:  # no generator, which would be a holder, too
@@ -138,6 +128,47 @@ CONTAINERS = dict, tuple, list, CellType, MethodType, partial
 
 def _is_ours(holder: Any) -> bool:
     if isinstance(holder, FrameType):
-        return holder.f_code.co_filename.startswith(OWN)
+        return holder.f_code.co_filename.startswith(SUITE)
     module = holder.__module__ if isinstance(holder, FunctionType) else type(holder).__module__
     return str(module).partition(".")[0] == "tunecheck"
+
+
+TOKENS = 16
+
+
+def noise_by_hooks(model: Any) -> str:
+    """Return which hook of the script's own adds noise to the embeddings in training alone; "" without one."""
+    embedding = model.get_input_embeddings()
+    for hook in (*embedding._forward_pre_hooks.values(), *embedding._forward_hooks.values()):
+        code = code_of("hook", hook)
+        if code is None or not _returns_something(hook):  # looks on, and changes nothing
+            continue
+        if _varies(model, training=True) and not _varies(model, training=False):
+            return f"the script's hook {code.name} ({Path(code.file).name}:{code.line}) adds noise to the embeddings"
+    return ""
+
+
+def _returns_something(hook: Any) -> bool:
+    """Return whether a hook can return anything but None."""
+    code = getattr(inspect.unwrap(hook), "__code__", None)
+    if code is None:  # an object that is called
+        return True
+    steps = list(dis.get_instructions(code))
+    returned = {step.argval for step in steps if step.opname == "RETURN_CONST"}  # of Python 3.12 and 3.13
+    for before, step in itertools.pairwise(steps):
+        if step.opname == "RETURN_VALUE":
+            returned.add(before.argval if before.opname == "LOAD_CONST" else "something")
+    return bool(returned - {None})
+
+
+def _varies(model: Any, *, training: bool) -> bool:
+    """Return whether two equal forward passes differ although nothing is dropped."""
+    import torch
+
+    ids = torch.arange(TOKENS, device=model.device)[None] % len(model.get_input_embeddings().weight)
+    alike = (random_state(model.device), without_repacking(model), without_dropout(model), model_mode(model, training))
+    with ExitStack() as stack, torch.no_grad():
+        for context in alike:
+            stack.enter_context(context)
+        first, second = (uncached(model, input_ids=ids).logits for _ in range(2))
+    return not torch.equal(first, second)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tunecheck.listen.own_hooks import noise_by_hooks
+from tunecheck.listen.user_code import noise_by_hooks
 
 
 def noisy(module, _, out):
@@ -43,8 +43,8 @@ class Called:
 @pytest.mark.parametrize(
     ("hook", "told"),
     [
-        (noisy, "noisy (test_own_hooks.py:"),
-        (Called(), "Called (test_own_hooks.py:"),
+        (noisy, "noisy (test_user_hooks.py:"),
+        (Called(), "Called (test_user_hooks.py:"),
         (always_noisy, ""),
         (doubled, ""),
         (looking, ""),

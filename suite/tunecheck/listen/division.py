@@ -1,19 +1,19 @@
-"""Whether the loss of a window's micro-batches is divided: by the Trainer, or by `compute_loss`, which then has to.
+"""Whether the loss of a window's micro-batches is divided, by the Trainer or by `compute_loss`.
 
-Since 4.46 the Trainer hands `compute_loss` the number of the window's supervised tokens, and divides by the number of
-micro-batches no more where the model takes that number. A `compute_loss` of the script's own that leaves it out has
-gradients as many times too large. It is called again with other numbers: what does not change is not divided by them.
+Since 4.46 the Trainer leaves the division to a model that takes the number of supervised tokens. A `compute_loss` that
+ignores this number makes gradients too large. Division calls it again with other numbers and compares.
 """
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import torch
 
 from tunecheck.core.evidence import LossDivided
+from tunecheck.listen.loop_loss import ENTROPIES, MOST_NODES, REDUCTIONS, graph_of
 from tunecheck.listen.user_code import overrides
 from tunecheck.training.restore import model_mode
 
@@ -75,6 +75,40 @@ class Division:
             return float(trainer.compute_loss(self._model, dict(given), num_items_in_batch=items))
 
 
+class LoopDivision:
+    """The losses of a loop's first window, of a model whose own code defines the loss."""
+
+    def __init__(self) -> None:
+        self._factors: list[float | None] = []
+
+    def differentiates(self, tensor: torch.Tensor, model: Any, own_pass: bool) -> None:
+        """Note the factor of this loss's mean; None for another kind of loss, or gradients that are not added."""
+        added = any(p.grad is not None and bool(p.grad.any()) for p in model.parameters())
+        self._factors.append(factor_of_mean(tensor) if own_pass and added == bool(self._factors) else None)
+
+    def divided(self) -> list[LossDivided]:
+        """Return who has divided the losses; nothing where nobody can tell."""
+        several = len(self._factors)
+        counted = {None if factor is None else round(factor, 4) for factor in self._factors}
+        if several > 1 and counted in ({1.0}, {round(1 / several, 4)}):
+            return [LossDivided(micro_batches=several, by="the loop" * (counted != {1.0}))]
+        return []
+
+
+def factor_of_mean(tensor: torch.Tensor) -> float | None:
+    """Return the factor with which a mean of cross entropies is in this loss; None where it holds not exactly one."""
+    ends = set[Any]()
+    for node in islice(graph_of(tensor, ends), MOST_NODES):
+        if node.name() in ENTROPIES:
+            ends.add(node)
+    means = list(ends)
+    if len(means) != 1 or REDUCTIONS[means[0]._saved_reduction] != "mean":
+        return None
+    edge = torch.autograd.graph.GradientEdge(means[0], 0)
+    (factor,) = torch.autograd.grad(tensor, [edge], retain_graph=True)
+    return float(factor)
+
+
 def _twice(value: Any) -> Any:
     """Return these rows twice."""
     return torch.cat([value, value]) if isinstance(value, torch.Tensor) and value.ndim else value
@@ -108,15 +142,14 @@ def _twice_as_many(trainer: Any) -> Iterator[None]:
 
 def _has_factor(loss: torch.Tensor, micro_batches: int) -> bool:
     """Return whether the loss's graph begins with a factor or a divisor of this number, written out by the script."""
-    waiting = deque[Any]([loss.grad_fn])
-    while waiting:
-        node = waiting.popleft()
-        if node is None or node.name() not in OF_TERMS:
+    ends = set[Any]()
+    for node in graph_of(loss, ends):
+        if node.name() not in OF_TERMS:
+            ends.add(node)
             continue
         other = getattr(node, "_saved_other", None) if node.name() in FACTORS else None
         if isinstance(other, torch.Tensor) and other.numel() == 1:
             factor = abs(float(other))
             if any(math.isclose(factor, wanted, rel_tol=SAME) for wanted in (micro_batches, 1 / micro_batches)):
                 return True
-        waiting.extend(following for following, _ in node.next_functions)
     return False

@@ -1,8 +1,7 @@
-"""Trained weights that a loop's script writes between two steps of its optimizer, and the line that does.
+"""Trained weights that a loop's script writes in place between two optimizer steps, and the line that does.
 
-Slow weights are pulled after, weights are clipped, projected or averaged, noise is put on them: all by the script's own
-in-place operations. What a library writes (a state dict loaded, an initialisation, a merged adapter) is not of them,
-nor are values that a tensor had before: these undo what was learned. In the watched process only.
+Such writes pull slow weights, clip, project, average or add noise. Writes of libraries (loads, initialisations, merges)
+do not count, nor do values that a tensor had before. In the watched process only.
 """
 
 import sys
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 
 from tunecheck.core.evidence import WrittenByScript
-from tunecheck.listen.user_code import OWN
+from tunecheck.listen.user_code import SUITE
 from tunecheck.training.hooks import Hooks
 
 CONVERTING = frozenset({"torch", "transformers", "peft", "accelerate", "bitsandbytes", "lightning", "trl"})
@@ -23,7 +22,7 @@ IN_PLACE = *sorted({n for n in dir(torch.Tensor) if n[0] != "_" and n[-1] == "_"
 OF_LISTS = tuple(f"_foreach_{name}_" for name in ("add", "clamp_max", "clamp_min", "copy", "lerp", "mul", "sub"))
 
 
-class OwnWrites:
+class UserWrites:
     """Hears who writes to what a model learns, between a step's end and the next forward pass alone."""
 
     def __init__(self, model: Any, failed: Callable[[str], None]) -> None:
@@ -59,6 +58,7 @@ class OwnWrites:
 
     def record(self) -> list[WrittenByScript]:
         """Return what was heard."""
+        self.end()
         lines = {name: line for name, line in self._lines.items() if name not in self._others}
         return [WrittenByScript(lines=lines)] if lines else []
 
@@ -88,7 +88,7 @@ def _storage(tensor: torch.Tensor) -> int:
 def _line_of_script() -> str:
     """Return the file and line that called the operation; "" where a library did that converts weights."""
     frame = sys._getframe(1)
-    while frame.f_code.co_filename.startswith(OWN) or frame.f_globals.get("__name__") == "torch._tensor":
+    while frame.f_code.co_filename.startswith(SUITE) or frame.f_globals.get("__name__") == "torch._tensor":
         if frame.f_back is None:
             return ""
         frame = frame.f_back

@@ -1,27 +1,15 @@
-"""What a loop that is not ours declares: its model, and the groups of its optimizer.
+"""What a loop declares: its model, and the groups of its optimizer. Imports torch."""
 
-Imports torch; in the watched process only.
-"""
-
-import gc
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from tunecheck.core.premises import Premise, opened
 from tunecheck.core.snapshot import A_LOOP
-from tunecheck.listen.any_model import dtype_of, is_causal, is_transformers, own_objective
-from tunecheck.listen.declared import (
-    WatchedRun,
-    WatchedTraining,
-    checkpoints,
-    described,
-    described_by_itself,
-)
-from tunecheck.listen.groups import groups_of, highest_rate
+from tunecheck.listen.declared import WatchedRun, WatchedTraining, checkpoints, described, described_by_itself
 from tunecheck.listen.listener import Listener
-from tunecheck.listen.objective import other_model
+from tunecheck.listen.optimizers import adamw_settings, highest_rate, scales_loss
+from tunecheck.listen.trained_model import dtype_of, is_causal, is_transformers, other_model, own_objective
 from tunecheck.models.layer_names import decoder_of
 from tunecheck.training.data import Batch
 from tunecheck.training.hooks import OwnHooks
@@ -46,9 +34,9 @@ def run_of(model: Any, optimizer: Any, listener: Listener, autocast: torch.dtype
     """Return what the model and the optimizer of a loop declare."""
     declared, left_open, sources = described(model) if is_transformers(model) else described_by_itself(model)
     left_open |= NOT_DECLARED | opened([Premise.CAUSAL_LM], objective)
-    settings, why = groups_of(optimizer, own=True)
+    settings, why = adamw_settings(optimizer, own=True)
     left_open |= opened([Premise.UPDATE_RULE_KNOWN], why)
-    if _scales():
+    if scales_loss():
         scaled = [Premise.LOSS_UNSCALED]
         if not objective or any(group.get("fused") for group in optimizer.param_groups):
             scaled.append(Premise.UPDATE_RULE_KNOWN)
@@ -78,10 +66,7 @@ def run_of(model: Any, optimizer: Any, listener: Listener, autocast: torch.dtype
 
 
 def cast_within(model: Any, batch: Batch) -> torch.dtype | None:
-    """Return the dtype to which the model's own forward casts, as accelerate's does; None where it enters no autocast.
-
-    Asked of a forward pass of one token, in which the decoder sees it.
-    """
+    """Return the dtype to which the model's own forward casts, by a pass of one token; None without autocast."""
     seen: list[torch.dtype | None] = []
 
     def look(*_: Any) -> None:
@@ -93,30 +78,3 @@ def cast_within(model: Any, batch: Batch) -> torch.dtype | None:
         with torch.no_grad():
             uncached(model, input_ids=batch.input_ids[:1, :1].to(model.device))
     return seen[0] if seen else None
-
-
-class _Together:
-    """Several optimizers that step one after the other, as one."""
-
-    def __init__(self, optimizers: Sequence[Any]) -> None:
-        self.param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-        self.parts = optimizers
-
-    @property
-    def state(self) -> dict[Any, Any]:
-        """Return the state of all."""
-        return {tensor: state for optimizer in self.parts for tensor, state in optimizer.state.items()}
-
-
-def together(optimizers: Sequence[Any]) -> Any:
-    """Return these optimizers as one, by the name of their classes: that of AdamW, where all are."""
-    if len(optimizers) == 1:
-        return optimizers[0]
-    kinds = sorted({type(optimizer).__name__ for optimizer in optimizers})
-    return type(" and ".join(kinds), (_Together,), {})(optimizers)
-
-
-def _scales() -> bool:
-    """Return whether this process has a gradient scaler at work."""
-    scalers = (thing for thing in gc.get_objects() if issubclass(type(thing), torch.amp.GradScaler))
-    return any(scaler.is_enabled() for scaler in scalers)

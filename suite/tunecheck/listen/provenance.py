@@ -1,19 +1,10 @@
-"""What a script loads into its model, and what its loaders' workers hand out: noted from the import of torch on.
+"""Where a model's tensors and rates come from: loads, earlier trainings, LoRA+. Imports nothing of its own."""
 
-Both happen before anything is listened to. Imports nothing that the program might not.
-"""
-
-import hashlib
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
-MOST_BATCHES = 64
-"""Of a loader that are looked at."""
-MOST_LOADERS = 4
-"""Iterators of loaders that are looked at."""
 LARGE_SHARE = 0.5
 """Of a state dict: whoever loads a part of one on purpose does not leave out as much that would fit."""
 
@@ -32,10 +23,6 @@ class Load:
 
 
 _LOADS: WeakKeyDictionary[Any, list[Load]] = WeakKeyDictionary()
-_ROUNDS: WeakKeyDictionary[Any, list[str]] = WeakKeyDictionary()
-"""Iterator of a loader to the digests of its batches."""
-_KEPT: list[tuple[int, list[str]]] = []
-"""Workers of a loader, and the digests of its batches: they outlive the iterator."""
 
 
 def loading(module: Any, state_dict: Mapping[str, Any], *_: Any, **__: Any) -> Callable[[Any], None] | None:
@@ -43,27 +30,27 @@ def loading(module: Any, state_dict: Mapping[str, Any], *_: Any, **__: Any) -> C
     if not state_dict:
         return None
 
+    def shape(tensor: Any) -> Any:
+        return getattr(tensor, "shape", None)
+
     def loaded(result: Any) -> None:
         unexpected, missing = set(getattr(result, "unexpected_keys", ())), getattr(result, "missing_keys", ())
         load = Load(type(module).__name__, len(state_dict), len(state_dict) - len(unexpected & state_dict.keys()))
         if unexpected:
             tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
             pairs = _fitting(unexpected, [name for name in missing if name in tensors])
-            fits = {name: other for name, other in pairs if _shape(state_dict[other]) == _shape(tensors[name])}
+            fits = {name: other for name, other in pairs if shape(state_dict[other]) == tensors[name].shape}
             if not load.taken or len(fits) >= LARGE_SHARE * load.offered:
                 load.fits = {name: (other, _value(state_dict[other])) for name, other in fits.items()}
             if not load.taken:
-                load.values = frozenset(_value(tensor) for tensor in state_dict.values() if _shape(tensor) is not None)
+                load.values = frozenset(_value(tensor) for tensor in state_dict.values() if shape(tensor) is not None)
         _LOADS.setdefault(module, []).append(load)
 
     return loaded
 
 
 def loads_of(model: Any) -> Iterator[tuple[Load, list[str]]]:
-    """Yield what was loaded last into each part of the model, with what was left out and would have fitted.
-
-    What a script has copied by itself since then is not left out.
-    """
+    """Yield the last load into each part of the model, and the tensors that fit but were left out and never copied."""
     for module in model.modules():
         if module not in _LOADS:
             continue
@@ -77,10 +64,7 @@ def loads_of(model: Any) -> Iterator[tuple[Load, list[str]]]:
 
 
 def _fitting(offered: Iterable[str], missing: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield each missing name with an offered one that differs from it by a prefix, or by one part within, alone.
-
-    A part within is peft's name of an adapter, say, which its files do not have.
-    """
+    """Yield each missing name with an offered one that differs by a prefix, or by one part: an adapter's name."""
     by_end: dict[str, list[str]] = {}
     held = set(offered)
     shortened = {rest: name for name in held for rest in _less_one_part(name)}
@@ -103,52 +87,68 @@ def _less_one_part(name: str) -> Iterator[str]:
     yield from (".".join([*parts[:at], *parts[at + 1 :]]) for at in range(len(parts) - 1))
 
 
-def _shape(tensor: Any) -> Any:
-    return getattr(tensor, "shape", None)
-
-
 def _value(tensor: Any) -> str:
     from tunecheck.listen.saves import value_of
 
     return value_of(tensor.detach())
 
 
-def handing_out(iterator: Any) -> Callable[[Any], None] | None:
-    """Workers are about to hand out a batch. Return what notes it, of those that each have a data set of their own."""
-    if iterator not in _ROUNDS:
-        copied = isinstance(iterator._dataset, sys.modules["torch.utils.data"].IterableDataset)
-        if len(_KEPT) >= MOST_LOADERS or not copied or iterator._num_workers < 2:
-            return None
-        _ROUNDS[iterator] = []
-        _KEPT.append((iterator._num_workers, _ROUNDS[iterator]))
-    noted = _ROUNDS[iterator]
-    return (lambda batch: noted.append(_digest(batch))) if len(noted) < MOST_BATCHES else None
+Declared = dict[str, tuple[float, str]]
+"""Tensor to its rate and the argument that declares it."""
+_LOADED: WeakSet[Any] = WeakSet()
+_TRAINED: WeakSet[Any] = WeakSet()
+"""Modules whose own tensors were to learn in a training of this process."""
+_DECLARED: WeakKeyDictionary[Any, Declared] = WeakKeyDictionary()
 
 
-def rounds_handed_out() -> Iterator[tuple[int, list[list[str]]]]:
-    """Yield for each loader its workers and their rounds of batches, each by its digest."""
-    while _KEPT:
-        workers, digests = _KEPT.pop(0)
-        yield workers, [digests[at : at + workers] for at in range(0, len(digests) - workers + 1, workers)]
+def declared_rates_of(optimizer: Any) -> Declared | None:
+    """Return the rates that were declared when this optimizer was made; None where none were."""
+    return _DECLARED.get(optimizer)
 
 
-def _digest(batch: Any) -> str:
-    found = hashlib.sha256()
-    for part in parts_of(batch):
-        found.update(part)
-    return found.hexdigest()
+def lora_plus(
+    model: Any,
+    optimizer_cls: Any = None,
+    *,
+    lr: float,
+    loraplus_lr_ratio: float,
+    loraplus_lr_embedding: float = 1e-6,
+    **_: Any,
+) -> Callable[[Any], None]:
+    """Return what records the rates of LoRA+ (arXiv 2402.12354), by which B trains at a multiple of A's rate."""
+
+    def made(optimizer: Any) -> None:
+        declared: Declared = {}
+        for name, parameter in model.named_parameters():
+            if ".lora_embedding_" in name:
+                declared[name] = loraplus_lr_embedding, "loraplus_lr_embedding"
+            elif ".lora_B." in name and parameter.ndim > 1:
+                declared[name] = lr * loraplus_lr_ratio, "lr x loraplus_lr_ratio"
+            elif ".lora_A." in name:
+                declared[name] = lr, "lr"
+        _DECLARED[optimizer] = declared
+
+    return made
 
 
-def parts_of(batch: Any) -> Iterator[bytes]:
-    """Yield the bytes of all tensors and texts of a batch."""
-    if isinstance(batch, Mapping):
-        batch = batch.values()
-    if hasattr(batch, "detach"):
-        import torch
+def adapter_loading(model: Any, *_: Any, **__: Any) -> Callable[[Any], None]:
+    """peft's load_adapter is called. Return what notes that this model's adapters are no fresh ones."""
+    return lambda _: _LOADED.add(model)
 
-        yield batch.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-    elif isinstance(batch, str | bytes) or not isinstance(batch, Iterable):
-        yield repr(batch).encode()
-    else:
-        for part in batch:
-            yield from parts_of(part)
+
+def adapters_loaded(model: Any) -> bool:
+    """Return whether this model's adapters were loaded, so that they are trained already."""
+    return model in _LOADED
+
+
+def training_begins(model: Any) -> None:
+    """A training of this model begins."""
+    for module in model.modules():
+        if any(tensor.requires_grad for tensor in module.parameters(recurse=False)):
+            _TRAINED.add(module)
+
+
+def trained_before(model: Any, *, adapters: bool) -> bool:
+    """Return whether adapters of this model, or any other of its tensors, learned in a training before."""
+    names = (name for name, module in model.named_modules() if module in _TRAINED)
+    return any((".lora_" in name or ".modules_to_save" in name) is adapters for name in names)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tunecheck.listen.pairs import answers_rated, declares_pairs, declares_ratings, pairs_given
+from tunecheck.listen.preferences import answers_rated, declares_pairs, declares_ratings, pairs_of
 
 CHOSEN = torch.tensor([[1, 2, 3], [1, 4, 5]])
 REJECTED = torch.tensor([[1, 2, 3], [1, 5, 4]])
@@ -18,7 +18,7 @@ JOINED = {"input_ids": torch.cat([CHOSEN, REJECTED])}
 @pytest.mark.parametrize("given", [APART, JOINED], ids=["apart", "joined"])
 def test_pairs_are_counted(given):
     """With keys of their own, or joined as TRL's collators do."""
-    seen = pairs_given(3, [given, given], 2)
+    seen = pairs_of(3, [given, given], 2)
 
     assert (seen.step, seen.pairs, seen.alike) == (3, 4, 2)
 
@@ -28,7 +28,7 @@ def test_pairs_are_counted(given):
 )
 def test_what_is_not_joined_has_no_pairs(given, rows):
     """An epoch's last micro-batch may have fewer rows."""
-    assert pairs_given(0, [given], rows) is None
+    assert pairs_of(0, [given], rows) is None
 
 
 SYSTEM = [7, 8, 9, 10]
@@ -63,14 +63,14 @@ def conversations(prompts, answers):
 def test_answers_that_begin_with_their_whole_prompt_are_counted(prompts, before, again):
     """Both of a pair; where no template writes the prompts, an answer may well take one up."""
     answers = [([*before(prompt), 11, number], [*before(prompt), 12]) for number, prompt in enumerate(prompts)]
-    seen = pairs_given(0, [conversations(prompts, answers)], len(prompts))
+    seen = pairs_of(0, [conversations(prompts, answers)], len(prompts))
 
     assert (seen.pairs, seen.alike, seen.prompts_again) == (2, 0, again)
 
 
 def test_answers_of_other_lengths_are_not_alike():
     """However they are padded."""
-    seen = pairs_given(0, [{"chosen_input_ids": CHOSEN, "rejected_input_ids": REJECTED[:, :2]}], 2)
+    seen = pairs_of(0, [{"chosen_input_ids": CHOSEN, "rejected_input_ids": REJECTED[:, :2]}], 2)
 
     assert (seen.pairs, seen.alike) == (2, 0)
 

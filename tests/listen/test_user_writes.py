@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tunecheck.listen.own_writes import IN_PLACE, OwnWrites
+from tunecheck.listen.user_writes import IN_PLACE, UserWrites
 
 BEFORE = [getattr(torch.Tensor, name) for name in IN_PLACE]
 
@@ -77,7 +77,7 @@ def test_the_scripts_own_lines_are_told(model, write, own):
     """Those alone that give new values; nothing stays hooked."""
     failed: list[str] = []
     kept = {name: p.detach().clone() for name, p in model.named_parameters()}
-    writes = OwnWrites(model, failed.append)
+    writes = UserWrites(model, failed.append)
     with torch.no_grad():
         for parameter in model.parameters():  # a step
             parameter.add_(0.3)
@@ -88,14 +88,14 @@ def test_the_scripts_own_lines_are_told(model, write, own):
 
     lines = [record.lines for record in writes.record()]
     assert [sorted(each) for each in lines] == ([["bias", "weight"]] if own else [])
-    assert all(line.startswith("test_own_writes.py:") for each in lines for line in each.values())
+    assert all(line.startswith("test_user_writes.py:") for each in lines for line in each.values())
     assert failed == []
     assert [getattr(torch.Tensor, name) for name in IN_PLACE] == BEFORE
 
 
 def test_a_library_that_writes_once_counts(model):
     """Also where the script writes in other steps; what is written elsewhere is nothing."""
-    writes = OwnWrites(model, lambda reason: None)
+    writes = UserWrites(model, lambda reason: None)
     torch.zeros(3).add_(1)
     for write in (lookahead, loaded, lookahead):
         kept = {name: p.detach().clone() + 1 for name, p in model.named_parameters()}

@@ -1,23 +1,22 @@
-"""Which rows the training's loader draws, where several processes train: noted from the import of torch on.
+"""What data loaders draw and what their workers deliver, recorded from the import of torch on.
 
-Of the script's own code the lengths of its data set and sampler alone are called. Imports nothing that the program
-might not.
+Only the lengths of the script's data set and sampler are called. Imports nothing that the program might not.
 """
 
 import hashlib
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from tunecheck.listen.handed import parts_of
-from tunecheck.listen.ranks import rank_and_processes
+from tunecheck.listen.options import rank_and_processes
 
 if TYPE_CHECKING:
     from tunecheck.core.evidence import RowsDrawn
+
 
 MOST_PASSES, MOST_ROWS = 3, 1024
 """Passes over a loader, and rows of each, whose numbers are noted."""
@@ -96,10 +95,7 @@ def of_training() -> "Callable[[], RowsDrawn] | None":
 
 
 def content_of(dataset: Any) -> tuple[str, ...]:
-    """Return a digest of the first, middle and last row of each column of a data set that holds plain things.
-
-    A column is a list, a tuple or an array as long as the data set, in it or in one that it is a part of.
-    """
+    """Return a digest of three rows of each column: a list, tuple or array as long as the data set."""
     found = []
     for column in _columns(dataset):
         parts = list(parts_of([column[at] for at in (0, len(column) // 2, len(column) - 1)]))
@@ -119,3 +115,57 @@ def _columns(thing: Any, rows: int = -1, depth: int = 4) -> Iterator[Any]:
         inside = thing if plain else thing.values() if named else getattr(thing, "__dict__", {}).values()
         for part in list(inside)[:MOST_PARTS]:
             yield from _columns(part, rows if plain or named else own, depth - 1)
+
+
+MOST_BATCHES = 64
+"""Of a loader that are looked at."""
+
+
+MOST_LOADERS = 4
+"""Iterators of loaders that are looked at."""
+
+
+_ROUNDS: WeakKeyDictionary[Any, list[str]] = WeakKeyDictionary()
+"""Iterator of a loader to the digests of its batches."""
+
+
+_KEPT: list[tuple[int, list[str]]] = []
+"""Workers of a loader, and the digests of its batches: they outlive the iterator."""
+
+
+def delivering(iterator: Any) -> Callable[[Any], None] | None:
+    """Workers are about to hand out a batch. Return what notes it, of those that each have a data set of their own."""
+    if iterator not in _ROUNDS:
+        copied = isinstance(iterator._dataset, sys.modules["torch.utils.data"].IterableDataset)
+        if len(_KEPT) >= MOST_LOADERS or not copied or iterator._num_workers < 2:
+            return None
+        _ROUNDS[iterator] = []
+        _KEPT.append((iterator._num_workers, _ROUNDS[iterator]))
+    noted = _ROUNDS[iterator]
+
+    def delivered(batch: Any) -> None:
+        noted.append(hashlib.sha256(b"".join(parts_of(batch))).hexdigest())
+
+    return delivered if len(noted) < MOST_BATCHES else None
+
+
+def rounds_of_workers() -> Iterator[tuple[int, list[list[str]]]]:
+    """Yield for each loader its workers and their rounds of batches, each by its digest."""
+    while _KEPT:
+        workers, digests = _KEPT.pop(0)
+        yield workers, [digests[at : at + workers] for at in range(0, len(digests) - workers + 1, workers)]
+
+
+def parts_of(batch: Any) -> Iterator[bytes]:
+    """Yield the bytes of all tensors and texts of a batch."""
+    if isinstance(batch, Mapping):
+        batch = batch.values()
+    if hasattr(batch, "detach"):
+        import torch
+
+        yield batch.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    elif isinstance(batch, str | bytes) or not isinstance(batch, Iterable):
+        yield repr(batch).encode()
+    else:
+        for part in batch:
+            yield from parts_of(part)

@@ -7,8 +7,9 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, log_softmax, nll_loss
 from torch.utils.data import IterableDataset
 
-from tunecheck.listen.handed import MOST_BATCHES, handing_out, loading, loads_of, rounds_handed_out
+from tunecheck.listen.loaders import MOST_BATCHES, delivering, rounds_of_workers
 from tunecheck.listen.loop_loss import Divergences, scores_given
+from tunecheck.listen.provenance import loading, loads_of
 from tunecheck.training.hooks import Hooks
 
 
@@ -83,11 +84,11 @@ def rounds(batches, workers=2, dataset=None):
     """What is noted of these batches."""
     iterator = Iterator(dataset or Copied(), workers)
     for batch in batches:
-        if (note := handing_out(iterator)) is not None:
+        if (note := delivering(iterator)) is not None:
             note(batch)
     return [
         (count, [[len(set(each)) for each in found], len({each[0] for each in found})])
-        for count, found in rounds_handed_out()
+        for count, found in rounds_of_workers()
     ]
 
 

@@ -1,7 +1,4 @@
-"""Answers of which a training is to prefer some: pairs, as a Trainer's micro-batch holds them, or rated ones.
-
-In the window's own tensors; in the watched process only.
-"""
+"""Preference pairs in a Trainer's micro-batches, and rated answers. In the watched process only."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -32,10 +29,7 @@ def _columns(dataset: Any) -> set[str]:
 
 
 def answers_rated(dataset: Any, given: Mapping[str, Any]) -> AnswersRated | None:
-    """Return the labels of a data set whose answers are rated one by one; None where they are not, or it cannot say.
-
-    `given` is a micro-batch: labels that it does not hold may be left over.
-    """
+    """Return the labels of answers that are rated one by one; None without, or where the data set cannot tell."""
     label = given.get("label")
     if "completion_mask" not in given and not any(name.startswith("completion_") for name in given):
         return None
@@ -44,16 +38,13 @@ def answers_rated(dataset: Any, given: Mapping[str, Any]) -> AnswersRated | None
     return AnswersRated(rows=len(dataset), kinds=tuple(sorted(map(str, dataset.unique("label")))))
 
 
-def pairs_given(step: int, micro_batches: Sequence[Mapping[str, Any]], rows: int | None) -> PairsGiven | None:
-    """Return how many pairs a window holds, and of how many both are alike; None where it holds none.
-
-    A micro-batch of twice as many rows as are declared has all the chosen ones before all the rejected ones, as TRL
-    joins them.
-    """
+def pairs_of(step: int, micro_batches: Sequence[Mapping[str, Any]], rows: int | None) -> PairsGiven | None:
+    """Return the pairs of a window, and how many have equal answers; None without. TRL puts chosen answers first."""
     found = [pair for given in micro_batches if (pair := _halves(given, rows)) is not None]
     if not found:
         return None
-    alike = [bool((one == other).all()) for chosen, rejected in found for one, other in _rows(chosen, rejected)]
+    as_long = [pair for pair in found if pair[0].shape == pair[1].shape]  # these alone may be alike
+    alike = [bool((one == other).all()) for pair in as_long for one, other in zip(*pair, strict=True)]
     pairs = sum(len(chosen) for chosen, _ in found)
     again = _prompts_again([half for given in micro_batches for half in _answers(given, rows)])
     return PairsGiven(step=step, pairs=pairs, alike=sum(alike), prompts_again=again)
@@ -73,10 +64,7 @@ def _answers(given: Mapping[str, Any], rows: int | None) -> Iterator[tuple[list[
 
 
 def _prompts_again(pairs: Sequence[tuple[list[int], list[int], list[int]]]) -> int:
-    """Return of how many pairs both answers begin with the whole prompt again, as whole conversations do.
-
-    A prompt without a beginning that all share may be that of a text or a function, which an answer may well take up.
-    """
+    """Return in how many pairs both answers repeat the prompt, where prompts share a template's beginning."""
     columns = list(zip(*(prompt for prompt, _, _ in pairs), strict=False))
     shared = next((at for at, tokens in enumerate(columns) if len({*tokens}) > 1), len(columns))
     if len(pairs) < 2 or shared < SHARED:
@@ -96,8 +84,3 @@ def _halves(given: Mapping[str, Any], rows: int | None) -> tuple[Any, Any] | Non
         return given["chosen_input_ids"], given["rejected_input_ids"]
     ids = given.get("input_ids")
     return (ids[:rows], ids[rows:]) if ids is not None and rows is not None and len(ids) == 2 * rows else None
-
-
-def _rows(chosen: Any, rejected: Any) -> list[tuple[Any, Any]]:
-    """Return the pairs of which both are as long, which alone may be alike."""
-    return list(zip(chosen, rejected, strict=True)) if chosen.shape == rejected.shape else []

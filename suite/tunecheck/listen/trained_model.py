@@ -1,20 +1,20 @@
-"""Models of any kind: which module of a process is what its optimizers train, and what it declares.
-
-In the watched process only.
-"""
+"""Which module of a process its optimizers train, and whether it is a causal language model."""
 
 import contextlib
 import gc
 import sys
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tunecheck.core.evidence import EvaluationRows
 from tunecheck.core.premises import Premise
+from tunecheck.listen.optimizers import held_by, optimizers_of
 from tunecheck.models.description import Architecture, Model
 from tunecheck.models.layer_names import is_compiled
 
 if TYPE_CHECKING:
     import torch
+
 
 BY_ITS_CODE = {
     Premise.BASE_UNWRITTEN: "the script may write to frozen tensors, such as running averages",
@@ -54,26 +54,6 @@ def own_objective(model: Any) -> str:
     return f"only its own code defines the rows and the loss of a {type(model).__name__}"
 
 
-def optimizers_of(model: Any) -> list[Any]:
-    """Return the fewest optimizers that hold what the model learns, the one with most of it first; [] without any."""
-    import torch
-
-    missing = {id(p) for p in model.parameters() if p.requires_grad}
-    # accelerate's is one around another; an old one that is not yet collected holds the same tensors
-    things = (t for t in gc.get_objects() if issubclass(type(t), torch.optim.Optimizer) and not hasattr(t, "optimizer"))
-    made = [optimizer for optimizer in things if hasattr(optimizer, "param_groups")]
-    waiting = [(optimizer, held_by(optimizer)) for optimizer in made]
-    found = []
-    while waiting:
-        optimizer, held = max(waiting, key=lambda pair: len(pair[1] & missing))
-        if not held & missing:
-            break
-        found.append(optimizer)
-        missing -= held
-        waiting = [pair for pair in waiting if pair[0] is not optimizer]
-    return found
-
-
 def only_tokenizer() -> Any:
     """Return the tokenizer that this process holds; None where it holds none, or several that differ."""
     loaded = sys.modules.get("transformers.tokenization_utils_base")
@@ -98,16 +78,8 @@ def shared_loaders() -> list[EvaluationRows]:
     return [EvaluationRows(rows=rows, among=rows, trained=rows)]
 
 
-def held_by(*optimizers: Any) -> set[int]:
-    """Return the identities of the tensors that these optimizers hold."""
-    return {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
-
-
 def trained_whole(module: Any) -> tuple[Any, str]:
-    """Return the module that holds all that an optimizer of this one trains, or None and why there is none.
-
-    It is this one, or one around it that is never called itself, as Lightning's.
-    """
+    """Return the module, this or one around it, that holds all that its optimizer trains; or None and why not."""
     import torch
 
     if is_causal(module):
@@ -161,3 +133,44 @@ def model_of(model: Any) -> Model:
     parameters = sum(p.numel() for p in model.parameters())
     unknown = Architecture.model_construct(model_type="")
     return Model.model_construct(name=type(inner).__name__, parameters=parameters, architecture=unknown, sources=[])
+
+
+_OWN_LOSSES = ("SFTTrainer",)
+"""TRL's trainers whose loss is the mean over the supervised tokens."""
+
+
+def other_objective(model: Any, micro_batches: Sequence[Mapping[str, Any]], trainer: type | None = None) -> str:
+    """Return why this is not the training of a causal language model on its own tokens; "" where it is."""
+    if trainer is not None:
+        own = next((base.__name__ for base in trainer.__mro__ if base.__module__.startswith("trl.")), None)
+        if own is not None and own not in _OWN_LOSSES and not own.startswith("_"):
+            return f"{own} trains another objective than the mean token loss"
+    if reason := other_model(model):
+        return reason
+    for given in micro_batches:
+        ids, labels = given.get("input_ids"), given.get("labels")
+        if ids is None or labels is None:
+            return f"the model receives {', '.join(sorted(given))}, but not both input_ids and labels"
+        if labels.shape != ids.shape:
+            return f"labels of shape {list(labels.shape)} do not match tokens of shape {list(ids.shape)}"
+        if other := sorted(name for name, value in given.items() if _is_input(name, value)):
+            return f"the model receives {', '.join(other)} besides tokens, which tunecheck cannot replay"
+    return ""
+
+
+def other_model(model: Any) -> str:
+    """Return why this model of transformers is no causal language model; "" where it may be one."""
+    kind = type(model.get_base_model() if hasattr(model, "get_base_model") else model).__name__
+    if any(getattr(config, "is_prompt_learning", False) for config in getattr(model, "peft_config", {}).values()):
+        return f"peft prepends virtual tokens to the rows of the {kind}"
+    if getattr(model.config, "is_encoder_decoder", False):
+        return f"{kind} is an encoder-decoder, whose labels are not its input tokens"
+    task = kind.rpartition("For")[2] if "For" in kind else ""
+    if task and task not in ("CausalLM", "ConditionalGeneration"):
+        return f"{kind} is not a causal language model"
+    return ""
+
+
+def _is_input(name: str, value: Any) -> bool:
+    """Return whether this is an input of numbers: pixels, sound, embeddings; a mask may be of numbers, too."""
+    return "mask" not in name and bool(getattr(value, "is_floating_point", bool)()) and value.dim() > 1

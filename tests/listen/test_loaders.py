@@ -1,4 +1,4 @@
-"""Which rows a loader draws, as each of several processes notes it."""
+"""Which rows a loader loaders, as each of several processes notes it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from tunecheck.listen import draws
+from tunecheck.listen import loaders
 from tunecheck.listen.imports import hear_inputs
 
 ROWS = [{"row": number, "text": str(number)} for number in range(10)]
@@ -25,10 +25,10 @@ ROWS = [{"row": number, "text": str(number)} for number in range(10)]
 @pytest.fixture
 def two_processes(monkeypatch):
     """Loaders are listened to, as the first of two processes does."""
-    monkeypatch.setattr(draws, "rank_and_processes", lambda: (0, 2))
-    monkeypatch.setattr(draws, "_last", None)
-    loaders = torch.utils.data.dataloader._BaseDataLoaderIter
-    monkeypatch.setattr(loaders, "_next_index", inspect.unwrap(loaders._next_index))
+    monkeypatch.setattr(loaders, "rank_and_processes", lambda: (0, 2))
+    monkeypatch.setattr(loaders, "_last", None)
+    iterator = torch.utils.data.dataloader._BaseDataLoaderIter
+    monkeypatch.setattr(iterator, "_next_index", inspect.unwrap(iterator._next_index))
     undo = hear_inputs(torch)
     yield monkeypatch
     for each in undo:
@@ -49,13 +49,13 @@ def test_every_pass_is_noted(two_processes, options):
     if not options:  # workers draw ahead, of ten rows all
         next(iter(loader))
     passes = [numbers(loader)]
-    tell = draws.of_training()
-    passes += [numbers(loader) for _ in range(draws.MOST_PASSES)]
+    tell = loaders.of_training()
+    passes += [numbers(loader) for _ in range(loaders.MOST_PASSES)]
 
     seen = tell()
-    assert seen.passes == tuple(passes[: draws.MOST_PASSES])
+    assert seen.passes == tuple(passes[: loaders.MOST_PASSES])
     assert (seen.dataset_rows, seen.batch, seen.batches) == (10, 4, 3)
-    assert seen.columns == draws.content_of(ROWS)
+    assert seen.columns == loaders.content_of(ROWS)
 
 
 def test_what_has_no_numbers_tells_none(two_processes):
@@ -70,16 +70,16 @@ def test_what_has_no_numbers_tells_none(two_processes):
             return ROWS[pair[0]]
 
     next(iter(DataLoader(Stream())))
-    assert draws.of_training() is None
+    assert loaders.of_training() is None
 
     next(iter(DataLoader(Pairs(), sampler=[(0, 1), (2, 3)])))
-    seen = draws.of_training()()
+    seen = loaders.of_training()()
     assert (seen.passes, seen.columns, seen.dataset_rows) == (((),), (), 0)
 
-    two_processes.setattr(draws, "_last", None)
-    two_processes.setenv("WORLD_SIZE", "1")
+    two_processes.setattr(loaders, "_last", None)
+    two_processes.setattr(loaders, "rank_and_processes", lambda: (0, 1))
     next(iter(DataLoader(ROWS)))
-    assert draws.of_training() is None
+    assert loaders.of_training() is None
 
 
 def test_a_sampler_of_batches_without_a_length_is_noted(two_processes):
@@ -90,7 +90,7 @@ def test_a_sampler_of_batches_without_a_length_is_noted(two_processes):
             raise TypeError
 
     next(iter(DataLoader(ROWS, batch_sampler=Filled(SequentialSampler(ROWS), 3, False))))
-    assert draws.of_training()().batches == 0
+    assert loaders.of_training()().batches == 0
 
 
 class Held(Dataset):
@@ -127,11 +127,11 @@ TENSORS = torch.arange(12.0).view(6, 2)
 )
 def test_data_sets_are_known_by_what_they_hold(one, other, alike):
     """Without a call of the script's own code."""
-    assert draws.content_of(one)
-    assert (draws.content_of(one) == draws.content_of(other)) is alike
+    assert loaders.content_of(one)
+    assert (loaders.content_of(one) == loaders.content_of(other)) is alike
 
 
 @pytest.mark.parametrize("dataset", [[], Held([object()]), Held({}), object()])
 def test_data_sets_that_hold_no_plain_rows_are_not_known(dataset):
     """Nothing is said of them."""
-    assert draws.content_of(dataset) == ()
+    assert loaders.content_of(dataset) == ()

@@ -1,0 +1,121 @@
+"""Micro-batches in the form that probes know, with the attention masks of packed rows. Imports torch."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeGuard
+
+import torch
+
+from tunecheck.probes.reference.measures import word_sums
+from tunecheck.training.data import IGNORED, Batch
+
+HIDDEN = -1.0
+"""Number below which an additive mask hides a token: it has 0, and the dtype's smallest number or -inf."""
+
+
+def is_of_pairs(mask: Any, tokens: int) -> TypeGuard[torch.Tensor]:
+    """Return whether this is a mask [rows, heads, queries, keys] of rows with this many tokens."""
+    return isinstance(mask, torch.Tensor) and mask.ndim == 4 and mask.shape[-2:] == (tokens, tokens)
+
+
+def visible(mask: torch.Tensor, rows: int) -> torch.Tensor:
+    """Return whether a position sees another under its first head's mask: [rows, queries, keys]."""
+    allowed = mask if mask.dtype == torch.bool else mask > HIDDEN
+    return allowed[:, 0].expand(rows, -1, -1)
+
+
+def document_positions(
+    sees: torch.Tensor, ids: torch.Tensor, labels: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return a mask of real tokens, and each token's place in its document: both [rows, tokens].
+
+    Return None if a token sees anything but its document up to itself. Padding sees nothing, or is unseen, or is an
+    unsupervised document that repeats one token.
+    """
+    tokens = torch.arange(sees.shape[-1], device=sees.device)
+    begins = sees.int().argmax(dim=-1)
+    alone = ~(sees.any(dim=-1) & sees.any(dim=-2))
+    documents = (begins[..., None] <= tokens) & (tokens <= tokens[:, None])
+    if not bool(((sees == documents) | alone[..., None]).all()):
+        return None
+    telling = (~alone & ((labels != IGNORED) | (ids != ids.gather(1, begins)))).int()
+    counted = torch.zeros_like(telling).scatter_add_(1, begins, telling)  # a document's, where it begins
+    real = ~alone & (counted.gather(1, begins) > 0)
+    return real.long(), tokens - begins
+
+
+def counts_up(given: torch.Tensor, places: torch.Tensor, real: torch.Tensor) -> bool:
+    """Return whether these positions count up within each document, wherever they begin."""
+    begins = torch.arange(places.shape[1], device=places.device) - places
+    return bool((((given - given.gather(1, begins)) == places) | (real == 0)).all())
+
+
+def batch_of(inputs: Any, device: torch.device) -> Batch:
+    """Return what the model is given, in the form that probes know."""
+    ids, labels = inputs["input_ids"].to(device), inputs["labels"].to(device)
+    given, sees = inputs.get("attention_mask"), None
+    # where rows are packed a mask may number their documents
+    mask = torch.ones_like(ids) if given is None or given.shape != ids.shape else (given != 0).long().to(device)
+    positions = inputs.get("position_ids")
+    if positions is not None:  # those of images have three of them a token
+        positions = positions.to(device).expand_as(ids) if positions.ndim <= ids.ndim else None
+    if is_of_pairs(given, ids.shape[1]):
+        seen = visible(given.to(device), len(ids))
+        if (found := document_positions(seen, ids, labels)) is None:
+            mask, positions, sees = seen.any(dim=1).long(), None, seen
+        else:
+            mask, places = found
+            positions = places if positions is None or counts_up(positions, places, mask) else positions
+    return Batch(
+        keys=("?",) * len(ids),
+        input_ids=ids,
+        attention_mask=mask,
+        labels=labels,
+        supervised_tokens=int((labels[:, 1:] != IGNORED).sum()),
+        tokens=int(mask.sum()),
+        position_ids=positions,
+        sees=sees,
+    )
+
+
+def named_inputs(inputs: Any) -> Mapping[str, Any]:
+    """Return a micro-batch's inputs by name: a collator may leave the rows as they are, as TRL's for GRPO does."""
+    return inputs if isinstance(inputs, Mapping) else {"rows": inputs}
+
+
+def inputs_of(args: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Return what a model is called with; transformers' first argument are the tokens."""
+    return {**{"input_ids" if at == 0 else f"argument {at}": value for at, value in enumerate(args)}, **given}
+
+
+def unknown_batch(inputs: Any, device: torch.device) -> Batch:
+    """Return a micro-batch of which the rows and tokens are counted alone, for a model that is given anything else."""
+    labels, mask = inputs.get("labels"), inputs.get("attention_mask")
+    rows = next((len(value) for value in inputs.values() if hasattr(value, "__len__")), 0)
+    nothing = torch.zeros(rows, 1, dtype=torch.long, device=device)
+    return Batch(
+        keys=("?",) * rows,
+        input_ids=nothing,
+        attention_mask=nothing + 1,
+        labels=nothing + IGNORED,
+        supervised_tokens=0 if labels is None else int((labels != IGNORED).sum()),
+        tokens=rows if mask is None else int(mask.sum()),
+        content=hashlib.sha256(repr(list(_content(inputs))).encode()).hexdigest()[:12],
+    )
+
+
+def _content(value: Any) -> Iterator[object]:
+    """Yield what tells this value from another: of tensors dtype, shape and sums over their bytes."""
+    if isinstance(value, torch.Tensor):
+        yield value.dtype, tuple(value.shape)
+        if value.layout is torch.strided and value.device.type != "meta":
+            yield word_sums(value.detach().contiguous().view(-1).view(torch.uint8))
+    elif isinstance(value, Mapping):
+        for key in value:
+            yield key
+            yield from _content(value[key])
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _content(part)
+    elif isinstance(value, str | int | float):
+        yield value

@@ -1,0 +1,154 @@
+"""What the optimizers of a training declare: groups, rates, schedules, and the tensors that they hold."""
+
+import gc
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, OneCycleLR
+
+from tunecheck.core.evidence import ScheduleTaken
+from tunecheck.listen.options import rank_and_processes
+from tunecheck.probes.resumed import steps_taken
+from tunecheck.training.hooks import same_optimizer
+
+
+def without_rate(*optimizers: Any) -> bool:
+    """Return whether every group has a rate of 0, by which a step changes nothing. None is an optimizer's own."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    return all(group["lr"] is not None and float(group["lr"]) == 0 for group in groups)
+
+
+def highest_rate(*optimizers: Any) -> float:
+    """Return the highest rate of all groups; 1.0 where the optimizer sets its own (None)."""
+    rates = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
+    return max((float(rate) for rate in rates if rate is not None), default=1.0)
+
+
+def spelled_groups(optimizer: Any) -> list[dict[str, Any]]:
+    """Return the settings of each group as plain JSON, with the number of its tensors in their place."""
+    return [
+        {key: len(value) if key == "params" else _plain(value) for key, value in sorted(group.items())}
+        for group in optimizer.param_groups
+    ]
+
+
+def _plain(value: Any) -> Any:
+    """Return a setting as plain JSON: a rate may be a tensor, and an object of the script's own has no text to keep."""
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return float(value) if getattr(value, "numel", lambda: 0)() == 1 else type(value).__name__
+
+
+def adamw_settings(optimizer: Any, *, own: bool = False) -> tuple[dict[str, Any], str]:
+    """Return an AdamW's settings as fields of a run's training, or nothing and why; `own` rates may differ by group."""
+    from tunecheck.runner.setup import optimizer_kind
+
+    first, parts = optimizer.param_groups[0], getattr(optimizer, "parts", [optimizer])
+    keys = ("betas", "eps") if own else ("lr", "weight_decay", "betas", "eps", "initial_lr")
+    if any(
+        {key: group.get(key) for key in keys} != {key: first.get(key) for key in keys}
+        for group in optimizer.param_groups
+    ):
+        return {}, "the optimizer's parameter groups have different settings"
+    switches = [name for name in ("amsgrad", "maximize") if any(group.get(name) for group in optimizer.param_groups)]
+    kinds = " and ".join(sorted({optimizer_kind(part) for part in parts}))
+    if switches or kinds != "AdamW":
+        return {}, f"tunecheck does not know the closed form of {' with '.join([kinds, *switches])}"
+    return {
+        "learning_rate": first.get("initial_lr") or first["lr"] or 1.0,
+        "weight_decay": first["weight_decay"],
+        "adam_beta1": first["betas"][0],
+        "adam_beta2": first["betas"][1],
+        "adam_epsilon": first["eps"],
+    }, ""
+
+
+def optimizers_of(model: Any) -> list[Any]:
+    """Return the fewest optimizers that hold what the model learns, the one with most of it first; [] without any."""
+    missing = {id(p) for p in model.parameters() if p.requires_grad}
+    # accelerate's is one around another; an old one that is not yet collected holds the same tensors
+    things = (t for t in gc.get_objects() if issubclass(type(t), torch.optim.Optimizer) and not hasattr(t, "optimizer"))
+    made = [optimizer for optimizer in things if hasattr(optimizer, "param_groups")]
+    waiting = [(optimizer, held_by(optimizer)) for optimizer in made]
+    found = []
+    while waiting:
+        optimizer, held = max(waiting, key=lambda pair: len(pair[1] & missing))
+        if not held & missing:
+            break
+        found.append(optimizer)
+        missing -= held
+        waiting = [pair for pair in waiting if pair[0] is not optimizer]
+    return found
+
+
+def held_by(*optimizers: Any) -> set[int]:
+    """Return the identities of the tensors that these optimizers hold."""
+    return {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+
+
+class _Together:
+    """Several optimizers that step one after the other, as one."""
+
+    def __init__(self, optimizers: Sequence[Any]) -> None:
+        self.param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        self.parts = optimizers
+
+    @property
+    def state(self) -> dict[Any, Any]:
+        """Return the state of all."""
+        return {tensor: state for optimizer in self.parts for tensor, state in optimizer.state.items()}
+
+
+def together(optimizers: Sequence[Any]) -> Any:
+    """Return these optimizers as one, by the name of their classes: that of AdamW, where all are."""
+    if len(optimizers) == 1:
+        return optimizers[0]
+    kinds = sorted({type(optimizer).__name__ for optimizer in optimizers})
+    return type(" and ".join(kinds), (_Together,), {})(optimizers)
+
+
+def scales_loss() -> bool:
+    """Return whether this process has a gradient scaler at work."""
+    scalers = (thing for thing in gc.get_objects() if issubclass(type(thing), torch.amp.GradScaler))
+    return any(scaler.is_enabled() for scaler in scalers)
+
+
+class Schedules:
+    """The schedules of these optimizers that say for how many steps they are made, held from now on."""
+
+    def __init__(self, optimizers: Iterable[Any]) -> None:
+        own = list(optimizers)
+        alone = rank_and_processes()[1] == 1  # accelerate steps a schedule once for each process
+        made = (thing for thing in gc.get_objects() if issubclass(type(thing), LRScheduler)) if alone else ()
+        self._begun = [
+            (schedule, lasts, int(schedule.last_epoch), steps_taken(schedule.optimizer))
+            for schedule in made
+            if any(lasts := made_for(schedule)) and any(same_optimizer(schedule.optimizer, each) for each in own)
+        ]
+
+    def taken(self) -> list[ScheduleTaken]:
+        """Return how far each was stepped since then, of those whose optimizer counts its own steps, as Adam's do."""
+        return [
+            ScheduleTaken(
+                made_for=max(0, steps - first),  # a resumed one has steps behind it
+                warmup=max(0, warmup - first),
+                taken=int(schedule.last_epoch) - first,
+                optimizer_steps=count,
+            )
+            for schedule, (steps, warmup), first, before in self._begun
+            if (count := steps_taken(schedule.optimizer) - before) > 0
+        ]
+
+
+def made_for(schedule: Any) -> tuple[int, int]:
+    """Return the steps to a schedule's end, and those of its warm-up; 0 where it has none, or does not say."""
+    if isinstance(schedule, LambdaLR):  # transformers' are such ones
+        own = [getattr(factor, "keywords", {}) for factor in schedule.lr_lambdas]
+        steps, warmup = ({given.get(f"num_{kind}_steps", 0) for given in own} for kind in ("training", "warmup"))
+        return int(steps.pop()) if len(steps) == 1 else 0, int(warmup.pop()) if len(warmup) == 1 else 0
+    if isinstance(schedule, OneCycleLR):
+        return int(schedule.total_steps), 0
+    return int(schedule.T_max) if isinstance(schedule, CosineAnnealingLR) else 0, 0
