@@ -4,14 +4,13 @@ false positives, and write their report."""
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.detection.bugs import BUGS, COHORTS, NOT_SHOWN, Bug, of_cohort
 from benchmarks.detection.trial import DEVICES, PRECISIONS, QUICK, Setup, Trial, try_run
-from tunecheck.cli.parser import Parser, run_command
+from tunecheck.cli.parser import Parser, as_json, run_command
 from tunecheck.core.errors import ConfigError
 from tunecheck.core.paths import project_folder
 from tunecheck.core.units import count_option
@@ -78,8 +77,7 @@ def _setup(options: argparse.Namespace) -> Setup:
 def _list(options: argparse.Namespace) -> int:
     bugs = list(of_cohort(options.of).values())
     not_shown = NOT_SHOWN if options.of == "catalogue" else {}
-    if options.json:
-        print(json.dumps({"bugs": [_as_json(bug) for bug in bugs], "not_shown": not_shown}, indent=2))
+    if as_json(options, {"bugs": [_as_json(bug) for bug in bugs], "not_shown": not_shown}):
         return 0
     for subject in sorted({bug.subject for bug in bugs}):
         held = [bug for bug in bugs if bug.subject == subject]

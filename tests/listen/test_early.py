@@ -94,6 +94,17 @@ def test_answers_stay_with_the_trace(tmp_path):
     assert [(found.check, found.meant) for found in row.ignored] == [("no_target_leakage", "an autoencoder")]
 
 
+def test_a_loop_is_ended_after_its_steps_where_that_is_asked(tmp_path):
+    """What was heard until then is the verdict, also of whoever judges the trace again."""
+    ended, whole = command(tmp_path, "--stop")
+
+    assert not whole
+    assert "after 10 steps; the training ends" in ended.stderr
+    assert ended.returncode == 0, ended.stdout
+    (trace,) = tmp_path.glob("reports/runs/*/watch-*.jsonl")
+    assert main(["judge", str(trace)]) == 0
+
+
 def test_a_pass_ends_nothing(tmp_path):
     """It trains to its end."""
     ended, whole = command(tmp_path, "--stop-on-fail")

@@ -67,8 +67,9 @@ def test_a_failed_check_is_shown_once_as_the_suites_own_block(ci, tmp_path):
     assert len(failed) < 160
     (failure,) = ET.parse(junit).getroot().iter("failure")
     assert failure.text.splitlines()[0] == "adapters_applied"
-    assert failure.text.splitlines()[1].startswith("  measured       ")
-    assert failure.text.splitlines()[1].endswith(", limit above 1e+09")
+    assert failure.text.splitlines()[1].startswith("  rule           ")
+    (measured,) = [line for line in failure.text.splitlines() if line.startswith("  measured       ")]
+    assert measured.endswith(", limit above 1e+09")
     assert not list(ET.parse(junit).getroot().iter("property"))
 
 

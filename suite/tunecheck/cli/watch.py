@@ -99,7 +99,7 @@ def _watch(options: argparse.Namespace) -> int:
         said.append(_answers(report))
         write_verdict(report, folder)
         write_page(report, folder)
-        ends: bool = options.stop_on_fail and report.verdict == "fail"
+        ends: bool = options.stop or (options.stop_on_fail and report.verdict == "fail")
         console = Console(stderr=True)
         print_report(report, console)
         console.print(

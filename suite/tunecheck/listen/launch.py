@@ -21,6 +21,7 @@ from tunecheck.core.errors import ConfigError, SuiteError, TraceError
 from tunecheck.core.evidence import AttemptEnd, AttemptOutcome, FileWritten, PremisesOpen, ProbeFailed, WindowEnded
 from tunecheck.core.paths import reports_folder
 from tunecheck.core.redaction import hidden_words
+from tunecheck.core.snapshot import A_LOOP
 from tunecheck.core.trace import Trace, TraceWriter, encode, read
 from tunecheck.listen.options import HEARD, Options, trace_file
 from tunecheck.listen.problems import PROBLEMS
@@ -57,10 +58,16 @@ def watch(
     if options.twice:
         rehearsal = _rehearse(command, options)
     to_end = False
+    kept: dict[str, bytes] = {}
+    """The traces of a command that is ended after its first steps: what comes later is its end by a signal."""
 
     def tell(so_far: Path) -> None:
         nonlocal to_end
-        to_end = early(reported(rows_of(so_far, options, 0), False))
+        traces = list(so_far.glob("*.jsonl"))
+        # a Trainer that is to stop ends by itself, and its script may save then
+        by_itself = options.stop and any(read(file).run.trainer != A_LOOP for file in traces)
+        if to_end := early(reported(rows_of(so_far, options, 0), False)) and not by_itself:
+            kept.update((file.name, file.read_bytes()) for file in traces)
 
     first = Early(options, tell)
 
@@ -73,7 +80,10 @@ def watch(
     if not options.twice:  # what ran beforehand was heard by the first process alone
         merge_ranks(options)
     rehearsal.append_to(trace_file(options, 1, 0))
-    return reported(rows_of(folder, options, status), status in INTERRUPTED), status
+    for name, trace in kept.items():
+        (folder / name).write_bytes(trace)
+    interrupted = status in INTERRUPTED and not kept
+    return reported(rows_of(folder, options, 0 if kept else status), interrupted), status
 
 
 def reporting(command: str) -> Callable[[Sequence[RunReport], bool], Report]:
