@@ -157,7 +157,7 @@ def test_the_doctor_names_the_class_of_this_machine(monkeypatch):
 
     [both] = card_class(machine(small, dataclasses.replace(CARD, total_bytes=24 * GIB)))
     [none] = card_class(machine())
-    assert both.found == "16gb: the largest GPU has 24 GiB; train with its settings: `pytest -m quick --card 16gb`"
+    assert both.found == "16gb: the largest GPU has 24 GiB; train with its settings: `tunecheck run quick --card 16gb`"
     assert none.found.startswith("cpu: no GPU")
     assert card_class(machine(silent)) == []
 

@@ -77,11 +77,12 @@ class LossOracle(NumericCheck):
     )
     applies_to = frozenset({"oracle"})
     meaning = (
-        "Labels are shifted twice or not at all. Padding counts in the mean. Micro-batch means are averaged. The loss "
-        "is scaled. Declared label smoothing is missing. A wrong mask or wrong positions change the model's output."
+        "Labels are shifted twice or not at all. Padding counts in the mean. Micro-batch means are averaged, or not "
+        "divided by the accumulation steps. The loss is scaled. Declared label smoothing is missing. A wrong mask or "
+        "wrong positions change the model's output."
     )
     remedy = (
-        "Divide the two losses. A ratio near the accumulation steps points to the normalisation, any other value to "
+        "Compare the two losses. A ratio near the accumulation steps points to the normalisation, any other value to "
         "the labels. Fix mask_and_positions first if it failed."
     )
 

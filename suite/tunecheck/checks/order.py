@@ -44,9 +44,9 @@ class CallsInOrder(Check):
 
     premises = frozenset({Premise.GRADIENT_WHOLE})
     meaning = (
-        "zero_grad runs between backward and the optimizer step, or between micro-batches. A callback steps the "
-        "optimizer or the schedule a second time. Clipping runs after the step, or before unscale_. Nothing calls "
-        "AdaLoRA's update_and_allocate."
+        "zero_grad is missing. Or it runs between backward and the optimizer step, or between micro-batches. A "
+        "callback steps the optimizer or the schedule a second time. Clipping runs after the step, or before unscale_. "
+        "Nothing calls AdaLoRA's update_and_allocate."
     )
     remedy = (
         "Order each step: backward of every micro-batch, scaler.unscale_, clip_grad_norm_, optimizer.step (through "

@@ -44,10 +44,10 @@ class LabelsAsConfigured(Check):
     premises = frozenset({Premise.CAUSAL_LM, Premise.ROWS_FOLLOWED, Premise.LABELS_KNOWN})
     applies_to = frozenset({"given_rows"})
     meaning = (
-        "The collator shifts labels, and the loss shifts them again. The padding token is also the end token, and both "
-        "are masked, so that the model never learns to stop. Labels are truncated but tokens are not. The response "
-        "template does not match some rows. Prompts are supervised though only answers are declared. The tokenizer "
-        "belongs to another model."
+        "The collator shifts labels, and the loss shifts them again. Padding keeps its labels, since nobody sets them "
+        "to -100. The padding token is also the end token, and both are masked, so that the model never learns to "
+        "stop. Labels are truncated but tokens are not. The response template does not match some rows. Prompts are "
+        "supervised though only answers are declared. The tokenizer belongs to another model."
     )
     remedy = (
         "Compare the labels of the example row in this finding with its tokens. Mask padding by the attention mask, "

@@ -57,7 +57,7 @@ def card_class(hardware: Hardware) -> list[Diagnosis]:
     largest = max((size for size in sizes if size is not None), default=None)
     name = card_for(largest)
     why = "no GPU" if largest is None else f"the largest GPU has {memory_size(largest)}"
-    return [ok("card class", f"{name}: {why}; train with its settings: `pytest -m quick --card {name}`")]
+    return [ok("card class", f"{name}: {why}; train with its settings: `tunecheck run quick --card {name}`")]
 
 
 def libraries(hardware: Hardware) -> Iterator[Diagnosis]:
