@@ -73,7 +73,7 @@ class EngineHooks(StepMoments):
     def on_gradients(self):
         """The window's gradients are complete, unscaled and not yet clipped."""
         if self.listener.listening:
-            self.gradients_complete(self.listener, self.engine.model)
+            self.gradients_complete(self.listener, self.engine.model, self.present_rate())
 
     def present_rate(self):
         """Return the rate of the present step."""

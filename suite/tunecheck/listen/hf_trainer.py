@@ -194,7 +194,7 @@ class TrainerHooks(StepMoments, TrainerCallback):
         """Tell the probes once per step."""
         if self.listener.listening and not self.done_backward:
             self.done_backward = True
-            self.gradients_complete(self.listener, self.trainer.model)
+            self.gradients_complete(self.listener, self.trainer.model, self.present_rate())
             if not self.step and self.losses:
                 self.listener.look(LossDivided, lambda: self.division.divided(float(self.losses[0])))
                 self.since = time.perf_counter()

@@ -358,7 +358,7 @@ class LoopHooks(StepMoments):
             return
         self.done_backward = True
         self.listener.left_open(self.left_open)
-        self.gradients_complete(self.listener, self.model)
+        self.gradients_complete(self.listener, self.model, self.present_rate())
 
     def present_rate(self) -> float:
         """Return the highest rate of all groups."""

@@ -24,10 +24,6 @@ class StepMoments:
         self.begun = self.done_backward = self.without_rate = False
         self.seconds = self.since = 0.0
 
-    def present_rate(self) -> float:
-        """Return the rate of the present step."""
-        raise NotImplementedError
-
     def step_begins(self, listener: "Listener") -> None:
         """Tell the listener that the window is about to be trained on, and start the clock."""
         self.losses, self.norm, self.done_backward, self.begun = [], None, False, True
@@ -38,14 +34,14 @@ class StepMoments:
         """Count what has passed as the training's own."""
         self.seconds += time.perf_counter() - self.since
 
-    def gradients_complete(self, listener: "Listener", model: Any) -> None:
-        """Tell the listener that the window's gradients are complete; it is not timed."""
+    def gradients_complete(self, listener: "Listener", model: Any, rate: float) -> None:
+        """Tell the listener that the window's gradients are complete, and the step's rate; it is not timed."""
         from tunecheck.probes.reference.measures import norm
 
         self.stop_clock()
         norms = [norm(p.grad) for p in model.parameters() if p.grad is not None]
         self.own_norm = math.hypot(*norms) if norms else 0.0
-        listener.tell_rate(self.present_rate())
+        listener.tell_rate(rate)
         listener.backward_end(self.step)
         self.since = time.perf_counter()
 
