@@ -8,12 +8,12 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tunecheck.assets.folder import PassedOver, note_repair, repairs_of, without_remedy
 from tunecheck.core.errors import WeightsDamaged, WeightsUnavailable
+from tunecheck.core.frozen import Frozen
 from tunecheck.core.paths import cache_folder
 from tunecheck.hardware.locks import OwnedLock
 from tunecheck.models.description import Model
@@ -26,8 +26,7 @@ _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shelf:
+class Shelf(Frozen):
     """Folder of one model or data set in the cache, held by this process alone."""
 
     model: str
@@ -168,8 +167,7 @@ def _sync(paths: Iterable[Path]) -> None:
             os.close(descriptor)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class Wanted(Frozen):
     """One model, whether random weights are allowed, and the cache entry to fill."""
 
     model: Model

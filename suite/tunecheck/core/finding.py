@@ -1,10 +1,10 @@
 """A finding: what one check concluded about one trace."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Literal
 
+from tunecheck.core.frozen import Frozen
 from tunecheck.core.text import beside_limit
 
 
@@ -31,8 +31,7 @@ class Domain(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Place(Frozen):
     """A line of a user's own code."""
 
     what: str
@@ -49,8 +48,7 @@ class Place:
         return f"{self.what} at {shown}:{self.line}" + (f": {self.quoted}" if self.quoted else "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(Frozen):
     """One answer with the numbers a person needs to disagree."""
 
     check: str

@@ -3,12 +3,12 @@
 import contextlib
 import dataclasses
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 from tunecheck import __version__
 from tunecheck.core.errors import TraceError
 from tunecheck.core.files import write_whole
+from tunecheck.core.frozen import Frozen
 from tunecheck.core.reading import read_json
 from tunecheck.core.typed import MISFITS, build
 from tunecheck.results.fleet import NODES_FOLDER, Place
@@ -16,8 +16,7 @@ from tunecheck.results.fleet import NODES_FOLDER, Place
 REQUEST_FILE = "request.json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineOptions:
+class EngineOptions(Frozen):
     """What is asked of an engine; a field that an engine does not know is refused by the command line."""
 
     nodes: str = "all"
@@ -34,8 +33,7 @@ class EngineOptions:
     """Of a Ray cluster."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(Frozen):
     """One fleet session."""
 
     id: str

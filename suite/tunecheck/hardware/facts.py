@@ -2,9 +2,10 @@
 
 import dataclasses
 import json
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, cast
+
+from tunecheck.core.frozen import Frozen
 
 
 class NvmlState(StrEnum):
@@ -28,8 +29,7 @@ class NvmlState(StrEnum):
     OTHER = "other"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuProcess:
+class GpuProcess(Frozen):
     """Compute process on a GPU, as the driver lists it: inside a container its pid may be the host's."""
 
     pid: int
@@ -38,8 +38,7 @@ class GpuProcess:
     """Name of the executable without its path and arguments."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigInstance:
+class MigInstance(Frozen):
     """MIG instance: the slice of a GPU that CUDA shows instead of the whole GPU."""
 
     uuid: str
@@ -48,8 +47,7 @@ class MigInstance:
     free_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class Gpu(Frozen):
     """One GPU as NVML describes it."""
 
     index: int
@@ -72,8 +70,7 @@ class Gpu:
     """default, exclusive_thread, prohibited or exclusive_process."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cpu:
+class Cpu(Frozen):
     """Processor, and the share of it that this process may use."""
 
     model: str | None
@@ -94,8 +91,7 @@ class Cpu:
         return None if None in flags else any(flags)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Disk:
+class Disk(Frozen):
     """Space left for this user on the file system of a folder."""
 
     free_bytes: int | None
@@ -105,8 +101,7 @@ class Disk:
     """Whether this user can create a file there; free space alone does not show it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Git:
+class Git(Frozen):
     """Checkout that the suite runs from."""
 
     commit: str
@@ -114,8 +109,7 @@ class Git:
     """Whether a tracked file differs from the commit or an unignored file is not in it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hardware:
+class Hardware(Frozen):
     """This machine at one moment."""
 
     gpus: tuple[Gpu, ...]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
+from tunecheck.core.frozen import Frozen
 from tunecheck.core.helper import HelperFailed, HelperHung, ask, command_for
 from tunecheck.hardware.facts import Gpu, GpuProcess, MigInstance, NvmlState
 
@@ -83,8 +84,7 @@ deprecated."""
 _COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NvmlView:
+class NvmlView(Frozen):
     """Everything that NVML reported."""
 
     state: NvmlState

@@ -5,13 +5,13 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from tunecheck.core.errors import HistoryError
 from tunecheck.core.files import write_whole
+from tunecheck.core.frozen import Frozen
 from tunecheck.core.reading import read_json
 from tunecheck.core.text import file_stem
 from tunecheck.core.typed import MISFITS, build
@@ -25,8 +25,7 @@ DIGITS = 9
 """Of a number in the file, which people read in reviews."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AcceptedBaseline:
+class AcceptedBaseline(Frozen):
     """A baseline that does not move with further sessions."""
 
     run: str

@@ -1,12 +1,13 @@
 """Compare two sessions, or two traces: which figures of a run differ by more than they scatter."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tunecheck.core.errors import SuiteError, TraceError
 from tunecheck.core.finding import Status as Answer
+from tunecheck.core.frozen import Frozen
 from tunecheck.core.trace import read
 from tunecheck.history.entry import HistoryEntry, changed, history_entry
 from tunecheck.history.store import RECENT, Store
@@ -17,8 +18,7 @@ from tunecheck.results.rejudge import judged_again, session_report
 from tunecheck.results.words import cpu_contention_words, too_busy
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class Difference(Frozen):
     """One figure in A and in B."""
 
     figure: str
@@ -30,8 +30,7 @@ class Difference:
     """The largest change that does not count."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class Comparison(Frozen):
     """One run of both sessions."""
 
     run: str

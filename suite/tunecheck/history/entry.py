@@ -1,7 +1,6 @@
 """An entry of the history: the figures of one finished run of one session, and the key of comparable entries."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tunecheck.checks.telemetry import busy_host
 from tunecheck.core.errors import MissingEvidence, SuiteError
 from tunecheck.core.evidence import Evaluation, LiveTensors, Phase, Setup
+from tunecheck.core.frozen import Frozen
 from tunecheck.core.trace import Trace, read
 from tunecheck.core.units import GIB
 
@@ -19,8 +19,7 @@ LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes")
 """Libraries whose major version starts a new baseline; the effect of a minor one is what a comparison shall find."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Key:
+class Key(Frozen):
     """What comparable entries have in common."""
 
     fingerprint: str
@@ -30,8 +29,7 @@ class Key:
     """Such as "torch 2, transformers 5, peft 0, bitsandbytes 0"."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HistoryEntry:
+class HistoryEntry(Frozen):
     """One run of one session whose training finished."""
 
     session: str

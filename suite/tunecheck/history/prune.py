@@ -4,10 +4,10 @@ import re
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from tunecheck.core.errors import SuiteError
+from tunecheck.core.frozen import Frozen
 from tunecheck.core.paths import evidence_folder
 from tunecheck.history.entry import history_entries
 from tunecheck.history.store import Store
@@ -22,8 +22,7 @@ UNFINISHED_SECONDS = 24 * 3600.0
 """A session without a verdict that wrote something in this time may still be running."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Frozen):
     """Sessions to remove and to keep."""
 
     removed: tuple[Path, ...]

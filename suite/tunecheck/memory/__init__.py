@@ -1,8 +1,8 @@
 """GPU memory that a run needs: predicted before it, measured after it. Torch is not imported here."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from tunecheck.core.frozen import Frozen
 from tunecheck.memory.measured import measured_peak
 from tunecheck.memory.prediction import Prediction, cached_prediction, predict
 
@@ -12,8 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["Need", "Prediction", "need_of", "predict"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
+class Need(Frozen):
     """GPU memory that a run needs, and how that is known."""
 
     bytes: int

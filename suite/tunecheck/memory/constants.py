@@ -5,16 +5,15 @@ deduced or assumed.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tunecheck.core.frozen import Frozen
 from tunecheck.core.paths import cache_folder, evidence_folder
 from tunecheck.core.reading import read_json
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Constant:
+class Constant(Frozen):
     """Bytes that a process takes on a GPU whatever it trains."""
 
     bytes: int
@@ -23,8 +22,7 @@ class Constant:
     source: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CardShare:
+class CardShare(Frozen):
     """Constants of one GPU."""
 
     cublas_workspace: Constant

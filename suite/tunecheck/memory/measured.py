@@ -2,20 +2,19 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from tunecheck.core.errors import HistoryError
+from tunecheck.core.frozen import Frozen
 from tunecheck.core.paths import evidence_folder, reports_folder
 from tunecheck.core.reading import read_json
 from tunecheck.history.store import Store, history_file
 from tunecheck.memory.constants import share_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredPeak:
+class MeasuredPeak(Frozen):
     """Allocator peak of one run on a GPU."""
 
     card: str

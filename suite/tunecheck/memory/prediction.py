@@ -11,7 +11,6 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from importlib.metadata import version
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunecheck.core.errors import EstimateFailed
+from tunecheck.core.frozen import Frozen
 from tunecheck.core.helper import command_for, helper_environment
 from tunecheck.core.paths import cache_folder
 from tunecheck.core.reading import read_json
@@ -45,8 +45,7 @@ _OWN_CODE = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Simulation:
+class Simulation(Frozen):
     """Allocator bytes of one training, each tensor rounded up as on a GPU."""
 
     loaded_bytes: int
@@ -65,8 +64,7 @@ class Simulation:
     """Operation at which the steady peak was reached."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
+class Prediction(Frozen):
     """Predicted GPU memory of a run; nothing in it is measured, except constants in `share` that say so."""
 
     run: str

@@ -3,10 +3,10 @@
 Standard library only. The bytes are those of the tensors; an allocator rounds each of them up.
 """
 
-from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
+from tunecheck.core.frozen import Frozen
 from tunecheck.models.shapes import is_layer_linear, packed_bytes, tensor_shapes
 from tunecheck.strategies.shapes import trained_shapes
 
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StaticBytes:
+class StaticBytes(Frozen):
     """Bytes by kind between two steps, gradients included as they are at the end of a backward pass."""
 
     quantised_weights: int

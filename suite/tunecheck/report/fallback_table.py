@@ -6,13 +6,13 @@ resident memory of a process on a CPU are different figures, and are never compa
 
 import dataclasses
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
 from tunecheck.core.errors import TraceError
 from tunecheck.core.evidence import TRAINING_PHASES, AttemptPurpose, MemoryVariant, Phase, Setup, Step
+from tunecheck.core.frozen import Frozen
 from tunecheck.core.snapshot import changed
 from tunecheck.core.text import human_bytes
 from tunecheck.core.trace import Attempt, Trace, read
@@ -24,8 +24,7 @@ PURPOSES = (AttemptPurpose.TRAIN, AttemptPurpose.FALLBACK_STEP)
 """Of attempts that train as configured or at a fallback step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptRow:
+class AttemptRow(Frozen):
     """One attempt to train."""
 
     run: str

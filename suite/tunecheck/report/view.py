@@ -8,11 +8,11 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 from tunecheck.checks import CHECKS, SUBJECTS
 from tunecheck.core.finding import Domain, Finding, Status
+from tunecheck.core.frozen import Frozen
 from tunecheck.core.text import beside_limit, counted, human_bytes, human_seconds, one_line
 from tunecheck.report.figures import STATUS_TITLES, sentence, title, unremarkable
 from tunecheck.results import Report, RunReport
@@ -53,8 +53,7 @@ class _Wrapper(textwrap.TextWrapper):
     wordsep_simple_re = re.compile(rf"(\s+)|(?<={_BREAK})")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class Failure(Frozen):
     """A check that failed, or a suspicion, which is a question."""
 
     run: str
@@ -95,8 +94,7 @@ class Failure:
         return "\n".join(lines)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unjudged:
+class Unjudged(Frozen):
     """Checks of one run that are unjudged for the same reason."""
 
     checks: tuple[str, ...]
@@ -112,8 +110,7 @@ class Unjudged:
         return f"{named} and {hidden} more" if hidden > 0 else named
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remark:
+class Remark(Frozen):
     """Something out of the ordinary about a run that is not a finding."""
 
     kind: str
@@ -123,8 +120,7 @@ class Remark:
     """Whether a short report shows it too."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunView:
+class RunView(Frozen):
     """A run: the cells of its row, then what is said about it below the table."""
 
     run: RunReport
@@ -183,8 +179,7 @@ class RunView:
         return [*groups[: MOST_REASONS - 1], Unjudged(checks=checks, reason=reason, expected=expected)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SessionView:
+class SessionView(Frozen):
     """A session."""
 
     report: Report

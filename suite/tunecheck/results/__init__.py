@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal, TypeVar
 
 from tunecheck import __version__
@@ -26,6 +26,7 @@ from tunecheck.core.evidence import (
     Weights,
 )
 from tunecheck.core.finding import Domain, Finding, Status
+from tunecheck.core.frozen import Frozen
 from tunecheck.core.snapshot import RunSnapshot
 from tunecheck.core.trace import Attempt, Trace
 from tunecheck.results.answers import NO_ANSWERS, Answers
@@ -56,8 +57,7 @@ Verdict = Literal["pass", "fail", "inconclusive"]
 """The verdict of a whole session."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunReport:
+class RunReport(Frozen):
     """One run as a row of the report."""
 
     run: str
@@ -155,8 +155,7 @@ class RunReport:
         return sorted(findings, key=lambda finding: finding.expected)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Report(Frozen):
     """A whole session."""
 
     schema: int = VERDICT_SCHEMA

@@ -3,21 +3,21 @@
 import fnmatch
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
 from tunecheck.checks import CHECKS, problem_with
 from tunecheck.core.errors import ConfigError
 from tunecheck.core.finding import Finding, Status
+from tunecheck.core.frozen import Frozen
 from tunecheck.core.snapshot import RunSnapshot
 
 FILES = ("tunecheck.toml", "pyproject.toml")
 """Files that may hold answers, the first one found in a folder or the folders above it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answers:
+class Answers(Frozen):
     """The user's answers for one session."""
 
     ignore: Mapping[str, str] = field(default_factory=dict)
@@ -46,8 +46,7 @@ class Answers:
 NO_ANSWERS = Answers()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(Frozen):
     """What a file answers for one script."""
 
     expect: tuple[str, ...] = ()

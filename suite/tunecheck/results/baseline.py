@@ -10,10 +10,11 @@ of the cases with 8 sessions before it and in 0.2 % with 20; normal scatter of 5
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 from typing import Literal
 
+from tunecheck.core.frozen import Frozen
 from tunecheck.results.figures import Figure
 
 FEWEST_SESSIONS = 8
@@ -28,8 +29,7 @@ Status = Literal["steady", "better", "suspect", "worse", "no baseline"]
 """suspect: worse for the first time, where it takes two sessions in a row."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FigureBaseline:
+class FigureBaseline(Frozen):
     """Median and scatter of a figure."""
 
     median: float
@@ -38,8 +38,7 @@ class FigureBaseline:
     sessions: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FigureComparison:
+class FigureComparison(Frozen):
     """One figure of one run against its baseline."""
 
     run: str

@@ -14,6 +14,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tunecheck.core.evidence import AttemptOutcome, AttemptPurpose
+from tunecheck.core.frozen import Frozen
 from tunecheck.core.text import human_bytes
 from tunecheck.results.comparison import grouped
 from tunecheck.results.words import too_busy
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
     from tunecheck.results import RunReport
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contender:
+class Contender(Frozen):
     """What one trainer's turns come to; None where they did not come so far."""
 
     trainer: str

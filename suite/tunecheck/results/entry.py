@@ -1,19 +1,18 @@
 """What a run of a comparison adds to its row of the report."""
 
-from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
 from tunecheck.checks.utilization import timed
 from tunecheck.core.evidence import Census, Evaluation, Step, Weights
+from tunecheck.core.frozen import Frozen
 
 if TYPE_CHECKING:
     from tunecheck.config.schema import Run
     from tunecheck.core.trace import Attempt, Trace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Entry(Frozen):
     """What a comparison shows of one run beside its own row; None where the run did not come so far."""
 
     comparison: str

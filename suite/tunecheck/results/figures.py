@@ -1,14 +1,14 @@
 """The figures of a run that are compared between sessions: their direction, and changes too small to count."""
 
 import math
-from dataclasses import dataclass
 from typing import Literal
+
+from tunecheck.core.frozen import Frozen
 
 MIB = 2**20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
+class Figure(Frozen):
     """One figure."""
 
     name: str

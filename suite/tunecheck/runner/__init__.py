@@ -24,6 +24,7 @@ from tunecheck.core.evidence import (
     RunHeader,
     Step,
 )
+from tunecheck.core.frozen import Frozen
 from tunecheck.core.trace import SCHEMA, Trace, TraceWriter, read
 from tunecheck.hardware.monitor import Meter
 from tunecheck.runner.child import Request
@@ -39,8 +40,7 @@ ALONE = (AttemptPurpose.READ_BACK, AttemptPurpose.MERGE)
 """Attempts that one process makes, however many train: what was saved must load in it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Runner:
+class Runner(Frozen):
     """Carries out runs on this machine, one after the other."""
 
     folder: Path

@@ -9,13 +9,13 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunecheck.config.schema import Run
 from tunecheck.config.trainers import TRAINERS
 from tunecheck.core.evidence import Beginning, Dataset, Record, Released, Step, Trained, Weights
+from tunecheck.core.frozen import Frozen
 from tunecheck.core.trace import TraceWriter
 from tunecheck.runner import read_back
 from tunecheck.runner.card import cap_memory, require_card
@@ -29,8 +29,7 @@ COMPARED_STEPS = 3
 """The peak of a step is reached in the second one, when the optimizer has its state; the third shows that it stays."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(Frozen):
     """What the parent asks of a child; everything in it can be pickled."""
 
     run: Run

@@ -6,10 +6,11 @@ losses are those of a run that began there.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, NamedTuple
 
 from tunecheck.config.schema import Run
+from tunecheck.core.frozen import Frozen
 from tunecheck.runner.variants import variant
 
 Changes = dict[str, Any]
@@ -27,8 +28,7 @@ class FallbackStep(NamedTuple):
     """Why this run cannot take it, in a sentence; empty when it can."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Try:
+class Try(Frozen):
     """One attempt to train, as the fallback chain has it."""
 
     step: str

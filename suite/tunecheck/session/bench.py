@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tunecheck.config import find_run, load_run
 from tunecheck.config.trainers import TRAINERS
 from tunecheck.core import interrupts
 from tunecheck.core.errors import ConfigError, SuiteError
+from tunecheck.core.frozen import Frozen
 
 if TYPE_CHECKING:
     from tunecheck.config.schema import Run
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from tunecheck.session import TierSession
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
+class Bench(Frozen):
     """What a benchmark trains."""
 
     runs: "tuple[Run, ...]"

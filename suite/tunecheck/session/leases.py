@@ -10,11 +10,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tunecheck.config.trainers import TRAINERS
 from tunecheck.core.errors import CardBusy, MachineTooSmall, SuiteError
+from tunecheck.core.frozen import Frozen
 from tunecheck.core.paths import cache_folder
 from tunecheck.hardware.locks import OwnedLock
 from tunecheck.session.admission import obstacle, shortage
@@ -36,8 +36,7 @@ def usable(hardware: Hardware) -> tuple[Gpu, ...]:
     return tuple(card for card in hardware.visible_gpus if card.compute_mode != PROHIBITED)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cards:
+class Cards(Frozen):
     """This machine's GPUs, of which a run may lease one for each of its processes."""
 
     look: Callable[[], Hardware]

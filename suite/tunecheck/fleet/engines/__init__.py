@@ -1,19 +1,18 @@
 """Engines: what finds the nodes, starts a task on each and cancels what is queued. None of them is tunecheck's own."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from tunecheck.core.frozen import Frozen
 from tunecheck.fleet.request import EngineOptions, Request
 from tunecheck.results.fleet import Place
 
 State = Literal["queued", "running", "answered", "lost"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class News:
+class News(Frozen):
     """What an engine knows of one place."""
 
     place: str
@@ -42,8 +41,7 @@ class Engine(Protocol):
         """Cancel what is queued and end what runs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineEntry:
+class EngineEntry(Frozen):
     """An engine of the command line."""
 
     module: str

@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+
+from tunecheck.core.frozen import Frozen
 
 Point = tuple[float, float]
 
@@ -11,8 +12,7 @@ MOST_ROWS = 20
 """Of a chart's table."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
+class Series(Frozen):
     """One curve; values that are not finite break it and are marked."""
 
     name: str
@@ -21,16 +21,14 @@ class Series:
     """Pairs of points, each a bar from its start to its end, instead of one line through all of them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
+class Limit(Frozen):
     """A horizontal line at a check's limit."""
 
     name: str
     value: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chart:
+class Chart(Frozen):
     """Curves over a common x; at least one of them has a point."""
 
     title: str

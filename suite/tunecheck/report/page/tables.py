@@ -1,12 +1,12 @@
 """The page's tables of a run, as plain rows from its trace."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from tunecheck.checks.telemetry import card_bytes
 from tunecheck.core.errors import MissingEvidence
 from tunecheck.core.evidence import DataSplit, Generation, Phase, ProbeTimes, Setup, StepTimes, Weights
+from tunecheck.core.frozen import Frozen
 from tunecheck.core.text import facts, human_bytes, human_seconds
 from tunecheck.core.trace import Attempt, Trace
 from tunecheck.results import RunReport
@@ -19,8 +19,7 @@ _NOT_OF_MODEL = ("architecture", "sources")
 """Keys of a model that are long, and given by its own files and by its weights."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class Table(Frozen):
     """Rows under their headings; falsy without rows."""
 
     heads: tuple[str, ...]

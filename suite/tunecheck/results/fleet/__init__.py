@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, TypeVar, cast
 
@@ -11,6 +11,7 @@ from tunecheck import __version__
 from tunecheck.core.errors import TraceError
 from tunecheck.core.files import write_whole
 from tunecheck.core.finding import Domain, Finding
+from tunecheck.core.frozen import Frozen
 from tunecheck.core.reading import read_json
 from tunecheck.core.text import one_line
 from tunecheck.core.trace import spelled
@@ -30,8 +31,7 @@ NodeOutcome = Outcome | Literal["no answer"]
 F = TypeVar("F")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Place(Frozen):
     """One place that is asked: a card of a node, or a node without one."""
 
     name: str
@@ -60,8 +60,7 @@ def places_of(node: str, cards: int, *, problem: str = "", drained: bool = False
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunAnswer:
+class RunAnswer(Frozen):
     """One run of one place, condensed: what is compared between nodes, and what a page of many shows."""
 
     run: str
@@ -87,8 +86,7 @@ class RunAnswer:
     """Which other work took the processor meanwhile, so that its speed says little of the node."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(Frozen):
     """What one place answered."""
 
     schema: int = ANSWER_SCHEMA
@@ -127,8 +125,7 @@ OVERDUE = 124
 """Status of a session that was stopped at --time, as that of timeout(1)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeRow:
+class NodeRow(Frozen):
     """One place in the report."""
 
     place: str
@@ -164,8 +161,7 @@ class NodeRow:
         return bool(self.outcome not in ("pass", "skipped") or self.remarks or self.drain)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetReport:
+class FleetReport(Frozen):
     """A whole fleet."""
 
     schema: int = FLEET_SCHEMA

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tunecheck.core.finding import Domain, Finding, Status
+from tunecheck.core.frozen import Frozen
 from tunecheck.core.text import human_seconds
 from tunecheck.results import (
     EXIT_FAIL,
@@ -40,8 +41,7 @@ _BY_STATUS: dict[int | None, NodeOutcome] = {EXIT_PASS: "pass", EXIT_FAIL: "fail
 _ORDER: tuple[NodeOutcome, ...] = ("fail", "error", "no answer", "inconclusive", "pass", "skipped")
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Missing:
+class Missing(Frozen):
     """Why a place has no answer."""
 
     reason: str
