@@ -21,7 +21,6 @@ from tunecheck.config import (
     TIERS,
     RunFile,
     find_run,
-    json_schema,
     load_data,
     load_model,
     load_run,
@@ -32,6 +31,7 @@ from tunecheck.config import (
     run_sources,
     with_limits,
 )
+from tunecheck.config.__main__ import json_schema
 from tunecheck.config.comparisons import VARIED
 from tunecheck.config.problems import WORDS
 from tunecheck.config.schema import Run, Training

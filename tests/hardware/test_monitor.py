@@ -322,9 +322,7 @@ def test_an_nvml_that_hangs_at_once_holds_nothing_up(meter: Callable[..., Meter]
     """The attempt goes on unwatched, and the trace says so."""
     watching = meter(answer_seconds=1.0, nvmlInit={"sleep": 60})
     watching.watch(4242)
-    assert last(watching.stop()).problem == (
-        "NVML did not answer within 1 s and the process was killed: the GPU's driver may hang"
-    )
+    assert last(watching.stop()).problem == ("NVML did not answer within 1 s and the process was killed")
 
 
 def test_an_nvml_that_hangs_later_is_noticed_at_the_end(

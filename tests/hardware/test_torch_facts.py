@@ -48,9 +48,7 @@ import pathlib, subprocess, time
 pathlib.Path({str(note)!r}).write_text(str(subprocess.Popen(["sleep", "60"]).pid))
 time.sleep(60)
 """
-    assert torch_view(5, command=child(code)) == (
-        "torch did not answer within 5 s and was killed: the GPU's driver may hang"
-    )
+    assert torch_view(5, command=child(code)) == ("torch did not answer within 5 s and was killed")
     deadline = time.monotonic() + 10  # a signal is on its way for a while where others compute
     while runs(int(note.read_text())):
         assert time.monotonic() < deadline, "what the child started still runs"
@@ -77,11 +75,11 @@ def test_child_that_cannot_be_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (
             "import os, signal, sys; sys.stderr.write('deep trouble\\n'); sys.stderr.flush(); os.kill(os.getpid(), 11)",
-            "the process that asks torch was killed by SIGSEGV: deep trouble",
+            "the process for torch was killed by SIGSEGV: deep trouble",
         ),
-        ("import os; os.kill(os.getpid(), 40)", "the process that asks torch was killed by signal 40"),
-        ("raise SystemExit(3)", "the process that asks torch ended with status 3 and without an answer"),
-        ("print('nothing')", "the process that asks torch ended with status 0 and without an answer"),
+        ("import os; os.kill(os.getpid(), 40)", "the process for torch was killed by signal 40"),
+        ("raise SystemExit(3)", "the process for torch ended with status 3 and without an answer"),
+        ("print('nothing')", "the process for torch ended with status 0 and without an answer"),
     ],
 )
 def test_child_that_dies(code: str, sentence: str) -> None:
@@ -93,7 +91,7 @@ def test_child_that_cannot_start() -> None:
     """An interpreter that is gone is a sentence too."""
     answer = torch_view(command=["/no/such/python"])
     assert isinstance(answer, str)
-    assert answer.startswith("the process that asks torch could not be started: ")
+    assert answer.startswith("the process for torch could not be started: ")
 
 
 def test_interrupt_leaves_no_child(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,8 +111,11 @@ def test_a_damaged_record_is_simulated_anew(answering, tmp_path):
 @pytest.mark.parametrize(
     ("script", "words"),
     [
-        ("echo 'RuntimeError: no such kernel' >&2; exit 1", "exit status 1, RuntimeError: no such kernel"),
-        ("exit 3", "no output"),
+        (
+            "echo 'RuntimeError: no such kernel' >&2; exit 1",
+            "with status 1 and without an answer: RuntimeError: no such kernel",
+        ),
+        ("exit 3", "ended with status 3 and without an answer"),
     ],
     ids=["message", "silence"],
 )
@@ -132,7 +135,7 @@ def test_a_child_that_hangs_is_a_message(monkeypatch, tmp_path):
 
     as_python(monkeypatch, tmp_path, "exec sleep 60")
     monkeypatch.setattr(prediction, "SIMULATE_SECONDS", 0.2)
-    with pytest.raises(EstimateFailed, match=r"could not be simulated: not finished after 0\.2 s"):
+    with pytest.raises(EstimateFailed, match=r"could not be simulated: the simulation did not answer within 0\.2 s"):
         predict(quick())
 
 

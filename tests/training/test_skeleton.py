@@ -61,11 +61,11 @@ def test_what_a_trainer_declares_is_in_the_trace(tmp_path, skeleton, monkeypatch
     ("settings", "told"),
     [
         (["training.precision=fp16"], "training.precision: should be bf16 or fp32 with trainer skeleton, which is a"),
-        (["training.loss_chunk_tokens=64"], "training.loss_chunk_tokens: should be none with trainer skeleton"),
+        (["training.loss_chunk_tokens=64"], "training.loss_chunk_tokens: should be null with trainer skeleton"),
         (["training.gradient_checkpointing=true"], "training.gradient_checkpointing: should be false"),
         (["training.offload=activations"], "training.offload: should be none with trainer skeleton"),
         (["fallback=[lean, cpu]"], "fallback: should be cpu or none with trainer skeleton"),
-        (["parallel.processes=2"], "parallel: should be none with trainer skeleton"),
+        (["parallel.processes=2"], "parallel: should be null with trainer skeleton"),
         (
             ["strategy=full", "lora=null", "quantization=null", "training.precision=bf16"],
             "training.precision: should be fp32 with trainer skeleton",

@@ -266,7 +266,7 @@ def test_a_run_says_which_tensors_decay_and_is_held_to_it(tmp_path, trainer):
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        (["training.loss_chunk_tokens=32"], "loss_chunk_tokens: should not be given with trainer transformers: it has"),
+        (["training.loss_chunk_tokens=32"], "loss_chunk_tokens: should be null with trainer transformers: it has"),
         (["training.offload=activations"], "offload: should be none with trainer transformers (got activations)"),
         (["training.precision=fp16"], "precision: should be bf16 or fp32 with trainer transformers: its fp16 puts"),
         ([*FULL, "training.weight_decay=0.1"], "weight_decay_on: should be all_but_norms_and_biases"),
@@ -274,7 +274,7 @@ def test_a_run_says_which_tensors_decay_and_is_held_to_it(tmp_path, trainer):
         (["evaluation.device=cuda", *FULL, "training.weight_decay=0"], "device: should be training with trainer"),
         (["fallback=[lean, cpu]"], "fallback: should be cpu or none with trainer transformers (got lean)"),
         (["probes.rungs=true"], "probes.rungs: should be false with trainer transformers: it has one fallback step"),
-        (["profile=lean"], "loss_chunk_tokens: should not be given with trainer transformers"),
+        (["profile=lean"], "loss_chunk_tokens: should be null with trainer transformers"),
         (["trainer=trl", "fallback=[lean, cpu]"], "fallback: should be cpu or none with trainer trl (got lean)"),
         (["trainer=trl"], "lora.adapter_dtype: should be model with trainer trl on a quantised base"),
         (["trainer=trl", "lora.use_dora=true"], "lora.use_dora: should be false with trainer trl on a quantised"),

@@ -1,6 +1,6 @@
 """Model folders that need torch to be built, in a child process: `in_child` is the parent, the rest is the child.
 
-The child is `python -m tunecheck.assets.build`, its request JSON on stdin. On failure the last line on stdout is
+The child is `python -m tunecheck.assets.build`, its request JSON on stdin, its answer JSON on stdout: {} or
 {"error", "disk_full"}.
 """
 
@@ -9,14 +9,13 @@ import errno
 import functools
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tunecheck.core.errors import WeightsUnavailable
-from tunecheck.core.helper import command_for, helper_environment, signal_name
+from tunecheck.core.helper import HelperFailed, ask, command_for
 from tunecheck.core.paths import shipped_folder
 
 BUILD_SECONDS = 3600.0
@@ -32,60 +31,34 @@ def in_child(model: str, request: dict[str, Any]) -> None:
 
     Raises WeightsUnavailable with the child's error in one sentence, OSError (ENOSPC) when the disk was full.
     """
+    command, task = command_for("tunecheck.assets.build"), request["task"]
+    offline, told = {"HF_HUB_OFFLINE": "1"}, json.dumps(request)
     try:
-        done = subprocess.run(
-            command_for("tunecheck.assets.build"),
-            input=json.dumps(request),
-            env={**helper_environment(), "HF_HUB_OFFLINE": "1"},
-            capture_output=True,
-            text=True,
-            timeout=BUILD_SECONDS,
-        )
-    except subprocess.TimeoutExpired:
-        raise _failed(model, request, f"not finished after {BUILD_SECONDS:g} s") from None
-    if done.returncode == 0:
-        return
-    answer = _answer(done)
-    if answer["disk_full"]:
+        answer = ask(command, about="the build", timeout_seconds=BUILD_SECONDS, request=told, environment=offline)
+    except HelperFailed as error:
+        answer = {"error": str(error)}
+    if answer.get("disk_full"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    raise _failed(model, request, answer["error"])
-
-
-def _failed(model: str, request: dict[str, Any], reason: str) -> WeightsUnavailable:
-    return WeightsUnavailable(
-        f"{model}: the weights could not be built ({request['task']}): {reason}. "
-        "What to do: `tunecheck doctor` shows the libraries, the memory and the disk that it needs."
-    )
-
-
-def _answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    """Return the child's last line, or how it died when it could not write one."""
-    if done.returncode < 0:
-        name = signal_name(-done.returncode)
-        hint = " (most likely out of memory)" if name == "SIGKILL" else ""
-        return {"error": f"the process was killed by {name}{hint}", "disk_full": False}
-    try:
-        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return answer
-    except (ValueError, IndexError):
-        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        return {"error": f"exit status {done.returncode}, {last}", "disk_full": False}
+    if "error" in answer:
+        raise WeightsUnavailable(
+            f"{model}: the weights could not be built ({task}): {answer['error']}. "
+            "What to do: `tunecheck doctor` shows the libraries, the memory and the disk that it needs."
+        )
 
 
 # The child.
 
 
-def main() -> int:
-    """Build the folder and return 0, or print the reason on stdout and return 1."""
-    request = json.load(sys.stdin)
+def main() -> None:
+    """Build the folder and print the answer."""
+    request, answer = json.load(sys.stdin), {}
     try:
         with contextlib.redirect_stdout(sys.stderr):
             TASKS[request.pop("task")](**request)
     except Exception as error:  # any error of the libraries becomes a message for the parent
         text = " ".join(str(error).split())[:500]
-        print(json.dumps({"error": f"{type(error).__name__}: {text}", "disk_full": _is_disk_full(error)}))
-        return 1
-    return 0
+        answer = {"error": f"{type(error).__name__}: {text}", "disk_full": _is_disk_full(error)}
+    print(json.dumps(answer))
 
 
 def convert_gguf(*, file: str, out: str) -> None:
@@ -193,4 +166,4 @@ def _is_disk_full(error: Exception) -> bool:
 TASKS: dict[str, Callable[..., None]] = {"gguf": convert_gguf, "random": draw_random}
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -12,7 +12,6 @@ from pydantic import BaseModel, ValidationError
 from tunecheck.config.cards import apply_card
 from tunecheck.config.comparisons import TIERS, RunFile, drop_unused, entries, named, split
 from tunecheck.config.compatibility import report_incompatibilities
-from tunecheck.config.editor import json_schema
 from tunecheck.config.limits import report_ignored, report_limits, report_unanswerable
 from tunecheck.config.problems import report_all
 from tunecheck.config.references import REFERENCES, described, fill, settle_files, shown, unknown
@@ -30,7 +29,6 @@ __all__ = [
     "RunFile",
     "find_run",
     "find_single_run",
-    "json_schema",
     "load_data",
     "load_model",
     "load_run",

@@ -1,10 +1,9 @@
 """Rules between several keys of a run."""
 
-import json
 import math
 
 from tunecheck.config.schema import Run, order_problem
-from tunecheck.config.trainers import TRAINERS, Broken
+from tunecheck.config.trainers import TRAINERS, Broken, unlike
 from tunecheck.core.spelling import nearest
 from tunecheck.strategies import STRATEGIES
 
@@ -125,29 +124,16 @@ def _parallel(run: "Run") -> Broken:
     """Return what cannot be done in several processes, or is not: each with the way out."""
     if run.parallel is None and max(run.probes.rescale_to, default=1) == 1:
         return []
-    training, told = run.training, "with section parallel" if run.parallel else "with probes.rescale_to"
-    wanted = (
-        (("training", "offload"), training.offload, "none", "parameters stay where they are computed with"),
-        (
-            ("training", "loss_chunk_tokens"),
-            training.loss_chunk_tokens,
-            None,
-            "chunks never call the whole model",
-        ),
-        (("evaluation", "device"), run.evaluation.device, "training", "a rank has the device that it trains on alone"),
-        (("probes", "memory_order"), run.probes.memory_order, False, "its variants train in one process"),
-        (("probes", "rungs"), run.probes.rungs, False, "fallback steps train in one process"),
-        (("probes", "reference"), run.probes.reference, False, "there is no fallback that it could be compared with"),
-    )
-    broken: Broken = [
-        (path, f"should be {_yaml(value)} {told}: {why} (got {_yaml(given)})")
-        for path, given, value, why in wanted
-        if given != value
-    ]
-    if steps := [step for step in run.fallback if step != "cpu"]:
-        rule = f"should be cpu or none {told}: the other steps are those of one process (got {', '.join(steps)})"
-        broken.append((("fallback",), rule))
-    return broken
+    wanted: dict[str, tuple[object, str]] = {
+        "training.offload": ("none", "parameters stay where they are computed with"),
+        "training.loss_chunk_tokens": (None, "chunks never call the whole model"),
+        "evaluation.device": ("training", "a rank has the device that it trains on alone"),
+        "probes.memory_order": (False, "its variants train in one process"),
+        "probes.rungs": (False, "fallback steps train in one process"),
+        "probes.reference": (False, "there is no fallback that it could be compared with"),
+        "fallback": ((), "the other steps are those of one process"),
+    }
+    return unlike(run, "with section parallel" if run.parallel else "with probes.rescale_to", wanted)
 
 
 def _rescale(run: "Run") -> Broken:
@@ -162,11 +148,6 @@ def _rescale(run: "Run") -> Broken:
     return [
         (("probes", "rescale_to"), f"{rule} (got {', '.join(map(str, numbers))})") for rule, numbers in rules if numbers
     ]
-
-
-def _yaml(value: str | float | None) -> str:
-    """Return the value as a YAML file spells it."""
-    return json.dumps(value).strip('"')
 
 
 def _trainer(run: "Run") -> Broken:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from tunecheck.core.frozen import Frozen
@@ -35,15 +37,38 @@ class TrainerInfo(Frozen):
         return f"needs the package {self.package}, which is not installed: pip install 'tunecheck[{self.package}]'"
 
 
+def unlike(run: Run, told: str, wanted: Mapping[str, tuple[object, str]]) -> Broken:
+    """Return each key with another value than the wanted one, and why it should have that; "" where `told` says it.
+
+    A key `fallback` may have the step cpu besides.
+    """
+    broken: Broken = []
+    for key, (value, why) in wanted.items():
+        given, shown = attrgetter(key)(run), _yaml(value)
+        if key == "fallback":
+            given, value, shown = ", ".join(step for step in given if step != "cpu"), "", "cpu or none"
+        if given != value:
+            rule = ": ".join(filter(None, (f"should be {shown} {told}", why)))
+            broken.append((tuple(key.split(".")), f"{rule} (got {_yaml(given)})"))
+    return broken
+
+
+def _yaml(value: object) -> str:
+    """Return the value as a YAML file spells it."""
+    return json.dumps(value, default=str).strip('"')
+
+
 def _transformers_refuses(run: Run) -> Broken:
     """Return the keys that transformers' Trainer, and what derives from it, ignores or implements differently."""
     training, told = run.training, f"with trainer {run.trainer}"
-    broken: Broken = []
-    if training.loss_chunk_tokens is not None:
-        rule = f"should not be given {told}: it has no loss in chunks (got {training.loss_chunk_tokens})"
-        broken.append((("training", "loss_chunk_tokens"), rule))
-    if training.offload != "none":
-        broken.append((("training", "offload"), f"should be none {told} (got {training.offload})"))
+    wanted: dict[str, tuple[object, str]] = {
+        "training.loss_chunk_tokens": (None, "it has no loss in chunks"),
+        "training.offload": ("none", ""),
+        "evaluation.device": ("training", ""),
+        "fallback": ((), ""),
+        "probes.rungs": (False, "it has one fallback step only"),
+    }
+    broken = unlike(run, told, wanted)
     if training.precision == "fp16":
         rule = f"should be bf16 or fp32 {told}: its fp16 puts the adapters under autocast too (got fp16)"
         broken.append((("training", "precision"), rule))
@@ -60,15 +85,9 @@ def _transformers_refuses(run: Run) -> Broken:
     if evaluation.rows % processes:
         rule = f"should be a multiple of {processes} {told} in so many processes: it evaluates rows twice that fill up"
         broken.append((("evaluation", "rows"), f"{rule} (got {evaluation.rows})"))
-    if run.evaluation.device != "training":
-        broken.append((("evaluation", "device"), f"should be training {told} (got {run.evaluation.device})"))
-    if steps := [step for step in run.fallback if step != "cpu"]:
-        broken.append((("fallback",), f"should be cpu or none {told} (got {', '.join(steps)})"))
     if run.shards_parameters and run.parallel is not None:
         rule = f"should be ddp {told}: accelerate takes no FSDP plugin on CPUs, and wraps in DDP instead"
         broken.append((("parallel", "engine"), f"{rule} (got fsdp)"))
-    if run.probes.rungs:
-        broken.append((("probes", "rungs"), f"should be false {told}: it has one fallback step only (got true)"))
     return broken
 
 
@@ -94,23 +113,21 @@ def plain_loop_refuses(run: Run) -> Broken:
 
     For a trainer of one's own to begin with, such as docs/skeleton_trainer.py.
     """
-    training, told = run.training, f"with trainer {run.trainer}, which is a plain loop"
-    rules: list[tuple[bool, str, str, object]] = [
-        (training.precision == "fp16", "training.precision", "bf16 or fp32", training.precision),
-        (training.precision != "fp32" and run.trains_base, "training.precision", "fp32", training.precision),
-        (training.loss_chunk_tokens is not None, "training.loss_chunk_tokens", "none", training.loss_chunk_tokens),
-        (training.gradient_checkpointing, "training.gradient_checkpointing", "false", "true"),
-        (training.offload != "none", "training.offload", "none", training.offload),
-        (training.weight_decay_on != "all", "training.weight_decay_on", "all", training.weight_decay_on),
-        (run.parallel is not None, "parallel", "none", "several processes"),
-        (any(step != "cpu" for step in run.fallback), "fallback", "cpu or none", ", ".join(run.fallback)),
-        (bool(run.probes.rungs), "probes.rungs", "false", run.probes.rungs),
-    ]
-    return [
-        (tuple(key.split(".")), f"should be {wanted} {told} (got {got})")
-        for broken, key, wanted, got in rules
-        if broken
-    ]
+    precision, told = run.training.precision, f"with trainer {run.trainer}, which is a plain loop"
+    wanted: dict[str, tuple[object, str]] = {
+        "training.loss_chunk_tokens": (None, ""),
+        "training.gradient_checkpointing": (False, ""),
+        "training.offload": ("none", ""),
+        "training.weight_decay_on": ("all", ""),
+        "parallel": (None, ""),
+        "fallback": ((), ""),
+        "probes.rungs": (False, ""),
+    }
+    broken = unlike(run, told, wanted)
+    if precision == "fp16" or (precision != "fp32" and run.trains_base):
+        computes = "fp32" if run.trains_base else "bf16 or fp32"
+        broken.append((("training", "precision"), f"should be {computes} {told} (got {precision})"))
+    return broken
 
 
 TRAINERS: dict[str, TrainerInfo] = {

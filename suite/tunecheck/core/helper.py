@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
 from tunecheck.core.paths import python_path
@@ -36,25 +36,35 @@ def helper_environment() -> dict[str, str]:
     return {**os.environ, **path, "PYTHONIOENCODING": "utf-8"}
 
 
-def ask(command: Sequence[str], *, about: str, timeout_seconds: float) -> dict[str, Any]:
+def ask(
+    command: Sequence[str],
+    *,
+    about: str,
+    timeout_seconds: float,
+    request: str = "",
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """Return the JSON object that the helper prints. No helper is left running.
 
     Raises HelperHung when it does not end in time, HelperFailed when it ends without an answer; `about` names what the
-    helper queries, for the message.
+    helper works on, for the message. The helper reads `request` from its standard input; `environment` is added to this
+    process's.
     """
     # Files, since a pipe that a grandchild keeps open would block the reader after the child's death.
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        given.write(request.encode())
+        given.seek(0)
         try:
             child = subprocess.Popen(
                 command,
-                stdin=subprocess.DEVNULL,
+                stdin=given,
                 stdout=output,
                 stderr=errors,
-                env=helper_environment(),
+                env={**helper_environment(), **(environment or {})},
                 start_new_session=True,
             )
         except OSError as error:
-            raise HelperFailed(f"the process that asks {about} could not be started: {error}") from error
+            raise HelperFailed(f"the process for {about} could not be started: {error}") from error
         _await(child, about, timeout_seconds)
         return _answer(child.returncode, about, _read(output), _read(errors))
 
@@ -67,7 +77,7 @@ def kill(child: subprocess.Popen[bytes]) -> str:
         child.wait(KILL_SECONDS)
     except subprocess.TimeoutExpired:
         return "cannot be killed: it waits in the driver until the machine is rebooted"
-    return "was killed: the GPU's driver may hang"
+    return "was killed"
 
 
 def die_with_parent() -> None:
@@ -104,8 +114,9 @@ def _answer(status: int, about: str, output: str, errors: str) -> dict[str, Any]
                 return facts
     last = next((f": {line.strip()[:_TEXT_CHARACTERS]}" for line in reversed(errors.splitlines()) if line.strip()), "")
     if status < 0:
-        raise HelperFailed(f"the process that asks {about} was killed by {signal_name(-status)}{last}")
-    raise HelperFailed(f"the process that asks {about} ended with status {status} and without an answer{last}")
+        memory = " (most likely out of memory)" if -status == signal.SIGKILL else ""
+        raise HelperFailed(f"the process for {about} was killed by {signal_name(-status)}{memory}{last}")
+    raise HelperFailed(f"the process for {about} ended with status {status} and without an answer{last}")
 
 
 def _read(file: BinaryIO) -> str:

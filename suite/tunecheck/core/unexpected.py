@@ -1,6 +1,7 @@
 """The last resort: an error that nobody foresaw becomes one line for the user and a file with its traceback."""
 
 import contextlib
+import sysconfig
 import tempfile
 import traceback
 from pathlib import Path
@@ -21,10 +22,25 @@ def unexpected(error: BaseException, folder: Path | None = None) -> str:
 
 def described(error: BaseException) -> str:
     """Return type, text and place of an error: "KeyError: 'x' (suite/tunecheck/plugin.py:88)"."""
+    return f"{type(error).__name__}: {one_line(redacted(str(error)), 300)} ({place_of(error)})"
+
+
+def place_of(error: BaseException) -> str:
+    """Return file and line of the innermost frame of this package or of the user's code: "training/native.py:88".
+
+    Frames of installed libraries are left out: a wrong tensor ends deep inside of torch, its cause is the call.
+    """
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if Path(frame.filename).is_relative_to(_PACKAGE)] or frames
-    place = f" ({'/'.join(Path(own[-1].filename).parts[-2:])}:{own[-1].lineno})" if own else ""
-    return f"{type(error).__name__}: {one_line(redacted(str(error)), 300)}{place}"
+    own = [frame for frame in frames if not _is_library(frame.filename)] or frames
+    return f"{'/'.join(Path(own[-1].filename).parts[-2:])}:{own[-1].lineno}" if own else "never raised"
+
+
+def _is_library(filename: str) -> bool:
+    path = Path(filename)
+    if path.is_relative_to(_PACKAGE):  # which lies in site-packages itself where it was installed from a wheel
+        return False
+    installed = {"site-packages", "dist-packages"} & set(path.parts)
+    return filename.startswith("<") or bool(installed) or path.is_relative_to(sysconfig.get_paths()["stdlib"])
 
 
 def _keep(error: BaseException, folder: Path | None) -> Path | None:

@@ -9,7 +9,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import subprocess
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunecheck.core.errors import EstimateFailed
 from tunecheck.core.frozen import Frozen
-from tunecheck.core.helper import command_for, helper_environment
+from tunecheck.core.helper import HelperFailed, ask, command_for
 from tunecheck.core.paths import cache_folder
 from tunecheck.core.reading import read_json
 from tunecheck.memory.constants import CARD_CLASSES_GB, CardShare, holds, share_of
@@ -186,28 +185,21 @@ def _load_bytes(run: Run, static: StaticBytes) -> int:
 
 def _simulate(run: Run) -> Simulation:
     """Return the child's answer. Raises EstimateFailed."""
+    command, request = command_for("tunecheck.memory.simulate"), run.model_dump_json()
     try:
-        done = subprocess.run(
-            command_for("tunecheck.memory.simulate"),
-            input=run.model_dump_json(),
-            env={**helper_environment(), **_CHILD_ENVIRONMENT},
-            capture_output=True,
-            text=True,
-            timeout=SIMULATE_SECONDS,
+        answer = ask(
+            command,
+            about="the simulation",
+            timeout_seconds=SIMULATE_SECONDS,
+            request=request,
+            environment=_CHILD_ENVIRONMENT,
         )
-    except subprocess.TimeoutExpired:
-        raise _failed(run, f"not finished after {SIMULATE_SECONDS:g} s") from None
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise _failed(run, f"exit status {done.returncode}, {last}")
-    return Simulation(**json.loads(done.stdout.splitlines()[-1]))
-
-
-def _failed(run: Run, reason: str) -> EstimateFailed:
-    return EstimateFailed(
-        f"{run.name}: the training could not be simulated: {reason}. What to do: `tunecheck doctor` shows the "
-        "libraries; `tunecheck list --needs` shows the need that the run states."
-    )
+    except HelperFailed as error:
+        raise EstimateFailed(
+            f"{run.name}: the training could not be simulated: {error}. What to do: `tunecheck doctor` shows the "
+            "libraries; `tunecheck list --needs` shows the need that the run states."
+        ) from None
+    return Simulation(**answer)
 
 
 def _cache_file(run: Run) -> Path:

@@ -3,13 +3,11 @@
 import contextlib
 import errno
 import shutil
-import sysconfig
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import tunecheck
 from tunecheck.core.errors import (
     BadRow,
     ConfigError,
@@ -23,8 +21,8 @@ from tunecheck.core.evidence import AttemptCause, AttemptOutcome
 from tunecheck.core.helper import signal_name
 from tunecheck.core.out_of_memory import exit_message, ran_out
 from tunecheck.core.text import one_line
+from tunecheck.core.unexpected import place_of
 
-PACKAGE = Path(tunecheck.__file__).parent
 NO_GUARD = 'a script that trains must do it under `if __name__ == "__main__":`, since every child imports it'
 
 FULL_BYTES = 1 << 20
@@ -103,7 +101,7 @@ def _classify(error: Exception, device: str, folders: Sequence[Path] = ()) -> Ou
         )
     unclear = "CUDA" in text and any(words in text for words in GPU_ERROR_WORDS)
     cause = AttemptCause.GPU_ERROR if unclear else AttemptCause.ERROR
-    return Outcome(AttemptOutcome.FAILED, f"{type(error).__name__}: {text} ({_place(error)})", cause)
+    return Outcome(AttemptOutcome.FAILED, f"{type(error).__name__}: {text} ({place_of(error)})", cause)
 
 
 def _disk_full(error: Exception, text: str, folders: Sequence[Path]) -> str:
@@ -123,27 +121,6 @@ def _full(folders: Sequence[Path]) -> str:
             if shutil.disk_usage(folder).free < FULL_BYTES:
                 return str(folder)
     return ""
-
-
-def _place(error: Exception) -> str:
-    """Return file and line of the innermost frame of this package or of the user's code: "training/native.py:88".
-
-    Frames of installed libraries are left out: a wrong tensor ends deep inside of torch, its cause is the call.
-    """
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not _is_library(frame.filename)]
-    frame = (own or frames)[-1]
-    return f"{'/'.join(Path(frame.filename).parts[-2:])}:{frame.lineno}"
-
-
-def _is_library(filename: str) -> bool:
-    if filename.startswith("<"):
-        return True
-    path = Path(filename)
-    if path.is_relative_to(PACKAGE):  # which lies in site-packages itself where it was installed from a wheel
-        return False
-    installed = {"site-packages", "dist-packages"} & set(path.parts)
-    return bool(installed) or path.is_relative_to(sysconfig.get_paths()["stdlib"])
 
 
 def crash_of(exit_code: int | None, tail: str, *, began: bool, served: bool = True) -> Outcome:
