@@ -59,7 +59,7 @@ class EngineHooks(StepMoments):
         if self.run is None:
             self.run = run_of(model, self.engine.optimizer, self.listener, None, objective)
             session = session_of(self.run, model, [batch], optimizer=self.engine.optimizer)
-            known = Premise.UPDATE_RULE_KNOWN not in self.run.open_premises
+            known = self.run.holds(Premise.UPDATE_RULE_KNOWN)
             self.listener.begin(session, "AdamW" if known else "")
             self.listener.emit(*of_caller())  # the line of the user's code that trains
         if self.listener.listening and not self.window:

@@ -90,7 +90,7 @@ FEATURES = {
     "suite_rows": "One of tunecheck's own runs.",
     "trains_base": "Trained weights in the base.",
     "unknown_rows": f"{YOURS} with a model or a loss of its own.",
-    "watched": f"{YOURS}.",
+    "user_code": f"{YOURS}.",
 }
 """`Run.features` in words: what a training must have for a check to apply."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from traces import healthy, with_run
+from traces import BY_A_SCRIPT, healthy, opened, with_run
 
 from tunecheck.core import evidence as e
 from tunecheck.core.trace import TraceWriter
@@ -27,8 +27,10 @@ def heard(folder, rank, *, rows=None, dataset_rows=12, processes=2, end=None, al
     """Write the trace of one process, as the listener does."""
     main = healthy().main
     window = main.all(e.Window)[0]
-    features = ["given_rows", "watched"]
-    header = with_run(healthy(), features=features, open_premises={"every_row_seen": "only its own rows"}).header
+    features = ["given_rows", "user_code"]
+    header = with_run(
+        healthy(), features=features, premises=BY_A_SCRIPT | opened({"every_row_seen": "only its own rows"})
+    ).header
     options = Options(folder=str(folder), name="train")
     writer = TraceWriter(trace_file(options, 1, rank))
     own = ROWS[6 * rank : 6 * rank + 6] if rows is None else rows

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from tunecheck.config.schema import Run
 from tunecheck.core import evidence as e
 from tunecheck.core.evidence import Record
+from tunecheck.core.premises import OF_A_LOOP, OF_A_SCRIPT
 from tunecheck.core.trace import SCHEMA, Attempt, Trace
 
 R = TypeVar("R", bound=Record)
@@ -122,6 +123,16 @@ def with_run(trace: Trace, **changes: Any) -> Trace:
     for key, value in changes.items():
         run[key] = {**(run.get(key) or {}), **value} if isinstance(value, dict) else value
     return Trace(dataclasses.replace(trace.header, run=run), trace.attempts)
+
+
+def opened(reasons: dict[str, str]) -> dict[str, dict[str, str]]:
+    """These premises as open, for the key `premises` of a run."""
+    return {premise: {"source": "open", "where": why} for premise, why in reasons.items()}
+
+
+BY_A_SCRIPT = opened(OF_A_SCRIPT)
+"""What nobody declares of a training that is not ours."""
+BY_A_LOOP = opened(OF_A_SCRIPT | OF_A_LOOP)
 
 
 def with_record(

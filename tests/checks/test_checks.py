@@ -48,7 +48,7 @@ FALLBACK = ("fallback_in_order", "fallback_starts_fresh", "card_returns_to_basel
 """Checks of a run with several attempts to train: they are in test_fallback.py."""
 APART = ("dropout_varies", "gradient_matches_loss", "recomputation_equals", "weights_in_use")
 """Checks of what the made-up run does not do: each has a test of its own below."""
-WATCHED_FEATURES = {"watched", "given_rows", "unknown_rows", "evaluates", "expectations", "resume_declared", "pairs"}
+WATCHED_FEATURES = {"user_code", "given_rows", "unknown_rows", "evaluates", "expectations", "resume_declared", "pairs"}
 WATCHED = [name for name, check in CHECKS.items() if check.applies_to & WATCHED_FEATURES]
 """Checks of a training that is not ours: they are in test_checks_watched.py."""
 ACROSS = [name for name, check in CHECKS.items() if check.across_ranks]
@@ -188,7 +188,8 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
             e.Census, trainable=tuple(f"base_model.model.{name}" for name in LORA)
         ),
         ("A frozen in a script", "declare it with --expect 'frozen=lora_A'"): both(
-            asking(features=["watched"]), having(e.Census, trainable=LORA_B)
+            asking(premises={"trained_set_declared": {"source": "declared", "where": "LoraConfig"}}),
+            having(e.Census, trainable=LORA_B),
         ),
         ("loaded frozen", "8 of 8 not trainable"): having(e.Census, trainable=()),
         ("unfrozen by an evaluation", "end: 1 trainable, but not configured: model.norm.weight"): having(

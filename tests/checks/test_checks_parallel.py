@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 import pytest
-from traces import STATE, healthy, with_run
+from traces import BY_A_SCRIPT, STATE, healthy, opened, with_run
 
 from tunecheck.checks import CHECKS
 from tunecheck.core import evidence as e
@@ -17,6 +17,10 @@ NAMES = [name for name, check in CHECKS.items() if check.across_ranks]
 STEPS = range(6)
 ROWS = tuple(f"train:{number}" for number in range(24))
 """Of six steps with one row in each of four micro-batches: an epoch."""
+
+
+OF_ONE_RANK = BY_A_SCRIPT | opened({"every_row_seen": "only its own rows"})
+"""Premises of a process of a training that is not ours."""
 
 
 def of_rank(rank, **changed):
@@ -237,7 +241,7 @@ def test_a_rank_that_stopped_early_leaves_replicas_unjudged():
 def test_replicas_that_become_equal_again_may_be_averaged_now_and_then():
     """Local SGD, where a script says so; a run of the suite never does."""
     local = changed("Replica", 4, digest="other")
-    watched = with_run(local, features=[*local.run.features, "watched"])
+    watched = with_run(local, premises=BY_A_SCRIPT)
 
     assert CHECKS["replicas_equal"]()(watched).status is Status.UNJUDGED
     assert CHECKS["replicas_equal"]()(local).status is Status.FAILED
@@ -332,14 +336,17 @@ def test_an_own_module_that_begins_differently_may_be_a_part_of_a_model(exchange
     ranks = [
         of_rank(rank, Replica=counted([start, *later])) for rank, start in enumerate((first, replica(0, lora_A="b")))
     ]
-    trace = with_run(trained(*ranks), objective="the rows of an MLP are known to its own code alone")
+    trace = with_run(trained(*ranks), premises=opened({"causal_lm": "only its own code knows the rows of an MLP"}))
 
     assert CHECKS["replicas_equal"]()(trace).status is status
 
 
 def test_an_own_module_that_drifts_apart_is_named():
     """Whatever is exchanged: its gradients are not averaged."""
-    trace = with_run(changed("Replica", 4, digest="other", exchanges=9), objective="known to its own code alone")
+    trace = with_run(
+        changed("Replica", 4, digest="other", exchanges=9),
+        premises=opened({"causal_lm": "known to its own code alone"}),
+    )
     assert CHECKS["replicas_equal"]()(trace).status is Status.FAILED
 
 
@@ -376,7 +383,7 @@ def test_a_wrapped_module_is_no_part_of_a_model():
     first, *later = [dataclasses.replace(replica(step), wrapped=True, exchanges=3 * step) for step in range(7)]
     other = dataclasses.replace(first, digest="other")
     ranks = [of_rank(rank, Replica=[start, *later]) for rank, start in enumerate((first, other))]
-    trace = with_run(trained(*ranks), objective="known to its own code alone")
+    trace = with_run(trained(*ranks), premises=opened({"causal_lm": "known to its own code alone"}))
 
     assert CHECKS["replicas_equal"]()(trace).status is Status.FAILED
     assert CHECKS["ranks_report_alike"]()(trace).expected
@@ -385,7 +392,7 @@ def test_a_wrapped_module_is_no_part_of_a_model():
 def test_a_rank_that_takes_no_step_is_named():
     """Where the others train."""
     trace = trained(of_rank(0), of_rank(1, Step=[]))
-    found = CHECKS["replicas_equal"]()(with_run(trace, features=[*trace.run.features, "watched"]))
+    found = CHECKS["replicas_equal"]()(with_run(trace, premises=OF_ONE_RANK))
 
     assert found.status is Status.FAILED
     assert found.detail == "rank 1 took no step of the optimizer, another 6"
@@ -395,7 +402,7 @@ def test_gradients_that_each_rank_clips_before_the_exchange_are_named():
     """By what clipping leaves, which the norm of the exchanged gradient does not show."""
     calls = [e.CallOrder(step=0, calls=("forward",), clip_scale=scale) for scale in (0.5, 0.7)]
     trace = trained(*(of_rank(rank, CallOrder=[calls[rank]]) for rank in (0, 1)))
-    found = CHECKS["ranks_report_alike"]()(with_run(trace, features=[*trace.run.features, "watched"]))
+    found = CHECKS["ranks_report_alike"]()(with_run(trace, premises=OF_ONE_RANK))
 
     assert found.status is Status.FAILED
     assert "step 0: share left by clipping 0.7 on rank 1, 0.5 on rank 0" in found.detail

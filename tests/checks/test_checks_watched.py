@@ -7,15 +7,15 @@ import math
 import re
 
 import pytest
-from traces import LORA_B, adding, attempt, healthy, with_record, with_run, without
+from traces import BY_A_LOOP, BY_A_SCRIPT, LORA_B, adding, attempt, healthy, opened, with_record, with_run, without
 
 from tunecheck.checks import CHECKS
 from tunecheck.core import evidence as e
 from tunecheck.core.finding import Status
-from tunecheck.core.snapshot import A_LOOP
+from tunecheck.core.premises import OF_A_LOOP
 from tunecheck.core.trace import Trace
 
-WATCHED_FEATURES = {"watched", "given_rows", "unknown_rows", "evaluates", "expectations", "resume_declared", "pairs"}
+WATCHED_FEATURES = {"user_code", "given_rows", "unknown_rows", "evaluates", "expectations", "resume_declared", "pairs"}
 WATCHED = {name for name, check in CHECKS.items() if check.applies_to & WATCHED_FEATURES and not check.across_ranks}
 FEATURES = ("adapters", *sorted(WATCHED_FEATURES))
 MEANT = {
@@ -159,7 +159,9 @@ def logged(trace, factor=1.0):
 
 def watched(*records):
     """A healthy trace with these records in place of the healthy ones."""
-    trace = with_run(healthy(), features=list(FEATURES), expected=EXPECTED, rows_per_micro_batch=2)
+    trace = with_run(
+        healthy(), features=list(FEATURES), premises=BY_A_SCRIPT, expected=EXPECTED, rows_per_micro_batch=2
+    )
     kinds = {type(record) for record in records}
     for number in range(len(trace.all(e.TrainingState))):
         trace = with_record(trace, e.TrainingState, number, random_state=f"state {number}")
@@ -339,7 +341,8 @@ def test_the_suites_own_runs_know_no_suspicion(changes, told):
     trace = watched(rows(**changes))
     if "uncertain" in changes:
         trace = with_record(trace, e.Window, digests=("one", "one"))
-    own = with_run(trace, features=[feature for feature in FEATURES if feature != "watched"])
+    settings = {key: value for key, value in trace.settings.items() if key != "premises"}
+    own = dataclasses.replace(trace, header=dataclasses.replace(trace.header, run=settings))
     check = CHECKS["rows_come_once"]()
     assert re.search(told, check(trace).detail)
     assert (check(trace).status, check(own).status) == (Status.SUSPECTED, Status.FAILED)
@@ -358,7 +361,7 @@ def test_what_rests_on_a_presumed_premise_is_suspected_at_most():
     """Whoever presumes it says why; what could not be read for it is no lost evidence."""
     why = "the model contains the script's own Beside"
     check, trace = CHECKS["forward_matches_architecture"](), with_record(watched(), e.ForwardReference, error=0.3)
-    presumed = with_run(trace, presumed={"architecture_known": why})
+    presumed = with_run(trace, premises={"architecture_known": {"source": "presumed", "where": why}})
     assert (check(trace).status, check(presumed).status) == (Status.FAILED, Status.SUSPECTED)
     assert check(presumed).meant == why
 
@@ -503,12 +506,12 @@ def test_what_a_loop_does_by_hand_is_no_mistake(name, kind, wrong, excused_by, d
     """Noise is written to gradients, SAM takes them elsewhere: in a Trainer nobody does that on purpose."""
     trace = with_record(healthy(), kind, **wrong)
     by_hand = with_record(trace, e.CallOrder, calls=("forward", "backward", done, "clear", "backward", done, "step"))
-    finding = CHECKS[name]()(with_run(by_hand, trainer=A_LOOP))
+    finding = CHECKS[name]()(with_run(by_hand, premises=opened(OF_A_LOOP)))
 
     assert finding.status is (Status.UNJUDGED if done in excused_by else Status.FAILED)
     assert finding.expected == (done in excused_by)
     assert CHECKS[name]()(by_hand).status is Status.FAILED
-    assert CHECKS[name]()(with_run(trace, trainer=A_LOOP)).status is Status.FAILED
+    assert CHECKS[name]()(with_run(trace, premises=opened(OF_A_LOOP))).status is Status.FAILED
 
 
 def exported(difference):
@@ -853,7 +856,7 @@ def test_means_of_unequal_micro_batches(of_means, tokens, status):
 )
 def test_clipping_within_a_window(calls, status):
     """What has been added up is clipped again and again; a mistake beside it is one."""
-    trace = with_run(with_record(watched(), e.CallOrder, calls=calls), trainer=A_LOOP)
+    trace = with_run(with_record(watched(), e.CallOrder, calls=calls), premises=BY_A_LOOP)
     assert CHECKS["calls_in_order"]()(trace).status is status
 
 
@@ -887,7 +890,7 @@ def test_a_list_that_is_emptied_again_is_no_leak(tensors, status):
     """An episode's moves are kept until it is over."""
     seen = healthy().all(e.LiveTensors)[0]
     samples = [dataclasses.replace(seen, step=3 + 2 * at, tensors=count) for at, count in enumerate(tensors)]
-    trace = with_run(adding(without(healthy(), e.LiveTensors), *samples), features=list(FEATURES))
+    trace = with_run(adding(without(healthy(), e.LiveTensors), *samples), features=list(FEATURES), premises=BY_A_SCRIPT)
     assert CHECKS["live_tensors_flat"]()(trace).status is status
 
 
@@ -902,7 +905,7 @@ def test_an_unknown_optimizer_may_begin_with_a_step_of_zero(unmoved, rule_known,
     for number, update in enumerate(trace.all(e.Update)):
         trace = with_record(trace, e.Update, number, moved=update.step not in unmoved, expected_learning_rate=1e-3)
     known = {} if rule_known else {"update_rule_known": "another optimizer"}
-    trace = with_run(trace, open_premises=known)
+    trace = with_run(trace, premises=opened(known))
     assert CHECKS["steps_applied"]()(trace).status is status
 
 

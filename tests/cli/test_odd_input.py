@@ -54,7 +54,7 @@ def test_a_file_that_is_no_trace_is_a_wrong_request(capsys, tmp_path, content, w
 
 @pytest.mark.parametrize(
     "changes",
-    [{"model": "nan"}, {"checks": True}, {"open_premises": 5}, {"turn": "x"}, {"features": [1]}, {"smoothing": []}],
+    [{"model": "nan"}, {"checks": True}, {"premises": 5}, {"turn": "x"}, {"features": [1]}, {"smoothing": []}],
     ids=lambda changes: next(iter(changes)),
 )
 @pytest.mark.parametrize("where", ["header", "attempt"])

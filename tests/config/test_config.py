@@ -440,7 +440,7 @@ def test_every_feature_a_check_asks_for_is_one_that_a_run_can_have(tmp_path):
     possible = load_run(path, overrides).features.union(*(load_run(path, other).features for other in others))
 
     watched = {
-        "watched",
+        "user_code",
         "given_rows",
         "unknown_rows",
         "evaluates",

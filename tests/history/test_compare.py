@@ -11,7 +11,7 @@ import pytest
 from history_entries import KEY, RUN, entry, on_cpu, write_session, write_trace
 from html_page import MOST_BYTES, Page
 from sessions import leaking
-from traces import adding, healthy, with_record, with_run
+from traces import adding, healthy, opened, with_record, with_run
 
 from tunecheck.cli import main
 from tunecheck.core import evidence as e
@@ -333,7 +333,7 @@ def test_a_dangling_link_stops_no_prune(reports, capsys):
 def test_no_command_prints_a_foreign_escape_sequence(reports, capsys):
     """Of a trace, a verdict or a store that somebody else wrote: neither in tables nor in errors."""
     evil = "\x1b]0;owned\x07\x1b[2J\u202eevil\u200f\x9b"
-    trace = with_run(healthy(), id=evil, open_premises={"schedule_known": evil})
+    trace = with_run(healthy(), id=evil, premises=opened({"schedule_known": evil}))
     trace = with_record(trace, e.Setup, versions=lambda held: {**held, evil: evil}, device_name=lambda _: evil)
     for number in (1, 2):
         write_session(reports, number, trace)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
-from traces import healthy, with_run
+from traces import healthy, opened, with_run
 
 import tunecheck
 from benchmarks.scripts.script import Script
 from tunecheck.checks import CHECKS
 from tunecheck.core.errors import ConfigError
 from tunecheck.core.paths import project_folder
+from tunecheck.core.premises import Premise, facts
+from tunecheck.listen.declared import WatchedRun
 from tunecheck.listen.expectations import EXPECTATIONS, declare, read_expectations
 from tunecheck.listen.explain import afterwards, beforehand, lines
 
@@ -69,7 +70,7 @@ def held_to(run, **expect):
 
 def adapted():
     """A run that trains adapters."""
-    return SimpleNamespace(trained=frozenset(LORA), parameters=32, lora=object(), open_premises={}, sources={})
+    return WatchedRun.model_construct(trained=frozenset(LORA), parameters=32, lora=object(), premises={}, sources={})
 
 
 def test_adapters_that_are_expected_to_rest_are_not_declared_to_learn():
@@ -87,12 +88,12 @@ def test_both_expectations_declare_what_no_object_does():
     """Where every tensor has one of both; else nobody knows the rest."""
 
     def partial():
-        reasons = {"trained_set_declared": "some tensors are frozen, and no object declares which"}
-        return SimpleNamespace(trained=frozenset(BASE), parameters=None, lora=None, open_premises=reasons, sources={})
+        reasons = {Premise.TRAINED_SET_DECLARED: "some tensors are frozen, and no object declares which"}
+        return WatchedRun.model_construct(trained=frozenset(BASE), parameters=None, premises=facts(reasons), sources={})
 
     assert held_to(partial(), trained="lora|norm", frozen="embed").trained == {*LORA, "norm.weight"}
-    assert not held_to(partial(), trained="lora|norm", frozen="embed").open_premises
-    assert held_to(partial(), trained="norm", frozen="embed").open_premises
+    assert held_to(partial(), trained="lora|norm", frozen="embed").holds(Premise.TRAINED_SET_DECLARED)
+    assert not held_to(partial(), trained="norm", frozen="embed").holds(Premise.TRAINED_SET_DECLARED)
 
 
 def looped(tmp_path, **expect):
@@ -134,7 +135,7 @@ def test_what_is_not_as_expected_fails(tmp_path):
 
 def test_every_check_is_explained_once():
     """Before a training, and of a trace."""
-    trace = with_run(healthy(), open_premises={"schedule_known": "a loop declares no schedule"})
+    trace = with_run(healthy(), premises=opened({"schedule_known": "a loop declares no schedule"}))
     for groups in (beforehand(), afterwards(trace)):
         assert sorted(name for group in groups for name in group.checks) == sorted(CHECKS)
         assert all(len(line) <= 80 for line in lines(groups, 80))

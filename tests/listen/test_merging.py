@@ -6,12 +6,11 @@ import dataclasses
 
 import pytest
 from process_traces import ROWS, heard
-from traces import healthy, with_run
+from traces import BY_A_LOOP, healthy, opened, with_run
 
 from tunecheck.checks import CHECKS
 from tunecheck.core import evidence as e
 from tunecheck.core.finding import Status
-from tunecheck.core.snapshot import A_LOOP
 from tunecheck.core.trace import read
 from tunecheck.listen.launch import merge_ranks
 from tunecheck.listen.options import trace_file
@@ -34,7 +33,7 @@ def test_two_processes_are_one_training(tmp_path):
     assert trace.ranks == [0, 1]
     assert "parallel" in trace.run.features
     assert trace.run.processes == 2
-    assert trace.of_rank(1).open_premises["every_row_seen"] == "only its own rows"
+    assert trace.of_rank(1).facts["every_row_seen"].where == "only its own rows"
     for name in ("rows_trained_once", "ranks_report_alike"):
         assert CHECKS[name]()(trace).status is Status.PASSED
 
@@ -130,11 +129,12 @@ def test_any_module_is_given_other_batches_on_each_rank(tmp_path, wrapped, statu
     inputs = [e.StepInputs(step=step, digests=(f"batch {step}",)) for step in range(3)]
     start = e.Replica(steps=0, digest="one", wrapped=wrapped)
     trace = merged(tmp_path, also_first=[*inputs, start], also=[*inputs, start])
-    own = with_run(trace, objective="known to its own code alone", trainer=A_LOOP)
+    trace = with_run(trace, premises=opened({"causal_lm": "known to its own code alone"}))
+    own = with_run(trace, premises=BY_A_LOOP)
     found = CHECKS["rows_trained_once"]()(own)
 
     assert found.status is status
-    assert CHECKS["rows_trained_once"]()(with_run(own, trainer="GRPOTrainer")).expected
+    assert CHECKS["rows_trained_once"]()(trace).expected
     assert "rank 1 was given the same 3 batches as rank 0, in the same order" in found.detail
 
 

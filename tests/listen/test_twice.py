@@ -6,7 +6,7 @@ import dataclasses
 from types import SimpleNamespace
 
 import pytest
-from traces import healthy, with_record, with_run
+from traces import healthy, opened, with_record, with_run
 
 from tunecheck.checks import CHECKS
 from tunecheck.core import evidence as e
@@ -49,7 +49,7 @@ def rehearsed(tmp_path, *, checkpoints=(3, 6), began=0, loss=1.0):
     rehearsal.append_to(path)
     trace = read(path)
     probes = {"repeat_steps": rehearsal.options.repeat_steps, "resume_from": rehearsal.options.resume_from}
-    return runs, with_run(trace, probes=probes, open_premises=dict(rehearsal.options.not_twice))
+    return runs, with_run(trace, probes=probes, premises=opened(rehearsal.options.not_twice))
 
 
 def test_a_command_that_repeats_and_resumes_passes(tmp_path):

@@ -17,7 +17,7 @@ from tunecheck.probes.resources import LiveTensorProbe
 
 def session_of(model):
     """What these probes ask of a session."""
-    run = SimpleNamespace(training=SimpleNamespace(max_steps=5), is_causal_lm=False, features=frozenset())
+    run = SimpleNamespace(training=SimpleNamespace(max_steps=5), holds=lambda premise: premise != "causal_lm")
     return SimpleNamespace(model=model, run=run, device=torch.device("cpu"), entry=None)
 
 

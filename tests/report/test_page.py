@@ -16,7 +16,7 @@ import pytest
 from html_page import MOST_BYTES, Page
 from metered import metered
 from sessions import leaking, session
-from traces import adding, blank, healthy, with_record, with_run, without
+from traces import adding, blank, healthy, opened, with_record, with_run, without
 
 from tunecheck.cli import main
 from tunecheck.core import evidence as e
@@ -215,8 +215,8 @@ def test_a_failure_links_to_its_curve_and_its_place_among_all_checks(tmp_path):
     ("trace", "unit"),
     [
         (healthy(), "nats per supervised token"),
-        (with_run(healthy(), objective="a classifier"), "as the training computes it"),
-        (with_run(healthy(), open_premises={"token_mean_loss": "a weighted loss"}), "as the training computes it"),
+        (with_run(healthy(), premises=opened({"causal_lm": "a classifier"})), "as the training computes it"),
+        (with_run(healthy(), premises=opened({"token_mean_loss": "a weighted loss"})), "as the training computes it"),
     ],
 )
 def test_the_loss_has_a_unit_only_where_it_is_known(trace, unit):

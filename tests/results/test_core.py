@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from traces import healthy, opened, with_run
 
 from tunecheck.checks import CHECKS, SUBJECTS
 from tunecheck.core.finding import Finding, Status
-from tunecheck.core.snapshot import RunSnapshot
 from tunecheck.results import without_core
 
-GPT = {"objective": "only its own code defines the rows and the loss of a GPT"}
-LLAMA = {"objective": ""}
+LLAMA = with_run(healthy(), tier="watch")
+GPT = with_run(LLAMA, premises=opened({"causal_lm": "only its own code defines the rows and the loss of a GPT"}))
 
 
 def found(*unjudged):
@@ -26,15 +26,15 @@ def found(*unjudged):
 @pytest.mark.parametrize("subject", ["what learns", "rows", "gradients", "optimizer", "loss"])
 def test_nothing_passes_without_its_core(subject):
     """It says which subject no check could judge, and why."""
-    assert without_core(RunSnapshot(LLAMA), found()) == ""
-    told = without_core(RunSnapshot(LLAMA), found(subject))
+    assert without_core(LLAMA, found()) == ""
+    told = without_core(LLAMA, found(subject))
     assert told == f"nothing about {subject} could be judged: no {subject}"
 
 
 def test_the_loss_of_another_model_is_no_part_of_its_core():
     """Only its own code knows it; the rest of the core is asked of it all the same."""
-    assert without_core(RunSnapshot(GPT), found("loss")) == ""
-    assert without_core(RunSnapshot(GPT), found("loss", "rows")).startswith("nothing about rows")
+    assert without_core(GPT, found("loss")) == ""
+    assert without_core(GPT, found("loss", "rows")).startswith("nothing about rows")
 
 
 def test_one_judged_check_is_enough_of_a_subject():
@@ -42,4 +42,4 @@ def test_one_judged_check_is_enough_of_a_subject():
     findings = found("rows")
     for status in (Status.PASSED, Status.SUSPECTED, Status.IGNORED):
         judged = Finding(check="rows_come_once", status=status)
-        assert without_core(RunSnapshot(LLAMA), [*findings, judged]) == ""
+        assert without_core(LLAMA, [*findings, judged]) == ""

@@ -73,8 +73,7 @@ class AdaptersStartRandom(Check):
             return self.unjudged(NO_LINEARS, expected=True)
         smallest, largest = seen.a_sizes["smallest"], seen.a_sizes["largest"]
         ratio, problems = max(largest, 1 / smallest if smallest else math.inf), []
-        # a script may seed for its adapters and again for its rows; which of both is declared nobody knows
-        if seen.seed != (wanted := trace.run.training.seed) and "watched" not in trace.run.features:
+        if seen.seed != (wanted := trace.run.training.seed) and trace.holds(Premise.SEED_DECLARED):
             problems.append(f"torch was seeded with {seen.seed}, configured {wanted}")
         if seen.a_repeated:
             problems.append(f"{len(seen.a_repeated)} A equal to another A: {some(seen.a_repeated)}")

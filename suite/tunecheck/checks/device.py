@@ -206,7 +206,7 @@ class CheckpointingAsConfigured(Check):
             detail += f"; logits of {calls.head_tokens} tokens at a time, at most {at_once} configured"
             if calls.calls == wanted:
                 return self.found(False, detail, measured=calls.head_tokens, limit=at_once)
-        if "watched" not in trace.run.features:
+        if trace.holds(Premise.ONE_CALL_PER_BATCH):
             return self.found(calls.calls == wanted, detail, measured=calls.calls, limit=wanted, compared=wanted)
         detail += f", {calls.recomputed} of them within the backward pass"
         once, forwards = wanted // times, calls.calls - calls.recomputed

@@ -17,7 +17,6 @@ from tunecheck.core.check import (
 )
 from tunecheck.core.errors import MissingEvidence
 from tunecheck.core.evidence import (
-    CallOrder,
     Evaluation,
     Gradients,
     LayerGradients,
@@ -32,9 +31,11 @@ from tunecheck.core.evidence import (
     Window,
 )
 from tunecheck.core.finding import Finding
-from tunecheck.core.premises import Premise, first_open
-from tunecheck.core.snapshot import A_LOOP
+from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Trace
+
+UNCHANGED = frozenset({Premise.WEIGHTS_STILL, Premise.GRADIENTS_UNEDITED})
+"""What must hold of a gradient that differs from its loss's: nobody changes either on purpose."""
 
 
 class GradientsCleared(Check):
@@ -75,6 +76,7 @@ class LossOracle(NumericCheck):
             Premise.LOSS_REPEATABLE,
         }
     )
+    premises_to_fail = frozenset({Premise.WEIGHTS_STILL})
     applies_to = frozenset({"oracle"})
     meaning = (
         "Labels are shifted twice or not at all. Padding counts in the mean. Micro-batch means are averaged, or not "
@@ -124,8 +126,6 @@ class LossOracle(NumericCheck):
             error = relative_error(value, wanted[step])
             detail = f"step {step}: {word} {value:.6f}, {name} {wanted[step]:.6f} ({oracles[0].split})"
             detail += "" if error <= limit else named_ratio(trace, step, value, wanted[step])
-            if not error <= limit and (why := changed_by_the_loop(trace, step, gradients=False)):
-                return self.unjudged(f"{why}; {detail}", expected=True)
             findings.append(self.found(error <= limit, detail, measured=error, limit=limit))
         digits = max(map(binary_digits, steps.values()))
         if len(steps) >= self.min_steps_of_digits and digits < self.min_digits:
@@ -182,36 +182,9 @@ def _nothing_supervised(trace: Trace) -> str:
 
 def _divided_later(trace: Trace, step: int) -> int:
     """Return the tokens over which a loop's loss may be a sum, as it writes to the gradients; 0 where it does not."""
-    if trace.run.trainer != A_LOOP or not _edits_gradients(_calls(trace, step)):
+    if trace.holds(Premise.GRADIENTS_UNEDITED):
         return 0
     return next((window.supervised_tokens for window in trace.main.all(Window) if window.step == step), 0)
-
-
-def changed_by_the_loop(trace: Trace, step: int, *, gradients: bool = True) -> str:
-    """Return what the script's own loop does in this step by which its loss or, with `gradients`, these are others on
-    purpose; "" if nothing.
-
-    Sharpness-aware steps move the weights between two passes; noise or a projection is written to the gradients.
-    """
-    if trace.run.trainer != A_LOOP:
-        return ""
-    calls = _calls(trace, step)
-    if "move" in calls:
-        return f"the loop changes the weights between the passes of step {step}"
-    if gradients and _edits_gradients(calls):
-        return f"the loop writes to the gradients of step {step} between backward and optimizer"
-    return ""
-
-
-def _calls(trace: Trace, step: int) -> tuple[str, ...]:
-    """Return this step's calls in their order."""
-    return next((seen.calls for seen in trace.main.all(CallOrder) if seen.step == step), ())
-
-
-def _edits_gradients(calls: tuple[str, ...]) -> bool:
-    """Return whether gradients are written to between the first backward pass and the optimizer's last step."""
-    stepped = max((at for at, call in enumerate(calls) if call == "step"), default=0)
-    return "backward" in calls and "edit" in calls[calls.index("backward") : stepped]
 
 
 MEANS_AVERAGED = "micro-batches may have equal weight on purpose, as with several tasks or sources"
@@ -221,6 +194,7 @@ class AccumulationOracle(NumericCheck):
     """The gradient of a step is the sum of its rows' gradients over the supervised tokens, however rows are batched."""
 
     premises = LossOracle.premises | {Premise.LOSS_UNSMOOTHED, Premise.GRADIENT_WHOLE}
+    premises_to_fail = UNCHANGED
     applies_to = frozenset({"oracle"})
     meaning = (
         "Micro-batch means are averaged. Gradients are not cleared. Padding or another row leaks in. Gradients are "
@@ -265,8 +239,6 @@ class AccumulationOracle(NumericCheck):
         passed = worst.gradient_error <= limit and of_tensor <= tensor_limit
         norms = {seen.step: math.hypot(*seen.norms.values()) for seen in trace.main.all(Gradients)}
         detail += "" if passed else named_ratio(trace, worst.step, norms.get(worst.step, math.nan), worst.norm)
-        if not passed and (why := changed_by_the_loop(trace, worst.step)):
-            return self.unjudged(f"{why}; {detail}", expected=True)
         own = {loss.step: loss.gradient_error for loss in trace.main.all(OwnLoss) if loss.step not in skipped}
         logits = {step: error for step, error in own.items() if error is not None}
         if logits:
@@ -316,7 +288,7 @@ class GradientsAveraged(NumericCheck):
 
     premises = AccumulationOracle.premises - {Premise.EVERY_ROW_SEEN}
     across_ranks = True
-    applies_to = frozenset({"parallel", "watched"})
+    applies_to = frozenset({"parallel", "user_code"})
     meaning = (
         "Gradients are summed over the ranks instead of averaged. Or the loss is divided by the number of ranks and "
         "averaged again. Or gradients are clipped before all_reduce. Or one rank has wrong labels, mask or loss."
@@ -331,7 +303,7 @@ class GradientsAveraged(NumericCheck):
     def judge(self, trace: Trace) -> Finding:
         ranks = [trace.of_rank(rank) for rank in of_every_rank(trace, Step)]
         for rank, own in enumerate(ranks):
-            if reason := first_open(self.premises, own.open_premises):
+            if reason := own.why(self.premises):
                 return self.unjudged(f"rank {rank}: {reason}", expected=True)
         seen = [{one.step: one for one in rank.main.all(OwnRowsGradient)} for rank in ranks]
         steps = set.intersection(*map(set, seen)) - {step.step for step in trace.steps if not step.applied}
@@ -383,6 +355,7 @@ class WeightGradients(Check):
             Premise.GRADIENT_WHOLE,
         }
     )
+    premises_to_fail = UNCHANGED
     meaning = (
         "The optimizer receives another gradient than backward computed. Gradients are scaled, left over from other "
         "steps, compressed, or summed with too little precision. A penalty or noise is added. A tied embedding trains "
@@ -404,8 +377,6 @@ class WeightGradients(Check):
         detail = f"worst of {sum(gradient.linears for gradient in seen)}: {worst.worst} in step {worst.step}, "
         detail += f"off by {worst.error:.3g} ({some(worst.dtypes)})"
         passed = worst.error <= self._limit(worst)
-        if not passed and (why := changed_by_the_loop(trace, worst.step)):
-            return self.unjudged(f"{why}; {detail}", expected=True)
         return self.found(passed, detail, measured=worst.error, limit=self._limit(worst))
 
     def _limit(self, gradient: WeightGradient) -> float:
@@ -488,6 +459,7 @@ class LoraGradientSchedule(Check):
             Premise.ADAPTERS_FRESH,
         }
     )
+    premises_to_fail = UNCHANGED
     applies_to = frozenset({"adapters"})
     meaning = (
         "Something cuts the gradient before the adapters: reentrant checkpointing with frozen inputs, a detach, or an "
@@ -513,8 +485,6 @@ class LoraGradientSchedule(Check):
                     f"step {gradients.step}: no gradient for {len(zero_a)} lora_A after B moved: {some(zero_a)}"
                 )
             if not moved and gradients.norms.get("lora_A", 0.0) != 0.0:
-                if why := changed_by_the_loop(trace, gradients.step):
-                    return self.unjudged(why, expected=True)
                 problems.append(
                     f"step {gradients.step}: lora_A has a gradient though B is zero: B did not start at zero"
                 )

@@ -36,7 +36,7 @@ class BatchesChange(Check):
 class RandomnessVaries(Check):
     """Steps that draw random numbers start from different random states."""
 
-    applies_to = frozenset({"watched"})
+    applies_to = frozenset({"user_code"})
     premises = frozenset()
     convention = "a comparison of steps, or of models, under the same noise sets the seed again"
     meaning = (
@@ -63,7 +63,7 @@ class RandomnessVaries(Check):
 class ScheduleEnds(Check):
     """The learning rate schedule and its warm-up end within the training."""
 
-    applies_to = frozenset({"watched"})
+    applies_to = frozenset({"user_code"})
     premises = frozenset()
     convention = "a trial of a few steps, or the first part of a longer training, leaves a schedule early"
     meaning = (
@@ -93,7 +93,7 @@ class ScheduleEnds(Check):
 class ClippingLeavesGradients(Check):
     """Clipping leaves gradients of a usable size in at least one step."""
 
-    applies_to = frozenset({"watched"})
+    applies_to = frozenset({"user_code"})
     premises = frozenset()
     convention = "an optimizer that normalises gradients takes the same step with smaller ones"
     meaning = (
@@ -119,7 +119,7 @@ class ClippingLeavesGradients(Check):
 class EvaluationRowsUnseen(Check):
     """Evaluation rows are not training rows."""
 
-    applies_to = frozenset({"watched"})
+    applies_to = frozenset({"user_code"})
     premises = frozenset()
     convention = "an evaluation may measure how well the training rows are learned"
     meaning = (

@@ -13,7 +13,7 @@ class StateDictKeysMatch(Check):
     """
 
     premises = frozenset()
-    applies_to = frozenset({"watched"})
+    applies_to = frozenset({"user_code"})
     meaning = (
         "The keys have another prefix than the model (module., _orig_mod., base_model.model., another part's name). "
         "strict=False drops them, so that the model trains from its initial weights."
@@ -41,7 +41,7 @@ class LossReceivesLogits(Check):
     """Cross entropies and log-softmaxes receive logits, not probabilities."""
 
     premises = frozenset()
-    applies_to = frozenset({"watched"})
+    applies_to = frozenset({"user_code"})
     meaning = (
         "The model or the loss applies a softmax or a sigmoid before a loss function that applies its own. Gradients "
         "are then small, and the loss cannot come near 0."
@@ -61,7 +61,7 @@ class WorkersDiffer(Check):
     """Workers that iterate over a data set of their own yield different batches."""
 
     premises = frozenset()
-    applies_to = frozenset({"watched"})
+    applies_to = frozenset({"user_code"})
     meaning = (
         "An IterableDataset does not split its rows among num_workers. Each worker yields all of them, so that one "
         "epoch trains every row num_workers times."
@@ -87,7 +87,7 @@ class LossNormalisedOverAccumulation(Check):
     """The loss is normalised over the accumulation window, by the Trainer, by compute_loss or by the loop."""
 
     premises = frozenset()
-    applies_to = frozenset({"watched"})
+    applies_to = frozenset({"user_code"})
     meaning = (
         "A loop calls backward on each micro-batch's mean undivided. Or compute_loss or the model's head ignores "
         "num_items_in_batch. transformers 5.23 has such heads for classification and BERT (its issue 47688). Since "

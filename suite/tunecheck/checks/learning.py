@@ -51,7 +51,7 @@ class LossMoves(Check):
     """
 
     premises = frozenset()
-    applies_to = frozenset({"watched", "several_steps"})
+    applies_to = frozenset({"user_code", "several_steps"})
     meaning = (
         "The loss compares the model with itself instead of a frozen copy. DPO with the policy as its reference stays "
         "at ln 2. Or the loss does not depend on the trained weights: its weight (beta) is 0, or all samples have "

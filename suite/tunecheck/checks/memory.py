@@ -15,6 +15,7 @@ from tunecheck.core.evidence import (
     Telemetry,
 )
 from tunecheck.core.finding import Finding
+from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Attempt, Trace
 from tunecheck.core.trend import block_medians, trend
 
@@ -38,8 +39,8 @@ class LiveTensorsFlat(Check):
     average."""
 
     def judge(self, trace: Trace) -> Finding:
-        # the script of a training of another's may end it early
-        ended_early = "watched" in trace.run.features and len(trace.main.all(Step)) < trace.run.training.max_steps
+        fewer = len(trace.main.all(Step)) < trace.run.training.max_steps
+        ended_early = fewer and not trace.holds(Premise.STEPS_DECLARED)
         samples = (trace.main if ended_early else trace).all(LiveTensors)
         if len(samples) < 2:
             return self.unjudged("fewer than two samples, because the run is too short", expected=ended_early)

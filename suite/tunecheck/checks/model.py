@@ -20,7 +20,7 @@ from tunecheck.core.evidence import (
     WrittenByScript,
 )
 from tunecheck.core.finding import Finding
-from tunecheck.core.premises import Premise
+from tunecheck.core.premises import OF_THE_RUN, Premise, Source
 from tunecheck.core.trace import Trace
 
 WRAPPER = "base_model.model."
@@ -66,8 +66,8 @@ class TrainableSet(Check):
 
 
 def _declaration(trace: Trace, missing: Sequence[str], others: Sequence[str]) -> str:
-    """Return by which expectation a watched script declares that these rest, as a clause; "" for a run of the suite."""
-    if "watched" not in trace.run.features:
+    """Return by which expectation a script declares that these rest, as a clause; "" where the user has said so."""
+    if trace.facts.get(Premise.TRAINED_SET_DECLARED, OF_THE_RUN).source is Source.EXPECTED:
         return ""
     return f"; if this is intended, declare it with --expect 'frozen={told_apart(missing, others) or 'REGEX'}'"
 
@@ -391,8 +391,8 @@ class WeightsInUse(NumericCheck):
 
     def judge(self, trace: Trace) -> Finding:
         seen, limit = trace.one(CurrentWeights), self.limit(trace)
-        if not seen.modules and "watched" in trace.run.features:  # adapters of a kind whose product is not known
-            return self.unjudged("no trained weight belongs to a module with a known product", expected=True)
+        if not seen.modules and (why := trace.why({Premise.PRODUCTS_KNOWN})):
+            return self.unjudged(why, expected=True)
         detail = f"worst of {seen.modules} trained modules: {seen.worst}, off by {seen.error:.3g} of its product"
         return self.found(seen.error <= limit, detail, measured=seen.error, limit=limit, compared=seen.modules)
 

@@ -10,7 +10,7 @@ from tunecheck.core.evidence import Census, Gradients, Movement, Setup, Step, Up
 from tunecheck.core.finding import Finding
 from tunecheck.core.optimization import decays, learning_rate
 from tunecheck.core.premises import Premise
-from tunecheck.core.snapshot import A_LOOP, TrainingSnapshot
+from tunecheck.core.snapshot import TrainingSnapshot
 from tunecheck.core.trace import Trace
 
 ADAMW = "AdamW"
@@ -31,8 +31,7 @@ class OptimizerCoverage(Check):
     remedy = "Build the optimizer last, from the parameters of the trained model."
 
     def judge(self, trace: Trace) -> Finding:
-        training, undeclared = trace.run.training, not trace.one(Setup).declared_optimizer
-        by_groups = undeclared or trace.run.trainer == A_LOOP
+        training, declared = trace.run.training, trace.holds(Premise.SETTINGS_DECLARED)
         problems = [problem] if (problem := other_optimizer(trace)) else []
         adam = (training.adam_beta1, training.adam_beta2, training.adam_epsilon)
         for census in trace.all(Census):
@@ -40,18 +39,18 @@ class OptimizerCoverage(Check):
             if foreign := held.pop("?", 0):
                 problems.append(f"{census.when}: {foreign} tensors in the optimizer do not belong to the model")
             missing = sorted(wanted - held.keys())
-            if by_groups and missing:  # a part that the loss does not reach may well be left out
+            if missing and not declared:  # a part that the loss does not reach may well be left out
                 missing = sorted(set(missing) - _without_gradient(trace))
             if missing:
                 problems.append(
                     f"{census.when}: {len(missing)} trainable tensors are not in the optimizer: {some(missing)}"
                 )
-            # scripts hand over model.parameters(): what has no gradient is passed over, base_untouched sees to the rest
-            if (extra := sorted(held.keys() - wanted)) and "watched" not in trace.run.features:
+            # what has no gradient is passed over, and base_untouched sees to the rest
+            if (extra := sorted(held.keys() - wanted)) and trace.holds(Premise.OPTIMIZER_OF_TRAINED):
                 problems.append(f"{census.when}: {len(extra)} frozen tensors are in the optimizer: {some(extra)}")
             if twice := sorted(name for name, times in held.items() if times > 1):
                 problems.append(f"{census.when}: held more than once: {some(twice)}")
-            if by_groups:  # which are what declares the rest
+            if not declared:
                 continue
             problems += [f"{census.when}: {problem}" for problem in _decay_problems(census, training)]
             if census.optimizer_switches:
@@ -168,9 +167,9 @@ class StepsApplied(Check):
         skipped = sum(not step.applied for step in steps)
         unmoved = [u.step for u in trace.all(Update) if not u.moved and not u.expected_learning_rate <= 0]
         unmoved = [step for step in unmoved if step not in {s.step for s in steps if not s.applied}]
-        if "watched" in trace.run.features:  # whose loss may have no gradient in a step: answers that are all as good
+        if not trace.holds(Premise.EVERY_STEP_LEARNS):
             unmoved = [step for step in unmoved if step not in {s.step for s in steps if s.gradient_norm == 0}]
-        if Premise.UPDATE_RULE_KNOWN in trace.open_premises:  # an optimizer may warm up from 0 by a schedule of its own
+        if not trace.holds(Premise.UPDATE_RULE_KNOWN):  # an optimizer may warm up from 0 by a schedule of its own
             unmoved = _after_first_move(unmoved, trace.all(Update))
         detail = f"{len(steps)} of {wanted} steps, {skipped} skipped by the scaler"
         detail += f"; steps {unmoved[:5]} count as applied, but changed no weight" if unmoved else ""
@@ -184,7 +183,7 @@ class StepsApplied(Check):
         within = skipped <= self.max_skipped
         if within and not problems and not trace.main.finished:  # a crash is its own error; these steps were taken
             raise MissingEvidence(f"the training did not finish: {detail}")
-        if "watched" not in trace.run.features:  # else its own callbacks may end it
+        if trace.holds(Premise.STEPS_DECLARED):
             problems += range(abs(len(steps) - wanted))
         return self.found(within, detail, measured=skipped, limit=self.max_skipped, problems=problems)
 
@@ -294,7 +293,7 @@ class TrainableMoved(Check):
 
     def judge(self, trace: Trace) -> Finding:
         limit = self.min_share_16bit_weights if trains_16bit_weights(trace) else self.min_share
-        if not trace.open_premises.keys().isdisjoint((Premise.CAUSAL_LM, Premise.UPDATE_RULE_KNOWN)):
+        if trace.why({Premise.CAUSAL_LM, Premise.UPDATE_RULE_KNOWN}):
             limit = 0.0
         seen, wanted = trace.one(Movement), len(trace.one(Census).expected_trainable)
         if not (moving := sum(step.applied and step.learning_rate > 0 for step in trace.steps)):
@@ -313,7 +312,7 @@ class TrainableMoved(Check):
         if problems and set(seen.unmoved) <= set(seen.below_last_digit) and seen.smallest_moved_share >= limit:
             detail += ": the rate is less than the last digit of their weights"
             return self.found(False, detail, measured=len(seen.unmoved), limit=0, meant=ROUNDED_AWAY)
-        rounds = "watched" in trace.run.features and trains_16bit_weights(trace)
+        rounds = trains_16bit_weights(trace) and not trace.holds(Premise.DTYPES_DECLARED)
         if problems and not resting and rounds and trace.main.all(Update):
             # whether the optimizer's steps are right is updates_match_adamw's question
             steps = [seen for seen in trace.all(Update) if seen.expected_learning_rate > 0]

@@ -6,7 +6,6 @@ from tunecheck.core.check import Check
 from tunecheck.core.evidence import CallOrder, RanksScored, ScheduleTaken
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import Premise
-from tunecheck.core.snapshot import A_LOOP
 from tunecheck.core.trace import Trace
 
 DISCARDED = "gradients are cleared before an optimizer uses them"
@@ -64,7 +63,7 @@ class CallsInOrder(Check):
 
     def judge(self, trace: Trace) -> Finding:
         windows = trace.all(CallOrder)
-        whole = trace.run.training.gradient_accumulation_steps == 1 and trace.run.trainer != A_LOOP
+        whole = trace.run.training.gradient_accumulation_steps == 1 and trace.holds(Premise.STEP_DECLARED)
         found: dict[str, list[CallOrder]] = {}
         used = False
         for window in windows:

@@ -26,7 +26,7 @@ from tunecheck.core.evidence import (
     Window,
 )
 from tunecheck.core.finding import Finding
-from tunecheck.core.snapshot import A_LOOP
+from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Trace
 
 SHARED_ROWS = 0.5
@@ -63,7 +63,7 @@ class ReplicasEqual(Check):
 
     def judge(self, trace: Trace) -> Finding:
         counts = [len(trace.of_rank(rank).main.all(Step)) for rank in trace.ranks]
-        if "watched" in trace.run.features and not all(counts) and any(counts):
+        if not (trace.holds(Premise.AVERAGED_EACH_STEP) or all(counts)) and any(counts):
             detail = f"rank {counts.index(0)} took no step of the optimizer, another {max(counts)}"
             return self.found(False, detail, measured=0, limit=max(counts))
         replicas = {rank: {seen.steps: seen for seen in held} for rank, held in of_every_rank(trace, Replica).items()}
@@ -79,9 +79,10 @@ class ReplicasEqual(Check):
         if different:
             steps, rank, one, other = different[0]
             again = [later for later in wanted if later > steps and _all_alike(later, first, replicas)]
-            if again and "watched" in trace.run.features:  # local SGD: averaged every so many steps
+            if again and not trace.holds(Premise.AVERAGED_EACH_STEP):  # local SGD
                 return self.unjudged(f"ranks differ after {steps} steps and are equal after {again[0]}", expected=True)
-            if not steps and trace.run.objective and not one.wrapped and _exchange_something(first, replicas):
+            parts = not steps and not one.wrapped and _exchange_something(first, replicas)
+            if parts and not trace.holds(Premise.CAUSAL_LM):
                 reason = "ranks start with different weights and communicate in each step, like parts of one model"
                 return self.unjudged(reason, expected=True)
             when = f"after {steps} steps" if steps else "before the first step"
@@ -125,7 +126,7 @@ class RowsTrainedOnce(Check):
     remedy = "Give rank r every N-th row from row r on, as DistributedSampler does."
 
     def judge(self, trace: Trace) -> Finding:
-        if "watched" in trace.run.features:
+        if not trace.holds(Premise.EVERY_ROW_SEEN):
             return self._of_loaders(trace)
         windows = of_every_rank(trace, Window)[0]
         problems = [*_uneven(trace, windows), *_twice(windows, trace.one(DataSplit).train_rows, trace.run.processes)]
@@ -135,16 +136,17 @@ class RowsTrainedOnce(Check):
 
     def _of_loaders(self, trace: Trace) -> Finding:
         """Judge processes that each saw their own rows alone."""
-        if trace.run.objective and trace.run.trainer != A_LOOP:  # as GRPO's, whose ranks complete the same prompts
+        causal = trace.holds(Premise.CAUSAL_LM)
+        if not causal and trace.holds(Premise.STEP_DECLARED):  # as GRPO's, whose ranks complete the same prompts
             return self.unjudged("a Trainer of another objective may give several ranks the same rows", expected=True)
         given = {rank: _given(trace.of_rank(rank)) for rank in trace.ranks}
         if len(given) < trace.run.processes:
             raise MissingEvidence(f"rank {len(given)} left no evidence")
         streams = {rank: [row for _, rows in held for row in rows] for rank, held in given.items()}
         if alike := [rank for rank, own in streams.items() if rank and own == streams[0] and len(set(own)) > 1]:
-            kind = "batches" if trace.run.objective else "rows"
+            kind = "rows" if causal else "batches"
             detail = f"rank {alike[0]} was given the same {len(streams[0])} {kind} as rank 0, in the same order"
-            wrapped = not trace.run.objective or any(seen.wrapped for seen in trace.main.all(Replica))
+            wrapped = causal or any(seen.wrapped for seen in trace.main.all(Replica))
             return self.found(False, detail, measured=len(streams[0]), limit=0, meant="" if wrapped else PARTS)
         counts = {rank: [len(micro_batches) for micro_batches, _ in held] for rank, held in given.items()}
         for rank, own in counts.items():
@@ -156,7 +158,7 @@ class RowsTrainedOnce(Check):
         known = len(drawn) == len(given) and all(seen.dataset_rows and seen.passes and seen.passes[0] for seen in drawn)
         if known and (found := self._by_numbers(drawn)) is not None:
             return found
-        if trace.run.objective:
+        if not causal:
             return self.unjudged("no loader shares out the numbers of rows that every process holds", expected=True)
         return self._by_content(streams, trace.one(RowsGiven).dataset_rows)
 
@@ -203,9 +205,9 @@ class RowsTrainedOnce(Check):
 
 def _given(trace: Trace) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
     """Return the micro-batches and rows of each step of one rank; where rows are not known, micro-batches twice."""
-    if trace.run.objective:
-        return [(seen.digests, seen.digests) for seen in trace.all(StepInputs)]
-    return [(seen.digests, seen.rows) for seen in trace.all(Window)]
+    if trace.holds(Premise.CAUSAL_LM):
+        return [(seen.digests, seen.rows) for seen in trace.all(Window)]
+    return [(seen.digests, seen.digests) for seen in trace.all(StepInputs)]
 
 
 def _uneven(trace: Trace, windows: list[Window]) -> Iterator[str]:
@@ -249,18 +251,18 @@ class RanksReportAlike(Check):
     remedy = "Sum losses and token counts over the ranks, and divide once. Compute the norm after averaging gradients."
 
     def judge(self, trace: Trace) -> Finding:
-        watched = "watched" in trace.run.features
-        models = of_every_rank(trace, Replica) if trace.run.objective else {}
+        of_all = trace.holds(Premise.EVERY_ROW_SEEN)
+        models = {} if trace.holds(Premise.CAUSAL_LM) else of_every_rank(trace, Replica)
         if len({tuple(seen.digest for seen in held) for held in models.values()}) > 1:
             return self.unjudged("the ranks' models differ: parts of one have numbers of their own", expected=True)
-        names = SHARED_NUMBERS if watched else NUMBERS
+        names = NUMBERS if of_all else SHARED_NUMBERS
         numbers = {rank: [_of_step(step, names) for step in held] for rank, held in of_every_rank(trace, Step).items()}
-        for rank, steps in numbers.items() if watched else ():
+        for rank, steps in () if of_all else numbers.items():
             clips = {seen.step: seen.clip_scale for seen in trace.of_rank(rank).main.all(CallOrder)}
             numbers[rank] = [
                 (when, {**own, "share left by clipping": clips.get(at)}) for at, (when, own) in enumerate(steps)
             ]
-        if not watched and trace.run.evaluation.splits:
+        if of_all and trace.run.evaluation.splits:
             for rank, held in of_every_rank(trace, Evaluation).items():
                 numbers[rank] += [_of_evaluation(seen) for seen in held]
         first = numbers.pop(0)
@@ -303,7 +305,7 @@ class EpochsShuffled(Check):
 
     premises = frozenset()
     across_ranks = True
-    applies_to = frozenset({"parallel", "watched"})
+    applies_to = frozenset({"parallel", "user_code"})
     convention = "some people keep one order to compare epochs"
     meaning = (
         "Nobody calls sampler.set_epoch. DistributedSampler shuffles by seed and epoch, so every epoch has the same "
@@ -360,7 +362,7 @@ class SavedByOneRank(Check):
     remedy = "Write on rank 0 only, then call a barrier on every rank."
 
     def judge(self, trace: Trace) -> Finding:
-        if "watched" in trace.run.features:
+        if not trace.holds(Premise.SAVING_DECLARED):
             return self._of_files(trace)
         if "adapters" not in trace.run.features:
             return self.unjudged("nothing is saved but by the checkpoint", expected=True)

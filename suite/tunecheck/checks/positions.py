@@ -15,7 +15,7 @@ class NoLossOnPadding(Check):
     """
 
     premises = frozenset()
-    applies_to = frozenset({"watched"})
+    applies_to = frozenset({"user_code"})
     meaning = (
         "Padding has labels. A term of the loss, such as smoothing or a divergence, is not masked. A mean runs over "
         "all positions. The last position of a right-padded row is used as its last token."
@@ -47,7 +47,7 @@ class NoTargetLeakage(Check):
     """
 
     premises = frozenset()
-    applies_to = frozenset({"watched"})
+    applies_to = frozenset({"user_code"})
     meaning = (
         "The loss does not shift labels, or shifts them twice. A decoder gets its labels as input. Labels were copied "
         "after tokens were masked. A mask that is not causal shows the target. The model then learns to copy, and its "

@@ -124,6 +124,7 @@ class AdapterReadsBack(NumericCheck):
 class MergeKeepsFunction(NumericCheck):
     """The merged model returns the trained model's logits without peft."""
 
+    premises = frozenset({Premise.CAUSAL_LM, Premise.MERGED})
     applies_to = frozenset({"merge"})
     meaning = (
         "The adapter was merged into other weights than it was trained with: the file's instead of the unpacked 4-bit "
@@ -151,17 +152,14 @@ class MergeKeepsFunction(NumericCheck):
     """Effect of the adapter, merged against left out. Without one the comparison would prove nothing."""
 
     def judge(self, trace: Trace) -> Finding:
-        limit, watched = self.limit(trace), "watched" in trace.run.features
-        if watched and not any(attempt.start.purpose == AttemptPurpose.MERGE for attempt in trace.attempts):
-            return self.unjudged("the script merged no adapters", expected=True)
-        found = finished(trace, AttemptPurpose.MERGE).all(Merged)
+        limit, found = self.limit(trace), finished(trace, AttemptPurpose.MERGE).all(Merged)
         if not found:
             raise MissingEvidence("the merge attempt recorded no Merged")
         seen = found[-1]
         if seen.rounding is not None:
             limit = max(min(self.max_noise_factor * seen.rounding, limit), self.max_error_fp32)
         effective = seen.adapter_effect >= self.min_effect
-        if watched and not effective and seen.logit_difference <= limit:
+        if not effective and seen.logit_difference <= limit and not trace.holds(Premise.EVERY_STEP_LEARNS):
             return self.unjudged(f"the adapters change the logits by only {seen.adapter_effect:.2g}", expected=True)
         passed = seen.logit_difference <= limit
         detail = f"merged, logits differ by {seen.logit_difference:.2g}"
@@ -413,7 +411,7 @@ class SavedAsTrained(Check):
     """
 
     premises = frozenset()
-    applies_to = frozenset({"watched"})
+    applies_to = frozenset({"user_code"})
     meaning = (
         "The adapter file is empty, because its state dict was filtered twice. A state dict from before training was "
         "saved, or an average that is never updated. unload removed the adapters, and the plain base was saved. The "

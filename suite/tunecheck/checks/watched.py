@@ -195,7 +195,7 @@ class RatesAsConfigured(Check):
     """Every tensor has its declared learning rate, before the schedule's factor."""
 
     premises = frozenset()
-    applies_to = frozenset({"watched"})
+    applies_to = frozenset({"user_code"})
     meaning = (
         "The optimizer's parameter groups are built wrongly. A part of the model then trains too fast, or hardly at "
         "all."
@@ -220,7 +220,7 @@ class ExportReadsBack(NumericCheck):
     """
 
     premises = frozenset({Premise.CAUSAL_LM, Premise.FILES_WRITTEN_HERE})
-    applies_to = frozenset({"watched"})
+    applies_to = frozenset({"user_code"})
     meaning = (
         "The saved files hold other weights than the model. The saved configuration contradicts them, for example by "
         "tying the head again. A tensor is missing or renamed."
@@ -248,7 +248,7 @@ class LossLogged(NumericCheck):
     """The logged loss is the mean over the steps since the previous log."""
 
     premises = frozenset({Premise.EVERY_ROW_SEEN, Premise.LOSS_REPORTED})
-    applies_to = frozenset({"watched"})
+    applies_to = frozenset({"user_code"})
     meaning = (
         "The logged loss is scaled by the accumulation steps or the number of processes. Or the log shows another loss "
         "than the trained one. The curve is then not comparable with any other."

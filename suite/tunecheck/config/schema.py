@@ -27,6 +27,7 @@ from tunecheck.core.check import Check
 from tunecheck.core.errors import Unsupported
 from tunecheck.core.optimization import DecayedTensors, learning_rate
 from tunecheck.core.paths import config_file
+from tunecheck.core.premises import OF_THE_RUN, Fact, Premise, Source
 from tunecheck.core.text import file_stem
 from tunecheck.core.units import GIB as GIB
 from tunecheck.core.units import NUMBER, SIZE_UNITS, TIME_UNITS, parse_bytes, parse_seconds
@@ -208,16 +209,6 @@ class Training(Section):
     threads: PositiveInt | None = None
     """CPU threads of torch; by default $OMP_NUM_THREADS or the cores this process may use."""
 
-    @property
-    def by_groups(self) -> bool:
-        """Return whether the optimizer's groups are what declares rate and decay of their tensors."""
-        return False
-
-    @property
-    def begins_anew(self) -> bool:
-        """Return whether the optimizer is to have no steps behind it."""
-        return True
-
     def rate(self, applied_steps: int) -> float:
         """Return the learning rate of the step that follows this many applied ones."""
         return learning_rate(
@@ -376,10 +367,13 @@ class Run(Section):
         except Unsupported:
             return None
 
-    @property
-    def is_causal_lm(self) -> bool:
-        """Return whether rows and loss are those of a causal language model, as every run's own are."""
-        return True
+    def fact(self, premise: Premise) -> Fact:
+        """Return what is known about this premise of a check."""
+        return OF_THE_RUN
+
+    def holds(self, premise: Premise) -> bool:
+        """Return whether this premise is not open."""
+        return self.fact(premise).source is not Source.OPEN
 
     @property
     def processes(self) -> int:
@@ -401,21 +395,6 @@ class Run(Section):
     def uses_dropout(self) -> bool:
         """Return whether training drops activations, so that no other code can compute its passes again."""
         return self.lora is not None and self.lora.dropout > 0
-
-    @property
-    def declares_mode(self) -> bool:
-        """Return whether the trainer promises that every module is in train mode."""
-        return True
-
-    @property
-    def declares_learning(self) -> bool:
-        """Return whether it is declared which tensors learn."""
-        return True
-
-    @property
-    def declares_mean(self) -> bool:
-        """Return whether the trainer promises the mean over a window's supervised tokens."""
-        return True
 
     def uses_autocast(self, precision: str) -> bool | None:
         """Return whether forward passes run under autocast in this precision; None where nobody says."""

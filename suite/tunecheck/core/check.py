@@ -14,7 +14,7 @@ from tunecheck.core.errors import MissingEvidence, NothingCompared
 from tunecheck.core.evidence import Census, Setup
 from tunecheck.core.finding import Finding, Status
 from tunecheck.core.frozen import Frozen
-from tunecheck.core.premises import Premise, first_open
+from tunecheck.core.premises import Premise, Source
 from tunecheck.core.trace import Trace
 from tunecheck.core.unexpected import described
 
@@ -30,6 +30,8 @@ class Check(Frozen, ABC):
     """Features that a run must have for the check to apply."""
     premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM})
     """What must hold of a training for the check to judge it."""
+    premises_to_fail: ClassVar[frozenset[Premise]] = frozenset()
+    """What must hold besides for a failure to prove anything. A check passes without."""
     opt_in: ClassVar[bool] = False
     """True for a check whose limit belongs to one run: it applies only where the YAML names it."""
     needs_pretrained: ClassVar[bool] = False
@@ -76,13 +78,13 @@ class Check(Frozen, ABC):
 
     def _asked(self, trace: Trace) -> Finding:
         try:
-            if reason := first_open(self.premises, trace.open_premises):
+            if reason := trace.why(self.premises):
                 return self.unjudged(reason, expected=True)
             if self.needs_pretrained and not trace.pretrained:
                 return self.unjudged("the weights are random, so learning is not judged", expected=True)
             return self._weighed(self.judge(trace), trace)
         except MissingEvidence as error:
-            if reason := first_open(self.premises, trace.run.presumed):  # what could not be read may not be there
+            if reason := trace.why(self.premises, Source.PRESUMED):  # what could not be read may not be there
                 return self.unjudged(reason, expected=True)
             nothing = isinstance(error, NothingCompared) and nothing_trainable(trace)
             return self.unjudged(NOTHING_TRAINABLE if nothing else str(error))
@@ -90,9 +92,13 @@ class Check(Frozen, ABC):
             return self.unjudged(f"this check cannot read the trace: {described(error)}")
 
     def _weighed(self, finding: Finding, trace: Trace) -> Finding:
-        """Return a failed finding as a suspicion where it may be meant; a run of the suite's own says what it means."""
-        meant = finding.meant or self.convention or first_open(self.premises, trace.run.presumed)
-        if finding.status is not Status.FAILED or not meant or "watched" not in trace.run.features:
+        """Return a failed finding as unjudged where it proves nothing, as a suspicion where it may be meant."""
+        if finding.status is not Status.FAILED:
+            return replace(finding, meant="")
+        if reason := trace.why(self.premises_to_fail):
+            return self.unjudged(f"{reason}; {finding.detail}", expected=True)
+        meant = finding.meant or self.convention or trace.why(self.premises, Source.PRESUMED)
+        if not meant or trace.holds(Premise.INTENT_DECLARED):
             return replace(finding, meant="")
         return replace(finding, status=Status.SUSPECTED, meant=meant)
 
@@ -208,9 +214,9 @@ def rounds_to_8_bit(trace: Trace) -> bool:
 def trains_16bit_weights(trace: Trace) -> bool:
     """Return whether the trained weights are meant to be 16-bit, so that small updates are rounded away.
 
-    A watched training declares them by the model that it brings.
+    Where nobody declares their dtype, the model brings it.
     """
-    if "watched" in trace.run.features:
+    if not trace.holds(Premise.DTYPES_DECLARED):
         return not {"bfloat16", "float16"}.isdisjoint(trace.one(Census).trainable_dtypes)
     lora = trace.run.lora
     return lora is not None and lora.adapter_dtype == "model" and trace.one(Setup).precision != "fp32"

@@ -1,12 +1,41 @@
-"""Premises: the facts about a training that a check's formula relies on. Standard library only.
+"""Premises: the facts about a training that a check's formula relies on, each with its source. Standard library only.
 
-The suite's own runs satisfy every premise. The listener to another training reports which premises are open, and why:
-a check that needs an open premise is not judged. It also reports which are presumed, because nothing proves them: a
-check that needs one of these raises a suspicion instead of a failure.
+In the suite's own runs every premise is expected: the run's file declares it. The listener to another training writes
+each premise into the trace, with who declares it and where, or why nobody does. A check is not judged with an open
+premise, and suspects with a presumed one.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
+
+
+class Source(StrEnum):
+    """How a premise is known."""
+
+    EXPECTED = "expected"
+    """The user says so, in a run's file or by --expect."""
+    DECLARED = "declared"
+    """An object of the training says so."""
+    OBSERVED = "observed"
+    """It was seen in the training's own passes."""
+    PRESUMED = "presumed"
+    """Nothing proves it, and nothing refutes it."""
+    OPEN = "open"
+    """Nobody says so, or something speaks against it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """What is known about a premise."""
+
+    source: Source
+    where: str
+    """Who declares it, or why it is presumed or open."""
+
+
+OF_THE_RUN = Fact(Source.EXPECTED, "the run's configuration")
+"""Every premise of a run of the suite."""
 
 
 class Premise(StrEnum):
@@ -90,6 +119,67 @@ class Premise(StrEnum):
     """The training ran a second time."""
     RESUMED = "resumed"
     """The training was resumed from a checkpoint of itself."""
+    STEP_DECLARED = "step_declared"
+    """A trainer defines the step: its modes, its micro-batches, and what writes to gradients and weights within it."""
+    GRADIENTS_UNEDITED = "gradients_unedited"
+    """Between backward and optimizer only clipping and unscaling write to the gradients."""
+    WEIGHTS_STILL = "weights_still"
+    """The weights are the same in all passes of a step."""
+    MEAN_DECLARED = "mean_declared"
+    """A step's loss is declared as the mean over all its tokens, not as a mean of its micro-batches' means."""
+    SETTINGS_DECLARED = "settings_declared"
+    """Rates, decays and betas are declared beside the optimizer's own groups."""
+    OPTIMIZER_OF_TRAINED = "optimizer_of_trained"
+    """The optimizer is made of the trained tensors alone, and has no steps behind it."""
+    STEPS_DECLARED = "steps_declared"
+    """The number of steps is declared, and nothing ends the training before."""
+    EVERY_STEP_LEARNS = "every_step_learns"
+    """The loss of every step has a gradient, and the steps together change what the model computes."""
+    ONE_CALL_PER_BATCH = "one_call_per_batch"
+    """The loss calls the model once for each micro-batch."""
+    AVERAGED_EACH_STEP = "averaged_each_step"
+    """The ranks train one model, and average its gradients in every step."""
+    SEED_DECLARED = "seed_declared"
+    """One seed is declared for all that is drawn."""
+    SAVING_DECLARED = "saving_declared"
+    """It is declared how adapters are saved: by all ranks together, with the base's folder, in their own dtype."""
+    STATE_DECLARED = "state_declared"
+    """All that may keep tensors is known: no module counts in its buffers, no copy of the weights is kept."""
+    PRODUCTS_KNOWN = "products_known"
+    """Every trained weight belongs to a module with a known product."""
+    MERGED = "merged"
+    """The adapters are merged after the training."""
+    INTENT_DECLARED = "intent_declared"
+    """Whoever wrote the training says what it means: a broken convention is a mistake."""
+
+
+OF_A_SCRIPT = {
+    Premise.OPTIMIZER_OF_TRAINED: "a script may hand model.parameters() to an optimizer, and train again with it",
+    Premise.STEPS_DECLARED: "a script or its callbacks may end the training early",
+    Premise.EVERY_STEP_LEARNS: "some steps may have nothing to learn from, such as answers that are all as good",
+    Premise.ONE_CALL_PER_BATCH: "the loss may call the model again, for a teacher, a reference or a second view",
+    Premise.AVERAGED_EACH_STEP: "ranks may average every so many steps, or hold parts of one model",
+    Premise.SEED_DECLARED: "a script may seed for its adapters, and again for its rows",
+    Premise.SAVING_DECLARED: "only the script decides how its adapters are saved",
+    Premise.STATE_DECLARED: "a script may keep its best weights, an average or counts",
+    Premise.PRODUCTS_KNOWN: "no trained weight belongs to a module with a known product",
+    Premise.MERGED: "the script merged no adapters",
+    Premise.DTYPES_DECLARED: "no object declares the dtype of each part",
+    Premise.INTENT_DECLARED: "a script may break a convention on purpose",
+}
+"""What nobody declares of a training by a script of the user's."""
+OF_A_LOOP = {
+    Premise.STEP_DECLARED: "a loop carries out its own steps",
+    Premise.MEAN_DECLARED: "a loop may average the means of its micro-batches",
+    Premise.SETTINGS_DECLARED: "only the optimizer's groups declare rates and decays",
+    Premise.SCHEDULE_KNOWN: "a loop declares no schedule",
+    Premise.GRADIENTS_CLEARED_BEFORE: "a loop may clear gradients after a forward pass; accumulation_oracle judges it",
+    Premise.CHECKPOINTING_DECLARED: "only the model declares checkpointing in a loop",
+    Premise.TOKENS_REPORTED: "a loop reports no token count",
+    Premise.LOSS_REPORTED: "a loop has no standard log",
+    Premise.NORM_REPORTED: "a loop reports no norm; updates_match_adamw judges clipping",
+}
+"""What a loop, which has no trainer, does not declare either."""
 
 
 def opened(premises: Iterable[Premise], reason: str) -> dict[Premise, str]:
@@ -97,6 +187,27 @@ def opened(premises: Iterable[Premise], reason: str) -> dict[Premise, str]:
     return dict.fromkeys(premises, reason) if reason else {}
 
 
-def first_open(needed: Iterable[Premise], open_premises: Mapping[str, str]) -> str:
-    """Return why the first of the needed premises is open; "" where all hold."""
-    return next((open_premises[premise] for premise in Premise if premise in needed and premise in open_premises), "")
+def facts(reasons: Mapping[Premise, str], source: Source = Source.OPEN) -> dict[Premise, Fact]:
+    """Return premises that are open, or known in another way, by these reasons."""
+    return {premise: Fact(source, where) for premise, where in reasons.items()}
+
+
+def edits(calls: Mapping[int, Sequence[str]]) -> dict[str, str]:
+    """Return the premises that a loop leaves open by what it does on purpose within a step, of each step's calls.
+
+    Sharpness-aware steps move the weights between two passes; noise or a projection is written to the gradients.
+    """
+    found: dict[str, str] = {}
+    for step, made in calls.items():
+        if "move" in made:
+            found.setdefault(Premise.WEIGHTS_STILL, f"the loop changes the weights between the passes of step {step}")
+        if _edits_gradients(made):
+            why = f"the loop writes to the gradients of step {step} between backward and optimizer"
+            found.setdefault(Premise.GRADIENTS_UNEDITED, why)
+    return found
+
+
+def _edits_gradients(calls: Sequence[str]) -> bool:
+    """Return whether gradients are written to between the first backward pass and the optimizer's last step."""
+    stepped = max((at for at, call in enumerate(calls) if call == "step"), default=0)
+    return "backward" in calls and "edit" in calls[calls.index("backward") : stepped]

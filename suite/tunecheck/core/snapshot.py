@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar, cast, get_origin
 
 from tunecheck.core.errors import MissingEvidence
 from tunecheck.core.frozen import Frozen
+from tunecheck.core.premises import Fact
 from tunecheck.core.typed import MISFITS, build
 
 S = TypeVar("S")
@@ -50,10 +51,6 @@ class LoraSnapshot(Frozen):
     use_rslora: bool = False
     unmatched: tuple[str, ...] = ()
     """Names in the adapters' configuration that no module of the model has."""
-
-
-A_LOOP = "a loop"
-"""Trainer of a training that is no Trainer's."""
 
 
 class QuantizationSnapshot(Frozen):
@@ -173,8 +170,6 @@ class RunSnapshot:
     """The fallback chain, in its order."""
     features = _Key[frozenset[str]](tuple[str, ...], convert=frozenset)
     """What the run does, in the words by which checks say what they apply to."""
-    objective = _Key(str, "")
-    """Why rows and loss of a watched training are not those of a causal language model; empty where they are."""
     masked = _Key(str, "")
     """What the training declares to be supervised: completion, assistant, or empty where it declares nothing."""
     smoothing = _Key(float, 0.0)
@@ -187,14 +182,12 @@ class RunSnapshot:
     """Rows that a watched training declares for each micro-batch; None where it declares none."""
     expected = _Key[Mapping[str, Any]](dict[str, Any], {})
     """What a person expects beside what the training declares, by key."""
-    open_premises = _Key[Mapping[str, str]](dict[str, str], {})
-    """Premise to why it is open in a watched training, see suite/tunecheck/core/premises.py."""
+    premises = _Key[Mapping[str, Fact]](dict[str, Fact], {}, convert=lambda given: build(dict[str, Fact], given))
+    """Premise to what is known about it, see suite/tunecheck/core/premises.py; {} in a run of the suite's own."""
     ignore = _Key[Mapping[str, str]](dict[str, str], {})
     """Check to the user's reason why what it finds is meant."""
     strict = _Key(bool, False)
     """Whether a suspicion fails a watched training."""
-    presumed = _Key[Mapping[str, str]](dict[str, str], {})
-    """Premise to why nothing proves it, and nothing refutes it either."""
     checks = _Key[Mapping[str, Any]](dict[str, dict[str, Any] | str])
     """Limits by check, or "off"."""
 

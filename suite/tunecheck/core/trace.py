@@ -11,7 +11,7 @@ import math
 import os
 import typing
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
@@ -24,6 +24,7 @@ from tunecheck.core.evidence import (
     AttemptOutcome,
     AttemptPurpose,
     AttemptStart,
+    CallOrder,
     PremisesOpen,
     ProbeFailed,
     Record,
@@ -33,12 +34,13 @@ from tunecheck.core.evidence import (
     record_kind,
 )
 from tunecheck.core.machine import require_machine
+from tunecheck.core.premises import OF_THE_RUN, Fact, Premise, Source, edits
 from tunecheck.core.reading import TRACE_BYTES, parse_json, read_bytes
 from tunecheck.core.redaction import redactor
 from tunecheck.core.snapshot import RunSnapshot, changed, require_settings
 from tunecheck.core.typed import MISFITS, build
 
-SCHEMA = 6
+SCHEMA = 7
 """The only schema that is read. Raised when a reader of older traces would misread a newer one."""
 
 R = TypeVar("R", bound=Record)
@@ -99,11 +101,25 @@ class Trace:
         return RunSnapshot(self.settings)
 
     @property
-    def open_premises(self) -> Mapping[str, str]:
-        """Premise to why it is open in this training, by what it declares or by what it did."""
-        seen = (record for attempt in self.trainings[-1:] for record in attempt.all(PremisesOpen))
-        told = {premise: why for record in seen for premise, why in record.reasons.items()}
-        return {**self.run.open_premises, **told}  # what it did says more
+    def facts(self) -> Mapping[str, Fact]:
+        """Premise to what is known about it; what the training did says more than what it declares."""
+        found, main = dict(self.run.premises), self.trainings[-1:]
+        if any(attempt.start.purpose == AttemptPurpose.MERGE for attempt in self.attempts):
+            found[Premise.MERGED] = Fact(Source.OBSERVED, "an attempt of its own")
+        seen = [record.reasons for attempt in main for record in attempt.all(PremisesOpen)]
+        if found.get(Premise.STEP_DECLARED, OF_THE_RUN).source is Source.OPEN:
+            seen.append(edits({order.step: order.calls for attempt in main for order in attempt.all(CallOrder)}))
+        return {**found, **{premise: Fact(Source.OPEN, why) for told in seen for premise, why in told.items()}}
+
+    def holds(self, premise: Premise) -> bool:
+        """Return whether this premise is not open."""
+        return self.facts.get(premise, OF_THE_RUN).source is not Source.OPEN
+
+    def why(self, needed: Collection[Premise], source: Source = Source.OPEN) -> str:
+        """Return why the first of the needed premises is open, or known by another source; "" where none is."""
+        found = ((premise, fact) for premise, fact in self.facts.items() if fact.source is source)
+        told = {premise: fact.where for premise, fact in found}
+        return next((told[premise] for premise in Premise if premise in needed and premise in told), "")
 
     @property
     def trainings(self) -> list[Attempt]:

@@ -1,9 +1,9 @@
 """The run that a training's own objects declare: model, adapters, quantisation and optimizer. Imports torch.
 
-`sources` names the object of each expectation, `open_premises` the reason why a check is not judged.
+`sources` names the object of each expectation, `premises` what is known about each premise of a check, and by whom.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -12,8 +12,7 @@ from typing import Any, Literal
 from tunecheck.config.schema import Data, Evaluate, Probes, Run, Training
 from tunecheck.core.errors import Unsupported
 from tunecheck.core.optimization import learning_rate
-from tunecheck.core.premises import Premise, opened
-from tunecheck.core.snapshot import A_LOOP
+from tunecheck.core.premises import OF_A_SCRIPT, OF_THE_RUN, Fact, Premise, Source, facts, opened
 from tunecheck.listen import provenance, trained_model
 from tunecheck.listen.adapters import (
     ADAPTER,
@@ -57,17 +56,6 @@ class WatchedTraining(Training):
     """Whether the model's configuration has a key-value cache filled in training, too."""
     _rate: float | None = None
     """The optimizer's rate in the present step, where the schedule has no closed form here."""
-    _by_groups: bool = False
-
-    @property
-    def by_groups(self) -> bool:
-        """Return whether the training is a loop, which declares nothing of rates and decays elsewhere."""
-        return self._by_groups
-
-    @property
-    def begins_anew(self) -> bool:
-        """Return whether the optimizer is to have no steps behind it: a script may call train() again."""
-        return False
 
     def rate(self, applied_steps: int) -> float:
         """Return the learning rate of the step that follows this many applied ones."""
@@ -92,12 +80,10 @@ class WatchedRun(Run):
     lora: WatchedLora | None = None
     sources: dict[str, str]
     """Key to the object that it was read from: "training.learning_rate" to "SFTConfig.learning_rate"."""
-    open_premises: dict[Premise, str]
-    """Premise to why it is open in this training."""
+    premises: dict[Premise, Fact]
+    """Premise to what is known about it."""
     strict: bool = False
     """Whether a suspicion fails."""
-    presumed: dict[Premise, str] = {}  # noqa: RUF012 pydantic copies it
-    """Premise to why nothing proves it."""
     trained: frozenset[str] = frozenset()
     """Names of the tensors that are declared to learn."""
     rests: tuple[str, ...] = ()
@@ -111,8 +97,6 @@ class WatchedRun(Run):
     evaluates: bool = False
     autocast: bool | None = None
     """Whether the training declares autocast; None for a loop, which declares nothing of it."""
-    objective: str = ""
-    """Why rows and loss are not those of a causal language model; empty where they are."""
     expected: dict[str, Any] = {}  # noqa: RUF012 pydantic copies it
     """What a person expects beside what is declared, see suite/tunecheck/listen/expectations.py."""
     masked: Literal["", "completion", "assistant"] = ""
@@ -138,30 +122,14 @@ class WatchedRun(Run):
         """Return what is declared."""
         return self.autocast
 
-    @property
-    def is_causal_lm(self) -> bool:
-        """Return whether rows and loss are those of a causal language model."""
-        return not self.objective
+    def fact(self, premise: Premise) -> Fact:
+        """Return what is known about this premise."""
+        return self.premises.get(premise, OF_THE_RUN)
 
     @property
     def uses_dropout(self) -> bool:
         """Return whether any part of the model drops activations in training."""
         return self.drops
-
-    @property
-    def declares_mode(self) -> bool:
-        """Return whether the trainer promises train mode; a loop may leave it where nothing depends on it."""
-        return self.trainer != A_LOOP
-
-    @property
-    def declares_learning(self) -> bool:
-        """Return whether an object declares which tensors learn, or a person does."""
-        return self.lora is not None or bool(self.expected.keys() & {"trained", "frozen"})
-
-    @property
-    def declares_mean(self) -> bool:
-        """Return whether a loss is promised to be the mean over a window's tokens; a loop may average means as well."""
-        return self.trainer != A_LOOP or "loss" in self.expected
 
     @property
     def features(self) -> frozenset[str]:
@@ -177,14 +145,14 @@ class WatchedRun(Run):
             "dropout": self.lora is not None and self.lora.dropout > 0,
             "several_steps": self.training.max_steps >= 5,
             "given_rows": True,
-            "watched": True,
-            "unknown_rows": not self.is_causal_lm,
+            "user_code": True,
+            "unknown_rows": not self.holds(Premise.CAUSAL_LM),
             "evaluates": self.evaluates,
             "pairs": self.pairs,
             "resume_declared": self.training.resume_steps > 0,
             "merge": self.lora is not None,
-            "repeat": self.probes.repeat_steps > 0 or Premise.REPEATED in self.open_premises,
-            "resume": self.probes.resume_from is not None or Premise.RESUMED in self.open_premises,
+            "repeat": self.probes.repeat_steps > 0 or not self.holds(Premise.REPEATED),
+            "resume": self.probes.resume_from is not None or not self.holds(Premise.RESUMED),
             "expectations": any("as_expected" in EXPECTATIONS[key].opens for key in self.expected),
         }
         return frozenset(name for name, on in flags.items() if on)
@@ -204,8 +172,11 @@ class Described:
     drops: bool
     presumed: dict[Premise, str]
 
-    def run(self, *, training: WatchedTraining, **others: Any) -> WatchedRun:
-        """Return the run of this model under this optimisation."""
+    def run(
+        self, *, training: WatchedTraining, left_open: dict[Premise, str], sources: dict[str, str], **others: Any
+    ) -> WatchedRun:
+        """Return the run of this model under this optimisation, which leaves these premises open."""
+        known = known_by(sources, adapted=self.lora is not None) | facts(self.presumed, Source.PRESUMED)
         return WatchedRun.model_construct(
             model=self.model,
             strategy=self.strategy,
@@ -216,7 +187,8 @@ class Described:
             training=training,
             device="auto",
             checks={},
-            presumed=self.presumed,
+            premises=known | facts(OF_A_SCRIPT | left_open),
+            sources=sources,
             **{"drops": self.drops, **others},
             # sections that another's training does not have
             data=Data.model_construct(name="the training's own", template="", max_length=64),
@@ -225,13 +197,44 @@ class Described:
         )
 
 
+OF_ADAPTERS = {
+    *(Premise.TRAINED_SET_DECLARED, Premise.COUNT_DECLARED, Premise.ADAPTERS_ENUMERATED, Premise.ADAPTERS_FRESH),
+}
+"""Premises that the adapters' configuration declares."""
+OF_MODEL = {
+    *(Premise.ARCHITECTURE_KNOWN, Premise.ATTENTION_DECLARED, Premise.DEVICE_DECLARED),
+    *(Premise.BASE_FROM_FILE, Premise.BASE_PLAIN),
+}
+"""Those that the model's configuration declares."""
+OF_TRAINER = {
+    *(Premise.STEP_DECLARED, Premise.MEAN_DECLARED, Premise.LOSS_DECLARED, Premise.LOSS_UNSMOOTHED),
+    *(Premise.GRADIENTS_CLEARED_BEFORE, Premise.CHECKPOINTING_DECLARED, Premise.SETTINGS_DECLARED),
+    *(Premise.NORM_REPORTED, Premise.LOSS_REPORTED, Premise.TOKENS_REPORTED),
+    *(Premise.UPDATE_RULE_KNOWN, Premise.GROUPS_DECLARED, Premise.SCHEDULE_KNOWN),
+}
+"""Those that the trainer's arguments declare, or the optimizer; what is left was seen in the training."""
+
+
+def known_by(sources: Mapping[str, str], *, adapted: bool) -> dict[Premise, Fact]:
+    """Return who declares each premise that nothing leaves open, of these objects that were read."""
+    trainer = sources.get("training") or sources.get("training.learning_rate", "the trainer")
+    told = {
+        **dict.fromkeys(Premise, Fact(Source.OBSERVED, "the training's own objects and passes")),
+        **dict.fromkeys(OF_TRAINER, Fact(Source.DECLARED, trainer)),
+        **dict.fromkeys(OF_MODEL, Fact(Source.DECLARED, sources["model"])),
+    }
+    if adapted:
+        told |= dict.fromkeys(OF_ADAPTERS, Fact(Source.DECLARED, sources["lora"]))
+    return told
+
+
 def described(model: Any) -> tuple[Described, dict[Premise, str], dict[str, str]]:
     """Return what the model declares, the premises that it leaves open with the reason, and what was read where."""
     config = sole_adapter(model)
     variant = adapter_variant(model)
     lora = adapters_of(config, model) if is_lora(config) and not variant else None
     parameters = dict(model.named_parameters())
-    left_open = {Premise.DTYPES_DECLARED: "no object declares the dtype of each part"}
+    left_open: dict[Premise, str] = {}
     rank, processes = rank_and_processes()
     if processes > 1:
         left_open[Premise.EVERY_ROW_SEEN] = f"each of {processes} processes sees only its own rows"

@@ -13,7 +13,7 @@ from typing import Any
 
 from tunecheck.checks.watched import JUDGED_BY
 from tunecheck.core.errors import ConfigError
-from tunecheck.core.premises import Premise
+from tunecheck.core.premises import Fact, Premise, Source
 
 SCHEDULES = ("linear", "cosine", "constant")
 Change = Callable[[Any, Any], None]
@@ -29,6 +29,8 @@ class Expectation:
     read: Callable[[str], Any]
     """Raises ValueError with the rule that the value breaks."""
     declare: Change = lambda run, value: None
+    premises: tuple[Premise, ...] = ()
+    """Premises that it settles."""
     opens: tuple[str, ...] = ("as_expected",)
     """Checks that are judged by it."""
 
@@ -63,6 +65,7 @@ def declare(run: Any, expected: Mapping[str, Any], sizes: Mapping[str, int]) -> 
     for key, value in expected.items():
         run.sources[f"expected.{key}"] = f"--expect {key}={value}"
         EXPECTATIONS[key].declare(run, value)
+        run.premises.update(dict.fromkeys(EXPECTATIONS[key].premises, Fact(Source.EXPECTED, f"--expect {key}={value}")))
     if expected.keys() & {"trained", "frozen"}:
         _declare_tensors(run, expected, sizes)
     if expected.keys() & {"schedule", "schedule_steps", "warmup_steps", "learning_rate"}:
@@ -74,11 +77,11 @@ def _declare_tensors(run: Any, expected: Mapping[str, Any], sizes: Mapping[str, 
     given = (expected.get(key, "(?!)") for key in ("trained", "frozen"))  # (?!) matches nothing
     learns, rests = ({name for name in sizes if re.search(expression, name)} for expression in given)
     before = set(run.trained)
-    if (
-        Premise.TRAINED_SET_DECLARED in run.open_premises and learns | rests == sizes.keys()
-    ):  # by both together every tensor is declared
-        del run.open_premises[Premise.TRAINED_SET_DECLARED]
-        before, vars(run)["parameters"] = set(), None
+    known = run.holds(Premise.TRAINED_SET_DECLARED)
+    if not known and learns | rests == sizes.keys():  # by both together every tensor is declared
+        known, before, vars(run)["parameters"] = True, set(), None
+    if known:
+        run.premises[Premise.TRAINED_SET_DECLARED] = Fact(Source.EXPECTED, "--expect trained=... and frozen=...")
     after = (before | learns) - rests
     if run.parameters is not None:
         vars(run)["added"] = run.parameters if run.lora else 0
@@ -88,16 +91,16 @@ def _declare_tensors(run: Any, expected: Mapping[str, Any], sizes: Mapping[str, 
 
 def _open_schedule(run: Any, expected: Mapping[str, Any]) -> None:
     """Have the rates judged where the expectations and what is declared make a closed form."""
-    if Premise.SCHEDULE_KNOWN not in run.open_premises:
+    if run.holds(Premise.SCHEDULE_KNOWN):
         return
     lacking = [key for key in ("schedule", "learning_rate", "schedule_steps") if key not in expected]
     if expected.get("schedule") == "constant":
         lacking = [key for key in lacking if key != "schedule_steps"]
     if lacking:
         missing = " and ".join(f"--expect {key}=..." for key in lacking)
-        run.open_premises[Premise.SCHEDULE_KNOWN] = f"the expected schedule lacks {missing}"
+        run.premises[Premise.SCHEDULE_KNOWN] = Fact(Source.OPEN, f"the expected schedule lacks {missing}")
         return
-    del run.open_premises[Premise.SCHEDULE_KNOWN]
+    run.premises[Premise.SCHEDULE_KNOWN] = Fact(Source.EXPECTED, "--expect schedule=...")
     run.training._rate = None
 
 
@@ -106,10 +109,6 @@ def _training(key: str) -> Change:
         vars(run.training)[key] = value
 
     return change
-
-
-def _plain_loss(run: Any, value: Any) -> None:
-    run.open_premises.pop(Premise.LOSS_DECLARED, None)
 
 
 def _whole(least: int) -> Callable[[str], int]:
@@ -180,7 +179,7 @@ EXPECTATIONS: dict[str, Expectation] = {
         meaning="the script's own loss is the mean over the supervised tokens of a step",
         example="token_mean",
         read=_one_of("token_mean"),
-        declare=_plain_loss,
+        premises=(Premise.LOSS_DECLARED, Premise.MEAN_DECLARED),
         opens=JUDGED_BY["loss"],
     ),
     "learning_rate": Expectation(

@@ -29,7 +29,7 @@ FEATURES = {
     "resume": "--twice, and a Trainer that saves checkpoints",
 }
 """Feature of a training to what gives it one. The other features are those of the suite's own runs, or of all."""
-ALL = frozenset({"oracle", "given_rows", "watched"})
+ALL = frozenset({"oracle", "given_rows", "user_code"})
 """Features that every training under watch has."""
 
 

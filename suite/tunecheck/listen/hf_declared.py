@@ -155,8 +155,8 @@ def run_of(trainer: Any, hooks: Any, state: Any, loader: Any = None) -> declared
         settings["learning_rate"] = float(rates[0]) or 1.0
     if why:
         left_open[Premise.UPDATE_RULE_KNOWN] = why
-        if not hooks.own_optimizer:  # a given one has groups as all others, whatever it computes
-            left_open[Premise.GROUPS_DECLARED] = why
+        # a given one has groups as all others, whatever it computes
+        left_open[Premise.SETTINGS_DECLARED if hooks.own_optimizer else Premise.GROUPS_DECLARED] = why
     if state.global_step:
         why = f"the training resumed at step {state.global_step}"
         left_open = opened((Premise.ADAPTERS_FRESH, Premise.BASE_FROM_FILE, Premise.UPDATE_RULE_KNOWN), why) | left_open
@@ -197,14 +197,13 @@ def run_of(trainer: Any, hooks: Any, state: Any, loader: Any = None) -> declared
         id=hooks.listener.run_id,
         trainer=type(trainer).__name__,
         training=training,
-        open_premises=left_open,
+        left_open=left_open,
         sources=sources,
         masked=masked,
         longest=getattr(args, "max_length", None) or getattr(args, "max_seq_length", None),
         rows_per_micro_batch=rows_per_micro_batch(trainer),
         pairs=declares_pairs(trainer.train_dataset) or declares_ratings(trainer.train_dataset),
         smoothing=float(getattr(args, "label_smoothing_factor", 0) or 0),
-        objective=hooks.objective,
         evaluates=evaluates,
         autocast=casts(trainer),
         **({"drops": True} if getattr(args, "neftune_noise_alpha", None) else {}),

@@ -262,7 +262,7 @@ class TrainerHooks(StepMoments, TrainerCallback):
             self.shown = None if self.objective else self.window[0].input_ids[:1, :ROW_TOKENS]
             found = session(self.trainer, self, kwargs, state)
             run: Any = found.run
-            unknown = self.own_optimizer and Premise.UPDATE_RULE_KNOWN in run.open_premises
+            unknown = self.own_optimizer and not run.holds(Premise.UPDATE_RULE_KNOWN)
             self.listener.begin(found, "" if unknown else declared_optimizer(self.trainer))
             self.listener.emit(*of_trainer(self.trainer))
             if (seen := declared_rates(self)) is not None:

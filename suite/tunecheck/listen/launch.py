@@ -20,8 +20,8 @@ from tunecheck.core import interrupts
 from tunecheck.core.errors import ConfigError, SuiteError, TraceError
 from tunecheck.core.evidence import AttemptEnd, AttemptOutcome, FileWritten, PremisesOpen, ProbeFailed, WindowEnded
 from tunecheck.core.paths import reports_folder
+from tunecheck.core.premises import Premise, Source
 from tunecheck.core.redaction import hidden_words
-from tunecheck.core.snapshot import A_LOOP
 from tunecheck.core.trace import Trace, TraceWriter, encode, read
 from tunecheck.listen.options import HEARD, Options, trace_file
 from tunecheck.listen.problems import PROBLEMS
@@ -65,7 +65,7 @@ def watch(
         nonlocal to_end
         traces = list(so_far.glob("*.jsonl"))
         # a Trainer that is to stop ends by itself, and its script may save then
-        by_itself = options.stop and any(read(file).run.trainer != A_LOOP for file in traces)
+        by_itself = options.stop and any(read(file).holds(Premise.STEP_DECLARED) for file in traces)
         if to_end := early(reported(rows_of(so_far, options, 0), False)) and not by_itself:
             kept.update((file.name, file.read_bytes()) for file in traces)
 
@@ -336,9 +336,8 @@ def _merge(files: list[Path], traces: list[Trace]) -> None:
     writer.write(replace(first.header, run=run), first.main.start, *first.main.records, *_files_written_later(first))
     for rank, trace in enumerate(traces[1:], start=1):
         own = TraceWriter(beside, rank)
-        own.write(
-            PremisesOpen(reasons=dict(trace.run.open_premises)), *trace.main.records, *_files_written_later(trace)
-        )
+        left_open = {premise: told.where for premise, told in trace.run.premises.items() if told.source is Source.OPEN}
+        own.write(PremisesOpen(reasons=left_open), *trace.main.records, *_files_written_later(trace))
         own.close()
     if first.main.end is not None:
         writer.write(first.main.end)

@@ -34,7 +34,7 @@ from tunecheck.core.evidence import (
     WindowEnded,
     WorkerBatches,
 )
-from tunecheck.core.premises import Premise
+from tunecheck.core.premises import Premise, Source, facts
 from tunecheck.core.trace import SCHEMA, TraceWriter
 from tunecheck.listen import loaders, provenance, saves
 from tunecheck.listen.adapters import ranks_scored
@@ -82,7 +82,7 @@ def _unwarned() -> Iterator[None]:
 
 
 JUDGING = {
-    *("id", "sources", "open_premises", "presumed", "ignore", "strict"),
+    *("id", "sources", "premises", "ignore", "strict"),
     *("checks", "expected", "trained", "data", "evaluation", "probes"),
 }
 """Keys of a watched run that say nothing of the training: its name, and how it is judged."""
@@ -157,7 +157,7 @@ class Listener:
         """Write what is declared, and let the probes look at the model before its first step."""
         run: Any = session.run
         declare(run, self.options.expect, {name: p.numel() for name, p in session.model.named_parameters()})
-        run.open_premises.update(self.options.not_twice)
+        run.premises.update(facts(self.options.not_twice))
         # frozen, as a run of the suite is
         limits = {name: own for name, own in self.options.limits.items() if problem_with(name, run.features) is None}
         vars(run).update(ignore=self.options.ignore, strict=self.options.strict, checks=limits)
@@ -167,13 +167,14 @@ class Listener:
         described = {**run.model_dump(mode="json", warnings=False), "features": sorted(run.features)}
         self._write_header(described, str(session.device), fingerprint_of(run, session, self._processes))
         self.emit(setup_of(session, None, declared_optimizer=optimizer))
-        probes = WATCHED if run.is_causal_lm else ANY_OBJECTIVE
+        probes = WATCHED if run.holds(Premise.CAUSAL_LM) else ANY_OBJECTIVE
         self._probes = Probes(() if self.ends_early else probes, self.emit)
         self._tell_loads(session.model)
         self._drawn = loaders.of_training()
         self._aside = self._probes.set_aside(lambda: _unseen(session.model))
         self._aside.__enter__()
-        if run.is_causal_lm and not run.declares_learning:
+        declared = run.fact(Premise.TRAINED_SET_DECLARED).source in (Source.DECLARED, Source.EXPECTED)
+        if run.holds(Premise.CAUSAL_LM) and not declared:
             self._learning = Learning(session.model)
         self._probes.start(session)
         if not self.ends_early:

@@ -208,7 +208,7 @@ class LoopHooks(StepMoments):
         from tunecheck.listen.batches import inputs_of, unknown_batch
         from tunecheck.listen.loop_loss import Pass
 
-        if self.run.is_causal_lm:
+        if self.run.holds(Premise.CAUSAL_LM):
             self.passes.append(Pass(inputs_of(args, given)))
         else:
             self.unknown = unknown_batch(inputs_of(args, given), self._device())
@@ -244,10 +244,10 @@ class LoopHooks(StepMoments):
         self.run = run = run_of(self.model, optimizer, self.listener, within or self.autocast, objective)
         held = {"optimizer": optimizer, "tokenizer": self.tokenizer or only_tokenizer(), "entry": self.entry}
         session = session_of(run, self.model, [batch], autocast=within is not None, **held)
-        self.listener.begin(session, "AdamW" if Premise.UPDATE_RULE_KNOWN not in run.open_premises else "")
+        self.listener.begin(session, "AdamW" if run.holds(Premise.UPDATE_RULE_KNOWN) else "")
         self.listener.emit(*of_caller(), *shared_loaders())
         gc.callbacks.append(self._collecting)
-        if Premise.TRAINED_UNWRITTEN not in run.open_premises:
+        if run.holds(Premise.TRAINED_UNWRITTEN):
             self.user_writes = UserWrites(self.model, self._failed)
         return True
 
@@ -271,7 +271,7 @@ class LoopHooks(StepMoments):
 
         if not (self.step or self.window) and self.listener is not None and self.divergences is not None:
             self.listener.emit(scores_given(tensor, self.divergences))
-        if not self.run.is_causal_lm:
+        if not self.run.holds(Premise.CAUSAL_LM):
             # of losses whose gradients were cleared again, as those of a bad batch, nothing is left in the step
             self.losses = [tensor.detach()]
             self.window.append(self.unknown)
@@ -293,14 +293,14 @@ class LoopHooks(StepMoments):
 
     def on_clip(self, parameters: Any, max_norm: float, *_: Any, **__: Any) -> None:
         """Gradients are about to be clipped: they are complete. Those of an unknown model may be clipped in parts."""
-        if self.begun and self.run is not None and self.run.is_causal_lm:
+        if self.begun and self.run is not None and self.run.holds(Premise.CAUSAL_LM):
             vars(self.run.training)["max_grad_norm"] = float(max_norm)  # frozen, and known only now
             self._backward_end()
             self.clipped = True
 
     def on_clipped(self, norm: Any, *_: Any, **__: Any) -> None:
         """Gradients were clipped: those of the whole model, by the norm that we know, or others."""
-        if not self.begun or self.listener is None or self.run is None or not self.run.is_causal_lm:
+        if not self.begun or self.listener is None or self.run is None or not self.run.holds(Premise.CAUSAL_LM):
             return
         self.norm = norm
         # torch takes a norm in the gradients' dtype: each tensor's is rounded to it, and that of all of them again
@@ -447,7 +447,7 @@ class LoopHooks(StepMoments):
 
     def _remember(self) -> None:
         """Have what the script merges and saves of the model read back, from the first step on."""
-        if self.listener is None or self.run is None or not self.run.is_causal_lm:
+        if self.listener is None or self.run is None or not self.run.holds(Premise.CAUSAL_LM):
             return
         if self.step == 0 and self.window and rank_and_processes()[0] == 0:
             first = self.window[0]

@@ -4,8 +4,7 @@ from typing import Any
 
 import torch
 
-from tunecheck.core.premises import Premise, opened
-from tunecheck.core.snapshot import A_LOOP
+from tunecheck.core.premises import OF_A_LOOP, Premise, opened
 from tunecheck.listen.declared import WatchedRun, WatchedTraining, checkpoints, described, described_by_itself
 from tunecheck.listen.listener import Listener
 from tunecheck.listen.optimizers import adamw_settings, highest_rate, scales_loss
@@ -14,15 +13,6 @@ from tunecheck.models.layer_names import decoder_of
 from tunecheck.training.data import Batch
 from tunecheck.training.hooks import OwnHooks
 from tunecheck.training.restore import model_mode, random_state, uncached, without_repacking
-
-NOT_DECLARED = {
-    Premise.SCHEDULE_KNOWN: "a loop declares no schedule",
-    Premise.GRADIENTS_CLEARED_BEFORE: "a loop may clear gradients after a forward pass; accumulation_oracle judges it",
-    Premise.CHECKPOINTING_DECLARED: "only the model declares checkpointing in a loop",
-    Premise.TOKENS_REPORTED: "a loop reports no token count",
-    Premise.LOSS_REPORTED: "a loop has no standard log",
-    Premise.NORM_REPORTED: "a loop reports no norm; updates_match_adamw judges clipping",
-}
 
 
 def objective_of(model: Any) -> str:
@@ -33,7 +23,7 @@ def objective_of(model: Any) -> str:
 def run_of(model: Any, optimizer: Any, listener: Listener, autocast: torch.dtype | None, objective: str) -> WatchedRun:
     """Return what the model and the optimizer of a loop declare."""
     declared, left_open, sources = described(model) if is_transformers(model) else described_by_itself(model)
-    left_open |= NOT_DECLARED | opened([Premise.CAUSAL_LM], objective)
+    left_open |= OF_A_LOOP | opened([Premise.CAUSAL_LM], objective)
     settings, why = adamw_settings(optimizer, own=True)
     left_open |= opened([Premise.UPDATE_RULE_KNOWN], why)
     if scales_loss():
@@ -53,14 +43,12 @@ def run_of(model: Any, optimizer: Any, listener: Listener, autocast: torch.dtype
         gradient_checkpointing=checkpoints(model),
         attention=declared.attention,
     )
-    training._by_groups = True
     training._rate = highest_rate(optimizer)
     return declared.run(
         id=listener.run_id,
-        trainer=A_LOOP,
+        trainer="a loop",
         training=training,
-        open_premises=left_open,
-        objective=objective,
+        left_open=left_open,
         sources={**sources, "training": f"parameter groups of the {type(optimizer).__name__}"},
     )
 

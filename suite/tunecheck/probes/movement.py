@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from tunecheck.core.evidence import Movement
+from tunecheck.core.premises import Premise
 from tunecheck.probes.reference.four_bit import is_packed, statistics
 from tunecheck.probes.reference.measures import digest, digests, sample, sampled_columns, sampled_rows
 from tunecheck.training.data import Batch
@@ -32,9 +33,9 @@ class MovementProbe(Probe):
         # on the CPU: what is kept from step to step would be in the run's peak
         self._samples = [sample(p).cpu() for _, p in self._trainable]
         self._digests = [digest(p) for _, p in self._trainable]
-        self._lookup = _lookup_table(session.model) if session.run.is_causal_lm else None
+        self._lookup = _lookup_table(session.model) if session.run.holds(Premise.CAUSAL_LM) else None
         self._read: set[int] = set()
-        self._idle = set() if session.run.is_causal_lm else {name for name, _ in self._trainable}
+        self._idle = set() if session.run.holds(Premise.CAUSAL_LM) else {name for name, _ in self._trainable}
         """Tensors that need not move: a model that is not known may have parts that take no part."""
         self._rates: dict[int, float] = {}
         """Identity of each tensor that the optimizer holds to its highest rate."""
@@ -185,5 +186,5 @@ def _frozen(session: Session) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, parameter.detach()
             if is_packed(parameter):
                 yield from ((f"{name}.{part}", tensor) for part, tensor in statistics(parameter))
-    if session.run.is_causal_lm:  # of other models some keep averages in them, as batch normalisation does
+    if session.run.holds(Premise.CAUSAL_LM):  # of other models some keep averages in them, as batch normalisation does
         yield from session.model.named_buffers()

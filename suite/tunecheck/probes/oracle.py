@@ -13,6 +13,7 @@ import torch
 
 from tunecheck.checks.utilization import PROBED_STEPS
 from tunecheck.core.evidence import Oracle, OwnLoss, OwnRowsGradient
+from tunecheck.core.premises import Premise
 from tunecheck.probes.reference.forwards import side_by_side
 from tunecheck.probes.reference.given import stand_still
 from tunecheck.probes.reference.in_fp32 import in_fp32
@@ -72,7 +73,7 @@ class OracleProbe(Probe):
             return
         means = {"": partial(_window_loss_backward, session, window)}
         tokens = {batch.supervised_tokens for batch in window}
-        if not session.run.declares_mean and len(tokens) > 1 and 0 not in tokens:
+        if not session.run.holds(Premise.MEAN_DECLARED) and len(tokens) > 1 and 0 not in tokens:
             means[OF_MEANS] = partial(_mean_of_means_backward, session, window)
         self._waiting = []
         for how, loss_backward in means.items():

@@ -14,6 +14,7 @@ from typing import Any, TypeGuard
 import torch
 
 from tunecheck.core.evidence import PositionGradients
+from tunecheck.core.premises import Premise
 from tunecheck.probes.reference.own_tokens import copies, rows_that_see, tokens_and_scores
 from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe
@@ -44,7 +45,7 @@ class PositionProbe(Probe):
         self._around = [model for model in self._models if sum(map(_is_model, model.modules())) > 1]
         """Those whose padding is looked at in the model inside of them."""
         # a causal model of transformers is looked at with rows of our own; of several processes all would have to call
-        self._looks_ahead = not session.run.is_causal_lm and not _are_several()
+        self._looks_ahead = not session.run.holds(Premise.CAUSAL_LM) and not _are_several()
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Watch what the passes of an early step return."""

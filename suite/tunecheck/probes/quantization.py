@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from tunecheck.core.evidence import Quantization
+from tunecheck.core.premises import Premise
 from tunecheck.models.shapes import is_layer_linear, packed_bytes
 from tunecheck.probes.reference.four_bit import is_packed, quantised, scales, statistics, unpack, values
 from tunecheck.probes.reference.measures import counted
@@ -154,8 +155,9 @@ def _quantized_again(session: Session, weights: WeightFile, modules: dict[str, A
     same: dict[str, bool] = {}
     for name in (name for name, size in sizes.items() if size == min(sizes.values()) and f"{name}.weight" in weights):
         held = modules[name].weight
-        # a script may load its base in another dtype than it computes in, and nothing declares which
-        loaded = held.quant_state.dtype if "watched" in session.run.features else DTYPES[session.precision]
+        # a script may load its base in another dtype than it computes in
+        declared = session.run.holds(Premise.DTYPES_DECLARED)
+        loaded = DTYPES[session.precision] if declared else held.quant_state.dtype
         wanted_values, wanted_scales = quantised(
             weights.tensor(f"{name}.weight").to(session.device, loaded),
             block=held.quant_state.blocksize,

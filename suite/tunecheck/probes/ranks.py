@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from tunecheck.core.evidence import Joined, Pace, Replica, Shard
+from tunecheck.core.premises import Premise
 from tunecheck.models.layer_names import stacked_layers
 from tunecheck.probes.reference.measures import digest, hex_digest
 from tunecheck.training.data import Batch
@@ -62,7 +63,7 @@ class ReplicaProbe(Probe):
 
 def _buffers(session: Session) -> Iterable[tuple[str, torch.Tensor]]:
     """Return the buffers; none of a training that is not ours, whose module may count in them what it has seen."""
-    return () if "watched" in session.run.features else session.model.named_buffers()
+    return session.model.named_buffers() if session.run.holds(Premise.STATE_DECLARED) else ()
 
 
 def _exchanges() -> int | None:

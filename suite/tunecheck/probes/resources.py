@@ -7,6 +7,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from tunecheck.core.evidence import LiveTensors
+from tunecheck.core.premises import Premise
 from tunecheck.probes.reference.measures import address, live_storages, live_tensors
 from tunecheck.training.events import Probe
 from tunecheck.training.session import Session
@@ -34,7 +35,7 @@ class LiveTensorProbe(Probe):
         """Count after the gradients are cleared."""
         if step in self._steps:
             hooks = _hooks(session)
-            if "watched" in session.run.features:
+            if not session.run.holds(Premise.STATE_DECLARED):
                 self.emit(LiveTensors(step=step, hooks=hooks, **_of_anothers(session)))
                 return
             tensors, size = live_tensors(session.device.type)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from tunecheck.core.evidence import AdapterEffect, RoundTrip, Saved
+from tunecheck.core.premises import Premise
 from tunecheck.probes.reference.forwards import first_tokens, logits_of
 from tunecheck.probes.reference.measures import relative_difference
 from tunecheck.probes.reference.weight_file import WeightFile, file_name
@@ -141,7 +142,7 @@ def _other_settings(session: Session, folder: Path) -> Iterator[str]:
     if isinstance(saved.get("target_modules"), list):
         saved["target_modules"] = sorted(saved["target_modules"])
     wanted = lora.as_saved()
-    if "watched" not in session.run.features:  # frameworks write another name of the same weights
+    if session.run.holds(Premise.SAVING_DECLARED):  # frameworks write another name of the same weights
         wanted["base_model_name_or_path"] = str(session.folder)
     from peft import LoraConfig
 
@@ -190,7 +191,7 @@ def _read_back(
         for name, parameter in model.named_parameters():
             if ".from_disk" in name:  # which peft has in the base's dtype, or in fp32
                 parameter.data = parameter.data.to(kinds.get(name.replace(".from_disk", ".default"), parameter.dtype))
-        if "watched" in session.run.features:
+        if not session.run.holds(Premise.SAVING_DECLARED):
             _undo_rounding(model, WeightFile(folder))
         if kind == "mixed":
             multiply_in_input_dtype(model)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from tunecheck.core.evidence import TrainingState
+from tunecheck.core.premises import Premise, Source
 from tunecheck.models.layer_names import attention_kernel, attention_of, stacked_layers
 from tunecheck.probes.reference.adapted import adapted_layers
 from tunecheck.probes.reference.measures import random_digest
@@ -38,13 +39,15 @@ class TrainingStateProbe(Probe):
         """List the tensors that the strategy trains."""
         names = WeightFile(session.folder).names
         self._expected = session.run.expected_trainable(names)
-        self._unknown = not session.run.declares_mode and not session.run.is_causal_lm
+        causal, declares_mode = session.run.holds(Premise.CAUSAL_LM), session.run.holds(Premise.STEP_DECLARED)
+        self._unknown = not declares_mode and not causal
         """Whether the model is one that its script may freeze, thaw, switch and evaluate in part as it likes."""
         # where no object declares what learns, a callback may thaw a classifier's layers one after the other
-        self._free = not session.run.is_causal_lm and not (session.run.declares_mode and session.run.declares_learning)
+        declared = session.run.fact(Premise.TRAINED_SET_DECLARED).source in (Source.DECLARED, Source.EXPECTED)
+        self._free = not causal and not (declares_mode and declared)
         # where nothing promises train mode, a module that drops nothing may stay in the mode that it was in
         self._resting = frozenset[str]()
-        if not session.run.declares_mode:
+        if not declares_mode:
             dropping = set() if self._unknown else {id(module) for module, _, _ in dropouts(session.model)}
             modules = session.model.named_modules()
             self._resting = frozenset(name for name, m in modules if not m.training and id(m) not in dropping)

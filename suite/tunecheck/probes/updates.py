@@ -11,6 +11,7 @@ import torch
 
 from tunecheck.core.evidence import Update
 from tunecheck.core.optimization import decays
+from tunecheck.core.premises import Premise
 from tunecheck.training.events import Probe
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import whole
@@ -49,7 +50,7 @@ class UpdateProbe(Probe):
         self._applied = 0
         self._counts = [0] * len(self._followed)
         self._before = torch.empty(0)
-        if session.optimizer.state and not session.run.training.begins_anew:
+        if session.optimizer.state and not session.run.holds(Premise.OPTIMIZER_OF_TRAINED):
             if not self._take_over(session):
                 raise RuntimeError("the optimizer has steps behind it, and keeps no averages to go on from")
             states = [session.optimizer.state.get(p, {}) for _, p in self._followed]
@@ -85,7 +86,9 @@ class UpdateProbe(Probe):
         rate = training.rate(self._applied)
         settings = self._settings(session, rate)
         betas = training.adam_beta1, training.adam_beta2
-        if training.by_groups:  # of which a schedule may change both, as one of a single cycle does
+        if not session.run.holds(
+            Premise.SETTINGS_DECLARED
+        ):  # of which a schedule may change both, as one of a single cycle does
             betas = session.optimizer.param_groups[0].get("betas", betas)
         before, after = self._before, _flat([p for _, p in self._followed])
         predicted = self._updated(self._gradient, settings, betas, training.adam_epsilon) if applied else before
@@ -111,7 +114,7 @@ class UpdateProbe(Probe):
     def _settings(self, session: Session, rate: float) -> list[tuple[float, float]]:
         """Return rate and decay of each tensor: the declared ones, or what a loop's own groups say at this step."""
         training = session.run.training
-        if not training.by_groups:
+        if session.run.holds(Premise.SETTINGS_DECLARED):
             decay = training.weight_decay
             return [(rate, decay * decays(name, training.weight_decay_on)) for name, _ in self._followed]
         groups = session.optimizer.param_groups

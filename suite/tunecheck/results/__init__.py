@@ -27,7 +27,7 @@ from tunecheck.core.evidence import (
 )
 from tunecheck.core.finding import Domain, Finding, Status
 from tunecheck.core.frozen import Frozen
-from tunecheck.core.snapshot import RunSnapshot
+from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Attempt, Trace
 from tunecheck.results.answers import NO_ANSWERS, Answers
 from tunecheck.results.baseline import FigureComparison
@@ -196,7 +196,7 @@ def summarize(
     run, main = trace.run, _main(trace)
     records = main.records if main else ()
     outcome, reason = _outcome(main, findings)
-    if run.tier == "watch" and outcome == "pass" and (lacking := without_core(run, findings)):
+    if outcome == "pass" and (lacking := without_core(trace, findings)):
         outcome, reason = "inconclusive", lacking
     failed = [finding for finding in findings if finding.status is Status.FAILED]
     if blamed := machine_fault(trace, failed):
@@ -332,10 +332,17 @@ CORE_OF_CAUSAL_LM = ("loss",)
 """Further ones, where rows and loss are those of a causal language model."""
 
 
-def without_core(run: RunSnapshot, findings: Sequence[Finding]) -> str:
+def core_of(trace: Trace) -> tuple[str, ...]:
+    """Return the subjects that a pass of this training rests on; none for the suite's own, whose checks all count."""
+    if trace.run.tier != "watch":
+        return ()
+    return (*CORE, *CORE_OF_CAUSAL_LM) if trace.holds(Premise.CAUSAL_LM) else CORE
+
+
+def without_core(trace: Trace, findings: Sequence[Finding]) -> str:
     """Return which subject of a watched training's core no check could judge, and why; "" where each has one."""
     lacking = []
-    for subject in (*CORE, *(() if run.objective else CORE_OF_CAUSAL_LM)):
+    for subject in core_of(trace):
         asked = [finding for finding in findings if SUBJECTS.get(finding.check) == subject]
         if all(finding.status is Status.UNJUDGED for finding in asked):
             why = Counter(finding.detail for finding in asked).most_common(1)

@@ -24,7 +24,7 @@ from tunecheck.report.page.series import charts
 from tunecheck.report.page.svg import escape_into, legend, svg
 from tunecheck.report.rows import piece_words, row_words, rows_of
 from tunecheck.report.view import RunView, SessionView, rule, session_view
-from tunecheck.results import CORE, CORE_OF_CAUSAL_LM, Report, RunReport
+from tunecheck.results import Report, RunReport, core_of
 from tunecheck.results.baseline import MOST_SESSIONS, FigureComparison
 from tunecheck.results.figures import FIGURES, Figure
 
@@ -120,7 +120,7 @@ def _run(session: SessionView, view: RunView, folder: Path, number: int) -> dict
         "row": run,
         "trace": trace,
         "anchor": f"run-{number}",
-        "core": (CORE if trace.run.objective else (*CORE, *CORE_OF_CAUSAL_LM)) if trace and run.tier == "watch" else (),
+        "core": core_of(trace) if trace else (),
         "problem": problem,
         "log": log.name if log.is_file() else "",
         "charts": charts(trace, run.findings) if trace else [],

@@ -21,7 +21,7 @@ def charts(trace: Trace, findings: Sequence[Finding]) -> list[Chart]:
     except MissingEvidence:
         return []
     limits = {finding.check: finding.limit for finding in findings}
-    opened = trace.run.objective or {Premise.CAUSAL_LM, Premise.TOKEN_MEAN_LOSS}.intersection(trace.open_premises)
+    opened = trace.why({Premise.CAUSAL_LM, Premise.TOKEN_MEAN_LOSS})
     made = [
         _loss(main, limits.get("loss_falls"), "as the training computes it" if opened else "nats per supervised token"),
         _rate(main),
