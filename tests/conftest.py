@@ -9,6 +9,8 @@ import signal
 
 import pytest
 
+from tunecheck.core.log import on_terminal
+
 # Nothing compiles, but bitsandbytes decorates functions at import: see tunecheck.runner.preload.
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
@@ -47,6 +49,14 @@ def _not_on_ci(monkeypatch):
     """Sessions that a test runs belong into no step summary of CI's own job; pytest prints more where $CI is set."""
     for variable in ("GITHUB_STEP_SUMMARY", "GITHUB_ACTIONS", "CI", "BUILD_NUMBER"):
         monkeypatch.delenv(variable, raising=False)
+
+
+@pytest.fixture
+def said():
+    """The lines of the log."""
+    lines: list[str] = []
+    with on_terminal(lines.append):
+        yield lines
 
 
 @pytest.fixture(scope="session")

@@ -23,5 +23,5 @@ def forget_earlier_trainings() -> None:
 def train_here(run: Run, folder: Path, *faults: Any, gpu: bool = False) -> Trace:
     """Return the trace of this run."""
     forget_earlier_trainings()
-    runner = Runner(folder=folder, environment={}, gpu=gpu, say=[].append, in_process=True, faults=faults)
+    runner = Runner(folder=folder, environment={}, gpu=gpu, in_process=True, faults=faults)
     return runner.execute(run)

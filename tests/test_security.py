@@ -46,7 +46,7 @@ def test_no_code_of_a_models_folder_runs(tmp_path):
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Payload(marker)))
     settings = [*tiny.TRAINED, "training.max_steps=3", f"model.sources=[{{kind: local, path: {folder}}}]"]
     run = load_run(find_run("quick/smollm2-135m-qlora"), [*settings, "probes.oracle_steps=[0]"])
-    trace = Runner(folder=tmp_path, environment={}, say=lambda line: None, gpu=False).execute(run)
+    trace = Runner(folder=tmp_path, environment={}, gpu=False).execute(run)
 
     assert trace.main.finished, trace.main.ending
     assert not marker.exists()

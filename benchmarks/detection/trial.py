@@ -92,7 +92,7 @@ def try_run(name: str, setup: Setup, settings: Sequence[str] = (), bug: Bug | No
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tunecheck-") as folder:
         bugs = (bug,) if bug else ()
-        runner = Runner(folder=Path(folder), say=lambda line: None, faults=bugs, **_hardware(setup.device))
+        runner = Runner(folder=Path(folder), faults=bugs, **_hardware(setup.device))
         trace = runner.execute(run)
     ends = [attempt.end.outcome if attempt.end else "killed" for attempt in trace.attempts]
     return Trial(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -11,6 +12,7 @@ from tunecheck.core.check import Check
 from tunecheck.core.errors import SuiteError
 from tunecheck.core.evidence import Record
 from tunecheck.core.finding import Finding, Status
+from tunecheck.core.log import log, on_terminal
 from tunecheck.core.trace import Trace
 from tunecheck.core.trace import read as read_trace
 
@@ -54,7 +56,8 @@ def load_run(name: str, overrides: Sequence[str] = ()) -> Run:
 def train(run: Run, folder: str | Path) -> Trace:
     """Train a run in child processes and return its trace, which is also written into the folder.
 
-    What goes wrong in the training is in the trace: `trace.main.end`. Raises SuiteError where it cannot be written, and
+    What goes wrong in the training is in the trace: `trace.main.end`. Progress goes to the logger `tunecheck`, or to
+    standard error where nobody has set up logging. Raises SuiteError where it cannot be written, and
     where a GPU is there that the run cannot use.
     """
     from tunecheck.hardware import probe
@@ -67,7 +70,8 @@ def train(run: Run, folder: str | Path) -> Trace:
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     runner = Runner(folder=path, environment=hardware.to_json(), gpu=bool(hardware.visible_gpus))
-    return runner.execute(run)
+    with nullcontext() if log.hasHandlers() else on_terminal():
+        return runner.execute(run)
 
 
 def judge(trace: Trace, overrides: Sequence[str] = ()) -> list[Finding]:

@@ -8,8 +8,9 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Generator, Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -22,6 +23,7 @@ from tunecheck.config.schema import Run
 from tunecheck.core import interrupts
 from tunecheck.core.errors import ConfigError, MachineTooSmall, SuiteError, UnusableRun
 from tunecheck.core.finding import Finding, Status
+from tunecheck.core.log import log, on_terminal
 from tunecheck.core.paths import configs_folders
 from tunecheck.core.redaction import redacted, shown
 from tunecheck.core.unexpected import unexpected
@@ -29,7 +31,7 @@ from tunecheck.core.units import GIB
 from tunecheck.session import TierSession
 from tunecheck.session.leases import WAIT_SECONDS
 from tunecheck.session.options import SESSION_OPTIONS
-from tunecheck.session.workers import Follower, asks_for_tiers, end_workers, into, worker_count
+from tunecheck.session.workers import Follower, append, asks_for_tiers, end_workers, worker_count
 
 if TYPE_CHECKING:
     from tunecheck.core.trace import Trace
@@ -287,16 +289,20 @@ class SessionHooks:
             vram_cap_bytes=options.vram_cap,
             fail_on_regression=options.fail_on_regression,
             folder=folder,
-            say=into(folder / "progress.log", self.worker["workerid"]) if folder and self.worker else self.say,
         )
-        self.follower = Follower(self.session.folder / "progress.log", self.say)
+        self.follower = Follower(self.session.folder / "progress.log")
+        if asks_for_tiers(config.args):
+            own = partial(append, folder / "progress.log", self.worker["workerid"]) if folder and self.worker else None
+            showing = ExitStack()
+            showing.enter_context(on_terminal(own or self.show))
+            config.add_cleanup(showing.close)
 
     @property
     def terminal(self) -> Any:
         """pytest's terminal reporter."""
         return self.config.pluginmanager.get_plugin("terminalreporter")
 
-    def say(self, line: str) -> None:
+    def show(self, line: str) -> None:
         """Write a line to the terminal while a test runs, whatever pytest captures."""
         terminal = self.terminal
         capture: Any = self.config.pluginmanager.get_plugin("capturemanager")
@@ -443,7 +449,7 @@ class SessionHooks:
             self.session.rows.add(name, Finding(**{**fields, "status": Status(fields["status"])}))
         self.asked |= getattr(report, "tunecheck_asked", False)
         if (news := getattr(report, "tunecheck_run", None)) and (line := self.session.rows.merge(news)):
-            self.say(f"{report.worker_id}: {line}")
+            log.info(f"{report.worker_id}: {line}")
 
     # The end.
 
@@ -464,7 +470,7 @@ class SessionHooks:
         try:
             self.report = self.session.close(interrupted=self.interrupted)
         except Exception as error:  # pytest would leave with the traceback, and with what the tests said
-            print(f"tunecheck: {unexpected(error, self.session.folder)}", file=sys.stderr)
+            log.error(unexpected(error, self.session.folder))
             if judged:
                 session.exitstatus = INCONCLUSIVE
         if self.report is not None and judged:
@@ -474,10 +480,10 @@ class SessionHooks:
         elif (
             self.asked and not self.worker and session.exitstatus == pytest.ExitCode.OK
         ):  # by --setup-plan, or by another plugin
-            print("tunecheck: checks were selected, but none was run: nothing was judged", file=sys.stderr)
+            log.error("checks were selected, but none was run: nothing was judged")
             session.exitstatus = INCONCLUSIVE
         if self.interrupted and self.report is None and not self.worker and asks_for_tiers(self.config.args):
-            print("tunecheck: interrupted", file=sys.stderr)
+            log.error("interrupted")
 
     def pytest_unconfigure(self) -> None:
         if self.listens:
@@ -487,7 +493,7 @@ class SessionHooks:
         try:
             self.print_report(terminalreporter)
         except Exception as error:  # the files are written, and the exit status says the verdict
-            print(f"tunecheck: {unexpected(error, self.session.folder)}", file=sys.stderr)
+            log.error(unexpected(error, self.session.folder))
 
     def print_report(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the report and, on GitHub, the commands that mark the failures."""

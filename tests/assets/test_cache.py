@@ -30,13 +30,6 @@ from tunecheck.assets.cache import shelf
 from tunecheck.core.errors import WeightsUnavailable
 from tunecheck.core.paths import project_folder
 
-
-@pytest.fixture
-def lines():
-    """What was said."""
-    return []
-
-
 # Damage.
 
 
@@ -49,16 +42,16 @@ def lines():
         ("manifest.json", lambda path: path.write_text('{"files": []}')),
     ],
 )
-def test_a_damaged_cached_file_is_set_aside_and_made_again(builder, home, lines, file, harm):
+def test_a_damaged_cached_file_is_set_aside_and_made_again(builder, home, said, file, harm):
     """Said aloud, with the file's name, and the new one is whole."""
     first = resolve(tiny(), allow_random=True)
     harm(first.path / file)
 
-    second = resolve(tiny(), allow_random=True, say=lines.append)
+    second = resolve(tiny(), allow_random=True)
 
     assert (second.path, second.weights.sha256) == (first.path, digest(first.path / WEIGHTS))
     assert shelf_of(home) == [f".damaged-{first.path.name}", first.path.name]
-    assert any(f"{first.path / file} is damaged" in line and "Renamed to" in line for line in lines)
+    assert any(f"{first.path / file} is damaged" in line and "Renamed to" in line for line in said)
     (repair,) = second.weights.repairs
     assert re.fullmatch(
         rf"\d{{4}}-\d\d-\d\d: .*{re.escape(str(first.path / file))} is damaged: .* fetched again\.", repair
@@ -85,16 +78,16 @@ def test_an_unchanged_file_is_not_hashed_again(builder, monkeypatch):
     assert resolve(tiny(), allow_random=True) == first
 
 
-def test_a_touched_file_is_hashed_once_more(builder, monkeypatch, lines):
+def test_a_touched_file_is_hashed_once_more(builder, monkeypatch, said):
     """Intact, so that nothing is said, and the next time it is not hashed."""
     found = resolve(tiny(), allow_random=True)
     os.utime(found.path / WEIGHTS)
-    hashed, real = [], folder._sha256
+    hashed, real, before = [], folder._sha256, list(said)
     monkeypatch.setattr(folder, "_sha256", lambda path: hashed.append(path.name) or real(path))
 
-    assert resolve(tiny(), allow_random=True, say=lines.append) == found
     assert resolve(tiny(), allow_random=True) == found
-    assert (hashed, lines) == ([WEIGHTS], [])
+    assert resolve(tiny(), allow_random=True) == found
+    assert (hashed, said) == ([WEIGHTS], before)
 
 
 def test_a_deleted_file_is_made_again(builder, home):
@@ -171,14 +164,14 @@ def test_leftovers_of_dead_processes_are_swept(builder, home):
     assert shelf_of(home) == [found.path.name]
 
 
-def test_waiting_for_a_lock_names_the_process(lines):
+def test_waiting_for_a_lock_names_the_process(said):
     """And ends after its time limit, naming the lock's file."""
-    with shelf("tiny", lines.append):
+    with shelf("tiny"):
         expected = rf"process {os.getpid()} still holds .*\.lock after 0\.1 s"
-        with pytest.raises(WeightsUnavailable, match=expected), shelf("tiny", lines.append, lock_seconds=0.1):
+        with pytest.raises(WeightsUnavailable, match=expected), shelf("tiny", lock_seconds=0.1):
             pytest.fail("two at a time")
 
-    assert lines[0].startswith(f"tiny: waiting for process {os.getpid()}")
+    assert said[0].startswith(f"tiny: waiting for process {os.getpid()}")
     assert cache.LOCK_SECONDS > build.BUILD_SECONDS / 2
 
 
@@ -216,5 +209,5 @@ def test_a_killed_process_leaves_no_lock(home):
         process.send_signal(signal.SIGKILL)
 
     assert len(shelf_of(home)) == 1
-    with shelf("tiny", pytest.fail):
+    with shelf("tiny"):
         assert shelf_of(home) == []

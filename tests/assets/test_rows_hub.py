@@ -22,7 +22,7 @@ from tiny_models import cut, flip
 from tunecheck import runner as runner_module
 from tunecheck.assets import alpaca
 from tunecheck.assets import hub as models_hub
-from tunecheck.assets import rows as sources
+from tunecheck.assets.rows import resolve
 from tunecheck.cli import main
 from tunecheck.config import find_run, load_data, load_run
 from tunecheck.core.errors import ConfigError, DataError
@@ -109,11 +109,6 @@ def data(**changed):
     return described.model_copy(update={"hub": asked})
 
 
-def resolve(described, said=None):
-    """Record, description with its files, and what was said."""
-    return sources.resolve(described, ([] if said is None else said).append)
-
-
 def texts(described):
     """The rows of both splits."""
     return {
@@ -132,10 +127,9 @@ def answered(kind, status):
 # Fetched and cached.
 
 
-def test_the_pinned_file_becomes_two_splits(fake):
+def test_the_pinned_file_becomes_two_splits(fake, said):
     """An input stands below its instruction; the record says where the rows are from, down to their digests."""
-    said = []
-    record, found = resolve(data(), said)
+    record, found = resolve(data())
     rows = texts(found)
 
     assert (record.source, record.identifier, record.revision) == ("hub", FILE, REVISION)
@@ -171,15 +165,14 @@ def test_other_rows_are_another_folder(fake):
     assert len(files) == 4
 
 
-def test_rows_that_were_changed_in_the_cache_are_made_again(fake):
+def test_rows_that_were_changed_in_the_cache_are_made_again(fake, said):
     """From the hub's file, and said aloud."""
-    said = []
     record, found = resolve(data())
     flip(found.file("train"))
 
-    again = resolve(data(), said)[0]
+    again = resolve(data())[0]
     assert dataclasses.replace(again, repairs=()) == record
-    assert "train.jsonl is damaged" in said[0]
+    assert any("train.jsonl is damaged" in line for line in said)
     assert "train.jsonl is damaged" in again.repairs[0]
     assert resolve(data())[0].repairs == again.repairs, "later traces tell it too"
     assert hashlib.sha256(found.file("train").read_bytes() + found.file("heldout").read_bytes()).hexdigest() == (
@@ -202,11 +195,10 @@ def test_changed_rows_without_a_network_are_an_error(fake, monkeypatch, tmp_path
 
 
 @pytest.mark.parametrize("reason", ["HF_HUB_OFFLINE is set", "hub unreachable (hub.example:443: no answer within 2 s)"])
-def test_without_a_network_the_shipped_rows_are_used(fake, monkeypatch, reason):
+def test_without_a_network_the_shipped_rows_are_used(fake, monkeypatch, reason, said):
     """Said aloud and recorded with the reason; never silently."""
     monkeypatch.setattr("tunecheck.assets.rows.offline", lambda: reason)
-    said = []
-    record, found = resolve(data(), said)
+    record, found = resolve(data())
 
     why = f"{reason}; yahma/alpaca-cleaned: not whole in the hub's local cache"
     assert (record.source, record.identifier, record.revision) == ("shipped", "data/rust-python-facts", "")
@@ -241,12 +233,11 @@ def test_without_a_network_the_hubs_own_cache_is_still_good(fake, monkeypatch):
         (TimeoutError(TOKEN), None, "the hub did not answer in time"),
     ],
 )
-def test_a_refusal_is_recorded_in_a_sentence(fake, monkeypatch, error, token, sentence):
+def test_a_refusal_is_recorded_in_a_sentence(fake, monkeypatch, error, token, sentence, said):
     """Without the token, and the shipped rows are used."""
     fake.answer = error
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: token)
-    said = []
-    record, _ = resolve(data(), said)
+    record, _ = resolve(data())
 
     assert record.source == "shipped"
     assert sentence in record.instead_of
@@ -258,11 +249,10 @@ def test_a_refusal_is_recorded_in_a_sentence(fake, monkeypatch, error, token, se
 
 
 @pytest.mark.parametrize("harm", [cut, flip])
-def test_a_damaged_download_is_fetched_once_more(fake, harm):
+def test_a_damaged_download_is_fetched_once_more(fake, harm, said):
     """The hub's own digest finds it where the YAML pins none."""
-    said = []
     fake.harm_once = harm
-    record, _ = resolve(data(), said)
+    record, _ = resolve(data())
 
     assert [download[3] for download in fake.downloads] == [False, True]
     assert any("is damaged" in line and "Fetching once more" in line for line in said)
@@ -439,7 +429,7 @@ def run(*settings):
 def test_a_run_trains_on_the_hubs_rows_and_its_trace_says_so(fake, tmp_path):
     """The child's own digest is the record's, the splits are found disjoint, and the report's row names it all."""
     asked = run("training.max_steps=3")
-    trace = Runner(folder=tmp_path / "runs", environment={}, gpu=False, say=[].append).execute(asked)
+    trace = Runner(folder=tmp_path / "runs", environment={}, gpu=False).execute(asked)
     record, seen = trace.one(Dataset), trace.one(DataSplit)
 
     assert trace.main.finished, trace.main.end
@@ -473,10 +463,9 @@ class Weights:
     source, identifier = "random", "two layers"
 
 
-def test_the_child_gets_files_and_the_fingerprint_stays(fake, requests, tmp_path):
+def test_the_child_gets_files_and_the_fingerprint_stays(fake, requests, tmp_path, said):
     """Nothing of this machine's cache is in what is compared between machines."""
-    said = []
-    trace = Runner(folder=tmp_path, environment={}, gpu=False, say=said.append).execute(run())
+    trace = Runner(folder=tmp_path, environment={}, gpu=False).execute(run())
     asked = requests[0]
 
     assert asked.run.data.file("train").is_relative_to(tmp_path / "cache" / "data" / "alpaca-cleaned")
@@ -485,11 +474,10 @@ def test_the_child_gets_files_and_the_fingerprint_stays(fake, requests, tmp_path
     assert f"train on the CPU, random weights two layers, hub data {FILE}" in said[-1]
 
 
-def test_a_run_without_the_hub_trains_on_the_shipped_rows(fake, requests, monkeypatch, tmp_path):
+def test_a_run_without_the_hub_trains_on_the_shipped_rows(fake, requests, monkeypatch, tmp_path, said):
     """And says so before it begins."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    said = []
-    Runner(folder=tmp_path, environment={}, gpu=False, say=said.append).execute(run())
+    Runner(folder=tmp_path, environment={}, gpu=False).execute(run())
 
     assert requests[0].run.data == run().data
     assert requests[0].dataset.instead_of.startswith(f"{FILE}: HF_HUB_OFFLINE is set")
@@ -499,7 +487,7 @@ def test_a_run_without_the_hub_trains_on_the_shipped_rows(fake, requests, monkey
 def test_rows_that_are_not_what_was_pinned_leave_the_run_unavailable(fake, requests, tmp_path):
     """No child is started."""
     fake.answer = b"{}"
-    trace = Runner(folder=tmp_path, environment={}, gpu=False, say=[].append).execute(run())
+    trace = Runner(folder=tmp_path, environment={}, gpu=False).execute(run())
 
     assert (trace.main.end.outcome, requests) == ("unavailable", [])
     assert "a list of rows is expected" in trace.main.end.detail

@@ -72,7 +72,7 @@ VARIANTS = {
 def test_a_healthy_variant_is_not_flagged(tmp_path, settings):
     """Every check passes, or is unjudged because the weights are random."""
     run = load_run(find_run("quick/smollm2-135m-qlora"), [*tiny.SETTINGS, *settings])
-    trace = Runner(folder=tmp_path, environment={}, gpu=False, say=lambda line: None).execute(run)
+    trace = Runner(folder=tmp_path, environment={}, gpu=False).execute(run)
     found = [check(trace) for check in run.resolved_checks().values()]
 
     assert [

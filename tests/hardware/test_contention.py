@@ -79,16 +79,16 @@ def test_a_neighbour_in_a_pause_is_still_a_neighbour(monkeypatch, processes, loa
 
 
 @pytest.mark.parametrize("lately", [0.0, 1.3])
-def test_a_session_reports_cpu_contention_and_limits_spinning(monkeypatch, tmp_path, lately):
+def test_a_session_reports_cpu_contention_and_limits_spinning(monkeypatch, tmp_path, lately, said):
     """In the terminal where they do, in the trace's environment always."""
-    calls, said = [], []
+    calls = []
     monkeypatch.setattr("tunecheck.session.recent_busy_cores", lambda: lately)
     monkeypatch.setattr(CpuContention, "busy_cores", lambda self: 0.0)
     monkeypatch.setattr("tunecheck.core.fork_server.limit_openmp_spinning", lambda: calls.append("limit"))
     monkeypatch.setattr("tunecheck.core.fork_server.warm_up", lambda gpu: calls.append("warm_up"))
     monkeypatch.setenv("TUNECHECK_REPORTS", str(tmp_path))
 
-    session = TierSession(command="pytest", say=said.append)
+    session = TierSession(command="pytest")
     session.warm_up([load_run(find_run("quick/smollm2-135m-qlora"), ["device=cpu"])])
 
     assert session._environment["others_busy_cores"] == lately

@@ -286,43 +286,40 @@ def broken(path, how):
     ("how", "words"),
     [("text", "damaged"), ("cut", "damaged"), ("newer", "schema 9, this tunecheck reads 2")],
 )
-def test_a_store_that_is_no_use_is_set_aside_and_made_again(tmp_path, how, words):
+def test_a_store_that_is_no_use_is_set_aside_and_made_again(tmp_path, how, words, said):
     """The message says how, and the file is kept: what nobody can read today may be wanted tomorrow."""
     path = broken(history_file(), how)
     write_session(tmp_path, 2)
     with pytest.raises(HistoryDamaged, match=f"{words}.*history --rebuild"):
         Store(path).check()
 
-    said = []
-    made, sessions = rebuild(tmp_path, said.append)
+    made, sessions = rebuild(tmp_path)
     assert (made, sessions) == (path, 1)
     assert [held.session for held in Store(path).entries()] == ["20261102T013000Z-7"]
     assert len(list(path.parent.glob(f"{path.name}.unusable-*"))) == 1
     assert f"set aside as {path.name}.unusable-" in said[0]
 
 
-def test_a_rebuild_keeps_what_only_the_store_knows(tmp_path):
+def test_a_rebuild_keeps_what_only_the_store_knows(tmp_path, said):
     """Entries of sessions that are pruned."""
     Store(history_file()).add([entry(1)])
     write_session(tmp_path, 2)
     (tmp_path / "20261103T013000Z-7").mkdir()
     (tmp_path / "20261103T013000Z-7" / "quick-x.jsonl").write_text("{}\n")
     (tmp_path / "20261103T013000Z-7" / "verdict.json").write_text('{"schema": 1, "verdict": "", "runs": []}')
-    said = []
-    rebuild(tmp_path, said.append)
+    rebuild(tmp_path)
 
     assert len(Store(history_file()).entries()) == 2
     assert "20261103T013000Z-7 is left out: " in said[0]
     assert "verdict schema 1" in said[0]
 
 
-def test_a_rebuild_names_the_trace_that_a_killed_session_left_broken(tmp_path):
+def test_a_rebuild_names_the_trace_that_a_killed_session_left_broken(tmp_path, said):
     """It has no verdict either."""
     folder = tmp_path / "20261103T013000Z-7"
     folder.mkdir()
     (folder / "quick-x.jsonl").write_text("{}\n")
-    said = []
-    rebuild(tmp_path, said.append)
+    rebuild(tmp_path)
 
     assert "quick/x is not in the history: " in said[0]
 
@@ -338,7 +335,7 @@ def test_somebody_elses_database_is_left_alone():
     with pytest.raises(HistoryError, match="not tunecheck's; name another in TUNECHECK_HISTORY"):
         Store(path).add([entry(1)])
     with pytest.raises(HistoryError, match="not tunecheck's"):
-        rebuild(path.parent, print)
+        rebuild(path.parent)
     assert path.read_bytes() == before
 
 
@@ -363,7 +360,7 @@ def test_a_store_where_nothing_can_be_written_is_named(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("how", ["text", "newer"])
-def test_a_broken_store_costs_a_session_nothing(tmp_path, capsys, how):
+def test_a_broken_store_costs_a_session_nothing(tmp_path, caplog, how):
     """Verdict, page and summary are written, and each says what is wrong with the history."""
     broken(history_file(), how)
     report, folder = write_session(tmp_path, 2)
@@ -373,7 +370,7 @@ def test_a_broken_store_costs_a_session_nothing(tmp_path, capsys, how):
     written = read_verdict(folder / "verdict.json")
     assert "is not compared with previous sessions" in written.history_notes[0]
     assert written.verdict == "pass"
-    assert "is not in the history yet" in capsys.readouterr().err
+    assert "is not in the history yet" in caplog.text
     for name in ("report.html", "summary.md"):
         assert "rebuild" in (folder / name).read_text()
 
@@ -414,7 +411,7 @@ def test_a_regression_is_a_warning_everywhere(tmp_path):
 def test_a_regression_fails_the_session_where_that_is_asked_for(tmp_path, asked, verdict, status):
     """--fail-on-regression; the file says so too."""
     report, folder = regressed_session(tmp_path)
-    session = TierSession(command="", folder=folder, fail_on_regression=asked, say=[].append)
+    session = TierSession(command="", folder=folder, fail_on_regression=asked)
     made = session._compared(report)
 
     assert (made.verdict, exit_code(made)) == (verdict, status)
@@ -445,7 +442,7 @@ def test_a_finished_session_is_not_touched_again(tmp_path):
     """Two containers that share a folder may share a process id too."""
     _, folder = write_session(tmp_path, 2)
     before = (folder / "verdict.json").read_bytes()
-    session = TierSession(command="", say=[].append)
+    session = TierSession(command="")
     session.folder = folder
 
     with pytest.raises(TraceError, match="holds a finished session"):
@@ -453,7 +450,7 @@ def test_a_finished_session_is_not_touched_again(tmp_path):
     assert (folder / "verdict.json").read_bytes() == before
 
 
-def test_a_crash_after_the_verdict_leaves_it_whole(tmp_path, monkeypatch, capsys):
+def test_a_crash_after_the_verdict_leaves_it_whole(tmp_path, monkeypatch, caplog):
     """Whatever comes after it may break; nothing half-written is left."""
     report, folder = write_session(tmp_path, 2)
     before = (folder / "verdict.json").read_bytes()
@@ -466,7 +463,7 @@ def test_a_crash_after_the_verdict_leaves_it_whole(tmp_path, monkeypatch, capsys
 
     assert (folder / "verdict.json").read_bytes() == before
     assert sorted(path.name for path in folder.iterdir()) == ["run-0.jsonl", "verdict.json"]
-    assert "No space left on device" in capsys.readouterr().err
+    assert "No space left on device" in caplog.text
 
 
 def test_the_last_measured_peak_feeds_the_gate(tmp_path, monkeypatch):

@@ -22,7 +22,7 @@ def findings(folder, train, *settings, faults=()):
     run = load_run(
         find_run("quick/smollm2-135m-qlora"), [*tiny.TRAINED, f"data.train={folder / 'train.jsonl'}", *settings]
     )
-    trace = Runner(folder=folder, environment={}, say=lambda line: None, faults=faults, gpu=False).execute(run)
+    trace = Runner(folder=folder, environment={}, faults=faults, gpu=False).execute(run)
     return {name: check(trace) for name, check in run.resolved_checks().items()}, trace.one(DataSplit)
 
 

@@ -28,7 +28,7 @@ FUSED_ROWS = 32
 def session():
     """The tiny quick run on the CPU, in fp32."""
     run = load_run(find_run("quick/smollm2-135m-qlora"), tiny.SETTINGS)
-    found = models.resolve(run.model, allow_random=True, say=lambda line: None)
+    found = models.resolve(run.model, allow_random=True)
     return native.build(run, found.path, torch.device("cpu"))
 
 

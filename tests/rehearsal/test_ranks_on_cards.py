@@ -28,12 +28,12 @@ def in_ranks(request: Request, **options: Any) -> AttemptEnd:
 def test_spawned_ranks_train_as_forked_ones_do(tmp_path, monkeypatch):
     """In bf16 and fp32 alike: the same losses and weights, to the last bit."""
     run = load_run(find_run("quick/smollm2-135m-qlora"), TWO)
-    forked = Runner(folder=tmp_path / "forked", environment={}, say=[].append, gpu=False).execute(run)
+    forked = Runner(folder=tmp_path / "forked", environment={}, gpu=False).execute(run)
     for library in ("GLOO", "NCCL"):
         monkeypatch.setenv(f"{library}_SOCKET_IFNAME", "lo")
     monkeypatch.setattr(runner_module, "run_child", in_ranks)
     monkeypatch.setitem(ranks.START_METHODS, "cpu", "spawn")
-    spawned = Runner(folder=tmp_path / "spawned", environment={}, say=[].append, gpu=False).execute(run)
+    spawned = Runner(folder=tmp_path / "spawned", environment={}, gpu=False).execute(run)
 
     assert spawned.main.ending == forked.main.ending == "finished"
     for rank in (0, 1):

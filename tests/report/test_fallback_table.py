@@ -122,7 +122,7 @@ def test_every_fallback_step_of_a_run_is_measured_where_the_run_trained(tmp_path
     """On a machine without a GPU that is the CPU, and the table says so."""
     settings = [*tiny.SETTINGS, "training.max_steps=3", "probes.rungs=true", "fallback=none"]
     run = load_run(find_run("quick/smollm2-135m-qlora"), settings)
-    Runner(folder=tmp_path, environment={}, gpu=False, say=lambda line: None).execute(run)
+    Runner(folder=tmp_path, environment={}, gpu=False).execute(run)
 
     assert main(["fallback-table", str(tmp_path), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["attempts"]

@@ -55,7 +55,7 @@ def folder(tmp_path_factory):
     """A session's folder with a trace of each."""
     folder = tmp_path_factory.mktemp("session")
     for name in TRAINED:
-        Runner(folder=folder, environment={}, gpu=False, say=[].append).execute(shrunk(name))
+        Runner(folder=folder, environment={}, gpu=False).execute(shrunk(name))
     return folder
 
 
@@ -113,7 +113,7 @@ def test_noise_that_claims_to_be_trained_is_found_out(tmp_path, monkeypatch):
 
     monkeypatch.setattr(models, "resolve", claiming)
     run = shrunk(f"{FACTS}-bitfit")
-    trace = Runner(folder=tmp_path, environment={}, gpu=False, say=[].append).execute(run)
+    trace = Runner(folder=tmp_path, environment={}, gpu=False).execute(run)
 
     findings = {name: check(trace) for name, check in run.resolved_checks().items()}
     failed = {name for name, finding in findings.items() if finding.status is Status.FAILED}

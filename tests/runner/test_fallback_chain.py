@@ -15,6 +15,7 @@ from tunecheck.config.schema import FALLBACK_STEPS, Run
 from tunecheck.core.errors import ConfigError
 from tunecheck.core.evidence import Evaluation, ForwardReference, ProbeFailed, Released, Resumed, Step
 from tunecheck.core.finding import Status
+from tunecheck.core.log import on_terminal
 from tunecheck.probes import PROBES
 from tunecheck.probes.evaluation import EvaluationProbe
 from tunecheck.probes.generation import GenerationProbe
@@ -33,7 +34,7 @@ PLAIN = ("lora=null", "quantization=null", "strategy=adapter_layers", "training.
 def trained(run: Run, kinds: object = ()) -> tuple[list[float], list[object], Session]:
     """Train in fp32; the loss of every step, the evidence of these probes, and the session."""
     run = variant(run, {"training.precision": "fp32"})
-    found = models.resolve(run.model, allow_random=True, say=lambda line: None)
+    found = models.resolve(run.model, allow_random=True)
     records: list[object] = []
     session = native.build(run, found.path, torch.device("cpu"))
     probes = Probes(kinds, lambda *seen: records.extend(seen))
@@ -286,9 +287,9 @@ def fallen(tmp_path_factory):
     run = run_with("fallback=[lean, offload, cpu]", "probes.reference=true", "probes.resume_from=2")
     said: list[str] = []
     folder = tmp_path_factory.mktemp("fallen")
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, on_terminal(said.append):
         gpu_that_runs_out(patch, 2, 1, 0)
-        trace = Runner(folder=folder, environment={}, say=said.append, gpu=True, cards=("GPU-1",)).execute(run)
+        trace = Runner(folder=folder, environment={}, gpu=True, cards=("GPU-1",)).execute(run)
     return run, trace, said
 
 
@@ -357,7 +358,7 @@ def test_the_checks_find_half_trained_weights(tmp_path, monkeypatch):
 
     monkeypatch.setattr(runner_module, "run_child", run_child)
     run = run_with("fallback=cpu", "probes.reference=true")
-    trace = Runner(folder=tmp_path, environment={}, say=lambda line: None, gpu=True).execute(run)
+    trace = Runner(folder=tmp_path, environment={}, gpu=True).execute(run)
     asked = asked_of(run.features, {})
 
     assert asked["fallback_starts_fresh"](trace).status is Status.FAILED
@@ -370,7 +371,7 @@ def test_after_the_last_fallback_step_an_out_of_memory_error_is_the_end(tmp_path
     gpu_that_runs_out(monkeypatch, 0, 0)
     run = run_with("fallback=lean")
 
-    trace = Runner(folder=tmp_path, environment={}, say=lambda line: None, gpu=True).execute(run)
+    trace = Runner(folder=tmp_path, environment={}, gpu=True).execute(run)
 
     assert [(a.start.fallback_step, a.end.outcome) for a in trace.attempts] == [
         ("", "out_of_memory"),
@@ -384,7 +385,7 @@ def test_further_attempts_are_made_at_the_fallback_step_where_the_training_finis
     asked = gpu_that_runs_out(monkeypatch, 0, None)
     run = run_with("fallback=[lean, cpu]", "probes.repeat_steps=2", "probes.reference=true")
 
-    trace = Runner(folder=tmp_path, environment={}, say=lambda line: None, gpu=True).execute(run)
+    trace = Runner(folder=tmp_path, environment={}, gpu=True).execute(run)
 
     assert [(a.start.purpose, a.start.fallback_step) for a in trace.attempts] == [
         ("train", ""),

@@ -18,7 +18,7 @@ def trained(folder, *settings, fault=None):
     """The trace of a tiny run that merges what it trained, and what is concluded from that."""
     run = load_run(find_run("quick/smollm2-135m-qlora"), [*SETTINGS, *settings])
     faults = (fault,) if fault else ()
-    trace = Runner(folder=folder, environment={}, gpu=False, say=[].append, faults=faults).execute(run)
+    trace = Runner(folder=folder, environment={}, gpu=False, faults=faults).execute(run)
     return trace, run.resolved_checks()["merge_keeps_function"](trace)
 
 

@@ -19,7 +19,7 @@ from tunecheck.training import native
 def built(*settings):
     """A session of the tiny model on the CPU."""
     run = run_with(*settings)
-    found = models.resolve(run.model, allow_random=True, say=lambda line: None)
+    found = models.resolve(run.model, allow_random=True)
     return native.build(run, found.path, torch.device("cpu"))
 
 
@@ -47,11 +47,10 @@ def test_memory_that_runs_out_while_weights_are_packed_is_told_as_that(monkeypat
 
 def test_where_there_is_a_gpu_a_child_imports_all_for_itself(tmp_path):
     """Spawned, not forked, since an import may begin CUDA; an attempt on the CPU is shown no card there."""
-    seen = []
     run = run_with("device=cpu", "training.max_steps=2", "probes.oracle_steps=[]")
     run = run.model_copy(update={"deadline": 300.0})
 
-    trace = Runner(folder=tmp_path, environment={}, gpu=True, say=seen.append, faults=(tells_its_cards,)).execute(run)
+    trace = Runner(folder=tmp_path, environment={}, gpu=True, faults=(tells_its_cards,)).execute(run)
 
     assert trace.main.end.outcome == "finished", trace.main.end
     assert "CUDA_VISIBLE_DEVICES is ''" in next(tmp_path.glob("*.log")).read_text()

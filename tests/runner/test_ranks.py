@@ -46,9 +46,7 @@ TWO = [*tiny.TRAINED, "parallel={processes: 2}", "training.max_steps=3", "probes
 def execute(folder, *settings, fault=None, **options):
     """The trace of the tiny quick run in two processes."""
     run = load_run(find_run(QUICK), [*TWO, *settings])
-    runner = Runner(
-        folder=folder, environment={}, say=[].append, gpu=False, faults=(fault,) if fault else (), **options
-    )
+    runner = Runner(folder=folder, environment={}, gpu=False, faults=(fault,) if fault else (), **options)
     return run, runner.execute(run)
 
 
@@ -287,7 +285,7 @@ def test_each_rank_has_a_card_of_its_own_and_a_process_alone_one(tmp_path, monke
     monkeypatch.setattr(runner_module, "Meter", Meter)
     settings = ("device=auto", "probes={resume_from: 2, rescale_to: [1], read_back: true}")
     run = load_run(find_run(QUICK), [*TWO, *settings])
-    trace = Runner(folder=tmp_path, environment={}, say=[].append, gpu=True, cards=("GPU-1", "GPU-2")).execute(run)
+    trace = Runner(folder=tmp_path, environment={}, gpu=True, cards=("GPU-1", "GPU-2")).execute(run)
 
     both = ("GPU-1", "GPU-2")
     assert [(request.purpose, request.cards) for request in asked] == [

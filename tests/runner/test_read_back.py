@@ -20,7 +20,7 @@ def trained(folder, *settings, fault=None):
     """The trace of a tiny run that reads back what it trained, and what is concluded from that."""
     run = load_run(find_run("quick/smollm2-135m-qlora"), [*SETTINGS, *settings])
     faults = (fault,) if fault else ()
-    trace = Runner(folder=folder, environment={}, gpu=False, say=[].append, faults=faults).execute(run)
+    trace = Runner(folder=folder, environment={}, gpu=False, faults=faults).execute(run)
     return trace, run.resolved_checks()["adapter_reads_back"](trace)
 
 

@@ -32,9 +32,8 @@ from tunecheck.training.events import Probe, Probes
 def execute(folder, *settings, fault=None, **options):
     """The trace of the tiny quick run with these settings."""
     run = load_run(find_run("quick/smollm2-135m-qlora"), [*tiny.SETTINGS, *settings])
-    said = options.pop("said", [])
     faults = (getattr(injected, fault),) if fault else ()
-    runner = Runner(folder=folder, environment={}, say=said.append, faults=faults, **{"gpu": False, **options})
+    runner = Runner(folder=folder, environment={}, faults=faults, **{"gpu": False, **options})
     return runner.execute(run)
 
 
@@ -306,12 +305,11 @@ def out_of_memory_on_the_gpu(monkeypatch):
     monkeypatch.setattr(runner_module, "run_child", run_child)
 
 
-def test_out_of_memory_falls_back_to_the_cpu_with_the_same_losses(tmp_path, monkeypatch, healthy):
+def test_out_of_memory_falls_back_to_the_cpu_with_the_same_losses(tmp_path, monkeypatch, healthy, said):
     """A fresh process, both attempts in the trace, losses equal to a run that began on the CPU."""
     out_of_memory_on_the_gpu(monkeypatch)
-    said = []
 
-    trace = execute(tmp_path, "device=auto", "fallback=cpu", gpu=True, said=said)
+    trace = execute(tmp_path, "device=auto", "fallback=cpu", gpu=True)
 
     assert [(a.start.device, a.end.outcome) for a in trace.attempts] == [
         ("cuda:0", "out_of_memory"),
@@ -367,13 +365,10 @@ def test_the_card_and_its_cap_are_in_the_trace_of_the_attempt_on_it(tmp_path, mo
         runner_module, "run_child", lambda request, **options: asked.append(request) or fake(request, **options)
     )
 
-    trace = execute(
-        tmp_path, "device=auto", "fallback=cpu", gpu=True, cards=("GPU-1",), vram_cap_bytes=2**33, said=(said := [])
-    )
+    trace = execute(tmp_path, "device=auto", "fallback=cpu", gpu=True, cards=("GPU-1",), vram_cap_bytes=2**33)
 
     assert [(a.start.card, a.start.vram_cap_bytes) for a in trace.attempts] == [("GPU-1", 2**33), (None, None)]
     assert [(request.cards, request.vram_cap_bytes) for request in asked] == [(("GPU-1",), 2**33), ((), None)]
-    assert said
     row = summarize(trace, [], trace_file="", seconds=0.0)
     assert [attempt["device"] for attempt in row.attempts] == ["cuda:0 (capped at 8.0 GiB)", "cpu"]
     assert retries(row) == ["ran out of memory on cuda:0 (capped at 8.0 GiB), repeated on cpu"]

@@ -74,7 +74,7 @@ def test_two_trainers_side_by_side(tmp_path, monkeypatch, capsys):
     """Trained and judged like runs of a tier: files, verdict, the same losses to six digits."""
     monkeypatch.setenv("TUNECHECK_REPORTS", str(tmp_path))
     forget_earlier_trainings()
-    session = TierSession(command="tunecheck bench", in_process=True, say=lambda line: None)
+    session = TierSession(command="tunecheck bench", in_process=True)
 
     report = carry_out(plan(RUN, BOTH, turns=1, overrides=SETTINGS), session)
 
@@ -96,7 +96,7 @@ def test_two_trainers_side_by_side(tmp_path, monkeypatch, capsys):
 def test_an_interrupt_leaves_a_report_on_what_was_trained(tmp_path, monkeypatch):
     """Of a turn that was not reached there is no row."""
     monkeypatch.setenv("TUNECHECK_REPORTS", str(tmp_path))
-    session = TierSession(command="tunecheck bench", in_process=True, say=lambda line: None)
+    session = TierSession(command="tunecheck bench", in_process=True)
 
     def interrupted(run):
         raise KeyboardInterrupt

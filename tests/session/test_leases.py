@@ -41,16 +41,14 @@ def cache(monkeypatch, tmp_path):
     return tmp_path
 
 
-def cards(*looks, said=None, **options):
+def cards(*looks, **options):
     """Cards of a machine that looks like the first of these, then like the next one, and stays like the last."""
     queue = list(looks)
 
     def look():
         return queue.pop(0) if len(queue) > 1 else queue[0]
 
-    return Cards(
-        look=look, say=(said if said is not None else []).append, **{"wait_seconds": 0, "settle_seconds": 0, **options}
-    )
+    return Cards(look=look, **{"wait_seconds": 0, "settle_seconds": 0, **options})
 
 
 @contextlib.contextmanager
@@ -85,13 +83,12 @@ def test_a_leased_card_is_passed_over_for_another(cache):
     assert (cache / "cards" / f"{SMALL.uuid}.owner").read_text() == str(os.getpid())
 
 
-def test_another_process_is_waited_for_and_named(cache):
+def test_another_process_is_waited_for_and_named(cache, said):
     """The lease ends with the process, here by SIGKILL."""
-    said = []
     with held_elsewhere(cache, CARD) as process:
         with pytest.raises(CardBusy, match=f"waited 0 s for NVIDIA H200 GPU-1111 .process {process.pid} runs on it"):
             cards(machine(CARD)).lease(run_with()).__enter__()
-        patient = cards(machine(CARD), said=said, wait_seconds=30)
+        patient = cards(machine(CARD), wait_seconds=30)
         killer = subprocess.Popen([sys.executable, "-c", f"import os, time; time.sleep(1); os.kill({process.pid}, 9)"])
         with patient.lease(run_with()) as (card,):
             assert card == CARD
@@ -174,7 +171,7 @@ def test_too_few_cards_for_the_processes_are_a_skip(here, settings, words):
 
 def test_a_run_on_the_cpu_looks_at_no_card():
     """A driver that hangs or a card that is lost concerns it as little as one that is busy."""
-    unread = Cards(look=lambda: pytest.fail("the driver was asked"), say=print)
+    unread = Cards(look=lambda: pytest.fail("the driver was asked"))
 
     with unread.lease(run_with("device=cpu", "vram=null")) as leased:
         assert leased == ()

@@ -185,7 +185,7 @@ def test_a_wrong_choice_of_layers_is_found(tmp_path, fault, strategy, words):
     """By the set that the weight file's names and the configuration give."""
     layers = ["model.architecture.num_hidden_layers=12", "model.parameters=1838208", "training.max_steps=2"]
     run = run_with(f"strategy={strategy}", *PLAIN, *layers, "probes.oracle_steps=[]")
-    trace = Runner(folder=tmp_path, environment={}, gpu=False, say=[].append, faults=(fault,)).execute(run)
+    trace = Runner(folder=tmp_path, environment={}, gpu=False, faults=(fault,)).execute(run)
 
     finding = run.resolved_checks()["trainable_set"](trace)
     assert finding.status is Status.FAILED
@@ -324,7 +324,7 @@ def save_without_magnitudes(session):
 def test_a_broken_kind_of_adapter_is_found(tmp_path, fault, settings, check, words):
     """The kind that was asked for is not the one that trains, or not the one that is saved."""
     run = run_with(*settings)
-    trace = Runner(folder=tmp_path, environment={}, gpu=False, say=[].append, faults=(fault,)).execute(run)
+    trace = Runner(folder=tmp_path, environment={}, gpu=False, faults=(fault,)).execute(run)
 
     finding = run.resolved_checks()[check](trace)
     assert finding.status is Status.FAILED

@@ -67,7 +67,7 @@ def test_the_run_trains_its_steps_and_every_check_is_good(name, tmp_path):
     """What depends on learning is unjudged, since the weights are random, and what needs a card; nothing else is."""
     run = shrunk(name)
 
-    trace = Runner(folder=tmp_path, environment={}, gpu=False, say=[].append).execute(run)
+    trace = Runner(folder=tmp_path, environment={}, gpu=False).execute(run)
 
     assert [attempt.end.outcome for attempt in trace.attempts] == ["finished"] * len(trace.attempts)
     assert len(trace.steps) == STEPS[name] == run.training.max_steps
@@ -81,7 +81,7 @@ def test_a_wrong_number_of_parameters_names_the_right_one(tmp_path):
     """Whoever shrinks another architecture reads off what to set."""
     run = load_run(find_run("full/llama-7b-qlora"), [*tiny.SHRUNK, "model.architecture.num_hidden_layers=1"])
 
-    trace = Runner(folder=tmp_path, environment={}, gpu=False, say=[].append).execute(run)
+    trace = Runner(folder=tmp_path, environment={}, gpu=False).execute(run)
 
     assert trace.main.end.outcome == "misconfigured"
     assert "model.parameters: should be 69824, as model.architecture has it (got 106816)" in trace.main.end.detail

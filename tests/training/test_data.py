@@ -51,7 +51,7 @@ SHIPPED = ("quick/smollm2-135m-qlora", "convergence/smollm2-135m-qlora")
 def test_shipped_runs_are_such_that_a_mean_of_means_shows(name):
     """Micro-batches of the steps that the oracle looks at supervise unequal numbers of tokens; in quick batches too."""
     run = load_run(find_run(name), ["device=cpu"])
-    found = assets.resolve(run.model, allow_random=False, say=lambda line: None)
+    found = assets.resolve(run.model, allow_random=False)
     held = Batches(run, load_tokenizer(found.path), "cpu")
 
     steps = [step % run.training.max_steps for step in run.probes.oracle_steps]

@@ -24,7 +24,7 @@ def run_with(*settings: str) -> Run:
 
 def session_of(run: Run) -> Session:
     """A session on the CPU, ready for its first step."""
-    found = models.resolve(run.model, allow_random=True, say=lambda line: None)
+    found = models.resolve(run.model, allow_random=True)
     return native.build(run, found.path, torch.device("cpu"))
 
 

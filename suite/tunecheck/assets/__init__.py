@@ -9,6 +9,7 @@ from tunecheck.assets.cache import Wanted, shelf
 from tunecheck.assets.fit import check_fit
 from tunecheck.assets.folder import ModelFolder, PassedOver, is_whole
 from tunecheck.core.errors import WeightsUnavailable
+from tunecheck.core.log import log
 from tunecheck.core.paths import cache_folder
 from tunecheck.models.description import HubSource, LocalSource, Model, PackageSource, RandomSource
 
@@ -22,13 +23,13 @@ DELIVERIES: dict[type, Callable[[Any, Wanted], ModelFolder]] = {
 }
 
 
-def resolve(model: Model, *, allow_random: bool, say: Callable[[str], None] = lambda line: None) -> ModelFolder:
+def resolve(model: Model, *, allow_random: bool) -> ModelFolder:
     """Return the model's folder from the first source that delivers; its notes record why earlier ones did not.
 
     Raises WeightsUnavailable with every source's answer, or for a model that is not as described, and WeightsDamaged
     for a file whose content is wrong: no other source is tried then, since its weights would hide the damage.
     """
-    with shelf(model.name, say) as place:
+    with shelf(model.name) as place:
         wanted = Wanted(model=model, allow_random=allow_random, shelf=place)
         answers: list[str] = []
         for source in model.sources:
@@ -44,6 +45,7 @@ def resolve(model: Model, *, allow_random: bool, say: Callable[[str], None] = la
             else:
                 # A folder may have been cached under a description that has been edited since.
                 differences = check_fit(path, model, weights.identifier, exact=False)
+                log.debug(f"{model.name}: {weights.source} weights {weights.identifier} in {path}")
                 notes = dict.fromkeys((*answers, *weights.notes, *differences))
                 return ModelFolder(dataclasses.replace(weights, notes=tuple(notes)), path)
     raise WeightsUnavailable(_nothing_found(model, answers))

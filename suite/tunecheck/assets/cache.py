@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from tunecheck.assets.folder import PassedOver, note_repair, repairs_of, without_remedy
 from tunecheck.core.errors import WeightsDamaged, WeightsUnavailable
 from tunecheck.core.frozen import Frozen
+from tunecheck.core.log import log
 from tunecheck.core.paths import cache_folder
 from tunecheck.hardware.locks import OwnedLock
 from tunecheck.models.description import Model
@@ -32,7 +33,6 @@ class Shelf(Frozen):
     model: str
     """Name of the model or data set, for messages."""
     folder: Path
-    say: Callable[[str], None]
 
     def target(self, kind: str, *parts: Any) -> Path:
         """Return the folder for this kind and these parts (JSON values); other parts give another folder."""
@@ -66,7 +66,7 @@ class Shelf(Frozen):
         aside = target.with_name(f".damaged-{target.name}")
         shutil.rmtree(aside, ignore_errors=True)
         target.rename(aside)
-        self.say(f"{self.model}: {damage} Renamed to {aside}; fetching once more")
+        log.warning(f"{self.model}: {damage} Renamed to {aside}; fetching once more")
         try:
             make(True)
             note_repair(target, damage, repairs_of(aside))
@@ -99,9 +99,7 @@ class Shelf(Frozen):
 
 
 @contextmanager
-def shelf(
-    model: str, say: Callable[[str], None], *, kind: str = "models", lock_seconds: float = LOCK_SECONDS
-) -> Iterator[Shelf]:
+def shelf(model: str, *, kind: str = "models", lock_seconds: float = LOCK_SECONDS) -> Iterator[Shelf]:
     """Lock the cache entry of this name for this process; remove what dead processes left half-built.
 
     The name is a model's, or that of whatever `kind`, the folder in the cache, holds. An entry that is there and may
@@ -112,10 +110,10 @@ def shelf(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = OwnedLock(folder / ".lock")
-        _acquire(lock, model, say, lock_seconds)
+        _acquire(lock, model, lock_seconds)
     except OSError as error:
         if error.errno in _READ_ONLY and folder.is_dir():
-            yield Shelf(model=model, folder=folder, say=say)
+            yield Shelf(model=model, folder=folder)
             return
         raise WeightsUnavailable(
             f"{model}: the cache folder {folder} cannot be used: {error.strerror}. "
@@ -124,7 +122,7 @@ def shelf(
     try:
         for leftover in folder.glob(".building-*"):  # whoever held the lock before is dead or done
             shutil.rmtree(leftover, ignore_errors=True)
-        yield Shelf(model=model, folder=folder, say=say)
+        yield Shelf(model=model, folder=folder)
     finally:
         lock.release()
 
@@ -145,11 +143,11 @@ def disk_full_is_said(model: str, folder: Path, needed_bytes: int) -> Iterator[N
         ) from None
 
 
-def _acquire(lock: OwnedLock, model: str, say: Callable[[str], None], lock_seconds: float) -> None:
+def _acquire(lock: OwnedLock, model: str, lock_seconds: float) -> None:
     """Take the lock, reporting the process that is waited for. Raises WeightsUnavailable after `lock_seconds`."""
     if lock.acquire(min(1.0, lock_seconds)):
         return
-    say(f"{model}: waiting for process {lock.holder}, which is working on {lock.path.parent}")
+    log.info(f"{model}: waiting for process {lock.holder}, which is working on {lock.path.parent}")
     if not lock.acquire(max(0.0, lock_seconds - 1.0)):
         raise WeightsUnavailable(
             f"{model}: process {lock.holder} still holds {lock.path} after {lock_seconds:g} s. "

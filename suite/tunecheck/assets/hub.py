@@ -22,6 +22,7 @@ from tunecheck.assets.folder import (
     without_remedy,
 )
 from tunecheck.core.errors import WeightsDamaged
+from tunecheck.core.log import log
 from tunecheck.hardware import network
 from tunecheck.models.description import HubSource
 
@@ -187,7 +188,7 @@ def mended(fetch: Callable[[bool], None], shelf: Shelf, target: Path) -> Callabl
         except WeightsDamaged as damage:
             if again or offline() is not None:
                 raise
-            shelf.say(f"{shelf.model}: {without_remedy(damage)} Fetching once more")
+            log.warning(f"{shelf.model}: {without_remedy(damage)} Fetching once more")
             fetch(True)
             note_repair(target, without_remedy(damage))
 
@@ -222,7 +223,7 @@ def _download(pinned: _Pinned, wanted: Wanted, *, again: bool) -> Path:
 
     local = offline() is not None
     if not local:
-        wanted.shelf.say(f"{wanted.model.name}: fetching {pinned.repository} at {pinned.revision[:12]} from the hub")
+        log.info(f"{wanted.model.name}: fetching {pinned.repository} at {pinned.revision[:12]} from the hub")
 
     def fetch(local: bool) -> str:
         return snapshot_download(

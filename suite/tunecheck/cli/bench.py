@@ -6,6 +6,7 @@ from typing import Any
 
 from tunecheck.cli.parser import INTERRUPTED, as_json
 from tunecheck.config.trainers import TRAINERS
+from tunecheck.core.log import log
 from tunecheck.core.redaction import shown
 from tunecheck.core.units import count_option
 from tunecheck.session.options import CARD, SET
@@ -40,17 +41,14 @@ def _bench(options: argparse.Namespace) -> int:
     from tunecheck.session import TierSession
     from tunecheck.session.bench import carry_out, plan
 
-    def say(line: str) -> None:
-        print(f"  {line}", file=sys.stderr, flush=True)
-
     bench = plan(options.run, options.trainer or (), turns=options.turns, overrides=options.set, card=options.card)
     for trainer, reason in bench.left_out.items():
-        say(f"skipped: trainer {trainer}: {reason}")
-    session = TierSession(command=shown(["tunecheck", *sys.argv[1:]]), say=say)
+        log.info(f"skipped: trainer {trainer}: {reason}")
+    session = TierSession(command=shown(["tunecheck", *sys.argv[1:]]))
     report = carry_out(bench, session)
     if report is None:
         return INTERRUPTED
     if not as_json(options, [benchmark.to_json() for benchmark in benchmarks(report.runs)]):
         print_benchmark(report, Console())
-    say(f"report: {session.folder}")
+    log.info(f"report: {session.folder}")
     return exit_code(report)

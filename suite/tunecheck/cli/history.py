@@ -2,12 +2,11 @@
 
 import argparse
 import dataclasses
-import sys
 from pathlib import Path
 from typing import Any
 
 from tunecheck.cli.parser import as_json
-from tunecheck.core.text import printable
+from tunecheck.core.log import log
 from tunecheck.core.units import count_option
 
 KEPT_SESSIONS = 30
@@ -50,10 +49,6 @@ def add_commands(commands: Any) -> None:
     prune.executes(_prune)
 
 
-def _say(line: str) -> None:
-    print(printable(line), file=sys.stderr)
-
-
 def _history(options: argparse.Namespace) -> int:
     from rich.console import Console
 
@@ -64,8 +59,8 @@ def _history(options: argparse.Namespace) -> int:
     from tunecheck.report.history_tables import print_entries, print_last
 
     if options.rebuild:
-        path, sessions = rebuild(reports_folder(), _say)
-        _say(f"{path}: rebuilt from {counted(sessions, 'session')}")
+        path, sessions = rebuild(reports_folder())
+        log.info(f"{path}: rebuilt from {counted(sessions, 'session')}")
     run = options.run and _full_name(options.run)
     store = Store(history_file())
     names = [run] if run else store.runs()
@@ -88,7 +83,7 @@ def _compare(options: argparse.Namespace) -> int:
     from tunecheck.history.store import Store, history_file
     from tunecheck.report.history_tables import print_comparison
 
-    found = compare(options.a, options.b, Store(history_file()), _say)
+    found = compare(options.a, options.b, Store(history_file()))
     if not as_json(options, [comparison.to_json() for comparison in found]):
         for comparison in found:
             print_comparison(comparison, Console())
@@ -142,7 +137,9 @@ def _diff(options: argparse.Namespace) -> int:
     entries = store.entries(run=run, last=1)
     if not entries:
         return _none_yet(run, options)
-    comparisons = compare_to_history(entries[-1], store, _say, options.file)
+    comparisons, note = compare_to_history(entries[-1], store, options.file)
+    if note:
+        log.warning(note)
     if not as_json(options, [dataclasses.asdict(comparison) for comparison in comparisons]):
         print_figures(entries[-1], comparisons, Console())
     return WORSE if any(comparison.status == "worse" for comparison in comparisons) else 0
@@ -155,7 +152,7 @@ def _prune(options: argparse.Namespace) -> int:
     from tunecheck.history.store import Store, history_file
 
     what = plan(reports_folder(), keep=options.keep)
-    freed = None if options.dry_run else prune(what, Store(history_file()), _say)
+    freed = None if options.dry_run else prune(what, Store(history_file()))
     if as_json(options, {**dataclasses.asdict(what), "freed_bytes": freed}):
         return 0
     for session in what.running:

@@ -1,7 +1,6 @@
 """Commands for this machine: doctor, fetch."""
 
 import argparse
-import sys
 from dataclasses import asdict
 from typing import Any
 
@@ -38,18 +37,15 @@ def _fetch(options: argparse.Namespace) -> int:
     from tunecheck.assets.rows import fetch
     from tunecheck.config.references import known_names
 
-    def say(line: str) -> None:
-        print(line, file=sys.stderr)
-
     fetched = []
     if options.name in known_names("data"):
-        record, data = fetch(load_data(options.name), say)
+        record, data = fetch(load_data(options.name))
         folder = data.file("train").parent
         words = f"{record.source} {record.identifier}, {record.rows} + {record.heldout_rows} rows"
         print(f"{record.name}: {words}, sha256 {record.sha256}\n{folder}")
         fetched.append({**asdict(record), "folder": folder})
     if not fetched or options.name in known_names("model"):
-        weights, path = resolve(load_model(options.name), allow_random=False, say=say)
+        weights, path = resolve(load_model(options.name), allow_random=False)
         print(f"{weights.model}: {weights.source} {weights.identifier}, sha256 {weights.sha256}\n{path}")
         fetched.append({**asdict(weights), "folder": path})
     as_json(options, fetched)

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import errno
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from typing import Any, NoReturn
 from tunecheck.cli.output import guarded, lost, set_aside
 from tunecheck.core import interrupts
 from tunecheck.core.errors import BadRow, ConfigError, DataError, SuiteError, WeightsUnavailable
+from tunecheck.core.log import log, on_terminal
 from tunecheck.core.redaction import redacted
 from tunecheck.core.text import one_line, printable
 from tunecheck.core.unexpected import unexpected
@@ -35,6 +37,9 @@ class Parser(argparse.ArgumentParser):
     def executes(self, command: Callable[[argparse.Namespace], int], **defaults: bool) -> None:
         """Have this function execute the command, whose result can be had as JSON."""
         self.add_argument("--json", action="store_true", help="print the result as JSON, and all else to stderr")
+        told = self.add_mutually_exclusive_group()
+        told.add_argument("-v", "--verbose", action="store_true", help="print details, such as a line for every check")
+        told.add_argument("-q", "--quiet", action="store_true", help="print no progress, only warnings and the result")
         self.set_defaults(command=command, **defaults)
 
 
@@ -53,8 +58,8 @@ def run_command(parser: Parser, arguments: Sequence[str] | None) -> int:
     Errors become messages on standard error, never tracebacks. What cannot be printed is no success, but of a command
     that leaves its result in files.
     """
-    options = argparse.Namespace()
-    with guarded():
+    options = argparse.Namespace(verbose=False, quiet=False)
+    with guarded(), on_terminal():
         try:
             status = _executed(parser, arguments, options)
         except SystemExit as ended:  # by --help, --version and the parser's own errors
@@ -74,35 +79,31 @@ def _executed(parser: Parser, arguments: Sequence[str] | None, options: argparse
             return USAGE_ERROR
         if configs := getattr(options, "configs", None):
             os.environ["TUNECHECK_CONFIGS"] = configs  # child processes and pytest's workers read it too
+        log.setLevel(logging.DEBUG if options.verbose else logging.WARNING if options.quiet else logging.INFO)
         if not getattr(options, "begins_itself", False):
             interrupts.work()
         with set_aside() if getattr(options, "json", False) else contextlib.nullcontext():
             return int(options.command(options))
     except ConfigError as error:
-        _tell(error)
+        print(printable(redacted(str(error))), file=sys.stderr)
         return USAGE_ERROR
     except SuiteError as error:
-        _tell(error, "tunecheck: ")
+        log.error(error)
         machine = isinstance(error.__cause__, OSError) and error.__cause__.errno in OF_THE_MACHINE
         missing = isinstance(error, WeightsUnavailable | DataError) and not isinstance(error, BadRow)
         return INCONCLUSIVE if machine or missing else USAGE_ERROR
     except OSError as error:
         if error.errno not in NO_PATH:
-            print(f"tunecheck: {unexpected(error)}", file=sys.stderr)
+            log.error(unexpected(error))
             return INCONCLUSIVE
-        print(f"tunecheck: {one_line(str(error.filename), 100)}: {error.strerror}; use another path", file=sys.stderr)
+        log.error(f"{one_line(str(error.filename), 100)}: {error.strerror}; use another path")
         return USAGE_ERROR
     except KeyboardInterrupt:
-        print("tunecheck: interrupted", file=sys.stderr)
+        log.error("interrupted")
         return INTERRUPTED
     except Exception as error:
-        print(f"tunecheck: {unexpected(error)}", file=sys.stderr)
+        log.error(unexpected(error))
         return INCONCLUSIVE
-
-
-def _tell(error: SuiteError, who: str = "") -> None:
-    """Print an error's text, which may be of foreign origin, to standard error."""
-    print(f"{who}{printable(redacted(str(error)))}", file=sys.stderr)
 
 
 def _delivered(status: int, options: argparse.Namespace) -> int:
@@ -110,5 +111,5 @@ def _delivered(status: int, options: argparse.Namespace) -> int:
     if (error := lost()) is None:
         return status
     if not isinstance(error, BrokenPipeError):  # else the reader (head, less) has seen enough
-        print(f"tunecheck: standard output cannot be written: {error.strerror}", file=sys.stderr)
+        log.error(f"standard output cannot be written: {error.strerror}")
     return status if getattr(options, "leaves_files", False) else status or INCONCLUSIVE

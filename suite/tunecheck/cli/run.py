@@ -27,7 +27,6 @@ def add_commands(commands: Any) -> None:
         metavar='NAME="REASON"',
         help="accept a check's finding, with the reason",
     )
-    run.add_argument("-v", "--verbose", action="store_true", help="print a line for every check")
     run.executes(_run, leaves_files=True, begins_itself=True)
 
 

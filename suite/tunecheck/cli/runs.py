@@ -10,6 +10,7 @@ from tunecheck.cli.parser import USAGE_ERROR, as_json
 from tunecheck.config import TIERS, all_problems, find_run, load_model, load_run, load_runs, read_runs
 from tunecheck.config.schema import Run
 from tunecheck.core.errors import ConfigError
+from tunecheck.core.log import log
 from tunecheck.core.paths import configs_folders
 from tunecheck.core.units import count_option, size_option
 from tunecheck.session.options import CARD, SET, Option
@@ -141,27 +142,24 @@ def _estimate(options: argparse.Namespace) -> int:
     )
     from tunecheck.runner.forecast import forecast_fallback, forecast_variants
 
-    def say(line: str) -> None:
-        print(line, file=sys.stderr)
-
     card = next((gpu.name for gpu in probe().visible_gpus), None)
     if options.all or options.run is None:
         if refused := [word for word in ("run", "savings", "fallback") if getattr(options, word)]:
             named = ", ".join(options.run if word == "run" else f"--{word}" for word in refused)
             raise ConfigError([f"{named}: needs a single run; name one, and remove --all"])
         runs = [run for tier in TIERS for run in load_runs(tier, options.set)]
-        predictions = [predict(run, say, card=card) for run in runs]
+        predictions = [predict(run, card=card) for run in runs]
         if not as_json(options, [prediction.to_json() for prediction in predictions]):
             print_all(predictions, Console())
         return 0
     path = find_run(options.run)
     run = load_run(path, options.set)
-    prediction, measured = predict(run, say, card=card), measured_peaks(run.fingerprint)
+    prediction, measured = predict(run, card=card), measured_peaks(run.fingerprint)
     if run.trainer != "native":
-        say(f"{run.name}: predicted for the native trainer; {run.trainer} is not simulated")
-    others = {"variants": forecast_variants(run, say, card=card)} if run.probes.memory_order else {}
-    others |= {"fallback": forecast_fallback(run, say, card=card)} if options.fallback else {}
-    others |= {"savings": savings(path, options.set, say, card=card)} if options.savings else {}
+        log.info(f"{run.name}: predicted for the native trainer; {run.trainer} is not simulated")
+    others = {"variants": forecast_variants(run, card=card)} if run.probes.memory_order else {}
+    others |= {"fallback": forecast_fallback(run, card=card)} if options.fallback else {}
+    others |= {"savings": savings(path, options.set, card=card)} if options.savings else {}
     predicted = {kind: {name: one.to_json() for name, one in group.items()} for kind, group in others.items()}
     if as_json(options, {**prediction.to_json(), "measured": [asdict(peak) for peak in measured], **predicted}):
         return 0

@@ -1,6 +1,6 @@
 """Compare two sessions, or two traces: which figures of a run differ by more than they scatter."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from tunecheck.core.errors import SuiteError, TraceError
 from tunecheck.core.finding import Status as Answer
 from tunecheck.core.frozen import Frozen
+from tunecheck.core.log import log
 from tunecheck.core.trace import read
 from tunecheck.history.entry import HistoryEntry, changed, history_entry
 from tunecheck.history.store import RECENT, Store
@@ -65,10 +66,10 @@ class _Side(NamedTuple):
     entry: HistoryEntry | None
 
 
-def compare(a: Path, b: Path, store: Store, say: Callable[[str], None]) -> list[Comparison]:
+def compare(a: Path, b: Path, store: Store) -> list[Comparison]:
     """Compare the runs of both sessions or traces. Raises SuiteError for what cannot be read, or has none in common.
 
-    The scatter of a figure is taken from the entries of its key in the store; `say` receives why there are none.
+    The scatter of a figure is taken from the entries of its key in the store.
     """
     first, second = _sides(a), _sides(b)
     names = [name for name in first if name in second]
@@ -76,7 +77,7 @@ def compare(a: Path, b: Path, store: Store, say: Callable[[str], None]) -> list[
         raise TraceError(
             f"{a} and {b} have no run in common: {', '.join(first) or 'none'}; {', '.join(second) or 'none'}"
         )
-    return [_compared(name, first[name], second[name], store, say) for name in names]
+    return [_compared(name, first[name], second[name], store) for name in names]
 
 
 def _sides(path: Path) -> dict[str, _Side]:
@@ -96,7 +97,7 @@ def _sides(path: Path) -> dict[str, _Side]:
     return sides
 
 
-def _compared(name: str, a: _Side, b: _Side, store: Store, say: Callable[[str], None]) -> Comparison:
+def _compared(name: str, a: _Side, b: _Side, store: Store) -> Comparison:
     incomparable = _incomparable(a.entry, b.entry)
     known: list[HistoryEntry] = []
     differences: tuple[Difference, ...] = ()
@@ -104,7 +105,7 @@ def _compared(name: str, a: _Side, b: _Side, store: Store, say: Callable[[str], 
         try:
             known = store.entries(key=a.entry.key, outcome="pass", last=RECENT)
         except SuiteError as error:
-            say(f"the scatter of the figures is not known: {error}")
+            log.warning(f"the scatter of the figures is not known: {error}")
         differences = tuple(_differences(a.entry, b.entry, known))
     answers = _answers(a.row, b.row)
     return Comparison(

@@ -1,6 +1,6 @@
 """An entry of the history: the figures of one finished run of one session, and the key of comparable entries."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
@@ -50,19 +50,19 @@ class HistoryEntry(Frozen):
     """GPU memory that the run needed, as the allocator counted it; None on the CPU."""
 
 
-def history_entries(report: "Report", folder: Path, say: Callable[[str], None]) -> list[HistoryEntry]:
-    """Return the entries of this session; `say` receives a line for each run whose trace cannot be read."""
-    entries = []
+def history_entries(report: "Report", folder: Path) -> tuple[list[HistoryEntry], list[str]]:
+    """Return the entries of this session, and a note on each run whose trace cannot be read."""
+    entries, notes = [], []
     for row in report.runs:
         if not row.trace_file:
             continue
         try:
             entry = history_entry(row, read(folder / row.trace_file), session=folder.name, started_at=report.started_at)
         except SuiteError as error:
-            say(f"{row.name} is not in the history: {error}")
+            notes.append(f"{row.name} is not in the history: {error}")
             continue
         entries += [entry] if entry else []
-    return entries
+    return entries, notes
 
 
 def history_entry(row: "RunReport", trace: Trace, *, session: str, started_at: str) -> HistoryEntry | None:

@@ -3,11 +3,11 @@
 import re
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from tunecheck.core.errors import SuiteError
 from tunecheck.core.frozen import Frozen
+from tunecheck.core.log import log
 from tunecheck.core.paths import evidence_folder
 from tunecheck.history.entry import history_entries
 from tunecheck.history.store import Store
@@ -45,7 +45,7 @@ def plan(folder: Path, *, keep: int) -> Plan:
     return Plan(removed=tuple(ended[: max(0, last)]), kept=tuple(ended[max(0, last) :]), running=tuple(running))
 
 
-def prune(what: Plan, store: Store, say: Callable[[str], None]) -> int:
+def prune(what: Plan, store: Store) -> int:
     """Add the sessions' entries to the store, remove their folders, and return the bytes that this freed.
 
     Raises SuiteError, with nothing removed, when the store cannot be written.
@@ -54,9 +54,12 @@ def prune(what: Plan, store: Store, say: Callable[[str], None]) -> int:
         try:
             report = session_report(session)
         except SuiteError as error:
-            say(f"{session.name} has no figures for the history: {error}")
+            log.warning(f"{session.name} has no figures for the history: {error}")
         else:
-            store.add(history_entries(report, session, say))
+            entries, notes = history_entries(report, session)
+            for note in notes:
+                log.warning(note)
+            store.add(entries)
     return sum(_remove(session) for session in what.removed)
 
 

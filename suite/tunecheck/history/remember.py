@@ -1,11 +1,12 @@
 """Compare a session's figures with previous sessions, and add them to the history."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tunecheck.core.errors import HistoryDamaged, HistoryError, SuiteError
+from tunecheck.core.log import log
 from tunecheck.core.paths import baselines_folder
 from tunecheck.core.typed import MISFITS, build
 from tunecheck.history.baseline import AcceptedBaseline, baseline_file, baseline_for, read_baseline, require_device
@@ -24,12 +25,14 @@ def with_history(report: "Report", folder: Path) -> "Report":
 
     The store is read and not written.
     """
-    notes: list[str] = []
+    entries, notes = history_entries(report, folder)
     comparisons: list[FigureComparison] = []
     store = Store(history_file(folder.parent))
-    for entry in history_entries(report, folder, notes.append):
+    for entry in entries:
         try:
-            comparisons += compare_to_history(entry, store, notes.append)
+            found, note = compare_to_history(entry, store)
+            comparisons += found
+            notes += [note] if note else []
         except HistoryError as error:
             notes.append(f"{entry.run} is not compared with previous sessions: {error}")
     return dataclasses.replace(report, figure_comparisons=tuple(comparisons), history_notes=tuple(notes))
@@ -37,25 +40,23 @@ def with_history(report: "Report", folder: Path) -> "Report":
 
 def remember(report: "Report", folder: Path) -> None:
     """Add this session's entries to the store. Raises HistoryError; the session's folder still holds all of them."""
-    entries = history_entries(report, folder, lambda note: None)  # with_history has reported the same
+    entries, _ = history_entries(report, folder)  # with_history has reported the same
     if entries:
         Store(history_file(folder.parent)).add(entries)
 
 
 def compare_to_history(
-    entry: HistoryEntry, store: Store, say: Callable[[str], None], path: Path | None = None
-) -> list[FigureComparison]:
+    entry: HistoryEntry, store: Store, path: Path | None = None
+) -> tuple[list[FigureComparison], str]:
     """Compare the entry's figures to the baseline in this file, else to the accepted one, else to previous entries.
 
-    Previous entries are those of its key. Raises HistoryError when the store or the baseline cannot be used, also since
-    the named file is of another device or configuration.
+    Previous entries are those of its key. The note says why an accepted baseline is not used. Raises HistoryError when
+    the store or the baseline cannot be used, also since the named file is of another device or configuration.
     """
     if path is None:
         baseline, note = baseline_for(entry, baselines_folder())
-        if note:
-            say(note)
     else:
-        baseline = read_baseline(path)
+        baseline, note = read_baseline(path), ""
         require_device(baseline, entry, path)
         if baseline.key != entry.key:
             raise HistoryError(
@@ -63,7 +64,7 @@ def compare_to_history(
                 f"the last entry of {entry.run} is {entry.key.fingerprint} with {entry.key.majors}: name another file"
             )
     before = store.entries(key=entry.key, before=entry.started_at, outcome="pass", last=RECENT)
-    return compare_figures(entry, before, baseline)
+    return compare_figures(entry, before, baseline), note
 
 
 def compare_figures(
@@ -89,12 +90,11 @@ def compare_figures(
     return made
 
 
-def rebuild(folder: Path, say: Callable[[str], None]) -> tuple[Path, int]:
+def rebuild(folder: Path) -> tuple[Path, int]:
     """Rebuild the store from all sessions in this folder; entries of sessions that are gone are kept.
 
     A store that cannot be used is set aside first, and what can still be read of it is kept. Returns its path and the
-    number of sessions read; `say` receives a line for each that was left out. Raises HistoryError when nothing can be
-    written.
+    number of sessions read; each that is left out is logged. Raises HistoryError when nothing can be written.
     """
     from tunecheck.results.rejudge import session_report
 
@@ -105,20 +105,22 @@ def rebuild(folder: Path, say: Callable[[str], None]) -> tuple[Path, int]:
             store.check()
     except HistoryDamaged as error:
         aside, entries = store.set_aside()
-        say(f"{error}\nset aside as {aside.name}, {len(entries)} entries read from it")
+        log.warning(f"{error}\nset aside as {aside.name}, {len(entries)} entries read from it")
     for path in sorted(folder.glob(f"*/{NODES_FOLDER}/*/{ANSWER_FILE}")):
         try:
             entries += fleet_entries([read_answer(path)])
         except SuiteError as error:
-            say(f"{path.parent.name} of a fleet is left out: {error}")
+            log.warning(f"{path.parent.name} of a fleet is left out: {error}")
     sessions = 0
     for session in sorted(path for path in folder.glob("*/") if any(path.glob("*.jsonl"))):
         try:
-            found = history_entries(session_report(session), session, say)
+            found, notes = history_entries(session_report(session), session)
+            for note in notes:
+                log.warning(note)
             entries += found
             sessions += bool(found)
         except SuiteError as error:
-            say(f"{session.name} is left out: {error}")
+            log.warning(f"{session.name} is left out: {error}")
     store.add(entries)
     return store.path, sessions
 

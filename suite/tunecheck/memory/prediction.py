@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
 from importlib.metadata import version
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from tunecheck.core.errors import EstimateFailed
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.helper import HelperFailed, ask, command_for
+from tunecheck.core.log import log
 from tunecheck.core.paths import cache_folder
 from tunecheck.core.reading import read_json
 from tunecheck.memory.constants import CARD_CLASSES_GB, CardShare, holds, share_of
@@ -123,15 +124,16 @@ class Prediction(Frozen):
         }
 
 
-def predict(run: Run, say: Callable[[str], None] = lambda line: None, *, card: str | None = None) -> Prediction:
+def predict(run: Run, *, card: str | None = None) -> Prediction:
     """Return the run's prediction for a GPU of this name, simulated in a child process unless it is cached.
 
     Raises Unsupported for what cannot be predicted, EstimateFailed when the child gives no answer.
     """
     static_bytes(run)  # raises Unsupported before a child is started
     if (known := cached_prediction(run, card=card)) is not None:
+        log.debug(f"{run.name}: predicted on {known.predicted_at}, in {_cache_file(run)}")
         return known
-    say(f"{run.name}: simulating two steps without weights (about 10 s)")
+    log.info(f"{run.name}: simulating two steps without weights (about 10 s)")
     simulation = _simulate(run)
     record = {"predicted_at": f"{datetime.now(UTC):%Y-%m-%d}", "simulation": dataclasses.asdict(simulation)}
     path = _cache_file(run)
@@ -142,7 +144,7 @@ def predict(run: Run, say: Callable[[str], None] = lambda line: None, *, card: s
         draft.replace(path)
     except OSError as error:
         remedy = "set TUNECHECK_CACHE to a writable folder"
-        say(f"{run.name}: the prediction cannot be cached: {path}: {error.strerror}; {remedy}")
+        log.warning(f"{run.name}: the prediction cannot be cached: {path}: {error.strerror}; {remedy}")
     return _prediction(run, record, card)
 
 

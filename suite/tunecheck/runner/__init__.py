@@ -25,6 +25,7 @@ from tunecheck.core.evidence import (
     Step,
 )
 from tunecheck.core.frozen import Frozen
+from tunecheck.core.log import log
 from tunecheck.core.trace import SCHEMA, Trace, TraceWriter, read
 from tunecheck.hardware.monitor import Meter
 from tunecheck.runner.child import Request
@@ -54,8 +55,6 @@ class Runner(Frozen):
     CPU, or where they are unknown."""
     vram_cap_bytes: int | None = None
     """What torch's allocator may use of the card; None for all of it."""
-    say: Callable[[str], None] = print
-    """Receives a line whenever there is something to tell."""
     in_process: bool = False
     """Train in this process, for a debugger."""
     faults: tuple[Callable[[Any], None], ...] = ()
@@ -83,8 +82,8 @@ class Runner(Frozen):
         device = "cuda" if run.device != "cpu" and self.gpu else "cpu"
         try:
             require_count(run)
-            dataset, data = rows.resolve(run.data, self.say)  # first: the smaller download
-            weights, folder = models.resolve(run.model, allow_random=run.allow_random_weights, say=self.say)
+            dataset, data = rows.resolve(run.data)  # first: the smaller download
+            weights, folder = models.resolve(run.model, allow_random=run.allow_random_weights)
         except SuiteError as error:
             writer.write(AttemptStart(purpose=TRAIN, device=device, reason=REQUESTED, changes={}))
             writer.write(AttemptEnd(outcome=outcome_of(error), detail=str(error), seconds=0.0))
@@ -105,7 +104,7 @@ class Runner(Frozen):
         reason, detail, end, taken = REQUESTED, "", None, None
         for trial in tries(run, device):
             if taken is not None:
-                self.say(f"{run.name}: out of memory on the GPU; again in a fresh process {_told(trial)}")
+                log.warning(f"{run.name}: out of memory on the GPU; again in a fresh process {_told(trial)}")
             end, taken = attempt.make(TRAIN, trial, reason=reason, detail=detail), trial
             if end.outcome != AttemptOutcome.OUT_OF_MEMORY:
                 break
@@ -191,7 +190,7 @@ class _Attempt:
         self.writer.write(start)
         weights, data = self.request.weights, self.request.dataset
         told = f"{weights.source} weights {weights.identifier}, {data.source} data {data.identifier}"
-        runner.say(f"{run.name}: {purpose} {_told(trial)}, {told}")
+        log.info(f"{run.name}: {purpose} {_told(trial)}, {told}")
         request = replace(
             self.request,
             run=run,
@@ -212,8 +211,9 @@ class _Attempt:
             self.writer.end_line()
             merge_traces(request, self.writer, [meter.stop() for meter in meters])
             self.writer.write(end)
+        log.debug(f"{run.name}: {purpose} {end.outcome.replace('_', ' ')} after {seconds:.1f} s")
         if end.outcome != AttemptOutcome.FINISHED:
-            runner.say(f"{run.name}: {purpose} {end.outcome.replace('_', ' ')}: {end.detail}")
+            log.warning(f"{run.name}: {purpose} {end.outcome.replace('_', ' ')}: {end.detail}")
         return end
 
     def _meter(self, rank: int, card: str | None) -> Meter:
@@ -247,7 +247,7 @@ class _Attempt:
         if step.step % max(1, last // 10) and step.step + 1 != last:
             return
         memory = f", {step.allocated_bytes / 2**20:,.0f} MiB" if step.allocated_bytes else ""
-        self.runner.say(
+        log.info(
             f"{run.name}: step {step.step + 1}/{last}, loss {step.loss:.4f}, "
             f"{step.tokens / max(step.seconds, 1e-9):,.0f} tokens/s{memory}"
         )

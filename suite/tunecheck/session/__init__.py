@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -21,6 +20,7 @@ import tunecheck
 from tunecheck.core import fork_server
 from tunecheck.core.errors import GpuUnusable, MachineTooSmall, SuiteError, TraceError
 from tunecheck.core.finding import Domain
+from tunecheck.core.log import log
 from tunecheck.core.paths import reports_folder
 from tunecheck.core.redaction import without_secrets
 from tunecheck.core.trace import Trace, read
@@ -64,10 +64,9 @@ class TierSession:
         vram_cap_bytes: int | None = None,
         fail_on_regression: bool = False,
         folder: Path | None = None,
-        say: Callable[[str], None] = print,
     ) -> None:
         """`folder` is that of the controlling session; None when this is the controlling one."""
-        self.command, self.require_gpu, self.in_process, self.say = command, require_gpu, in_process, say
+        self.command, self.require_gpu, self.in_process = command, require_gpu, in_process
         self.vram_cap_bytes, self.fail_on_regression = vram_cap_bytes, fail_on_regression
         self._contention = CpuContention(psutil.Process().children)  # the fork server imports already
         self._others_busy_cores: float | None = None
@@ -136,7 +135,7 @@ class TierSession:
         """Start the imports of the training process, if any of these runs will need one."""
         self._others_busy_cores = others = max(self._contention.busy_cores(), recent_busy_cores())
         if others > CONTENTION_CORES:
-            self.say(f"CPU contention: {others:.1f} cores busy; GOMP_SPINCOUNT=1000 set")
+            log.info(f"CPU contention: {others:.1f} cores busy; GOMP_SPINCOUNT=1000 set")
             fork_server.limit_openmp_spinning()
         cap, gpu = self.vram_cap_bytes, bool(self.hardware.visible_gpus)
         if not self.in_process and any(obstacle(run, self.hardware, vram_cap_bytes=cap) is None for run in runs):
@@ -199,7 +198,7 @@ class TierSession:
 
     @cached_property
     def _cards(self) -> Cards:
-        return Cards(look=self._look_again, say=self.say, vram_cap_bytes=self.vram_cap_bytes)
+        return Cards(look=self._look_again, vram_cap_bytes=self.vram_cap_bytes)
 
     def _look_again(self) -> Hardware:
         """Read the GPUs' present state. Raises GpuUnusable when there are some that no run can use."""
@@ -226,7 +225,6 @@ class TierSession:
             gpu=bool(self.hardware.visible_gpus),
             cards=cards,
             vram_cap_bytes=self.vram_cap_bytes,
-            say=self.say,
             in_process=self.in_process,
         )
         runner.execute(run)
@@ -258,7 +256,7 @@ def _write(report: Report, folder: Path) -> bool:
         write_verdict(report, folder)
     except SuiteError as error:
         line = verdict_json(report, indent=None)
-        print(f"tunecheck: {error}\nThe verdict would be lost otherwise:\n{line}", file=sys.stderr)
+        log.error(f"{error}\nThe verdict would be lost otherwise:\n{line}")
         return False
     for write in (write_junit, write_sarif, write_summary):
         with _told():
@@ -282,4 +280,4 @@ def _told(words: Callable[[Exception], object] = str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        print(f"tunecheck: {words(error)}", file=sys.stderr)
+        log.error(f"{words(error)}")

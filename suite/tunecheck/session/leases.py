@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from tunecheck.config.trainers import TRAINERS
 from tunecheck.core.errors import CardBusy, MachineTooSmall, SuiteError
 from tunecheck.core.frozen import Frozen
+from tunecheck.core.log import log
 from tunecheck.core.paths import cache_folder
 from tunecheck.hardware.locks import OwnedLock
 from tunecheck.session.admission import obstacle, shortage
@@ -41,8 +42,6 @@ class Cards(Frozen):
 
     look: Callable[[], Hardware]
     """Reads the machine's present state."""
-    say: Callable[[str], None]
-    """Receives a line when a run has to wait."""
     vram_cap_bytes: int | None = None
     """Memory that every GPU counts as having."""
     wait_seconds: float = WAIT_SECONDS
@@ -76,6 +75,7 @@ class Cards(Frozen):
                 else:
                     lock.release()
             if len(taken) == run.gpus:
+                log.debug(f"{run.name}: on {', '.join(card.uuid for card in taken)}")
                 return tuple(taken)
             leases.close()
             if not busy:
@@ -86,7 +86,7 @@ class Cards(Frozen):
                     "or end it; the lease goes with its process"
                 )
             if not reported:
-                self.say(f"{run.name}: waits for {_whose(busy)}")
+                log.info(f"{run.name}: waits for {_whose(busy)}")
                 reported = True
             time.sleep(POLL_SECONDS)
         return ()

@@ -3,13 +3,13 @@
 import contextlib
 import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
 
+from tunecheck.core.log import log
 from tunecheck.core.paths import shipped_folder
-from tunecheck.core.redaction import redacted
 from tunecheck.hardware import probe
 from tunecheck.session.leases import usable
 
@@ -44,22 +44,18 @@ def end_workers() -> None:
             child.terminate()
 
 
-def into(path: Path, worker: str) -> Callable[[str], None]:
-    """Return a function that appends a line, prefixed by the worker's name, to this file: workers have no terminal."""
-
-    def say(line: str) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
-            file.write(f"{worker}: {redacted(line)}\n")
-
-    return say
+def append(path: Path, worker: str, line: str) -> None:
+    """Append a line, prefixed by the worker's name, to this file: workers have no terminal."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(f"{worker}: {line}\n")
 
 
 class Follower:
-    """Prints the lines of a growing file that workers write, twice a second, from a thread of its own."""
+    """Logs the lines of a growing file that workers write, twice a second, from a thread of its own."""
 
-    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
-        self._path, self._say = path, say
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._printed_bytes = 0
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
@@ -85,4 +81,4 @@ class Follower:
             whole, end, _ = file.read().rpartition(b"\n")
             self._printed_bytes += len(whole) + len(end)
             for line in whole.decode(errors="replace").splitlines():
-                self._say(line)
+                log.info(line)
