@@ -76,6 +76,7 @@ def page_html(report: Report, folder: Path) -> str:
         runs=runs,
         settings=len(runs) <= MOST_SETTINGS,
         comparisons=compared,
+        firsts={},
         style=verbatim("page.css", "rows.css"),
         script=script,
         script_hash=f"sha256-{b64encode(sha256(script.encode()).digest()).decode()}",

@@ -31,16 +31,16 @@ class _Scale:
         return f"{self._start + (value - self.low) * self._factor:.0f}"
 
 
-def svg(chart: Chart, anchor: str, most_points: int) -> Markup:
-    """Return the chart as an inline image with title and description; `anchor` is unique in the page.
+def svg(chart: Chart, most_points: int) -> Markup:
+    """Return the chart as an inline image with title and description.
 
     Longer curves are thinned to `most_points`.
     """
     xs, ys = _scales(chart)
     parts = [
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="{anchor}-t {anchor}-d">',
-        escape_into('<title id="{}-t">{}</title>', anchor, chart.title),
-        escape_into('<desc id="{}-d">{}</desc>', anchor, chart.words()),
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
+        escape_into("<title>{}</title>", chart.title),
+        escape_into("<desc>{}</desc>", chart.words()),
         *_grid(chart, xs, ys),
         *(part for place, series in enumerate(chart.series) for part in _curve(series, place, xs, ys, most_points)),
         *(f'<path class="limit" d="M{LEFT} {ys(limit.value)}H{WIDTH - RIGHT}"/>' for limit in chart.limits),
