@@ -17,7 +17,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.failing import examples
+from tests.failing import examples, healthy
 from tunecheck.checks import CHECKS, SUBJECTS
 from tunecheck.core.check import Check
 from tunecheck.core.paths import checkout_folder
@@ -117,8 +117,9 @@ def main(arguments: list[str]) -> None:
 
 def pages() -> dict[str, str]:
     """Return file name to text of every page."""
-    failures = examples()
-    return {"index.md": index(), **{f"{name}.md": page(name, check, failures) for name, check in CHECKS.items()}}
+    failures, passes = examples(), healthy()
+    found = {f"{name}.md": page(name, check, failures, passes.get(name, "")) for name, check in CHECKS.items()}
+    return {"index.md": index(), **found}
 
 
 def index() -> str:
@@ -139,7 +140,7 @@ def index() -> str:
     return "\n".join(lines) + "\n"
 
 
-def page(name: str, check: type[Check], failures: Mapping[str, tuple[str, str]]) -> str:
+def page(name: str, check: type[Check], failures: Mapping[str, tuple[str, str]], healthy: str) -> str:
     """Return one check's page."""
     paragraphs = inspect.cleandoc(check.__doc__ or "").split("\n\n")
     later = paragraphs[0].removeprefix(rule(check)).strip()
@@ -157,6 +158,8 @@ def page(name: str, check: type[Check], failures: Mapping[str, tuple[str, str]])
     if name in failures:
         fault, text = failures[name]
         lines += ["", "## Example", "", f'Message for the fault "{fault}":', "", "```text", *wrapped(text, 100), "```"]
+        if healthy:
+            lines += ["", "Message for a healthy training:", "", "```text", *wrapped(healthy, 100), "```"]
     return "\n".join([*lines, *silencing(name, check)]) + "\n"
 
 

@@ -11,6 +11,7 @@ import pytest
 import traces
 from fake_machine import CARD, machine
 
+from tunecheck.checks import CHECKS
 from tunecheck.cli import main
 from tunecheck.config import TIERS, find_run, load_run
 from tunecheck.core.paths import project_folder
@@ -212,3 +213,26 @@ def test_doctor_has_a_line_for_every_topic(capsys, monkeypatch):
     answer = json.loads(capsys.readouterr().out)
     assert {"level", "topic", "found", "remedy"} == answer["diagnoses"][0].keys()
     assert answer["hardware"]["cpu"]["usable_cores"] >= 1
+
+
+def test_explain_prints_the_page_of_a_check(capsys):
+    """In a terminal's columns, or as Markdown in JSON; an unknown name is answered with the nearest."""
+    assert main(["explain", "rows_whole"]) == 0
+    page = capsys.readouterr().out
+    assert main(["explain", "rows_whole", "--json"]) == 0
+    held = json.loads(capsys.readouterr().out)
+
+    assert max(map(len, page.splitlines())) <= 80
+    for heading in ("Why it matters", "Limits", "Likely causes", "What to do", "Example", "Accept, declare"):
+        assert heading in page
+        assert f"## {heading}" in held["page"]
+    assert main(["explain", "row_whole"]) == 4
+    assert "did you mean 'rows_whole'?" in capsys.readouterr().err
+
+
+def test_explain_of_a_check_of_another_package_gives_its_own_words(capsys, monkeypatch):
+    """There is no page of it."""
+    monkeypatch.setitem(CHECKS, "rows_whole_too", CHECKS["rows_whole"])
+
+    assert main(["explain", "rows_whole_too"]) == 0
+    assert "What to do" in capsys.readouterr().out

@@ -106,11 +106,15 @@ def test_no_requirement_has_an_upper_bound(wheel):
 
 
 def test_the_wheel_holds_the_shipped_files_and_nothing_else(wheel):
-    """Every YAML, data and tier file of the checkout, the type marker, and no byte code, tests or benchmarks."""
+    """Every YAML, data and tier file of the checkout, the pages of checks, the type marker; no byte code, no tests."""
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     root = checkout_folder()
-    shipped = {path.relative_to(root) for folder in ("configs", "tiers") for path in (root / folder).rglob("*.*")}
+    shipped = {
+        path.relative_to(root)
+        for folder in ("configs", "tiers", "docs/checks")
+        for path in (root / folder).rglob("*.*")
+    }
     expected = {f"tunecheck/shipped/{path}" for path in shipped if "__pycache__" not in path.parts}
 
     assert {name for name in names if name.startswith("tunecheck/shipped/")} == expected
@@ -133,6 +137,7 @@ def test_everything_works_from_the_wheel_in_an_empty_folder(installed, here, tmp
     tunecheck = functools.partial(installed.tunecheck, here, TUNECHECK_CACHE=str(tmp_path / "cache"))
 
     assert LISTED.format(10) in tunecheck("list").stdout
+    assert "Why it matters" in tunecheck("explain", "loss_falls").stdout
     found = json.loads(tunecheck("doctor", "--json", status=None).stdout)  # 1 where this machine lacks something
     assert found["hardware"]["versions"]["torch"] == importlib.metadata.version("torch")
     assert "loss_oracle" in tunecheck("show", QUICK).stdout

@@ -41,7 +41,7 @@ def test_a_summary_that_cannot_be_written_is_named(tmp_path):
         append_summary(report(), {"GITHUB_STEP_SUMMARY": str(tmp_path)})
 
 
-def test_a_session_appends_its_summary_and_survives_a_refusal(tmp_path, monkeypatch, capsys):
+def test_a_session_appends_its_summary_and_survives_a_refusal(tmp_path, monkeypatch, caplog):
     """The verdict is on disk before."""
     folder, step = tmp_path / "session", tmp_path / "step.md"
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(step))
@@ -50,7 +50,7 @@ def test_a_session_appends_its_summary_and_survives_a_refusal(tmp_path, monkeypa
 
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path))
     _write(report(row(PASSED)), folder)
-    assert "$GITHUB_STEP_SUMMARY" in capsys.readouterr().err
+    assert "$GITHUB_STEP_SUMMARY" in caplog.text
     assert (folder / "verdict.json").exists()
 
 
@@ -62,7 +62,7 @@ def test_a_failure_is_one_line_that_unfolds():
         f"::error title=quick/tiny-qlora%3A base_untouched::rule: {FAILED.rule}%0Ameasured: 3, limit 2%0A"
         "detail: 3 frozen tensors changed%0Ausually means: the optimizer holds base weights%0A"
         "attribution: environment: others on the card%0Awhat to do: pass it the trainable parameters only%0A"
-        "read more: docs/checks/base_untouched.md"
+        "read more: tunecheck explain base_untouched"
     )
 
 

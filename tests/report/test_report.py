@@ -465,7 +465,7 @@ def test_junit_says_what_was_measured_and_what_to_do(tmp_path: Path) -> None:
         "usually means: the optimizer holds base weights",
         "attribution: environment: others on the card",
         "what to do: pass it the trainable parameters only",
-        "read more: docs/checks/base_untouched.md",
+        "read more: tunecheck explain base_untouched",
     ]
 
 
@@ -574,7 +574,7 @@ def test_the_summary_shows_verdict_table_failures_and_gaps(tmp_path: Path) -> No
         "  - usually means: the optimizer holds base weights",
         "  - attribution: environment: others on the card",
         "  - what to do: pass it the trainable parameters only",
-        r"  - read more: docs/checks/base\_untouched.md",
+        r"  - read more: tunecheck explain base\_untouched",
     ]
     at = lines.index("### Not judged")
     assert lines[at + 2 : at + 5] == [
@@ -723,7 +723,7 @@ def test_a_failure_says_what_was_measured_what_it_means_and_what_to_do() -> None
         "  usually means  the optimizer holds base weights",
         "  attribution    environment: others on the card",
         "  what to do     pass it the trainable parameters only",
-        "  read more      docs/checks/base_untouched.md",
+        "  read more      tunecheck explain base_untouched",
     ]
 
 
@@ -757,7 +757,7 @@ def test_a_suspicion_is_a_question(monkeypatch: pytest.MonkeyPatch) -> None:
         '  if so         --ignore base_untouched="WHY"\n'
         "  if not        the optimizer holds base weights\n"
         "  what to do    pass it the trainable parameters only\n"
-        "  read more     docs/checks/base_untouched.md\n"
+        "  read more     tunecheck explain base_untouched\n"
     )
     monkeypatch.delenv("NO_COLOR", raising=False)
     out = io.StringIO()

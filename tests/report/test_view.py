@@ -78,7 +78,7 @@ def test_a_block_is_aligned_and_wrapped():
     assert lines[at + 1].startswith("  detail         red word word")
     assert lines[at + 2].startswith("                 word word")
     assert max(map(len, lines)) <= 80
-    assert lines[-1] == "  read more      docs/checks/base_untouched.md"
+    assert lines[-1] == "  read more      tunecheck explain base_untouched"
     assert "\x1b" not in "\n".join(lines)
 
 
@@ -95,7 +95,16 @@ def test_the_name_of_a_tensor_is_wrapped_at_its_dots():
 def test_the_rule_of_every_check_is_a_sentence():
     """Those whose limit only a run can give, too; a check of another version has none."""
     assert all(rule(check).endswith((".", "?")) for check in CHECKS)
-    assert (rule("melted"), check_page("melted")) == ("", "")
+    assert rule("melted") == ""
+    assert failure("a", Finding(check="melted", status=Status.FAILED)).rows == ()
+
+
+def test_every_check_has_a_page():
+    """Without links, which lead nowhere in a terminal; a check of another package has its own words."""
+    for name in CHECKS:
+        page = check_page(name)
+        assert page.startswith(f"# {name}\n")
+        assert ".md)" not in page
 
 
 def test_a_failure_without_numbers_says_what_it_saw_first():

@@ -5,13 +5,22 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from tunecheck.checks import CHECKS
 from tunecheck.cli.parser import as_json
 from tunecheck.cli.watch import add_answers
+from tunecheck.core.errors import ConfigError
 from tunecheck.core.redaction import shown
+from tunecheck.core.spelling import nearest
 
 
 def add_commands(commands: Any) -> None:
-    """Add `judge`, `rows`, `page` and `fallback-table` to the command line."""
+    """Add `explain`, `judge`, `rows`, `page` and `fallback-table` to the command line."""
+    explain = commands.add_parser(
+        "explain", help="print the page of a check: rule, reason, limits, causes, example, how to accept a finding"
+    )
+    explain.add_argument("check", help="a check's name, such as loss_falls")
+    explain.executes(_explain)
+
     judge = commands.add_parser("judge", help="judge a trace again, optionally with other limits")
     judge.add_argument("trace", type=Path, nargs="+", help="a .jsonl file of a session folder; may be repeated")
     add_answers(judge)
@@ -28,6 +37,23 @@ def add_commands(commands: Any) -> None:
     table = commands.add_parser("fallback-table", help="show memory and speed by strategy and fallback step")
     table.add_argument("session", type=Path, help="session folder; probes.rungs=true tries every fallback step")
     table.executes(_fallback_table)
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    from tunecheck.report.view import check_page
+
+    if options.check not in CHECKS:
+        hint = nearest(options.check, CHECKS)
+        raise ConfigError(
+            [f"explain: no check is called {options.check!r}{hint}; `tunecheck watch --explain` lists all"]
+        )
+    page = check_page(options.check)
+    if not as_json(options, {"check": options.check, "page": page}):
+        Console().print(Markdown(page))
+    return 0
 
 
 def _judge(options: argparse.Namespace) -> int:

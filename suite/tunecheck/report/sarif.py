@@ -63,7 +63,7 @@ def _rule(name: str) -> dict[str, Any]:
         "id": name,
         "shortDescription": {"text": rule(name)},
         "fullDescription": {"text": f"A failure usually means: {check.meaning}"},
-        "help": {"text": f"{check.remedy} More: {check_page(name)}"},
+        "help": {"text": f"{check.remedy} More: tunecheck explain {name}", "markdown": check_page(name)},
         "defaultConfiguration": {"level": "error"},
     }
 

@@ -13,6 +13,7 @@ from functools import cached_property
 from tunecheck.checks import CHECKS, SUBJECTS
 from tunecheck.core.finding import Domain, Finding, Status
 from tunecheck.core.frozen import Frozen
+from tunecheck.core.paths import shipped_folder
 from tunecheck.core.text import beside_limit, counted, human_bytes, human_seconds, one_line
 from tunecheck.report.figures import STATUS_TITLES, sentence, title, unremarkable
 from tunecheck.results import Report, RunReport
@@ -36,8 +37,6 @@ from tunecheck.results.words import (
 
 BLOCK_COLUMNS = 80
 """Width of a failure block as plain text, for pytest, its JUnit file and an IDE, none of which wraps by words."""
-CHECK_PAGES = "docs/checks"
-"""Folder of the documentation that has a page for each check."""
 _BREAK, _LONG_WORD = "\u200b", re.compile(r"\S{40,}")
 MOST_NAMES = 5
 """Unjudged checks that are named where room is short."""
@@ -326,7 +325,7 @@ def failure(run_name: str, finding: Finding, *, also: Sequence[str] = (), not_by
         "what to do": finding.remedy,
         "if it is meant": "" if suspected else answer,
         "also failed": f"because of it: {', '.join(also)}" if also else "",
-        "read more": check_page(finding.check),
+        "read more": f"tunecheck explain {finding.check}" if finding.check in CHECKS else "",
     }
     shown = tuple((label, text) for label, text in rows.items() if text)
     return Failure(run=run_name, check=finding.check, rows=shown, status="SUSPECTED" if suspected else "FAILED")
@@ -339,8 +338,12 @@ def rule(check: str) -> str:
 
 
 def check_page(check: str) -> str:
-    """Return the place of a check's page in the documentation; empty for a check that this version does not know."""
-    return f"{CHECK_PAGES}/{check}.md" if check in CHECKS else ""
+    """Return the page of a check as Markdown; one of another package has no more than its own words."""
+    page = shipped_folder() / "docs" / "checks" / f"{check}.md"
+    if page.exists():
+        return re.sub(r"\[(`\w+`)\]\(\w+\.md\)", r"\1", page.read_text(encoding="utf-8").partition("-->\n")[2])
+    known = CHECKS[check]
+    return f"# {check}\n\n**{rule(check)}**\n\n## Likely causes\n\n{known.meaning}\n\n## What to do\n\n{known.remedy}\n"
 
 
 def _remarks(run: RunReport) -> Iterator[Remark]:
