@@ -208,6 +208,11 @@ class RunSnapshot:
         return _section(ArchitectureSnapshot, model.get("architecture"), "model.architecture")
 
     @property
+    def layers(self) -> int:
+        """Layers of the decoder; 0 where they are not known, as in a class of the script's own."""
+        return int((self._required("model").get("architecture") or {}).get("num_hidden_layers") or 0)
+
+    @property
     def lora(self) -> LoraSnapshot | None:
         """The adapters; None where the base itself learns."""
         return self._optional(LoraSnapshot, "lora")
