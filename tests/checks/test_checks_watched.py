@@ -243,6 +243,7 @@ FAULTS = {
         "labels of padding": lambda: watched(positions(padding_share=0.3)),
         "not a number": lambda: watched(positions(padding_share=math.nan)),
         "in one step alone": lambda: watched(positions(), positions(step=1, padding_share=0.02)),
+        "of what seems to be padding": lambda: watched(positions(padding_share=0.3, padding_guessed=True)),
     },
     "no_target_leakage": {
         "labels that are not shifted": lambda: watched(positions(raising_own=40)),

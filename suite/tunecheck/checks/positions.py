@@ -5,6 +5,7 @@ from tunecheck.core.evidence import PositionGradients
 from tunecheck.core.finding import Finding
 from tunecheck.core.trace import Trace
 
+FILLED_UP = "no object names this padding; a script may have its rows' filling learned"
 FURTHER_AHEAD = "a head may predict a token further ahead, as in multi-token prediction"
 
 
@@ -35,9 +36,9 @@ class NoLossOnPadding(Check):
             return self.unjudged("no padded row reached the model with a mask", expected=True)
         worst = worst_of(padded, key=lambda seen: seen.padding_share)
         detail = f"step {worst.step}: {worst.padding_share:.2g} of the gradient is at {worst.padded} padded positions"
-        return self.found(
-            worst.padding_share <= self.max_share, detail, measured=worst.padding_share, limit=self.max_share
-        )
+        meant = FILLED_UP if worst.padding_guessed else ""
+        share = worst.padding_share
+        return self.found(share <= self.max_share, detail, measured=share, limit=self.max_share, meant=meant)
 
 
 class NoTargetLeakage(Check):

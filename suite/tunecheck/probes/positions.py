@@ -7,7 +7,7 @@ of a model that is given tokens.
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeGuard
 
@@ -15,7 +15,7 @@ import torch
 
 from tunecheck.core.evidence import PositionGradients
 from tunecheck.core.premises import Premise
-from tunecheck.probes.reference.own_tokens import copies, rows_that_see, tokens_and_scores
+from tunecheck.probes.reference.own_tokens import copies, fill_of, rows_that_see, tokens_and_scores
 from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe
 from tunecheck.training.session import Session
@@ -46,26 +46,35 @@ class PositionProbe(Probe):
         """Those whose padding is looked at in the model inside of them."""
         # a causal model of transformers is looked at with rows of our own; of several processes all would have to call
         self._looks_ahead = not session.run.holds(Premise.CAUSAL_LM) and not _are_several()
+        self._turned = False
+        """Whether rows are seen to be columns: a model of the script's own may read [positions, rows]."""
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Watch what the passes of an early step return."""
         self._padded = self._raising = self._raising_own = self._raising_second = 0
         self._at_padding = self._everywhere = 0.0
         self._shapes: set[torch.Size] = set()
-        self._chosen_among = False
+        self._chosen_among = self._guessed = False
         self._own_call: _Call | None = None
+        self._inner: tuple[Any, ...] | None = None
+        """The last call of a part that is given tokens and returns scores, with its result."""
         self._asked: tuple[_Call, torch.Tensor] | None = None
         for model in self._models if step < STEPS else ():
             self.hooks.after(model, self._returned, with_kwargs=True)
         if step < STEPS and self._models:
             self.hooks.after(session.model if session.entry is None else session.entry, self._returned_choices)
         elif step < STEPS:
-            self.hooks.after(session.called, self._returned_scores, with_kwargs=True)
+            called = session.called
+            self.hooks.after(called, self._returned_scores, with_kwargs=True)
+            for part in called.modules():
+                if part is not called and any(True for _ in part.children()):
+                    self.hooks.after(part, self._returned_inside, with_kwargs=True)
 
     def backward_end(self, session: Session, step: int) -> None:
         """Record what arrived."""
         self.hooks.remove()
         if step < STEPS:
+            self._inner = None
             if self._own_call is not None and 2 * self._raising_own > self._raising and not self._own_call.copies():
                 self._raising = self._raising_own = 0  # the model is to give back what it need not see
             asked, seeing = self._ahead()
@@ -77,6 +86,7 @@ class PositionProbe(Probe):
                     step=step,
                     padded=self._padded,
                     padding_share=share**0.5,
+                    padding_guessed=self._guessed,
                     raising=self._raising,
                     raising_own=self._raising_own,
                     raising_second=self._raising_second,
@@ -120,42 +130,62 @@ class PositionProbe(Probe):
         if bool((sizes > 0).any()) and bool((found.sum(dim=1).abs() <= BALANCED * sizes).all()):
             self._chosen_among = True
 
-    def _returned_scores(self, module: Any, args: Any, given: dict[str, Any], out: Any) -> None:
+    def _returned_inside(self, module: Any, args: Any, given: dict[str, Any], out: Any) -> None:
+        """Note a part that returns scores: the outermost one returns last, and counts where the whole returns none."""
+        if torch.is_grad_enabled() and tokens_and_scores(args, given, out) is not None:
+            self._inner = module, args, given, out
+
+    def _returned_scores(self, *call: Any) -> None:
         """Look at what a model of the script's own returns, where that is scores over the tokens that it is given."""
-        if not torch.is_grad_enabled() or (found := tokens_and_scores(args, given, out)) is None:
+        if not torch.is_grad_enabled():
             return
-        read, scores = found
-        self._look_at_padding(_mask_by_ends(module, read, self._pads), scores)
-        if _learns(scores):
-            self._own_call = _Call(module, args, given, read)
-            self.hooks.gradient(scores, partial(self._add_raised, self._own_call))
+        inner, self._inner = self._inner, None
+        for module, args, given, out in (call, *([inner] if inner is not None else [])):
+            if (found := tokens_and_scores(args, given, out)) is not None and found[1].requires_grad:
+                self._look_at_scores(_Call(module, args, given, found[0], self._turned), found[1])
+                return
+
+    def _look_at_scores(self, call: "_Call", scores: torch.Tensor) -> None:
+        mask = _mask_by_ends(call.module, call.rows, self._pads)
+        if mask is None and (fill := fill_of(call.rows)) is not None:
+            mask = _mask_by(fill, call.rows)
+            self._guessed = mask is not None
+        if mask is not None:
+            self._add_at_padding(mask, scores, call)
+        self._own_call = call
+        self.hooks.gradient(scores, partial(self._add_raised, call))
 
     def _look_at_padding(self, mask: torch.Tensor | None, states: Any) -> None:
-        """Sum up the gradients that will arrive at these states, and those at padding."""
         if _learns(states) and _of_positions(mask, states):
-            padding = _padding(mask)
-            self._padded += int(padding.sum())
-            self._shapes.add(states.shape[:2])
-            self.hooks.gradient(states, partial(self._add_norms, padding))
+            self._add_at_padding(mask, states)
 
-    def _add_norms(self, padding: torch.Tensor, gradient: torch.Tensor) -> None:
+    def _add_at_padding(self, mask: torch.Tensor, states: torch.Tensor, call: "_Call | None" = None) -> None:
+        """Sum up the gradients that will arrive at these states, and those at padding."""
+        padding = _padding(mask)
+        self._padded += int(padding.sum())
+        self._shapes.add(mask.shape)
+        self.hooks.gradient(states, partial(self._add_norms, padding, call))
+
+    def _add_norms(self, padding: torch.Tensor, call: "_Call | None", gradient: torch.Tensor) -> None:
+        gradient = gradient if call is None else call.by_row(gradient)
         squares = gradient.detach().float().square().sum(dim=-1)
         self._at_padding += float(squares[padding].sum())
         self._everywhere += float(squares.sum())
 
     def _add_raised(self, call: "_Call", gradient: torch.Tensor) -> None:
         """Count the positions whose next token is another, and those of them that are to read their own token."""
-        read, every = call.read, -(-call.read.numel() // LOOKED_AT)
-        falling, raised = gradient.detach()[:, :-1:every].min(dim=-1)
-        telling = (falling < 0) & (read[:, :-1] != read[:, 1:])[:, ::every]
-        self._raising += int(telling.sum())
-        self._raising_own += int((telling & (raised == read[:, :-1:every])).sum())
-        asked = telling & (raised == read[:, 1::every])
-        second = read.roll(-2, dims=1)[:, :-1:every]  # behind the last one stands the first one, by chance the same
-        self._raising_second += int((telling & ~asked & (raised == second)).sum())
-        if self._looks_ahead and self._asked is None and int(asked.sum()) > NEARLY_ALL * int(telling.sum()):
-            self._asked = call, torch.zeros_like(read[:, 1:], dtype=torch.bool)
-            self._asked[1][:, ::every] = asked
+        ways = [_Raised(call, gradient)]
+        if call is self._own_call and not ways[0].ask_for_next:  # or its rows are columns
+            ways.append(_Raised(replace(call, turned=not call.turned), gradient))
+        found = max(ways, key=lambda way: int(way.asked.sum()) + int(way.second.sum()))
+        if found.call.turned is not call.turned:
+            self._own_call, self._turned = found.call, found.call.turned
+        self._raising += int(found.telling.sum())
+        self._raising_own += int(found.own.sum())
+        self._raising_second += int(found.second.sum())
+        if self._looks_ahead and self._asked is None and found.ask_for_next:
+            self._asked = found.call, torch.zeros_like(found.call.rows[:, 1:], dtype=torch.bool)
+            self._asked[1][:, :: found.every] = found.asked
 
     def _ahead(self) -> tuple[int, int]:
         """Return how many rows are asked for the next token at the position where most are, and how many see it.
@@ -180,25 +210,57 @@ class _Call:
     given: dict[str, Any]
     read: torch.Tensor
     """Tokens that it was given, [rows, positions]."""
+    turned: bool = False
+    """Whether that is [positions, rows] instead."""
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """Return the tokens, [rows, positions]."""
+        return self.read.t().contiguous() if self.turned else self.read
+
+    def by_row(self, scores: torch.Tensor) -> torch.Tensor:
+        """Return scores over the tokens, which may come flat, as [rows, positions, vocabulary]."""
+        placed = scores.reshape(*self.read.shape, scores.shape[-1])
+        return placed.transpose(0, 1) if self.turned else placed
 
     def copies(self) -> bool:
         with suppress(Exception):  # of its own code, which may refuse eval mode
-            return copies(self.module, self._again, self.read)
+            return copies(self.module, self._again, self.rows)
         return False
 
     def rows_that_see(self, at: int) -> torch.Tensor | None:
         with suppress(Exception):
-            return rows_that_see(self.module, self._again, self.read, at)
+            return rows_that_see(self.module, self._again, self.rows, at)
         return None
 
     def _again(self, tokens: torch.Tensor) -> torch.Tensor | None:
+        tokens = tokens.t().contiguous() if self.turned else tokens
         own = [tokens if value is self.read else value for value in self.args]
         named = {name: tokens if value is self.read else value for name, value in self.given.items()}
         out = self.module(*own, **named)
         if isinstance(logits := getattr(out, "logits", None), torch.Tensor):
             return logits
         found = tokens_and_scores(own, named, out)
-        return found[1] if found is not None else None
+        return self.by_row(found[1]) if found is not None else None
+
+
+class _Raised:
+    """Which tokens a gradient by scores raises, at the positions whose next token is another: [rows, positions]."""
+
+    def __init__(self, call: _Call, gradient: torch.Tensor) -> None:
+        read = call.rows
+        self.call, self.every = call, -(-read.numel() // LOOKED_AT)
+        falling, raised = call.by_row(gradient.detach())[:, : -1 : self.every].min(dim=-1)
+        self.telling = (falling < 0) & (read[:, :-1] != read[:, 1:])[:, :: self.every]
+        self.own = self.telling & (raised == read[:, : -1 : self.every])
+        self.asked = self.telling & (raised == read[:, 1 :: self.every])
+        second = read.roll(-2, dims=1)[:, : -1 : self.every]  # behind the last one stands the first one, by chance
+        self.second = self.telling & ~self.asked & (raised == second)
+
+    @property
+    def ask_for_next(self) -> bool:
+        """Return whether a model learns to predict its next tokens by this."""
+        return int(self.asked.sum()) > NEARLY_ALL * int(self.telling.sum())
 
 
 def _are_several() -> bool:

@@ -67,6 +67,9 @@ class TrainingStateProbe(Probe):
         awake = [(name, module) for name, module in modules if name not in self._resting]
         adapted = list(adapted_layers(session.model).items())
         parameters = list(session.model.named_parameters())
+        whole = session.model
+        while len(inside := list(whole.children())) == 1 and not [*whole.parameters(recurse=False)]:
+            whole = inside[0]  # of a wrapper, such as DataParallel's, the mode says nothing
 
         def look() -> None:
             healthy = not self._seen
@@ -75,7 +78,7 @@ class TrainingStateProbe(Probe):
                 self._seen.setdefault(switch, {})[name] = None
             for name in _wrong_settings(session, modules, adapted, self._matmul):
                 self._seen.setdefault("settings", {})[name] = None
-            if self._dropping and not session.model.training:
+            if self._dropping and not whole.training:
                 self._seen["dropping_nothing"] = dict.fromkeys(self._dropping)
             if (
                 healthy and self._seen and not self._unknown

@@ -111,6 +111,8 @@ class PositionGradients(Record):
     there."""
     seeing_next: int = 0
     """Those of them whose scores at that position were others then."""
+    padding_guessed: bool = False
+    """Whether no object names the token of padding: rows end in more or less of it, and hold it nowhere else."""
 
 
 class EvaluationRows(Record):

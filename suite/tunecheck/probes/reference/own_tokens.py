@@ -18,19 +18,24 @@ LEAST_AHEAD = 1e-5
 """The same of a token that is not to be seen at all: 0 in a causal model, of whatever precision."""
 MARGIN = 10.0
 """Over what is known to be rounding."""
+FEWEST_FILLED = 4
+"""Rows, and tokens of each, by which a token is seen to fill rows up."""
 
 
 def tokens_and_scores(args: Any, given: Any, out: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Return the tokens, [rows, positions], that a module is called with, and the scores over them that it returns.
 
-    None where it takes or returns something else.
+    Scores may come flat, [rows * positions, vocabulary]. None where it takes or returns something else.
     """
     read = next((value for value in (*args, *given.values()) if _are_tokens(value)), None)
-    parts = out.values() if isinstance(out, dict) else out if isinstance(out, tuple | list) else (out,)
-    scores = next((part for part in parts if isinstance(part, torch.Tensor) and part.ndim == 3), None)
-    if read is None or scores is None or scores.shape[:2] != read.shape or not scores.is_floating_point():
+    if read is None or not read.numel():
         return None
-    return (read, scores) if scores.shape[-1] > int(read.max()) else None
+    parts = out.values() if isinstance(out, dict) else out if isinstance(out, tuple | list) else (out,)
+    shapes = read.shape, (read.numel(),)
+    scores = [part for part in parts if isinstance(part, torch.Tensor) and part.shape[:-1] in shapes]
+    fitting = (part for part in scores if part.is_floating_point() and part.shape[-1] > int(read.max()))
+    found = next(fitting, None)
+    return None if found is None else (read, found)
 
 
 def copies(model: Any, call: Callable[[torch.Tensor], torch.Tensor | None], read: torch.Tensor) -> bool:
@@ -85,3 +90,18 @@ def _moved(
 
 def _are_tokens(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.ndim == 2 and value.dtype in (torch.int64, torch.int32)
+
+
+def fill_of(read: torch.Tensor) -> int | None:
+    """Return the token that rows seem to be filled up with to one length; None where they do not.
+
+    Most rows end in more than one of it, and no row of several holds it anywhere else but in all rows' first place.
+    """
+    if read.shape[0] < FEWEST_FILLED or read.shape[1] < FEWEST_FILLED:
+        return None
+    last = int(read[:, -1].mode().values)
+    fill = read == last
+    fill[:, 0] &= not bool(fill[:, 0].all())
+    run = fill.flip(1).int().cumprod(dim=1).sum(dim=1)
+    apart = bool((run == fill.sum(dim=1)).all())
+    return last if apart and 2 * int((run > 1).sum()) >= len(read) else None

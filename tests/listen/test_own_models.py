@@ -1,0 +1,129 @@
+"""Models of the script's own, in plain loops: what they see, what they leave out, and what fills rows up. fp32, CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from tunecheck.checks import CHECKS
+from tunecheck.core.finding import Status
+from tunecheck.core.trace import read
+from tunecheck.listen.loop import LoopHooks
+from tunecheck.listen.options import Options
+
+TOKENS, WIDTH, STEPS = 40, 16, 4
+
+
+def judged(check, tmp_path, model, step, optimizer=None):
+    """Train a model with the losses that `step` returns, under watch; return the finding of this check."""
+    optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-3)
+    hooks = LoopHooks(Options(folder=str(tmp_path), name="script", steps=STEPS))
+    hooks.attach()
+    for _ in range(STEPS):
+        step(model).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    hooks.detach()
+    (path,) = tmp_path.glob("watch-*.jsonl")
+    return CHECKS[check]()(read(path))
+
+
+class Reader(nn.Module):
+    """A layer of attention over [rows, positions], or [positions, rows], and scores of the next token, maybe flat."""
+
+    def __init__(self, *, causal, turned=False, flat=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.causal, self.turned, self.flat = causal, turned, flat
+        self.table, self.head = nn.Embedding(TOKENS, WIDTH), nn.Linear(WIDTH, TOKENS)
+        self.places = nn.Embedding(TOKENS, WIDTH)
+        self.layer = nn.TransformerEncoderLayer(WIDTH, 2, WIDTH, 0.1, batch_first=not turned)
+
+    def forward(self, ids):
+        """Return scores."""
+        length = ids.shape[0 if self.turned else 1]
+        places = self.places(torch.arange(length))
+        mask = nn.Transformer.generate_square_subsequent_mask(length) if self.causal else None
+        x = self.table(ids) + (places[:, None] if self.turned else places)
+        scores = self.head(self.layer(x, mask))
+        return scores.flatten(0, 1) if self.flat else scores
+
+
+class Wrapper(nn.Module):
+    """Returns the loss alone."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, ids):
+        """Return the mean over all tokens but the first."""
+        return cross_entropy(self.net(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+
+
+def next_tokens(turned):
+    """Return the step of a language model."""
+
+    def step(model):
+        ids = torch.randint(1, TOKENS, (6, 13))
+        if isinstance(model, Wrapper):
+            return model(ids)
+        ids = ids.t() if turned else ids
+        read, wanted = (ids[:-1], ids[1:]) if turned else (ids[:, :-1], ids[:, 1:])
+        scores = model(read.contiguous())
+        return cross_entropy(scores.reshape(-1, TOKENS), wanted.flatten())
+
+    return step
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("way", ["columns", "flat", "flat columns", "within a wrapper"])
+def test_a_model_that_sees_its_targets(way, causal, tmp_path):
+    """However its tokens and scores are laid out, and also where a part of it alone returns scores."""
+    turned = "columns" in way
+    model = Reader(causal=causal, turned=turned, flat="flat" in way)
+    model = Wrapper(model) if way == "within a wrapper" else model
+    finding = judged("no_target_leakage", tmp_path, model, next_tokens(turned))
+
+    assert finding.status is (Status.PASSED if causal else Status.FAILED), finding.detail
+    assert ("none of 3 rows attends" if causal else "in 3 of 3 rows") in finding.detail
+
+
+@pytest.mark.parametrize(("turned", "status"), [(False, Status.SUSPECTED), (True, Status.SUSPECTED)])
+def test_targets_two_tokens_ahead_in_columns(turned, status, tmp_path):
+    """Which a script may mean."""
+
+    def step(model):
+        ids = torch.randint(1, TOKENS, (6, 13))
+        read, wanted = ids[:, :-2], ids[:, 2:]
+        read, wanted = (read.t().contiguous(), wanted.t()) if turned else (read, wanted)
+        return cross_entropy(model(read).flatten(0, 1), wanted.flatten())
+
+    finding = judged("no_target_leakage", tmp_path, Reader(causal=True, turned=turned), step)
+    assert finding.status is status, finding.detail
+
+
+@pytest.mark.parametrize("learned", [True, False])
+def test_a_loss_on_what_fills_rows_up(learned, tmp_path):
+    """No object names the token; a script may mean it, so this is a question."""
+
+    def step(model):
+        ids = torch.randint(1, TOKENS, (4, 13))
+        for row, length in enumerate((4, 6, 9, 12)):
+            ids[row, length:] = 0
+        return cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten(), ignore_index=-1 if learned else 0)
+
+    finding = judged("no_loss_on_padding", tmp_path, Reader(causal=True), step)
+    assert finding.status is (Status.SUSPECTED if learned else Status.PASSED), finding.detail
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_mode_within_a_wrapper(training, tmp_path):
+    """Whose own mode says nothing."""
+    model = Reader(causal=True)
+    model.train(training)
+    finding = judged("state_in_training", tmp_path, nn.DataParallel(model), next_tokens(turned=False))
+
+    assert finding.status is (Status.PASSED if training else Status.SUSPECTED), finding.detail
