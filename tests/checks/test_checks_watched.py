@@ -26,6 +26,7 @@ MEANT = {
     ("rows_whole", "some answers cut off"),
     ("rows_whole", "all of them, by a declared length"),
     ("rows_whole", "all of them, in a template that is learned"),
+    ("no_loss_on_padding", "of what seems to be padding"),
     ("no_target_leakage", "labels that are shifted twice"),
     ("randomness_varies", "a seed in every step"),
     ("clipping_leaves_gradients", "to nearly nothing"),
@@ -819,6 +820,16 @@ def test_a_rate_that_16_bit_weights_round_away(share, first_rate, status):
     trace = with_record(trace, e.Update, 0, expected_learning_rate=first_rate)
 
     assert CHECKS["trainable_moved"]()(trace).status is status
+
+
+def test_a_part_that_no_gradient_reaches():
+    """Which may be meant; what does not move at all is told first."""
+    trace = watched(e.CutOff(tensors=LORA_B[:2]))
+    finding = CHECKS["trainable_moved"]()(trace)
+
+    assert (finding.status, finding.measured) == (Status.SUSPECTED, 2)
+    still = with_record(trace, e.Movement, unmoved=LORA_B[:1])
+    assert CHECKS["trainable_moved"]()(still).status is Status.FAILED
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ EXAMPLES: list[Record] = [
     e.UserCode(role="compute_loss", name="Mine.compute_loss", file="train.py", line=7),
     e.EvaluationRows(rows=50, among=3, trained=400),
     e.WindowEnded(steps=10),
+    e.CutOff(tensors=("conv.bias",)),
     e.StepInputs(step=1, digests=("0123456789ab",)),
     e.FileWritten(path="/home/model.safetensors"),
     e.RowsDrawn(columns=("0123456789abcdef",), dataset_rows=40, batch=4, batches=5, passes=((3, 1), (1, 3))),

@@ -127,3 +127,44 @@ def test_a_mode_within_a_wrapper(training, tmp_path):
     finding = judged("state_in_training", tmp_path, nn.DataParallel(model), next_tokens(turned=False))
 
     assert finding.status is (Status.PASSED if training else Status.SUSPECTED), finding.detail
+
+
+class Parts(nn.Module):
+    """A body under a head, beside a part that nothing uses."""
+
+    def __init__(self, how):
+        super().__init__()
+        torch.manual_seed(0)
+        self.how = how
+        self.body, self.norm, self.head = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, 3)
+        self.pooler = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        """Return scores of three classes, and what nobody asks for."""
+        with torch.set_grad_enabled(self.how != "no_grad"):
+            x = torch.relu(self.body(x))
+        pooled = self.pooler(x)
+        if self.how == "moved":
+            with torch.no_grad():
+                self.body.bias += 1e-3
+        x = x.detach() if self.how in ("detached", "moved") else x
+        return {"scores": self.head(self.norm(x)), "pooled": pooled}
+
+
+@pytest.mark.parametrize(
+    ("how", "told"), [("trained", False), ("no_grad", True), ("detached", True), ("moved", False), ("unused", False)]
+)
+def test_a_part_that_no_gradient_reaches(how, told, tmp_path):
+    """Told from one that no result depends on, and from tensors that the script moves by itself."""
+
+    def step(model):
+        return cross_entropy(model(torch.randn(8, WIDTH))["scores"], torch.arange(8) % 3)
+
+    model = Parts(how)
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    finding = judged("trainable_moved", tmp_path, model, step)
+
+    assert finding.status is (Status.SUSPECTED if told else Status.PASSED), finding.detail
+    assert ("body.weight" in finding.detail) is told
+    assert "pooler" not in finding.detail
+    assert int(model.norm.num_batches_tracked - before["norm.num_batches_tracked"]) == STEPS

@@ -6,7 +6,7 @@ from itertools import groupby
 
 from tunecheck.core.check import Check, NumericCheck, some, trains_16bit_weights, worst_of
 from tunecheck.core.errors import MissingEvidence
-from tunecheck.core.evidence import Census, Gradients, Movement, Setup, Step, Update
+from tunecheck.core.evidence import Census, CutOff, Gradients, Movement, Setup, Step, Update
 from tunecheck.core.finding import Finding
 from tunecheck.core.optimization import decays, learning_rate
 from tunecheck.core.premises import Premise
@@ -267,13 +267,16 @@ class UpdatesMatchAdamw(NumericCheck):
 ROUNDED_AWAY = "an optimizer may accumulate rounded updates; the end of a schedule has such rates"
 
 
+STOPPED = "a part may be kept as it is by stop-gradient, as a target or a feature extractor is"
+
+
 class TrainableMoved(Check):
     """Training changes every trainable tensor, and nearly all of its elements."""
 
     premises = frozenset()
     meaning = (
-        "A part of the model is outside the optimizer or the forward pass. The learning rate is 0. 16-bit weights "
-        "round small updates away."
+        "A part of the model is outside the optimizer or the forward pass, or runs under no_grad, or its result is "
+        "detached. The learning rate is 0. 16-bit weights round small updates away."
     )
     remedy = (
         "Fix trainable_set, optimizer_coverage and lora_gradient_schedule first if one failed. Keep trained weights in "
@@ -326,4 +329,9 @@ class TrainableMoved(Check):
             why = "weights are trained in 16 bit, which rounds small updates away: keep them in fp32"
             return self.unjudged(f"{detail}; {why}", expected=True)
         share = seen.smallest_moved_share
+        cut_off = [name for found in trace.main.all(CutOff) for name in found.tensors]
+        if cut_off and not problems:
+            detail = f"{len(cut_off)} of {wanted} trained tensors get no gradient, though the loss depends on them"
+            detail += f": {some(cut_off)}"
+            return self.found(False, detail, measured=len(cut_off), limit=0, meant=STOPPED)
         return self.found(share >= limit, detail, measured=share, limit=limit, problems=seen.unmoved, compared=wanted)

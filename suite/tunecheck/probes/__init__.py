@@ -6,6 +6,7 @@ from tunecheck.probes.backward_pass import LayerGradientProbe, RecomputationProb
 from tunecheck.probes.call_order import CallOrderProbe
 from tunecheck.probes.census import CensusProbe
 from tunecheck.probes.continuity import ContinuityProbe
+from tunecheck.probes.cut_off import CutOffProbe
 from tunecheck.probes.data_audit import DataProbe
 from tunecheck.probes.dropout import DropoutProbe
 from tunecheck.probes.evaluation import EvaluationProbe
@@ -70,12 +71,13 @@ WATCHED: tuple[type[Probe], ...] = (
     *(GivenRowsProbe if probe is DataProbe else probe for probe in PROBES if probe not in _OWN_SESSIONS_ONLY),
     PositionProbe,
     StepInputsProbe,
+    CutOffProbe,
 )
 """Those that listen to a training of another's: all but what needs rows, evaluations or a session of its own."""
 
 _TENSORS_ALONE = {
     *(MovementProbe, ContinuityProbe, CensusProbe, TrainingStateProbe, GradientProbe, UpdateProbe, LiveTensorProbe),
-    *(ReplicaProbe, CallOrderProbe, PositionProbe, StepInputsProbe, *EXTENSIONS),
+    *(ReplicaProbe, CallOrderProbe, PositionProbe, StepInputsProbe, CutOffProbe, *EXTENSIONS),
 }
 
 ANY_OBJECTIVE: tuple[type[Probe], ...] = tuple(probe for probe in WATCHED if probe in _TENSORS_ALONE)

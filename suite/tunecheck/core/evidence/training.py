@@ -203,6 +203,13 @@ class Movement(Record):
     """Trainable tensors in fp32 whose rate was less than the last digit of most of their weights in every step."""
 
 
+class CutOff(Record):
+    """Trained tensors on which what a model of its own objective returns depends, and that no gradient reaches."""
+
+    tensors: tuple[str, ...]
+    """No step gave them one, the optimizer holds them, and nothing else changed them."""
+
+
 class Continuity(Record):
     """What changed outside of the optimizer's steps, by samples of every parameter at every step."""
 

@@ -1,0 +1,131 @@
+"""Parts of a model on which its loss depends and that no gradient reaches: computed under no_grad, or detached.
+
+The model is called once more with such parts changed. What only an unused head or an idle expert holds changes nothing
+of what the loss is made of.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from tunecheck.core.evidence import CutOff
+from tunecheck.core.premises import Premise
+from tunecheck.probes.reference.measures import digest
+from tunecheck.training.data import Batch
+from tunecheck.training.events import Probe
+from tunecheck.training.restore import kept_values, model_mode, unprinted
+from tunecheck.training.session import Session
+
+AT_STEP = 2
+"""In which parts are changed: a part that starts behind a zero learns from the second step on."""
+LEAST = 1e-4
+"""Of the largest result, by which results change that depend on a part; those that do not differ by rounding."""
+MOST_PARTS = 8
+"""Modules that are changed one after the other, and then looked at while they are called."""
+
+
+@dataclass(slots=True, eq=False)
+class _Pass:
+    args: Any
+    given: Mapping[str, Any]
+    used: set[int] = field(default_factory=set)
+    """Numbers of those of its results that a gradient arrives at."""
+
+
+class CutOffProbe(Probe):
+    """Looks for parameters without a gradient in any step, of models whose objective is their own."""
+
+    emits = (CutOff,)
+
+    def start(self, session: Session) -> None:
+        """List what learns."""
+        held = {id(p) for group in session.optimizer.param_groups for p in group["params"]}
+        alone = session.processes == 1 and not session.run.holds(Premise.CAUSAL_LM)
+        learning = [pair for pair in session.model.named_parameters() if pair[1].requires_grad and id(pair[1]) in held]
+        self._idle = dict(learning) if alone else {}
+        """Tensors without a gradient so far."""
+        self._digests: dict[str, object] = {}
+        self._tensors = len(learning)
+        self._entry = session.model if session.entry is None else session.entry
+        self._pass: _Pass | None = None
+        self._cut_off: dict[str, set[str]] = {}
+        """Modules on which results depend, to their tensors."""
+        self._called: set[str] = set()
+
+    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+        """Keep what the model is called with, and what comes of it."""
+        if self._idle and step == AT_STEP:
+            self.hooks.after(self._entry, self._returned, with_kwargs=True)
+        for name in self._cut_off:
+            self.hooks.before(session.model.get_submodule(name), partial(self._see_call, name))
+
+    def _see_call(self, name: str, *_: Any) -> None:
+        self._called.add(name)
+
+    def _returned(self, _module: Any, args: Any, given: dict[str, Any], out: Any) -> None:
+        if torch.is_grad_enabled():
+            seen = _Pass(args, given)
+            for number, result in enumerate(_results(out)):
+                if result.requires_grad:
+                    self.hooks.gradient(result, partial(self._arrived, seen, number))
+
+    def _arrived(self, seen: _Pass, number: int, gradient: torch.Tensor) -> None:
+        if bool((gradient != 0).any()):
+            seen.used.add(number)
+            self._pass = seen
+
+    def backward_end(self, session: Session, step: int) -> None:
+        """Leave out what has a gradient, and change what is left."""
+        self.hooks.remove()
+        self._idle = {name: p for name, p in self._idle.items() if p.grad is None}
+        if step == AT_STEP and self._pass is not None and 0 < len(self._idle) < self._tensors:
+            self._digests = {name: digest(p) for name, p in self._idle.items()}
+            idle = kept_values(list(self._idle.values()))  # which the model may write itself
+            with suppress(Exception), idle, model_mode(session.model, False), torch.no_grad(), unprinted():
+                self._cut_off = dict(self._depending())
+        self._pass = None
+
+    def _depending(self) -> Iterator[tuple[str, set[str]]]:
+        """Yield the modules that results depend on, of those that hold idle tensors, with these."""
+        parts: dict[str, set[str]] = {}
+        for name in self._idle:
+            parts.setdefault(name.rpartition(".")[0], set()).add(name)
+        before = self._again(())
+        if self._differ(before, self._again(())) or not self._differ(before, self._again(self._idle)):
+            return
+        for part, names in list(parts.items())[:MOST_PARTS]:
+            if self._differ(before, self._again(names)):
+                yield part, names
+
+    def _again(self, changed: Any) -> list[torch.Tensor]:
+        """Return the results that gradients arrive at, with these tensors changed."""
+        assert self._pass is not None
+        parameters = [self._idle[name] for name in changed]
+        with kept_values(parameters):
+            for parameter in parameters:
+                parameter.add_(torch.randn_like(parameter) * (parameter.abs().mean() + LEAST))
+            results = list(_results(self._entry(*self._pass.args, **self._pass.given)))
+            return [results[number] for number in sorted(self._pass.used)]
+
+    def _differ(self, before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> bool:
+        pairs = zip(before, after, strict=True)
+        return any(bool((one - other).abs().max() > LEAST * one.abs().max()) for one, other in pairs)
+
+    def end(self, session: Session) -> None:
+        """Tell which tensors no step gave a gradient, that are as they were, and whose module was called since."""
+        found = {name for part in self._called for name in self._cut_off[part] if name in self._idle}
+        if tensors := tuple(sorted(name for name in found if digest(self._idle[name]) == self._digests[name])):
+            self.emit(CutOff(tensors=tensors))
+
+
+def _results(out: Any, depth: int = 3) -> Iterator[torch.Tensor]:
+    """Yield the tensors of numbers that a model returned."""
+    if isinstance(out, torch.Tensor) and out.is_floating_point():
+        yield out
+    elif isinstance(out, Mapping | list | tuple) and depth:
+        for part in out.values() if isinstance(out, Mapping) else out:
+            yield from _results(part, depth - 1)
