@@ -11,6 +11,7 @@ from traces import BY_A_LOOP, BY_A_SCRIPT, LORA_B, adding, attempt, healthy, ope
 
 from tunecheck.checks import CHECKS
 from tunecheck.core import evidence as e
+from tunecheck.core.check import UNWITNESSED
 from tunecheck.core.finding import Status
 from tunecheck.core.premises import OF_A_LOOP
 from tunecheck.core.trace import Trace
@@ -849,7 +850,7 @@ def test_a_rate_below_the_last_digit_of_fp32_weights(small, status):
 )
 def test_means_of_unequal_micro_batches(of_means, tokens, status):
     """Averaged, each token of the smaller one counts more."""
-    trace = with_record(watched(), e.Oracle, of_means=of_means)
+    trace = with_run(with_record(watched(), e.Oracle, of_means=of_means), premises=BY_A_LOOP)
     trace = with_record(trace, e.Gradients, micro_batch_tokens=tokens)
     finding = CHECKS["accumulation_oracle"]()(trace)
 
@@ -891,6 +892,42 @@ def test_a_reference_that_was_right_nowhere_proves_nothing(differing, status):
     assert finding.status is status
     ours = CHECKS["base_matches_file"]()(with_record(healthy(), e.BaseFidelity, differing=names))
     assert ours.status is Status.FAILED  # the suite loads its base itself
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "wrong"),
+    [
+        ("loss_oracle", e.Oracle, {"loss": 9.0}),
+        ("accumulation_oracle", e.Oracle, {"gradient_error": 0.3}),
+        ("updates_match_adamw", e.Update, {"update_error": 0.3, "moment_error": 0.3}),
+        ("adapter_algebra", e.AdapterStart, {"algebra_error": 0.3, "least_algebra_error": 0.3}),
+    ],
+)
+def test_a_reference_that_nothing_confirms_is_a_suspicion(name, kind, wrong):
+    """Where it differs in all that is compared, of a model that is not its library class's."""
+    own = {"architecture_known": {"source": "presumed", "where": "the model contains the script's own Beside"}}
+    known = without(with_record(watched(), kind, **wrong), e.OwnLoss)
+    unknown, check = with_run(known, premises=own), CHECKS[name]()
+
+    assert (check(known).status, check(unknown).status) == (Status.FAILED, Status.SUSPECTED)
+    assert check(unknown).meant == UNWITNESSED
+    if name != "adapter_algebra":  # which records its nearest module
+        healthy_one = watched().all(kind)[1]
+        right = with_record(unknown, kind, 1, **{field: getattr(healthy_one, field) for field in wrong})
+        assert check(right).status is Status.FAILED
+
+
+def test_the_nearest_mean_is_chosen_where_nobody_declares_one():
+    """A loop may average its micro-batches' means; a trainer declares which mean it takes."""
+    trace = watched()
+    first = trace.all(e.Oracle)[0]
+    far = with_record(trace, e.Oracle, gradient_error=0.3)
+    both = adding(far, *(dataclasses.replace(seen, of_means=True) for seen in trace.all(e.Oracle)))
+    check = CHECKS["accumulation_oracle"]()
+
+    assert first.gradient_error < 0.3
+    assert check(both).status is Status.FAILED
+    assert check(with_run(both, premises=BY_A_LOOP)).passed
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from benchmarks.scripts.bugs import MISTAKES
 from benchmarks.scripts.script import Script, plain_loop, trained
 from tunecheck.core.evidence import RowShown
 from tunecheck.core.finding import Status
+from tunecheck.core.premises import Fact, Premise, Source
 from tunecheck.pytest_fixture import Tunecheck
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the script's libraries' own
@@ -36,7 +37,11 @@ def test_a_loop_in_the_context_is_judged(tmp_path):
 
     assert watched.verdict == "pass"
     assert sum(finding.passed for finding in watched.findings) >= 20
-    shown = tunecheck.read_trace(tmp_path / watched.report.runs[0].trace_file).all(RowShown)
+    trace = tunecheck.read_trace(tmp_path / watched.report.runs[0].trace_file)
+    assert set(trace.facts) == set(Premise)
+    assert trace.facts[Premise.ADAPTERS_FRESH] == Fact(Source.DECLARED, "LoraConfig of the PeftModelForCausalLM")
+    assert trace.facts[Premise.STEP_DECLARED].source is Source.OPEN
+    shown = trace.all(RowShown)
     assert [row.ended for row in shown] == [True, True]
     assert [piece.kind for piece in shown[0].pieces[:2]] == ["context", "learned"]
     assert shown[0].pieces[0].text.startswith("Question: ")

@@ -2,7 +2,7 @@
 
 import math
 
-from tunecheck.core.check import Check, NumericCheck, some
+from tunecheck.core.check import Check, NumericCheck, knows_model, some, unwitnessed
 from tunecheck.core.errors import MissingEvidence
 from tunecheck.core.evidence import AdapterDropout, AdapterEffect, AdapterStart, Census, OwnLoss, Setup, Window
 from tunecheck.core.finding import Finding
@@ -117,7 +117,10 @@ class AdapterAlgebra(NumericCheck):
         if not seen.logit_change > 0:
             problems.append("the logits do not change with the adapters: they are not applied")
         detail = "; ".join(problems) or f"{seen.modules} adapted linears add {formula}"
-        return self.found(within, detail, measured=seen.algebra_error, limit=limit, problems=problems)
+        # of all modules the nearest one is off, too
+        alike = seen.modules if seen.least_algebra_error > limit else 0
+        meant = unwitnessed(alike, seen.modules, confirmed=knows_model(trace) or not seen.logit_change > 0)
+        return self.found(within, detail, measured=seen.algebra_error, limit=limit, problems=problems, meant=meant)
 
 
 def _adapted_linears(trace: Trace) -> int:

@@ -19,7 +19,6 @@ class HardwareHealthy(Check):
     """
 
     applies_to = frozenset({"suite_rows"})
-    subject = "hardware"
     meaning = "The GPU, its power supply, its slot or its driver is faulty. No result of this run is reliable."
     remedy = "Search the kernel log for Xid, reboot, and run again. If the fault returns, replace the GPU."
 

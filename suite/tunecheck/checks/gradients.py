@@ -9,10 +9,12 @@ from tunecheck.core.check import (
     Check,
     NumericCheck,
     binary_digits,
+    knows_model,
     or_infinite,
     relative_error,
     some,
     trains_16bit_weights,
+    unwitnessed,
     worst_of,
 )
 from tunecheck.core.errors import MissingEvidence
@@ -105,7 +107,7 @@ class LossOracle(NumericCheck):
         steps = {step.step: step.loss for step in trace.steps}
         if trace.run.smoothing:
             return self._smoothed(trace, steps)
-        oracles = [oracle for oracle in trace.all(Oracle) if oracle.step in steps]
+        oracles = [oracle for oracle in _nearest(trace) if oracle.step in steps]
         if not oracles:
             raise MissingEvidence("no oracle step was trained")
         own = {loss.step: loss for loss in trace.main.all(OwnLoss) if loss.step in steps}
@@ -117,6 +119,10 @@ class LossOracle(NumericCheck):
         compared = [("oracle", self.limit(trace), {o.step: o.loss for o in oracles})]
         compared += [("in float64 from the same logits", self.max_error_own_logits, exact)] if exact else []
         findings = []
+        wrong = [
+            not relative_error(steps[at], value) <= limit for _, limit, all_ in compared for at, value in all_.items()
+        ]
+        meant = unwitnessed(sum(wrong), len(wrong), confirmed=_oracle_confirmed(trace, self.limit(trace)))
         for name, limit, wanted in compared:
             told = {**steps, **replayed} if name == "oracle" else steps
             step = worst_of(wanted, key=lambda step: relative_error(told[step], wanted[step]))
@@ -125,8 +131,9 @@ class LossOracle(NumericCheck):
                 value, word = value / tokens, f"reported as a sum over {tokens} tokens, with a mean of"
             error = relative_error(value, wanted[step])
             detail = f"step {step}: {word} {value:.6f}, {name} {wanted[step]:.6f} ({oracles[0].split})"
-            detail += "" if error <= limit else named_ratio(trace, step, value, wanted[step])
-            findings.append(self.found(error <= limit, detail, measured=error, limit=limit))
+            ratio = "" if error <= limit else named_ratio(trace, step, value, wanted[step])
+            meant = "" if ratio else meant  # a number of this training's confirms it
+            findings.append(self.found(error <= limit, detail + ratio, measured=error, limit=limit, meant=meant))
         digits = max(map(binary_digits, steps.values()))
         if len(steps) >= self.min_steps_of_digits and digits < self.min_digits:
             detail = f"none of {len(steps)} reported losses has more than {digits} binary digits"
@@ -145,6 +152,23 @@ class LossOracle(NumericCheck):
             detail = f"{declared} is declared, but the loss is not smoothed: step {step}: {steps[step]:.6f}"
             return self.found(False, detail, measured=errors[step], limit=f"more than {limit:g}")
         return self.unjudged(f"the loss is smoothed: {declared}", expected=True)
+
+
+def _nearest(trace: Trace) -> list[Oracle]:
+    """Return each step's oracle: of the means that the training may take, the one that its gradient is nearest to."""
+    declared, found = trace.holds(Premise.MEAN_DECLARED), dict[int, Oracle]()
+    for oracle in trace.all(Oracle):
+        other = found.get(oracle.step, oracle)
+        if not (declared and oracle.of_means):
+            found[oracle.step] = min(other, oracle, key=lambda each: or_infinite(each.gradient_error * each.norm))
+    return list(found.values())
+
+
+def _oracle_confirmed(trace: Trace, limit: float) -> bool:
+    """Return whether the oracle's forward pass is the model's: by its class, or by the logits of the training's own."""
+    own = {seen.step: seen.loss for seen in trace.main.all(OwnLoss) if seen.loss is not None}
+    alike = (relative_error(seen.loss, own[seen.step]) <= limit for seen in trace.main.all(Oracle) if seen.step in own)
+    return knows_model(trace) or any(alike)
 
 
 def named_ratio(trace: Trace, step: int, value: float, wanted: float) -> str:
@@ -245,7 +269,7 @@ class AccumulationOracle(WindowGradient):
         if reason := _nothing_supervised(trace):
             return self.unjudged(reason, expected=True)
         limit, skipped = self.limit(trace), {step.step for step in trace.steps if not step.applied}
-        oracles = [oracle for oracle in trace.all(Oracle) if oracle.step not in skipped]
+        oracles = [oracle for oracle in _nearest(trace) if oracle.step not in skipped]
         if not oracles:
             return self.unjudged("the scaler skipped every oracle step: name a later one", expected=True)
         worst = worst_of(oracles, key=lambda oracle: oracle.gradient_error)
@@ -255,7 +279,10 @@ class AccumulationOracle(WindowGradient):
         of_tensor, tensor_limit = tensor.worst_gradient_error, self.worst_tensor_factor * limit
         passed = worst.gradient_error <= limit and of_tensor <= tensor_limit
         norms = {seen.step: math.hypot(*seen.norms.values()) for seen in trace.main.all(Gradients)}
-        detail += "" if passed else named_ratio(trace, worst.step, norms.get(worst.step, math.nan), worst.norm)
+        named = "" if passed else named_ratio(trace, worst.step, norms.get(worst.step, math.nan), worst.norm)
+        detail += named
+        confirmed = bool(named) or _oracle_confirmed(trace, self.limit(trace))
+        alike = sum(not seen.gradient_error <= limit for seen in oracles)
         own = {loss.step: loss.gradient_error for loss in trace.main.all(OwnLoss) if loss.step not in skipped}
         logits = {step: error for step, error in own.items() if error is not None}
         if logits:
@@ -272,7 +299,8 @@ class AccumulationOracle(WindowGradient):
         if passed and (ratio := _unequal_means(trace, oracles)) > self.max_token_ratio:
             detail = f"micro-batch means are averaged, and token counts differ by a factor of {ratio:.1f}; {detail}"
             return self.found(False, detail, measured=ratio, limit=self.max_token_ratio, meant=MEANS_AVERAGED)
-        return self.found(passed, detail, measured=worst.gradient_error, limit=limit)
+        meant = unwitnessed(alike, len(oracles), confirmed=confirmed)
+        return self.found(passed, detail, measured=worst.gradient_error, limit=limit, meant=meant)
 
 
 def _unequal_means(trace: Trace, oracles: Sequence[Oracle]) -> float:

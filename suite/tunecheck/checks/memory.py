@@ -25,7 +25,6 @@ class LiveTensorsFlat(Check):
 
     premises = frozenset()
     applies_to = frozenset({"several_steps"})
-    subject = "memory"
     meaning = (
         "A list keeps losses, logits or outputs with their graph. An evaluation keeps its results. Hooks are "
         "registered repeatedly."
@@ -81,7 +80,6 @@ class MemoryFlat(Check):
 
     premises = frozenset()
     applies_to = frozenset({"many_steps"})
-    subject = "memory"
     meaning = "Every step keeps something: losses with their graph, outputs, hooks, or a growing cache."
     remedy = "Detach and release what is kept. If live_tensors_flat fails too, the leak is in tensors."
 
@@ -126,7 +124,6 @@ class VramCeiling(Check):
 
     applies_to = frozenset({"suite_rows"})
     opt_in = True
-    subject = "memory"
     meaning = (
         "Weights are not 4-bit. Logits or activations are kept in fp32. Gradient checkpointing is off. Memory leaks."
     )
@@ -184,7 +181,6 @@ class MemoryOrder(Check):
     """
 
     applies_to = frozenset({"memory_order"})
-    subject = "memory"
     meaning = (
         "A memory-saving setting has no effect. Weights were not quantised. The checkpointing flag does not reach the "
         "layers. Frozen weights get gradients."
@@ -230,7 +226,6 @@ class MemoryReturned(Check):
     """After teardown, nearly all tensors of the session are released."""
 
     applies_to = frozenset({"suite_rows"})
-    subject = "memory"
     meaning = (
         "A global list, a closure, a hook or a kept exception holds the model. The next run starts with less memory."
     )
@@ -254,7 +249,6 @@ class CardReturnsToBaseline(Check):
     """After each attempt, the GPU has as much free memory as before it, even if the attempt ran out of memory."""
 
     applies_to = frozenset({"fallback"})
-    subject = "memory"
     meaning = "A process of the attempt is still alive and holds GPU memory. The next attempt has less."
     remedy = (
         "Find the process in nvidia-smi. End every process that the training started, such as data workers and servers."

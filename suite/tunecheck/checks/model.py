@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
-from tunecheck.core.check import NOTHING_TRAINABLE, Check, NumericCheck, nothing_trainable, some
+from tunecheck.core.check import NOTHING_TRAINABLE, Check, NumericCheck, nothing_trainable, some, unwitnessed
 from tunecheck.core.errors import MissingEvidence
 from tunecheck.core.evidence import (
     AttemptPurpose,
@@ -265,7 +265,6 @@ class BaseMatchesFile(Check):
             if not (within := largest <= limit):
                 problems.append(f"{seen.worst_weight} differs from the file by {largest:.3f} of its norm")
         detail = "; ".join(problems) or f"{seen.tensors} tensors compared"
-        unwitnessed = WITHOUT_WITNESS if len(seen.differing) == seen.tensors > 1 else ""
         return self.found(
             within,
             detail,
@@ -273,12 +272,8 @@ class BaseMatchesFile(Check):
             limit=limit,
             problems=problems,
             compared=seen.tensors,
-            meant=unwitnessed,
+            meant=unwitnessed(len(seen.differing), seen.tensors),
         )
-
-
-WITHOUT_WITNESS = "every tensor differs from the file: a loader may convert all, or the file belongs to another model"
-"""Why a reference that was right nowhere in this training proves nothing."""
 
 
 class KernelAgrees(NumericCheck):

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
-from tunecheck.core.check import Check, NumericCheck, some, trains_16bit_weights, worst_of
+from tunecheck.core.check import Check, NumericCheck, knows_model, some, trains_16bit_weights, unwitnessed, worst_of
 from tunecheck.core.errors import MissingEvidence
 from tunecheck.core.evidence import Census, CutOff, Gradients, Movement, Setup, Step, Update
 from tunecheck.core.finding import Finding
@@ -255,13 +255,16 @@ class UpdatesMatchAdamw(NumericCheck):
             detail += f"; all updates together off by {longest.length_error:.3g} of their length in step {longest.step}"
         if trace.run.training.max_grad_norm is not None and not any(update.clipped for update in updates):
             detail += "; no gradient exceeded max_grad_norm: clipping is not testable"
+        wrong = sum(not seen.update_error <= limit for seen in updates)
+        wrong += sum(not seen.moment_error <= moment_limit for seen in updates)
+        meant = unwitnessed(wrong, 2 * len(updates), confirmed=knows_model(trace))
         if worst.update_error <= limit and not moments.moment_error <= moment_limit:
             return self.found(False, detail, measured=moments.moment_error, limit=moment_limit)
         if longest is not None and worst.update_error <= limit:
             error = longest.length_error
             if error is not None and not error <= self.max_length_error:
                 return self.found(False, detail, measured=error, limit=self.max_length_error)
-        return self.found(worst.update_error <= limit, detail, measured=worst.update_error, limit=limit)
+        return self.found(worst.update_error <= limit, detail, measured=worst.update_error, limit=limit, meant=meant)
 
 
 ROUNDED_AWAY = "an optimizer may accumulate rounded updates; the end of a schedule has such rates"

@@ -396,7 +396,6 @@ class ShardsEven(Check):
 
     across_ranks = True
     applies_to = frozenset({"sharded"})
-    subject = "memory"
     meaning = (
         "A module was never sharded, or its parameters stay gathered after their pass. Each rank then holds it in "
         "full. FSDP does not reduce the gradients of a module that it does not wrap."
@@ -424,7 +423,7 @@ class RanksKeepPace(Check):
 
     across_ranks = True
     applies_to = frozenset({"parallel"})
-    subject = "speed"
+    speed = True
     meaning = "One device is throttled, shared, or in another power state. Every step waits for it."
     remedy = (
         "Compare clocks, temperature and other processes of this rank's device with the others. Remove the device from "

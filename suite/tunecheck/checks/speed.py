@@ -65,7 +65,7 @@ class ThroughputSteady(Check):
 
     premises = frozenset()
     applies_to = frozenset({"long_run"})
-    subject = "speed"
+    speed = True
     meaning = "The work grows with each step: a list that is scanned, a log that is rewritten, or a leak."
     remedy = (
         "Profile an early and a late step, and compare. Fix memory_flat first if it failed. Check the GPU's clocks."
@@ -130,7 +130,7 @@ class ModelFlopsUtilization(Check):
     Not judged on a CPU, in fp32, or on a GPU without a known peak rate.
     """
 
-    subject = "speed"
+    speed = True
     opt_in = True
     meaning = (
         "The GPU waits for the host to launch small kernels, for data, or for a slow path such as 4-bit arithmetic in "

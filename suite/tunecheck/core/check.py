@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import ClassVar, TypeVar
 
 from tunecheck.core.errors import MissingEvidence, NothingCompared
-from tunecheck.core.evidence import Census, Setup
+from tunecheck.core.evidence import Census, ForwardReference, Setup
 from tunecheck.core.finding import Finding, Status
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.premises import Premise, Source
@@ -40,8 +40,8 @@ class Check(Frozen, ABC):
     """True for a check that compares the processes of a training; any other is asked of each process's evidence."""
     convention: ClassVar[str] = ""
     """Who breaks this rule on purpose. In a training that is not ours, breaking it is then a suspicion, no failure."""
-    subject: ClassVar[str] = "result"
-    """What it judges: result, memory, speed or hardware. Other GPU processes and throttling explain speed alone."""
+    speed: ClassVar[bool] = False
+    """True for a check of speed, which other processes and throttling explain."""
     meaning: ClassVar[str]
     """Usual causes of a failure."""
     remedy: ClassVar[str]
@@ -155,6 +155,23 @@ _SEVERITY = (
     (Status.UNJUDGED, True),
 )
 """Status and `expected` of findings, the one to be told first: what one process cannot be asked, another may answer."""
+
+
+UNWITNESSED = "all that is compared differs alike, so that the reference may be wrong: nothing confirms it"
+
+
+def unwitnessed(differing: int, compared: int, *, confirmed: bool = False) -> str:
+    """Return why a failure against a reference is a suspicion; "" where the reference was right anywhere.
+
+    `confirmed` says that something independent of these comparisons shows the reference to be right.
+    """
+    return UNWITNESSED if differing >= compared > 1 and not confirmed else ""
+
+
+def knows_model(trace: Trace) -> bool:
+    """Return whether the model is its library class's, and one whose formulas are known here."""
+    declared = not trace.why({Premise.ARCHITECTURE_KNOWN}, Source.PRESUMED) and trace.holds(Premise.ARCHITECTURE_KNOWN)
+    return declared and all(seen.has_formulas for seen in trace.main.all(ForwardReference))
 
 
 NOTHING_TRAINABLE = "no parameter of the model requires a gradient"

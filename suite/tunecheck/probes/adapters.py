@@ -83,6 +83,7 @@ class AdapterProbe(Probe):
                 modules=len(factors),
                 algebra_error=errors.get(at, math.nan),
                 algebra_error_at=at,
+                least_algebra_error=min((errors[name] for name in factors), default=math.nan),
                 logit_change=relative_difference(changed, start),
                 a_sizes=sizes,
                 a_repeated=repeated,

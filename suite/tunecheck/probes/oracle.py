@@ -111,26 +111,26 @@ class OracleProbe(Probe):
         if session.processes > session.exchange.count:  # of the other processes' rows nothing is known here
             own, tokens = tuple(sketch(wanted) for _, wanted, _ in waiting), [b.supervised_tokens for b in self._window]
             self.emit(OwnRowsGradient(step=step, got=sketch(got), own=own, tokens=sum(tokens)))
-        compared = [(*_differences(got, wanted), loss, split) for loss, wanted, split in waiting]
-        differences, norms, loss, split = min(compared, key=lambda each: float(each[0].norm()))
-        norm, whole = float(norms.norm()), float(differences.norm())
-        errors = torch.where(norms > NEGLIGIBLE_SHARE * norm, differences / norms, 0)
-        worst = int(errors.argmax())
-        self.emit(
-            Oracle(
-                step=step,
-                after_evaluation=self._evaluated,
-                loss=loss,
-                replayed_loss=replayed,
-                gradient_error=whole / norm if norm else float("nan"),
-                worst_gradient_error=float(errors[worst]),
-                worst_gradient=self._trainable[worst][0],
-                norm=norm,
-                split=split,
-                of_means=split.endswith(OF_MEANS),
-                directional_error=self._slope_error if step == self._directional else None,
+        for loss, wanted, split in waiting:
+            differences, norms = _differences(got, wanted)
+            norm, whole = float(norms.norm()), float(differences.norm())
+            errors = torch.where(norms > NEGLIGIBLE_SHARE * norm, differences / norms, 0)
+            worst = int(errors.argmax())
+            self.emit(
+                Oracle(
+                    step=step,
+                    after_evaluation=self._evaluated,
+                    loss=loss,
+                    replayed_loss=replayed,
+                    gradient_error=whole / norm if norm else float("nan"),
+                    worst_gradient_error=float(errors[worst]),
+                    worst_gradient=self._trainable[worst][0],
+                    norm=norm,
+                    split=split,
+                    of_means=split.endswith(OF_MEANS),
+                    directional_error=self._slope_error if step == self._directional else None,
+                )
             )
-        )
 
 
 def _loss_and_gradients(

@@ -41,15 +41,15 @@ def attributed(trace: Trace, finding: Finding) -> Finding:
 
 def domain_of(trace: Trace, finding: Finding) -> Attribution:
     """Return the domain of a failed finding, from the run's telemetry and its repeat."""
-    subject = CHECKS[finding.check].subject if finding.check in CHECKS else "result"
+    speed = finding.check in CHECKS and CHECKS[finding.check].speed
     if faults := hardware_faults(trace):
         return Domain.HARDWARE, "; ".join(faults)
     try:
-        if subject == "speed" and (others := other_gpu_processes(trace)):
+        if speed and (others := other_gpu_processes(trace)):
             return Domain.ENVIRONMENT, f"other GPU processes: {others}"
-        if subject == "speed" and (others := busy_host(trace)):
+        if speed and (others := busy_host(trace)):
             return Domain.ENVIRONMENT, others
-        if subject == "speed" and (reasons := throttled(trace)):
+        if speed and (reasons := throttled(trace)):
             return Domain.ENVIRONMENT, reasons
         return _by_repeat(trace, finding) or _by_watch(trace)
     except MissingEvidence as missing:

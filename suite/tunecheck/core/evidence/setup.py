@@ -168,6 +168,8 @@ class AdapterStart(Record):
     formula computed from the run's numbers."""
     algebra_error_at: str
     """The module, and which gradient where it is not the output."""
+    least_algebra_error: float = 0.0
+    """Smallest such error of an output: above rounding where no module follows the formula."""
     logit_change: float
     """Relative change of the model's logits with a random B: 0 when the adapters are not applied."""
     a_sizes: dict[str, float]

@@ -92,7 +92,7 @@ class Oracle(Record):
     split: str
     """How the trainer split the window, for the reader: "2 x 2 rows"."""
     of_means: bool = False
-    """Whether a loop's gradient is nearer to that of the mean of its micro-batches' means, which is compared then."""
+    """Whether it is the mean of the micro-batches' means, recorded besides where nobody declares the mean."""
 
 
 class OwnLoss(Record):
