@@ -32,6 +32,9 @@ MEANT = {
     ("randomness_varies", "a seed in every step"),
     ("clipping_leaves_gradients", "to nearly nothing"),
     ("evaluation_rows_unseen", "a part of the training"),
+    ("saved_as_trained", "the base over the trained model"),
+    ("saved_as_trained", "a model that is loaded again"),
+    ("saved_as_trained", "an average of the start alone"),
     ("schedule_ends", "made for micro-batches"),
     ("schedule_ends", "a warm-up as long as the training"),
 }
@@ -294,6 +297,11 @@ FAULTS = {
         "an empty adapter": lambda: watched(written(tensors=0, trained=0)),
         "an adapter from before": lambda: watched(written(), written(trained=0, earlier=LORA_B)),
         "a copy from before alone": lambda: watched(written(own=False, trained=0, earlier=LORA_B)),
+        "the base over the trained model": lambda: watched(
+            written(), written(own=False, trained=0, earlier=LORA_B, overwrites=True)
+        ),
+        "a model that is loaded again": lambda: watched(written(own=False, trained=0, earlier=LORA_B, other=2)),
+        "an average of the start alone": lambda: watched(written(trained=0, earlier=LORA_B, returned=True)),
         "the base alone": lambda: watched(written(own=False, trained=0, without_adapters=4)),
         "an adapter that rested": lambda: watched(written(trained=0, other=4, resting=4)),
     },
@@ -633,6 +641,7 @@ def test_ranks_that_are_to_be_allocated_are(seen, passes):
     [
         (),
         (written(own=False, trained=0, earlier=LORA_B),),
+        (written(trained=0, earlier=LORA_B, returned=True),),
         (written(own=False, trained=0, other=8),),
         (written(own=False, tensors=0, trained=0),),
         (written(own=False, trained=0, without_adapters=4),),
@@ -641,6 +650,7 @@ def test_ranks_that_are_to_be_allocated_are(seen, passes):
     ids=[
         "alone",
         "with the model from before",
+        "with the start again",
         "with an average",
         "with an empty file",
         "with the base",

@@ -75,6 +75,32 @@ def test_a_state_from_before_is_told(heard):
     ]
 
 
+def test_a_model_that_is_back_at_its_start_is_told(heard):
+    """As where an average that was never updated is copied into it for the save."""
+    model, records = heard
+    before = taken(model)
+    model.save_pretrained(before)
+    learn(model)
+    saves.trained(model)
+    model.load_state_dict(before)
+    model.save_pretrained(taken(model))
+
+    assert [(seen.own, seen.trained, seen.earlier, seen.returned) for seen in records] == [
+        (True, 0, ("layer.weight",), True)
+    ]
+
+
+def test_a_file_of_trained_tensors_that_is_overwritten(heard, tmp_path):
+    """By those from before: the same file, whatever else is saved; others are copies."""
+    model, records = heard
+    before = taken(model)
+    learn(model)
+    for state, name in ((taken(model), "out"), (before, "copy"), (before, "out"), (taken(model), "out")):
+        saves.written(state, tmp_path / name)
+
+    assert [seen.overwrites for seen in records] == [False, False, True, False]
+
+
 def test_an_average_is_neither(heard):
     """So is another model of the same shape; other tensors are nothing."""
     model, records = heard

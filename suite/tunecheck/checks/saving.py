@@ -403,6 +403,9 @@ def _drifted(first: Trained, again: list[Trained]) -> dict[str, float]:
     }
 
 
+COPY_OF_START = "a copy of the start may be kept on purpose, and the trained weights be saved by other means"
+
+
 class SavedAsTrained(Check):
     """Saved tensors are the trained ones.
 
@@ -428,9 +431,11 @@ class SavedAsTrained(Check):
             return self.unjudged("no trained tensor was saved after the first step", expected=True)
         own = [written for written in seen if written.own]
         problems = ["save_pretrained wrote no tensors"] if any(not w.tensors for w in own) else []
-        stale = [w for w in own if w.earlier]
-        if not stale and not any(w.trained or w.other for w in seen):
+        stale = proven = [w for w in own if w.earlier and not w.returned]
+        if not stale and not any(w.trained or w.other > len(w.earlier) for w in seen):
             stale = [w for w in seen if w.earlier]
+        stale = stale or [w for w in seen if w.overwrites]
+        copied = not proven and any(w.other or w.returned or w.overwrites for w in stale)
         problems += [f"{len(w.earlier)} tensors still have their initial values: {some(w.earlier)}" for w in stale[-1:]]
         if (base := max(w.without_adapters for w in seen)) and not any(w.trained or w.other for w in seen):
             problems.append(f"{base} plain base weights are saved, without the trained adapters")
@@ -440,4 +445,5 @@ class SavedAsTrained(Check):
             if resting:
                 problems.append(f"{resting} tensors belong to an untrained adapter, and no trained tensor is saved")
         detail = "; ".join(problems) or f"up to {max(w.trained for w in seen)} trained tensors in a file"
-        return self.found(not problems, detail, measured=len(problems), limit=0)
+        meant = COPY_OF_START if copied and len(problems) == 1 else ""
+        return self.found(not problems, detail, measured=len(problems), limit=0, meant=meant)

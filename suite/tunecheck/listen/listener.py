@@ -296,6 +296,7 @@ class Listener:
         session, self._session, self._learning = self._session, None, None
         if probes is not None and session is not None:
             probes.end(session)
+            saves.trained(session.model)
             self._aside.__exit__(None, None, None)
             del self._aside
             if (scored := ranks_scored(session.model, self._steps)) is not None:

@@ -77,6 +77,12 @@ def watch(model: Any, tell: Callable[[Written | FileWritten], None]) -> None:
         _TRAINED[model] = _Trained(learns, base, resting, tell)
 
 
+def trained(model: Any) -> None:
+    """The steps that are listened to are done: note what of this model has moved by now."""
+    if model in _TRAINED:
+        _TRAINED[model].note_moved(model)
+
+
 def written(thing: Any, path: Any = None) -> None:
     """This is about to be written to a file: tensors by name, what holds them, or anything else."""
     if probing():
@@ -91,7 +97,7 @@ def written(thing: Any, path: Any = None) -> None:
     held = dict(tensors_of(thing))
     if held or thing == {}:
         for model, trained in list(_TRAINED.items()):
-            trained.written(model, held)
+            trained.written(model, held, os.path.realpath(path) if isinstance(path, str | os.PathLike) else "")
 
 
 class _Trained:
@@ -113,28 +119,46 @@ class _Trained:
         self._telling = {name for name, p in learns.items() if not _is_constant(sample(p))}
         """Tensors that no other is likely to equal: those that begin at 0 or 1 are not."""
         self._told: Counter[tuple[bool, ...]] = Counter()
+        self._moved = set[str]()
+        """What had moved when the steps that are listened to were done."""
+        self._files = set[str]()
+        """Those that hold trained tensors."""
 
-    def written(self, model: Any, held: Mapping[str, torch.Tensor]) -> None:
+    def note_moved(self, model: Any) -> None:
+        """Note what differs from the start by now."""
+        live = dict(model.named_parameters())
+        self._moved = {n for n, value in self._before.items() if n in live and value_of(live[n]) != value}
+
+    def written(self, model: Any, held: Mapping[str, torch.Tensor], file: str = "") -> None:
         """Record what of the trained tensors is in these, if any of them has moved by now."""
         now = {name: p for name, p in model.named_parameters() if name in self._before}
         values = {name: value_of(p) for name, p in now.items()}
         moved = {name for name, value in values.items() if value != self._before[name]}
-        shapes = {now[name].shape for name in moved}
+        # as an average that is never updated leaves a model into which it is copied for a save
+        returned = {name for name in (self._moved & self._telling) - moved if name in now} if not moved else set()
+        shapes = {now[name].shape for name in moved | returned}
         found = {value_of(tensor) for tensor in held.values() if tensor.shape in shapes}
         # an adapter that rests beside the trained one, as a reference, may be what that was
         present = {value_of(p) for p in model.parameters() if p.shape in shapes}
         lost = {name for name in moved & self._telling if values[name] not in found}
+        earlier = {name for name in lost if self._before[name] in found - present}
+        earlier |= {name for name in returned if values[name] in found}
         seen = Written(
             own=_saves_itself(model),
             tensors=len(held),
             trained=sum(values[name] in found for name in moved),
-            earlier=tuple(sorted(name for name in lost if self._before[name] in found - present)),
+            earlier=tuple(sorted(earlier)),
+            returned=bool(returned),
+            overwrites=file in self._files and not any(values[name] in found for name in moved) and bool(earlier),
             other=len(found - {*values.values(), *self._before.values()}),
             resting=len(found & self._resting - {*values.values(), *self._before.values()}),
             # adapters that are gone were taken off, or merged
             without_adapters=0 if found or (now and not moved) else self._of_base(held),
         )
-        counts = seen.tensors, seen.trained, seen.earlier, seen.other, seen.without_adapters
+        moved |= returned
+        if file and seen.trained:
+            self._files.add(file)
+        counts = seen.tensors, seen.trained, seen.earlier, seen.other, seen.without_adapters, seen.overwrites
         kind = seen.own, *map(bool, counts)
         told = seen.without_adapters or (moved and (found or (seen.own and not held)))
         self._told[kind] += 1

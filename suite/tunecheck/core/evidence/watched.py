@@ -254,6 +254,10 @@ class Written(Record):
     """Weights of layers that have adapters, as they were before, where nothing of the adapters is written with them."""
     resting: int = 0
     """Of the `other`: tensors that were in the model before the training, frozen, as those of another adapter are."""
+    returned: bool = False
+    """Whether the model itself has the values from before the training again, after steps that moved it."""
+    overwrites: bool = False
+    """Whether the file held trained tensors, and holds those from before the training now."""
 
 
 class WrittenByScript(Record):
