@@ -213,7 +213,7 @@ def test_every_probe_is_in_the_table():
 def test_every_strategy_is_used_by_its_file():
     """Each file of strategies/ is imported by the table, but for what they share."""
     files = {path.stem for path in (SUITE / "strategies").glob("*.py")}
-    files -= {"__init__", "base", "mixed_precision", "shapes"}
+    files -= {"__init__", "base", "mixed_precision"}
 
     assert files == {type(strategy).__module__.rpartition(".")[2] for strategy in STRATEGIES.values()}
 

@@ -40,8 +40,7 @@ from tunecheck.core.errors import ConfigError
 from tunecheck.core.paths import shipped_folder
 from tunecheck.core.units import parse_bytes, parse_seconds
 from tunecheck.models.shapes import tensor_shapes
-from tunecheck.strategies import STRATEGIES
-from tunecheck.strategies.shapes import trained_shapes
+from tunecheck.strategies import STRATEGIES, trained_shapes
 
 CONFIGS = shipped_folder() / "configs"
 MODELS = sorted(path.stem for path in (CONFIGS / "models").glob("*.yaml"))

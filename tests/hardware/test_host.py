@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tunecheck.hardware import Disk, Git, cgroup, host
+from tunecheck.hardware import Disk, Git, host
 
 
 def test_environment_keeps_what_changes_results_and_no_secret() -> None:
@@ -50,18 +50,18 @@ def test_usable_cores_respect_the_quota(monkeypatch: pytest.MonkeyPatch) -> None
     """The affinity mask and the quota both limit; at least one core is left."""
     affinity = len(os.sched_getaffinity(0))
     for quota, expected in ((None, affinity), (0.5, 1), (1.9, 1), (1000.0, affinity)):
-        monkeypatch.setattr(cgroup, "cpu_quota_cores", lambda quota=quota: quota)
+        monkeypatch.setattr(host, "cpu_quota_cores", lambda quota=quota: quota)
         assert host.read_cpu().usable_cores == expected
 
 
 def test_ram_respects_the_control_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tighter of machine and group counts, for the total and for what is left."""
-    monkeypatch.setattr(cgroup, "memory_limits", lambda: None)
+    monkeypatch.setattr(host, "memory_limits", lambda: None)
     total, available = host.read_ram()
     assert total is not None
     assert available is not None
     assert 0 < available <= total
-    monkeypatch.setattr(cgroup, "memory_limits", lambda: (1000, 300))
+    monkeypatch.setattr(host, "memory_limits", lambda: (1000, 300))
     assert host.read_ram() == (1000, 300)
 
 
@@ -80,10 +80,10 @@ def test_cgroup_v2(tmp_path: Path) -> None:
     write(root / "pod", cpu__max="150000 100000", memory__max="5000", memory__current="4000")
     write(root / "pod/container", cpu__max="max 100000", memory__max="9000", memory__current="8000")
     write(root / "pod/container", memory__stat="anon 7000\ninactive_file 500")
-    assert cgroup.cpu_quota_cores(membership, root) == 1.5
-    assert cgroup.memory_limits(membership, root) == (5000, 1000)
+    assert host.cpu_quota_cores(membership, root) == 1.5
+    assert host.memory_limits(membership, root) == (5000, 1000)
     write(root / "pod/container", memory__current="8900")
-    assert cgroup.memory_limits(membership, root) == (5000, 600)
+    assert host.memory_limits(membership, root) == (5000, 600)
 
 
 def test_cgroup_v1(tmp_path: Path) -> None:
@@ -93,18 +93,18 @@ def test_cgroup_v1(tmp_path: Path) -> None:
     write(root / "cpu,cpuacct", cpu__cfs_quota_us="200000", cpu__cfs_period_us="100000")
     write(root / "memory", memory__limit_in_bytes="4000", memory__usage_in_bytes="3000")
     write(root / "memory", memory__stat="inactive_file 1\ntotal_inactive_file 800")
-    assert cgroup.cpu_quota_cores(membership, root) == 2.0
-    assert cgroup.memory_limits(membership, root) == (4000, 1800)
+    assert host.cpu_quota_cores(membership, root) == 2.0
+    assert host.memory_limits(membership, root) == (4000, 1800)
     write(root / "cpu,cpuacct", cpu__cfs_quota_us="-1")
     write(root / "memory", memory__limit_in_bytes="9223372036854771712")
-    assert cgroup.cpu_quota_cores(membership, root) is None
-    assert cgroup.memory_limits(membership, root) is None
+    assert host.cpu_quota_cores(membership, root) is None
+    assert host.memory_limits(membership, root) is None
 
 
 def test_no_control_group(tmp_path: Path) -> None:
     """Without the files there is no limit."""
-    assert cgroup.cpu_quota_cores(tmp_path / "absent", tmp_path) is None
-    assert cgroup.memory_limits(tmp_path / "absent", tmp_path) is None
+    assert host.cpu_quota_cores(tmp_path / "absent", tmp_path) is None
+    assert host.memory_limits(tmp_path / "absent", tmp_path) is None
 
 
 def test_disk_of_a_folder_that_does_not_exist_yet(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ from tunecheck.config import load_data
 from tunecheck.config.schema import Run
 from tunecheck.core.errors import Unsupported
 from tunecheck.models.shapes import Shape, tensor_shapes
-from tunecheck.strategies import STRATEGIES
-from tunecheck.strategies.shapes import trained_shapes
+from tunecheck.strategies import STRATEGIES, trained_shapes
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -49,8 +49,8 @@ def _place(run: Run, key: str) -> str:
 
 def _report_tensors(document: Document, run: Run) -> None:
     from tunecheck.models.shapes import KNOWN_TYPES, is_layer_linear, tensor_shapes
+    from tunecheck.strategies import trained_shapes
     from tunecheck.strategies.lora import target_problems
-    from tunecheck.strategies.shapes import trained_shapes
 
     if run.model.architecture.model_type not in KNOWN_TYPES:
         return

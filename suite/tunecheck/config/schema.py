@@ -35,8 +35,7 @@ from tunecheck.models.adapters import Lora as Lora
 from tunecheck.models.adapters import Quantization as Quantization
 from tunecheck.models.description import Model, Section, Sha256
 from tunecheck.models.shapes import tensor_shapes
-from tunecheck.strategies import STRATEGIES
-from tunecheck.strategies.shapes import trained_shapes
+from tunecheck.strategies import STRATEGIES, trained_shapes
 
 FallbackStep = Literal["lean", "offload", "evaluate_on_gpu", "cpu"]
 """Name of a step; tunecheck.runner.fallback_chain defines what each changes."""

@@ -1,4 +1,7 @@
-"""Facts about a machine besides its GPUs: processor, memory, disk, versions, checkout, environment."""
+"""Facts about a machine besides its GPUs: processor, memory, disk, versions, checkout, environment.
+
+The control group of a container or a job scheduler may allow less of them (cgroup v1 and v2).
+"""
 
 import errno
 import importlib.metadata
@@ -6,13 +9,12 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
 
 import psutil
 
-from tunecheck.hardware import cgroup
 from tunecheck.hardware.facts import Cpu, Disk, Git
 
 DISTRIBUTIONS = (
@@ -47,6 +49,10 @@ ENVIRONMENT = (
 """Variables that change a result and never hold a secret; those of tunecheck are added by their prefix."""
 _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 _GIT_SECONDS = 5
+MEMBERSHIP = Path("/proc/self/cgroup")
+ROOT = Path("/sys/fs/cgroup")
+_NO_LIMIT_BYTES = 2**60
+"""Smallest number that means "unlimited": cgroup v1 writes the largest page-aligned one."""
 _SUITE = Path(__file__).resolve().parent.parent
 
 
@@ -78,7 +84,7 @@ def _cpuinfo(path: Path) -> tuple[str | None, frozenset[str] | None]:
 def _usable_cores() -> int | None:
     # Only Linux and the BSDs report the affinity mask.
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    quota = cgroup.cpu_quota_cores()
+    quota = cpu_quota_cores()
     if affinity is None or quota is None:
         return affinity
     return min(affinity, max(1, int(quota)))
@@ -87,7 +93,7 @@ def _usable_cores() -> int | None:
 def read_ram() -> tuple[int | None, int | None]:
     """Return total and available bytes, within the limit of the control group."""
     memory = psutil.virtual_memory()
-    limits = cgroup.memory_limits()
+    limits = memory_limits()
     if limits is None:
         return memory.total, memory.available
     return min(memory.total, limits[0]), min(memory.available, limits[1])
@@ -167,3 +173,71 @@ def read_environment(variables: Mapping[str, str]) -> dict[str, str]:
         for name, value in sorted(variables.items())
         if name in ENVIRONMENT or (name.startswith("TUNECHECK_") and not _SECRET.search(name))
     }
+
+
+def cpu_quota_cores(membership: Path = MEMBERSHIP, root: Path = ROOT) -> float | None:
+    """Return the CPU seconds per second that this process may use, in cores; None without a quota."""
+    quotas = [quota for folder in _folders("cpu", membership, root) if (quota := _cpu_quota(folder)) is not None]
+    return min(quotas, default=None)
+
+
+def memory_limits(membership: Path = MEMBERSHIP, root: Path = ROOT) -> tuple[int, int] | None:
+    """Return the limit of this process's group and what is left of it, both in bytes; None without a limit."""
+    limits = [limit for folder in _folders("memory", membership, root) if (limit := _memory(folder)) is not None]
+    if not limits:
+        return None
+    return min(limit for limit, _ in limits), min(left for _, left in limits)
+
+
+def _folders(controller: str, membership: Path, root: Path) -> Iterator[Path]:
+    """Yield the folders of this process's group and of all its parents: the tightest limit counts.
+
+    Inside a container the group's path is often the host's and does not exist; the mount itself is then the own group.
+    """
+    for line in _text(membership).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            base = root
+        elif controller in controllers.split(","):
+            base = next((root / name for name in (controllers, controller) if (root / name).is_dir()), root)
+        else:
+            continue
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        for depth in range(len(parts), -1, -1):
+            yield base.joinpath(*parts[:depth])
+
+
+def _cpu_quota(folder: Path) -> float | None:
+    quota, period = [*_text(folder / "cpu.max").split(), "", ""][:2]
+    if not quota:
+        quota, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
+
+
+def _memory(folder: Path) -> tuple[int, int] | None:
+    names = (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    )
+    for limit_name, usage_name, reclaimable_name in names:
+        limit, usage = _text(folder / limit_name), _text(folder / usage_name)
+        if limit.isdigit() and usage.isdigit() and int(limit) < _NO_LIMIT_BYTES:
+            # The kernel drops idle file cache before it kills, so that cache counts as free.
+            reclaimable = _statistic(folder / "memory.stat", reclaimable_name)
+            return int(limit), max(0, int(limit) - int(usage) + reclaimable)
+    return None
+
+
+def _statistic(path: Path, name: str) -> int:
+    for line in _text(path).splitlines():
+        key, _, value = line.partition(" ")
+        if key == name and value.isdigit():
+            return int(value)
+    return 0
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""

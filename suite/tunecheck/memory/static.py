@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tunecheck.core.frozen import Frozen
 from tunecheck.models.shapes import is_layer_linear, packed_bytes, tensor_shapes
-from tunecheck.strategies.shapes import trained_shapes
+from tunecheck.strategies import trained_shapes
 
 if TYPE_CHECKING:
     from tunecheck.config.schema import Run

@@ -1,6 +1,8 @@
 """Training strategies: which parameters are trained. A strategy changes the model, never the loop."""
 
+from tunecheck.models.shapes import Shape, is_layer_linear
 from tunecheck.strategies.base import Strategy as Strategy
+from tunecheck.strategies.base import StrategyConfig
 from tunecheck.strategies.base_weights import (
     AdapterLayers,
     BitFit,
@@ -9,7 +11,7 @@ from tunecheck.strategies.base_weights import (
     Full,
     LastLayersAndHead,
 )
-from tunecheck.strategies.lora import LoraAdapters, QLoraAdapters
+from tunecheck.strategies.lora import LoraAdapters, QLoraAdapters, target_layers
 
 STRATEGIES: dict[str, Strategy] = {
     "full": Full(),
@@ -22,3 +24,24 @@ STRATEGIES: dict[str, Strategy] = {
     "qlora": QLoraAdapters(),
 }
 """Every strategy by its name in a run's YAML."""
+
+
+def trained_shapes(run: StrategyConfig, shapes: dict[str, Shape]) -> list[Shape]:
+    """Return the shapes of all tensors that the run trains in a model of these shapes. Raises Unsupported."""
+    if run.lora is not None:
+        return adapter_shapes(run, shapes)
+    return [shapes[name] for name in sorted(STRATEGIES[run.strategy].expected_trainable(run, list(shapes)))]
+
+
+def adapter_shapes(run: StrategyConfig, shapes: dict[str, Shape]) -> list[Shape]:
+    """Return the shapes of lora_A [r, in], lora_B [out, r] and, with DoRA, the magnitude [out] of every target.
+
+    Empty without adapters. Raises Unsupported.
+    """
+    if run.lora is None:
+        return []
+    rank, dora = run.lora.r, run.lora.use_dora
+    linears = [name for name, shape in shapes.items() if is_layer_linear(name, shape)]
+    targets = [shapes[f"{module}.weight"] for module in target_layers(run, linears)]
+    parts = [((rank, columns), (rows, rank), *([(rows,)] if dora else [])) for rows, columns in targets]
+    return [shape for adapter in parts for shape in adapter]

@@ -190,8 +190,6 @@ def _shown(value: Any) -> Any:
 
 
 MIB = 2**20
-FEWEST_POINTS = 2
-"""One session is no trend."""
 SESSIONS_OF_A_PAGE = 60
 """Drawn, shared by the runs: a page of ten stays under 300 kB."""
 
@@ -219,7 +217,7 @@ def trends(report: Report, run: RunReport, trace: Trace, folder: Path) -> tuple[
 
 def _chart(figure: Figure, entries: Sequence[HistoryEntry], comparison: FigureComparison | None) -> Chart | None:
     held = [entry for entry in entries if figure.name in entry.figures]
-    if len(held) < FEWEST_POINTS:
+    if len(held) < 2:  # one session is no trend
         return None
     scale = MIB if figure.unit == "bytes" else 1
     points = tuple((place, entry.figures[figure.name] / scale) for place, entry in enumerate(held, start=1))
