@@ -23,7 +23,7 @@ from tunecheck.training.session import Session
 def build(run, folder, device):
     """Return a session ready for its first step. The optimizer comes last, over the tensors that are trained."""
     torch.manual_seed(run.training.seed)
-    tokenizer, precision = load_tokenizer(folder), resolve_precision(run.training.precision, device)
+    tokenizer, precision = load_tokenizer(folder), resolve_precision(run, device)
     base = load_base(run, folder, device, precision)
     workarounds = apply_workarounds(base, device, run)
     model = apply_strategy(base, run)

@@ -10,6 +10,7 @@ ANSWER = {
     "first_step_bytes": 2 * 10**9,
     "steady_bytes": 3 * 10**9,
     "evaluation_bytes": 10**9,
+    "remainder_bytes": 0,
     "between_steps": {"other_weights": 10**9},
     "at_peak": {"other_weights": 10**9, "activations": 2 * 10**9},
     "peak_operation": "aten._log_softmax_backward_data.default",

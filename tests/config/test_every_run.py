@@ -17,6 +17,8 @@ SOURCES = run_sources()
 FILES = run_files()
 HARDWARE = probe()
 
+REST = {"remainder_bytes": 0, "between_steps": {}, "at_peak": {}, "peak_operation": "aten.mm"}
+
 
 @pytest.fixture(autouse=True)
 def _simulated(monkeypatch, tmp_path):
@@ -28,7 +30,9 @@ def _simulated(monkeypatch, tmp_path):
     def answer(run: Run) -> prediction.Simulation:
         assert Run.model_validate_json(run.model_dump_json()).fingerprint == run.fingerprint
         figures = dict.fromkeys(("loaded_bytes", "first_step_bytes", "steady_bytes", "evaluation_bytes"), next(sizes))
-        return prediction.Simulation(**figures, between_steps={}, at_peak={}, peak_operation="aten.mm")
+        return prediction.Simulation(
+            **figures, remainder_bytes=0, between_steps={}, at_peak={}, peak_operation="aten.mm"
+        )
 
     monkeypatch.setattr(prediction, "_simulate", answer)
     monkeypatch.setattr("tunecheck.hardware.probe", lambda: HARDWARE)  # it starts git three times

@@ -53,6 +53,8 @@ FILES = {
 }
 MINE = "quick/mine"
 
+REST = {"remainder_bytes": 0, "between_steps": {}, "at_peak": {}, "peak_operation": "aten.mm"}
+
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
@@ -94,7 +96,7 @@ def test_own_card_classes_are_ordered_by_their_memory():
 def test_list_show_and_estimate_take_an_own_run(capsys, monkeypatch):
     """By name, and with an own card class."""
     figures = dict.fromkeys(("loaded_bytes", "first_step_bytes", "steady_bytes", "evaluation_bytes"), 10**9)
-    answer = prediction.Simulation(**figures, between_steps={}, at_peak={}, peak_operation="aten.mm")
+    answer = prediction.Simulation(**figures, **REST)
     monkeypatch.setattr(prediction, "_simulate", lambda run: answer)
 
     assert main(["list"]) == 0

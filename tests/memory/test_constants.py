@@ -48,6 +48,27 @@ def test_a_card_of_the_same_name_was_measured():
     assert share_of("NVIDIA T4") == share_of(None) == UNMEASURED
 
 
+@pytest.mark.parametrize(
+    ("capability", "deterministic", "expected"),
+    [
+        ("9.0", False, 64 * 2**20),
+        ("12.0", False, 64 * 2**20),
+        ("8.9", False, 2 * 8_519_680),
+        ("7.5", False, 2 * 8_519_680),
+        ("8.9", True, 64 * 2**20),
+        (None, False, 64 * 2**20),
+    ],
+)
+def test_the_workspace_is_that_of_the_compute_capability(capability, deterministic, expected):
+    """But in a deterministic training, whose configuration of cuBLAS is the same everywhere."""
+    share = share_of("a GPU", deterministic=deterministic, capability=capability)
+    assert share.cublas_workspace.bytes == expected
+
+    predict(quick("training.deterministic=true") if deterministic else quick())
+    run = quick("training.deterministic=true") if deterministic else quick()
+    assert need_of(run, gpu_name="a GPU", capability=capability).bytes == 3 * 10**9 + expected + CUDA_CONTEXT.bytes
+
+
 def test_evidence_counts_after_this_machines_own(tmp_path):
     """Which is nearer to the truth here."""
     evidence = tmp_path / "reports" / "evidence" / "nvidia-h200" / "constants.json"

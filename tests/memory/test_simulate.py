@@ -11,7 +11,7 @@ from simulations import CHECKPOINTING, FULL, rotary_frequencies, run_with, simul
 from torch.profiler import ProfilerActivity, profile
 
 from tunecheck.memory import simulate as simulation
-from tunecheck.memory.live import ACTIVATIONS, CUDA_ROUNDING_BYTES, LiveStorages
+from tunecheck.memory.live import ACTIVATIONS, CUDA_ROUNDING_BYTES, LiveStorages, block_remainder, scratch_bytes
 from tunecheck.memory.static import static_bytes
 
 LORA = ["strategy=lora", "quantization=null"]
@@ -137,6 +137,52 @@ def test_a_storage_counts_once_rounded_and_until_it_dies():
     assert live.peak_bytes == CUDA_ROUNDING_BYTES + 2 * 1024
     assert live.peak_by_kind == {"adapters": CUDA_ROUNDING_BYTES, ACTIVATIONS: 2 * 1024}
     assert live.peak_operation == "aten.add.Tensor"
+
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("size", "left"),
+    [(21.5, 0.5), (11, 1), (10.5, 0), (12, 0), (9.5, 0)],
+    ids=["of a segment", "at most", "split off", "whole", "shares a segment"],
+)
+def test_the_block_of_a_large_tensor_may_be_larger(size, left):
+    """Up to 1 MiB is not split off: the allocator counts it as allocated, and the tensor has not asked for it."""
+    assert block_remainder(int(size * MIB)) == left * MIB
+    with LiveStorages() as live:
+        kept = torch.empty(int(size * MIB), dtype=torch.uint8)
+        live.start_phase()
+        torch.empty(1)
+        assert (live.peak_remainder_bytes, live.peak_bytes) == (left * MIB, size * MIB + CUDA_ROUNDING_BYTES)
+        del kept
+    assert live.remainder_bytes == 0
+
+
+def test_doubly_quantised_scales_are_unpacked_beside_the_weight():
+    """In fp32, without and with their offset."""
+    import bitsandbytes  # noqa: F401 - registers the operation
+
+    product, activation = torch.ops.bitsandbytes.gemm_4bit.default, torch.zeros(8, 64, dtype=torch.bfloat16)
+    given = (activation, torch.zeros(128 * 64 // 2, 1), (128, 64), torch.zeros(1))
+    weight_bytes = 128 * 64 * 2
+    assert scratch_bytes(product, given, {}) == weight_bytes
+    assert scratch_bytes(product, given, {"absmax_8bit": torch.zeros(128)}) == weight_bytes + 2 * 4 * 128
+
+
+@pytest.mark.parametrize(("dtype", "masked"), [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float32, False)])
+def test_a_deterministic_flash_attention_keeps_a_gradient_for_each_split(dtype, masked):
+    """132 multiprocessors share two heads: 66 sums in fp32, rounded up to 128 rows of 32; other kernels have none."""
+    peaks = []
+    for deterministic in (False, True):
+        query = torch.zeros(1, 2, 100, 24, dtype=dtype, requires_grad=True)
+        mask = torch.ones(100, 100, dtype=torch.bool) if masked else None
+        out = torch.nn.functional.scaled_dot_product_attention(query, query, query, attn_mask=mask)
+        with LiveStorages(deterministic=deterministic) as live:
+            out.backward(torch.ones_like(out))
+        peaks.append(live.peak_bytes)
+
+    assert peaks[1] - peaks[0] == (0 if masked or dtype == torch.float32 else 4 * 65 * 2 * 128 * 32)
 
 
 def test_flash_attention_is_simulated_without_its_package():

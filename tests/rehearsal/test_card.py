@@ -89,6 +89,17 @@ def test_every_way_of_training_keeps_to_its_device(tmp_path, way):
     assert failed(trace, *settings) <= UNLIKE_A_CARD
 
 
+def test_a_card_without_bf16_trains_in_fp16(tmp_path):
+    """By itself, with its gradients scaled; the checks hold it to the rounding of fp16."""
+    settings = ["training.max_steps=5", "training.precision=auto"]
+    with fake_card(capability=(7, 5)):
+        trace = rehearsed(tmp_path, *settings, gpu=True)
+
+    assert trace.main.finished, trace.main.end
+    assert trace.one(Setup).precision == "fp16"
+    assert failed(trace, *settings) <= UNLIKE_A_CARD
+
+
 def test_a_loop_of_anothers_is_watched_on_the_card(tmp_path):
     """Rows of two lengths, padded: its batches, its modes and its random state stay where they are."""
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -172,6 +172,30 @@ def test_an_attention_whose_gradients_overflow_is_found(tmp_path, monkeypatch):
     assert "forward_matches_architecture" in failed(rehearsed(tmp_path))
 
 
+FULL = ["strategy=full", "lora=null", "quantization=null", "checks={}"]
+
+
+@pytest.mark.parametrize(
+    ("capability", "settings", "precision"),
+    [
+        ((8, 0), [], "bf16"),
+        ((7, 5), [], "fp16"),
+        ((7, 0), FULL, "fp16"),
+        ((7, 5), ["training.precision=fp32"], "fp32"),
+        ((7, 5), [*FULL, "training.offload=parameters"], "fp32"),
+        ((7, 5), ["lora.adapter_dtype=model"], "fp32"),
+        ((7, 5), ["trainer=transformers", "evaluation.batch_size=2"], "fp32"),
+        ((6, 1), [], "fp32"),
+    ],
+)
+def test_auto_is_what_the_card_computes_fast(monkeypatch, capability, settings, precision):
+    """bf16 from 8.0 on; before, fp16 where there are tensor cores for it and gradients can be scaled."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    run = load_run(find_run("quick/smollm2-135m-qlora"), settings)
+
+    assert load.resolve_precision(run, torch.device("cuda", 0)) == precision
+
+
 @pytest.mark.parametrize(
     ("capability", "settings", "enabled", "told"),
     [

@@ -13,6 +13,7 @@ def broken_rules(run: "Run") -> Broken:
     rules = (
         _sections,
         _magnitudes,
+        _scaled_gradients,
         _steps,
         _warmup,
         _batches,
@@ -46,6 +47,13 @@ def _magnitudes(run: "Run") -> Broken:
     if run.lora is None or not run.lora.use_dora or run.lora.adapter_dtype != "model":
         return []
     rule = "should be fp32 or mixed with lora.use_dora: in 16 bit an update rounds to no change of a magnitude"
+    return [(("lora", "adapter_dtype"), f"{rule} (got model)")]
+
+
+def _scaled_gradients(run: "Run") -> Broken:
+    if run.training.precision != "fp16" or run.lora is None or run.lora.adapter_dtype != "model":
+        return []
+    rule = "should be fp32 or mixed with training.precision fp16: torch's GradScaler unscales no gradients in fp16"
     return [(("lora", "adapter_dtype"), f"{rule} (got model)")]
 
 

@@ -187,8 +187,8 @@ class Training(Section):
     adam_epsilon: PositiveFloat = 1e-8
     max_grad_norm: PositiveFloat | None = 1.0
     precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
-    """auto is bf16 where the device has it natively, else fp32 (the trace records which); fp16 uses a gradient
-    scaler."""
+    """auto is bf16 where the device has it natively, fp16 on GPUs of compute capability 7.x where it can be, else fp32
+    (the trace records which); fp16 uses a gradient scaler."""
     gradient_checkpointing: bool = False
     loss_chunk_tokens: PositiveInt | None = None
     """Tokens whose logits exist at one time, recomputed in the backward pass. None: those of the whole micro-batch,

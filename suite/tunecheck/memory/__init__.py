@@ -22,11 +22,11 @@ class Need(Frozen):
     """ISO date of the measurement or prediction; empty where the run's own YAML states it."""
 
 
-def need_of(run: "Run", *, gpu_name: str | None) -> Need | None:
+def need_of(run: "Run", *, gpu_name: str | None, capability: str | None = None) -> Need | None:
     """Return the best known need: this run's measured on such a GPU, else stated by it, else predicted; else None.
 
     A prediction rests on assumed constants of the GPU, so it does not overrule what the run's YAML states. Nothing is
-    simulated here: `predict` fills the cache, as `tunecheck estimate` does.
+    simulated here: `predict` fills the cache, as `tunecheck estimate` does. `capability` is the GPU's, such as "8.9".
     """
     peak = None if gpu_name is None else measured_peak(run.fingerprint, gpu_name)
     # a verdict records the peak of the run itself, not of the variants that it is compared with
@@ -35,6 +35,7 @@ def need_of(run: "Run", *, gpu_name: str | None) -> Need | None:
     if run.vram is not None:
         return Need(bytes=run.vram, source="stated", when="")
     simulated = run.evaluation.device != "cuda"  # a training on the CPU that evaluates on a GPU is not
-    if simulated and (prediction := cached_prediction(run, card=gpu_name)) is not None:
+    prediction = cached_prediction(run, card=gpu_name, capability=capability) if simulated else None
+    if prediction is not None:
         return Need(bytes=prediction.process_bytes, source="predicted", when=prediction.predicted_at)
     return None

@@ -5,6 +5,7 @@ deduced or assumed.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,11 @@ CUBLAS_WORKSPACE = Constant(
     source="PyTorch's ATen source: 32 MiB on compute capability 9, 10 and 12 (8.1 MiB on others), once for the thread "
     "of the forward pass and once for that of the backward pass; CUBLAS_WORKSPACE_CONFIG=:16:8 makes it 0.3 MB",
 )
+"""Of a GPU of unknown capability, and of each in a deterministic training, whose CUBLAS_WORKSPACE_CONFIG=:4096:8 is
+32 MiB everywhere."""
+SMALL_WORKSPACE_BYTES, LARGE_WORKSPACE = 2 * (4096 * 2 + 16 * 8) * 2**10, ("9", "10", "12")
+"""Both workspaces on other GPUs (:4096:2:16:8, in KiB), and the major capabilities that have the large one (torch 2.13,
+aten/src/ATen/cuda/CublasHandlePool.cpp: getChosenWorkspaceSize)."""
 CUDA_CONTEXT = Constant(
     bytes=500_000_000,
     provenance="assumed, not measured",
@@ -57,8 +63,8 @@ def holds(card_gb: int, process_bytes: int) -> bool:
     return process_bytes <= card_gb * 10**9
 
 
-def share_of(card: str | None, *, deterministic: bool = False) -> CardShare:
-    """Return the constants measured on a GPU of this name; without a GPU or a measurement `UNMEASURED`.
+def share_of(card: str | None, *, deterministic: bool = False, capability: str | None = None) -> CardShare:
+    """Return the constants measured on a GPU of this name; without a measurement those of its compute capability.
 
     A deterministic training has other workspaces, see `training.deterministic`. A file that cannot be read, or lacks
     these numbers, is skipped.
@@ -76,7 +82,9 @@ def share_of(card: str | None, *, deterministic: bool = False) -> CardShare:
                 cublas_workspace=Constant(bytes=workspace, provenance="measured", source=source),
                 cuda_context=Constant(bytes=context, provenance="measured", source=source),
             )
-    return UNMEASURED
+    if deterministic or capability is None or capability.partition(".")[0] in LARGE_WORKSPACE:
+        return UNMEASURED
+    return replace(UNMEASURED, cublas_workspace=replace(CUBLAS_WORKSPACE, bytes=SMALL_WORKSPACE_BYTES))
 
 
 def own_constants_file() -> Path:

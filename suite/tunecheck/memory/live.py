@@ -12,7 +12,14 @@ from torch.utils._pytree import tree_leaves
 
 CUDA_ROUNDING_BYTES = 512
 """Granularity of PyTorch's CUDA allocator (kMinBlockSize in CUDACachingAllocator)."""
+MIN_LARGE_BYTES, LARGE_ROUNDING_BYTES, UNSPLIT_BYTES = 10 * 2**20, 2 * 2**20, 2**20
+"""Of the same allocator (kMinLargeAlloc, kRoundLarge, kSmallSize): a tensor from the first size on gets a segment of
+whole seconds, and what is left of it is not split off where it has at most the third."""
+FLASH_SPLITS_BLOCKS = 132
+"""Multiprocessors of an H100 or H200, by which the deterministic backward pass of flash attention splits its sums."""
 
+FLASH_BACKWARD = "aten::_scaled_dot_product_flash_attention_for_cpu_backward"
+"""What stands for flash attention's backward pass in the simulation, whose tensors claim the CPU."""
 ACTIVATIONS = "activations"
 """Kind of everything not assigned another: saved activations, the loss, temporaries."""
 ELSEWHERE = "elsewhere"
@@ -26,10 +33,10 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
     counted only where `scratch_bytes` knows of it.
     """
 
-    def __init__(self, rounding_bytes: int = CUDA_ROUNDING_BYTES) -> None:
+    def __init__(self, rounding_bytes: int = CUDA_ROUNDING_BYTES, *, deterministic: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.rounding_bytes = rounding_bytes
-        self.live_bytes = self.peak_bytes = 0
+        self.rounding_bytes, self._deterministic = rounding_bytes, deterministic
+        self.live_bytes = self.peak_bytes = self.remainder_bytes = self.peak_remainder_bytes = 0
         self.peak_by_kind: dict[str, int] = {}
         self.peak_operation = ""
         self._by_kind: Counter[str] = Counter()
@@ -52,8 +59,7 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._count(tensor)
             key = tensor.untyped_storage()._cdata
             size, kind = self._storages[key]
-            self._by_kind[kind] -= size
-            self.live_bytes -= size
+            self._add(-1, size, kind)
             self._storages[key] = 0, ELSEWHERE
 
     def hold(self, tensors: Iterable[torch.Tensor], kind: str) -> None:
@@ -69,19 +75,21 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def start_phase(self) -> None:
         """Reset the peak to what is alive now."""
         self.peak_bytes, self.peak_by_kind, self.peak_operation = self.live_bytes, self.by_kind(), ""
+        self.peak_remainder_bytes = self.remainder_bytes
 
     def by_kind(self) -> dict[str, int]:
         """Return the bytes alive now by kind."""
         return dict(+self._by_kind)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs := kwargs or {}))
         for leaf in [result] if isinstance(result, torch.Tensor) else tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
                 self._count(leaf)
-        alive = self.live_bytes + (0 if self._elsewhere else scratch_bytes(func, args))
+        scratch = 0 if self._elsewhere else scratch_bytes(func, args, kwargs, deterministic=self._deterministic)
+        alive = self.live_bytes + scratch
         if alive > self.peak_bytes:
-            self.peak_bytes, self.peak_operation = alive, str(func)
+            self.peak_bytes, self.peak_operation, self.peak_remainder_bytes = alive, str(func), self.remainder_bytes
             self.peak_by_kind = dict(self._by_kind + Counter({ACTIVATIONS: alive - self.live_bytes}))
         return result
 
@@ -93,24 +101,42 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         size = 0 if self._elsewhere else -(-storage.nbytes() // self.rounding_bytes) * self.rounding_bytes
         kind = ELSEWHERE if self._elsewhere else ACTIVATIONS
         self._storages[key] = size, kind
-        self._by_kind[kind] += size
-        self.live_bytes += size
+        self._add(1, size, kind)
         self._deaths[key] = weakref.ref(storage, lambda _: self._forget(key))
 
     def _forget(self, key: int) -> None:
-        size, kind = self._storages.pop(key)
         del self._deaths[key]
-        self._by_kind[kind] -= size
-        self.live_bytes -= size
+        self._add(-1, *self._storages.pop(key))
+
+    def _add(self, sign: int, size: int, kind: str) -> None:
+        self._by_kind[kind] += sign * size
+        self.live_bytes += sign * size
+        self.remainder_bytes += sign * block_remainder(size)
 
 
-def scratch_bytes(func: Any, args: Any) -> int:
+def block_remainder(size: int) -> int:
+    """Return the bytes that a large tensor's block holds beyond it: max_memory_allocated counts whole blocks."""
+    left = -size % LARGE_ROUNDING_BYTES
+    return left if size >= MIN_LARGE_BYTES and left <= UNSPLIT_BYTES else 0
+
+
+def scratch_bytes(func: Any, args: Any, kwargs: Any, *, deterministic: bool = False) -> int:
     """Return what a CUDA kernel allocates besides its result, where that is large and known from its source.
 
     bitsandbytes::gemm_4bit(A, B, shape, absmax, ...) dequantises the weight into A's dtype and multiplies, except for
-    small products (bitsandbytes 0.50, backends/cuda/ops.py: _dequant_linear_fallback).
+    small products. Doubly quantised scales become fp32 first, twice: without and with their offset (bitsandbytes 0.50,
+    backends/cuda/ops.py: _dequant_linear_fallback).
+
+    The backward pass of flash attention sums the queries' gradients in fp32, of rows and widths rounded up to 128 and
+    32, and where it is deterministic in a copy for each split (torch 2.13, transformers/cuda/flash_attn/flash_api.cpp:
+    dq_accum of mha_bwd). Attention with a mask, or in fp32, takes another kernel.
     """
-    if func.name() != "bitsandbytes::gemm_4bit":
-        return 0
-    activation, shape = args[0], args[2]
-    return int(shape[0] * shape[1] * activation.element_size())
+    if func.name() == "bitsandbytes::gemm_4bit":
+        activation, shape, scales = args[0], args[2], kwargs.get("absmax_8bit")
+        absmax_bytes = 0 if scales is None else 2 * 4 * scales.numel()
+        return int(shape[0] * shape[1] * activation.element_size()) + absmax_bytes
+    if func.name() == FLASH_BACKWARD and kwargs.get("attn_mask") is None and args[1].element_size() == 2:
+        rows, heads, tokens, width = args[1].shape
+        splits = -(-FLASH_SPLITS_BLOCKS // (rows * heads)) if deterministic else 1
+        return int(4 * splits * rows * heads * (tokens + -tokens % 128) * (width + -width % 32))
+    return 0

@@ -56,6 +56,8 @@ class Simulation(Frozen):
     """Peak of a later micro-batch."""
     evaluation_bytes: int
     """Peak of an evaluation batch."""
+    remainder_bytes: int
+    """What the allocator's blocks hold beyond their tensors at the steady peak."""
     between_steps: dict[str, int]
     """Bytes by kind after a step."""
     at_peak: dict[str, int]
@@ -98,8 +100,8 @@ class Prediction(Frozen):
 
     @property
     def allocator_bytes(self) -> int:
-        """Return the expected torch.cuda.max_memory_allocated: tensors and the workspace of cuBLAS."""
-        return self.tensor_bytes + self.share.cublas_workspace.bytes
+        """Return the expected torch.cuda.max_memory_allocated: tensors' blocks and the workspaces of cuBLAS."""
+        return self.tensor_bytes + self.simulation.remainder_bytes + self.share.cublas_workspace.bytes
 
     @property
     def process_bytes(self) -> int:
@@ -124,13 +126,15 @@ class Prediction(Frozen):
         }
 
 
-def predict(run: Run, *, card: str | None = None) -> Prediction:
+def predict(run: Run, *, card: str | None = None, capability: str | None = None) -> Prediction:
     """Return the run's prediction for a GPU of this name, simulated in a child process unless it is cached.
+
+    `capability` is its compute capability, such as "8.9"; None where it is unknown.
 
     Raises Unsupported for what cannot be predicted, EstimateFailed when the child gives no answer.
     """
     static_bytes(run)  # raises Unsupported before a child is started
-    if (known := cached_prediction(run, card=card)) is not None:
+    if (known := cached_prediction(run, card=card, capability=capability)) is not None:
         log.debug(f"{run.name}: predicted on {known.predicted_at}, in {_cache_file(run)}")
         return known
     log.info(f"{run.name}: simulating two steps without weights (about 10 s)")
@@ -145,19 +149,19 @@ def predict(run: Run, *, card: str | None = None) -> Prediction:
     except OSError as error:
         remedy = "set TUNECHECK_CACHE to a writable folder"
         log.warning(f"{run.name}: the prediction cannot be cached: {path}: {error.strerror}; {remedy}")
-    return _prediction(run, record, card)
+    return _prediction(run, record, share_of(card, deterministic=run.training.deterministic, capability=capability))
 
 
-def cached_prediction(run: Run, *, card: str | None = None) -> Prediction | None:
+def cached_prediction(run: Run, *, card: str | None = None, capability: str | None = None) -> Prediction | None:
     """Return the run's prediction for a GPU of this name where it is cached for these versions; else None."""
     try:
         record = read_json(_cache_file(run))
-        return _prediction(run, record, card)
+        return _prediction(run, record, share_of(card, deterministic=run.training.deterministic, capability=capability))
     except (OSError, ValueError, KeyError, TypeError):  # what cannot be read, or is no record, is simulated anew
         return None
 
 
-def _prediction(run: Run, record: Mapping[str, Any], card: str | None) -> Prediction:
+def _prediction(run: Run, record: Mapping[str, Any], share: CardShare) -> Prediction:
     static = static_bytes(run)
     return Prediction(
         run=run.name,
@@ -167,7 +171,7 @@ def _prediction(run: Run, record: Mapping[str, Any], card: str | None) -> Predic
         static=static,
         load_bytes=_load_bytes(run, static),
         simulation=Simulation(**record["simulation"]),
-        share=share_of(card, deterministic=run.training.deterministic),
+        share=share,
     )
 
 

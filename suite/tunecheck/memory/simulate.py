@@ -61,7 +61,7 @@ def simulate(
         _quantised(torch.zeros(64, 64), run)
     with _dora_unpacks_plain_parameters(), _without_numbers() if fake else nullcontext():
         session = build(run)
-        live = LiveStorages(rounding_bytes)
+        live = LiveStorages(rounding_bytes, deterministic=run.training.deterministic)
         claim(live, session)
         place = placed(session, live)
         loaded_bytes, several = live.live_bytes, run.training.gradient_accumulation_steps > 1
@@ -71,7 +71,7 @@ def simulate(
             live.hold((tensor for state in session.optimizer.state.values() for tensor in state.values()), "optimizer")
             steady_bytes = _step(session, live, batch, keep_gradients=False, place=place)
             del batch
-            at_peak, operation = live.peak_by_kind, live.peak_operation
+            at_peak, operation, remainder_bytes = live.peak_by_kind, live.peak_operation, live.peak_remainder_bytes
             rows = min(run.evaluation.rows, run.evaluation.batch_size)
             evaluation_bytes = _evaluate(session, live, _batch(rows, run, padded))
         return Simulation(
@@ -79,6 +79,7 @@ def simulate(
             first_step_bytes=first_bytes,
             steady_bytes=steady_bytes,
             evaluation_bytes=evaluation_bytes,
+            remainder_bytes=remainder_bytes,
             between_steps=live.by_kind(),
             at_peak=at_peak,
             peak_operation=operation,

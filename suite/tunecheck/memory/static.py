@@ -43,7 +43,7 @@ class StaticBytes(Frozen):
 
 
 def assumed_precision(run: "Run") -> str:
-    """Return bf16, fp16 or fp32. auto counts as bf16, which it is from compute capability 8.0 on."""
+    """Return bf16, fp16 or fp32. auto counts as bf16, which it is from compute capability 8.0 on; fp16 is as large."""
     return "bf16" if run.training.precision == "auto" else run.training.precision
 
 

@@ -120,7 +120,7 @@ def _phases(prediction: Prediction) -> PlainTable:
     table = _table("phase", "peak of the tensors")
     for phase, size in prediction.phases.items():
         table.add_row(phase, human_bytes(size))
-    table.add_row("with the cuBLAS workspace", human_bytes(prediction.allocator_bytes))
+    table.add_row("with the cuBLAS workspace and whole blocks", human_bytes(prediction.allocator_bytes))
     table.add_row("with the CUDA context", human_bytes(prediction.process_bytes))
     return table
 

@@ -83,7 +83,7 @@ def carry_out(request: Request, progress: Callable[[Step], None], rank: int = 0)
     try:
         tensors, size = _live(device)
         if request.purpose == "read back":
-            precision = resolve_precision(run.training.precision, device)
+            precision = resolve_precision(run, device)
             writer.write(read_back.read(run, request.folder, request.saved, device, precision))
             return
         if request.purpose == "merge":

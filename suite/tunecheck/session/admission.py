@@ -55,7 +55,7 @@ def shortage(run: Run, card: Gpu, *, vram_cap_bytes: int | None, when_empty: boo
     A GPU of unknown memory, a run of unknown need, and a run that states none and has a fallback chain are admitted:
     the run will show whether it fits.
     """
-    need = need_of(run, gpu_name=card.name)
+    need = need_of(run, gpu_name=card.name, capability=card.compute_capability)
     free_bytes, total_bytes = _sizes(card, vram_cap_bytes)
     free_bytes = total_bytes if when_empty else free_bytes
     if need is None or free_bytes is None or need.bytes <= free_bytes or not _strict(run):
@@ -79,7 +79,8 @@ def prospect(run: Run, hardware: Hardware, *, vram_cap_bytes: int | None = None)
         return reason
     if not run.uses_gpu or not hardware.visible_gpus:
         return "can run here, on the CPU"
-    need = need_of(run, gpu_name=hardware.visible_gpus[0].name)
+    first = hardware.visible_gpus[0]
+    need = need_of(run, gpu_name=first.name, capability=first.compute_capability)
     needs = f"needs {_gib(need.bytes)} ({_source(need)})" if need else "its need is unknown"
     goes_on = "" if _strict(run) else f"; out of memory it falls back to {', '.join(run.fallback)}"
     return f"can run here, {needs}{goes_on}"

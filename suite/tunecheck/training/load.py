@@ -37,16 +37,24 @@ def resolve_device(asked: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def resolve_precision(asked: str, device: torch.device) -> str:
-    """bf16, fp16 or fp32. auto is bf16 where the device computes it natively, else fp32.
+def resolve_precision(run: Run, device: torch.device) -> str:
+    """bf16, fp16 or fp32. auto is bf16 where the device computes it natively, else fp32, and fp16 on older GPUs.
+
+    Compute capability 7.x (V100, T4) has tensor cores for fp16 alone, and so have bitsandbytes 0.50's 4-bit kernels: in
+    fp32 each product dequantises its weight first (`_gemm_4bit_use_custom_cuda`). fp16 needs the native trainer's
+    gradient scaler, which takes no fp16 gradients and does not follow them to the CPU.
 
     On a CPU without AVX512-BF16 or AMX one QLoRA step of SmolLM2-135M (2 x 64 tokens, 2 cores) takes 24 s in bf16 and
     0.9 s in fp32 (AMD EPYC with AVX2, torch 2.13.0).
     """
-    if asked != "auto":
-        return asked
+    training = run.training
+    if training.precision != "auto":
+        return training.precision
     if device.type == "cuda":
-        return "bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else "fp32"
+        major, _ = torch.cuda.get_device_capability(device)
+        own_dtype = run.lora is not None and run.lora.adapter_dtype == "model"
+        scaled = run.trainer == "native" and training.offload != "parameters" and not own_dtype
+        return "bf16" if major >= 8 else "fp16" if major == 7 and scaled else "fp32"
     flags = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     return "bf16" if flags.get("avx512_bf16") or flags.get("amx_bf16") else "fp32"
 

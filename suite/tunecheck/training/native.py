@@ -44,7 +44,7 @@ LOG_EVERY_STEPS_ON_GPU = 10
 def build(run: Run, folder: Path, device: torch.device) -> Session:
     """A session ready for its first step: weights loaded, adapters added, optimizer over the trainable tensors."""
     torch.manual_seed(run.training.seed)
-    precision = resolve_precision(run.training.precision, device)
+    precision = resolve_precision(run, device)
     tokenizer = load_tokenizer(folder)
     base = load_base(run, folder, home(run, device), precision)
     workarounds = apply_workarounds(base, device, run)

@@ -57,7 +57,7 @@ def build(run: Run, folder: Path, device: torch.device) -> Session:
 def session_around(make: MakeTrainer, run: Run, folder: Path, device: torch.device) -> Session:
     """A session around the Trainer that `make` returns for the model, the batches and the precision."""
     torch.manual_seed(run.training.seed)
-    precision = resolve_precision(run.training.precision, device)
+    precision = resolve_precision(run, device)
     tokenizer = load_tokenizer(folder)
     base = load_base(run, folder, device, precision)
     workarounds = apply_workarounds(base, device, run)
