@@ -182,16 +182,17 @@ TAIL = f"""
 `scripts/card-constants.py` measures both on a card. `tunecheck estimate` and admission then use its result on cards
 of that name. The cache keeps it, and `reports/evidence/` keeps it for everybody.
 
-*allocator* is the peak over all phases plus the workspace: `torch.cuda.max_memory_allocated` should say the same.
+*allocator* is the peak over all phases, the workspace, and what the blocks of large tensors hold beyond them, up to
+1 MiB each. `torch.cuda.max_memory_allocated` should say the same.
 *process* adds the context. A card class ({", ".join(map(str, CARD_CLASSES_GB))} GB) holds a run if the process fits
 its GB of 1e9 bytes. Such a card has that many GiB; the 7 % between them are for the driver and for fragmentation.
 
 ## Limits of the prediction
 
 - Fragmentation (reserved against allocated memory) is not in it. Nor is scratch memory inside kernels, except the
-  unpacked weight of the 4-bit product.
+  unpacked weight and scales of the 4-bit product and the sums of flash attention's backward pass.
 - tunecheck's own probes are not in it: a run that gathers evidence needs more at its start and end.
-- `training.precision: auto` counts as bf16. A card older than compute capability 8.0 computes in fp32.
+- `training.precision: auto` counts as bf16. Compute capability 7.x computes in fp16, which is as large.
 - Rows count as long as `data.max_length`; a batch of several as padded. Shorter rows need less.
 - Full fine-tuning in 16 bit runs under autocast with the CPU's list of operations, which differs from CUDA's in
   details.

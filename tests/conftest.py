@@ -80,7 +80,7 @@ def stated_needs(monkeypatch):
     from tunecheck.memory import Need
     from tunecheck.session import admission
 
-    def need_of(run, *, gpu_name):
+    def need_of(run, *, gpu_name, capability=None):
         return None if run.vram is None else Need(bytes=run.vram, source="stated", when="")
 
     monkeypatch.setattr(admission, "need_of", need_of)

@@ -131,7 +131,7 @@ def _estimate(options: argparse.Namespace) -> int:
     from tunecheck.hardware import probe
     from tunecheck.memory import predict
     from tunecheck.memory.measured import measured_peaks
-    from tunecheck.memory.savings import ruled_out, savings
+    from tunecheck.memory.savings import changes_of, ruled_out
     from tunecheck.memory.table import (
         print_all,
         print_asked,
@@ -140,26 +140,33 @@ def _estimate(options: argparse.Namespace) -> int:
         print_prediction,
         print_savings,
     )
-    from tunecheck.runner.forecast import forecast_fallback, forecast_variants
+    from tunecheck.runner.fallback_chain import fallback_runs
+    from tunecheck.runner.variants import VARIANTS, variant
 
-    card = next((gpu.name for gpu in probe().visible_gpus), None)
+    first = next(iter(probe().visible_gpus), None)
+    card = {"card": first.name, "capability": first.compute_capability} if first else {}
     if options.all or options.run is None:
         if refused := [word for word in ("run", "savings", "fallback") if getattr(options, word)]:
             named = ", ".join(options.run if word == "run" else f"--{word}" for word in refused)
             raise ConfigError([f"{named}: needs a single run; name one, and remove --all"])
         runs = [run for tier in TIERS for run in load_runs(tier, options.set)]
-        predictions = [predict(run, card=card) for run in runs]
+        predictions = [predict(run, **card) for run in runs]
         if not as_json(options, [prediction.to_json() for prediction in predictions]):
             print_all(predictions, Console())
         return 0
     path = find_run(options.run)
     run = load_run(path, options.set)
-    prediction, measured = predict(run, card=card), measured_peaks(run.fingerprint)
+    prediction, measured = predict(run, **card), measured_peaks(run.fingerprint)
     if run.trainer != "native":
         log.info(f"{run.name}: predicted for the native trainer; {run.trainer} is not simulated")
-    others = {"variants": forecast_variants(run, card=card)} if run.probes.memory_order else {}
-    others |= {"fallback": forecast_fallback(run, card=card)} if options.fallback else {}
-    others |= {"savings": savings(path, options.set, card=card)} if options.savings else {}
+    varied: dict[str, dict[str, Run]] = {}
+    if run.probes.memory_order:
+        varied["variants"] = {name.value: variant(run, changes) for name, changes in VARIANTS.items()}
+    if options.fallback:
+        varied["fallback"] = fallback_runs(run)
+    if options.savings:
+        varied["savings"] = {" ".join(words): load_run(path, [*options.set, *words]) for words in changes_of(run)}
+    others = {kind: {name: predict(one, **card) for name, one in runs.items()} for kind, runs in varied.items()}
     predicted = {kind: {name: one.to_json() for name, one in group.items()} for kind, group in others.items()}
     if as_json(options, {**prediction.to_json(), "measured": [asdict(peak) for peak in measured], **predicted}):
         return 0

@@ -1,25 +1,9 @@
-"""Predictions of the same run with one setting changed, to find what would save most memory."""
+"""Settings of a run, one of which changed would save memory."""
 
-from collections.abc import Sequence
-from pathlib import Path
-
-from tunecheck.config import RunFile, load_run
 from tunecheck.config.schema import Run
-from tunecheck.memory.prediction import Prediction, predict
 
 CHUNK_TOKENS = 128
 _TO_QLORA = ("strategy=qlora", "quantization={}")
-
-
-def savings(path: Path | RunFile, overrides: Sequence[str], *, card: str | None = None) -> dict[str, Prediction]:
-    """Return the prediction for each change ("a.b=c") that can save memory.
-
-    Each one that is not cached costs a simulation. Raises as `load_run` and `predict` do.
-    """
-    return {
-        " ".join(change): predict(load_run(path, [*overrides, *change]), card=card)
-        for change in changes_of(load_run(path, overrides))
-    }
 
 
 def changes_of(run: Run) -> list[tuple[str, ...]]:
