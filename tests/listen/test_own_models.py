@@ -105,6 +105,17 @@ def test_targets_two_tokens_ahead_in_columns(turned, status, tmp_path):
     assert finding.status is status, finding.detail
 
 
+def test_rows_of_one_token_are_no_columns(tmp_path):
+    """The parity of a row of one bit is that bit."""
+
+    def step(model):
+        ids = torch.randint(0, 2, (64, 1))
+        return cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+
+    finding = judged("no_target_leakage", tmp_path, Reader(causal=True), step)
+    assert finding.status is Status.UNJUDGED, finding.detail
+
+
 @pytest.mark.parametrize("learned", [True, False])
 def test_a_loss_on_what_fills_rows_up(learned, tmp_path):
     """No object names the token; a script may mean it, so this is a question."""

@@ -28,6 +28,8 @@ MOST_CHOICES = 4
 """Scores of a position at most by which positions may be chosen: an answer's beginning and its end are two."""
 BALANCED = 1e-3
 """Of a gradient's sizes, what its sum over the positions of a row is at most where a softmax was taken over them."""
+FEWEST_TELLING = 16
+"""Positions by which rows are told from columns."""
 LOOKED_AT = 512
 """Positions of a pass at most whose gradient by the logits is searched for the token that it raises."""
 
@@ -174,12 +176,11 @@ class PositionProbe(Probe):
 
     def _add_raised(self, call: "_Call", gradient: torch.Tensor) -> None:
         """Count the positions whose next token is another, and those of them that are to read their own token."""
-        ways = [_Raised(call, gradient)]
-        if call is self._own_call and not ways[0].ask_for_next:  # or its rows are columns
-            ways.append(_Raised(replace(call, turned=not call.turned), gradient))
-        found = max(ways, key=lambda way: int(way.asked.sum()) + int(way.second.sum()))
-        if found.call.turned is not call.turned:
-            self._own_call, self._turned = found.call, found.call.turned
+        found = _Raised(call, gradient)
+        if call is self._own_call and not found.ask_for_later:  # unless its rows are columns
+            turned = _Raised(replace(call, turned=not call.turned), gradient)
+            if turned.ask_for_later:
+                found, self._own_call, self._turned = turned, turned.call, turned.call.turned
         self._raising += int(found.telling.sum())
         self._raising_own += int(found.own.sum())
         self._raising_second += int(found.second.sum())
@@ -261,6 +262,12 @@ class _Raised:
     def ask_for_next(self) -> bool:
         """Return whether a model learns to predict its next tokens by this."""
         return int(self.asked.sum()) > NEARLY_ALL * int(self.telling.sum())
+
+    @property
+    def ask_for_later(self) -> bool:
+        """Return whether these rows are told to be rows, by targets that are the next tokens, or those behind them."""
+        asked, telling = int(self.asked.sum() + self.second.sum()), int(self.telling.sum())
+        return telling >= FEWEST_TELLING and asked > NEARLY_ALL * telling
 
 
 def _are_several() -> bool:
