@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -82,7 +83,7 @@ class Attempt:
         return replace(self, records=self.of_ranks[rank], of_ranks={}) if rank in self.of_ranks else self
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Trace:
     """One run with all its attempts."""
 
@@ -100,7 +101,7 @@ class Trace:
         """The same, typed."""
         return RunSnapshot(self.settings)
 
-    @property
+    @cached_property
     def facts(self) -> Mapping[str, Fact]:
         """Premise to what is known about it; what the training did says more than what it declares."""
         found, main = dict(self.run.premises), self.trainings[-1:]
