@@ -234,12 +234,7 @@ def described(model: Any) -> tuple[Described, dict[Premise, str], dict[str, str]
     variant = adapter_variant(model)
     lora = adapters_of(config, model) if is_lora(config) and not variant else None
     parameters = dict(model.named_parameters())
-    left_open: dict[Premise, str] = {}
-    rank, processes = rank_and_processes()
-    if processes > 1:
-        left_open[Premise.EVERY_ROW_SEEN] = f"each of {processes} processes sees only its own rows"
-    if rank:
-        left_open[Premise.FILES_WRITTEN_HERE] = f"process {rank} saves nothing; process 0 does"
+    left_open = left_to_others()
     refuse_shards(parameters.values())
     trained, elements = frozenset(name for name, p in parameters.items() if p.requires_grad), None
     if lora is not None:
@@ -361,7 +356,15 @@ def described_by_itself(model: Any) -> tuple[Described, dict[Premise, str], dict
         drops=any(True for _ in dropouts(model)),
         presumed={},
     )
-    return found, dict(trained_model.BY_ITS_CODE), {"model": f"{type(model).__name__}.named_parameters()"}
+    return found, trained_model.BY_ITS_CODE | left_to_others(), {"model": f"{type(model).__name__}.named_parameters()"}
+
+
+def left_to_others() -> dict[Premise, str]:
+    """Return the premises that other processes of the training leave open, with the reason."""
+    rank, processes = rank_and_processes()
+    own_rows = f"each of {processes} processes sees only its own rows" if processes > 1 else ""
+    no_files = f"process {rank} saves nothing; process 0 does" if rank else ""
+    return opened([Premise.EVERY_ROW_SEEN], own_rows) | opened([Premise.FILES_WRITTEN_HERE], no_files)
 
 
 def refuse_shards(parameters: Iterable[Any]) -> None:
