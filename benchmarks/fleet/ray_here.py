@@ -49,26 +49,11 @@ def _scenes(cluster: Any, nodes: dict[str, Any]) -> None:
         nodes["r5"] = cluster.add_node(node_name="r5", **_node())
     _fleet("--address", address, "--nodes", "r1,r2,r5")
     _title("r4 is killed while its task runs")
-    reports = Path(os.environ["TUNECHECK_REPORTS"])
-    before = set(reports.glob("fleet-*"))
-
-    def kill_while_it_trains() -> None:
-        def now(pattern: str) -> bool:
-            return any(any(fleet.glob(pattern)) for fleet in set(reports.glob("fleet-*")) - before)
-
-        deadline = time.monotonic() + 240
-        while time.monotonic() < deadline and not now("nodes/r4/*/*.jsonl"):  # its trace: it has begun to train
-            time.sleep(0.2)
-        if now("nodes/r4/answer.json"):
-            print("r4 answered before it could be killed", flush=True)
-            return
-        cluster.remove_node(nodes["r4"], allow_graceful=False)
-
-    killer = _later(0, kill_while_it_trains)
+    killer = _while_it_trains("r4", lambda: cluster.remove_node(nodes["r4"], allow_graceful=False))
     _fleet("--address", address, "--nodes", "r2,r3,r4", "--at-once", "3", "--wait", "5min")
     killer.join()
     _title("an interrupt (SIGTERM, as of a cancelled job) cancels what runs")
-    _fleet("--address", address, "--nodes", "r1,r2", interrupt_after=20)
+    _fleet("--address", address, "--nodes", "r1,r2", interrupted_on="r1")
     _title("what cannot be done is said")
     _fleet("--address", address, "--nodes", "r77")
     _fleet("--address", "127.0.0.1:1")
@@ -79,19 +64,36 @@ def _node() -> dict[str, Any]:
     return {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
 
 
-def _fleet(*arguments: str, interrupt_after: float | None = None) -> None:
+def _while_it_trains(node: str, act: Callable[[], object]) -> threading.Thread:
+    """Act as soon as a fleet that begins now trains on this node, unless it has answered by then."""
+    reports = Path(os.environ["TUNECHECK_REPORTS"])
+    before = set(reports.glob("fleet-*"))
+
+    def now(pattern: str) -> bool:
+        return any(any(fleet.glob(f"nodes/{node}/{pattern}")) for fleet in set(reports.glob("fleet-*")) - before)
+
+    def watch() -> None:
+        deadline = time.monotonic() + 240
+        while time.monotonic() < deadline and not now("*/*.jsonl"):  # its trace: it has begun to train
+            time.sleep(0.2)
+        if now("answer.json") or not now("*/*.jsonl"):
+            print(f"{node} answered before it could be stopped, or never began", flush=True)
+            return
+        act()
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    return watcher
+
+
+def _fleet(*arguments: str, interrupted_on: str = "") -> None:
     command = ["fleet", "--engine", "ray", "--cpus", "1", "--at-once", "2", *arguments, *TINY]
     print(f"\n$ tunecheck {' '.join(command[: -len(TINY) + 1])}", flush=True)
     asked = subprocess.Popen([sys.executable, "-m", "tunecheck.cli", *command], start_new_session=True)
-    if interrupt_after is not None:
-        _later(interrupt_after, lambda: asked.send_signal(signal.SIGTERM))
+    watcher = _while_it_trains(interrupted_on, lambda: asked.send_signal(signal.SIGTERM)) if interrupted_on else None
     print(f"exit status {asked.wait()}", flush=True)
-
-
-def _later(seconds: float, act: Callable[[], object]) -> threading.Timer:
-    timer = threading.Timer(seconds, act)
-    timer.start()
-    return timer
+    if watcher is not None:
+        watcher.join()
 
 
 class _environment:
