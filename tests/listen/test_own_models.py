@@ -16,15 +16,19 @@ from tunecheck.listen.options import Options
 TOKENS, WIDTH, STEPS = 40, 16, 4
 
 
-def judged(check, tmp_path, model, step, optimizer=None):
-    """Train a model with the losses that `step` returns, under watch; return the finding of this check."""
+def judged(check, tmp_path, model, step, optimizer=None, after=lambda number: None):
+    """Train a model with the losses that `step` returns, under watch; return the finding of this check.
+
+    `after` is called behind each optimizer step.
+    """
     optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-3)
     hooks = LoopHooks(Options(folder=str(tmp_path), name="script", steps=STEPS))
     hooks.attach()
-    for _ in range(STEPS):
+    for number in range(STEPS):
         step(model).backward()
         optimizer.step()
         optimizer.zero_grad()
+        after(number)
     hooks.detach()
     (path,) = tmp_path.glob("watch-*.jsonl")
     return CHECKS[check]()(read(path))
@@ -179,3 +183,26 @@ def test_a_part_that_no_gradient_reaches(how, told, tmp_path):
     assert ("body.weight" in finding.detail) is told
     assert "pooler" not in finding.detail
     assert int(model.norm.num_batches_tracked - before["norm.num_batches_tracked"]) == STEPS
+
+
+@pytest.mark.parametrize(
+    ("gamma", "every", "status"),
+    [(0.7, 1, Status.SUSPECTED), (0.99, 1, Status.PASSED), (0.7, 2, Status.PASSED)],
+    ids=["in each step", "slowly", "in each epoch"],
+)
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_decay_of_epochs_that_is_stepped_in_each_batch(kind, gamma, every, status, tmp_path):
+    """Also where the optimizer counts no steps."""
+    model = Parts("trained")
+    optimizer = kind(model.parameters(), lr=1e-3)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=gamma)
+
+    def step(model):
+        return cross_entropy(model(torch.randn(8, WIDTH))["scores"], torch.arange(8) % 3)
+
+    def after(number):
+        if number % every == 0:
+            schedule.step()
+
+    finding = judged("schedule_ends", tmp_path, model, step, optimizer, after)
+    assert finding.status is status, finding.detail

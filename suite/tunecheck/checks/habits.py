@@ -61,22 +61,31 @@ class RandomnessVaries(Check):
 
 
 class ScheduleEnds(Check):
-    """The learning rate schedule and its warm-up end within the training."""
+    """The learning rate schedule and its warm-up end within the training.
+
+    A decay per epoch is not applied in each step.
+    """
 
     applies_to = frozenset({"user_code"})
     premises = frozenset()
     convention = "a trial of a few steps, or the first part of a longer training, leaves a schedule early"
     meaning = (
         "The schedule counts micro-batches, or all epochs of all processes, but advances with the optimizer. A warm-up "
-        "in steps was copied from a longer training. The rate then hardly falls, or hardly rises."
+        "in steps was copied from a longer training. The rate then hardly falls, or hardly rises. Or a decay per epoch "
+        "is stepped in each batch."
     )
-    remedy = "Divide the loader's length by the accumulation steps. Set the warm-up as a ratio."
+    remedy = (
+        "Divide the loader's length by the accumulation steps. Set the warm-up as a ratio. Step a schedule of epochs "
+        "after the loop over batches."
+    )
 
     max_ratio: float = 2.5
     """Length of the schedule over the steps taken from it. A schedule that counts two accumulated micro-batches has
     2."""
     min_steps: int = 4
     """Optimizer steps. A shorter training counts as a trial."""
+    min_halving: float = 5.0
+    """Optimizer steps in which a decay without an end halves the rate. PyTorch's MNIST example has 1.9 epochs."""
 
     def judge(self, trace: Trace) -> Finding:
         seen = [seen for seen in trace.main.all(ScheduleTaken) if seen.taken and seen.optimizer_steps >= self.min_steps]
@@ -84,9 +93,14 @@ class ScheduleEnds(Check):
             return self.unjudged("no schedule declares its length, or none was stepped", expected=True)
         worst = max(seen, key=lambda seen: seen.made_for / seen.taken)
         ratio = worst.made_for / worst.taken
+        halving = min((one.halves for one in seen if one.taken >= one.optimizer_steps - 1 and one.halves), default=0.0)
+        if 0 < halving < self.min_halving:
+            detail = f"the schedule is stepped in each optimizer step, and halves the rate in {halving:.1f} of them"
+            return self.found(False, detail, measured=halving, limit=self.min_halving)
         rising = [f"the warm-up has {one.warmup} of {one.taken} steps" for one in seen if one.warmup >= one.taken]
         detail = f"the schedule has {worst.made_for} steps, the training takes {worst.taken}: a ratio of {ratio:.1f}"
-        detail = "; ".join([detail] * bool(worst.made_for) + rising) or f"a warm-up of {worst.warmup} steps"
+        detail = "; ".join([detail] * bool(worst.made_for) + rising)
+        detail = detail or (f"a warm-up of {worst.warmup} steps" if worst.warmup else "a schedule without an end")
         return self.found(ratio <= self.max_ratio, detail, measured=ratio, limit=self.max_ratio, problems=rising)
 
 

@@ -108,6 +108,7 @@ class LoopHooks(StepMoments):
     def _tell_schedule(self) -> None:
         schedules, self.schedules = self.schedules, None
         if self.listener is not None and schedules is not None:
+            schedules.listened(self.step)
             self.listener.emit(*schedules.taken())
 
     def _tell_user_writes(self) -> None:
@@ -440,6 +441,8 @@ class LoopHooks(StepMoments):
         assert self.listener is not None
         self.listener.tried(self.listener.end_of_listening)
         self.listener.tried(self._tell_user_writes)
+        if self.schedules is not None:
+            self.schedules.listened(self.step)
         self._unhook()
         weakref.finalize(self.model, self.listener.tried, self._tell_schedule).atexit = False
         self.model = self.entry = self.user_writes = self.divergences = self.norm = None

@@ -1,11 +1,12 @@
 """What the optimizers of a training declare: groups, rates, schedules, and the tensors that they hold."""
 
 import gc
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, OneCycleLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, LRScheduler, OneCycleLR, StepLR
 
 from tunecheck.core.evidence import ScheduleTaken
 from tunecheck.listen.options import rank_and_processes
@@ -126,12 +127,24 @@ class Schedules:
         self._begun = [
             (schedule, lasts, int(schedule.last_epoch), steps_taken(schedule.optimizer))
             for schedule in made
-            if any(lasts := made_for(schedule)) and any(same_optimizer(schedule.optimizer, each) for each in own)
+            if (any(lasts := made_for(schedule)) or halves(schedule))
+            and any(same_optimizer(schedule.optimizer, each) for each in own)
+        ]
+        self._halved: list[ScheduleTaken] = []
+
+    def listened(self, steps: int) -> None:
+        """Note how far those without an end were stepped in these optimizer steps, all that are listened to."""
+        self._halved = self._halved or [
+            ScheduleTaken(
+                made_for=0, taken=int(schedule.last_epoch) - first, optimizer_steps=steps, halves=halves(schedule)
+            )
+            for schedule, _, first, _ in self._begun
+            if halves(schedule)
         ]
 
     def taken(self) -> list[ScheduleTaken]:
         """Return how far each was stepped since then, of those whose optimizer counts its own steps, as Adam's do."""
-        return [
+        return self._halved + [
             ScheduleTaken(
                 made_for=max(0, steps - first),  # a resumed one has steps behind it
                 warmup=max(0, warmup - first),
@@ -139,8 +152,15 @@ class Schedules:
                 optimizer_steps=count,
             )
             for schedule, (steps, warmup), first, before in self._begun
-            if (count := steps_taken(schedule.optimizer) - before) > 0
+            if (steps or warmup) and (count := steps_taken(schedule.optimizer) - before) > 0
         ]
+
+
+def halves(schedule: Any) -> float:
+    """Return the steps in which a schedule without an end halves its rate; 0 where it does not."""
+    if not isinstance(schedule, StepLR | ExponentialLR) or not 0 < schedule.gamma < 1:
+        return 0.0
+    return getattr(schedule, "step_size", 1) * math.log(0.5) / math.log(schedule.gamma)
 
 
 def made_for(schedule: Any) -> tuple[int, int]:

@@ -225,6 +225,8 @@ class ScheduleTaken(Record):
     optimizer_steps: int
     warmup: int = 0
     """Steps in which its rate rises."""
+    halves: float = 0.0
+    """Steps in which one without an end, as StepLR is, halves its rate; 0 for others."""
 
 
 class RanksScored(Record):
