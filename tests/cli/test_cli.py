@@ -215,6 +215,24 @@ def test_doctor_has_a_line_for_every_topic(capsys, monkeypatch):
     assert answer["hardware"]["cpu"]["usable_cores"] >= 1
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("watch --stopp -- python x.py", ["usage: tunecheck watch", "--stopp (did you mean '--stop'?)"]),
+        ("list --tire quick", ["usage: tunecheck list", "--tire quick (did you mean '--tier'?)"]),
+        ("watch --steps ten -- python x.py", ["usage: tunecheck watch", "'ten' should be a whole number of 1 or more"]),
+    ],
+)
+def test_a_wrong_option_is_answered_by_its_command(capsys, words, told):
+    """With its usage and the nearest option, not with the usage of all commands."""
+    with pytest.raises(SystemExit) as ended:
+        main(words.split())
+
+    assert ended.value.code == 4
+    shown = capsys.readouterr().err
+    assert all(part in shown for part in told), shown
+
+
 def test_explain_prints_the_page_of_a_check(capsys):
     """In a terminal's columns, or as Markdown in JSON; an unknown name is answered with the nearest."""
     assert main(["explain", "rows_whole"]) == 0

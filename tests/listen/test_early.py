@@ -49,9 +49,18 @@ def test_the_verdict_comes_while_the_training_goes_on(tmp_path):
 
     assert whole
     assert "FAILED watch/loop: no_target_leakage" in ended.stderr
+    assert "verdict so far: FAIL — " in ended.stderr
     assert "after 10 steps; the training continues" in ended.stderr
     assert ended.stdout.startswith("verdict: FAIL — ")  # nothing changed, so that the end repeats nothing
     assert ended.returncode == 1
+
+
+def test_a_quiet_command_reports_once(tmp_path):
+    """At its end, on standard output."""
+    ended, _ = command(tmp_path, "-q", words=["bad"])
+
+    assert "verdict" not in ended.stderr
+    assert ended.stdout.count("FAILED watch/loop: no_target_leakage") == 1
 
 
 def test_a_failure_ends_the_training_where_that_is_asked(tmp_path):

@@ -62,6 +62,7 @@ def test_a_failure_is_one_line_that_unfolds():
         f"::error title=quick/tiny-qlora%3A base_untouched::rule: {FAILED.rule}%0Ameasured: 3, limit 2%0A"
         "detail: 3 frozen tensors changed%0Ausually means: the optimizer holds base weights%0A"
         "attribution: environment: others on the card%0Awhat to do: pass it the trainable parameters only%0A"
+        'if it is meant: tunecheck run --ignore base_untouched="WHY"%0A'
         "read more: tunecheck explain base_untouched"
     )
 

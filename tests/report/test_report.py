@@ -27,7 +27,7 @@ from tunecheck.core.text import facts, human_bytes, human_number, human_seconds,
 from tunecheck.core.trace import Attempt, Trace
 from tunecheck.report.junit import write_junit
 from tunecheck.report.summary import SIZE_LIMIT_BYTES, summary_markdown, write_summary
-from tunecheck.report.terminal import BROKEN, LEVELS, print_report, sparkline
+from tunecheck.report.terminal import BROKEN, LEVELS, print_changes, print_report, sparkline
 from tunecheck.results import Report, RunReport, errored, exit_code, skipped, summarize
 from tunecheck.results.baseline import FigureComparison
 from tunecheck.results.rejudge import judged_again
@@ -465,6 +465,7 @@ def test_junit_says_what_was_measured_and_what_to_do(tmp_path: Path) -> None:
         "usually means: the optimizer holds base weights",
         "attribution: environment: others on the card",
         "what to do: pass it the trainable parameters only",
+        'if it is meant: tunecheck run --ignore base_untouched="WHY"',
         "read more: tunecheck explain base_untouched",
     ]
 
@@ -566,7 +567,7 @@ def test_the_summary_shows_verdict_table_failures_and_gaps(tmp_path: Path) -> No
     assert lines[5] == "| quick/tiny-lora | error |  |  | 0 | 0 | 0 |  |  |  |  | 3.0 s |"
     assert lines[6] == "| full/big | skipped |  |  | 0 | 0 | 0 |  |  |  |  |  |"
     at = lines.index("### Failed")
-    assert lines[at + 2 : at + 10] == [
+    assert lines[at + 2 : at + 11] == [
         r"- **quick/tiny-qlora: base\_untouched**",
         f"  - rule: {FAILED.rule}",
         "  - measured: 3, limit 2",
@@ -574,6 +575,7 @@ def test_the_summary_shows_verdict_table_failures_and_gaps(tmp_path: Path) -> No
         "  - usually means: the optimizer holds base weights",
         "  - attribution: environment: others on the card",
         "  - what to do: pass it the trainable parameters only",
+        r'  - if it is meant: tunecheck run --ignore base\_untouched="WHY"',
         r"  - read more: tunecheck explain base\_untouched",
     ]
     at = lines.index("### Not judged")
@@ -716,21 +718,22 @@ def test_a_failure_says_what_was_measured_what_it_means_and_what_to_do() -> None
     text = shown(report(FAIL))
     lines = [line.rstrip() for line in text.splitlines()]
     at = lines.index("FAILED quick/tiny-qlora: base_untouched")
-    assert lines[at + 1 : at + 8] == [
-        f"  rule           {FAILED.rule}",
-        "  measured       3, limit 2",
-        "  detail         3 frozen tensors changed",
-        "  usually means  the optimizer holds base weights",
-        "  attribution    environment: others on the card",
-        "  what to do     pass it the trainable parameters only",
-        "  read more      tunecheck explain base_untouched",
+    assert lines[at + 1 : at + 9] == [
+        f"  rule            {FAILED.rule}",
+        "  measured        3, limit 2",
+        "  detail          3 frozen tensors changed",
+        "  usually means   the optimizer holds base weights",
+        "  attribution     environment: others on the card",
+        "  what to do      pass it the trainable parameters only",
+        '  if it is meant  tunecheck run --ignore base_untouched="WHY"',
+        "  read more       tunecheck explain base_untouched",
     ]
 
 
 def test_a_failure_without_words_has_no_empty_labels() -> None:
     """Only what is known is labelled."""
     text = shown(report(row(NOT_A_NUMBER, outcome="fail", losses=(math.nan,))))
-    assert "  measured   nan, limit inf\n  detail     loss is NaN" in text
+    assert "  measured        nan, limit inf\n  detail          loss is NaN" in text
     assert "usually means" not in text
     assert "nan → nan" in text
 
@@ -740,7 +743,7 @@ def test_unexpected_gaps_come_before_expected_ones() -> None:
     made = report(row(PASSED, RANDOM, replace(RANDOM, check="canary"), MISSING, outcome="inconclusive", reason="gaps"))
     text = shown(made)
     unexpected = text.index("UNJUDGED quick/tiny-qlora: memory_returned\n  the trace holds no Released record")
-    assert unexpected < text.index("unjudged, as expected: 2 checks; report.html says why\nverdict: ")
+    assert unexpected < text.index("not judged: 2 checks that do not apply; report.html says why\nverdict: ")
     assert "gaps" not in text
     in_full = shown(made, verbose=True)
     assert "unjudged quick/tiny-qlora: loss_falls, canary\n  the weights are random" in in_full
@@ -966,3 +969,24 @@ def test_reports_need_neither_torch_nor_pytest() -> None:
     program = f"import sys, {modules}; print(sorted({{'torch', 'pytest', 'pydantic'}} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_the_last_report_of_a_session_says_what_the_first_did_not():
+    """A later failure in full, a check that passes after all by its name, and the verdict."""
+    early = replace(report(row(FAILED, MISSING)), verdict="fail")
+    later = Finding(check="saved_as_trained", status=Status.FAILED, detail="two tensors differ", measured=2, limit=0)
+    passed = replace(MISSING, status=Status.PASSED, detail="")
+    console = Console(file=io.StringIO(), width=80)
+    print_changes(report(row(FAILED, passed, later)), early, console)
+    told = console.file.getvalue()
+
+    assert "two tensors differ" in told
+    assert f"passed after all: {MISSING.check}" not in told, "it had not failed"
+    assert FAILED.detail not in told
+    assert told.splitlines()[-1].startswith("verdict: ")
+    console = Console(file=io.StringIO(), width=80)
+    print_changes(report(row(replace(FAILED, status=Status.PASSED))), early, console)
+    assert f"passed after all: {FAILED.check}" in console.file.getvalue()
+    console = Console(file=io.StringIO(), width=80)
+    print_changes(early, early, console)
+    assert len(console.file.getvalue().splitlines()) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import io
 from dataclasses import replace
 from pathlib import Path
@@ -47,7 +48,7 @@ def unjudged(count: int, reason: str) -> list[Finding]:
 @pytest.mark.parametrize("renderer", ["terminal", "summary", "page", "junit", "github"])
 def test_every_renderer_has_all_that_is_known_of_a_failure(tmp_path, renderer):
     """Under the same labels."""
-    text = rendered(report(row(FAILED, outcome="fail")), tmp_path)[renderer].replace("\\", "")
+    text = html.unescape(rendered(report(row(FAILED, outcome="fail")), tmp_path)[renderer].replace("\\", ""))
 
     for label, words in failure("", FAILED).rows:
         assert label in text
@@ -74,11 +75,11 @@ def test_a_block_is_aligned_and_wrapped():
     lines = failure("quick/tiny", finding).block().splitlines()
 
     assert lines[0] == "quick/tiny: base_untouched"
-    at = lines.index("  measured       3, limit 2")
-    assert lines[at + 1].startswith("  detail         red word word")
-    assert lines[at + 2].startswith("                 word word")
+    at = lines.index("  measured        3, limit 2")
+    assert lines[at + 1].startswith("  detail          red word word")
+    assert lines[at + 2].startswith("                  word word")
     assert max(map(len, lines)) <= 80
-    assert lines[-1] == "  read more      tunecheck explain base_untouched"
+    assert lines[-1] == "  read more       tunecheck explain base_untouched"
     assert "\x1b" not in "\n".join(lines)
 
 

@@ -127,7 +127,7 @@ def test_the_nearest_file_counts_and_a_scripts_section_comes_after(tmp_path):
         ("ignore = {rows_whole = 3}", "lacks a reason"),
         ("scripts = 3", "should hold a section for each glob"),
         ('[scripts."*.py"]\nsteps = "5"', "steps: should be a whole number"),
-        ("steps = ", "cannot be read"),
+        ("steps = ", "not valid TOML"),
     ],
 )
 def test_a_file_that_cannot_be_meant_is_a_usage_error(tmp_path, text, told):
@@ -145,3 +145,13 @@ def test_a_run_of_the_suites_ignores_what_its_file_says():
     passed = Finding(check="base_untouched", status=Status.PASSED)
     rows = [summarize(trace, [*found, passed], trace_file="", seconds=1.0) for found in (failed[:1], failed)]
     assert [(row.outcome, len(row.ignored), len(row.failed)) for row in rows] == [("pass", 1, 0), ("fail", 1, 1)]
+
+
+def test_a_file_that_is_no_toml_is_named_with_its_place_and_the_way_out(tmp_path):
+    """An unquoted word, as it is often written."""
+    (tmp_path / "tunecheck.toml").write_text("strict = yess\n")
+
+    with pytest.raises(
+        ConfigError, match=r"tunecheck.toml: not valid TOML: .*line 1, column 10.*texts stand in quotes"
+    ):
+        settings_for("train.py", tmp_path)

@@ -15,6 +15,7 @@ from tunecheck.core import interrupts
 from tunecheck.core.errors import BadRow, ConfigError, DataError, SuiteError, WeightsUnavailable
 from tunecheck.core.log import log, on_terminal
 from tunecheck.core.redaction import redacted
+from tunecheck.core.spelling import nearest
 from tunecheck.core.text import one_line, printable
 from tunecheck.core.unexpected import unexpected
 
@@ -33,6 +34,14 @@ class Parser(argparse.ArgumentParser):
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         """End the process with this status."""
         super().exit(USAGE_ERROR if status == 2 else status, message)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse, and refuse here what no option of this command is: argparse would show the usage of all commands."""
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            hint = nearest(unknown[0].partition("=")[0], self._option_string_actions)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return options, unknown
 
     def executes(self, command: Callable[[argparse.Namespace], int], **defaults: bool) -> None:
         """Have this function execute the command, whose result can be had as JSON."""

@@ -1,6 +1,7 @@
 """The command `watch`: listen to a training that is not ours, and judge it."""
 
 import argparse
+import logging
 import os
 import shutil
 from collections.abc import Iterable
@@ -11,7 +12,9 @@ from typing import Any
 from tunecheck.cli.parser import as_json
 from tunecheck.core import interrupts
 from tunecheck.core.errors import ConfigError
+from tunecheck.core.log import log
 from tunecheck.core.text import printable
+from tunecheck.core.units import count_option
 from tunecheck.listen.expectations import EXPECTATIONS, read_expectations
 from tunecheck.results.answers import read_ignored, settings_for
 
@@ -24,7 +27,7 @@ def add_commands(commands: Any) -> None:
         usage="tunecheck watch [OPTION ...] -- COMMAND ...\n       tunecheck watch --explain [TRACE]",
     )
     keys = ", ".join(EXPECTATIONS)
-    watch.add_argument("--steps", type=int, metavar="N", help="optimizer steps to record (default 10)")
+    watch.add_argument("--steps", type=count_option, metavar="N", help="optimizer steps to record (default 10)")
     after = watch.add_mutually_exclusive_group()
     after.add_argument("--passive", action="store_true", help="let the training run to its end (default)")
     after.add_argument("--stop", action="store_true", help="end the training after these steps")
@@ -65,7 +68,7 @@ def _watch(options: argparse.Namespace) -> int:
     from tunecheck.listen.options import Options
     from tunecheck.report.github import workflow_commands
     from tunecheck.report.page import write_page
-    from tunecheck.report.terminal import print_report, print_verdict
+    from tunecheck.report.terminal import print_changes, print_report
     from tunecheck.results import Report, exit_code
     from tunecheck.results.verdict import verdict_payload, write_verdict
     from tunecheck.session import written
@@ -91,25 +94,28 @@ def _watch(options: argparse.Namespace) -> int:
         command=shown(command),
     )
 
-    said: list[object] = []
+    said: list[Report] = []
 
     def early(so_far: Report) -> bool:
         """Print what the steps say while the training goes on, and return whether it is to end."""
         report = without_secrets(so_far)
-        said.append(_answers(report))
         write_verdict(report, folder)
         write_page(report, folder)
         ends: bool = options.stop or (options.stop_on_fail and report.verdict == "fail")
-        console = Console(stderr=True)
-        print_report(report, console)
-        console.print(
-            f"after {steps} steps; the training {'ends' if ends else 'continues'}. report: {folder}", soft_wrap=True
-        )
+        if log.isEnabledFor(logging.INFO):
+            said.append(report)
+            console, goes = Console(stderr=True), "ends" if ends else "continues"
+            console.print()  # a progress bar may hold the line
+            print_report(report, console, so_far=True)
+            console.print(f"after {steps} steps; the training {goes}. report: {folder}", soft_wrap=True)
         return ends
 
     report, status = watch(command, listening, early)
     report = written(report, folder)
-    (print_verdict if _answers(report) in said else print_report)(report, Console())
+    if said:
+        print_changes(report, said[0], Console())
+    else:
+        print_report(report, Console())
     print("".join(f"{line}\n" for line in workflow_commands(report, os.environ)), end="")
     if options.explain:
         _explain((folder / run.trace_file for run in report.runs if run.findings), options)
@@ -117,11 +123,6 @@ def _watch(options: argparse.Namespace) -> int:
     print(f"report: {folder}")
     own = 128 - status if status < 0 else status  # killed by a signal: as a shell says it
     return own if options.keep_status else exit_code(report)
-
-
-def _answers(report: Any) -> list[Any]:
-    """Return what each run's checks said: a second report that says the same says nothing new."""
-    return [(run.name, run.outcome, run.reason, [(f.check, f.status) for f in run.findings]) for run in report.runs]
 
 
 def add_answers(command: argparse.ArgumentParser) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from tunecheck.core.errors import SuiteError
-from tunecheck.core.finding import Finding
+from tunecheck.core.finding import Finding, Status
 from tunecheck.core.redaction import shown
 from tunecheck.listen.expectations import read_expectations
 from tunecheck.listen.imports import hear_script
@@ -17,6 +18,15 @@ from tunecheck.listen.launch import new_folder, reporting, rows_of
 from tunecheck.listen.options import Options, from_environment
 from tunecheck.results import Report
 from tunecheck.results.answers import read_ignored
+
+
+class Findings(list[Finding]):
+    """What each check concluded; shown in short, as in the message of an assertion."""
+
+    def __repr__(self) -> str:
+        told = [str(found) for found in self if found.status in (Status.FAILED, Status.SUSPECTED)]
+        counts = Counter(found.status.value for found in self)
+        return "\n".join([*told, ", ".join(f"{number} {status}" for status, number in counts.items())])
 
 
 class Heard:
@@ -33,7 +43,7 @@ class Heard:
     @property
     def findings(self) -> list[Finding]:
         """What each check concluded."""
-        return [finding for run in (self.report.runs if self.report else ()) for finding in run.findings]
+        return Findings(finding for run in (self.report.runs if self.report else ()) for finding in run.findings)
 
 
 class Watch(Heard):

@@ -3,20 +3,23 @@
 import math
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from tunecheck.core.finding import Status
 from tunecheck.core.text import one_line
 from tunecheck.report.layout import PlainTable
-from tunecheck.report.view import Failure, RunView, SessionView, Unjudged, session_view
+from tunecheck.report.view import Failure, RunView, SessionView, Unjudged, run_view, session_view
 from tunecheck.results import Report
 from tunecheck.results.benchmark import Benchmark
 from tunecheck.results.comparison import Comparison
 
 _STYLES = {"pass": "green", "fail": "bold red", "inconclusive": "yellow", "error": "bold red", "skipped": "yellow"}
+_OPEN = (Status.FAILED, Status.SUSPECTED)
 _ASCII = str.maketrans({"→": "->", "—": "-", "…": "..."})
 _WIDE = 100
 """Columns from which the table has room for longer curves."""
@@ -26,14 +29,16 @@ _FIXED_COLUMNS = 12 + 11 + 5
 _LONGEST_STRATEGY = len("last_layers_and_head")
 
 
-def print_report(report: Report, console: Console, *, failures: bool = True, verbose: bool = False) -> None:
+def print_report(
+    report: Report, console: Console, *, failures: bool = True, verbose: bool = False, so_far: bool = False
+) -> None:
     """Print the report, the verdict last. Data is not read as markup and sends no escape sequence.
 
     `failures` is False where pytest has printed the failed checks already; `verbose` gives every reason of what is
-    unjudged as expected, which else is counted.
+    unjudged as expected, which else is counted; `so_far` marks the verdict of a session that goes on.
     """
     printer, view = _Printer(console), session_view(report)
-    if view.runs:
+    if any(run.run.findings or run.device for run in view.table):  # else a row has no more than its reason, below
         console.print(printer.table(view.table))
         console.print()
     for comparison in view.comparisons:
@@ -48,12 +53,31 @@ def print_report(report: Report, console: Console, *, failures: bool = True, ver
             printer.unjudged([group for group in run.unjudged if group.expected], f"unjudged {run.name}", "dim")
     printer.history(view)
     printer.coverage(view, verbose)
+    printer.verdict(view, "verdict so far" if so_far else "verdict")
+
+
+def print_changes(report: Report, before: Report, console: Console) -> None:
+    """Print what this report says and an earlier one of the session did not, and the verdict."""
+    said = {(run.name, found.check, found.status) for run in before.runs for found in run.findings}
+    printer, view, earlier = _Printer(console), session_view(report), session_view(before)
+    for whole in view.runs:
+        if whole.reason and whole.reason not in [run.reason for run in earlier.runs]:
+            printer.reason(whole)
+        news = [found for found in whole.run.findings if (whole.name, found.check, found.status) not in said]
+        # a consequence of what was said before has nothing here to be folded into
+        told = tuple(replace(f, because=f.because if f.because in [n.check for n in news] else "") for f in news)
+        changed = run_view(replace(whole.run, findings=told))
+        mended = [
+            f.check for f in told if f.status is Status.PASSED and {(whole.name, f.check, s) for s in _OPEN} & said
+        ]
+        if mended:
+            printer.block(f"{whole.name}: passed after all: {', '.join(mended)}", "green")
+        for failure in (*changed.failures, *changed.suspicions):
+            printer.failure(failure)
+        printer.unjudged(changed.folded(expected=False), f"UNJUDGED {whole.name}", "yellow")
+    if view.coverage != earlier.coverage:
+        printer.coverage(view, verbose=False)
     printer.verdict(view)
-
-
-def print_verdict(report: Report, console: Console) -> None:
-    """Print the verdict, for whoever has read the rest."""
-    _Printer(console).verdict(session_view(report))
 
 
 def print_benchmark(report: Report, console: Console) -> None:
@@ -207,10 +231,10 @@ class _Printer:
         if view.unjudged_as_expected and not verbose:
             self.console.print(self.text(view.unjudged_as_expected, "dim"))
 
-    def verdict(self, view: SessionView) -> None:
+    def verdict(self, view: SessionView, label: str = "verdict") -> None:
         """Print the verdict, never wrapped, so that the last line of a log is the whole of it."""
         style = _STYLES[view.report.verdict]
-        self.console.print(self.text(f"verdict: {view.headline}", style), soft_wrap=True)
+        self.console.print(self.text(f"{label}: {view.headline}", style), soft_wrap=True)
 
     def block(self, title: str, style: str, body: RenderableType | None = None) -> None:
         """Print a title, what belongs to it indented below, and an empty line."""

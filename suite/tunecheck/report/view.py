@@ -204,7 +204,7 @@ class SessionView(Frozen):
         """Number of the checks that the runs themselves rule out, and where each one's reason is; empty for none."""
         count = sum(len(group.checks) for run in self.runs for group in run.unjudged if group.expected)
         explain = " and --explain say" if self.coverage else " says"
-        return f"unjudged, as expected: {counted(count, 'check')}; report.html{explain} why" if count else ""
+        return f"not judged: {counted(count, 'check')} that do not apply; report.html{explain} why" if count else ""
 
     @cached_property
     def table(self) -> tuple[RunView, ...]:
@@ -308,7 +308,8 @@ def _briefly(finding: Finding) -> str:
 def failure(run_name: str, finding: Finding, *, also: Sequence[str] = (), not_by: Sequence[str] = ()) -> Failure:
     """Return the view of a finding that did not pass, what failed because of it, and what rules causes out."""
     suspected = finding.status is Status.SUSPECTED
-    answer = f'--ignore {finding.check}="WHY"' if run_name.startswith("watch/") else ""
+    command = "" if run_name.startswith("watch/") else "tunecheck run "
+    answer = f'{command}--ignore {finding.check}="WHY"' if finding.check in CHECKS else ""
     passed = f"{', '.join(not_by)}: passed" if not_by else ""
     if suspected:
         causes = {"is it meant?": finding.meant, "if so": answer, "if not": finding.meaning, "not the cause": passed}

@@ -86,6 +86,8 @@ def _table(path: Path) -> dict[str, Any] | None:
     """Return what the file says of tunecheck; None where it says nothing. Raises ConfigError where that is unknown."""
     try:
         held = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError([f"{path}: not valid TOML: {error}; texts stand in quotes, true and false do not"]) from error
     except (OSError, ValueError) as error:
         raise ConfigError([f"{path}: cannot be read for tunecheck's settings: {error}"]) from error
     if path.name == FILES[0]:
