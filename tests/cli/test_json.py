@@ -41,6 +41,7 @@ KEYS = {
     f"baseline diff {RUN}": None,
     "prune --dry-run": "removed",
     "prune --keep 5": "freed_bytes",
+    "explain finite": "check",
     "watch --explain": 0,
     "watch --explain SESSION/run.jsonl": 0,
     "fleet --judge FLEET": "rows",

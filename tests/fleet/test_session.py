@@ -325,7 +325,7 @@ def test_their_figures_are_in_the_history(fleet_of_two, monkeypatch):
     )
 
     monkeypatch.setenv("TUNECHECK_HISTORY", str(reports / "again.sqlite"))
-    rebuild(reports, print)
+    rebuild(reports)
     assert Store(history_file()).entries() == held
 
 
