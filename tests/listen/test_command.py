@@ -206,7 +206,11 @@ print("imported", *{"peft", "transformers", "bitsandbytes"} & {*sys.modules})
 @pytest.mark.parametrize(
     ("change", "status", "words"),
     [
-        (("", ""), 1, "a backward pass adds to gradients that the optimizer already used (in 5 of 6 steps)"),
+        (
+            ("", ""),
+            1,
+            "the optimizer uses gradients again, together with those of a later backward pass (in 5 of 6 steps)",
+        ),
         (("= torch.nn.Sequential(first, second)", "= lambda x: second(first(x))"), 6, "no module holds all of them"),
     ],
     ids=["a module", "two modules that nothing holds"],

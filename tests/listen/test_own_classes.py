@@ -24,6 +24,13 @@ class AdamW(torch.optim.Optimizer):
                     p.add_(p.grad.sign(), alpha=-group["lr"])
 
 
+class ThreeBetas(AdamW):
+    """One whose betas are three, as AdEMAMix's."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, lr, betas=(0.9, 0.999, 0.9999))
+
+
 class Derived(torch.optim.AdamW):
     """One that derives from torch's, and steps by its own code."""
 
@@ -47,7 +54,7 @@ def stepped_by(kind):
     return loop
 
 
-@pytest.mark.parametrize(("kind", "judges"), [(AdamW, False), (Derived, False), (Plain, True)])
+@pytest.mark.parametrize(("kind", "judges"), [(AdamW, False), (ThreeBetas, False), (Derived, False), (Plain, True)])
 def test_an_optimizer_is_judged_by_its_arithmetic(kind, judges, tmp_path):
     """Not by what its class is called."""
     row = judged(Script(steps=3, rows=12, loop=stepped_by(kind)), tmp_path)

@@ -9,7 +9,7 @@ from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Trace
 
 DISCARDED = "gradients are cleared before an optimizer uses them"
-PILED_UP = "a backward pass adds to gradients that the optimizer already used"
+PILED_UP = "the optimizer uses gradients again, together with those of a later backward pass"
 TWICE = "the optimizer steps twice with the same gradients"
 EARLY = "the optimizer steps before the last backward pass of its window"
 CLIPPED_LATE = "gradients are clipped after the optimizer step"
@@ -103,13 +103,12 @@ def _faults(calls: Sequence[str], used: bool, *, one_pass: bool) -> Iterator[str
     `used`: it begins with gradients that the optimizer has used. `one_pass`: one backward pass is declared for it.
     """
     passes, steps, schedules = calls.count("backward"), 0, 0
-    fresh = scaled = discarded = clipped = False
+    fresh = scaled = discarded = clipped = piled = False
     by_hand = "edit" in calls or "move" in calls or "step of another optimizer" in calls
     for number, call in enumerate(calls):
         match call:
             case "backward":
-                if used:
-                    yield PILED_UP
+                piled = piled or used  # no fault yet: another model's loss may give them, and they may be cleared
                 if clipped:
                     yield CLIPPED_EARLY
                 fresh, used = True, False
@@ -127,16 +126,18 @@ def _faults(calls: Sequence[str], used: bool, *, one_pass: bool) -> Iterator[str
             case "clear":
                 # a further pass may have been one to look at gradients, where one alone is declared
                 discarded = discarded or (fresh and not (one_pass and "backward" in calls[number:]))
-                fresh = used = clipped = False
+                fresh = used = clipped = piled = False
             case "step" | "idle step" | "skip":
                 if call == "step" and scaled:
                     yield STEPPED_SCALED
                 if call == "step" and used:
                     yield TWICE
+                if call == "step" and piled:
+                    yield PILED_UP
                 if call == "step" and fresh and steps:
                     yield EARLY
                 steps += call == "step"
-                fresh, used, scaled, clipped = False, call == "step", False, False
+                fresh, used, scaled, clipped, piled = False, call == "step", False, False, False
             case "schedule":
                 schedules += 1
                 if schedules > 1:

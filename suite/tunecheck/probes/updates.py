@@ -86,9 +86,8 @@ class UpdateProbe(Probe):
         rate = training.rate(self._applied)
         settings = self._settings(session, rate)
         betas = training.adam_beta1, training.adam_beta2
-        if not session.run.holds(
-            Premise.SETTINGS_DECLARED
-        ):  # of which a schedule may change both, as one of a single cycle does
+        known = session.run.holds(Premise.UPDATE_RULE_KNOWN)  # the betas of another rule may be one, or three
+        if known and not session.run.holds(Premise.SETTINGS_DECLARED):  # a schedule of a single cycle changes them
             betas = session.optimizer.param_groups[0].get("betas", betas)
         before, after = self._before, _flat([p for _, p in self._followed])
         predicted = self._updated(self._gradient, settings, betas, training.adam_epsilon) if applied else before
@@ -117,8 +116,11 @@ class UpdateProbe(Probe):
         if session.run.holds(Premise.SETTINGS_DECLARED):
             decay = training.weight_decay
             return [(rate, decay * decays(name, training.weight_decay_on)) for name, _ in self._followed]
-        groups = session.optimizer.param_groups
-        own = {id(p): (float(group["lr"]), group.get("weight_decay", 0.0)) for group in groups for p in group["params"]}
+        own = {
+            id(p): (float(group.get("lr", rate)), group.get("weight_decay", 0.0))
+            for group in session.optimizer.param_groups
+            for p in group["params"]
+        }
         return [own.get(id(p), (rate, 0.0)) for _, p in self._followed]
 
     def _updated(
