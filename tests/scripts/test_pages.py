@@ -17,10 +17,7 @@ from tunecheck.core.paths import checkout_folder
 from tunecheck.results import VERDICT_SCHEMA, Report, RunReport
 
 ROOT = checkout_folder()
-DOCS = [
-    path for path in sorted((ROOT / "docs").glob("*.md")) if path.name != "checks.md"
-]  # its words are the checks' own
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MOST_WORDS = 25
 """Of nine sentences in ten."""
 ODD_START = re.compile(r"(Of|What|That|Where|Whose)\b")
@@ -29,18 +26,19 @@ NOT_PROSE = (
     re.compile(r"<!-- (\w+): written by.*?<!-- \1: end -->", re.DOTALL),
     re.compile(r"^ *(```|~~~).*?^ *\1 *$", re.DOTALL | re.MULTILINE),
     re.compile(r"<!--.*?-->", re.DOTALL),
-    re.compile(r"^ *[|#].*$", re.MULTILINE),
+    re.compile(r"^ *#.*$|^ *\|[ :|-]*$", re.MULTILINE),
     re.compile(r"!\[[^]]*\]\([^)]*\)"),
 )
-"""Generated parts, code, comments, tables and headings, pictures."""
+"""Generated parts, code, comments, headings, the rules of tables, pictures."""
 
 
 def sentences(text: str) -> Iterator[str]:
-    """Yield the sentences of a page; code is one word, and a list's item ends where the next one begins."""
+    """Yield the sentences of a page; code is one word, and each item of a list and cell of a table stands alone."""
     for part in NOT_PROSE:
         text = part.sub("", text)
     text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text)
     text = re.sub(r"`[^`]*`", "CODE", text).replace("*", "")
+    text = re.sub(r"^ *\|.*$", lambda row: row[0].replace("|", "\n\n"), text, flags=re.MULTILINE)
     for block in re.split(r"\n\s*(?:-|\d+\.) +|\n\s*\n", f"\n{text}"):
         words = " ".join(block.split())
         yield from (

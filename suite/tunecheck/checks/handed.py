@@ -16,7 +16,7 @@ class StateDictKeysMatch(Check):
     applies_to = frozenset({"user_code"})
     meaning = (
         "The keys have another prefix than the model (module., _orig_mod., base_model.model., another part's name). "
-        "strict=False drops them, so that the model trains from its initial weights."
+        "With strict=False, load_state_dict drops them, and the model trains from its initial weights."
     )
     remedy = (
         "Strip the prefix, load into the inner model, or remove strict=False. Check missing_keys and unexpected_keys "

@@ -31,7 +31,7 @@ class SecondsReported(Check):
     """Relative error of the best step: 0.0002 to 0.006 in healthy runs."""
     resolution_seconds: float = 0.005
     """Smallest difference that counts. The outer clock also covers a log line, its flush to disk and the probes'
-    dispatch. That adds 0.4 ms in each of 270 healthy steps on a 2-core machine."""
+    dispatch. These add 0.4 ms in each of 270 healthy steps on a 2-core machine."""
 
     def judge(self, trace: Trace) -> Finding:
         if on_gpu(trace):
