@@ -393,9 +393,10 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("a callback steps the optimizer again", "the optimizer steps twice with the same gradients"): having(
             e.CallOrder, 3, calls=(*CALLS[:6], "step", *CALLS[6:])
         ),
-        ("clipped after the step", "clipped after the optimizer step (in 6 of 6 steps); step 0: "): having(
-            e.CallOrder, calls=(*CALLS[:4], "step", "clip", "schedule", "clear")
-        ),
+        (
+            "clipped after the step",
+            "clipping changes gradients after the optimizer step (in 6 of 6 steps); step 0: ",
+        ): having(e.CallOrder, calls=(*CALLS[:4], "step", "clip", "schedule", "clear")),
         ("cleared before the step", "gradients are cleared before an optimizer uses them"): having(
             e.CallOrder, calls=(*CALLS[:4], "clip", "clear", "idle step", "schedule")
         ),

@@ -110,6 +110,18 @@ def test_list_show_and_estimate_take_an_own_run(capsys, monkeypatch):
         assert MINE in capsys.readouterr().out
 
 
+def test_an_unusable_file_hides_no_estimate(folder, capsys, monkeypatch):
+    """The others are shown, its problem is named, and the status is that of a usage error."""
+    figures = dict.fromkeys(("loaded_bytes", "first_step_bytes", "steady_bytes", "evaluation_bytes"), 10**9)
+    monkeypatch.setattr(prediction, "_simulate", lambda run: prediction.Simulation(**figures, **REST))
+    (folder / "quick" / "broken.yaml").write_text("model: [")
+
+    assert main(["estimate", "--all"]) == 4
+    printed = capsys.readouterr()
+    assert MINE in printed.out
+    assert "broken.yaml" in printed.err
+
+
 @pytest.mark.parametrize("chosen", [["-m", "quick"], ["-m", "quick", "--card", "mine"], ["--run", MINE]], ids=" ".join)
 def test_pytest_collects_the_checks_of_an_own_run(chosen):
     """Beside the shipped run's where the tier is selected."""

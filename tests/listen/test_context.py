@@ -95,7 +95,21 @@ def test_nothing_trained_is_no_pass(tmp_path):
         pass
 
     assert watched.verdict == "inconclusive"
-    assert "nothing that tunecheck can watch" in watched.report.runs[0].reason
+    assert watched.report.runs[0].reason.endswith("can watch: the model made no optimizer step in it")
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(ValueError("no rows"), "ValueError: no rows"), (KeyboardInterrupt(), "KeyboardInterrupt")],
+    ids=["raises", "interrupted"],
+)
+def test_a_block_that_ends_before_its_first_step_says_how(error, told, tmp_path):
+    """The advice for commands would not help."""
+    watched = tunecheck.watch(model=torch.nn.Linear(2, 2), folder=tmp_path, tell=False)
+    with pytest.raises(type(error)), watched:
+        raise error
+
+    assert watched.report.runs[0].reason == f"the block ended before its first step: {told}"
 
 
 @pytest.mark.parametrize(

@@ -63,11 +63,11 @@ def test_a_page_is_plain_english(page: Path):
 
 
 def test_sentences_are_counted_as_a_reader_would():
-    """Without tables, code and generated parts; each item of a list by itself."""
-    page = "# A\n\nOne `a b` two. Three\nfour!\n\n| a. b |\n- five (see [six](x.md))\n- seven\n\n```\nno. No\n```\n"
+    """Without code and generated parts; each item of a list and each cell of a table by itself."""
+    page = "# A\n\nOne `a b` two. Three\nfour!\n\n| a. b | c |\n|---|---|\n- five (see [six](x.md))\n- seven\n\n```\nno. No\n```\n"
     page += "<!-- x: written by y -->\nnot. This\n<!-- x: end -->"
 
-    assert list(sentences(page)) == ["One CODE two.", "Three four!", "five (see six)", "seven"]
+    assert list(sentences(page)) == ["One CODE two.", "Three four!", "a. b", "c", "five (see six)", "seven"]
     assert longest_but_a_tenth([*range(1, 11)]) == 9
     assert ODD_START.match("What is told")
 

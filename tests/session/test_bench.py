@@ -84,7 +84,10 @@ def test_two_trainers_side_by_side(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("tunecheck.session.bench.carry_out", lambda bench, session: report)
     capsys.readouterr()
     settings = [word for key in SETTINGS for word in ("--set", key)]
-    assert main(["bench", RUN, "--trainer", "native", "--trainer", "transformers", *settings, "--json"]) == 0
+    command = ["bench", RUN, "--trainer", "native", "--trainer", "transformers", *settings]
+    assert main([*command, "-q"]) == 0
+    assert "report: " in capsys.readouterr().out
+    assert main([*command, "--json"]) == 0
     (plain,) = json.loads(capsys.readouterr().out)
     assert plain == json.loads(json.dumps(benchmark.to_json()))
     assert [one["trainer"] for one in plain["trainers"]] == BOTH

@@ -50,5 +50,5 @@ def _bench(options: argparse.Namespace) -> int:
         return INTERRUPTED
     if not as_json(options, [benchmark.to_json() for benchmark in benchmarks(report.runs)]):
         print_benchmark(report, Console())
-    log.info(f"report: {session.folder}")
+    print(f"report: {session.folder}")
     return exit_code(report)

@@ -2,12 +2,12 @@
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from tunecheck.cli.parser import USAGE_ERROR, as_json
-from tunecheck.config import TIERS, all_problems, find_run, load_model, load_run, load_runs, read_runs
+from tunecheck.config import TIERS, all_problems, find_run, load_model, load_run, read_runs
 from tunecheck.config.schema import Run
 from tunecheck.core.errors import ConfigError
 from tunecheck.core.log import log
@@ -71,8 +71,13 @@ def _list(options: argparse.Namespace) -> int:
         _needs([run for found in runs.values() for run in found], options)
     elif not as_json(options, {tier: [run.name for run in found] for tier, found in runs.items()}):
         _print_tiers(runs)
-    if unusable:  # after what could be read: one bad file hides no other
-        raise all_problems(unusable)
+    return _without(unusable)
+
+
+def _without(unusable: Iterable[ConfigError]) -> int:
+    """Return 0. Raise the errors of unusable files after what could be read: one bad file hides no other."""
+    if errors := list(unusable):
+        raise all_problems(errors)
     return 0
 
 
@@ -149,11 +154,11 @@ def _estimate(options: argparse.Namespace) -> int:
         if refused := [word for word in ("run", "savings", "fallback") if getattr(options, word)]:
             named = ", ".join(options.run if word == "run" else f"--{word}" for word in refused)
             raise ConfigError([f"{named}: needs a single run; name one, and remove --all"])
-        runs = [run for tier in TIERS for run in load_runs(tier, options.set)]
-        predictions = [predict(run, **card) for run in runs]
-        if not as_json(options, [prediction.to_json() for prediction in predictions]):
+        read = [read_runs(tier, options.set) for tier in TIERS]
+        predictions = [predict(run, **card) for runs, _ in read for run in runs]
+        if not as_json(options, [prediction.to_json() for prediction in predictions]) and predictions:
             print_all(predictions, Console())
-        return 0
+        return _without(error for _, errors in read for error in errors.values())
     path = find_run(options.run)
     run = load_run(path, options.set)
     prediction, measured = predict(run, **card), measured_peaks(run.fingerprint)

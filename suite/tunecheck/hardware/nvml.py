@@ -40,7 +40,7 @@ _SHADOWED = Fault(
 )
 _NO_LIBRARY = Fault(
     NvmlState.NO_LIBRARY,
-    "the NVML library was not found: no NVIDIA driver is installed",
+    "no NVIDIA driver: no GPU can be used",
     "none is needed to run on the CPU; for an NVIDIA GPU install its driver",
 )
 _NO_UTILITIES = Fault(

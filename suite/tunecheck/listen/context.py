@@ -103,7 +103,10 @@ class Watch(Heard):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.__exit__(kind, error, trace)
-        rows = rows_of(self.folder, self._options, 0)
+        unheard = "the block trained nothing that tunecheck can watch: the model made no optimizer step in it"
+        if error is not None:
+            unheard = f"the block ended before its first step: {type(error).__name__}: {error}".rstrip(": ")
+        rows = rows_of(self.folder, self._options, 0, unheard)
         self.report = self._reported(rows, isinstance(error, KeyboardInterrupt))
         if self._tell:
             from rich.console import Console

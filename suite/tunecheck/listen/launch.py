@@ -210,8 +210,11 @@ def _own_folder() -> list[str]:
     return [] if root.name in ("site-packages", "dist-packages") else [str(root)]
 
 
-def rows_of(folder: Path, options: Options, status: int) -> list[RunReport]:
-    """Return a row for each training that was heard, judged; one that says so where there was none."""
+def rows_of(folder: Path, options: Options, status: int, unheard: str = "") -> list[RunReport]:
+    """Return a row for each training that was heard, judged; one with the reason where there was none.
+
+    `unheard` is that reason, by default what is known of a command that ended with this status.
+    """
     rows = []
     for path in sorted(folder.glob("watch-*.jsonl")):
         try:
@@ -222,20 +225,23 @@ def rows_of(folder: Path, options: Options, status: int) -> list[RunReport]:
         except TraceError as error:
             rows.append(errored(path.stem.removeprefix("watch-"), "watch", "", str(error), trace_file=path.name))
     if not rows:
-        if status in INTERRUPTED:
-            reason = "the command was interrupted before it trained anything"
-            return [errored(options.name, "watch", "", reason)]
-        how = f"ended with status {status} and " if status else ""
-        unheard = "no transformers Trainer and no torch optimizer made a step"
-        if not (folder / HEARD).exists():
-            unheard = "no Python process of it loaded tunecheck: keep the set $PYTHONPATH, and remove -E, -I and -S"
-        problems = "; ".join(_problems(folder)) or unheard
-        reason = f"the command {how}trained nothing that tunecheck can watch: {problems}"
-        return [errored(options.name, "watch", "", reason)]
+        return [errored(options.name, "watch", "", unheard or _why_silent(folder, status))]
     if status and status not in INTERRUPTED:
         ended = f"the command ended with status {status}"
         return [replace(row, outcome="error", reason=ended) if row.outcome == "pass" else row for row in rows]
     return rows
+
+
+def _why_silent(folder: Path, status: int) -> str:
+    """Return why a command that ended with this status left no trace."""
+    if status in INTERRUPTED:
+        return "the command was interrupted before it trained anything"
+    how = f"ended with status {status} and " if status else ""
+    unheard = "no transformers Trainer and no torch optimizer made a step"
+    if not (folder / HEARD).exists():
+        unheard = "no Python process of it loaded tunecheck: keep the set $PYTHONPATH, and remove -E, -I and -S"
+    problems = "; ".join(_problems(folder)) or unheard
+    return f"the command {how}trained nothing that tunecheck can watch: {problems}"
 
 
 def _why_unheard(trace: Trace) -> str:
