@@ -64,7 +64,8 @@ def test_a_page_is_plain_english(page: Path):
 
 def test_sentences_are_counted_as_a_reader_would():
     """Without code and generated parts; each item of a list and each cell of a table by itself."""
-    page = "# A\n\nOne `a b` two. Three\nfour!\n\n| a. b | c |\n|---|---|\n- five (see [six](x.md))\n- seven\n\n```\nno. No\n```\n"
+    page = "# A\n\nOne `a b` two. Three\nfour!\n\n| a. b | c |\n|---|---|\n"
+    page += "- five (see [six](x.md))\n- seven\n\n```\nno. No\n```\n"
     page += "<!-- x: written by y -->\nnot. This\n<!-- x: end -->"
 
     assert list(sentences(page)) == ["One CODE two.", "Three four!", "a. b", "c", "five (see six)", "seven"]
