@@ -926,8 +926,26 @@ def test_a_bug_is_found_and_named(name: str, bug: str, culprit: str) -> None:
     assert finding.status is Status.FAILED
     assert culprit in finding.detail
     assert str(finding).startswith(f"{name} failed:")
-    assert check.meaning in str(finding)
+    assert finding.meaning
+    assert finding.meaning in str(finding)
+    assert all(cause in check.meaning for cause in finding.meaning.split(". "))
     assert check.remedy in str(finding)
+
+
+@pytest.mark.parametrize(
+    ("calls", "meaning"),
+    [
+        (("forward", "backward", "step", "clip", "clear"), "Clipping runs after the step."),
+        (
+            ("forward", "backward", "step", "clear", "forward", "backward", "step", "clear"),
+            CHECKS["calls_in_order"].meaning,
+        ),
+    ],
+    ids=["proven", "open"],
+)
+def test_a_wrong_order_brings_the_cause_that_it_proves(calls: tuple[str, ...], meaning: str) -> None:
+    """And all causes where it proves none."""
+    assert ASKED["calls_in_order"](having(e.CallOrder, calls=calls)(HEALTHY)).meaning == meaning
 
 
 NOTHING: dict[str, tuple[str, Change]] = {

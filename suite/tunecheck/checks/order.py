@@ -1,6 +1,7 @@
 """The order of calls in a step: every gradient is used once, whole, unscaled and clipped, and the schedule follows."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from tunecheck.core.check import Check
 from tunecheck.core.evidence import CallOrder, RanksScored, ScheduleTaken
@@ -26,6 +27,16 @@ MEANT = {
     CLIPPED_NOTHING: "the gradients may be those of another model, which rests in these steps",
 }
 """Fault to who does it on purpose."""
+CAUSES = {
+    PILED_UP: "zero_grad is missing, or runs too seldom.",
+    DISCARDED: "zero_grad runs between backward and the optimizer step, or between micro-batches.",
+    TWICE: "The loop or a callback steps the optimizer a second time.",
+    SCHEDULE_TWICE: "The loop or a callback steps the schedule a second time.",
+    CLIPPED_LATE: "Clipping runs after the step.",
+    CLIPPED_SCALED: "Clipping runs before unscale_.",
+    NEVER_ALLOCATED: "Nothing calls AdaLoRA's update_and_allocate.",
+}
+"""Fault to its cause, where it has only one."""
 HABITS = frozenset({DISCARDED, PILED_UP, CLIPPED_NOTHING, SCHEDULE_EARLY, SCHEDULE_TWICE})
 """What a training may do now and then: skip a bad batch, catch up with a schedule. Wrong only as a habit."""
 
@@ -42,11 +53,7 @@ class CallsInOrder(Check):
     """
 
     premises = frozenset({Premise.GRADIENT_WHOLE})
-    meaning = (
-        "zero_grad is missing. Or it runs between backward and the optimizer step, or between micro-batches. A "
-        "callback steps the optimizer or the schedule a second time. Clipping runs after the step, or before unscale_. "
-        "Nothing calls AdaLoRA's update_and_allocate."
-    )
+    meaning = " ".join(CAUSES.values())
     remedy = (
         "Order each step: backward of every micro-batch, scaler.unscale_, clip_grad_norm_, optimizer.step (through "
         "scaler.step), scheduler.step, zero_grad. Call AdaLoRA's update_and_allocate before zero_grad; in a Trainer, "
@@ -64,13 +71,13 @@ class CallsInOrder(Check):
     def judge(self, trace: Trace) -> Finding:
         windows = trace.all(CallOrder)
         whole = trace.run.training.gradient_accumulation_steps == 1 and trace.holds(Premise.STEP_DECLARED)
-        found: dict[str, list[CallOrder]] = {}
+        by_fault: dict[str, list[CallOrder]] = {}
         used = False
         for window in windows:
             for fault in dict.fromkeys(_faults(window.calls, used, one_pass=whole)):
-                found.setdefault(fault, []).append(window)
+                by_fault.setdefault(fault, []).append(window)
             used = _leaves_used(window.calls)
-        wrong = {fault: seen for fault, seen in found.items() if fault not in HABITS or self._habit(seen, windows)}
+        wrong = {fault: seen for fault, seen in by_fault.items() if fault not in HABITS or self._habit(seen, windows)}
         shown = next(iter(wrong.values()), windows)[0]
         order = ", ".join(_shortened(shown.calls))
         told = [f"{fault} (in {len(seen)} of {len(windows)} steps)" for fault, seen in wrong.items()]
@@ -79,9 +86,12 @@ class CallsInOrder(Check):
         scores = [seen for seen in trace.main.all(RanksScored) if seen.steps > seen.begins + 1 and not seen.scored]
         told += [f"{NEVER_ALLOCATED}: {seen.steps} steps, pruning declared from step {seen.begins}" for seen in scores]
         wrongs = len(told)
+        faults = [*wrong, *[SCHEDULE_AHEAD] * bool(ahead), *[NEVER_ALLOCATED] * bool(scores)]
+        proven = " ".join(CAUSES[fault] for fault in faults) if CAUSES.keys() >= set(faults) else ""
         told.append(f"step {shown.step}: {order}" if told else f"{len(windows)} steps, the first: {order}")
         meant = MEANT.get(next(iter(wrong), ""), "") if wrongs == len(wrong) == 1 else ""
-        return self.found(not wrongs, "; ".join(told), measured=wrongs, limit=0, meant=meant)
+        finding = self.found(not wrongs, "; ".join(told), measured=wrongs, limit=0, meant=meant)
+        return replace(finding, meaning=proven or self.meaning)
 
     def _ahead(self, seen: ScheduleTaken) -> bool:
         made_for_these = abs(seen.made_for - seen.optimizer_steps) <= 1 and seen.optimizer_steps >= FEWEST
