@@ -1,6 +1,7 @@
 """`callbacks=[tunecheck.watch()]`: listen to a Trainer from inside of its own training. Imports transformers."""
 
-import inspect
+import sys
+from traceback import walk_stack
 from typing import Any
 
 from transformers import Trainer, TrainerCallback
@@ -44,9 +45,7 @@ class WatchCallback(Heard, TrainerCallback):
 
 def _calling_trainer() -> Trainer:
     """Return the Trainer that calls its callbacks now: they are told of everything but of it. Raises SuiteError."""
-    frame = inspect.currentframe()
-    while frame is not None:
+    for frame, _ in walk_stack(sys._getframe(1)):
         if isinstance(trainer := frame.f_locals.get("self"), Trainer):
             return trainer
-        frame = frame.f_back
     raise SuiteError("watch: only a transformers Trainer may call this callback")

@@ -10,7 +10,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -40,7 +40,6 @@ from tunecheck.listen import loaders, provenance, saves
 from tunecheck.listen.adapters import ranks_scored
 from tunecheck.listen.expectations import declare
 from tunecheck.listen.loaders import rounds_of_workers
-from tunecheck.listen.optimizers import spelled_groups
 from tunecheck.listen.options import Options, new_trace_file, rank_and_processes, trace_file
 from tunecheck.listen.provenance import loads_of
 from tunecheck.listen.saves import append
@@ -50,7 +49,7 @@ from tunecheck.probes.reference.measures import norm
 from tunecheck.runner.setup import setup_of
 from tunecheck.training.events import Probes, at_work
 from tunecheck.training.hooks import located
-from tunecheck.training.restore import kept_trainable, random_state, unprinted, without_repacking
+from tunecheck.training.restore import having, random_state, unprinted, without_repacking
 
 if TYPE_CHECKING:
     from tunecheck.config.schema import Run
@@ -95,12 +94,18 @@ def fingerprint_of(run: "Run", session: "Session", processes: int) -> str:
         **run.model_dump(mode="json", warnings=False, exclude=JUDGING),
         "class": type(model.get_base_model() if hasattr(model, "get_base_model") else model).__name__,
         "learns": sorted((name, *p.shape) for name, p in model.named_parameters() if p.requires_grad),
-        "optimizer": [type(optimizer).__name__, spelled_groups(optimizer)],
+        "optimizer": [
+            type(optimizer).__name__,
+            [{**group, "params": len(group["params"])} for group in optimizer.param_groups],
+        ],
         "processes": processes,
     }
-    return hashlib.sha256(
-        json.dumps(settings, sort_keys=True, default=lambda held: type(held).__name__).encode()
-    ).hexdigest()[:16]
+
+    def spelled(held: Any) -> Any:
+        """A rate may be a tensor, and an object of the script's own has no text to keep."""
+        return float(held) if getattr(held, "numel", lambda: 0)() == 1 else type(held).__name__
+
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=spelled).encode()).hexdigest()[:16]
 
 
 UNKNOWN = {"model": {"name": "unknown"}}
@@ -380,22 +385,9 @@ class Learning:
         told += [f"{len(fewer)} stop training ({some(fewer, 1)})"] if fewer else []
         return " and ".join(told)
 
-    @contextmanager
-    def restored(self) -> Iterator[None]:
+    def restored(self) -> AbstractContextManager[None]:
         """Have the same learn as then in the block."""
-        layers = adapted_layers(self._model)
-        active = {name: list(layer.active_adapters) for name, layer in layers.items()}
-        with kept_trainable(self._model):
-            try:
-                _activate(layers, self._active)
-                for name, parameter in self._model.named_parameters():
-                    parameter.requires_grad_(name in self._names)
-                yield
-            finally:
-                _activate(layers, active)
-
-
-def _activate(layers: Mapping[str, Any], active: Mapping[str, list[str]]) -> None:
-    for name, layer in layers.items():
-        if name in active:
-            layer.set_adapter(active[name])
+        layers = adapted_layers(self._model).items()
+        active = [(layer, "_active_adapter", self._active[name]) for name, layer in layers if name in self._active]
+        learns = ((p, "requires_grad", name in self._names) for name, p in self._model.named_parameters())
+        return having([*active, *learns])

@@ -26,23 +26,6 @@ def highest_rate(*optimizers: Any) -> float:
     return max((float(rate) for rate in rates if rate is not None), default=1.0)
 
 
-def spelled_groups(optimizer: Any) -> list[dict[str, Any]]:
-    """Return the settings of each group as plain JSON, with the number of its tensors in their place."""
-    return [
-        {key: len(value) if key == "params" else _plain(value) for key, value in sorted(group.items())}
-        for group in optimizer.param_groups
-    ]
-
-
-def _plain(value: Any) -> Any:
-    """Return a setting as plain JSON: a rate may be a tensor, and an object of the script's own has no text to keep."""
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return float(value) if getattr(value, "numel", lambda: 0)() == 1 else type(value).__name__
-
-
 def adamw_settings(optimizer: Any, *, own: bool = False) -> tuple[dict[str, Any], str]:
     """Return an AdamW's settings as fields of a run's training, or nothing and why; `own` rates may differ by group."""
     from tunecheck.runner.setup import optimizer_kind

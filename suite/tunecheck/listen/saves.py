@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from traceback import walk_stack
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -195,19 +196,14 @@ def tensors_of(thing: Any, depth: int = DEPTH) -> Iterator[tuple[str, torch.Tens
 
 def within_save_pretrained() -> bool:
     """Return whether a library's save_pretrained writes now."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code.co_name != "save_pretrained":
-        frame = frame.f_back
-    return frame is not None
+    return any(frame.f_code.co_name == "save_pretrained" for frame, _ in walk_stack(sys._getframe(1)))
 
 
 def _saves_itself(model: Any) -> bool:
     """Return whether it is this model's own save_pretrained that writes, and converts nothing on the way."""
-    frame = sys._getframe(1)
-    while frame is not None:
+    for frame, _ in walk_stack(sys._getframe(1)):
         if frame.f_code.co_name == "save_pretrained" and frame.f_locals.get("self") is model:
             return frame.f_locals.get("path_initial_model_for_weight_conversion") is None
-        frame = frame.f_back  # type: ignore[assignment]
     return False
 
 

@@ -1,9 +1,7 @@
 """The script's own code in its training: overrides, callables, hooks, and the line that trains."""
 
-import dis
 import gc
 import inspect
-import itertools
 import re
 import sys
 import sysconfig
@@ -12,6 +10,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from traceback import walk_stack
 from types import CellType, FrameType, FunctionType, MethodType
 from typing import Any
 
@@ -49,16 +48,14 @@ def overrides(trainer: Any, method: str) -> bool:
 
 def of_caller() -> Iterator[UserCode]:
     """Yield the line of the script that is being executed: the innermost one that is no library's."""
-    frame = inspect.currentframe()
-    while frame is not None:
+    for frame, line in walk_stack(sys._getframe(1)):
         code = frame.f_code
         if _is_users(code.co_filename):
-            written = UserCode(role="script", name=code.co_name, file=code.co_filename, line=frame.f_lineno)
+            written = UserCode(role="script", name=code.co_name, file=code.co_filename, line=line)
             with suppress(OSError):  # a notebook's cell, say, that nobody keeps
                 written = _with_source(written, frame)
             yield written
             return
-        frame = frame.f_back
 
 
 def _with_source(code: UserCode, value: Any) -> UserCode:
@@ -141,24 +138,9 @@ def noise_by_hooks(model: Any) -> str:
     embedding = model.get_input_embeddings()
     for hook in (*embedding._forward_pre_hooks.values(), *embedding._forward_hooks.values()):
         code = code_of("hook", hook)
-        if code is None or not _returns_something(hook):  # looks on, and changes nothing
-            continue
-        if _varies(model, training=True) and not _varies(model, training=False):
+        if code is not None and _varies(model, training=True) and not _varies(model, training=False):
             return f"the script's hook {code.name} ({Path(code.file).name}:{code.line}) adds noise to the embeddings"
     return ""
-
-
-def _returns_something(hook: Any) -> bool:
-    """Return whether a hook can return anything but None."""
-    code = getattr(inspect.unwrap(hook), "__code__", None)
-    if code is None:  # an object that is called
-        return True
-    steps = list(dis.get_instructions(code))
-    returned = {step.argval for step in steps if step.opname == "RETURN_CONST"}  # of Python 3.12 and 3.13
-    for before, step in itertools.pairwise(steps):
-        if step.opname == "RETURN_VALUE":
-            returned.add(before.argval if before.opname == "LOAD_CONST" else "something")
-    return bool(returned - {None})
 
 
 def _varies(model: Any, *, training: bool) -> bool:

@@ -6,6 +6,7 @@ do not count, nor do values that a tensor had before. In the watched process onl
 
 import sys
 from collections.abc import Callable
+from traceback import walk_stack
 from typing import Any
 
 import torch
@@ -87,11 +88,8 @@ def _storage(tensor: torch.Tensor) -> int:
 
 def _line_of_script() -> str:
     """Return the file and line that called the operation; "" where a library did that converts weights."""
-    frame = sys._getframe(1)
-    while frame.f_code.co_filename.startswith(SUITE) or frame.f_globals.get("__name__") == "torch._tensor":
-        if frame.f_back is None:
-            return ""
-        frame = frame.f_back
-    if str(frame.f_globals.get("__name__")).partition(".")[0] in CONVERTING:
-        return ""
-    return f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
+    for frame, line in walk_stack(sys._getframe(1)):
+        file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__"))
+        if not file.startswith(SUITE) and module != "torch._tensor":
+            return "" if module.partition(".")[0] in CONVERTING else f"{file.rpartition('/')[2]}:{line}"
+    return ""

@@ -1,7 +1,5 @@
 """The backward pass held against the model itself: with and without recomputation, and layer by layer."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,7 +10,7 @@ from tunecheck.probes.reference.in_fp32 import in_fp32
 from tunecheck.probes.reference.measures import worst
 from tunecheck.training.events import Probe
 from tunecheck.training.hooks import OwnHooks
-from tunecheck.training.restore import model_mode, own_gradients, random_state, uncached
+from tunecheck.training.restore import having, model_mode, own_gradients, random_state, uncached
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import whole
 
@@ -33,7 +31,7 @@ class RecomputationProbe(Probe):
         if not session.run.training.gradient_checkpointing:
             return
         recomputed = _gradients(session)
-        with _switched_off(layers):
+        with having((layer, "gradient_checkpointing", False) for layer in layers):
             kept, again = _gradients(session), _gradients(session)
         errors = _relative_error(recomputed, kept), _relative_error(again, kept)
         self.emit(Recomputation(layers=len(layers), gradient_error=errors[0], repeat_error=errors[1]))
@@ -43,18 +41,6 @@ def _relative_error(gradients: list[torch.Tensor], wanted: list[torch.Tensor]) -
     """Norm of the difference over the norm of what is wanted."""
     difference = torch.stack([(a - b).norm() for a, b in zip(gradients, wanted, strict=True)]).norm()
     return float(difference / torch.stack([gradient.norm() for gradient in wanted]).norm())
-
-
-@contextmanager
-def _switched_off(layers: list[Any]) -> Iterator[None]:
-    """In this context these modules keep what their backward pass needs."""
-    for layer in layers:
-        layer.gradient_checkpointing = False
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.gradient_checkpointing = True
 
 
 def _gradients(session: Session) -> list[torch.Tensor]:

@@ -22,7 +22,7 @@ from tunecheck.probes.reference.own_logits import IdsAndLabels, OwnLogits, unpad
 from tunecheck.probes.reference.replay import first_call
 from tunecheck.training.data import IGNORED, Batch
 from tunecheck.training.events import Probe, probing
-from tunecheck.training.restore import own_gradients, random_state, uncached, without_dropout
+from tunecheck.training.restore import kept_values, own_gradients, random_state, uncached, without_dropout
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import whole
 
@@ -195,16 +195,12 @@ def _slope_error(
     if not promised:
         return float("nan")
     width = SLOPE_SHARE * loss / promised
-    kept = [parameter.clone() for parameter in parameters]
     losses = []
-    try:
-        for side in (width, -width):
-            for parameter, start, gradient, norm in zip(parameters, kept, gradients, norms, strict=True):
-                parameter.copy_(start + side * gradient / norm.clamp(min=1e-30))
+    for side in (width, -width):
+        with kept_values(parameters):
+            for parameter, gradient, norm in zip(parameters, gradients, norms, strict=True):
+                parameter.add_(side * gradient / norm.clamp(min=1e-30))
             losses.append(_window_loss_backward(session, window))
-    finally:
-        for parameter, start in zip(parameters, kept, strict=True):
-            parameter.copy_(start)
     return abs((losses[0] - losses[1]) / (2 * width) - promised) / promised
 
 

@@ -5,8 +5,8 @@ import random
 import sys
 import threading
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from itertools import chain
 from operator import is_
@@ -108,17 +108,9 @@ def kept_values(parameters: "Sequence[torch.Tensor]") -> Iterator[None]:
                 parameter.copy_(value)
 
 
-@contextmanager
-def own_gradients(parameters: "Sequence[torch.Tensor]") -> Iterator[None]:
+def own_gradients(parameters: "Sequence[torch.Tensor]") -> AbstractContextManager[None]:
     """Begin the block with no gradients, and put those that the tensors held back after it."""
-    kept = [parameter.grad for parameter in parameters]
-    for parameter in parameters:
-        parameter.grad = None
-    try:
-        yield
-    finally:
-        for parameter, gradient in zip(parameters, kept, strict=True):
-            parameter.grad = gradient
+    return having((parameter, "grad", None) for parameter in parameters)
 
 
 @contextmanager
@@ -154,23 +146,21 @@ def uncached(model: Any, **given: Any) -> Any:
     return model(**given)
 
 
-@contextmanager
-def without_dropout(model: Any) -> Iterator[None]:
+def without_dropout(model: Any) -> AbstractContextManager[None]:
     """Drop nothing in the block, whatever the modes: the model's modes choose kernels and checkpointing, too."""
-    with _having(0.0, [(module, name) for module, name, _ in dropouts(model)]):
-        yield
+    return having((module, name, 0.0) for module, name, _ in dropouts(model))
 
 
 @contextmanager
-def _having(value: Any, attributes: Sequence[tuple[Any, str]]) -> Iterator[None]:
-    """Give these attributes of objects this value in the block, and their own again after it."""
-    kept = [getattr(holder, name) for holder, name in attributes]
-    for holder, name in attributes:
-        setattr(holder, name, value)
+def having(attributes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Give these attributes of objects these values in the block, and their own again after it."""
+    kept = [(holder, name, value, getattr(holder, name)) for holder, name, value in attributes]
     try:
+        for holder, name, value, _ in kept:
+            setattr(holder, name, value)
         yield
     finally:
-        for (holder, name), own in zip(attributes, kept, strict=True):
+        for holder, name, _, own in kept:
             setattr(holder, name, own)
 
 
@@ -216,11 +206,9 @@ def unprinted() -> Iterator[None]:
             sys.stdout, sys.stderr = kept
 
 
-@contextmanager
-def without_repacking(model: Any) -> Iterator[None]:
+def without_repacking(model: Any) -> AbstractContextManager[None]:
     """In the block a forward pass in eval mode leaves 4-bit weights as they are.
 
     bitsandbytes 0.50 on CPUs with AVX512-BF16 repacks them for inference in the first one, and trains no adapter after.
     """
-    with _having(False, [(module, REPACKS) for module in model.modules() if getattr(module, REPACKS, False)]):
-        yield
+    return having((module, REPACKS, False) for module in model.modules() if getattr(module, REPACKS, False))

@@ -29,7 +29,7 @@ from tunecheck.training.data import IGNORED, Batch, Batches, RowsInOrder, Tokens
 from tunecheck.training.load import apply_strategy, apply_workarounds, load_base, load_tokenizer, resolve_precision
 from tunecheck.training.merge import merge
 from tunecheck.training.ranks import Exchange, Ranks
-from tunecheck.training.restore import model_mode
+from tunecheck.training.restore import having, model_mode
 from tunecheck.training.session import Session
 
 if TYPE_CHECKING:
@@ -185,14 +185,11 @@ def save_adapter(session: Session, folder: Path) -> None:
 
 def save_checkpoint(session: Session, step: int, folder: Path) -> None:
     """The Trainer's own checkpoint, in this folder."""
-    trainer, keep = session.trainer, session.trainer.args.output_dir
+    trainer = session.trainer
     folder.parent.mkdir(parents=True, exist_ok=True)
-    trainer.args.output_dir = str(folder.parent)
-    try:
+    with having([(trainer.args, "output_dir", str(folder.parent))]):
         # TrainerControl could ask for it, but then it is done after the callbacks, in the time of the next phase
         trainer._save_checkpoint(trainer.model, trial=None)
-    finally:
-        trainer.args.output_dir = keep
     session.ranks.wait()
     if session.ranks.rank == 0:
         shutil.move(folder.parent / f"checkpoint-{step}", folder)
