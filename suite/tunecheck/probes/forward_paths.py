@@ -117,7 +117,6 @@ class ForwardProbe(Probe):
         self._counted = min(1, session.run.training.max_steps - 1)
         if step == self._counted:
             self._calls = self._recomputed = 0
-            self._window = session.exchange.share(window)
             layers = stacked_layers(session.model)
             self._layers = len(layers)
             attentions = [attention_of(layer) for layer in layers]
@@ -154,7 +153,7 @@ class ForwardProbe(Probe):
             self.emit(
                 LayerCalls(
                     layers=self._layers,
-                    micro_batches=len(self._window),
+                    micro_batches=len(session.exchange.share(session.window)),
                     calls=self._calls,
                     recomputed=self._recomputed,
                     attention_kernels=tuple(sorted(self._kernels.seen)),

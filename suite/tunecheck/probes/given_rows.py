@@ -78,8 +78,8 @@ class GivenRowsProbe(Probe):
             self.emit(seen)
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
-        """Keep the window, and the random state that its dropout draws from."""
-        self._window, self._state = window, random_digest(session.device)
+        """Keep the random state that the window's dropout draws from."""
+        self._state = random_digest(session.device)
 
     def backward_end(self, session: Session, step: int) -> None:
         """Audit this window's micro-batches."""
@@ -87,7 +87,7 @@ class GivenRowsProbe(Probe):
         inputs: dict[str, str] = {}
         rows, digests, supervised, tokens = [], [], 0, 0
         given: list[Ids] = []
-        for batch in self._window:
+        for batch in session.window:
             ids, labels, masks = batch.input_ids.tolist(), batch.labels.tolist(), batch.attention_mask.tolist()
             placed = [None] * len(ids) if batch.position_ids is None else batch.position_ids.tolist()
             digests.append(digest(ids, labels))

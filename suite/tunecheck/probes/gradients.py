@@ -30,14 +30,12 @@ class GradientProbe(Probe):
         # One buffer: a tensor for each waiting step would count as one that stays alive.
         self._norms = torch.zeros(READ_EVERY, len(self._trainable) + 1, device=session.device)
         self._left_over: tuple[str, ...] = ()
-        self._window: Sequence[Batch] = ()
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Look for gradients of the steps before. Where they are cleared to None, as torch does, this costs nothing."""
         self._left_over = tuple(
             name for name, p in self._trainable if p.grad is not None and bool((whole(p.grad) != 0).any())
         )
-        self._window = window
 
     def backward_end(self, session: Session, step: int) -> None:
         """Note the norms; a missing gradient counts as zero."""
@@ -55,7 +53,7 @@ class GradientProbe(Probe):
             step=step,
             frozen_with_gradient=frozen,
             left_over=self._left_over,
-            micro_batch_tokens=tuple(batch.supervised_tokens for batch in self._window),
+            micro_batch_tokens=tuple(batch.supervised_tokens for batch in session.window),
         )
         self._norms[len(self._waiting)].copy_(torch.cat([norms, later[None]]))
         self._waiting.append(record)

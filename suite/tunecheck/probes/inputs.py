@@ -6,7 +6,7 @@ from typing import Any
 
 from tunecheck.core.evidence import RowPiece, RowShown, StepInputs
 from tunecheck.probes.reference.given import end_tokens, without_padding
-from tunecheck.training.data import IGNORED, Batch
+from tunecheck.training.data import IGNORED
 from tunecheck.training.events import Probe
 from tunecheck.training.session import Session
 
@@ -16,13 +16,9 @@ class StepInputsProbe(Probe):
 
     emits = (StepInputs,)
 
-    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
-        """Keep the window, which a loop fills later."""
-        self._window = window
-
     def backward_end(self, session: Session, step: int) -> None:
-        """Record this window."""
-        self.emit(StepInputs(step=step, digests=tuple(batch.digest for batch in self._window)))
+        """Record this window, which a loop fills until now."""
+        self.emit(StepInputs(step=step, digests=tuple(batch.digest for batch in session.window)))
 
 
 MOST_ROWS, MOST_TOKENS = 4, 512
@@ -37,19 +33,15 @@ class ShownRowsProbe(Probe):
 
     emits = (RowShown,)
 
-    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
-        """Keep the first window, which may still grow."""
-        self._window = window if step == 0 else ()
-
     def backward_end(self, session: Session, step: int) -> None:
-        """Decode its first rows."""
-        if not self._window:
+        """Decode the first rows of the first window."""
+        if step:
             return
         ends, _ = end_tokens(session.tokenizer, session.model)
         decode = getattr(session.tokenizer, "decode", _numbers)
         run: Any = session.run
         longest = run.longest if hasattr(run, "longest") else run.data.max_length
-        given = (row for b in self._window for row in zip(b.input_ids, b.labels, b.attention_mask, strict=True))
+        given = (row for b in session.window for row in zip(b.input_ids, b.labels, b.attention_mask, strict=True))
         for row in islice(given, MOST_ROWS):
             ids, labels, given_mask = (part.tolist() for part in row)
             mask = without_padding(ids, labels, given_mask)
@@ -63,7 +55,6 @@ class ShownRowsProbe(Probe):
                     ended=read[-1] in ends if read and ends else None,
                 )
             )
-        self._window = ()
 
 
 def pieces_of(ids: Sequence[int], labels: Sequence[int], mask: Sequence[int], decode: Decode) -> tuple[RowPiece, ...]:

@@ -1,7 +1,7 @@
 """Start to end: every trainable tensor must have moved, every frozen byte must be the same."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,7 +10,6 @@ from tunecheck.core.evidence import Movement
 from tunecheck.core.premises import Premise
 from tunecheck.probes.reference.four_bit import is_packed, statistics
 from tunecheck.probes.reference.measures import digest, digests, sample, sampled_columns, sampled_rows
-from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import whole
@@ -49,17 +48,13 @@ class MovementProbe(Probe):
         self._frozen = {name: (before, tensor) for before, (name, tensor) in held}
         self._biases = {name: bias.detach().clone() for name, bias in _biases_of_packed(session.model)}
 
-    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
-        """Keep the window."""
-        self._window = window
-
     def backward_end(self, session: Session, step: int) -> None:
         """Note the tokens that were read: a table of its own learns in their rows alone; of others, what learns."""
         for group in session.optimizer.param_groups:
             rate = float(group.get("lr", math.inf))
             self._rates |= {id(p): max(rate, self._rates.get(id(p), rate)) for p in group["params"]}
         if self._lookup is not None and self._lookup.requires_grad:
-            for batch in self._window:
+            for batch in session.window:
                 self._read.update(batch.input_ids[batch.attention_mask.bool()].tolist())
         if self._idle:
             norms = {name: float(whole(p.grad).norm()) for name, p in self._trainable if p.grad is not None}

@@ -64,7 +64,6 @@ class OracleProbe(Probe):
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Compute this window's loss and gradient; the trainer's gradients (left over or not) are put back."""
-        self._window = window
         if step in self._steps and window:
             self._compute(session, step, window)
 
@@ -99,8 +98,9 @@ class OracleProbe(Probe):
 
     def backward_end(self, session: Session, step: int) -> None:
         """Compare the trainer's gradients with the oracle's."""
-        if not self._waiting and step in self._steps and self._window:  # the window is known only now
-            self._compute(session, step, self._window)
+        window = session.window
+        if not self._waiting and step in self._steps and window:  # the window is known only now
+            self._compute(session, step, window)
         if not self._waiting:
             return
         waiting, self._waiting = self._waiting, []
@@ -109,7 +109,7 @@ class OracleProbe(Probe):
             with without_dropout(session.model), random_state(session.device):
                 replayed, got = _loss_and_gradients(self._parameters, session.replay)
         if session.processes > session.exchange.count:  # of the other processes' rows nothing is known here
-            own, tokens = tuple(sketch(wanted) for _, wanted, _ in waiting), [b.supervised_tokens for b in self._window]
+            own, tokens = tuple(sketch(wanted) for _, wanted, _ in waiting), [b.supervised_tokens for b in window]
             self.emit(OwnRowsGradient(step=step, got=sketch(got), own=own, tokens=sum(tokens)))
         for loss, wanted, split in waiting:
             differences, norms = _differences(got, wanted)

@@ -129,11 +129,10 @@ class PaceProbe(Probe):
         """Forget what passed between two steps."""
         self._begun.clear()
         self._ended.clear()
-        self._window = window
 
     def step_end(self, session: Session, step: int, applied: bool) -> None:
         """Record this step's time; on a GPU its forward passes are long over."""
-        tokens = sum(batch.input_ids.numel() for batch in session.exchange.share(self._window))
+        tokens = sum(batch.input_ids.numel() for batch in session.exchange.share(session.window))
         if self._several and tokens and len(self._begun) == len(self._ended):
             self.emit(Pace(step=step, seconds=self._seconds(), tokens=tokens))
 

@@ -117,7 +117,7 @@ class Probes:
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """See Probe.step_begin; the window given here is this rank's own."""
         if self._probes:
-            window = session.exchange.window(window)
+            session.window = window = session.exchange.window(window)
         self._each(f"start of step {step}", "step_begin", session, step, window)
         self._since = time.perf_counter()
 

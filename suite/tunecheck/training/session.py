@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from tunecheck.config.schema import Run
-    from tunecheck.training.data import Batches, Tokens
+    from tunecheck.training.data import Batch, Batches, Tokens
     from tunecheck.training.ranks import Exchange, Ranks
     from tunecheck.training.tensors import WholeModel
 
@@ -34,6 +34,8 @@ class Session:
     model: Any
     tokenizer: Any = None
     batches: Batches
+    window: Sequence[Batch] = ()
+    """The micro-batches of the present step, as `Probe.step_begin` has them."""
     optimizer: Any
     scheduler: Any = None
     scaler: Any = None
