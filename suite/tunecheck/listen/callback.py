@@ -8,7 +8,7 @@ from transformers import Trainer, TrainerCallback
 
 from tunecheck.core.errors import SuiteError
 from tunecheck.listen.context import Heard, Watch
-from tunecheck.listen.imports import say
+from tunecheck.listen.problems import say
 from tunecheck.training.hooks import located
 
 

@@ -23,8 +23,8 @@ from tunecheck.core.paths import reports_folder
 from tunecheck.core.premises import Premise, Source
 from tunecheck.core.redaction import hidden_words
 from tunecheck.core.trace import Trace, TraceWriter, encode, read
-from tunecheck.listen.imports import PROBLEMS
 from tunecheck.listen.options import HEARD, Options, trace_file
+from tunecheck.listen.problems import PROBLEMS
 from tunecheck.listen.twice import SCRATCH, Rehearsal, rehearse
 from tunecheck.results import Report, RunReport, errored, verdict_of
 from tunecheck.results.rejudge import judged_again

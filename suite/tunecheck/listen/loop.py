@@ -19,9 +19,9 @@ from weakref import WeakSet
 import torch
 
 from tunecheck.core.premises import Premise
-from tunecheck.listen.imports import say
 from tunecheck.listen.moments import StepMoments
 from tunecheck.listen.options import rank_and_processes
+from tunecheck.listen.problems import say
 from tunecheck.training.hooks import Hooks, nothing, same_optimizer
 
 if TYPE_CHECKING:
