@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tunecheck.listen import imports
-from tunecheck.listen.imports import PROBLEMS
+from tunecheck.listen.problems import PROBLEMS
 
 
 @pytest.mark.parametrize("version", [(3, 11), (3, 12), (3, 13), (3, 14)])
