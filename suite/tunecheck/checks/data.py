@@ -68,9 +68,13 @@ class SupervisedTokens(Check):
     )
     meaning = (
         "Label masking removes answers or keeps prompts. The trainer counts the first label of each row, which no "
-        "position predicts. A wrong count also scales the loss and the gradient, or inflates throughput."
+        "position predicts: transformers before 5.11 does so for every model, 5.23 for GPT2LMHeadModel "
+        "(huggingface/transformers#46204). A wrong count scales the loss and the gradient, or inflates throughput."
     )
-    remedy = "Compare the count with the number of answer tokens. If tokens_match_template fails, fix that first."
+    remedy = (
+        "Compare the count with the number of answer tokens. If each row's first label is counted, the library does "
+        "it, not your script: set that label to -100."
+    )
 
     def judge(self, trace: Trace) -> Finding:
         reported = {step.step: step for step in trace.steps}
