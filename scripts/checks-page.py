@@ -144,7 +144,7 @@ def page(name: str, check: type[Check], failures: Mapping[str, tuple[str, str]],
     """Return one check's page."""
     paragraphs = inspect.cleandoc(check.__doc__ or "").split("\n\n")
     later = paragraphs[0].removeprefix(rule(check)).strip()
-    lines = [WRITTEN, f"# {name}", "", *wrapped(f"**{rule(check)}**")]
+    lines = [WRITTEN, f"# {name}", "", *wrapped(rule(check))]
     lines += titled("Why it matters", WHY[SUBJECTS[name]])
     if details := [text for text in (later, *paragraphs[1:]) if text]:
         lines += titled("What it measures", *details)
@@ -157,9 +157,18 @@ def page(name: str, check: type[Check], failures: Mapping[str, tuple[str, str]],
     lines += titled("What to do", check.remedy)
     if name in failures:
         fault, text = failures[name]
-        lines += ["", "## Example", "", f'Message for the fault "{fault}":', "", "```text", *wrapped(text, 100), "```"]
+        lines += [
+            "",
+            "## Example",
+            "",
+            f'The fault "{fault}" gives this message.',
+            "",
+            "```text",
+            *wrapped(text, 100),
+            "```",
+        ]
         if healthy:
-            lines += ["", "Message for a healthy training:", "", "```text", *wrapped(healthy, 100), "```"]
+            lines += ["", "A healthy training gives this message.", "", "```text", *wrapped(healthy, 100), "```"]
     return "\n".join([*lines, *silencing(name, check)]) + "\n"
 
 
@@ -226,7 +235,7 @@ def silencing(name: str, check: type[Check]) -> list[str]:
     if check.convention:
         lines += [*wrapped(f"Some do this on purpose: {check.convention}. In your training it is a suspicion."), ""]
     if watched(check):
-        lines += ["Accept a finding on purpose, for one command or in `pyproject.toml`:", "", "```console"]
+        lines += ["Accept a finding on purpose, for one command or in `pyproject.toml`.", "", "```console"]
         lines += [f'$ tunecheck watch --ignore {name}="REASON" -- python train.py', "```", "", "```toml"]
         lines += ["[tool.tunecheck]", f'ignore = {{ {name} = "REASON" }}', "```", ""]
         keys = [(key, found) for key, found in EXPECTATIONS.items() if name in found.opens]

@@ -553,6 +553,14 @@ def test_a_wrong_value_is_named_with_its_place(tmp_path, old, new, expected):
     assert found == expected
 
 
+def test_gradients_that_the_scaler_cannot_unscale_are_refused(tmp_path):
+    """torch's GradScaler raises on the gradients of fp16 parameters."""
+    overrides = ["training.precision=fp16", "lora.adapter_dtype=model"]
+    with pytest.raises(ConfigError, match="torch's GradScaler unscales no gradients in fp16"):
+        load_run(write(tmp_path), overrides)
+    assert load_run(write(tmp_path), overrides[:1]).training.precision == "fp16"
+
+
 def test_an_unknown_key_is_answered_with_the_nearest_and_the_known(tmp_path):
     """Keys that the file's name gives are not offered."""
     [found] = problems(tmp_path, BASE + "dead_line: 10min\n")

@@ -13,6 +13,7 @@ import pytest
 from fake_machine import CARD, CPU, GIB, SECOND, VERSIONS, machine
 from huggingface_hub import constants
 
+from tunecheck.core.errors import TRAIN_EXTRA
 from tunecheck.hardware import Disk, Gpu, GpuProcess, NvmlState, doctor, network
 from tunecheck.hardware import doctor as host
 from tunecheck.hardware import gpu_symptoms as gpus
@@ -278,9 +279,15 @@ def test_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = only(host.libraries(machine(versions={**VERSIONS, "tunecheck": None})))
     assert whole == ok("libraries", "torch 2.13.0, transformers 5.23.0, peft 0.21.2, accelerate 1.15.0")
     diagnosis = bad(host.libraries(machine(versions={**VERSIONS, "peft": None, "bitsandbytes": None})))
-    assert diagnosis == error(
-        "libraries", "not installed: peft, bitsandbytes", "run `pip install -e .` in the checkout"
-    )
+    assert diagnosis == error("libraries", "not installed: peft, bitsandbytes", TRAIN_EXTRA)
+
+
+def test_a_hub_without_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the wheel alone is installed: doctor has to say what is missing."""
+    monkeypatch.setattr(host, "distribution_version", lambda name: None)
+    monkeypatch.setattr(network, "hub_offline", lambda: pytest.fail("imports the client"))
+    diagnosis = bad(host.hub())
+    assert diagnosis == warning("hub", "not asked: huggingface-hub is not installed", TRAIN_EXTRA)
 
 
 def test_deprecated_pynvml(monkeypatch: pytest.MonkeyPatch) -> None:

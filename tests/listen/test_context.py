@@ -39,7 +39,9 @@ def test_a_loop_in_the_context_is_judged(tmp_path):
     assert sum(finding.passed for finding in watched.findings) >= 20
     trace = tunecheck.read_trace(tmp_path / watched.report.runs[0].trace_file)
     assert set(trace.facts) == set(Premise)
-    assert trace.facts[Premise.ADAPTERS_FRESH] == Fact(Source.DECLARED, "LoraConfig of the PeftModelForCausalLM")
+    assert trace.facts[Premise.ADAPTERS_FRESH] == Fact(
+        source=Source.DECLARED, where="LoraConfig of the PeftModelForCausalLM"
+    )
     assert trace.facts[Premise.STEP_DECLARED].source is Source.OPEN
     shown = trace.all(RowShown)
     assert [row.ended for row in shown] == [True, True]

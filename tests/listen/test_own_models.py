@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from footprint import watch_probes
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -169,8 +170,9 @@ class Parts(nn.Module):
 @pytest.mark.parametrize(
     ("how", "told"), [("trained", False), ("no_grad", True), ("detached", True), ("moved", False), ("unused", False)]
 )
-def test_a_part_that_no_gradient_reaches(how, told, tmp_path):
-    """Told from one that no result depends on, and from tensors that the script moves by itself."""
+def test_a_part_that_no_gradient_reaches(how, told, tmp_path, monkeypatch):
+    """Told from one that no result depends on, and from tensors that the script moves by itself; nothing is changed."""
+    moments, changed = watch_probes(monkeypatch)
 
     def step(model):
         return cross_entropy(model(torch.randn(8, WIDTH))["scores"], torch.arange(8) % 3)
@@ -182,6 +184,8 @@ def test_a_part_that_no_gradient_reaches(how, told, tmp_path):
     assert finding.status is (Status.SUSPECTED if told else Status.PASSED), finding.detail
     assert ("body.weight" in finding.detail) is told
     assert "pooler" not in finding.detail
+    assert ("CutOffProbe", "backward_end") in moments
+    assert not changed
     assert int(model.norm.num_batches_tracked - before["norm.num_batches_tracked"]) == STEPS
 
 

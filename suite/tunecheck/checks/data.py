@@ -68,7 +68,7 @@ class SupervisedTokens(Check):
     )
     meaning = (
         "Label masking removes answers or keeps prompts. The trainer counts the first label of each row, which no "
-        "position predicts: transformers before 5.11 does so for every model, 5.23 for GPT2LMHeadModel "
+        "position predicts: transformers 4.57 and 5.9 do so for every model, 5.23 for GPT2LMHeadModel "
         "(huggingface/transformers#46204). A wrong count scales the loss and the gradient, or inflates throughput."
     )
     remedy = (

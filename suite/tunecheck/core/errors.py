@@ -2,6 +2,9 @@
 
 from tunecheck.core.finding import Domain
 
+TRAIN_EXTRA = "install the extra train: `pip install -e '.[train]'` in a clone, or `pip install 'WHEEL[train]'`"
+"""The remedy where a library that trains is missing."""
+
 
 class SuiteError(Exception):
     """Base of all errors that are messages for the user, shown without a traceback."""

@@ -6,8 +6,12 @@ premise, and suspects with a presumed one.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
+
+from tunecheck.core.frozen import Frozen
+
+P = TypeVar("P", bound=str)
 
 
 class Source(StrEnum):
@@ -25,8 +29,7 @@ class Source(StrEnum):
     """Nobody says so, or something speaks against it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
+class Fact(Frozen):
     """What is known about a premise."""
 
     source: Source
@@ -34,7 +37,7 @@ class Fact:
     """Who declares it, or why it is presumed or open."""
 
 
-OF_THE_RUN = Fact(Source.EXPECTED, "the run's configuration")
+OF_THE_RUN = Fact(source=Source.EXPECTED, where="the run's configuration")
 """Every premise of a run of the suite."""
 
 
@@ -153,6 +156,8 @@ class Premise(StrEnum):
     """Whoever wrote the training says what it means: a broken convention is a mistake."""
 
 
+UNCHANGED = frozenset({Premise.WEIGHTS_STILL, Premise.GRADIENTS_UNEDITED})
+"""What must hold for a gradient that is not its loss's to be wrong: nobody changes either on purpose."""
 OF_A_SCRIPT = {
     Premise.OPTIMIZER_OF_TRAINED: "a script may hand model.parameters() to an optimizer, and train again with it",
     Premise.STEPS_DECLARED: "a script or its callbacks may end the training early",
@@ -187,9 +192,9 @@ def opened(premises: Iterable[Premise], reason: str) -> dict[Premise, str]:
     return dict.fromkeys(premises, reason) if reason else {}
 
 
-def facts(reasons: Mapping[Premise, str], source: Source = Source.OPEN) -> dict[Premise, Fact]:
+def facts(reasons: Mapping[P, str], source: Source = Source.OPEN) -> dict[P, Fact]:
     """Return premises that are open, or known in another way, by these reasons."""
-    return {premise: Fact(source, where) for premise, where in reasons.items()}
+    return {premise: Fact(source=source, where=where) for premise, where in reasons.items()}
 
 
 def edits(calls: Mapping[int, Sequence[str]]) -> dict[str, str]:

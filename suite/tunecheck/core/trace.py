@@ -106,11 +106,14 @@ class Trace:
         """Premise to what is known about it; what the training did says more than what it declares."""
         found, main = dict(self.run.premises), self.trainings[-1:]
         if any(attempt.start.purpose == AttemptPurpose.MERGE for attempt in self.attempts):
-            found[Premise.MERGED] = Fact(Source.OBSERVED, "an attempt of its own")
+            found[Premise.MERGED] = Fact(source=Source.OBSERVED, where="an attempt of its own")
         seen = [record.reasons for attempt in main for record in attempt.all(PremisesOpen)]
         if found.get(Premise.STEP_DECLARED, OF_THE_RUN).source is Source.OPEN:
             seen.append(edits({order.step: order.calls for attempt in main for order in attempt.all(CallOrder)}))
-        return {**found, **{premise: Fact(Source.OPEN, why) for told in seen for premise, why in told.items()}}
+        return {
+            **found,
+            **{premise: Fact(source=Source.OPEN, where=why) for told in seen for premise, why in told.items()},
+        }
 
     def holds(self, premise: Premise) -> bool:
         """Return whether this premise is not open."""

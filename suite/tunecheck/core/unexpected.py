@@ -6,6 +6,7 @@ import tempfile
 import traceback
 from pathlib import Path
 
+from tunecheck.core.errors import TRAIN_EXTRA
 from tunecheck.core.redaction import redacted
 from tunecheck.core.text import one_line
 
@@ -15,6 +16,9 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 def unexpected(error: BaseException, folder: Path | None = None) -> str:
     """Return the line, after writing the traceback into the folder, or into the temporary one where that refuses it."""
+    # a distribution without metadata is a missing module, too
+    if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("tunecheck"):
+        return f"needs the package {error.name}, which is not installed here; {TRAIN_EXTRA}"
     kept = _keep(error, folder)
     where = f"; its traceback is in {kept}" if kept else ""
     return f"an error of tunecheck itself, so this could not be judged: {described(error)}{where}"

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from tunecheck.config.cards import card_for
+from tunecheck.core.errors import TRAIN_EXTRA
 from tunecheck.core.units import GIB
 from tunecheck.hardware import Disk, Hardware, gpu_symptoms, network, probe
 from tunecheck.hardware.diagnosis import Diagnosis, Level, error, format_diagnoses, memory_size, ok, warning
@@ -64,7 +65,7 @@ def libraries(hardware: Hardware) -> Iterator[Diagnosis]:
     """Diagnose missing distributions, and the deprecated `pynvml`."""
     missing = [name for name, version in hardware.versions.items() if version is None and name not in _RUNS_WITHOUT]
     if missing:
-        yield error("libraries", f"not installed: {', '.join(missing)}", "run `pip install -e .` in the checkout")
+        yield error("libraries", f"not installed: {', '.join(missing)}", TRAIN_EXTRA)
     else:
         names = ("torch", "transformers", "peft", "accelerate")
         yield ok("libraries", ", ".join(f"{name} {hardware.versions[name]}" for name in names))
@@ -127,6 +128,9 @@ def weights(model: str, cached_models: Sequence[str]) -> Iterator[Diagnosis]:
 
 def hub() -> Iterator[Diagnosis]:
     """Diagnose whether the model hub can be reached, with one connection of 2 s at most."""
+    if distribution_version("huggingface-hub") is None:
+        yield warning("hub", "not asked: huggingface-hub is not installed", TRAIN_EXTRA)
+        return
     if network.hub_offline():
         yield ok("hub", "not asked: HF_HUB_OFFLINE (or TRANSFORMERS_OFFLINE) is set")
         return

@@ -219,12 +219,12 @@ def known_by(sources: Mapping[str, str], *, adapted: bool) -> dict[Premise, Fact
     """Return who declares each premise that nothing leaves open, of these objects that were read."""
     trainer = sources.get("training") or sources.get("training.learning_rate", "the trainer")
     told = {
-        **dict.fromkeys(Premise, Fact(Source.OBSERVED, "the training's own objects and passes")),
-        **dict.fromkeys(OF_TRAINER, Fact(Source.DECLARED, trainer)),
-        **dict.fromkeys(OF_MODEL, Fact(Source.DECLARED, sources["model"])),
+        **dict.fromkeys(Premise, Fact(source=Source.OBSERVED, where="the training's own objects and passes")),
+        **dict.fromkeys(OF_TRAINER, Fact(source=Source.DECLARED, where=trainer)),
+        **dict.fromkeys(OF_MODEL, Fact(source=Source.DECLARED, where=sources["model"])),
     }
     if adapted:
-        told |= dict.fromkeys(OF_ADAPTERS, Fact(Source.DECLARED, sources["lora"]))
+        told |= dict.fromkeys(OF_ADAPTERS, Fact(source=Source.DECLARED, where=sources["lora"]))
     return told
 
 

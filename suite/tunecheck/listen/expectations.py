@@ -65,7 +65,9 @@ def declare(run: Any, expected: Mapping[str, Any], sizes: Mapping[str, int]) -> 
     for key, value in expected.items():
         run.sources[f"expected.{key}"] = f"--expect {key}={value}"
         EXPECTATIONS[key].declare(run, value)
-        run.premises.update(dict.fromkeys(EXPECTATIONS[key].premises, Fact(Source.EXPECTED, f"--expect {key}={value}")))
+        run.premises.update(
+            dict.fromkeys(EXPECTATIONS[key].premises, Fact(source=Source.EXPECTED, where=f"--expect {key}={value}"))
+        )
     if expected.keys() & {"trained", "frozen"}:
         _declare_tensors(run, expected, sizes)
     if expected.keys() & {"schedule", "schedule_steps", "warmup_steps", "learning_rate"}:
@@ -81,7 +83,9 @@ def _declare_tensors(run: Any, expected: Mapping[str, Any], sizes: Mapping[str, 
     if not known and learns | rests == sizes.keys():  # by both together every tensor is declared
         known, before, vars(run)["parameters"] = True, set(), None
     if known:
-        run.premises[Premise.TRAINED_SET_DECLARED] = Fact(Source.EXPECTED, "--expect trained=... and frozen=...")
+        run.premises[Premise.TRAINED_SET_DECLARED] = Fact(
+            source=Source.EXPECTED, where="--expect trained=... and frozen=..."
+        )
     after = (before | learns) - rests
     if run.parameters is not None:
         vars(run)["added"] = run.parameters if run.lora else 0
@@ -98,9 +102,9 @@ def _open_schedule(run: Any, expected: Mapping[str, Any]) -> None:
         lacking = [key for key in lacking if key != "schedule_steps"]
     if lacking:
         missing = " and ".join(f"--expect {key}=..." for key in lacking)
-        run.premises[Premise.SCHEDULE_KNOWN] = Fact(Source.OPEN, f"the expected schedule lacks {missing}")
+        run.premises[Premise.SCHEDULE_KNOWN] = Fact(source=Source.OPEN, where=f"the expected schedule lacks {missing}")
         return
-    run.premises[Premise.SCHEDULE_KNOWN] = Fact(Source.EXPECTED, "--expect schedule=...")
+    run.premises[Premise.SCHEDULE_KNOWN] = Fact(source=Source.EXPECTED, where="--expect schedule=...")
     run.training._rate = None
 
 

@@ -1,0 +1,336 @@
+"""Loss and gradient of a step, held against an oracle: the same rows in passes and arithmetic of other code."""
+
+import math
+from collections.abc import Sequence
+from operator import mul
+
+from tunecheck.checks.attempts import of_every_rank
+from tunecheck.core.check import (
+    NumericCheck,
+    binary_digits,
+    knows_model,
+    or_infinite,
+    relative_error,
+    some,
+    unwitnessed,
+    worst_of,
+)
+from tunecheck.core.errors import MissingEvidence
+from tunecheck.core.evidence import Gradients, Oracle, OwnLoss, OwnRowsGradient, Setup, Step, Window
+from tunecheck.core.finding import Finding
+from tunecheck.core.premises import UNCHANGED, Premise
+from tunecheck.core.trace import Trace
+
+
+class LossOracle(NumericCheck):
+    """The reported loss of a step equals an independent mean over its supervised tokens."""
+
+    premises = frozenset(
+        {
+            Premise.CAUSAL_LM,
+            Premise.GRADIENT_SUMMED,
+            Premise.ROWS_FOLLOWED,
+            Premise.LABELS_KNOWN,
+            Premise.EVERY_ROW_SEEN,
+            Premise.LOSS_DECLARED,
+            Premise.TOKEN_MEAN_LOSS,
+            Premise.LOSS_UNSCALED,
+            Premise.LOSS_REPEATABLE,
+        }
+    )
+    premises_to_fail = frozenset({Premise.WEIGHTS_STILL})
+    applies_to = frozenset({"oracle"})
+    meaning = (
+        "Labels are shifted twice or not at all. Padding counts in the mean. Micro-batch means are averaged, or not "
+        "divided by the accumulation steps. The loss is scaled. Declared label smoothing is missing. A wrong mask or "
+        "wrong positions change the model's output."
+    )
+    remedy = (
+        "Compare the two losses. A ratio near the accumulation steps points to the normalisation, any other value to "
+        "the labels. Fix mask_and_positions first if it failed."
+    )
+
+    max_error_fp32: float = 1e-4  # 1e-7 measured
+    max_error_16bit: float = 1e-2
+    max_error_own_logits: float = 1e-4
+    """Error against the float64 loss of the trainer's own logits, which contains no rounding of the model. A cross
+    entropy in fp32 gives 1e-7 in every precision; one in bf16 is off by 1e-3."""
+    min_digits: int = 16
+    """Binary digits of the loss with the most digits. fp32 has 24, and 15 or fewer in every step come by chance once in
+    500^steps. A sum of bf16 micro-batch losses has 8 to 11 digits, of fp16 ones 11 to 14."""
+    min_steps_of_digits: int = 3
+    """Steps needed to judge the digits."""
+
+    def judge(self, trace: Trace) -> Finding:
+        if reason := _nothing_supervised(trace):
+            return self.unjudged(reason, expected=True)
+        steps = {step.step: step.loss for step in trace.steps}
+        if trace.run.smoothing:
+            return self._smoothed(trace, steps)
+        oracles = [oracle for oracle in _nearest(trace) if oracle.step in steps]
+        if not oracles:
+            raise MissingEvidence("no oracle step was trained")
+        own = {loss.step: loss for loss in trace.main.all(OwnLoss) if loss.step in steps}
+        if foreign := [f"step {loss.step}: {loss.foreign_rows}" for loss in own.values() if loss.foreign_rows]:
+            detail = f"the model received rows with tokens of another step: {some(foreign)}"
+            return self.found(False, detail, measured=len(foreign), limit=0)
+        exact = {step: seen.loss for step, seen in own.items() if seen.loss is not None}
+        replayed = {o.step: o.replayed_loss for o in oracles if o.replayed_loss is not None}
+        compared = [("oracle", self.limit(trace), {o.step: o.loss for o in oracles})]
+        compared += [("in float64 from the same logits", self.max_error_own_logits, exact)] if exact else []
+        findings = []
+        wrong = [
+            not relative_error(steps[at], value) <= limit for _, limit, all_ in compared for at, value in all_.items()
+        ]
+        meant = unwitnessed(sum(wrong), len(wrong), confirmed=_oracle_confirmed(trace, self.limit(trace)))
+        for name, limit, wanted in compared:
+            told = {**steps, **replayed} if name == "oracle" else steps
+            step = worst_of(wanted, key=lambda step: relative_error(told[step], wanted[step]))
+            value, word = told[step], "again without dropout" if told is not steps and step in replayed else "reported"
+            if not relative_error(value, wanted[step]) <= limit and (tokens := _divided_later(trace, step)):
+                value, word = value / tokens, f"reported as a sum over {tokens} tokens, with a mean of"
+            error = relative_error(value, wanted[step])
+            detail = f"step {step}: {word} {value:.6f}, {name} {wanted[step]:.6f} ({oracles[0].split})"
+            ratio = "" if error <= limit else named_ratio(trace, step, value, wanted[step])
+            meant = "" if ratio else meant  # a number of this training's confirms it
+            findings.append(self.found(error <= limit, detail + ratio, measured=error, limit=limit, meant=meant))
+        digits = max(map(binary_digits, steps.values()))
+        if len(steps) >= self.min_steps_of_digits and digits < self.min_digits:
+            detail = f"none of {len(steps)} reported losses has more than {digits} binary digits"
+            findings.append(self.found(False, detail, measured=digits, limit=self.min_digits))
+        return next((finding for finding in findings if not finding.passed), findings[0])
+
+    def _smoothed(self, trace: Trace, steps: dict[int, float]) -> Finding:
+        """Judge that the loss is not the plain one; how a smoothed one is averaged depends on the library's version."""
+        declared, limit = f"label_smoothing_factor = {trace.run.smoothing:g}", self.max_error_own_logits
+        plain = {
+            seen.step: seen.loss for seen in trace.main.all(OwnLoss) if seen.step in steps and seen.loss is not None
+        }
+        errors = {step: relative_error(steps[step], loss) for step, loss in plain.items()}
+        if errors and max(errors.values()) <= limit:
+            step = next(iter(errors))
+            detail = f"{declared} is declared, but the loss is not smoothed: step {step}: {steps[step]:.6f}"
+            return self.found(False, detail, measured=errors[step], limit=f"more than {limit:g}")
+        return self.unjudged(f"the loss is smoothed: {declared}", expected=True)
+
+
+def _nearest(trace: Trace) -> list[Oracle]:
+    """Return each step's oracle: of the means that the training may take, the one that its gradient is nearest to."""
+    declared, found = trace.holds(Premise.MEAN_DECLARED), dict[int, Oracle]()
+    for oracle in trace.all(Oracle):
+        other = found.get(oracle.step, oracle)
+        if not (declared and oracle.of_means):
+            found[oracle.step] = min(other, oracle, key=lambda each: or_infinite(each.gradient_error * each.norm))
+    return list(found.values())
+
+
+def _oracle_confirmed(trace: Trace, limit: float) -> bool:
+    """Return whether the oracle's forward pass is the model's: by its class, or by the logits of the training's own."""
+    own = {seen.step: seen.loss for seen in trace.main.all(OwnLoss) if seen.loss is not None}
+    alike = (relative_error(seen.loss, own[seen.step]) <= limit for seen in trace.main.all(Oracle) if seen.step in own)
+    return knows_model(trace) or any(alike)
+
+
+def named_ratio(trace: Trace, step: int, value: float, wanted: float) -> str:
+    """Return what the ratio of a wrong value to the right one is, as a clause: "; 4.00 times, as the window has ..."
+
+    "" where it is no number of this step's, or its inverse.
+    """
+    tokens = next((seen.micro_batch_tokens for seen in trace.main.all(Gradients) if seen.step == step), ())
+    window = [seen for seen in trace.main.all(Window) if seen.step == step]
+    counts = {
+        "micro-batches": len(tokens),
+        "processes": trace.run.processes,
+        "micro-batches of all processes": len(tokens) * trace.run.processes,
+        "supervised tokens": window[0].supervised_tokens if window else 0,
+    }
+    ratio = value / wanted if wanted else math.nan
+    for name, count in counts.items():
+        for factor in (count, 1 / count) if count > 1 else ():
+            if abs(ratio / factor - 1) <= RATIO_ROUNDING:
+                times = f"{ratio:.2f} times" if factor > 1 else f"1/{1 / ratio:.2f} of it"
+                return f": {times}, and the step has {count} {name}"
+    return ""
+
+
+RATIO_ROUNDING = 0.01
+"""Relative difference of a ratio from a whole number which it is named by."""
+
+
+def _nothing_supervised(trace: Trace) -> str:
+    """Return why there is no oracle, where its windows have no token whose mean it could be; "" else."""
+    empty = [str(window.step) for window in trace.main.all(Window) if not window.supervised_tokens]
+    without = empty and not trace.main.all(Oracle)
+    return f"steps {some(empty)} supervise no token: their mean is 0/0" if without else ""
+
+
+def _divided_later(trace: Trace, step: int) -> int:
+    """Return the tokens over which a loop's loss may be a sum, as it writes to the gradients; 0 where it does not."""
+    if trace.holds(Premise.GRADIENTS_UNEDITED):
+        return 0
+    return next((window.supervised_tokens for window in trace.main.all(Window) if window.step == step), 0)
+
+
+MEANS_AVERAGED = "micro-batches may have equal weight on purpose, as with several tasks or sources"
+
+
+ROUNDED_LAYERS = 6
+"""Layers of a model whose 16-bit gradient is held to the plain limit."""
+
+
+class WindowGradient(NumericCheck):
+    """A step's gradient equals one that other code computes from the same rows."""
+
+    max_error_fp32: float = 1e-4  # 1e-6 measured; a softmax in bf16 is off by 3e-4
+    max_error_16bit: float = 5e-2
+    """Error in bf16 or fp16, for up to six layers. Layers round independently, so the errors of L layers add up as
+    sqrt(L), and the limit grows by sqrt(L / 6): to 0.11 for SmolLM2-135M, whose healthy bf16 trainings reach 0.055 on a
+    CPU with AMX."""
+    max_error_autocast: float = 0.2
+    """Error for a base trained under autocast: a 16-bit forward pass is compared with an fp32 one. Up to 0.07 in 35
+    healthy tiny runs in bf16. Mistakes in loss or gradient are judged at the logits, with their full digits."""
+
+    def limit(self, trace: Trace) -> float:
+        """Return the limit for the precision, and for the depth of the model where it rounds."""
+        if trace.run.lora is None and trace.one(Setup).precision != "fp32":
+            return self.max_error_autocast
+        limit = super().limit(trace)
+        return limit if limit == self.max_error_fp32 else limit * max(1.0, math.sqrt(trace.run.layers / ROUNDED_LAYERS))
+
+
+class AccumulationOracle(WindowGradient):
+    """The gradient of a step is the sum of its rows' gradients over the supervised tokens, however rows are batched."""
+
+    premises = LossOracle.premises | {Premise.LOSS_UNSMOOTHED, Premise.GRADIENT_WHOLE}
+    premises_to_fail = UNCHANGED
+    applies_to = frozenset({"oracle"})
+    meaning = (
+        "Micro-batch means are averaged. Gradients are not cleared. Padding or another row leaks in. Gradients are "
+        "scaled. The loss has low precision. There is no gradient at all."
+    )
+    remedy = (
+        "Compare the errors of the tensors. An error near 1 everywhere means a wrong scale or stale gradients, a small "
+        "one everywhere wrong row weights."
+    )
+
+    worst_tensor_factor: float = 4.0
+    """Error of a single tensor over that of the whole gradient."""
+    max_token_ratio: float = 2.0
+    """Supervised tokens of a step's largest micro-batch over its smallest, in a loop that averages micro-batch
+    means."""
+    max_error_own_logits: float = 5e-4
+    """Error of the gradient by the trainer's own logits, both rounded to their dtype. At most 1e-6 measured on a tiny
+    model and 8e-5 on SmolLM2-135M, in fp32, bf16 and fp16. A softmax in bf16 is off by 3e-3. A z-loss of 1e-3 is off by
+    6e-4 with nearly uniform logits, and by 1e-2 in a trained model. The limit is at least one unit in the last place of
+    the largest element. A loss near 0 has a gradient of few elements, 1e-3 off in one of 195 healthy tiny runs in
+    bf16."""
+
+    def judge(self, trace: Trace) -> Finding:
+        if reason := _nothing_supervised(trace):
+            return self.unjudged(reason, expected=True)
+        limit, skipped = self.limit(trace), {step.step for step in trace.steps if not step.applied}
+        oracles = [oracle for oracle in _nearest(trace) if oracle.step not in skipped]
+        if not oracles:
+            return self.unjudged("the scaler skipped every oracle step: name a later one", expected=True)
+        worst = worst_of(oracles, key=lambda oracle: oracle.gradient_error)
+        tensor = worst_of(oracles, key=lambda oracle: oracle.worst_gradient_error)
+        detail = f"step {worst.step} ({worst.split}): error {worst.gradient_error:.3g} of the norm {worst.norm:.4g}"
+        detail += f", worst tensor {tensor.worst_gradient} {tensor.worst_gradient_error:.3g} at step {tensor.step}"
+        of_tensor, tensor_limit = tensor.worst_gradient_error, self.worst_tensor_factor * limit
+        passed = worst.gradient_error <= limit and of_tensor <= tensor_limit
+        norms = {seen.step: math.hypot(*seen.norms.values()) for seen in trace.main.all(Gradients)}
+        named = "" if passed else named_ratio(trace, worst.step, norms.get(worst.step, math.nan), worst.norm)
+        detail += named
+        confirmed = bool(named) or _oracle_confirmed(trace, self.limit(trace))
+        alike = sum(not seen.gradient_error <= limit for seen in oracles)
+        own = {loss.step: loss.gradient_error for loss in trace.main.all(OwnLoss) if loss.step not in skipped}
+        logits = {step: error for step, error in own.items() if error is not None}
+        if logits:
+            noise = {seen.step: seen.gradient_noise or 0.0 for seen in trace.main.all(OwnLoss)}
+            limits = {step: max(self.max_error_own_logits, noise.get(step, 0.0)) for step in logits}
+            step, error = worst_of(logits.items(), key=lambda item: item[1] / limits[item[0]])
+            detail += f"; gradient by the logits {error:.3g} at step {step}"
+            if not error <= limits[step] and passed:
+                return self.found(False, detail, measured=error, limit=limits[step])
+        if blind := _unseen_accumulation(trace, {oracle.step for oracle in oracles}):
+            detail += f"; {blind}: averaging their means is undetectable"
+        if worst.gradient_error <= limit and not passed:
+            return self.found(False, detail, measured=of_tensor, limit=tensor_limit)
+        if passed and (ratio := _unequal_means(trace, oracles)) > self.max_token_ratio:
+            detail = f"micro-batch means are averaged, and token counts differ by a factor of {ratio:.1f}; {detail}"
+            return self.found(False, detail, measured=ratio, limit=self.max_token_ratio, meant=MEANS_AVERAGED)
+        meant = unwitnessed(alike, len(oracles), confirmed=confirmed)
+        return self.found(passed, detail, measured=worst.gradient_error, limit=limit, meant=meant)
+
+
+def _unequal_means(trace: Trace, oracles: Sequence[Oracle]) -> float:
+    """Return by how much the micro-batches differ, in tokens, whose means are averaged; 0 where none are."""
+    of_means = {oracle.step for oracle in oracles if oracle.of_means}
+    counts = [sorted(seen.micro_batch_tokens) for seen in trace.main.all(Gradients) if seen.step in of_means]
+    return max((tokens[-1] / tokens[0] for tokens in counts if tokens and tokens[0]), default=0.0)
+
+
+def _unseen_accumulation(trace: Trace, steps: set[int]) -> str:
+    """Return why an average of the micro-batches' means would equal the window's mean in these steps; "" if not."""
+    counts = [g.micro_batch_tokens for g in trace.main.all(Gradients) if g.step in steps]
+    if counts and all(len(tokens) == 1 for tokens in counts):
+        return "one micro-batch in a window"
+    if counts and all(len(set(tokens)) == 1 for tokens in counts):
+        return "micro-batches of equal token counts"
+    return ""
+
+
+SUMMED = "the learning rate may be chosen for a sum over the ranks"
+RATIO_ERROR = 0.01
+"""Of a gradient that a factor makes another one."""
+
+
+class GradientsAveraged(WindowGradient):
+    """Every rank's gradient is the mean of the gradients of all ranks' rows, computed separately.
+
+    Ranks count equally, or by their supervised tokens.
+    """
+
+    premises = AccumulationOracle.premises - {Premise.EVERY_ROW_SEEN}
+    across_ranks = True
+    applies_to = frozenset({"parallel", "user_code"})
+    meaning = (
+        "Gradients are summed over the ranks instead of averaged. Or the loss is divided by the number of ranks and "
+        "averaged again. Or gradients are clipped before all_reduce. Or one rank has wrong labels, mask or loss."
+    )
+    remedy = "Let DDP average. If you call all_reduce, divide by the number of ranks once. Clip after the exchange."
+
+    def judge(self, trace: Trace) -> Finding:
+        ranks = [trace.of_rank(rank) for rank in of_every_rank(trace, Step)]
+        for rank, own in enumerate(ranks):
+            if reason := own.why(self.premises):
+                return self.unjudged(f"rank {rank}: {reason}", expected=True)
+        seen = [{one.step: one for one in rank.main.all(OwnRowsGradient)} for rank in ranks]
+        steps = set.intersection(*map(set, seen)) - {step.step for step in trace.steps if not step.applied}
+        if not steps:
+            return self.unjudged("no gradient of a rank's own rows is known, as with dropout in a loop", expected=True)
+        limit = self.limit(trace)
+        errors = {step: _error_of_mean([held[step] for held in seen]) for step in steps}
+        step, (error, ratio) = worst_of(errors.items(), key=lambda item: item[1][0])
+        detail = f"step {step}: error {error:.3g} of the mean gradient of {len(ranks)} ranks' own rows"
+        detail += "" if error <= limit else named_ratio(trace, step, ratio, 1.0)
+        meant = SUMMED if round(ratio, 2) == len(ranks) else ""
+        return self.found(error <= limit, detail, measured=error, limit=limit, meant=meant)
+
+
+def _error_of_mean(ranks: Sequence[OwnRowsGradient]) -> tuple[float, float]:
+    """Return the error of the ranks' gradients against the mean of their own; and their ratio where all else fits.
+
+    The ranks count alike in a mean, or by their tokens: the nearest one counts.
+    """
+    tokens, got, found = sum(rank.tokens for rank in ranks), ranks[0].got, []
+    for of_means in (0, -1):
+        for shares in ([1 / len(ranks) for _ in ranks], [rank.tokens / (tokens or 1) for rank in ranks]):
+            parts = [[share * value for value in rank.own[of_means]] for share, rank in zip(shares, ranks, strict=True)]
+            mean = [math.fsum(values) for values in zip(*parts, strict=True)]
+            norm = math.hypot(*mean) or math.nan
+            ratio = sum(map(mul, got, mean)) / norm**2
+            rest = math.dist(got, [ratio * value for value in mean]) / norm
+            error = max((math.dist(rank.got, mean) / norm for rank in ranks), key=or_infinite)
+            found.append((error, ratio if rest <= RATIO_ERROR else 0.0))
+    return min(or_infinite(error) for error, _ in found), max(ratio for _, ratio in found)
