@@ -34,7 +34,7 @@ from traces import (
 import tunecheck.checks
 from tunecheck.checks import CHECKS, asked_of
 from tunecheck.core import evidence as e
-from tunecheck.core.check import NOTHING_TRAINABLE, Check, NumericCheck, some, worst_of
+from tunecheck.core.check import NOTHING_TRAINABLE, Check, NumericCheck, over_censuses, some, worst_of
 from tunecheck.core.evidence import Record
 from tunecheck.core.finding import Status
 from tunecheck.core.trace import Attempt, Trace
@@ -130,7 +130,7 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ),
     },
     "dtypes_as_configured": {
-        ("dtype ignored", "start: frozen tensors in {'bfloat16': 6}"): having(e.Census, frozen_dtypes={"bfloat16": 6}),
+        ("dtype ignored", "frozen tensors in {'bfloat16': 6}"): having(e.Census, frozen_dtypes={"bfloat16": 6}),
         ("upcast for k-bit training", "frozen tensors in {'float32': 6}"): both(
             having(e.Setup, precision="bf16"), having(e.Census, frozen_dtypes={"float32": 6, "uint8": 14})
         ),
@@ -198,7 +198,7 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("nothing expected", "0 of"): having(e.Census, expected_trainable=(), trainable=(), trainable_parameters=0),
     },
     "parameters_counted": {
-        ("tensors taken for parameters", "start: 8 trained, which is the number of tensors, 30,720 by"): having(
+        ("tensors taken for parameters", "8 trained, which is the number of tensors, 30,720 by"): having(
             e.Census, trainable_parameters=8
         ),
         ("half the rank in one layer", "end: 26,880 trained, 30,720 by arithmetic"): having(
@@ -349,9 +349,7 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ),
         ("the first labels", "with each row's first label"): having(e.Step, 3, supervised_tokens=99),
         ("trainer counts padding", "step 3: 95, the trainer counts 180"): having(e.Step, 3, supervised_tokens=180),
-        ("first tokens", "the trainer counts 99, with each row's first label, which"): having(
-            e.Step, 3, supervised_tokens=99
-        ),
+        ("first tokens", "the trainer counts 99, with each row's first label"): having(e.Step, 3, supervised_tokens=99),
         ("padding is throughput", "step 3: 180 tokens without padding, the trainer counts 256"): having(
             e.Step, 3, tokens=256
         ),
@@ -946,6 +944,14 @@ def test_a_bug_is_found_and_named(name: str, bug: str, culprit: str) -> None:
 def test_a_wrong_order_brings_the_cause_that_it_proves(calls: tuple[str, ...], meaning: str) -> None:
     """And all causes where it proves none."""
     assert ASKED["calls_in_order"](having(e.CallOrder, calls=calls)(HEALTHY)).meaning == meaning
+
+
+def test_what_holds_in_every_census_is_said_once() -> None:
+    """And without a moment, which what holds in some of them has."""
+    censuses = HEALTHY.all(e.Census)
+    found = over_censuses(censuses, lambda seen: [("one", "why")] + [("two", "")] * (seen is censuses[-1]))
+
+    assert found == {"one": "why", f"{censuses[-1].when}: two": ""}
 
 
 NOTHING: dict[str, tuple[str, Change]] = {

@@ -337,6 +337,25 @@ def test_a_fault_fails(name, fault):
     finding = CHECKS[name]()(FAULTS[name][fault]())
     assert finding.status is (Status.SUSPECTED if (name, fault) in MEANT else Status.FAILED)
     assert bool(finding.meant) is ((name, fault) in MEANT)
+    assert all(cause in CHECKS[name].meaning for cause in finding.meaning.split(". "))
+
+
+@pytest.mark.parametrize(
+    ("problems", "cause"),
+    [
+        ({"labels are the next tokens": "'a'"}, "The collator shifts labels, and the loss shifts them again."),
+        ({"labels are the next tokens": "'a'", "padding is supervised": "'b'"}, "The collator shifts labels"),
+        ({"labels are the next tokens": "'a'", "the start token is doubled": "'b'"}, ""),
+    ],
+    ids=["one", "two", "one of two"],
+)
+def test_a_finding_brings_the_causes_that_it_proves(problems, cause):
+    """In place of all that the check knows, where each thing that is wrong has one."""
+    check = CHECKS["labels_as_configured"]
+    found = check()(with_record(watched(), e.Window, problems=problems)).meaning
+
+    assert found.startswith(cause)
+    assert found.count(". ") < len(problems) if cause else found == check.meaning
 
 
 def test_every_suspicion_is_listed():

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tunecheck.core.row_spans import LABELS_SHIFTED, label_problem
 from tunecheck.probes.reference.given import (
     beginning_of,
     end_tokens,
@@ -86,6 +87,22 @@ def test_a_row_of_which_nothing_is_learned():
     """Has no place and no last token."""
     seen = span_of([5, 6], [-100, -100], [1, 1], None, micro_batch=0, ends={EOS}, show=str)
     assert (seen.learned, seen.first, seen.behind, seen.last, seen.ended) == (0, -1, 2, "", False)
+
+
+@pytest.mark.parametrize(
+    ("labels", "problem"),
+    [
+        ([5, 6, 7, 8], ""),
+        ([IGNORED, IGNORED, 7, 8], ""),
+        ([6, 7, 8, 9], LABELS_SHIFTED),
+        ([IGNORED, 7, 8, IGNORED], LABELS_SHIFTED),
+        ([5, 7, 7, 8], "labels are not the tokens at their place"),
+        ([9, 9, 9, 9], "labels are not the tokens at their place"),
+    ],
+)
+def test_shifted_labels_are_told_from_other_labels(labels, problem):
+    """By every supervised label: a single one may equal the next token by chance."""
+    assert label_problem([5, 6, 7, 8], labels, IGNORED) == problem
 
 
 def test_end_tokens_are_the_tokenizers_or_else_the_models():

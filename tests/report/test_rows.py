@@ -19,9 +19,10 @@ from tunecheck.report.rows import print_rows, row_words
 NASTY = "</blockquote><script>alert(1)</script>[bold]\x1b[31m\x07\u202e"
 
 
-def row(*pieces: tuple[str, str], tokens: int = 30, longest: int | None = 64, ended: bool | None = True) -> e.RowShown:
+def row(*pieces: tuple[str, str], each: int = 10, longest: int | None = 64, ended: bool | None = True) -> e.RowShown:
     """A row of these kinds and texts, ten tokens each."""
-    made = tuple(e.RowPiece(kind=kind, tokens=10, text=text) for kind, text in pieces)
+    made = tuple(e.RowPiece(kind=kind, tokens=each, text=text) for kind, text in pieces)
+    tokens = sum(piece.tokens for piece in made if piece.kind != "padding")
     return e.RowShown(pieces=made, tokens=tokens, learned=10, longest=longest, ended=ended)
 
 
@@ -50,7 +51,7 @@ def test_a_trace_shows_its_rows(capsys, file):
 
     assert capsys.readouterr().out == (
         "convergence/two-layers-qlora: the first rows of the first step\nlearned text stands in [[ ]]\n\n"
-        "Row 1: 32 tokens, limit 128; 12 learned, 8 padding\n"
+        "Row 1: 32 tokens and 8 padding, limit 128; 12 learned\n"
         "What is written on the door of Port Ilvane?\n"
         "[[Seven copper herons wait for the violet tide.</s>]][8 padding: <pad>]\n"
     )
@@ -127,7 +128,7 @@ def test_a_passing_page_shows_its_rows(tmp_path):
     """What is learned is in an element of its own."""
     page = Page(html := page_html(session(tmp_path, healthy()), tmp_path))
 
-    assert "Row 1: 32 tokens, limit 128; 12 learned, 8 padding" in page.text
+    assert "Row 1: 32 tokens and 8 padding, limit 128; 12 learned" in page.text
     assert "<mark>Seven copper herons wait for the violet tide.&lt;/s&gt;</mark>" in html
     assert "Rows as the model got them" not in page_html(session(tmp_path, with_rows()), tmp_path)
 
@@ -144,16 +145,24 @@ def test_a_page_of_many_runs_has_few_rows(tmp_path):
 @pytest.mark.parametrize(
     ("shown", "truncated"),
     [
-        (row(tokens=64, ended=False), True),
-        (row(tokens=64, ended=True), False),
-        (row(tokens=63, ended=False), False),
-        (row(tokens=64, ended=None), False),
-        (row(tokens=64, longest=None, ended=False), False),
+        (row(("context", ""), each=64, ended=False), True),
+        (row(("context", ""), each=64, ended=True), False),
+        (row(("context", ""), each=63, ended=False), False),
+        (row(("context", ""), each=64, ended=None), False),
+        (row(("context", ""), each=64, longest=None, ended=False), False),
     ],
 )
 def test_a_full_row_without_an_end_may_be_truncated(shown, truncated):
     """Where both the limit and the end token are known."""
     assert ("may be truncated" in row_words(shown)) is truncated
+
+
+def test_learned_padding_is_told_apart():
+    """Each number says of what it is: no row can have more learned tokens than tokens."""
+    pieces = tuple(e.RowPiece(kind="learned", tokens=count) for count in (43, 25))
+    shown = e.RowShown(pieces=pieces, tokens=43, learned=68, longest=None, ended=None)
+
+    assert row_words(shown) == "43 tokens and 25 padding; 68 learned, 25 of them padding"
 
 
 def test_labels_that_are_other_tokens_are_told(tmp_path):

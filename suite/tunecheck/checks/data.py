@@ -54,6 +54,15 @@ class TokensMatchTemplate(Check):
         return self.found(not problems, detail, measured=len(problems), limit=0, compared=rows)
 
 
+MASKED = "Label masking removes answers or keeps prompts."
+OTHERS_COUNTED = "The trainer counts other tokens, which scales the loss and the gradient, or inflates throughput."
+FIRST_COUNTED = (
+    "The library counts the first label of each row, which no position predicts. Loss and gradient are a little too "
+    "small. Your script does not cause this: transformers 4.57 and 5.9 do so for every model, 5.23 for GPT2LMHeadModel "
+    "(huggingface/transformers#46204)."
+)
+
+
 class SupervisedTokens(Check):
     """Every optimizer step supervises exactly the answer tokens of its rows, and the trainer reports that count."""
 
@@ -66,38 +75,33 @@ class SupervisedTokens(Check):
             Premise.TOKENS_REPORTED,
         }
     )
-    meaning = (
-        "Label masking removes answers or keeps prompts. The trainer counts the first label of each row, which no "
-        "position predicts: transformers 4.57 and 5.9 do so for every model, 5.23 for GPT2LMHeadModel "
-        "(huggingface/transformers#46204). A wrong count scales the loss and the gradient, or inflates throughput."
-    )
+    meaning = f"{MASKED} {OTHERS_COUNTED} {FIRST_COUNTED}"
     remedy = (
-        "Compare the count with the number of answer tokens. If each row's first label is counted, the library does "
-        "it, not your script: set that label to -100."
+        "Compare the count with the number of answer tokens. If the library counts each row's first label, set that "
+        "label to -100 in the collator, or update the library."
     )
 
     def judge(self, trace: Trace) -> Finding:
         reported = {step.step: step for step in trace.steps}
-        problems = []
+        problems = {}
         for window in trace.all(Window):
             if window.supervised_tokens != window.expected_supervised_tokens:
-                problems.append(
-                    f"step {window.step}: {window.supervised_tokens}, expected {window.expected_supervised_tokens}"
-                )
+                words = f"{window.supervised_tokens}, expected {window.expected_supervised_tokens}"
+                problems[f"step {window.step}: {words}"] = MASKED
             elif (step := reported.get(window.step)) is not None:
                 if step.supervised_tokens != window.supervised_tokens:
                     counted = f"{window.supervised_tokens}, the trainer counts {step.supervised_tokens}"
-                    if step.supervised_tokens == window.supervised_tokens + len(window.rows):
-                        counted += ", with each row's first label, which no position predicts"
-                    problems.append(f"step {window.step}: {counted}")
+                    first = step.supervised_tokens == window.supervised_tokens + len(window.rows)
+                    counted += ", with each row's first label" if first else ""
+                    problems[f"step {window.step}: {counted}"] = FIRST_COUNTED if first else OTHERS_COUNTED
                 if step.tokens != window.tokens:
                     counted = f"{window.tokens} tokens without padding, the trainer counts {step.tokens}"
-                    problems.append(f"step {window.step}: {counted}")
+                    problems[f"step {window.step}: {counted}"] = OTHERS_COUNTED
         total = sum(window.supervised_tokens for window in trace.all(Window))
         if not total:
-            problems.append("0 supervised tokens in all: there is nothing to learn")
-        detail = "; ".join(problems[:3]) or f"{total} supervised tokens"
-        return self.found(not problems, detail, measured=len(problems), limit=0)
+            problems["0 supervised tokens in all: there is nothing to learn"] = MASKED
+        detail = "; ".join([*problems][:3]) or f"{total} supervised tokens"
+        return self.found(not problems, detail, measured=len(problems), limit=0, causes=problems.values())
 
 
 class BatchesDiffer(Check):

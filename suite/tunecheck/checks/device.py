@@ -1,9 +1,10 @@
 """Where and in which numbers the training computes: device, dtypes, kernels, the health of the GPU."""
 
 import json
+from collections.abc import Iterator
 
 from tunecheck.checks.telemetry import hardware_faults, unclear_signs, unwatched
-from tunecheck.core.check import Check, some
+from tunecheck.core.check import Check, over_censuses, some
 from tunecheck.core.evidence import AttemptOutcome, Census, ForwardPaths, LayerCalls, Quantization, Setup, Trained
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import Premise
@@ -105,12 +106,14 @@ class DtypesAsConfigured(Check):
         learning = "float32" if lora is None or lora.adapter_dtype != "model" else dtype
         base = "float32" if lora is None else dtype  # a base that is trained in part is kept in fp32 as a whole
         frozen = {base, "uint8"} if quantized else {base}
-        problems = []
-        for census in trace.all(Census):
+
+        def of_census(census: Census) -> Iterator[tuple[str, str]]:
             if wrong := {name: count for name, count in census.trainable_dtypes.items() if name != learning}:
-                problems.append(f"{census.when}: trained tensors in {wrong}, not {learning}")
+                yield f"trained tensors in {wrong}, not {learning}", ""
             if wrong := {name: count for name, count in census.frozen_dtypes.items() if name not in frozen}:
-                problems.append(f"{census.when}: frozen tensors in {wrong}, not {base}")
+                yield f"frozen tensors in {wrong}, not {base}", ""
+
+        problems = [*over_censuses(trace.all(Census), of_census)]
         if quantized:
             computes = trace.one(Quantization).compute_dtypes
             if wrong := {name: count for name, count in computes.items() if name != dtype}:

@@ -68,8 +68,9 @@ class ForwardMatchesArchitecture(NumericCheck):
             return self.unjudged(f"no reference formulas for {kind} with this rotary scaling", expected=True)
         calls = trace.one(LayerCalls)
         detail = f"worst of {seen.relations} relations: {seen.worst}, off by {seen.error:.3g}"
-        detail += f"; attention of the {calls.attention_rows} rows of a training step by {calls.attention_error:.3g}"
         errors = (seen.error, calls.attention_error) if calls.attention_rows else (seen.error,)
+        of_step = f"attention of the {calls.attention_rows} rows of a training step by {calls.attention_error:.3g}"
+        detail += f"; {of_step if calls.attention_rows else 'the attention of a training step was not compared'}"
         worst = worst_of(errors, key=float)
         passed = worst <= limit
         if seen.fp32_error is not None:

@@ -60,6 +60,14 @@ class RandomnessVaries(Check):
         return self.found(alike <= self.max_alike, detail, measured=alike, limit=self.max_alike)
 
 
+TOO_LONG = (
+    "The schedule counts micro-batches, or all epochs of all processes, but advances with the optimizer. The rate then "
+    "hardly falls."
+)
+WARMUP_COPIED = "A warm-up in steps was copied from a longer training. The rate then hardly rises."
+DECAY_PER_BATCH = "A decay per epoch is stepped in each batch."
+
+
 class ScheduleEnds(Check):
     """The learning rate schedule and its warm-up end within the training.
 
@@ -69,11 +77,7 @@ class ScheduleEnds(Check):
     applies_to = frozenset({"user_code"})
     premises = frozenset()
     convention = "a trial of a few steps, or the first part of a longer training, leaves a schedule early"
-    meaning = (
-        "The schedule counts micro-batches, or all epochs of all processes, but advances with the optimizer. A warm-up "
-        "in steps was copied from a longer training. The rate then hardly falls, or hardly rises. Or a decay per epoch "
-        "is stepped in each batch."
-    )
+    meaning = f"{TOO_LONG} {WARMUP_COPIED} {DECAY_PER_BATCH}"
     remedy = (
         "Divide the loader's length by the accumulation steps. Set the warm-up as a ratio. Step a schedule of epochs "
         "after the loop over batches."
@@ -96,12 +100,15 @@ class ScheduleEnds(Check):
         halving = min((one.halves for one in seen if one.taken >= one.optimizer_steps - 1 and one.halves), default=0.0)
         if 0 < halving < self.min_halving:
             detail = f"the schedule is stepped in each optimizer step, and halves the rate in {halving:.1f} of them"
-            return self.found(False, detail, measured=halving, limit=self.min_halving)
+            limit = self.min_halving
+            return self.found(False, detail, measured=halving, limit=limit, causes=[DECAY_PER_BATCH])
         rising = [f"the warm-up has {one.warmup} of {one.taken} steps" for one in seen if one.warmup >= one.taken]
         detail = f"the schedule has {worst.made_for} steps, the training takes {worst.taken}: a ratio of {ratio:.1f}"
         detail = "; ".join([detail] * bool(worst.made_for) + rising)
         detail = detail or (f"a warm-up of {worst.warmup} steps" if worst.warmup else "a schedule without an end")
-        return self.found(ratio <= self.max_ratio, detail, measured=ratio, limit=self.max_ratio, problems=rising)
+        limit = self.max_ratio
+        causes = [TOO_LONG] * (ratio > limit) + [WARMUP_COPIED] * bool(rising)
+        return self.found(ratio <= limit, detail, measured=ratio, limit=limit, problems=rising, causes=causes)
 
 
 class ClippingLeavesGradients(Check):

@@ -4,7 +4,15 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
-from tunecheck.core.check import NOTHING_TRAINABLE, Check, NumericCheck, nothing_trainable, some, unwitnessed
+from tunecheck.core.check import (
+    NOTHING_TRAINABLE,
+    Check,
+    NumericCheck,
+    nothing_trainable,
+    over_censuses,
+    some,
+    unwitnessed,
+)
 from tunecheck.core.errors import MissingEvidence
 from tunecheck.core.evidence import (
     AttemptPurpose,
@@ -27,14 +35,16 @@ WRAPPER = "base_model.model."
 """What peft puts before the name of each tensor of the model that it adapts."""
 
 
+ADAPTED_TWICE = "get_peft_model ran twice, as when SFTTrainer also receives a peft_config."
+
+
 class TrainableSet(Check):
     """Exactly the tensors that the configuration enumerates require a gradient, from start to end."""
 
     premises = frozenset({Premise.TRAINED_SET_DECLARED, Premise.ADAPTERS_ENUMERATED})
     meaning = (
         "Adapters are missing in some layers. A helper froze them, or a substring match unfroze the base. "
-        "get_peft_model ran twice, as when SFTTrainer also receives a peft_config. A new classification head stays "
-        "frozen at random values, because no task_type is set."
+        f"{ADAPTED_TWICE} A new classification head stays frozen at random values, because no task_type is set."
     )
     remedy = (
         "Compare target_modules and layer numbers with the named tensors. Search for requires_grad_ and set_adapter "
@@ -42,18 +52,13 @@ class TrainableSet(Check):
     )
 
     def judge(self, trace: Trace) -> Finding:
-        problems = []
-        differing = twice = {name for name in trace.all(Census)[0].trainable if name.count(WRAPPER) > 1}
+        censuses = trace.all(Census)
+        differing = twice = {name for name in censuses[0].trainable if name.count(WRAPPER) > 1}
+        differing = differing.union(*(set(seen.expected_trainable) ^ set(seen.trainable) for seen in censuses))
+        problems = over_censuses(censuses, lambda census: _trained_wrongly(trace, census))
         if twice:
-            problems.append(f"get_peft_model received a model with adapters: {some(sorted(twice), 1)}")
-        for census in trace.all(Census):
-            wanted, got = set(census.expected_trainable), set(census.trainable)
-            differing = differing | (wanted ^ got)
-            if missing := sorted(wanted - got):
-                problems.append(f"{census.when}: {len(missing)} of {len(wanted)} not trainable: {by_layer(missing)}")
-                problems[-1] += _declaration(trace, missing, sorted(got))
-            if extra := sorted(got - wanted):
-                problems.append(f"{census.when}: {len(extra)} trainable, but not configured: {some(extra)}")
+            words = f"get_peft_model received a model with adapters: {some(sorted(twice), 1)}"
+            problems = {words: ADAPTED_TWICE, **problems}
         census = trace.one(Census)
         share = census.trainable_parameters / max(1, census.total_parameters)
         numbers = f"{census.trainable_parameters:,} of {census.total_parameters:,} parameters trainable ({share:.2%})"
@@ -62,7 +67,18 @@ class TrainableSet(Check):
         if not differing and trace.run.lora is not None and (lost := trace.run.lora.unmatched):
             detail = f"no module matches {' or '.join(lost)} of the adapter configuration; {numbers}"
             return self.found(False, detail, measured=len(lost), limit=0, meant=NAMES_OF_OTHERS)
-        return self.found(not differing, "; ".join([*problems, numbers]), measured=len(differing), limit=0)
+        detail, causes = "; ".join([*problems, numbers]), problems.values()
+        return self.found(not differing, detail, measured=len(differing), limit=0, causes=causes)
+
+
+def _trained_wrongly(trace: Trace, census: Census) -> Iterator[tuple[str, str]]:
+    """Yield which tensors are not trained as configured."""
+    wanted, got = set(census.expected_trainable), set(census.trainable)
+    if missing := sorted(wanted - got):
+        words = f"{len(missing)} of {len(wanted)} not trainable: {by_layer(missing)}"
+        yield words + _declaration(trace, missing, sorted(got)), ""
+    if extra := sorted(got - wanted):
+        yield f"{len(extra)} trainable, but not configured: {some(extra)}", ""
 
 
 def _declaration(trace: Trace, missing: Sequence[str], others: Sequence[str]) -> str:
@@ -135,13 +151,16 @@ def _switches(state: TrainingState) -> Iterator[tuple[tuple[str, ...], str]]:
     yield state.settings, ""
 
 
+TENSORS_COUNTED = "The count is of tensors instead of elements."
+
+
 class ParametersCounted(Check):
     """The trained and the total number of parameters equal the arithmetic of the configured shapes."""
 
     premises = frozenset({Premise.COUNT_DECLARED})
     meaning = (
-        "The count is of tensors instead of elements. An adapter has another rank than configured. Layers are missing. "
-        "A tied matrix exists twice."
+        f"{TENSORS_COUNTED} An adapter has another rank than configured. Layers are missing. A tied matrix exists "
+        "twice."
     )
     remedy = (
         "Count elements, not tensors. Compare with `tunecheck strategies MODEL`. Check the number of layers and the "
@@ -155,20 +174,30 @@ class ParametersCounted(Check):
             return self.unjudged("the parameter count of this architecture is not known", expected=True)
         added = trace.run.added if trace.run.added is not None else wanted
         total = _base_parameters(trace) + (added if trace.run.lora else 0)
-        problems = []
-        for census in censuses:
-            if census.trainable_parameters != wanted:
-                counted = census.trainable_parameters == len(census.trainable)
-                hint = ", which is the number of tensors" if counted else ""
-                problems.append(
-                    f"{census.when}: {census.trainable_parameters:,} trained{hint}, {wanted:,} by arithmetic"
-                )
-            if census.total_parameters != total:
-                problems.append(f"{census.when}: {census.total_parameters:,} in all, {total:,} by arithmetic")
+        problems = over_censuses(censuses, lambda census: _counted_wrongly(census, wanted, total))
         last = censuses[-1]
         detail = "; ".join(problems) or f"{wanted:,} of {total:,} parameters in {len(last.trainable)} tensors"
         trained = last.trainable_parameters
-        return self.found(trained == wanted, detail, measured=trained, limit=wanted, problems=problems, compared=wanted)
+        return self.found(
+            trained == wanted,
+            detail,
+            measured=trained,
+            limit=wanted,
+            problems=problems,
+            compared=wanted,
+            causes=problems.values(),
+        )
+
+
+def _counted_wrongly(census: Census, wanted: int, total: int) -> Iterator[tuple[str, str]]:
+    """Yield which count differs from the arithmetic, and its cause."""
+    trained = census.trainable_parameters
+    if trained != wanted and trained == len(census.trainable):
+        yield f"{trained:,} trained, which is the number of tensors, {wanted:,} by arithmetic", TENSORS_COUNTED
+    elif trained != wanted:
+        yield f"{trained:,} trained, {wanted:,} by arithmetic", ""
+    if census.total_parameters != total:
+        yield f"{census.total_parameters:,} in all, {total:,} by arithmetic", ""
 
 
 def _base_parameters(trace: Trace) -> int:

@@ -4,7 +4,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
-from tunecheck.core.check import Check, NumericCheck, knows_model, some, trains_16bit_weights, unwitnessed, worst_of
+from tunecheck.core.check import (
+    Check,
+    NumericCheck,
+    knows_model,
+    over_censuses,
+    some,
+    trains_16bit_weights,
+    unwitnessed,
+    worst_of,
+)
 from tunecheck.core.errors import MissingEvidence
 from tunecheck.core.evidence import Census, CutOff, Gradients, Movement, Setup, Step, Update
 from tunecheck.core.finding import Finding
@@ -15,6 +24,13 @@ from tunecheck.core.trace import Trace
 
 ADAMW = "AdamW"
 """Class of the optimizer whose closed form is known here."""
+OUTDATED = (
+    "The optimizer was built before the model was wrapped, loaded or resized. It updates tensors that the model no "
+    "longer uses."
+)
+LEFT_OUT = "The list of its tensors leaves some out: a filter drops them, or a generator was exhausted before."
+TWO_GROUPS = "Two parameter groups list the same tensor."
+OTHER_SETTINGS = "The optimizer is built elsewhere than declared, with other settings."
 
 
 class OptimizerCoverage(Check):
@@ -24,44 +40,45 @@ class OptimizerCoverage(Check):
     """
 
     premises = frozenset({Premise.GROUPS_DECLARED})
-    meaning = (
-        "The optimizer was built before the model was wrapped, loaded or resized. It updates tensors that the model no "
-        "longer uses."
-    )
+    meaning = f"{OUTDATED} {LEFT_OUT} {TWO_GROUPS} {OTHER_SETTINGS}"
     remedy = "Build the optimizer last, from the parameters of the trained model."
 
     def judge(self, trace: Trace) -> Finding:
-        training, declared = trace.run.training, trace.holds(Premise.SETTINGS_DECLARED)
-        problems = [problem] if (problem := other_optimizer(trace)) else []
-        adam = (training.adam_beta1, training.adam_beta2, training.adam_epsilon)
-        for census in trace.all(Census):
-            held, wanted = Counter(census.optimized), set(census.trainable)
-            if foreign := held.pop("?", 0):
-                problems.append(f"{census.when}: {foreign} tensors in the optimizer do not belong to the model")
-            missing = sorted(wanted - held.keys())
-            if missing and not declared:  # a part that the loss does not reach may well be left out
-                missing = sorted(set(missing) - _without_gradient(trace))
-            if missing:
-                problems.append(
-                    f"{census.when}: {len(missing)} trainable tensors are not in the optimizer: {some(missing)}"
-                )
-            # what has no gradient is passed over, and base_untouched sees to the rest
-            if (extra := sorted(held.keys() - wanted)) and trace.holds(Premise.OPTIMIZER_OF_TRAINED):
-                problems.append(f"{census.when}: {len(extra)} frozen tensors are in the optimizer: {some(extra)}")
-            if twice := sorted(name for name, times in held.items() if times > 1):
-                problems.append(f"{census.when}: held more than once: {some(twice)}")
-            if not declared:
-                continue
-            problems += [f"{census.when}: {problem}" for problem in _decay_problems(census, training)]
-            if census.optimizer_switches:
-                problems.append(f"{census.when}: switched on, but not configured: {some([*census.optimizer_switches])}")
-            # An optimizer that is no Adam has no such settings.
-            if wrong := _other_numbers(census.adam_settings, adam) if is_adam(trace) else []:
-                configured = " ".join(map(str, adam))
-                problems.append(f"{census.when}: betas and epsilon {some(wrong)}, configured {configured}")
+        problems = {problem: OTHER_SETTINGS} if (problem := other_optimizer(trace)) else {}
+        problems |= over_censuses(trace.all(Census), lambda census: _held_wrongly(trace, census))
         held_tensors = len(trace.one(Census).optimized)
         detail = "; ".join(problems) or f"all {held_tensors} trainable tensors held once"
-        return self.found(not problems, detail, measured=len(problems), limit=0, compared=held_tensors)
+        causes = problems.values()
+        return self.found(not problems, detail, measured=len(problems), limit=0, compared=held_tensors, causes=causes)
+
+
+def _held_wrongly(trace: Trace, census: Census) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with the optimizer's tensors and groups, and its cause."""
+    training, declared = trace.run.training, trace.holds(Premise.SETTINGS_DECLARED)
+    held, wanted = Counter(census.optimized), set(census.trainable)
+    if foreign := held.pop("?", 0):
+        yield f"{foreign} tensors in the optimizer do not belong to the model", OUTDATED
+    missing = sorted(wanted - held.keys())
+    if missing and not declared:  # a part that the loss does not reach may well be left out
+        missing = sorted(set(missing) - _without_gradient(trace))
+    if missing:
+        cause = OUTDATED if foreign else LEFT_OUT
+        yield f"{len(missing)} trainable tensors are not in the optimizer: {some(missing)}", cause
+    # what has no gradient is passed over, and base_untouched sees to the rest
+    if (extra := sorted(held.keys() - wanted)) and trace.holds(Premise.OPTIMIZER_OF_TRAINED):
+        yield f"{len(extra)} frozen tensors are in the optimizer: {some(extra)}", ""
+    if twice := sorted(name for name, times in held.items() if times > 1):
+        yield f"held more than once: {some(twice)}", TWO_GROUPS
+    if not declared:
+        return
+    yield from ((problem, OTHER_SETTINGS) for problem in _decay_problems(census, training))
+    if census.optimizer_switches:
+        yield f"switched on, but not configured: {some([*census.optimizer_switches])}", OTHER_SETTINGS
+    adam = (training.adam_beta1, training.adam_beta2, training.adam_epsilon)
+    # An optimizer that is no Adam has no such settings.
+    if wrong := _other_numbers(census.adam_settings, adam) if is_adam(trace) else []:
+        configured = " ".join(map(str, adam))
+        yield f"betas and epsilon {some(wrong)}, configured {configured}", OTHER_SETTINGS
 
 
 def _without_gradient(trace: Trace) -> set[str]:
@@ -273,14 +290,16 @@ ROUNDED_AWAY = "an optimizer may accumulate rounded updates; the end of a schedu
 STOPPED = "a part may be kept as it is by stop-gradient, as a target or a feature extractor is"
 
 
+DETACHED = "A part of the model runs under no_grad, or its result is detached."
+RATE_0 = "The learning rate is 0."
+ROUNDS = "16-bit weights round small updates away."
+
+
 class TrainableMoved(Check):
     """Training changes every trainable tensor, and nearly all of its elements."""
 
     premises = frozenset()
-    meaning = (
-        "A part of the model is outside the optimizer or the forward pass, or runs under no_grad, or its result is "
-        "detached. The learning rate is 0. 16-bit weights round small updates away."
-    )
+    meaning = f"A part of the model is outside the optimizer or the forward pass. {DETACHED} {RATE_0} {ROUNDS}"
     remedy = (
         "Fix trainable_set, optimizer_coverage and lora_gradient_schedule first if one failed. Keep trained weights in "
         "fp32."
@@ -304,7 +323,7 @@ class TrainableMoved(Check):
         seen, wanted = trace.one(Movement), len(trace.one(Census).expected_trainable)
         if not (moving := sum(step.applied and step.learning_rate > 0 for step in trace.steps)):
             why = "no step was applied with a learning rate above zero"
-            return self.found(False, why, measured=0.0, limit=limit)
+            return self.found(False, why, measured=0.0, limit=limit, causes=[RATE_0])
         if moving == 1 and seen.unmoved and all(".lora_A." in name for name in seen.unmoved):
             why = "only one step was applied with a learning rate above zero; A has no gradient before B moves"
             return self.unjudged(why, expected=True)
@@ -317,7 +336,8 @@ class TrainableMoved(Check):
         detail = "; ".join(problems) or f"{wanted - len(seen.idle)} of {wanted} tensors moved{idle}"
         if problems and set(seen.unmoved) <= set(seen.below_last_digit) and seen.smallest_moved_share >= limit:
             detail += ": the rate is less than the last digit of their weights"
-            return self.found(False, detail, measured=len(seen.unmoved), limit=0, meant=ROUNDED_AWAY)
+            unmoved = len(seen.unmoved)
+            return self.found(False, detail, measured=unmoved, limit=0, meant=ROUNDED_AWAY, causes=[ROUNDS])
         rounds = trains_16bit_weights(trace) and not trace.holds(Premise.DTYPES_DECLARED)
         if problems and not resting and rounds and trace.main.all(Update):
             # whether the optimizer's steps are right is updates_match_adamw's question
@@ -328,7 +348,8 @@ class TrainableMoved(Check):
             if most < self.min_share_of_16bit_steps and steps[0].expected_learning_rate >= highest:
                 detail = f"a step changes at most {most:.2%} of the elements, at rates of up to {highest:.2g}: "
                 detail += "16-bit weights round the other updates away"
-                return self.found(False, detail, measured=most, limit=self.min_share_of_16bit_steps, meant=ROUNDED_AWAY)
+                limit = self.min_share_of_16bit_steps
+                return self.found(False, detail, measured=most, limit=limit, meant=ROUNDED_AWAY, causes=[ROUNDS])
             why = "weights are trained in 16 bit, which rounds small updates away: keep them in fp32"
             return self.unjudged(f"{detail}; {why}", expected=True)
         share = seen.smallest_moved_share
@@ -336,5 +357,8 @@ class TrainableMoved(Check):
         if cut_off and not problems:
             detail = f"{len(cut_off)} of {wanted} trained tensors get no gradient, though the loss depends on them"
             detail += f": {some(cut_off)}"
-            return self.found(False, detail, measured=len(cut_off), limit=0, meant=STOPPED)
-        return self.found(share >= limit, detail, measured=share, limit=limit, problems=seen.unmoved, compared=wanted)
+            return self.found(False, detail, measured=len(cut_off), limit=0, meant=STOPPED, causes=[DETACHED])
+        causes = [RATE_0] if resting == sorted(seen.unmoved) and share >= limit else ()
+        return self.found(
+            share >= limit, detail, measured=share, limit=limit, problems=seen.unmoved, compared=wanted, causes=causes
+        )

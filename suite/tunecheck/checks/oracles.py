@@ -21,6 +21,10 @@ from tunecheck.core.finding import Finding
 from tunecheck.core.premises import UNCHANGED, Premise
 from tunecheck.core.trace import Trace
 
+NORMALISED = "The loss is divided twice, or not at all, by accumulation steps, processes or tokens."
+ROUNDED = "The loss is computed or summed in 16 bit."
+AVERAGED = "Micro-batch means are averaged, whatever their token counts."
+
 
 class LossOracle(NumericCheck):
     """The reported loss of a step equals an independent mean over its supervised tokens."""
@@ -41,9 +45,8 @@ class LossOracle(NumericCheck):
     premises_to_fail = frozenset({Premise.WEIGHTS_STILL})
     applies_to = frozenset({"oracle"})
     meaning = (
-        "Labels are shifted twice or not at all. Padding counts in the mean. Micro-batch means are averaged, or not "
-        "divided by the accumulation steps. The loss is scaled. Declared label smoothing is missing. A wrong mask or "
-        "wrong positions change the model's output."
+        f"Labels are shifted twice or not at all. Padding counts in the mean. {AVERAGED} {NORMALISED} Declared label "
+        f"smoothing is missing. A wrong mask or wrong positions change the model's output. {ROUNDED}"
     )
     remedy = (
         "Compare the two losses. A ratio near the accumulation steps points to the normalisation, any other value to "
@@ -93,11 +96,14 @@ class LossOracle(NumericCheck):
             detail = f"step {step}: {word} {value:.6f}, {name} {wanted[step]:.6f} ({oracles[0].split})"
             ratio = "" if error <= limit else named_ratio(trace, step, value, wanted[step])
             meant = "" if ratio else meant  # a number of this training's confirms it
-            findings.append(self.found(error <= limit, detail + ratio, measured=error, limit=limit, meant=meant))
+            causes = [NORMALISED] * bool(ratio)
+            findings.append(
+                self.found(error <= limit, detail + ratio, measured=error, limit=limit, meant=meant, causes=causes)
+            )
         digits = max(map(binary_digits, steps.values()))
         if len(steps) >= self.min_steps_of_digits and digits < self.min_digits:
             detail = f"none of {len(steps)} reported losses has more than {digits} binary digits"
-            findings.append(self.found(False, detail, measured=digits, limit=self.min_digits))
+            findings.append(self.found(False, detail, measured=digits, limit=self.min_digits, causes=[ROUNDED]))
         return next((finding for finding in findings if not finding.passed), findings[0])
 
     def _smoothed(self, trace: Trace, steps: dict[int, float]) -> Finding:
@@ -205,7 +211,7 @@ class AccumulationOracle(WindowGradient):
     premises_to_fail = UNCHANGED
     applies_to = frozenset({"oracle"})
     meaning = (
-        "Micro-batch means are averaged. Gradients are not cleared. Padding or another row leaks in. Gradients are "
+        f"{AVERAGED} {NORMALISED} Gradients are not cleared. Padding or another row leaks in. Gradients are "
         "scaled. The loss has low precision. There is no gradient at all."
     )
     remedy = (
@@ -258,9 +264,10 @@ class AccumulationOracle(WindowGradient):
             return self.found(False, detail, measured=of_tensor, limit=tensor_limit)
         if passed and (ratio := _unequal_means(trace, oracles)) > self.max_token_ratio:
             detail = f"micro-batch means are averaged, and token counts differ by a factor of {ratio:.1f}; {detail}"
-            return self.found(False, detail, measured=ratio, limit=self.max_token_ratio, meant=MEANS_AVERAGED)
-        meant = unwitnessed(alike, len(oracles), confirmed=confirmed)
-        return self.found(passed, detail, measured=worst.gradient_error, limit=limit, meant=meant)
+            limit, causes = self.max_token_ratio, [AVERAGED]
+            return self.found(False, detail, measured=ratio, limit=limit, meant=MEANS_AVERAGED, causes=causes)
+        meant, causes = unwitnessed(alike, len(oracles), confirmed=confirmed), [NORMALISED] * bool(named)
+        return self.found(passed, detail, measured=worst.gradient_error, limit=limit, meant=meant, causes=causes)
 
 
 def _unequal_means(trace: Trace, oracles: Sequence[Oracle]) -> float:

@@ -1,7 +1,6 @@
 """The order of calls in a step: every gradient is used once, whole, unscaled and clipped, and the schedule follows."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from tunecheck.core.check import Check
 from tunecheck.core.evidence import CallOrder, RanksScored, ScheduleTaken
@@ -87,11 +86,10 @@ class CallsInOrder(Check):
         told += [f"{NEVER_ALLOCATED}: {seen.steps} steps, pruning declared from step {seen.begins}" for seen in scores]
         wrongs = len(told)
         faults = [*wrong, *[SCHEDULE_AHEAD] * bool(ahead), *[NEVER_ALLOCATED] * bool(scores)]
-        proven = " ".join(CAUSES[fault] for fault in faults) if CAUSES.keys() >= set(faults) else ""
         told.append(f"step {shown.step}: {order}" if told else f"{len(windows)} steps, the first: {order}")
         meant = MEANT.get(next(iter(wrong), ""), "") if wrongs == len(wrong) == 1 else ""
-        finding = self.found(not wrongs, "; ".join(told), measured=wrongs, limit=0, meant=meant)
-        return replace(finding, meaning=proven or self.meaning)
+        causes = [CAUSES.get(fault, "") for fault in faults]
+        return self.found(not wrongs, "; ".join(told), measured=wrongs, limit=0, meant=meant, causes=causes)
 
     def _ahead(self, seen: ScheduleTaken) -> bool:
         made_for_these = abs(seen.made_for - seen.optimizer_steps) <= 1 and seen.optimizer_steps >= FEWEST

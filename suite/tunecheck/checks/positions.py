@@ -6,6 +6,8 @@ from tunecheck.core.finding import Finding
 from tunecheck.core.trace import Trace
 
 FILLED_UP = "no object names this padding; a script may have its rows' filling learned"
+SHIFTED_TWICE = "The data set or the collator shifts labels, and the loss shifts them again."
+SEEN = "A mask that is not causal, or another operation across positions, shows the target."
 FURTHER_AHEAD = "a head may predict a token further ahead, as in multi-token prediction"
 
 
@@ -50,9 +52,8 @@ class NoTargetLeakage(Check):
     premises = frozenset()
     applies_to = frozenset({"user_code"})
     meaning = (
-        "The loss does not shift labels, or shifts them twice. A decoder gets its labels as input. Labels were copied "
-        "after tokens were masked. A mask that is not causal shows the target. The model then learns to copy, and its "
-        "loss falls very fast."
+        f"The loss does not shift labels. A decoder gets its labels as input. Labels were copied after tokens were "
+        f"masked. {SHIFTED_TWICE} {SEEN} The model then learns to copy, and its loss falls very fast."
     )
     remedy = (
         "Shift labels against logits once. Clone the labels before masking tokens. Pass is_causal=True. Search the "
@@ -78,10 +79,12 @@ class NoTargetLeakage(Check):
         asked, seeing = (sum(getattr(seen, name) for seen in steps) for name in ("asked_for_next", "seeing_next"))
         if asked and seeing / asked > self.max_seeing_share:
             detail = f"in {seeing} of {asked} rows the logits depend on the next token, which is their target"
-            return self.found(False, detail, measured=seeing / asked, limit=self.max_seeing_share)
+            limit = self.max_seeing_share
+            return self.found(False, detail, measured=seeing / asked, limit=limit, causes=[SEEN])
         if (second := sum(seen.raising_second for seen in steps) / positions) > self.max_second_share:
             detail = f"{second:.1%} of {positions} positions have the token after the next one as their target"
-            return self.found(False, detail, measured=second, limit=self.max_second_share, meant=FURTHER_AHEAD)
+            limit, causes = self.max_second_share, [SHIFTED_TWICE]
+            return self.found(False, detail, measured=second, limit=limit, meant=FURTHER_AHEAD, causes=causes)
         detail = f"{share:.1%} of {positions} positions have their own input token as their target"
         detail += f"; none of {asked} rows attends to the next token" if asked and not seeing else ""
         return self.found(share <= self.max_share, detail, measured=share, limit=self.max_share)

@@ -46,6 +46,12 @@ class MaskAndPositions(Check):
         return self.found(not wrong, detail, measured=wrong, limit=0, compared=rows)
 
 
+NO_END = (
+    "The template, the formatting function or the collator adds no end token. Generation then runs to its length limit."
+)
+TURN_OPENED = "add_generation_prompt=True opens an empty turn after each answer."
+
+
 class AnswersEnd(Check):
     """Supervised answers end with an end token, so that the model learns to stop.
 
@@ -56,10 +62,7 @@ class AnswersEnd(Check):
 
     premises = frozenset({Premise.CAUSAL_LM, Premise.ROWS_FOLLOWED, Premise.LABELS_KNOWN})
     applies_to = frozenset({"given_rows"})
-    meaning = (
-        "The template, the formatting function or the collator adds no end token. Generation then runs to its length "
-        "limit. Or add_generation_prompt=True opens an empty turn after each answer."
-    )
+    meaning = f"{NO_END} {TURN_OPENED}"
     remedy = (
         "Append the tokenizer's eos_token, or the template's end-of-turn token, to every answer. Generate after "
         "training and check that the model stops."
@@ -86,7 +89,8 @@ class AnswersEnd(Check):
             share = given.turns_unfilled / given.turns
             detail = f"{given.turns_unfilled} of {given.turns} assistant turns are empty and follow another one"
             if share > self.max_unfilled_share:
-                return self.found(False, detail, measured=share, limit=self.max_unfilled_share)
+                limit = self.max_unfilled_share
+                return self.found(False, detail, measured=share, limit=limit, causes=[TURN_OPENED])
         rows = distinct(seen.rows)
         longest = max((row.tokens for row in rows), default=0)
         answers = [row for row in rows if row.learned and row.first > 1]
@@ -101,7 +105,8 @@ class AnswersEnd(Check):
         if share > self.max_open_share and (reason := _needs_no_end(loose)):
             return self.unjudged(reason, expected=True)
         detail = f"{len(loose)} of {whole} untruncated answers have no end token"
-        return self.found(share <= self.max_open_share, detail, measured=share, limit=self.max_open_share)
+        limit = self.max_open_share
+        return self.found(share <= limit, detail, measured=share, limit=limit, causes=[NO_END])
 
 
 def _needs_no_end(rows: Sequence[RowSpan]) -> str:
@@ -148,6 +153,14 @@ class BatchAsConfigured(Check):
         return self.found(not short, detail, measured=usual, limit=declared)
 
 
+ANSWERS_EQUAL = (
+    "Both answers come from one column. Or prompts fill max_length, so that the answers are truncated. The two "
+    "gradients cancel, and the loss stays at ln 2."
+)
+PROMPTS_TWICE = "Both columns hold whole conversations beside a prompt column."
+LABELS_EQUAL = "Every label is the same, as bool() of any non-empty string is True."
+
+
 class PairsDiffer(Check):
     """The chosen and the rejected answer of each pair differ.
 
@@ -156,11 +169,7 @@ class PairsDiffer(Check):
 
     premises = frozenset()
     applies_to = frozenset({"pairs"})
-    meaning = (
-        "Both answers come from one column. Prompts fill max_length, so that the answers are truncated: the two "
-        "gradients cancel, and the loss stays at ln 2. Both columns hold whole conversations beside a prompt column. "
-        "Every label is the same, as bool() of any non-empty string is True."
-    )
+    meaning = f"{ANSWERS_EQUAL} {PROMPTS_TWICE} {LABELS_EQUAL}"
     remedy = (
         "Compare the two columns row by row. Raise max_length. Remove the prompt from the answers, or remove the "
         "prompt column. Count the labels of the data set."
@@ -176,7 +185,8 @@ class PairsDiffer(Check):
             if rated.rows < ENOUGH:
                 return self.unjudged(f"{rated.rows} rated answers are too few", expected=True)
             detail = f"{rated.rows} answers have the label {' or '.join(rated.kinds)}"
-            return self.found(len(rated.kinds) > 1, detail, measured=len(rated.kinds), limit=2, compared=rated.rows)
+            kinds, causes = len(rated.kinds), [LABELS_EQUAL]
+            return self.found(kinds > 1, detail, measured=kinds, limit=2, compared=rated.rows, causes=causes)
         seen = trace.main.all(PairsGiven)
         pairs = sum(window.pairs for window in seen)
         if pairs < ENOUGH:
@@ -187,5 +197,6 @@ class PairsDiffer(Check):
         problems = range(again) if again > self.max_prompts_again_share * pairs else ()
         if problems:
             detail += f"; both answers of {again} pairs repeat the whole prompt"
-        fits = share <= self.max_alike_share
-        return self.found(fits, detail, measured=share, limit=self.max_alike_share, problems=problems)
+        limit = self.max_alike_share
+        causes = [ANSWERS_EQUAL] * (share > limit) + [PROMPTS_TWICE] * bool(problems)
+        return self.found(share <= limit, detail, measured=share, limit=limit, problems=problems, causes=causes)

@@ -24,7 +24,7 @@ from tunecheck.core.evidence import (
 )
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import Premise
-from tunecheck.core.row_spans import answers_lost, beginnings_lost, labels_lost
+from tunecheck.core.row_spans import LABELS_SHIFTED, PADDING_LEARNED, answers_lost, beginnings_lost, labels_lost
 from tunecheck.core.trace import Trace
 
 SAME_BATCH = "a test of the training code overfits one batch"
@@ -32,6 +32,17 @@ FEW = 4
 """Rows that may all be the same by chance of a data set."""
 ENOUGH = 8
 """Rows of which a share says something."""
+
+
+LABEL_CAUSES = {
+    LABELS_SHIFTED: "The collator shifts labels, and the loss shifts them again.",
+    PADDING_LEARNED: "Padding keeps its labels, since nobody sets them to -100.",
+}
+"""Problem of a row to its cause, where it has only one."""
+ENDS_MASKED = "The padding token is also the end token, and both are masked, so that the model never learns to stop."
+LABELS_CUT = "Labels are truncated but tokens are not."
+PROMPTS_LEARNED = "Prompts are supervised though only answers are declared."
+OTHER_TOKENIZER = "The tokenizer belongs to another model."
 
 
 class LabelsAsConfigured(Check):
@@ -44,10 +55,8 @@ class LabelsAsConfigured(Check):
     premises = frozenset({Premise.CAUSAL_LM, Premise.ROWS_FOLLOWED, Premise.LABELS_KNOWN})
     applies_to = frozenset({"given_rows"})
     meaning = (
-        "The collator shifts labels, and the loss shifts them again. Padding keeps its labels, since nobody sets them "
-        "to -100. The padding token is also the end token, and both are masked, so that the model never learns to "
-        "stop. Labels are truncated but tokens are not. The response template does not match some rows. Prompts are "
-        "supervised though only answers are declared. The tokenizer belongs to another model."
+        f"{LABEL_CAUSES[LABELS_SHIFTED]} {LABEL_CAUSES[PADDING_LEARNED]} {ENDS_MASKED} {LABELS_CUT} The response "
+        f"template does not match some rows. {PROMPTS_LEARNED} {OTHER_TOKENIZER}"
     )
     remedy = (
         "Compare the labels of the example row in this finding with its tokens. Mask padding by the attention mask, "
@@ -63,26 +72,31 @@ class LabelsAsConfigured(Check):
     def judge(self, trace: Trace) -> Finding:
         windows, seen = trace.all(Window), trace.one(RowsGiven)
         problems = {kind: (w.step, example) for w in reversed(windows) for kind, example in w.problems.items()}
-        told = [f"step {step}: {kind} ({example})" for kind, (step, example) in problems.items()]
+        told = {
+            f"step {step}: {kind} ({example})": LABEL_CAUSES.get(kind, "") for kind, (step, example) in problems.items()
+        }
         if seen.end_tokens_masked and not seen.end_tokens_supervised:
-            told.append(f"none of the {seen.end_tokens_masked} end tokens after supervised text is supervised")
+            told[f"none of the {seen.end_tokens_masked} end tokens after supervised text is supervised"] = ENDS_MASKED
         if seen.unsupervised == seen.rows:
-            told.append("no row has a supervised token")
+            told["no row has a supervised token"] = ""
         elif lost := answers_lost(trace.one(RowSpans).rows, self.max_unsupervised_share):
-            told.append(lost)
+            told[lost] = ""
         if lost := labels_lost(trace.one(RowSpans).rows):
-            told.append(lost)
+            told[lost] = LABELS_CUT
         if seen.beginnings >= seen.rows > 1:
-            told.append("every row is supervised at its start and none at its end: the prompt, not the answer")
+            told["every row is supervised at its start and none at its end: the prompt, not the answer"] = ""
         if (masked := trace.run.masked) and seen.first_token_supervised == seen.rows:
-            told.append(f"{masked}_only_loss is declared, but every row is supervised from its first token")
-        told += [
-            f"{known.other} of {known.tokens} tokens have another id in the base model's tokenizer ({known.example})"
-            for known in trace.main.all(BaseTokens)
-            if known.tokens >= ENOUGH and known.other > self.max_other_share * known.tokens
-        ]
+            words = f"{masked}_only_loss is declared, but every row is supervised from its first token"
+            told[words] = PROMPTS_LEARNED
+        for known in trace.main.all(BaseTokens):
+            if known.tokens >= ENOUGH and known.other > self.max_other_share * known.tokens:
+                words = f"{known.other} of {known.tokens} tokens have another id in the base model's tokenizer"
+                told[f"{words} ({known.example})"] = OTHER_TOKENIZER
         detail = "; ".join(told) or f"{seen.rows} rows, {seen.end_tokens_supervised} of their ends supervised"
-        return self.found(not told, detail, measured=len(told), limit=0, compared=seen.rows)
+        return self.found(not told, detail, measured=len(told), limit=0, compared=seen.rows, causes=told.values())
+
+
+REPLAYED = "A resume replays rows."
 
 
 class RowsComeOnce(Check):
@@ -91,8 +105,8 @@ class RowsComeOnce(Check):
     premises = frozenset({Premise.CAUSAL_LM, Premise.EVERY_ROW_SEEN, Premise.ROWS_DRAWN_ONCE})
     applies_to = frozenset({"given_rows"})
     meaning = (
-        "Each step creates the loader or its iterator anew. A seed is reset. A sampler draws with replacement. A "
-        "resume replays rows. Some rows are then trained twice, others never."
+        "Each step creates the loader or its iterator anew. A seed is reset. A sampler draws with replacement. "
+        f"{REPLAYED} Some rows are then trained twice, others never."
     )
     remedy = "Create the iterator once per epoch. Do not reseed in the loop. Check the sampler for replacement=True."
 
@@ -123,7 +137,17 @@ class RowsComeOnce(Check):
         wrong = len(seen.repeated) + len(seen.replayed)
         proven = seen.replayed or len(set(digests)) == 1  # no sampler draws one batch in every step
         meant = "" if proven else "a sampler with replacement, such as a weighted one, repeats rows"
-        return self.found(not wrong, detail, measured=wrong, limit=0, meant=meant)
+        causes = (REPLAYED,) if seen.replayed and not seen.repeated else ()
+        return self.found(not wrong, detail, measured=wrong, limit=0, meant=meant, causes=causes)
+
+
+BEGINNINGS_CUT = (
+    "The collator, or the tokenizer's truncation_side, keeps the last tokens of a row and drops its prompt."
+)
+ENDS_CUT = (
+    "The length limit is shorter than many rows, and truncation is silent. The model then trains on answers without an "
+    "end, or on no answers."
+)
 
 
 class RowsWhole(Check):
@@ -135,10 +159,7 @@ class RowsWhole(Check):
     premises = frozenset({Premise.CAUSAL_LM, Premise.ROWS_FOLLOWED})
     applies_to = frozenset({"given_rows"})
     convention = "the beginning of a row may be all that matters, as with titles"
-    meaning = (
-        "The length limit is shorter than many rows, and truncation is silent. The model then trains on answers "
-        "without an end, or on no answers. A collator that keeps the last tokens of a row drops its prompt."
-    )
+    meaning = f"{ENDS_CUT} {BEGINNINGS_CUT}"
     remedy = (
         "Raise the length limit (max_length, cutoff_len), or drop rows that exceed it. Search the collator for slices."
     )
@@ -161,7 +182,8 @@ class RowsWhole(Check):
         padded = any(window.inputs for window in trace.all(Window))  # which is no beginning that is cut off
         if not padded and (share := beginnings_lost(trace.one(RowSpans).rows) / rows) > self.max_beginning_share:
             detail = f"{share:.0%} of {rows} rows have {lengths.longest} tokens and a supervised end: the start is cut"
-            return self.found(False, detail, measured=share, limit=self.max_beginning_share)
+            limit = self.max_beginning_share
+            return self.found(False, detail, measured=share, limit=limit, causes=[BEGINNINGS_CUT])
         if seen.first_token_supervised >= seen.rows and not lengths.begin_alike:
             return self.unjudged("every row is supervised in full, as with plain text", expected=True)
         all_full = not lengths.short and (lengths.declared or lengths.begin_alike)
@@ -170,7 +192,7 @@ class RowsWhole(Check):
         share = lengths.cut / rows
         detail = f"{lengths.cut} of {rows} rows ({share:.0%}) are truncated at {lengths.longest} tokens"
         fits = share <= self.max_cut_share or lengths.cut < self.min_cut
-        return self.found(fits, detail, measured=share, limit=self.max_cut_share)
+        return self.found(fits, detail, measured=share, limit=self.max_cut_share, causes=[ENDS_CUT])
 
 
 class ResumedAsConfigured(Check):

@@ -6,7 +6,7 @@ The dataclass fields of a check are its YAML keys. Write pass conditions so that
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import ClassVar, TypeVar
 
@@ -116,17 +116,21 @@ class Check(Frozen, ABC):
         problems: Collection[object] = (),
         compared: int | None = None,
         meant: str = "",
+        causes: Iterable[str] = (),
     ) -> Finding:
         """Return a judged finding of this check.
 
         `within` says whether the measured value is within its limit. `problems` are what else is wrong, which that
         value does not show: their number takes its place, so that what fails is seen to be outside of its limit.
         `meant` says who does what was found on purpose, where some do; see `convention`.
+        `causes` are those that the detail proves, one for each thing that is wrong, or "" where it proves none. They
+        take the place of all that the check knows, unless one is "".
         `compared` counts what was compared; raises NothingCompared where that is nothing and nothing is wrong.
         """
         if within and problems:
             measured, limit = len(problems), 0
         passed = within and not problems
+        proven = list(dict.fromkeys(causes))
         nothing_wrong = not problems and (within or measured != measured)  # the error of nothing is NaN
         if compared == 0 and nothing_wrong:
             raise NothingCompared(f"there was nothing to compare: {detail}")
@@ -137,7 +141,7 @@ class Check(Frozen, ABC):
             limit=limit,
             detail=detail,
             rule=self.question,
-            meaning=self.meaning,
+            meaning=" ".join(proven) if all(proven) and proven else self.meaning,
             remedy=self.remedy,
             meant=meant,
         )
@@ -181,6 +185,23 @@ def nothing_trainable(trace: Trace) -> bool:
     """Return whether the model was looked at, and had no parameter that requires a gradient."""
     censuses = trace.main.all(Census) if trace.trainings else []
     return bool(censuses) and not any(census.trainable for census in censuses)
+
+
+def over_censuses(
+    censuses: Sequence[Census], problems_of: Callable[[Census], Iterable[tuple[str, str]]]
+) -> dict[str, str]:
+    """Return what is wrong in any census with its cause, "" for an unproven one.
+
+    A sentence that does not hold in all of them begins with the moments at which it does: "end: 1 tensor is frozen".
+    """
+    moments: dict[tuple[str, str], list[str]] = {}
+    for census in censuses:
+        for problem in problems_of(census):
+            moments.setdefault(problem, []).append(census.when.replace("_", " "))
+    return {
+        sentence if len(seen) == len(censuses) else f"{', '.join(seen)}: {sentence}": cause
+        for (sentence, cause), seen in moments.items()
+    }
 
 
 def some(names: tuple[str, ...] | list[str], limit: int = 4) -> str:

@@ -4,8 +4,21 @@ from collections.abc import Iterable, Sequence
 
 from tunecheck.core.evidence import RowSpan
 
+LABELS_SHIFTED = "labels are the next tokens"
+"""What is wrong with rows whose labels are moved by one, in the words of a record."""
+PADDING_LEARNED = "padding is supervised"
 FEWEST_CUT = 3
 """Rows whose labels end at the same place by accident hardly ever."""
+
+
+def label_problem(ids: Sequence[int], labels: Sequence[int], ignored: int) -> str:
+    """Return in which way the supervised labels differ from the tokens at their places; "" where they do not."""
+    supervised = [at for at, label in enumerate(labels) if label != ignored]
+    if all(ids[at] == labels[at] for at in supervised):
+        return ""
+    known = [at for at in supervised if at + 1 < len(ids)]
+    moved = len(known) > 1 and all(labels[at] == ids[at + 1] for at in known)
+    return LABELS_SHIFTED if moved else "labels are not the tokens at their place"
 
 
 def labels_lost(rows: Iterable[RowSpan]) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tunecheck.core.evidence import DataSplit, Window
+from tunecheck.core.row_spans import PADDING_LEARNED, label_problem
 from tunecheck.probes.reference.measures import random_digest
 from tunecheck.probes.reference.vocabulary import read_vocabulary
 from tunecheck.training.data import IGNORED, Batch, Tokens, digest
@@ -129,13 +130,11 @@ class DataProbe(Probe):
         supervised = [(token, label) for token, label in zip(ids, labels, strict=True) if label != IGNORED]
         real_labels = [label for label, keep in zip(labels, mask, strict=True) if keep]
         if any(label != IGNORED and not keep for label, keep in zip(labels, mask, strict=True)):
-            problems.setdefault("padding is supervised", f"{wanted}: {tokenizer.decode(ids)!r}")
+            problems.setdefault(PADDING_LEARNED, f"{wanted}: {tokenizer.decode(ids)!r}")
         if not supervised:
             problems.setdefault("nothing is supervised", f"{wanted}: every label is {IGNORED}")
-        elif any(token != label for token, label in supervised):
-            problems.setdefault(
-                "labels are not the tokens at their place", f"{wanted}: {_pairs(supervised, tokenizer)}"
-            )
+        elif problem := label_problem(ids, labels, IGNORED):
+            problems.setdefault(problem, f"{wanted}: {_pairs(supervised, tokenizer)}")
         elif key != "?":
             for kind in _label_problems(real_labels, expected, prompt):
                 text = tokenizer.decode([label for label in real_labels if label != IGNORED])

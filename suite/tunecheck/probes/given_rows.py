@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from tunecheck.core.evidence import BaseTokens, RowLengths, RowsGiven, RowSpan, RowSpans, Window
+from tunecheck.core.row_spans import PADDING_LEARNED, label_problem
 from tunecheck.probes.reference.base_tokens import base_tokens_of
 from tunecheck.probes.reference.given import (
     Beginning,
@@ -184,12 +185,10 @@ class GivenRowsProbe(Probe):
         show = self._show
         supervised = [(token, label) for token, label in zip(ids, labels, strict=True) if label != IGNORED]
         if any(label != IGNORED and not keep for label, keep in zip(labels, mask, strict=True)):
-            problems.setdefault("padding is supervised", repr(show(ids)))
-        if wrong := [pair for pair in supervised if pair[0] != pair[1]]:
-            token, label = wrong[0]
-            problems.setdefault(
-                "labels are not the tokens at their place", f"at {show([token])!r} the label is {show([label])!r}"
-            )
+            problems.setdefault(PADDING_LEARNED, repr(show(ids)))
+        if problem := label_problem(ids, labels, IGNORED):
+            token, label = next(pair for pair in supervised if pair[0] != pair[1])
+            problems.setdefault(problem, f"at {show([token])!r} the label is {show([label])!r}")
         real = [(token, label) for token, label, keep in zip(ids, labels, mask, strict=True) if keep]
         start = getattr(tokenizer, "bos_token_id", None)
         if start is not None and [token for token, _ in real[:2]] == [start, start]:

@@ -28,8 +28,10 @@ def problem_of(trace: Trace) -> str:
 def row_words(row: RowShown) -> str:
     """Return a row's numbers in a line, and whether it may be cut off."""
     limit = "" if row.longest is None else f", limit {row.longest:,}"
-    padding = sum(piece.tokens for piece in row.pieces if piece.kind == "padding")
-    words = f"{counted(row.tokens, 'token')}{limit}; {row.learned:,} learned, {padding:,} padding"
+    padding = sum(piece.tokens for piece in row.pieces) - row.tokens
+    learned = padding - sum(piece.tokens for piece in row.pieces if piece.kind == "padding")
+    words = f"{counted(row.tokens, 'token')}{f' and {padding:,} padding' if padding else ''}{limit}"
+    words += f"; {row.learned:,} learned{f', {learned:,} of them padding' if learned else ''}"
     full = row.longest is not None and row.tokens >= row.longest and row.ended is False
     return f"{words}; fills the limit and has no end token: it may be truncated" if full else words
 
