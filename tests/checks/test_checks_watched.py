@@ -758,6 +758,8 @@ def lasting(loss, **changes):
         (lasting(0.0), Status.UNJUDGED),
         (with_record(lasting(LN2), e.Step, 3, loss=math.nan), Status.UNJUDGED),
         (with_record(lasting(LN2), e.Step, 1, applied=False), Status.FAILED),
+        (with_record(lasting(6e-8, gradient_norm=6e-8), e.Step, 3, loss=-7e-8), Status.SUSPECTED),
+        (with_record(lasting(6e-8, gradient_norm=0.1), e.Step, 3, loss=-7e-8), Status.PASSED),
     ],
     ids=[
         "healthy",
@@ -776,6 +778,8 @@ def lasting(loss, **changes):
         "0",
         "nan",
         "skipped",
+        "rounding",
+        "a policy on its own samples",
     ],
 )
 def test_a_loss_that_no_step_moves(trace, status):

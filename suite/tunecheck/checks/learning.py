@@ -73,6 +73,8 @@ class LossMoves(Check):
     """Applied steps needed for a verdict. Equal losses in fewer may be chance, or a warm-up from 0."""
     max_coarse_digits: int = 11
     """Binary digits of a 16-bit loss, which rounding may keep constant."""
+    max_rounding: float = 1e-6
+    """Loss and gradient norm of a model compared with itself: eight times fp32's step at 1, where terms cancel."""
 
     def judge(self, trace: Trace) -> Finding:
         steps = [step for step in trace.steps if step.applied]
@@ -89,6 +91,11 @@ class LossMoves(Check):
             return self.found(False, detail, measured=spread, limit=self.min_spread)
         if not largest:
             return self.unjudged("the loss is 0 in every step", expected=True)
+        if all(largest <= self.max_rounding and step.gradient_norm <= self.max_rounding for step in steps):
+            norm = max(step.gradient_norm for step in steps)
+            detail = f"the losses of {len(steps)} steps are at most {largest:.2g}, and their gradients {norm:.2g}"
+            meant = "a script may scale its loss down"
+            return self.found(False, f"{detail}: rounding alone gives so much", meant=meant)
         if spread <= self.min_spread:
             norms = [(step.learning_rate, step.gradient_norm) for step in steps[:-1]]
             promised = sum(rate * min(norm, norm * norm) for rate, norm in norms) / largest
