@@ -36,7 +36,7 @@ cause. A check reads a recorded trace and trains nothing: `tunecheck judge TRACE
 
 A check that lacks evidence is unjudged, never passed. Each page names the limits of a check and their source.
 
-- *your training*: `tunecheck watch` judges it. `tunecheck watch --explain` lists what each check needs.
+- *your training*: `tunecheck watch` judges it. `tunecheck explain` lists what each check needs.
 - *tiers*: tunecheck's own runs judge it. `tunecheck show RUN` lists the checks of a run.
 - *causal LM*: the check needs a causal language model and its token loss.
 """

@@ -146,7 +146,7 @@ def test_any_trace(stores, change):
     lines = [*LINES[:at], record, *LINES[at + 1 :]]
     trace = folder / "trace.jsonl"
     trace.write_text("".join(dumped(line) + "\n" for line in lines))
-    for words in (["judge", trace], ["watch", "--explain", trace], ["compare", trace, trace], ["page", folder]):
+    for words in (["judge", trace], ["explain", trace], ["compare", trace, trace], ["page", folder]):
         command(*map(str, words))
     command("rows", str(trace))
 

@@ -6,27 +6,24 @@ import dataclasses
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import traces
 from fake_machine import CARD, machine
+from sessions import write_trace
 
 from tunecheck.checks import CHECKS
 from tunecheck.cli import main
 from tunecheck.config import TIERS, find_run, load_run
 from tunecheck.core.paths import project_folder
-from tunecheck.core.trace import encode
 
 
 @pytest.fixture
 def trace_file(tmp_path):
     """A healthy trace on disk."""
-    trace = traces.healthy()
-    records = [trace.header]
-    for attempt in trace.attempts:
-        records += [attempt.start, *attempt.records, attempt.end]
     path = tmp_path / "trace.jsonl"
-    path.write_text("".join(encode(record) + "\n" for record in records))
+    write_trace(path, traces.healthy())
     return path
 
 
@@ -220,6 +217,9 @@ def test_doctor_has_a_line_for_every_topic(capsys, monkeypatch):
     [
         ("watch --stopp -- python x.py", ["usage: tunecheck watch", "--stopp (did you mean '--stop'?)"]),
         ("list --tire quick", ["usage: tunecheck list", "--tire quick (did you mean '--tier'?)"]),
+        ("wacth -- python x.py", ["usage: tunecheck [-h]", "invalid choice: 'wacth' (did you mean 'watch'?)"]),
+        ("fleet quick --engine slrm", ["'slrm' (did you mean 'slurm'?); choose from local, slurm, ray"]),
+        ("compare", ["required: a, b\nexample: tunecheck compare reports/runs/BEFORE"]),
         ("watch --steps ten -- python x.py", ["usage: tunecheck watch", "'ten' should be a whole number of 1 or more"]),
     ],
 )
@@ -246,6 +246,21 @@ def test_explain_prints_the_page_of_a_check(capsys):
         assert f"## {heading}" in held["page"]
     assert main(["explain", "row_whole"]) == 4
     assert "did you mean 'rows_whole'?" in capsys.readouterr().err
+
+
+def test_without_a_path_the_last_session_is_read(capsys, monkeypatch, tmp_path):
+    """By its name, which is its time; without any session the message names the command that makes one."""
+    monkeypatch.setenv("TUNECHECK_REPORTS", str(tmp_path))
+    assert main(["rows"]) == 4
+    assert "tunecheck watch -- python train.py" in capsys.readouterr().err
+    for name in ("20261125T074242Z-1", "20261125T084242Z-1", "20261124T084242Z-1"):
+        (tmp_path / name).mkdir()
+        write_trace(tmp_path / name / "run.jsonl", traces.healthy())
+
+    assert main(["page"]) == 0
+    assert Path(capsys.readouterr().out.strip()) == tmp_path / "20261125T084242Z-1" / "report.html"
+    for command in ("rows", "judge", "fallback-table"):
+        assert main([command]) == 0
 
 
 def test_explain_of_a_check_of_another_package_gives_its_own_words(capsys, monkeypatch):

@@ -68,7 +68,7 @@ def test_a_key_of_another_type_is_refused_where_a_trace_is_read(capsys, tmp_path
     else:
         start = json.dumps({**json.loads(start), "changes": changes})
     path.write_text("\n".join([header, start, *rest]) + "\n")
-    for command in (["judge"], ["rows"], ["watch", "--explain"], ["compare", str(path)]):
+    for command in (["judge"], ["rows"], ["explain"], ["compare", str(path)]):
         assert main([*command, str(path)]) == 4
         said = capsys.readouterr().err
         assert f"{path}" in said
@@ -105,7 +105,7 @@ def test_a_folder_in_a_traces_place_and_a_file_in_a_folders(capsys, tmp_path):
     (tmp_path / "file").touch()
 
     assert main(["judge", str(tmp_path / "trace.jsonl")]) == 4
-    assert "cannot be read: Is a directory" in capsys.readouterr().err
+    assert "holds no trace (*.jsonl); name a session folder" in capsys.readouterr().err
     assert main(["page", str(tmp_path / "file")]) == 4
     assert "holds neither verdict.json nor a trace" in capsys.readouterr().err
 

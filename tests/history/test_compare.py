@@ -341,7 +341,7 @@ def test_no_command_prints_a_foreign_escape_sequence(reports, capsys):
     Store(history_file()).add([dataclasses.replace(entry(1), session=evil, outcome=evil, versions={evil: evil})])
     folders = sorted(path for path in reports.iterdir() if path.is_dir())
 
-    main(["watch", "--explain", str(next(folders[0].glob("*.jsonl")))])
+    main(["explain", str(next(folders[0].glob("*.jsonl")))])
     for words in (folders[:2], folders[1:], [folders[0], folders[0] / evil]):
         main(["compare", *map(str, words)])
     for words in (["history"], ["history", RUN], ["history", evil], ["prune", "--keep", "1"], ["show", evil]):

@@ -1,4 +1,4 @@
-"""`--expect` and `--explain`: keys and their errors, what they open, what is said of every check. fp32, CPU."""
+"""`--expect` and `tunecheck explain`: keys and their errors, what they open, what is said of every check. fp32, CPU."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_every_check_is_explained_once():
 
 def test_the_command_explains_beforehand():
     """Without a training."""
-    command = [sys.executable, "-m", "tunecheck.cli", "watch", "--explain"]
+    command = [sys.executable, "-m", "tunecheck.cli", "explain"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=project_folder())
 
     assert done.returncode == 0

@@ -63,6 +63,20 @@ def test_only_what_is_broken_explains(cause, effect, because):
     assert seen[1].because == because
 
 
+def test_what_follows_from_an_ignored_finding_is_asked_about():
+    """It may be meant, too: one question for its whole chain, and nothing fails that the user has answered."""
+    chain = [finding("labels_as_configured", Status.IGNORED), *map(finding, ("loss_oracle", "accumulation_oracle"))]
+    asked = explained(chain, ask=True)
+    assert [one.status for one in asked] == [Status.IGNORED, Status.SUSPECTED, Status.SUSPECTED]
+    assert [one.because for one in asked] == ["", "", "loss_oracle"]
+    assert asked[1].meant == "it may follow from labels_as_configured, which is ignored"
+
+    assert [one.status for one in explained(chain)[1:]] == [Status.FAILED] * 2  # strict, or a run of the suite's own
+    also_broken = explained([*chain, finding("mask_and_positions")], ask=True)
+    assert [one.status for one in also_broken[1:]] == [Status.FAILED] * 3  # something else explains them as well
+    assert explained([chain[0], finding("trainable_set")], ask=True)[1].status is Status.FAILED
+
+
 def test_a_suspicion_that_has_a_reason_of_its_own_is_not_explained():
     """The check found something else than a failure there."""
     seen = explained([finding("calls_in_order"), finding("accumulation_oracle", Status.SUSPECTED)])
@@ -79,8 +93,18 @@ def test_the_view_folds_consequences_under_their_cause_and_names_them():
     assert shown.check == "labels_as_configured"
     rows = dict(shown.rows)
     assert rows["also failed"] == "because of it: loss_oracle"
+    assert "also suspected" not in rows
     assert rows["not the cause"] == "mask_and_positions: passed"
     assert len(report.failed) == 2  # and both are counted
+
+
+def test_a_consequence_that_is_only_suspected_did_not_fail():
+    """The line says so."""
+    findings = explained([finding("state_in_training"), finding("randomness_varies", Status.SUSPECTED)])
+    report = RunReport(run="train", tier="watch", model="m", outcome="fail", findings=tuple(findings))
+    rows = dict(run_view(report).failures[0].rows)
+    assert rows["also suspected"] == "because of it: randomness_varies"
+    assert "also failed" not in rows
 
 
 def test_what_passed_rules_out_what_it_would_explain():

@@ -14,7 +14,11 @@ from tunecheck.session.options import CARD, SET
 
 def add_commands(commands: Any) -> None:
     """Add `bench` to the command line."""
-    bench = commands.add_parser("bench", help="compare trainers on one training: speed, memory, losses")
+    bench = commands.add_parser(
+        "bench",
+        help="compare trainers on one training: speed, memory, losses",
+        epilog="example: tunecheck bench quick/smollm2-135m-qlora --turns 3",
+    )
     bench.add_argument("run", help="a run by its name, id or YAML file, such as quick/smollm2-135m-qlora")
     bench.add_argument(
         "--trainer",

@@ -22,7 +22,9 @@ def add_commands(commands: Any) -> None:
     history.executes(_history)
 
     compare = commands.add_parser(
-        "compare", help="compare two sessions or traces: figures that differ by more than their scatter"
+        "compare",
+        help="compare two sessions or traces: figures that differ by more than their scatter",
+        epilog="example: tunecheck compare reports/runs/BEFORE reports/runs/AFTER",
     )
     compare.add_argument("a", type=Path, help="session folder or trace (.jsonl) before the change")
     compare.add_argument("b", type=Path, help="session folder or trace (.jsonl) after it")
@@ -30,13 +32,21 @@ def add_commands(commands: Any) -> None:
 
     baseline = commands.add_parser("baseline", help="manage accepted baselines, small files for your repository")
     actions = baseline.add_subparsers(required=True, metavar="ACTION")
-    accept = actions.add_parser("accept", help="accept the sessions so far as the baseline")
+    accept = actions.add_parser(
+        "accept",
+        help="accept the sessions so far as the baseline",
+        epilog="example: tunecheck baseline accept quick/smollm2-135m-qlora",
+    )
     accept.add_argument("run", help="a run, such as quick/smollm2-135m-qlora")
     accept.executes(_accept)
     show = actions.add_parser("show", help="list the accepted baselines")
     show.add_argument("run", nargs="?", help="only baselines of this run")
     show.executes(_show)
-    diff = actions.add_parser("diff", help="compare a run's last session with its baseline")
+    diff = actions.add_parser(
+        "diff",
+        help="compare a run's last session with its baseline",
+        epilog="example: tunecheck baseline diff quick/smollm2-135m-qlora",
+    )
     diff.add_argument("run", help="a run, such as quick/smollm2-135m-qlora")
     diff.add_argument("--file", type=Path, metavar="FILE", help="baseline file (default: that of its device)")
     diff.executes(_diff)

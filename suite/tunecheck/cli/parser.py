@@ -43,6 +43,18 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         return options, unknown
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Answer a misspelt command or choice with the nearest one; argparse's own answer is the list of all alone."""
+        if action.choices is not None and value not in action.choices:
+            known = [str(choice) for choice in action.choices]
+            command = isinstance(action, argparse._SubParsersAction)
+            told = f"`{self.prog} --help` lists all" if command else f"choose from {', '.join(known)}"
+            raise argparse.ArgumentError(action, f"invalid choice: {value!r}{nearest(str(value), known)}; {told}")
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and the error, below it the command's example, and exit."""
+        super().error(f"{message}\n{self.epilog}" if self.epilog else message)
+
     def executes(self, command: Callable[[argparse.Namespace], int], **defaults: bool) -> None:
         """Have this function execute the command, whose result can be had as JSON."""
         self.add_argument("--json", action="store_true", help="print the result as JSON, and all else to stderr")

@@ -2,57 +2,94 @@
 
 import argparse
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
 from tunecheck.checks import CHECKS
 from tunecheck.cli.parser import as_json
 from tunecheck.cli.watch import add_answers
-from tunecheck.core.errors import ConfigError
+from tunecheck.core.errors import ConfigError, TraceError
+from tunecheck.core.paths import reports_folder
 from tunecheck.core.redaction import shown
 from tunecheck.core.spelling import nearest
+from tunecheck.core.text import printable
+
+LAST = "default: the last session of ./reports/runs"
 
 
 def add_commands(commands: Any) -> None:
     """Add `explain`, `judge`, `rows`, `page` and `fallback-table` to the command line."""
     explain = commands.add_parser(
-        "explain", help="print the page of a check: rule, reason, limits, causes, example, how to accept a finding"
+        "explain", help="explain a check, or list every check: judged or not, and how to enable it"
     )
-    explain.add_argument("check", help="a check's name, such as loss_falls")
+    explain.add_argument(
+        "what",
+        nargs="?",
+        metavar="CHECK|TRACE",
+        help="a check's name; or a trace or session folder, whose checks are listed (default: list all checks)",
+    )
     explain.executes(_explain)
 
-    judge = commands.add_parser("judge", help="judge a trace again, optionally with other limits")
-    judge.add_argument("trace", type=Path, nargs="+", help="a .jsonl file of a session folder; may be repeated")
+    judge = commands.add_parser("judge", help="judge traces again, optionally with other limits")
+    judge.add_argument("trace", type=Path, nargs="*", help=f"a .jsonl file or a session folder; {LAST}")
     add_answers(judge)
     judge.executes(_judge)
 
     rows = commands.add_parser("rows", help="show rows as the model received them, supervised tokens in colour")
-    rows.add_argument("trace", type=Path, help="a .jsonl file of a session folder, or the folder for its first one")
+    rows.add_argument("trace", type=Path, nargs="?", help=f"a .jsonl file, or a session folder for its first; {LAST}")
     rows.executes(_rows)
 
     page = commands.add_parser("page", help="rewrite a session's report.html from its folder")
-    page.add_argument("session", type=Path, help="session folder, such as reports/runs/20261121T040430Z-9776")
+    page.add_argument("session", type=Path, nargs="?", help=f"a session folder; {LAST}")
     page.executes(_page, leaves_files=True)
 
     table = commands.add_parser("fallback-table", help="show memory and speed by strategy and fallback step")
-    table.add_argument("session", type=Path, help="session folder; probes.rungs=true tries every fallback step")
+    table.add_argument("session", type=Path, nargs="?", help=f"a session folder; {LAST}")
     table.executes(_fallback_table)
+
+
+def _last_session() -> Path:
+    """Return the folder of the last session that left a trace. Raises ConfigError where there is none."""
+    folders = sorted({trace.parent for trace in reports_folder().glob("*/*.jsonl")})  # they are named by their time
+    if not folders:
+        raise ConfigError([f"{reports_folder()}: holds no session yet; for one: tunecheck watch -- python train.py"])
+    return folders[-1]
+
+
+def _traces(path: Path) -> list[Path]:
+    """Return the traces of a session folder, the first one first; else this file. Raises TraceError without any."""
+    if not path.is_dir():
+        return [path]
+    if traces := sorted(path.glob("*.jsonl")):
+        return traces
+    raise TraceError(f"{path}: holds no trace (*.jsonl); name a session folder, such as one in {reports_folder()}")
 
 
 def _explain(options: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.markdown import Markdown
 
+    from tunecheck.core.trace import read
+    from tunecheck.listen.explain import afterwards, beforehand, lines
     from tunecheck.report.view import check_page
 
-    if options.check not in CHECKS:
-        hint = nearest(options.check, CHECKS)
-        raise ConfigError(
-            [f"explain: no check is called {options.check!r}{hint}; `tunecheck watch --explain` lists all"]
-        )
-    page = check_page(options.check)
-    if not as_json(options, {"check": options.check, "page": page}):
-        Console().print(Markdown(page))
+    if options.what in CHECKS:
+        page = check_page(options.what)
+        if not as_json(options, {"check": options.what, "page": page}):
+            Console().print(Markdown(page))
+        return 0
+    if options.what and not Path(options.what).exists():
+        unknown = f"explain: no check or file is called {options.what!r}{nearest(options.what, CHECKS)}"
+        raise ConfigError([f"{unknown}; `tunecheck explain` lists all"])
+    traces = _traces(Path(options.what)) if options.what else []
+    explained = {str(file): afterwards(read(file)) for file in traces} or {"": beforehand()}
+    named = [
+        {"trace": name, "groups": [dataclasses.asdict(one) for one in groups]} for name, groups in explained.items()
+    ]
+    if not as_json(options, named):
+        for groups in explained.values():
+            print(printable("\n".join(lines(groups, shutil.get_terminal_size().columns))))
     return 0
 
 
@@ -63,11 +100,12 @@ def _judge(options: argparse.Namespace) -> int:
     from tunecheck.results.rejudge import judged_again
     from tunecheck.results.verdict import verdict_payload
 
-    traces = [read(path) for path in options.trace]
+    files = [file for path in options.trace or [_last_session()] for file in _traces(path)]
+    traces = [read(file) for file in files]
     answers = Answers(ignore=read_ignored(options.ignore), strict=options.strict)
     runs = [
         judged_again(trace, options.set, trace_file=str(path), answers=answers)
-        for trace, path in zip(traces, options.trace, strict=True)
+        for trace, path in zip(traces, files, strict=True)
     ]
     # as the session itself said: a run that was interrupted, or killed with its session, is no run that failed
     interrupted = any(run.interrupted for run in runs)
@@ -77,7 +115,7 @@ def _judge(options: argparse.Namespace) -> int:
         verdict=verdict_of(runs, interrupted),
         interrupted=interrupted,
         environment=traces[0].header.environment,
-        command=shown(["tunecheck", "judge", *map(str, options.trace)]),
+        command=shown(["tunecheck", "judge", *map(str, files)]),
         runs=tuple(runs),
     )
     if not as_json(options, verdict_payload(report)):
@@ -92,13 +130,10 @@ def _judge(options: argparse.Namespace) -> int:
 def _rows(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from tunecheck.core.errors import TraceError
     from tunecheck.core.trace import read
     from tunecheck.report.rows import print_rows, problem_of, rows_of
 
-    path = options.trace
-    if path.is_dir() and (path := min(path.glob("*.jsonl"), default=None)) is None:
-        raise TraceError(f"{options.trace}: holds no trace (*.jsonl)")
+    path = _traces(options.trace or _last_session())[0]
     trace = read(path)
     if problem := problem_of(trace):
         raise TraceError(f"{path}: {problem}")
@@ -111,7 +146,8 @@ def _page(options: argparse.Namespace) -> int:
     from tunecheck.report.page import write_page
     from tunecheck.results.rejudge import session_report
 
-    path = write_page(session_report(options.session), options.session)
+    session = options.session or _last_session()
+    path = write_page(session_report(session), session)
     if not as_json(options, {"page": path}):
         print(path)
     return 0
@@ -120,9 +156,10 @@ def _page(options: argparse.Namespace) -> int:
 def _fallback_table(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from tunecheck.report.fallback_table import print_rows, session_rows
+    from tunecheck.core.trace import read
+    from tunecheck.report.fallback_table import print_rows, rows_of
 
-    rows = session_rows(options.session)
+    rows = rows_of(read(file) for file in _traces(options.session or _last_session()))
     if not as_json(options, {"attempts": [dataclasses.asdict(row) for row in rows]}):
         print_rows(rows, Console())
     return 0

@@ -17,7 +17,9 @@ from tunecheck.session.options import SESSION_OPTIONS
 
 def add_commands(commands: Any) -> None:
     """Add `run` to the command line."""
-    run = commands.add_parser("run", help="train and judge tiers or single runs")
+    run = commands.add_parser(
+        "run", help="train and judge tiers or single runs", epilog="example: tunecheck run quick --set training.seed=3"
+    )
     add_selection(run, nargs="+")
     run.add_argument("-n", metavar="WORKERS", help="worker processes; auto means one per GPU")
     run.add_argument(

@@ -26,7 +26,11 @@ def add_commands(commands: Any) -> None:
     listing.add_argument("--vram-cap", type=size_option, metavar="SIZE", help="with --needs: assume GPUs of this size")
     listing.executes(_list)
 
-    show = commands.add_parser("show", help="show a run's resolved configuration and its checks with limits")
+    show = commands.add_parser(
+        "show",
+        help="show a run's resolved configuration and its checks with limits",
+        epilog="example: tunecheck show quick/smollm2-135m-qlora",
+    )
     show.add_argument("run", help="a run by its name, id or YAML file, such as quick/smollm2-135m-qlora")
     _add(show, SET, CARD)
     show.executes(_show)

@@ -3,9 +3,6 @@
 import argparse
 import logging
 import os
-import shutil
-from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +10,6 @@ from tunecheck.cli.parser import as_json
 from tunecheck.core import interrupts
 from tunecheck.core.errors import ConfigError
 from tunecheck.core.log import log
-from tunecheck.core.text import printable
 from tunecheck.core.units import count_option
 from tunecheck.listen.expectations import EXPECTATIONS, read_expectations
 from tunecheck.results.answers import read_ignored, settings_for
@@ -24,7 +20,7 @@ def add_commands(commands: Any) -> None:
     watch = commands.add_parser(
         "watch",
         help="check your own training: tunecheck watch -- python train.py",
-        usage="tunecheck watch [OPTION ...] -- COMMAND ...\n       tunecheck watch --explain [TRACE]",
+        usage="tunecheck watch [OPTION ...] -- COMMAND ...",
     )
     keys = ", ".join(EXPECTATIONS)
     watch.add_argument("--steps", type=count_option, metavar="N", help="optimizer steps to record (default 10)")
@@ -45,7 +41,6 @@ def add_commands(commands: Any) -> None:
     watch.add_argument(
         "--twice", action="store_true", help="also repeat the first steps, and resume from a checkpoint, and compare"
     )
-    watch.add_argument("--explain", action="store_true", help="list every check: judged or not, and how to enable it")
     watch.add_argument(
         "--keep-status", action="store_true", help="exit with the command's status instead of the verdict's"
     )
@@ -56,8 +51,6 @@ def add_commands(commands: Any) -> None:
 def _watch(options: argparse.Namespace) -> int:
     """Run the command, print the report and return the exit status."""
     command = options.training[1:] if options.training[:1] == ["--"] else options.training
-    if options.explain and (not command or command[0].endswith(".jsonl")):
-        return _explain([Path(word) for word in command], options)
     if not command:
         raise ConfigError(["watch: no command; for example: tunecheck watch -- python train.py"])
     from rich.console import Console
@@ -117,8 +110,6 @@ def _watch(options: argparse.Namespace) -> int:
     else:
         print_report(report, Console())
     print("".join(f"{line}\n" for line in workflow_commands(report, os.environ)), end="")
-    if options.explain:
-        _explain((folder / run.trace_file for run in report.runs if run.findings), options)
     as_json(options, verdict_payload(report), indent=None)
     print(f"report: {folder}")
     own = 128 - status if status < 0 else status  # killed by a signal: as a shell says it
@@ -143,15 +134,3 @@ def add_answers(command: argparse.ArgumentParser) -> None:
 def _script(command: list[str]) -> str:
     """Return the file of the command that is a Python script, for globs; else its program."""
     return next((word for word in command if word.endswith(".py")), command[0])
-
-
-def _explain(traces: Iterable[Path], options: argparse.Namespace) -> int:
-    """Print what each check of these traces says and lacks; without a trace, what each would need."""
-    from tunecheck.core.trace import read
-    from tunecheck.listen.explain import afterwards, beforehand, lines
-
-    explained = {str(file): afterwards(read(file)) for file in traces} or {"": beforehand()}
-    as_json(options, [{"trace": name, "groups": list(map(asdict, groups))} for name, groups in explained.items()])
-    for groups in explained.values():
-        print(printable("\n".join(lines(groups, shutil.get_terminal_size().columns))))
-    return 0

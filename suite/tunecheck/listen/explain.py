@@ -1,4 +1,4 @@
-"""`tunecheck watch --explain`: of every check whether it was judged, why not, and which declaration is missing."""
+"""`tunecheck explain`: of every check whether it was judged, why not, and which declaration is missing."""
 
 import textwrap
 from collections.abc import Iterator

@@ -6,16 +6,14 @@ resident memory of a process on a CPU are different figures, and are never compa
 
 import dataclasses
 from collections.abc import Iterable
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from tunecheck.core.errors import TraceError
 from tunecheck.core.evidence import TRAINING_PHASES, AttemptPurpose, MemoryVariant, Phase, Setup, Step
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.snapshot import changed
 from tunecheck.core.text import human_bytes
-from tunecheck.core.trace import Attempt, Trace, read
+from tunecheck.core.trace import Attempt, Trace
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,14 +52,6 @@ def rows_of(traces: Iterable[Trace]) -> list[AttemptRow]:
         trainings = [attempt for attempt in trace.attempts if attempt.start.purpose in PURPOSES]
         rows += _with_relatives([_row(trace, attempt) for attempt in trainings])
     return rows
-
-
-def session_rows(folder: Path) -> list[AttemptRow]:
-    """Return the rows of all traces of a session. Raises TraceError for a folder without any."""
-    files = sorted(folder.glob("*.jsonl"))
-    if not files:
-        raise TraceError(f"{folder}: holds no trace; name a session's folder, such as one under reports/runs")
-    return rows_of(read(file) for file in files)
 
 
 def print_rows(rows: list[AttemptRow], console: "Console") -> None:

@@ -203,7 +203,7 @@ class SessionView(Frozen):
     def unjudged_as_expected(self) -> str:
         """Number of the checks that the runs themselves rule out, and where each one's reason is; empty for none."""
         count = sum(len(group.checks) for run in self.runs for group in run.unjudged if group.expected)
-        explain = " and --explain say" if self.coverage else " says"
+        explain = " and `tunecheck explain SESSION` say" if self.coverage else " says"
         return f"not judged: {counted(count, 'check')} that do not apply; report.html{explain} why" if count else ""
 
     @cached_property
@@ -295,18 +295,12 @@ def _with_consequences(run: RunReport, findings: Sequence[Finding]) -> Iterator[
     """Yield the view of each of these findings that no other explains, with what it explains."""
     for finding in findings:
         if not finding.because:
-            also = [_briefly(other) for other in run.findings if other.because == finding.check]
+            also = [other for other in run.findings if other.because == finding.check]
             yield failure(run.name, finding, also=also, not_by=ruled_out(finding, run.findings))
 
 
-def _briefly(finding: Finding) -> str:
-    """Return the check and what it measured: "loss_oracle (measured 0.4, limit 0.0001)"."""
-    measured = "" if finding.measured is None else f" (measured {beside_limit(finding.measured, finding.limit)})"
-    return f"{finding.check}{measured}"
-
-
-def failure(run_name: str, finding: Finding, *, also: Sequence[str] = (), not_by: Sequence[str] = ()) -> Failure:
-    """Return the view of a finding that did not pass, what failed because of it, and what rules causes out."""
+def failure(run_name: str, finding: Finding, *, also: Sequence[Finding] = (), not_by: Sequence[str] = ()) -> Failure:
+    """Return the view of a finding that did not pass, what it also explains, and what rules causes out."""
     suspected = finding.status is Status.SUSPECTED
     command = "" if run_name.startswith("watch/") else "tunecheck run "
     answer = f'{command}--ignore {finding.check}="WHY"' if finding.check in CHECKS else ""
@@ -325,11 +319,20 @@ def failure(run_name: str, finding: Finding, *, also: Sequence[str] = (), not_by
         **causes,
         "what to do": finding.remedy,
         "if it is meant": "" if suspected else answer,
-        "also failed": f"because of it: {', '.join(also)}" if also else "",
+        "also failed": _because([other for other in also if other.status is Status.FAILED]),
+        "also suspected": _because([other for other in also if other.status is Status.SUSPECTED]),
         "read more": f"tunecheck explain {finding.check}" if finding.check in CHECKS else "",
     }
     shown = tuple((label, text) for label, text in rows.items() if text)
     return Failure(run=run_name, check=finding.check, rows=shown, status="SUSPECTED" if suspected else "FAILED")
+
+
+def _because(findings: Sequence[Finding]) -> str:
+    """Return these consequences with what they measured: "because of it: loss_oracle (measured 0.4, limit 0.0001)"."""
+    told = [
+        f.check + ("" if f.measured is None else f" (measured {beside_limit(f.measured, f.limit)})") for f in findings
+    ]
+    return f"because of it: {', '.join(told)}" if told else ""
 
 
 def rule(check: str) -> str:

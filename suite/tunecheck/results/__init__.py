@@ -191,7 +191,9 @@ def summarize(
     """
     answers = answers.before(trace.run)
     needless = answers.needless(findings)
-    findings = explained([attributed(trace, answers.applied(finding)) for finding in findings])
+    ask = not (answers.strict or trace.holds(Premise.INTENT_DECLARED))
+    findings = explained([answers.applied(finding) for finding in findings], ask=ask)
+    findings = [attributed(trace, finding) for finding in findings]
     attribution = domain_of_end(trace)
     run, main = trace.run, _main(trace)
     records = main.records if main else ()

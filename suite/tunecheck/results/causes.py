@@ -118,24 +118,33 @@ def consequences(check: str) -> frozenset[str]:
     return frozenset(direct).union(*map(consequences, direct))
 
 
-def explained(findings: Sequence[Finding]) -> list[Finding]:
+def explained(findings: Sequence[Finding], *, ask: bool = False) -> list[Finding]:
     """Return the findings, each that another one explains with that one's check as `because`.
 
-    A failure explains failures, and suspicions of a habit. A suspicion, which may be meant, explains no failure.
+    A failure explains failures, and suspicions of a habit. A suspicion, which may be meant, explains no failure. With
+    `ask`, a failure that only ignored findings explain is a suspicion: what follows from what is meant may be meant.
     """
-    return [replace(finding, because=_cause(finding, findings)) for finding in findings]
+    told = []
+    for finding in findings:
+        match finding.status:
+            case Status.FAILED:
+                because = _causes(finding, findings, Status.FAILED)[:1]
+                roots = _causes(finding, findings, Status.FAILED, Status.IGNORED) if ask else []
+            case Status.SUSPECTED if finding.check in CHECKS and CHECKS[finding.check].convention:
+                because, roots = _causes(finding, findings, Status.FAILED, Status.SUSPECTED)[:1], []
+            case _:
+                because, roots = [], []
+        told.append(replace(finding, because=because[0].check if because else ""))
+        if roots and all(root.status is Status.IGNORED for root in roots):
+            meant = f"it may follow from {roots[0].check}, which is ignored"
+            told[-1] = replace(told[-1], status=Status.SUSPECTED, meant=meant)
+    return told
 
 
-def _cause(finding: Finding, findings: Sequence[Finding]) -> str:
-    """Return the first check that explains this finding and is explained by none; "" where there is none."""
-    if finding.status is Status.SUSPECTED and not (finding.check in CHECKS and CHECKS[finding.check].convention):
-        return ""
-    status = (Status.FAILED,) if finding.status is Status.FAILED else (Status.FAILED, Status.SUSPECTED)
-    if finding.status not in (Status.FAILED, Status.SUSPECTED):
-        return ""
-    broken = [other.check for other in findings if other.status in status]
-    causes = [check for check in broken if finding.check in consequences(check)]
-    return next((check for check in causes if not any(check in consequences(other) for other in causes)), "")
+def _causes(finding: Finding, findings: Sequence[Finding], *statuses: Status) -> list[Finding]:
+    """Return those of these statuses that explain this finding and are explained by none of the others."""
+    causes = [other for other in findings if other.status in statuses and finding.check in consequences(other.check)]
+    return [cause for cause in causes if not any(cause.check in consequences(other.check) for other in causes)]
 
 
 def ruled_out(finding: Finding, findings: Sequence[Finding]) -> list[str]:
