@@ -19,51 +19,20 @@ PYTEST_DONT_REWRITE: the command has imported this package before it calls pytes
 to rewrite the assertions of a package that brings a plugin.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tunecheck.api import (
-        Check,
-        Finding,
-        Probe,
-        Record,
-        Run,
-        Status,
-        SuiteError,
-        Trace,
-        Verdict,
-        Watch,
-        judge,
-        load_run,
-        read_trace,
-        train,
-        watch,
-    )
+    from tunecheck.api import *  # noqa: F403
 
 __version__ = "0.3.0"
-__all__ = [
-    "Check",
-    "Finding",
-    "Probe",
-    "Record",
-    "Run",
-    "Status",
-    "SuiteError",
-    "Trace",
-    "Verdict",
-    "Watch",
-    "judge",
-    "load_run",
-    "read_trace",
-    "train",
-    "watch",
-]
 
 
 def __getattr__(name: str) -> object:
     """Import the public face at its first use: every pytest session imports this package for its plugin."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from tunecheck import api
-
-    return getattr(api, name)
+    if name == "__all__" or not name.startswith("_"):
+        api = import_module("tunecheck.api")
+        if name in ("__all__", *api.__all__):
+            exported: object = getattr(api, name)
+            return exported
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from tunecheck.config.schema import Run
 from tunecheck.core.check import Check
 from tunecheck.core.errors import SuiteError
 from tunecheck.core.evidence import Record
@@ -15,13 +15,12 @@ from tunecheck.core.finding import Finding, Status
 from tunecheck.core.log import log, on_terminal
 from tunecheck.core.trace import Trace
 from tunecheck.core.trace import read as read_trace
+from tunecheck.listen.context import Watch
+from tunecheck.results import Verdict
+from tunecheck.training.events import Probe
 
 if TYPE_CHECKING:
-    from tunecheck.config.schema import Run
-    from tunecheck.listen.callback import WatchCallback
-    from tunecheck.listen.context import Watch
-    from tunecheck.results import Verdict
-    from tunecheck.training.events import Probe
+    from tunecheck.listen.callback import WatchCallback  # imports transformers
 
 __all__ = [
     "Check",
@@ -82,17 +81,7 @@ def judge(trace: Trace, overrides: Sequence[str] = ()) -> list[Finding]:
 
 
 @overload
-def watch(
-    trainer: None = None,
-    *,
-    model: None = None,
-    steps: int = 10,
-    expect: Mapping[str, Any] | None = None,
-    ignore: Mapping[str, str] | None = None,
-    strict: bool = False,
-    folder: str | Path | None = None,
-    tell: bool = True,
-) -> WatchCallback: ...
+def watch(trainer: None = None, *, model: None = None, **given: Any) -> WatchCallback: ...
 
 
 @overload
@@ -124,22 +113,4 @@ def watch(trainer: Any = None, *, model: Any = None, **given: Any) -> Any:
         from tunecheck.listen.callback import WatchCallback
 
         return WatchCallback(**given)
-    from tunecheck.listen.context import Watch
-
     return Watch(trainer, model=model, **given)
-
-
-_ELSEWHERE = {
-    "Probe": "tunecheck.training.events",
-    "Run": "tunecheck.config.schema",
-    "Verdict": "tunecheck.results",
-    "Watch": "tunecheck.listen.context",
-}
-"""Exported types whose modules cost more to import than this one."""
-
-
-def __getattr__(name: str) -> object:
-    """Import a type of another module at its first use."""
-    if name not in _ELSEWHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_ELSEWHERE[name]), name)

@@ -34,7 +34,7 @@ from traces import (
 import tunecheck.checks
 from tunecheck.checks import CHECKS, asked_of
 from tunecheck.core import evidence as e
-from tunecheck.core.check import NOTHING_TRAINABLE, Check, NumericCheck, over_censuses, some, worst_of
+from tunecheck.core.check import NOTHING_TRAINABLE, Check, NumericCheck, said_once, some, worst_of
 from tunecheck.core.evidence import Record
 from tunecheck.core.finding import Status
 from tunecheck.core.trace import Attempt, Trace
@@ -380,10 +380,10 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ),
     },
     "gradients_cleared": {
-        ("never cleared", f"step 1 began with gradients of 8 tensors: {LORA[0]}"): having(
+        ("never cleared", f"5 more: it began with gradients of 8 tensors: {LORA[0]}"): having(
             e.Gradients, left_over=lambda _: LORA
         ),
-        ("not cleared after one step", f"step 3 began with gradients of 1 tensors: {LORA_B[0]}"): having(
+        ("not cleared after one step", f"step 3: it began with gradients of 1 tensors: {LORA_B[0]}"): having(
             e.Gradients, 3, left_over=LORA_B[:1]
         ),
     },
@@ -477,7 +477,7 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ),
     },
     "lora_gradient_schedule": {
-        ("reentrant checkpointing", f"step 0: no gradient for 3 lora_B: {LORA_B[0]}"): having(
+        ("reentrant checkpointing", f"5 more: no gradient for 3 lora_B: {LORA_B[0]}"): having(
             e.Gradients, zero=LORA_A + LORA_B[:3]
         ),
         ("inference kernel after an evaluation", "step 4: no gradient for 4 lora_A after B moved"): having(
@@ -769,8 +769,8 @@ EVIDENCE = {
     ),
     "evaluation_mode": ("Evaluation EvaluationAudit", ""),
     "perplexity_below_vocabulary": ("Evaluation Weights", "Evaluation.loss"),
-    "adapters_applied": ("AdapterEffect", "AdapterEffect.difference"),
-    "adapter_round_trip": ("RoundTrip Setup", "RoundTrip.logit_difference"),
+    "adapters_applied": ("AdapterEffect Step", "AdapterEffect.difference"),
+    "adapter_round_trip": ("RoundTrip Setup Step", "RoundTrip.logit_difference"),
     "live_tensors_flat": ("LiveTensors", ""),
     "seconds_reported": ("Setup Step StepTimes", "Step.seconds"),
     "memory_returned": ("Released", ""),
@@ -946,12 +946,10 @@ def test_a_wrong_order_brings_the_cause_that_it_proves(calls: tuple[str, ...], m
     assert ASKED["calls_in_order"](having(e.CallOrder, calls=calls)(HEALTHY)).meaning == meaning
 
 
-def test_what_holds_in_every_census_is_said_once() -> None:
-    """And without a moment, which what holds in some of them has."""
-    censuses = HEALTHY.all(e.Census)
-    found = over_censuses(censuses, lambda seen: [("one", "why")] + [("two", "")] * (seen is censuses[-1]))
-
-    assert found == {"one": "why", f"{censuses[-1].when}: two": ""}
+def test_what_holds_at_several_moments_is_said_once() -> None:
+    """Behind the first of them."""
+    found = said_once([("start", "one", "why"), ("step 3", "two", ""), ("end", "one", "why"), ("end", "three", "")])
+    assert found == {"start and 1 more: one": "why", "step 3: two": "", "end: three": ""}
 
 
 NOTHING: dict[str, tuple[str, Change]] = {

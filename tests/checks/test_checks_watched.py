@@ -811,6 +811,15 @@ def test_a_model_that_drops_may_be_trained_in_eval_mode_on_purpose(dropping, sta
     assert ("which disables dropout: h.0.drop" in finding.detail) is bool(dropping)
 
 
+@pytest.mark.parametrize("at", [None, 3], ids=["from the first step on", "after an evaluation"])
+def test_a_model_that_was_never_in_train_mode_is_told_from_one_left_in_eval_mode(at):
+    """The first has one cause, the second several."""
+    trace = with_record(watched(), e.TrainingState, at, modules_in_eval=("model",))
+    told = CHECKS["state_in_training"]()(trace).meaning
+    assert told.startswith("Nothing calls model.train()")
+    assert ("An evaluation" in told) is (at is not None)
+
+
 @pytest.mark.parametrize(
     ("states", "status"),
     [
@@ -866,6 +875,17 @@ def test_a_part_that_no_gradient_reaches():
     assert (finding.status, finding.measured) == (Status.SUSPECTED, 2)
     still = with_record(trace, e.Movement, unmoved=LORA_B[:1])
     assert CHECKS["trainable_moved"]()(still).status is Status.FAILED
+
+
+def test_what_has_no_gradient_in_any_step_is_told_from_what_has_no_rate():
+    """Neither the optimizer nor rounding is to blame for it."""
+    trace = with_record(watched(), e.Movement, unmoved=LORA_B[:1], smallest_moved_share=0.0)
+    finding = CHECKS["trainable_moved"]()(with_record(trace, e.Gradients, zero=LORA_B[:1]))
+
+    assert finding.detail.endswith("no step gave them a gradient")
+    assert finding.meaning.startswith("A part of the model is outside the forward pass")
+    assert finding.meaning.count(". ") == 0
+    assert CHECKS["trainable_moved"]()(trace).meaning == CHECKS["trainable_moved"].meaning
 
 
 @pytest.mark.parametrize(

@@ -116,11 +116,16 @@ def test_a_block_that_ends_before_its_first_step_says_how(error, told, tmp_path)
 
 @pytest.mark.parametrize(
     ("given", "told"),
-    [({"model": 1, "trainer": 2}, "either a trainer, or a model"), ({"model": 1, "steps": 1}, "at least 2")],
+    [
+        ({"model": 1, "trainer": 2}, "either a trainer, or a model"),
+        ({"model": 1, "steps": 1}, "at least 2"),
+        ({"model": 1, "stpes": 1}, "'stpes'"),
+        ({"stpes": 1}, "'stpes'"),
+    ],
 )
 def test_a_wrong_call_says_what_to_give(given, told, tmp_path):
-    """Before anything is listened to."""
-    with pytest.raises(tunecheck.SuiteError, match=told):
+    """Before anything is listened to, by the callback too."""
+    with pytest.raises((tunecheck.SuiteError, TypeError), match=told):
         tunecheck.watch(**given, folder=tmp_path)
 
 
@@ -133,8 +138,10 @@ def test_a_callback_listens_from_inside(tmp_path):
     script.built.append(lambda trainer: [trainer.add_callback(watched), trainer.add_callback(kind())])
     with pytest.raises(tunecheck.SuiteError, match="pass a trainer or a model"), tunecheck.watch():
         pass
+    assert repr(watched) == "<WatchCallback: the training has not ended>"
     trained(script, tmp_path / "out")
 
     assert watched.verdict == "pass", [str(finding) for finding in watched.findings if not finding.passed]
+    assert repr(watched).startswith("<WatchCallback: PASS — ")
     assert sum(finding.passed for finding in watched.findings) >= 30
     assert called == ["end"]

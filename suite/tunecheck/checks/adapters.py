@@ -4,7 +4,7 @@ import math
 
 from tunecheck.core.check import Check, NumericCheck, knows_model, some, unwitnessed
 from tunecheck.core.errors import MissingEvidence
-from tunecheck.core.evidence import AdapterDropout, AdapterEffect, AdapterStart, Census, OwnLoss, Setup, Window
+from tunecheck.core.evidence import AdapterDropout, AdapterEffect, AdapterStart, Census, OwnLoss, Setup, Step, Window
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import Premise
 from tunecheck.core.snapshot import LoraSnapshot
@@ -218,6 +218,7 @@ class AdaptersApplied(Check):
     steps: 1.4e-2 after ten steps of SmolLM2-135M at 2e-4."""
 
     def judge(self, trace: Trace) -> Finding:
+        trace.all(Step)  # raises where no step was trained: B is still zero
         seen = trace.one(AdapterEffect)
         difference, detail = (
             seen.difference,

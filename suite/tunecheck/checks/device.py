@@ -1,10 +1,9 @@
 """Where and in which numbers the training computes: device, dtypes, kernels, the health of the GPU."""
 
 import json
-from collections.abc import Iterator
 
 from tunecheck.checks.telemetry import hardware_faults, unclear_signs, unwatched
-from tunecheck.core.check import Check, over_censuses, some
+from tunecheck.core.check import Check, said_once, some
 from tunecheck.core.evidence import AttemptOutcome, Census, ForwardPaths, LayerCalls, Quantization, Setup, Trained
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import Premise
@@ -106,14 +105,13 @@ class DtypesAsConfigured(Check):
         learning = "float32" if lora is None or lora.adapter_dtype != "model" else dtype
         base = "float32" if lora is None else dtype  # a base that is trained in part is kept in fp32 as a whole
         frozen = {base, "uint8"} if quantized else {base}
-
-        def of_census(census: Census) -> Iterator[tuple[str, str]]:
+        others = []
+        for census in trace.all(Census):
             if wrong := {name: count for name, count in census.trainable_dtypes.items() if name != learning}:
-                yield f"trained tensors in {wrong}, not {learning}", ""
+                others.append((census.when, f"trained tensors in {wrong}, not {learning}", ""))
             if wrong := {name: count for name, count in census.frozen_dtypes.items() if name not in frozen}:
-                yield f"frozen tensors in {wrong}, not {base}", ""
-
-        problems = [*over_censuses(trace.all(Census), of_census)]
+                others.append((census.when, f"frozen tensors in {wrong}, not {base}", ""))
+        problems = [*said_once(others)]
         if quantized:
             computes = trace.one(Quantization).compute_dtypes
             if wrong := {name: count for name, count in computes.items() if name != dtype}:

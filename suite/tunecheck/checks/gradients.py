@@ -6,6 +6,7 @@ from tunecheck.core.check import (
     Check,
     NumericCheck,
     relative_error,
+    said_once,
     some,
     trains_16bit_weights,
     worst_of,
@@ -37,13 +38,12 @@ class GradientsCleared(Check):
 
     def judge(self, trace: Trace) -> Finding:
         steps = trace.all(Gradients)
-        problems = [
-            f"step {gradients.step} began with gradients of {len(gradients.left_over)} tensors: "
-            f"{some(gradients.left_over)}"
-            for gradients in steps
-            if gradients.left_over
-        ]
-        detail = "; ".join(problems[:3]) or f"gradients were clear at the start of {len(steps)} steps"
+        problems = said_once(
+            (f"step {g.step}", f"it began with gradients of {len(g.left_over)} tensors: {some(g.left_over)}", "")
+            for g in steps
+            if g.left_over
+        )
+        detail = "; ".join([*problems][:3]) or f"gradients were clear at the start of {len(steps)} steps"
         return self.found(not problems, detail, measured=len(problems), limit=0)
 
 
@@ -171,40 +171,36 @@ class LoraGradientSchedule(Check):
     premises_to_fail = UNCHANGED
     applies_to = frozenset({"adapters"})
     meaning = (
-        "Something cuts the gradient before the adapters: reentrant checkpointing with frozen inputs, a detach, or an "
-        "inference-only kernel after an evaluation. Or the forward pass skips the adapters."
+        "Something cuts the gradient before the adapters: a detach, no_grad, reentrant checkpointing with frozen "
+        "inputs, or an inference-only kernel after an evaluation. Or the forward pass skips the adapters."
     )
     remedy = "Set use_reentrant=False. Check what the layers of the first named tensors have in common."
 
     def judge(self, trace: Trace) -> Finding:
-        moved, problems = False, []
+        moved, found = False, list[tuple[str, str, str]]()
         rates = {step.step: step.learning_rate for step in trace.steps if step.applied}
         skipped = {step.step for step in trace.steps if not step.applied}  # their gradients overflowed: NaN is 0 x inf
         for gradients in trace.all(Gradients):
             if gradients.step in skipped:
                 continue
+            step = f"step {gradients.step}"
             zero_b = [name for name in gradients.zero if ".lora_B." in name]
             zero_a = [name for name in gradients.zero if ".lora_A." in name]
             if zero_m := [name for name in gradients.zero if ".lora_magnitude_vector." in name]:
-                problems.append(f"step {gradients.step}: no gradient for {len(zero_m)} magnitudes: {some(zero_m)}")
+                found.append((step, f"no gradient for {len(zero_m)} magnitudes: {some(zero_m)}", ""))
             if zero_b:
-                problems.append(f"step {gradients.step}: no gradient for {len(zero_b)} lora_B: {some(zero_b)}")
+                found.append((step, f"no gradient for {len(zero_b)} lora_B: {some(zero_b)}", ""))
             if moved and zero_a:
-                problems.append(
-                    f"step {gradients.step}: no gradient for {len(zero_a)} lora_A after B moved: {some(zero_a)}"
-                )
+                found.append((step, f"no gradient for {len(zero_a)} lora_A after B moved: {some(zero_a)}", ""))
             if not moved and gradients.norms.get("lora_A", 0.0) != 0.0:
-                problems.append(
-                    f"step {gradients.step}: lora_A has a gradient though B is zero: B did not start at zero"
-                )
-            if gradients.frozen_with_gradient:
-                problems.append(
-                    f"step {gradients.step}: gradients on frozen tensors: {some(gradients.frozen_with_gradient)}"
-                )
+                found.append((step, "lora_A has a gradient though B is zero: B did not start at zero", ""))
+            if frozen := gradients.frozen_with_gradient:
+                found.append((step, f"gradients on frozen tensors: {some(frozen)}", ""))
             moved = moved or rates.get(gradients.step, 0.0) > 0
         if not moved:
             raise MissingEvidence("no step had a learning rate above zero")
-        detail = "; ".join(problems[:3]) or f"{len(trace.all(Gradients))} steps as expected"
+        problems = said_once(found)
+        detail = "; ".join([*problems][:3]) or f"{len(trace.all(Gradients))} steps as expected"
         return self.found(not problems, detail, measured=len(problems), limit=0)
 
 

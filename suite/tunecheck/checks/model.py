@@ -9,7 +9,7 @@ from tunecheck.core.check import (
     Check,
     NumericCheck,
     nothing_trainable,
-    over_censuses,
+    said_once,
     some,
     unwitnessed,
 )
@@ -55,7 +55,7 @@ class TrainableSet(Check):
         censuses = trace.all(Census)
         differing = twice = {name for name in censuses[0].trainable if name.count(WRAPPER) > 1}
         differing = differing.union(*(set(seen.expected_trainable) ^ set(seen.trainable) for seen in censuses))
-        problems = over_censuses(censuses, lambda census: _trained_wrongly(trace, census))
+        problems = said_once((census.when, *wrong) for census in censuses for wrong in _trained_wrongly(trace, census))
         if twice:
             words = f"get_peft_model received a model with adapters: {some(sorted(twice), 1)}"
             problems = {words: ADAPTED_TWICE, **problems}
@@ -92,6 +92,14 @@ NAMES_OF_OTHERS = "one list of names may serve models of several architectures"
 WITHOUT_DROPOUT = "a policy, or a small model with much data, may train in eval mode to disable dropout"
 
 
+NEVER_TRAINING = (
+    "Nothing calls model.train() after from_pretrained, which returns a model in eval mode, or after model.eval()."
+)
+
+
+IN_EVAL = "in eval mode"
+
+
 class StateInTraining(Check):
     """In every forward pass of every step the model is in train mode, adapters are on, and gradients are required.
 
@@ -101,11 +109,13 @@ class StateInTraining(Check):
 
     premises = frozenset({Premise.ADAPTERS_ENUMERATED})
     meaning = (
-        "An evaluation, a generation, a save, a resume or a callback changed the model and did not restore it. It left "
-        "eval mode on, adapters disabled, merged or replaced, or a requires_grad flag or torch switch changed."
+        f"{NEVER_TRAINING} An evaluation, a generation, a save, a resume or a callback changed the model and did not "
+        "restore it. It left eval mode on, adapters disabled, merged or replaced, or a requires_grad flag or torch "
+        "switch changed."
     )
     remedy = (
-        "Call model.train() after each evaluation. Check what runs just before the first step that the finding names."
+        "Call model.train() before the first step and after each evaluation. Check what runs just before the first "
+        "step that the finding names."
     )
 
     def judge(self, trace: Trace) -> Finding:
@@ -127,8 +137,11 @@ class StateInTraining(Check):
         detail = "; ".join(problems) or f"{forwards} forward passes of {len(steps)} steps"
         if not problems and all(state.dropping_nothing for state in steps):
             detail += f", all in eval mode, which disables dropout: {some(steps[0].dropping_nothing)}"
-            return self.found(False, detail, measured=len(steps), limit=0, meant=WITHOUT_DROPOUT)
-        return self.found(not problems, detail, measured=len(problems), limit=0, compared=forwards)
+            causes = [NEVER_TRAINING]
+            return self.found(False, detail, measured=len(steps), limit=0, meant=WITHOUT_DROPOUT, causes=causes)
+        never = all([how for names, how in _switches(state) if names] == [IN_EVAL] for state in steps)
+        causes = [NEVER_TRAINING] * (len(problems) == 1 and never)
+        return self.found(not problems, detail, measured=len(problems), limit=0, compared=forwards, causes=causes)
 
 
 def _wrong_steps(states: Iterable[TrainingState]) -> dict[int, str]:
@@ -142,7 +155,7 @@ def _wrong_steps(states: Iterable[TrainingState]) -> dict[int, str]:
 
 def _switches(state: TrainingState) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield the names of what is switched wrongly in a step, and how."""
-    yield state.modules_in_eval, "in eval mode"
+    yield state.modules_in_eval, IN_EVAL
     yield state.adapters_disabled, "with adapters disabled"
     yield state.adapters_inactive, "with a different active adapter"
     yield state.adapters_merged, "with a merged adapter"
@@ -174,7 +187,7 @@ class ParametersCounted(Check):
             return self.unjudged("the parameter count of this architecture is not known", expected=True)
         added = trace.run.added if trace.run.added is not None else wanted
         total = _base_parameters(trace) + (added if trace.run.lora else 0)
-        problems = over_censuses(censuses, lambda census: _counted_wrongly(census, wanted, total))
+        problems = said_once((c.when, *wrong) for c in censuses for wrong in _counted_wrongly(c, wanted, total))
         last = censuses[-1]
         detail = "; ".join(problems) or f"{wanted:,} of {total:,} parameters in {len(last.trainable)} tensors"
         trained = last.trainable_parameters

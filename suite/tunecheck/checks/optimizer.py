@@ -8,7 +8,7 @@ from tunecheck.core.check import (
     Check,
     NumericCheck,
     knows_model,
-    over_censuses,
+    said_once,
     some,
     trains_16bit_weights,
     unwitnessed,
@@ -45,7 +45,7 @@ class OptimizerCoverage(Check):
 
     def judge(self, trace: Trace) -> Finding:
         problems = {problem: OTHER_SETTINGS} if (problem := other_optimizer(trace)) else {}
-        problems |= over_censuses(trace.all(Census), lambda census: _held_wrongly(trace, census))
+        problems |= said_once((c.when, *wrong) for c in trace.all(Census) for wrong in _held_wrongly(trace, c))
         held_tensors = len(trace.one(Census).optimized)
         detail = "; ".join(problems) or f"all {held_tensors} trainable tensors held once"
         causes = problems.values()
@@ -290,7 +290,7 @@ ROUNDED_AWAY = "an optimizer may accumulate rounded updates; the end of a schedu
 STOPPED = "a part may be kept as it is by stop-gradient, as a target or a feature extractor is"
 
 
-DETACHED = "A part of the model runs under no_grad, or its result is detached."
+NO_GRADIENT = "A part of the model is outside the forward pass, runs under no_grad, or has its result detached."
 RATE_0 = "The learning rate is 0."
 ROUNDS = "16-bit weights round small updates away."
 
@@ -299,10 +299,10 @@ class TrainableMoved(Check):
     """Training changes every trainable tensor, and nearly all of its elements."""
 
     premises = frozenset()
-    meaning = f"A part of the model is outside the optimizer or the forward pass. {DETACHED} {RATE_0} {ROUNDS}"
+    meaning = f"The optimizer does not hold a part of the model. {NO_GRADIENT} {RATE_0} {ROUNDS}"
     remedy = (
-        "Fix trainable_set, optimizer_coverage and lora_gradient_schedule first if one failed. Keep trained weights in "
-        "fp32."
+        "Fix trainable_set, optimizer_coverage and lora_gradient_schedule first if one failed. Search the forward pass "
+        "for detach, .data and no_grad behind the named tensors. Keep trained weights in fp32."
     )
 
     min_share: float = 0.5
@@ -357,8 +357,10 @@ class TrainableMoved(Check):
         if cut_off and not problems:
             detail = f"{len(cut_off)} of {wanted} trained tensors get no gradient, though the loss depends on them"
             detail += f": {some(cut_off)}"
-            return self.found(False, detail, measured=len(cut_off), limit=0, meant=STOPPED, causes=[DETACHED])
-        causes = [RATE_0] if resting == sorted(seen.unmoved) and share >= limit else ()
+            return self.found(False, detail, measured=len(cut_off), limit=0, meant=STOPPED, causes=[NO_GRADIENT])
+        causes = [RATE_0] if resting == sorted(seen.unmoved) else ()
+        if seen.unmoved and _without_gradient(trace).issuperset(seen.unmoved):
+            detail, causes = f"{detail}; no step gave them a gradient", [NO_GRADIENT]
         return self.found(
             share >= limit, detail, measured=share, limit=limit, problems=seen.unmoved, compared=wanted, causes=causes
         )

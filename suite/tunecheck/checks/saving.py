@@ -43,6 +43,7 @@ class AdapterRoundTrip(NumericCheck):
     max_error_16bit: float = 1e-6
 
     def judge(self, trace: Trace) -> Finding:
+        trace.all(Step)  # raises where no step was trained: B is still zero
         seen, limit = trace.one(RoundTrip), self.limit(trace)
         problems = _not_the_trained(trace, seen, limit)
         for attempt in trace.attempts:

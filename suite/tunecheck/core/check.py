@@ -6,7 +6,7 @@ The dataclass fields of a check are its YAML keys. Write pass conditions so that
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import ClassVar, TypeVar
 
@@ -187,20 +187,17 @@ def nothing_trainable(trace: Trace) -> bool:
     return bool(censuses) and not any(census.trainable for census in censuses)
 
 
-def over_censuses(
-    censuses: Sequence[Census], problems_of: Callable[[Census], Iterable[tuple[str, str]]]
-) -> dict[str, str]:
-    """Return what is wrong in any census with its cause, "" for an unproven one.
+def said_once(problems: Iterable[tuple[object, str, str]]) -> dict[str, str]:
+    """Return each of these sentences with its cause, behind the moments at which it holds.
 
-    A sentence that does not hold in all of them begins with the moments at which it does: "end: 1 tensor is frozen".
+    A problem is a moment, a sentence and its cause, "" for an unproven one: "step 0 and 2 more: B has no gradient".
     """
     moments: dict[tuple[str, str], list[str]] = {}
-    for census in censuses:
-        for problem in problems_of(census):
-            moments.setdefault(problem, []).append(census.when.replace("_", " "))
+    for when, sentence, cause in problems:
+        moments.setdefault((sentence, cause), []).append(str(when).replace("_", " "))
     return {
-        sentence if len(seen) == len(censuses) else f"{', '.join(seen)}: {sentence}": cause
-        for (sentence, cause), seen in moments.items()
+        f"{when[0]}{f' and {len(when) - 1} more' if len(when) > 1 else ''}: {sentence}": cause
+        for (sentence, cause), when in moments.items()
     }
 
 

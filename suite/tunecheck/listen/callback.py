@@ -1,6 +1,7 @@
 """`callbacks=[tunecheck.watch()]`: listen to a Trainer from inside of its own training. Imports transformers."""
 
 import sys
+from inspect import signature
 from traceback import walk_stack
 from typing import Any
 
@@ -16,6 +17,7 @@ class WatchCallback(Heard, TrainerCallback):
     """Listens to a Trainer's training. After a training that raises it has no report; the context manager has one."""
 
     def __init__(self, **given: Any) -> None:
+        signature(Watch).bind(**given)  # a wrong keyword is an error here, not in the training
         self._given = given
         self._watch: Watch | None = None
 

@@ -18,6 +18,7 @@ from tunecheck.listen.launch import new_folder, reporting, rows_of
 from tunecheck.listen.options import Options, from_environment
 from tunecheck.results import Report
 from tunecheck.results.answers import read_ignored
+from tunecheck.results.words import headline
 
 
 class Findings(list[Finding]):
@@ -44,6 +45,10 @@ class Heard:
     def findings(self) -> list[Finding]:
         """What each check concluded."""
         return Findings(finding for run in (self.report.runs if self.report else ()) for finding in run.findings)
+
+    def __repr__(self) -> str:
+        told = headline(self.report) if self.report is not None else "the training has not ended"
+        return f"<{type(self).__name__}: {told}>"
 
 
 class Watch(Heard):

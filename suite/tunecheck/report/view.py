@@ -203,8 +203,8 @@ class SessionView(Frozen):
     def unjudged_as_expected(self) -> str:
         """Number of the checks that the runs themselves rule out, and where each one's reason is; empty for none."""
         count = sum(len(group.checks) for run in self.runs for group in run.unjudged if group.expected)
-        explain = " and `tunecheck explain SESSION` say" if self.coverage else " says"
-        return f"not judged: {counted(count, 'check')} that do not apply; report.html{explain} why" if count else ""
+        where = "`tunecheck explain SESSION`" if self.coverage else "report.html"
+        return f"not judged: {counted(count, 'check')} that do not apply; {where} says why" if count else ""
 
     @cached_property
     def table(self) -> tuple[RunView, ...]:
