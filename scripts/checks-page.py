@@ -70,11 +70,11 @@ FEATURES = {
     "fallback": "A configured fallback chain.",
     "frozen": "Frozen parts of the base.",
     "generate": "Generated text (`probes.generate` or `probes.prompts`).",
-    "given_rows": f"{YOURS}.",
     "long_run": "At least 100 steps.",
     "many_steps": "At least 50 steps.",
     "memory_order": "The memory variants (`probes.memory_order`).",
     "merge": "A merged adapter: `probes.merge` in a run, adapters of a LoraConfig in your training.",
+    "named": "A run whose YAML names the check under `checks:`, because the limit belongs to one run.",
     "oracle": "Oracle steps without dropout (`probes.oracle_steps`).",
     "pairs": f"{YOURS} on preference pairs or labelled answers.",
     "parallel": "Several processes (`parallel`).",
@@ -200,32 +200,28 @@ def cell(text: str) -> str:
 
 def watched(check: type[Check]) -> bool:
     """Return whether the check may be judged in a training of the user's own."""
-    return not check.opt_in and check.applies_to <= ALL | OF_A_SCRIPT.keys()
+    return check.features() <= ALL | OF_A_SCRIPT.keys()
 
 
 def in_tiers(check: type[Check]) -> bool:
     """Return whether the check may be judged in tunecheck's own runs."""
-    return not any(FEATURES[feature].startswith(YOURS) for feature in check.applies_to)
+    return not any(FEATURES[feature].startswith(YOURS) for feature in check.features())
 
 
 def kind(check: type[Check]) -> str:
     """Return the kind of training that a check applies to, for the index."""
     if not watched(check):
         return "tiers"
-    causal = ", causal LM" if Premise.CAUSAL_LM in check.premises else ""
+    causal = ", causal LM" if Premise.CAUSAL_LM in check.needs else ""
     return f"your training{', tiers' if in_tiers(check) else ''}{causal}"
 
 
 def needs(check: type[Check]) -> Iterator[str]:
     """Yield what a training must have for the check to be judged, a sentence each."""
-    yield from sorted(FEATURES[feature] for feature in check.applies_to)
-    if check.opt_in:
-        yield "A run whose YAML names the check under `checks:`, because the limit belongs to one run."
-    if check.needs_pretrained:
-        yield "Pretrained weights. With random weights it is unjudged."
+    yield from sorted(FEATURES[feature] for feature in check.features())
     texts = explained(Premise)
-    yield from (texts[premise.name] for premise in Premise if premise in check.premises)
-    if not check.applies_to and not check.premises and not check.opt_in:
+    yield from (texts[premise.name] for premise in Premise if premise in check.needs)
+    if not check.needs:
         yield "Any training."
 
 

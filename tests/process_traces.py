@@ -27,7 +27,7 @@ def heard(folder, rank, *, rows=None, dataset_rows=12, processes=2, end=None, al
     """Write the trace of one process, as the listener does."""
     main = healthy().main
     window = main.all(e.Window)[0]
-    features = ["given_rows", "user_code"]
+    features = ["user_code"]
     header = with_run(
         healthy(), features=features, premises=BY_A_SCRIPT | opened({"every_row_seen": "only its own rows"})
     ).header

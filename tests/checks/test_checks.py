@@ -48,8 +48,8 @@ FALLBACK = ("fallback_in_order", "fallback_starts_fresh", "card_returns_to_basel
 """Checks of a run with several attempts to train: they are in test_fallback.py."""
 APART = ("dropout_varies", "gradient_matches_loss", "recomputation_equals", "weights_in_use")
 """Checks of what the made-up run does not do: each has a test of its own below."""
-WATCHED_FEATURES = {"user_code", "given_rows", "unknown_rows", "evaluates", "expectations", "resume_declared", "pairs"}
-WATCHED = [name for name, check in CHECKS.items() if check.applies_to & WATCHED_FEATURES]
+WATCHED_FEATURES = {"user_code", "unknown_rows", "evaluates", "expectations", "resume_declared", "pairs"}
+WATCHED = [name for name, check in CHECKS.items() if check.features() & WATCHED_FEATURES]
 """Checks of a training that is not ours: they are in test_checks_watched.py."""
 ACROSS = [name for name, check in CHECKS.items() if check.across_ranks]
 """Checks that compare several processes: they are in test_checks_parallel.py."""
@@ -739,7 +739,7 @@ EVIDENCE = {
         "ForwardPaths Setup",
         "ForwardPaths.future_token_difference ForwardPaths.padding_difference ForwardPaths.other_row_difference",
     ),
-    "first_loss_below_uniform": ("Evaluation Weights", "Evaluation.loss@0"),
+    "first_loss_below_uniform": ("Evaluation", "Evaluation.loss@0"),
     "adapters_start_neutral": ("AdapterStart Setup", "AdapterStart.start_difference AdapterStart.base_difference"),
     "adapters_start_random": ("AdapterStart", "AdapterStart.a_sizes"),
     "adapter_algebra": ("AdapterStart Census Setup", "AdapterStart.algebra_error AdapterStart.logit_change"),
@@ -774,14 +774,14 @@ EVIDENCE = {
     "live_tensors_flat": ("LiveTensors", ""),
     "seconds_reported": ("Setup Step StepTimes", "Step.seconds"),
     "memory_returned": ("Released", ""),
-    "loss_falls": ("Evaluation Weights", "Evaluation.loss@0,2"),
-    "heldout_improves": ("Evaluation Weights", "Evaluation.loss@1,3"),
+    "loss_falls": ("Evaluation", "Evaluation.loss@0,2"),
+    "heldout_improves": ("Evaluation", "Evaluation.loss@1,3"),
     "generation_is_greedy": ("Generation Setup", "Generation.greedy_agreement Generation.logit_difference"),
     "text_is_language": (
-        "Generation Weights",
+        "Generation",
         "Generation.mean_logprob Generation.most_frequent_share Generation.readable_share",
     ),
-    "canary_learned": ("Generation Weights", ""),
+    "canary_learned": ("Generation", ""),
     "repeat_equals": ("Step", "Step.loss@0,1,2 Step.gradient_norm@0,1,2"),
     "resume_equals": ("Setup Step Trained", "Step.loss@3,4,5 Step.learning_rate@3,4,5 Trained.norms"),
 }
@@ -1539,8 +1539,8 @@ def test_every_check_explains_itself_and_its_limits(name: str) -> None:
 
 def test_asked_of_leaves_out_what_does_not_apply() -> None:
     """No adapters, no quantisation, nothing opted in: the rest, in the table's order."""
-    asked = asked_of({"accumulation"}, {})
-    wanted = [name for name, check in CHECKS.items() if not check.opt_in and check.applies_to <= {"accumulation"}]
+    asked = asked_of({"unknown_rows"}, {})
+    wanted = [name for name, check in CHECKS.items() if check.features() <= {"unknown_rows"}]
     assert list(asked) == wanted
     assert not {"trainable_moved", "finite"} - set(asked)
     assert not {"adapter_algebra", "kernel_agrees", "repeat_equals", "canary_learned", "loss_falls"} & set(asked)

@@ -16,8 +16,8 @@ from tunecheck.core.finding import Status
 from tunecheck.core.premises import OF_A_LOOP
 from tunecheck.core.trace import Trace
 
-WATCHED_FEATURES = {"user_code", "given_rows", "unknown_rows", "evaluates", "expectations", "resume_declared", "pairs"}
-WATCHED = {name for name, check in CHECKS.items() if check.applies_to & WATCHED_FEATURES and not check.across_ranks}
+WATCHED_FEATURES = {"user_code", "unknown_rows", "evaluates", "expectations", "resume_declared", "pairs"}
+WATCHED = {name for name, check in CHECKS.items() if check.features() & WATCHED_FEATURES and not check.across_ranks}
 FEATURES = ("adapters", *sorted(WATCHED_FEATURES))
 MEANT = {
     ("rows_come_once", "a row twice"),
@@ -412,8 +412,8 @@ def test_what_rests_on_a_presumed_premise_is_suspected_at_most():
         ),
         (lambda number: {**loose(number), "learned": 1}, "all answers have equal length"),
         (lambda number: {**loose(number), "answer": str(number % 3)}, "a few answers recur"),
-        (lambda number: {**loose(number), "tokens": 64}, "0 untruncated answers are too few"),
-        (lambda number: {"row": "one", "answer": "one"}, "1 untruncated answers are too few"),
+        (lambda number: {**loose(number), "tokens": 64}, "0 untruncated answers, 8 are needed"),
+        (lambda number: {"row": "one", "answer": "one"}, "1 untruncated answers, 8 are needed"),
     ],
     ids=["running text", "a mark", "one token", "classes", "cut off", "one row"],
 )
@@ -610,7 +610,7 @@ def test_what_the_training_did_can_leave_a_check_unjudged():
             (rows(end_tokens_supervised=0), lengths(full=24, cut=24, short=0, short_ended=0)),
             "no row is supervised up to",
         ),
-        ((lengths(full=3, short=4),), "7 rows are too few for a share"),
+        ((lengths(full=3, short=4),), "7 rows, 8 are needed"),
     ],
     ids=["running text", "an end of its own", "rows of one length", "few rows"],
 )

@@ -335,7 +335,7 @@ def test_the_checks_are_asked_of_runs_with_a_ladder_or_a_reference():
     wanted = {"fallback_in_order": "fallback", "card_returns_to_baseline": "fallback"}
     wanted |= {"fallback_starts_fresh": "reference", "fallback_equals_reference": "reference"}
 
-    assert {name: CHECKS[name].applies_to for name in wanted} == {n: frozenset({f}) for n, f in wanted.items()}
+    assert {name: CHECKS[name].features() for name in wanted} == {n: frozenset({f}) for n, f in wanted.items()}
 
 
 @pytest.mark.parametrize(("refused", "outcome"), [("skipped", "pass"), ("fail", "fail")])

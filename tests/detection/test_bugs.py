@@ -195,7 +195,7 @@ def test_every_check_is_tripped_by_a_bug():
     ours = {
         name
         for name, check in CHECKS.items()
-        if not check.applies_to & {"user_code", "given_rows", "unknown_rows", "evaluates", "resume_declared", "pairs"}
+        if not check.features() & {"user_code", "unknown_rows", "evaluates", "resume_declared", "pairs"}
     }
     assert tripped | TRACES_ONLY.keys() == ours
     assert not tripped & TRACES_ONLY.keys()

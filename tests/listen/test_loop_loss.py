@@ -203,7 +203,7 @@ def test_a_form_of_rows_that_is_not_followed_leaves_checks_unjudged(left, first,
     told = not_followed(given, batch)
 
     assert set(told.values()) == ({reason} if reason else set())
-    assert bool(reason) == (not CHECKS["loss_oracle"].premises.isdisjoint(told))
+    assert bool(reason) == (not CHECKS["loss_oracle"].needs.isdisjoint(told))
     assert (Premise.POSITIONS_FOLLOWED in told) is (dimensions == 4)
 
 

@@ -152,7 +152,7 @@ def test_adalora_leaves_the_loss_unjudged():
 
     left_open = ranks_given(AdaLoraConfig(total_step=4)).keys()
     for name in ("loss_oracle", "weights_change_only_in_steps"):
-        assert not CHECKS[name].premises.isdisjoint(left_open)
+        assert not CHECKS[name].needs.isdisjoint(left_open)
     assert ranks_given(LoraConfig()) == ranks_given(None) == {}
 
 

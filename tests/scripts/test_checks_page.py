@@ -59,6 +59,6 @@ def test_every_check_with_a_table_of_faults_shows_one(script):
 
 def test_every_feature_premise_and_subject_has_its_words(script):
     """A feature that no check asks for has none."""
-    assert set(script.FEATURES) == {feature for check in CHECKS.values() for feature in check.applies_to}
+    assert set(script.FEATURES) == {feature for check in CHECKS.values() for feature in check.features()}
     assert set(script.WHY) == set(SUBJECTS.values())
     assert all(script.explained(Premise)[premise.name] for premise in Premise)

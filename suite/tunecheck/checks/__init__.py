@@ -27,7 +27,7 @@ from tunecheck.checks import (
     speed,
     watched,
 )
-from tunecheck.core.check import Check
+from tunecheck.core.check import NAMED, Check
 from tunecheck.core.extensions import EXTENSION_CHECKS, extensions
 
 _SUBJECT_OF: dict[type[Check], str] = {
@@ -157,7 +157,7 @@ def asked_of(features: Collection[str], settings: Mapping[str, Any]) -> dict[str
     return {
         name: check(**(settings.get(name) or {}))
         for name, check in CHECKS.items()
-        if check.applies_to <= set(features) and settings.get(name) != "off" and (name in settings or not check.opt_in)
+        if check.features() <= {*features, *([NAMED] if name in settings else [])} and settings.get(name) != "off"
     }
 
 
@@ -167,6 +167,6 @@ def problem_with(name: str, features: Collection[str]) -> str | None:
         close = difflib.get_close_matches(name, CHECKS, n=1)
         known = f"did you mean {close[0]!r}?" if close else f"known checks: {', '.join(sorted(CHECKS))}"
         return f"no check is called {name!r}: {known}"
-    if lacking := sorted(CHECKS[name].applies_to - set(features)):
+    if lacking := sorted(CHECKS[name].features() - {*features, NAMED}):
         return f"check {name!r} does not apply to this run: it has no {', '.join(lacking)}"
     return None

@@ -3,14 +3,12 @@
 import math
 
 from tunecheck.core.check import Check, NumericCheck, knows_model, some, unwitnessed
-from tunecheck.core.errors import MissingEvidence
+from tunecheck.core.errors import MissingEvidence, NotApplicable
 from tunecheck.core.evidence import AdapterDropout, AdapterEffect, AdapterStart, Census, OwnLoss, Setup, Step, Window
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import Premise
 from tunecheck.core.snapshot import LoraSnapshot
 from tunecheck.core.trace import Trace
-
-NO_LINEARS = "no linear has an adapter"
 
 
 class AdaptersStartNeutral(NumericCheck):
@@ -19,8 +17,7 @@ class AdaptersStartNeutral(NumericCheck):
     The same holds for the whole model, including tokens and modules trained beside the adapters.
     """
 
-    premises = frozenset({Premise.CAUSAL_LM, Premise.ADAPTERS_ENUMERATED, Premise.ADAPTERS_FRESH})
-    applies_to = frozenset({"adapters"})
+    needs = frozenset({"adapters", Premise.CAUSAL_LM, Premise.ADAPTERS_ENUMERATED, Premise.ADAPTERS_FRESH})
     meaning = (
         "The adapter's initialisation changes the function, so that training starts from another model than the base. "
         "Or dropout applies to the base too."
@@ -34,9 +31,7 @@ class AdaptersStartNeutral(NumericCheck):
     measured), and the logits accumulate all of these errors."""
 
     def judge(self, trace: Trace) -> Finding:
-        seen, limit = trace.one(AdapterStart), self.limit(trace)
-        if not seen.modules and not _adapted_linears(trace):
-            return self.unjudged(NO_LINEARS, expected=True)
+        seen, limit = _start(trace), self.limit(trace)
         if trace.one(Setup).precision != "fp32" and _lora(trace).use_dora:
             limit = self.max_error_16bit_dora
         of_linears, of_logits = seen.start_difference, seen.base_difference
@@ -55,8 +50,7 @@ class AdaptersStartRandom(Check):
     seed does not show the seed of a private generator.
     """
 
-    premises = frozenset({Premise.CAUSAL_LM, Premise.ADAPTERS_ENUMERATED, Premise.ADAPTERS_FRESH})
-    applies_to = frozenset({"adapters"})
+    needs = frozenset({"adapters", Premise.CAUSAL_LM, Premise.ADAPTERS_ENUMERATED, Premise.ADAPTERS_FRESH})
     meaning = (
         "The seed is reset for each adapter, or for parts of one. A has another scale. The seed is never set. The "
         "first steps are then equal, of smaller rank, independent of the seed, too long or too short."
@@ -68,9 +62,7 @@ class AdaptersStartRandom(Check):
     1 with 128 inputs."""
 
     def judge(self, trace: Trace) -> Finding:
-        seen = trace.one(AdapterStart)
-        if not seen.modules and not _adapted_linears(trace):
-            return self.unjudged(NO_LINEARS, expected=True)
+        seen = _start(trace)
         smallest, largest = seen.a_sizes["smallest"], seen.a_sizes["largest"]
         ratio, problems = max(largest, 1 / smallest if smallest else math.inf), []
         if seen.seed != (wanted := trace.run.training.seed) and trace.holds(Premise.SEED_DECLARED):
@@ -92,8 +84,7 @@ class AdapterAlgebra(NumericCheck):
     layers before it.
     """
 
-    premises = frozenset({Premise.CAUSAL_LM, Premise.ADAPTERS_ENUMERATED, Premise.BASE_PLAIN})
-    applies_to = frozenset({"adapters"})
+    needs = frozenset({"adapters", Premise.CAUSAL_LM, Premise.ADAPTERS_ENUMERATED, Premise.BASE_PLAIN})
     meaning = (
         "The scaling is not alpha/r. The factors are transposed. Dropout is active though configured as 0. The "
         "adapters are not part of the forward pass."
@@ -104,10 +95,7 @@ class AdapterAlgebra(NumericCheck):
     max_error_16bit: float = 5e-2
 
     def judge(self, trace: Trace) -> Finding:
-        seen, limit = trace.one(AdapterStart), self.limit(trace)
-        expected = _adapted_linears(trace)
-        if not seen.modules and not expected:
-            return self.unjudged(NO_LINEARS, expected=True)
+        seen, limit, expected = _start(trace), self.limit(trace), _adapted_linears(trace)
         formula = _formula(_lora(trace))
         problems = []
         if not (within := seen.algebra_error <= limit):
@@ -121,6 +109,14 @@ class AdapterAlgebra(NumericCheck):
         alike = seen.modules if seen.least_algebra_error > limit else 0
         meant = unwitnessed(alike, seen.modules, confirmed=knows_model(trace) or not seen.logit_change > 0)
         return self.found(within, detail, measured=seen.algebra_error, limit=limit, problems=problems, meant=meant)
+
+
+def _start(trace: Trace) -> AdapterStart:
+    """Return the adapters before training. Raises NotApplicable where only embeddings have any."""
+    seen = trace.one(AdapterStart)
+    if not seen.modules and not _adapted_linears(trace):
+        raise NotApplicable("no linear has an adapter")
+    return seen
 
 
 def _adapted_linears(trace: Trace) -> int:
@@ -151,7 +147,7 @@ class DropoutVaries(Check):
     the full input. The shares are judged for plain LoRA without offloaded weights.
     """
 
-    applies_to = frozenset({"dropout"})
+    needs = frozenset({"dropout", Premise.CAUSAL_LM})
     meaning = (
         "The loop resets a seed. Dropout draws nothing, or with another probability. Dropout sits at another place, or "
         "draws one mask for many tokens. The kept elements are not scaled."
@@ -171,9 +167,9 @@ class DropoutVaries(Check):
         visible = not (trace.run.training.offloads_parameters or lora.use_dora)
         dropped = trace.one(AdapterDropout) if visible else None
         if dropped is not None and not dropped.pairs:
-            return self.unjudged("every adapter is too wide to identify a dropped element from a sum", expected=True)
+            raise NotApplicable("every adapter is too wide to identify a dropped element from a sum")
         if dropped is None and len(states) < 2:
-            return self.unjudged("only one step: its random state has no other to equal", expected=True)
+            raise NotApplicable("only one step: its random state has no other to equal")
         problems = self._problems(lora.dropout, dropped) if dropped else []
         detail = f"{len(states)} steps, {repeated} of them with the random state of an earlier step"
         detail += f"; {len(drawn)} forward passes, {again} of them likewise" if drawn else ""
@@ -209,7 +205,7 @@ class AdaptersApplied(Check):
     After a tiny rate the check compares an enlarged adapter.
     """
 
-    applies_to = frozenset({"adapters"})
+    needs = frozenset({"adapters", Premise.CAUSAL_LM})
     meaning = "The forward pass does not apply the trained adapters, or the adapters were never trained."
     remedy = "Check that the training calls the wrapped model. Check that no adapter is disabled or merged."
 

@@ -2,24 +2,22 @@
 
 from typing import TypeVar
 
-from tunecheck.core.errors import MissingEvidence
+from tunecheck.core.errors import MissingEvidence, NotApplicable
 from tunecheck.core.evidence import AttemptPurpose, Record
 from tunecheck.core.trace import Attempt, Trace
 
 R = TypeVar("R", bound=Record)
 
 
-def why_no_reference(trace: Trace) -> str:
-    """Return why there is no run to compare the fallback with, in a sentence; empty when there is one."""
-    if len(trace.trainings) < 2:
-        return "no fallback happened"
-    if not trace.main.start.device.startswith("cpu"):
-        return f"the fallback ended on {trace.main.start.device}: only a fallback to the CPU has a reference"
-    return ""
-
-
 def reference(trace: Trace) -> Attempt:
-    """Return the run that began on the CPU. Raises MissingEvidence when it was not made or did not finish."""
+    """Return the run that began on the CPU, to compare a fallback with. Raises MissingEvidence when it did not finish.
+
+    Raises NotApplicable where no fallback to the CPU happened.
+    """
+    if len(trace.trainings) < 2:
+        raise NotApplicable("no fallback happened")
+    if not (device := trace.main.start.device).startswith("cpu"):
+        raise NotApplicable(f"the fallback ended on {device}: only a fallback to the CPU has a reference")
     return finished(trace, AttemptPurpose.REFERENCE)
 
 

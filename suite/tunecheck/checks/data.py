@@ -1,9 +1,10 @@
 """The rows that the model received: split, template, supervised tokens, order."""
 
 from tunecheck.core.check import Check, some
+from tunecheck.core.errors import NotApplicable
 from tunecheck.core.evidence import Dataset, DataSplit, Window
 from tunecheck.core.finding import Finding
-from tunecheck.core.premises import Premise
+from tunecheck.core.premises import ROWS_KNOWN, Premise
 from tunecheck.core.trace import Trace
 
 
@@ -13,7 +14,7 @@ class HeldoutIsDisjoint(Check):
     Every token id also has a row in the embedding matrix.
     """
 
-    applies_to = frozenset({"suite_rows"})
+    needs = frozenset({"suite_rows"})
     meaning = (
         "The split was made after rows were repeated or mixed. The held-out loss then measures memorisation alone."
     )
@@ -35,7 +36,7 @@ class HeldoutIsDisjoint(Check):
 class TokensMatchTemplate(Check):
     """Every row is a data set row rendered by the chat template, with only the answer and its end token supervised."""
 
-    applies_to = frozenset({"suite_rows"})
+    needs = frozenset({"suite_rows"})
     meaning = (
         "The collator shifts labels. The end token is masked together with padding. The template adds a second start "
         "token. Prompt or padding is supervised. The answer is truncated."
@@ -66,15 +67,7 @@ FIRST_COUNTED = (
 class SupervisedTokens(Check):
     """Every optimizer step supervises exactly the answer tokens of its rows, and the trainer reports that count."""
 
-    premises = frozenset(
-        {
-            Premise.CAUSAL_LM,
-            Premise.ROWS_FOLLOWED,
-            Premise.LABELS_KNOWN,
-            Premise.EVERY_ROW_SEEN,
-            Premise.TOKENS_REPORTED,
-        }
-    )
+    needs = ROWS_KNOWN | {Premise.EVERY_ROW_SEEN, Premise.TOKENS_REPORTED}
     meaning = f"{MASKED} {OTHERS_COUNTED} {FIRST_COUNTED}"
     remedy = (
         "Compare the count with the number of answer tokens. If the library counts each row's first label, set that "
@@ -107,7 +100,7 @@ class SupervisedTokens(Check):
 class BatchesDiffer(Check):
     """Every micro-batch of the first epoch is different, unless the data set repeats rows."""
 
-    applies_to = frozenset({"suite_rows"})
+    needs = frozenset({"suite_rows"})
     meaning = (
         "The data loader restarts at each step, or a seed is reset. The model then memorises one batch, and its loss "
         "falls fast."
@@ -120,7 +113,7 @@ class BatchesDiffer(Check):
         first_epoch = [window for window in windows if window.step < per_epoch]
         digests = [digest for window in first_epoch for digest in window.digests]
         if len(digests) == 1:
-            return self.unjudged("only one micro-batch in the first epoch: it has no other to equal", expected=True)
+            raise NotApplicable("only one micro-batch in the first epoch: it has no other to equal")
         alike = len(digests) - len(set(digests))
         prescribed = [rows for window in first_epoch for rows in _prescribed_micro_batches(window, seen.duplicates)]
         by_data = min(alike, len(prescribed) - len(set(prescribed)))
@@ -148,7 +141,7 @@ class RowOrder(Check):
     The rows come from the files that the trace names. Every row comes once per epoch, and each epoch has another order.
     """
 
-    applies_to = frozenset({"suite_rows"})
+    needs = frozenset({"suite_rows"})
     meaning = (
         "The order depends on more than the seed. Rows are skipped or repeated. A resume replays data. Another file "
         "was read."

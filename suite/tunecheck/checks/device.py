@@ -4,6 +4,7 @@ import json
 
 from tunecheck.checks.telemetry import hardware_faults, unclear_signs, unwatched
 from tunecheck.core.check import Check, said_once, some
+from tunecheck.core.errors import MissingEvidence, NotApplicable
 from tunecheck.core.evidence import AttemptOutcome, Census, ForwardPaths, LayerCalls, Quantization, Setup, Trained
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import Premise
@@ -18,7 +19,7 @@ class HardwareHealthy(Check):
     not report counts as neither good nor bad.
     """
 
-    applies_to = frozenset({"suite_rows"})
+    needs = frozenset({"suite_rows"})
     meaning = "The GPU, its power supply, its slot or its driver is faulty. No result of this run is reliable."
     remedy = "Search the kernel log for Xid, reboot, and run again. If the fault returns, replace the GPU."
 
@@ -28,10 +29,10 @@ class HardwareHealthy(Check):
         used = [attempt for attempt in trace.attempts if attempt.start.device.startswith("cuda")]
         if not used:
             device = trace.one(Setup).device  # a run that never began is no run on the CPU
-            return self.unjudged(f"trained on {device}: no GPU was used", expected=True)
+            raise NotApplicable(f"trained on {device}: no GPU was used")
         for attempt in used:
             if why := unwatched(attempt):
-                return self.unjudged(
+                raise MissingEvidence(
                     f"the GPU was not monitored until the end of the {attempt.start.purpose} attempt: {why}"
                 )
         signs = unclear_signs(trace)
@@ -45,7 +46,7 @@ CPU_STEPS = frozenset({"cpu", "evaluate_on_gpu"})
 class DeviceAsConfigured(Check):
     """Every parameter, buffer and optimizer state is on the configured device."""
 
-    premises = frozenset({Premise.DEVICE_DECLARED})
+    needs = frozenset({Premise.DEVICE_DECLARED})
     meaning = "Training fell back to the CPU without an error, or a part of the model was not moved."
     remedy = (
         "Run tunecheck doctor. Search the loading code for .to() and device_map, and the report's attempts for a "
@@ -88,7 +89,7 @@ class DtypesAsConfigured(Check):
     In fp16 the loss is scaled up, because fp16 cannot represent small gradients.
     """
 
-    premises = frozenset({Premise.CAUSAL_LM, Premise.DTYPES_DECLARED})
+    needs = frozenset({Premise.CAUSAL_LM, Premise.DTYPES_DECLARED})
     meaning = (
         "A dtype argument was ignored, or a helper upcast the model. Memory doubles, or precision is lost, without an "
         "error."
@@ -156,7 +157,7 @@ class AttentionAsConfigured(Check):
     Training fills no key-value cache. Kernels are not recorded in a run of a single step.
     """
 
-    premises = frozenset({Premise.ARCHITECTURE_KNOWN, Premise.CAUSAL_LM, Premise.ATTENTION_DECLARED})
+    needs = frozenset({Premise.CAUSAL_LM, Premise.ARCHITECTURE_KNOWN, Premise.ATTENTION_DECLARED})
     meaning = (
         "The model uses another attention implementation. Memory, speed and sometimes masks then differ from the "
         "configuration."
@@ -188,8 +189,7 @@ class CheckpointingAsConfigured(Check):
     pass.
     """
 
-    premises = frozenset({Premise.ARCHITECTURE_KNOWN, Premise.CAUSAL_LM, Premise.CHECKPOINTING_DECLARED})
-    applies_to = frozenset({"several_steps"})
+    needs = frozenset({"several_steps", Premise.CAUSAL_LM, Premise.ARCHITECTURE_KNOWN, Premise.CHECKPOINTING_DECLARED})
     meaning = (
         "Gradient checkpointing or the chunked loss is silently off: the peak memory is that of a run without it. Or "
         "checkpointing is on without being configured, and costs a third of the speed."
@@ -230,7 +230,7 @@ def _most_logits(trace: Trace) -> int | None:
 class MatmulPrecision(Check):
     """A reference fp32 product on this device agrees with float64 to fp32's precision."""
 
-    premises = frozenset({Premise.CAUSAL_LM, Premise.ARCHITECTURE_KNOWN})
+    needs = frozenset({Premise.CAUSAL_LM, Premise.ARCHITECTURE_KNOWN})
     meaning = "TF32 is on, or the device computes wrongly."
     remedy = (
         "Call torch.set_float32_matmul_precision('highest') and unset NVIDIA_TF32_OVERRIDE. If the error remains, test "

@@ -15,7 +15,7 @@ class EvaluationOracle(NumericCheck):
     without masks.
     """
 
-    applies_to = frozenset({"suite_rows"})
+    needs = frozenset({"suite_rows"})
     meaning = (
         "Padding counts in the mean. Batch means are averaged. Labels are wrong. Dropout is active. These mistakes "
         "also give perplexities above the vocabulary size."
@@ -85,7 +85,7 @@ class EvaluationMode(Check):
     It changes no mode, weight or memory. It evaluates the current weights of the trained model, not a stand-in.
     """
 
-    applies_to = frozenset({"suite_rows"})
+    needs = frozenset({"suite_rows"})
     meaning = (
         "Dropout is active in evaluation. Activations are kept. Other weights than the trained ones are evaluated. The "
         "model stays in eval mode for the rest of the training."
@@ -125,7 +125,7 @@ class PerplexityBelowVocabulary(Check):
     Unfamiliar rows, such as emoji or codes, may start above it. Their perplexity must not rise from there.
     """
 
-    applies_to = frozenset({"suite_rows"})
+    needs = frozenset({"suite_rows"})
     meaning = (
         "The evaluation is broken: labels shifted twice, padding counted, or a sum instead of a mean. The weights were "
         "never loaded. The training diverged. A uniform guess would do better."
@@ -171,7 +171,7 @@ class GenerationIsGreedy(NumericCheck):
     rows.
     """
 
-    applies_to = frozenset({"generate"})
+    needs = frozenset({"generate"})
     meaning = (
         "Generation uses wrong position ids, cache, padding side or mask, or a leftover penalty in its settings. The "
         "model is right, but its answers are not."

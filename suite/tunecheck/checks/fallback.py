@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from itertools import pairwise
 
-from tunecheck.checks.attempts import reference, why_no_reference
+from tunecheck.checks.attempts import reference
 from tunecheck.core.check import Check
 from tunecheck.core.errors import MissingEvidence
 from tunecheck.core.evidence import AttemptOutcome, AttemptReason, Beginning, Phase, ProbeFailed, Step
@@ -20,7 +20,7 @@ class FallbackInOrder(Check):
     No out-of-memory error goes unrecorded.
     """
 
-    applies_to = frozenset({"fallback"})
+    needs = frozenset({"fallback"})
     meaning = (
         "The training code caught an out-of-memory error and went on. A fallback hides another failure, or took a step "
         "that the run does not configure."
@@ -73,7 +73,7 @@ def _swallowed(trace: Trace) -> Iterator[str]:
 class FallbackStartsFresh(Check):
     """A fallback starts with the tensors and random state of a run that started on the CPU."""
 
-    applies_to = frozenset({"reference"})
+    needs = frozenset({"reference"})
     meaning = (
         "The fallback inherited state from the attempt that ran out of memory: half-trained weights, optimizer moments "
         "or an advanced random state."
@@ -81,9 +81,7 @@ class FallbackStartsFresh(Check):
     remedy = "Load the model from its file in a fresh process. Do not move the old one with .to()."
 
     def judge(self, trace: Trace) -> Finding:
-        if reason := why_no_reference(trace):
-            return self.unjudged(reason, expected=True)
-        begun, wanted = trace.one(Beginning), reference(trace).all(Beginning)
+        wanted, begun = reference(trace).all(Beginning), trace.one(Beginning)
         if not wanted:
             raise MissingEvidence("the reference did not record its start")
         problems = []
@@ -98,7 +96,7 @@ class FallbackStartsFresh(Check):
 class FallbackEqualsReference(Check):
     """After a fallback to the CPU, every loss equals that of a run that started there, to the last bit."""
 
-    applies_to = frozenset({"reference"})
+    needs = frozenset({"reference"})
     meaning = (
         "The fallback inherited state from the GPU attempt: weights, optimizer state, the position in the data, or a "
         "setting meant for the GPU."
@@ -109,8 +107,6 @@ class FallbackEqualsReference(Check):
     )
 
     def judge(self, trace: Trace) -> Finding:
-        if reason := why_no_reference(trace):
-            return self.unjudged(reason, expected=True)
         wanted = {step.step: step.loss for step in reference(trace).all(Step)}
         got = {step.step: step.loss for step in trace.steps}
         # a NaN differs from everything, itself included

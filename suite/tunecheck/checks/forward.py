@@ -3,7 +3,7 @@
 import math
 
 from tunecheck.core.check import Check, NumericCheck, worst_of
-from tunecheck.core.errors import MissingEvidence
+from tunecheck.core.errors import MissingEvidence, NotApplicable
 from tunecheck.core.evidence import Evaluation, ForwardPaths, ForwardReference, LayerCalls, OwnLoss, Setup
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import Premise
@@ -13,7 +13,7 @@ from tunecheck.core.trace import Trace
 class ForwardDeterministic(Check):
     """Two equal forward passes return the same logits to the last bit, before training and within a step."""
 
-    premises = frozenset({Premise.CAUSAL_LM, Premise.ARCHITECTURE_KNOWN})
+    needs = frozenset({Premise.CAUSAL_LM, Premise.ARCHITECTURE_KNOWN})
     meaning = "The forward pass adds noise: a layer in a random mode, an uninitialised buffer, or damaged hardware."
     remedy = "Search the model for dropout that the configuration sets to 0. Run the GPU's diagnostics (dcgmi diag)."
 
@@ -41,7 +41,7 @@ class ForwardMatchesArchitecture(NumericCheck):
     layer breaks a relation too. So does wrong attention for the row lengths and padding of a training step.
     """
 
-    premises = frozenset({Premise.ARCHITECTURE_KNOWN, Premise.CAUSAL_LM, Premise.BASE_PLAIN})
+    needs = frozenset({Premise.CAUSAL_LM, Premise.ARCHITECTURE_KNOWN, Premise.BASE_PLAIN})
     meaning = (
         "The weights are right, but the function is not. Attention uses wrong positions or a wrong scale. A layer is "
         "skipped or out of order. The activation or epsilon differs. A patched or fused kernel computes something "
@@ -65,7 +65,7 @@ class ForwardMatchesArchitecture(NumericCheck):
         seen, limit = trace.one(ForwardReference), self.limit(trace)
         if not seen.has_formulas:
             kind = trace.run.architecture.model_type
-            return self.unjudged(f"no reference formulas for {kind} with this rotary scaling", expected=True)
+            raise NotApplicable(f"no reference formulas for {kind} with this rotary scaling")
         calls = trace.one(LayerCalls)
         detail = f"worst of {seen.relations} relations: {seen.worst}, off by {seen.error:.3g}"
         errors = (seen.error, calls.attention_error) if calls.attention_rows else (seen.error,)
@@ -89,7 +89,7 @@ class ForwardMatchesArchitecture(NumericCheck):
 class RowsIsolated(NumericCheck):
     """Logits do not depend on later tokens, on padding, or on other rows of the batch."""
 
-    premises = frozenset({Premise.CAUSAL_LM, Premise.ARCHITECTURE_KNOWN})
+    needs = frozenset({Premise.CAUSAL_LM, Premise.ARCHITECTURE_KNOWN})
     meaning = "The attention mask is not causal. Padding is attended to. Packed rows attend to each other."
     remedy = "Pass the attention mask. Reset positions and attention at row borders. Use is_causal."
 
@@ -114,8 +114,7 @@ class FirstLossBelowUniform(Check):
     Unfamiliar rows, such as emoji or codes, may exceed it. A plain English row must then stay under it.
     """
 
-    applies_to = frozenset({"suite_rows"})
-    needs_pretrained = True
+    needs = frozenset({"suite_rows", Premise.PRETRAINED})
     meaning = (
         "The weights were never loaded. The tokenizer belongs to another model. The labels are wrong. Generated text "
         "would be noise."

@@ -6,6 +6,7 @@ from tunecheck.core.check import (
     Check,
     NumericCheck,
     relative_error,
+    required,
     said_once,
     some,
     trains_16bit_weights,
@@ -22,14 +23,14 @@ from tunecheck.core.evidence import (
     WeightGradient,
 )
 from tunecheck.core.finding import Finding
-from tunecheck.core.premises import UNCHANGED, Premise
+from tunecheck.core.premises import PLAIN_BACKWARD, UNCHANGED, Premise
 from tunecheck.core.trace import Trace
 
 
 class GradientsCleared(Check):
     """Every gradient is zero or None when a step begins."""
 
-    premises = frozenset({Premise.GRADIENTS_CLEARED_BEFORE})
+    needs = frozenset({Premise.GRADIENTS_CLEARED_BEFORE})
     meaning = (
         "zero_grad is missing, runs before backward ends, or belongs to an optimizer of other tensors. Each step then "
         "adds the gradients of earlier steps."
@@ -54,16 +55,7 @@ class WeightGradients(Check):
     embedding's gradient is the sum of its rows' gradients, plus the head's if both are tied.
     """
 
-    premises = frozenset(
-        {
-            Premise.CAUSAL_LM,
-            Premise.GRADIENT_SUMMED,
-            Premise.EVERY_ROW_SEEN,
-            Premise.LOSS_UNSCALED,
-            Premise.GRADIENT_BY_FORWARD,
-            Premise.GRADIENT_WHOLE,
-        }
-    )
+    needs = PLAIN_BACKWARD | {Premise.EVERY_ROW_SEEN, Premise.LOSS_UNSCALED, Premise.GRADIENT_WHOLE}
     premises_to_fail = UNCHANGED
     meaning = (
         "The optimizer receives another gradient than backward computed. Gradients are scaled, left over from other "
@@ -80,8 +72,7 @@ class WeightGradients(Check):
     def judge(self, trace: Trace) -> Finding:
         skipped = {step.step for step in trace.steps if not step.applied}
         seen = [seen for seen in trace.all(WeightGradient) if seen.linears and seen.step not in skipped]
-        if not seen:
-            return self.unjudged("no trained linear was called as a module in an applied step", expected=True)
+        seen = required(seen, "no trained linear was called as a module in an applied step")
         worst = worst_of(seen, key=lambda gradient: gradient.error / self._limit(gradient))
         detail = f"worst of {sum(gradient.linears for gradient in seen)}: {worst.worst} in step {worst.step}, "
         detail += f"off by {worst.error:.3g} ({some(worst.dtypes)})"
@@ -99,7 +90,7 @@ class GradientMatchesLoss(Check):
     Two forward passes measure the slope without autograd. Other checks share a mistake in a backward pass.
     """
 
-    applies_to = frozenset({"directional", "oracle"})
+    needs = frozenset({"directional", "oracle"})
     meaning = (
         "A backward pass does not match its forward pass: a fused kernel, a custom autograd function or a hook scales, "
         "drops or doubles a part."
@@ -135,7 +126,7 @@ class GradientMatchesLoss(Check):
 class RecomputationEquals(Check):
     """Gradient checkpointing leaves a row's gradient unchanged under the same random state."""
 
-    applies_to = frozenset({"checkpointing"})
+    needs = frozenset({"checkpointing", Premise.CAUSAL_LM})
     meaning = (
         "Recomputation differs from the forward pass: dropout draws other masks, or mode, dtype or adapters changed in "
         "between. The gradient then belongs to no function."
@@ -159,17 +150,8 @@ class RecomputationEquals(Check):
 class LoraGradientSchedule(Check):
     """lora_B (and DoRA's magnitude) has a gradient from the start, lora_A after B has moved, the base never."""
 
-    premises = frozenset(
-        {
-            Premise.CAUSAL_LM,
-            Premise.GRADIENT_SUMMED,
-            Premise.GRADIENT_BY_FORWARD,
-            Premise.ADAPTERS_ENUMERATED,
-            Premise.ADAPTERS_FRESH,
-        }
-    )
+    needs = PLAIN_BACKWARD | {"adapters", Premise.ADAPTERS_ENUMERATED, Premise.ADAPTERS_FRESH}
     premises_to_fail = UNCHANGED
-    applies_to = frozenset({"adapters"})
     meaning = (
         "Something cuts the gradient before the adapters: a detach, no_grad, reentrant checkpointing with frozen "
         "inputs, or an inference-only kernel after an evaluation. Or the forward pass skips the adapters."
@@ -207,7 +189,7 @@ class LoraGradientSchedule(Check):
 class GradientNormReported(NumericCheck):
     """The reported gradient norm is that of the unscaled gradients before clipping."""
 
-    premises = frozenset({Premise.LOSS_UNSCALED, Premise.GRADIENT_WHOLE, Premise.CLIPPED_WHOLE, Premise.NORM_REPORTED})
+    needs = frozenset({Premise.LOSS_UNSCALED, Premise.GRADIENT_WHOLE, Premise.CLIPPED_WHOLE, Premise.NORM_REPORTED})
     meaning = (
         "The norm is taken before unscaling, after clipping, or of other tensors. Clipping then differs from the "
         "configuration."
@@ -235,7 +217,7 @@ class GradientNormReported(NumericCheck):
 class Finite(Check):
     """Every loss, gradient norm, gradient and weight is finite in each applied step."""
 
-    premises = frozenset()
+    needs = frozenset()
     meaning = (
         "A number overflowed, most often in fp16. A mean was taken over zero supervised tokens. The GPU is faulty."
     )

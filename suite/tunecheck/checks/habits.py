@@ -2,7 +2,8 @@
 
 from collections import Counter
 
-from tunecheck.core.check import Check
+from tunecheck.core.check import Check, enough, required
+from tunecheck.core.errors import NotApplicable
 from tunecheck.core.evidence import CallOrder, EvaluationRows, ScheduleTaken, StepInputs, TrainingState
 from tunecheck.core.finding import Finding
 from tunecheck.core.trace import Trace
@@ -14,8 +15,7 @@ class BatchesChange(Check):
     rows_come_once compares the rows of language models.
     """
 
-    applies_to = frozenset({"unknown_rows"})
-    premises = frozenset()
+    needs = frozenset({"unknown_rows"})
     convention = "one batch is overfitted on purpose, or the whole data set is one batch"
     meaning = "The loader's iterator is created anew in each step, or the batch is read before the loop."
     remedy = "Create the iterator once per epoch, and take the next batch in each step."
@@ -25,9 +25,7 @@ class BatchesChange(Check):
 
     def judge(self, trace: Trace) -> Finding:
         batches = [digest for seen in trace.all(StepInputs) for digest in seen.digests]
-        steps = len(trace.all(StepInputs))
-        if steps < self.min_steps:
-            return self.unjudged(f"{steps} steps are too few", expected=True)
+        enough(steps := len(trace.all(StepInputs)), self.min_steps, "steps")
         different = len(set(batches))
         detail = f"{different} different of {len(batches)} micro-batches in {steps} steps"
         return self.found(different > 1, detail, measured=different, limit="above 1", compared=len(batches))
@@ -36,8 +34,7 @@ class BatchesChange(Check):
 class RandomnessVaries(Check):
     """Steps that draw random numbers start from different random states."""
 
-    applies_to = frozenset({"user_code"})
-    premises = frozenset()
+    needs = frozenset({"user_code"})
     convention = "a comparison of steps, or of models, under the same noise sets the seed again"
     meaning = (
         "The loop, the model or a callback sets a seed. Dropout masks, noise and samples are then the same in every "
@@ -50,11 +47,10 @@ class RandomnessVaries(Check):
 
     def judge(self, trace: Trace) -> Finding:
         if "dropout" in trace.run.features:
-            return self.unjudged("dropout_varies judges the random states of adapters that drop", expected=True)
+            raise NotApplicable("dropout_varies judges the random states of adapters that drop")
         drawing = {seen.step: seen.random_state for seen in trace.all(TrainingState) if seen.random_state}
         states = Counter(drawing.values())
-        if states.total() <= self.max_alike:
-            return self.unjudged(f"{states.total()} steps drew random numbers", expected=True)
+        enough(states.total(), self.max_alike + 1, "steps with random numbers")
         alike = max(states.values())
         detail = f"{alike} of {states.total()} steps that draw random numbers begin with the same random state"
         return self.found(alike <= self.max_alike, detail, measured=alike, limit=self.max_alike)
@@ -74,8 +70,7 @@ class ScheduleEnds(Check):
     A decay per epoch is not applied in each step.
     """
 
-    applies_to = frozenset({"user_code"})
-    premises = frozenset()
+    needs = frozenset({"user_code"})
     convention = "a trial of a few steps, or the first part of a longer training, leaves a schedule early"
     meaning = f"{TOO_LONG} {WARMUP_COPIED} {DECAY_PER_BATCH}"
     remedy = (
@@ -93,8 +88,7 @@ class ScheduleEnds(Check):
 
     def judge(self, trace: Trace) -> Finding:
         seen = [seen for seen in trace.main.all(ScheduleTaken) if seen.taken and seen.optimizer_steps >= self.min_steps]
-        if not seen:
-            return self.unjudged("no schedule declares its length, or none was stepped", expected=True)
+        seen = required(seen, "no schedule declares its length, or none was stepped")
         worst = max(seen, key=lambda seen: seen.made_for / seen.taken)
         ratio = worst.made_for / worst.taken
         halving = min((one.halves for one in seen if one.taken >= one.optimizer_steps - 1 and one.halves), default=0.0)
@@ -114,8 +108,7 @@ class ScheduleEnds(Check):
 class ClippingLeavesGradients(Check):
     """Clipping leaves gradients of a usable size in at least one step."""
 
-    applies_to = frozenset({"user_code"})
-    premises = frozenset()
+    needs = frozenset({"user_code"})
     convention = "an optimizer that normalises gradients takes the same step with smaller ones"
     meaning = (
         "max_grad_norm is far below every gradient norm. Plain SGD then stands still, and Adam's epsilon outweighs its "
@@ -130,8 +123,7 @@ class ClippingLeavesGradients(Check):
 
     def judge(self, trace: Trace) -> Finding:
         scales = [seen.clip_scale for seen in trace.all(CallOrder) if seen.clip_scale is not None]
-        if len(scales) < self.min_steps:
-            return self.unjudged(f"gradients were clipped in only {len(scales)} steps", expected=True)
+        enough(len(scales), self.min_steps, "steps with clipped gradients")
         largest = max(scales)
         detail = f"clipping leaves at most {largest:.2g} of the gradients' norm in {len(scales)} steps"
         return self.found(largest >= self.min_scale, detail, measured=largest, limit=self.min_scale)
@@ -140,8 +132,8 @@ class ClippingLeavesGradients(Check):
 class EvaluationRowsUnseen(Check):
     """Evaluation rows are not training rows."""
 
-    applies_to = frozenset({"user_code"})
-    premises = frozenset()
+    needs = frozenset({"user_code"})
+    without = (EvaluationRows, "no evaluation data set with token rows is known")
     convention = "an evaluation may measure how well the training rows are learned"
     meaning = (
         "Both data sets are the same. The evaluation set is a part of the training set that was never removed from it. "
@@ -155,8 +147,6 @@ class EvaluationRowsUnseen(Check):
     """Shared rows needed for a failure. Fewer may be chance."""
 
     def judge(self, trace: Trace) -> Finding:
-        if not trace.main.all(EvaluationRows):
-            return self.unjudged("no evaluation data set with token rows is known", expected=True)
         seen = trace.one(EvaluationRows)
         share = seen.among / seen.rows
         detail = f"{seen.among} of {seen.rows} evaluation rows are among the {seen.trained} training rows"

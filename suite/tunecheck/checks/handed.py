@@ -1,6 +1,6 @@
 """What a training that is not ours is handed: the state that it loads, its workers' batches, the scores of its loss."""
 
-from tunecheck.core.check import Check, some
+from tunecheck.core.check import Check, required, some
 from tunecheck.core.evidence import LossDivided, ScoresGiven, StateLoaded, WorkerBatches
 from tunecheck.core.finding import Finding
 from tunecheck.core.trace import Trace
@@ -12,8 +12,8 @@ class StateDictKeysMatch(Check):
     load_state_dict(strict=False) hides those that do not.
     """
 
-    premises = frozenset()
-    applies_to = frozenset({"user_code"})
+    needs = frozenset({"user_code"})
+    without = (StateLoaded, "the script loads no state dict into the trained model")
     meaning = (
         "The keys have another prefix than the model (module., _orig_mod., base_model.model., another part's name). "
         "With strict=False, load_state_dict drops them, and the model trains from its initial weights."
@@ -24,10 +24,7 @@ class StateDictKeysMatch(Check):
     )
 
     def judge(self, trace: Trace) -> Finding:
-        seen = trace.main.all(StateLoaded)
-        if not seen:
-            return self.unjudged("the script loads no state dict into the trained model", expected=True)
-        problems = []
+        seen, problems = trace.all(StateLoaded), []
         for load in seen:
             if load.misnamed:
                 problems.append(f"{load.into}: {len(load.misnamed)} match no parameter: {some(load.misnamed, 2)}")
@@ -40,8 +37,7 @@ class StateDictKeysMatch(Check):
 class LossReceivesLogits(Check):
     """Cross entropies and log-softmaxes receive logits, not probabilities."""
 
-    premises = frozenset()
-    applies_to = frozenset({"user_code"})
+    needs = frozenset({"user_code"})
     meaning = (
         "The model or the loss applies a softmax or a sigmoid before a loss function that applies its own. Gradients "
         "are then small, and the loss cannot come near 0."
@@ -50,8 +46,7 @@ class LossReceivesLogits(Check):
 
     def judge(self, trace: Trace) -> Finding:
         functions = sum(seen.functions for seen in trace.main.all(ScoresGiven))
-        if not functions:
-            return self.unjudged("no torch function that expects logits was found in the loss", expected=True)
+        required(functions, "no torch function that expects logits was found in the loss")
         wrong = [name for seen in trace.main.all(ScoresGiven) for name in seen.probabilities]
         detail = some(wrong) or f"{functions} loss functions, all with logits"
         return self.found(not wrong, detail, measured=len(wrong), limit=0)
@@ -60,8 +55,7 @@ class LossReceivesLogits(Check):
 class WorkersDiffer(Check):
     """Workers that iterate over a data set of their own yield different batches."""
 
-    premises = frozenset()
-    applies_to = frozenset({"user_code"})
+    needs = frozenset({"user_code"})
     meaning = (
         "An IterableDataset does not split its rows among num_workers. Each worker yields all of them, so that one "
         "epoch trains every row num_workers times."
@@ -73,9 +67,7 @@ class WorkersDiffer(Check):
 
     def judge(self, trace: Trace) -> Finding:
         judged = [seen for seen in trace.main.all(WorkerBatches) if seen.distinct >= self.min_rounds]
-        if not judged:
-            return self.unjudged("no loader uses several workers", expected=True)
-        seen = max(judged, key=lambda seen: seen.alike / seen.rounds)
+        seen = max(required(judged, "no loader uses several workers"), key=lambda seen: seen.alike / seen.rounds)
         detail = f"two of {seen.workers} workers yielded the same batch in {seen.alike} of {seen.rounds} rounds"
         return self.found(seen.alike < seen.rounds, detail, measured=seen.alike, limit=seen.rounds - 1)
 
@@ -86,8 +78,8 @@ SUM_MEANT = "the losses of several tasks may be meant to add up; Adam takes the 
 class LossNormalisedOverAccumulation(Check):
     """The loss is normalised over the accumulation window, by the Trainer, by compute_loss or by the loop."""
 
-    premises = frozenset()
-    applies_to = frozenset({"user_code"})
+    needs = frozenset({"user_code"})
+    without = (LossDivided, "no step has several micro-batches, or a library computes the loss")
     meaning = (
         "A loop calls backward on each micro-batch's mean undivided. Or compute_loss or the model's head ignores "
         "num_items_in_batch. transformers 5.23 has such heads for classification and BERT (its issue 47688). Since "
@@ -101,9 +93,7 @@ class LossNormalisedOverAccumulation(Check):
     )
 
     def judge(self, trace: Trace) -> Finding:
-        seen = trace.main.all(LossDivided)
-        if not seen:
-            return self.unjudged("no step has several micro-batches, or a library computes the loss", expected=True)
+        seen = trace.all(LossDivided)
         several = seen[0].micro_batches
         detail = f"{several} micro-batches per step, divided by {seen[0].by or 'nothing: their losses are summed'}"
         meant = "" if trace.run.training.gradient_accumulation_steps > 1 else SUM_MEANT

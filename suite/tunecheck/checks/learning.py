@@ -5,9 +5,10 @@ from itertools import pairwise
 from statistics import median
 
 from tunecheck.core.check import Check, binary_digits, trains_16bit_weights, worst_of
-from tunecheck.core.errors import MissingEvidence
+from tunecheck.core.errors import MissingEvidence, NotApplicable
 from tunecheck.core.evidence import Evaluation, Generation, Setup
 from tunecheck.core.finding import Finding
+from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Trace
 from tunecheck.core.trend import block_medians, running_minimum_kept, trend
 
@@ -15,8 +16,7 @@ from tunecheck.core.trend import block_medians, running_minimum_kept, trend
 class LossFalls(Check):
     """The eval-mode loss on a fixed probe batch falls by at least the configured share."""
 
-    opt_in = True
-    needs_pretrained = True
+    needs = frozenset({"named", Premise.PRETRAINED})
     meaning = "The adapters do not learn: there is no gradient, the learning rate is too small, or labels are wrong."
     remedy = "Fix other failed checks first. If there are none, raise the learning rate or the number of steps."
 
@@ -50,8 +50,7 @@ class LossMoves(Check):
     samples. Some steps may have no gradient, as equally good answers teach nothing. Not all may.
     """
 
-    premises = frozenset()
-    applies_to = frozenset({"user_code", "several_steps"})
+    needs = frozenset({"user_code", "several_steps"})
     meaning = (
         "The loss compares the model with itself instead of a frozen copy. DPO with the policy as its reference stays "
         "at ln 2. Or the loss does not depend on the trained weights: its weight (beta) is 0, or all samples have "
@@ -80,9 +79,7 @@ class LossMoves(Check):
         steps = [step for step in trace.steps if step.applied]
         losses = [step.loss for step in steps]
         if len(steps) < self.min_steps or not all(map(math.isfinite, losses)):
-            return self.unjudged(
-                f"{len(steps)} steps were applied, or one of their losses is not finite", expected=True
-            )
+            raise NotApplicable(f"{len(steps)} steps were applied, or one of their losses is not finite")
         largest = max(map(abs, losses))
         spread = (max(losses) - min(losses)) / largest if largest else 0.0
         detail = f"the losses of {len(steps)} steps differ by {spread:.2g} of {largest:.6g}"
@@ -90,7 +87,7 @@ class LossMoves(Check):
             detail += ", and every gradient is 0: nothing is learned"
             return self.found(False, detail, measured=spread, limit=self.min_spread)
         if not largest:
-            return self.unjudged("the loss is 0 in every step", expected=True)
+            raise NotApplicable("the loss is 0 in every step")
         if all(largest <= self.max_rounding and step.gradient_norm <= self.max_rounding for step in steps):
             norm = max(step.gradient_norm for step in steps)
             detail = f"the losses of {len(steps)} steps are at most {largest:.2g}, and their gradients {norm:.2g}"
@@ -101,9 +98,9 @@ class LossMoves(Check):
             promised = sum(rate * min(norm, norm * norm) for rate, norm in norms) / largest
             fine = any(setup.precision == "fp32" for setup in trace.main.all(Setup)) and not trains_16bit_weights(trace)
             if not promised >= (self.min_expected_fp32 if fine else self.min_expected):  # nor where a rate is not known
-                return self.unjudged(f"{detail}, and their gradients predict no larger change", expected=True)
+                raise NotApplicable(f"{detail}, and their gradients predict no larger change")
             if max(map(binary_digits, losses)) <= self.max_coarse_digits:
-                return self.unjudged(f"{detail}; 16 bit may round the change away", expected=True)
+                raise NotApplicable(f"{detail}; 16 bit may round the change away")
             detail += f", while rates and gradients predict a fall of {promised:.2g}"
         return self.found(spread > self.min_spread, detail, measured=spread, limit=self.min_spread)
 
@@ -120,9 +117,7 @@ class LossKeepsFalling(Check):
     Else it uses the training loss: medians of ten blocks of steps, and a trend through all of them.
     """
 
-    applies_to = frozenset({"long_run"})
-    opt_in = True
-    needs_pretrained = True
+    needs = frozenset({"long_run", "named", Premise.PRETRAINED})
     meaning = "The training diverges late: the learning rate is too high, the schedule restarts, or batches are bad."
     remedy = "Compare the loss curve with the learning rate curve. Lower the rate, or clip the gradients."
 
@@ -168,8 +163,7 @@ class LossKeepsFalling(Check):
 class HeldoutImproves(Check):
     """The loss on held-out rows about other facts falls by at least the configured share."""
 
-    opt_in = True
-    needs_pretrained = True
+    needs = frozenset({"named", Premise.PRETRAINED})
     meaning = (
         "The model memorises its training rows, or the evaluation is wrong. Held-out perplexity rises while the "
         "training loss falls."
@@ -197,8 +191,7 @@ class TextIsLanguage(Check):
     likely.
     """
 
-    applies_to = frozenset({"generate"})
-    needs_pretrained = True
+    needs = frozenset({"generate", Premise.PRETRAINED})
     meaning = (
         "The model generates noise. Its weights were never loaded, the tokenizer belongs to another model, or the "
         "training destroyed the model's knowledge."
@@ -240,8 +233,7 @@ class TextIsLanguage(Check):
 class CanaryLearned(Check):
     """Greedy decoding returns an invented answer exactly, end token included, which the model did not know before."""
 
-    applies_to = frozenset({"canary"})
-    needs_pretrained = True
+    needs = frozenset({"canary", Premise.PRETRAINED})
     meaning = (
         "Training does not reach generation. The template differs at generation time. The end token is not supervised. "
         "The adapters are not applied."

@@ -1,8 +1,8 @@
 """Memory during the run and after it: leaks, ceilings, what the memory-saving settings save."""
 
 from tunecheck.checks.telemetry import MIB, card_memory, on_gpu, other_gpu_processes, telemetry
-from tunecheck.core.check import Check, worst_of
-from tunecheck.core.errors import MissingEvidence
+from tunecheck.core.check import Check, required, worst_of
+from tunecheck.core.errors import MissingEvidence, NotApplicable
 from tunecheck.core.evidence import (
     TRAINING_PHASES,
     AttemptOutcome,
@@ -23,8 +23,7 @@ from tunecheck.core.trend import block_medians, trend
 class LiveTensorsFlat(Check):
     """The number of live tensors and of hooks is constant at the same point of each sampled step."""
 
-    premises = frozenset()
-    applies_to = frozenset({"several_steps"})
+    needs = frozenset({"several_steps"})
     meaning = (
         "A list keeps losses, logits or outputs with their graph. An evaluation keeps its results. Hooks are "
         "registered repeatedly."
@@ -42,7 +41,9 @@ class LiveTensorsFlat(Check):
         ended_early = fewer and not trace.holds(Premise.STEPS_DECLARED)
         samples = (trace.main if ended_early else trace).all(LiveTensors)
         if len(samples) < 2:
-            return self.unjudged("fewer than two samples, because the run is too short", expected=ended_early)
+            raise (NotApplicable if ended_early else MissingEvidence)(
+                "fewer than two samples, because the run is too short"
+            )
         steps = samples[-1].step - samples[0].step
         first, last = samples[0], samples[-1]
         detail = f"{first.tensors} tensors after step {first.step}, {last.tensors} after step {last.step}"
@@ -78,8 +79,7 @@ class MemoryFlat(Check):
     some steps. Both belong to this process alone, so that other GPU processes do not matter.
     """
 
-    premises = frozenset()
-    applies_to = frozenset({"many_steps"})
+    needs = frozenset({"many_steps"})
     meaning = "Every step keeps something: losses with their graph, outputs, hooks, or a growing cache."
     remedy = "Detach and release what is kept. If live_tensors_flat fails too, the leak is in tensors."
 
@@ -122,8 +122,7 @@ def _series(trace: Trace, warm_up_steps: int) -> tuple[list[float], list[float],
 class VramCeiling(Check):
     """Allocated GPU memory stays below the configured ceiling while the run trains."""
 
-    applies_to = frozenset({"suite_rows"})
-    opt_in = True
+    needs = frozenset({"suite_rows", "named"})
     meaning = (
         "Weights are not 4-bit. Logits or activations are kept in fp32. Gradient checkpointing is off. Memory leaks."
     )
@@ -139,7 +138,7 @@ class VramCeiling(Check):
     def judge(self, trace: Trace) -> Finding:
         if not on_gpu(trace):
             fell_back = any(attempt.start.device.startswith("cuda") for attempt in trace.attempts)
-            return self.unjudged("trained on the CPU: no GPU memory was used", expected=not fell_back)
+            raise (NotApplicable if not fell_back else MissingEvidence)("trained on the CPU: no GPU memory was used")
         phases = trace.all(Phase)
         peaks = [p.peak_allocated_bytes for p in phases if p.name in TRAINING_PHASES and p.peak_allocated_bytes]
         if not peaks:
@@ -147,7 +146,7 @@ class VramCeiling(Check):
         peak_mib = max(peaks) / MIB
         if peak_mib <= self.ceiling_mib and trace.main.outcome == AttemptOutcome.OUT_OF_MEMORY:
             others = other_gpu_processes(trace)
-            return self.unjudged(f"memory ran out at {peak_mib:,.0f} MiB" + (f" beside {others}" if others else ""))
+            raise MissingEvidence(f"memory ran out at {peak_mib:,.0f} MiB" + (f" beside {others}" if others else ""))
         detail = ", ".join(filter(None, [_others(phases), card_memory(trace, TRAINING_PHASES)]))
         return self.found(peak_mib <= self.ceiling_mib, detail, measured=peak_mib, limit=self.ceiling_mib)
 
@@ -180,7 +179,7 @@ class MemoryOrder(Check):
     all weights.
     """
 
-    applies_to = frozenset({"memory_order"})
+    needs = frozenset({"memory_order"})
     meaning = (
         "A memory-saving setting has no effect. Weights were not quantised. The checkpointing flag does not reach the "
         "layers. Frozen weights get gradients."
@@ -195,7 +194,7 @@ class MemoryOrder(Check):
 
     def judge(self, trace: Trace) -> Finding:
         if not on_gpu(trace):
-            return self.unjudged("trained on the CPU, which records no peak of allocated memory", expected=True)
+            raise NotApplicable("trained on the CPU, which records no peak of allocated memory")
         peaks = _peaks(trace)
         pairs = [(less, more, peaks[less] / peaks[more]) for less, more in ORDER]
         wrong = [(less, more) for less, more, ratio in pairs if not ratio <= self.max_ratio]
@@ -225,7 +224,7 @@ def _peaks(trace: Trace) -> dict[MemoryVariant, float]:
 class MemoryReturned(Check):
     """After teardown, nearly all tensors of the session are released."""
 
-    applies_to = frozenset({"suite_rows"})
+    needs = frozenset({"suite_rows"})
     meaning = (
         "A global list, a closure, a hook or a kept exception holds the model. The next run starts with less memory."
     )
@@ -248,7 +247,7 @@ class MemoryReturned(Check):
 class CardReturnsToBaseline(Check):
     """After each attempt, the GPU has as much free memory as before it, even if the attempt ran out of memory."""
 
-    applies_to = frozenset({"fallback"})
+    needs = frozenset({"fallback"})
     meaning = "A process of the attempt is still alive and holds GPU memory. The next attempt has less."
     remedy = (
         "Find the process in nvidia-smi. End every process that the training started, such as data workers and servers."
@@ -261,8 +260,7 @@ class CardReturnsToBaseline(Check):
 
     def judge(self, trace: Trace) -> Finding:
         watched = [(attempt, seen) for attempt in trace.attempts if (seen := telemetry(attempt)) is not None]
-        if not watched:
-            return self.unjudged("no attempt was on a GPU", expected=True)
+        watched = required(watched, "no attempt was on a GPU")
         grown = [(_growth_bytes(attempt, seen) / MIB, attempt, seen) for attempt, seen in watched]
         worst, attempt, seen = worst_of(grown, key=lambda found: found[0])
         detail = f"an attempt leaves at most {worst:,.0f} MiB more in use"

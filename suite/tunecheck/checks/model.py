@@ -13,7 +13,7 @@ from tunecheck.core.check import (
     some,
     unwitnessed,
 )
-from tunecheck.core.errors import MissingEvidence
+from tunecheck.core.errors import MissingEvidence, NotApplicable
 from tunecheck.core.evidence import (
     AttemptPurpose,
     BaseFidelity,
@@ -41,7 +41,7 @@ ADAPTED_TWICE = "get_peft_model ran twice, as when SFTTrainer also receives a pe
 class TrainableSet(Check):
     """Exactly the tensors that the configuration enumerates require a gradient, from start to end."""
 
-    premises = frozenset({Premise.TRAINED_SET_DECLARED, Premise.ADAPTERS_ENUMERATED})
+    needs = frozenset({Premise.TRAINED_SET_DECLARED, Premise.ADAPTERS_ENUMERATED})
     meaning = (
         "Adapters are missing in some layers. A helper froze them, or a substring match unfroze the base. "
         f"{ADAPTED_TWICE} A new classification head stays frozen at random values, because no task_type is set."
@@ -107,7 +107,7 @@ class StateInTraining(Check):
     configured values, in a resumed run too.
     """
 
-    premises = frozenset({Premise.ADAPTERS_ENUMERATED})
+    needs = frozenset({Premise.ADAPTERS_ENUMERATED})
     meaning = (
         f"{NEVER_TRAINING} An evaluation, a generation, a save, a resume or a callback changed the model and did not "
         "restore it. It left eval mode on, adapters disabled, merged or replaced, or a requires_grad flag or torch "
@@ -170,7 +170,7 @@ TENSORS_COUNTED = "The count is of tensors instead of elements."
 class ParametersCounted(Check):
     """The trained and the total number of parameters equal the arithmetic of the configured shapes."""
 
-    premises = frozenset({Premise.COUNT_DECLARED})
+    needs = frozenset({Premise.COUNT_DECLARED})
     meaning = (
         f"{TENSORS_COUNTED} An adapter has another rank than configured. Layers are missing. A tied matrix exists "
         "twice."
@@ -182,9 +182,8 @@ class ParametersCounted(Check):
 
     def judge(self, trace: Trace) -> Finding:
         censuses = trace.all(Census)
-        wanted = censuses[0].expected_parameters
-        if wanted is None:
-            return self.unjudged("the parameter count of this architecture is not known", expected=True)
+        if (wanted := censuses[0].expected_parameters) is None:
+            raise NotApplicable("the parameter count of this architecture is not known")
         added = trace.run.added if trace.run.added is not None else wanted
         total = _base_parameters(trace) + (added if trace.run.lora else 0)
         problems = said_once((c.when, *wrong) for c in censuses for wrong in _counted_wrongly(c, wanted, total))
@@ -227,7 +226,7 @@ class QuantizationAsConfigured(Check):
     the backward pass.
     """
 
-    applies_to = frozenset({"quantized"})
+    needs = frozenset({"quantized", Premise.CAUSAL_LM})
     meaning = (
         "Some or all layers bypassed 4-bit loading. The quantisation type differs from the configured one. A product "
         "keeps the weight that it unpacks, which costs the memory that 4 bit should save."
@@ -271,7 +270,7 @@ class QuantizationAsConfigured(Check):
 class BaseMatchesFile(Check):
     """Every base tensor equals the file's within the quantisation error; rotary buffers and tied head are right."""
 
-    premises = frozenset({Premise.ARCHITECTURE_KNOWN, Premise.CAUSAL_LM, Premise.BASE_FROM_FILE, Premise.BASE_PLAIN})
+    needs = frozenset({Premise.CAUSAL_LM, Premise.ARCHITECTURE_KNOWN, Premise.BASE_FROM_FILE, Premise.BASE_PLAIN})
     meaning = (
         "Weights were not loaded, were loaded into the wrong place, or were overwritten by a later initialisation. "
         "Generated text is then noise."
@@ -324,8 +323,7 @@ class KernelAgrees(NumericCheck):
     Independent code dequantises that weight.
     """
 
-    premises = frozenset({Premise.CAUSAL_LM, Premise.BASE_PLAIN})
-    applies_to = frozenset({"quantized"})
+    needs = frozenset({"quantized", Premise.CAUSAL_LM, Premise.BASE_PLAIN})
     meaning = (
         "The 4-bit kernel is wrong on this device or for this shape, such as bitsandbytes 0.50 on CPUs after an "
         "evaluation. Or its backward pass is wrong, which dequantises by another path."
@@ -349,8 +347,7 @@ class KernelAgrees(NumericCheck):
 class BaseUntouched(Check):
     """Every frozen tensor keeps its bytes, including quantisation statistics and buffers."""
 
-    premises = frozenset({Premise.BASE_UNWRITTEN})
-    applies_to = frozenset({"frozen"})
+    needs = frozenset({"frozen", Premise.BASE_UNWRITTEN})
     meaning = "The base was trained, repacked or merged into. Or memory was corrupted."
     remedy = (
         "Check how many tensors the finding names. All quantised ones after an evaluation point to a repacking kernel, "
@@ -376,7 +373,7 @@ class WeightsChangeOnlyInSteps(Check):
     Evaluations, saves and forward passes leave them unchanged.
     """
 
-    premises = frozenset({Premise.TRAINED_UNWRITTEN})
+    needs = frozenset({Premise.TRAINED_UNWRITTEN})
     meaning = (
         "An evaluation, a save or a callback wrote into the trained weights. It stored an average, a cast to 16 bit "
         "and back, or weights of another step."
@@ -385,18 +382,15 @@ class WeightsChangeOnlyInSteps(Check):
 
     def judge(self, trace: Trace) -> Finding:
         if trace.run.training.offloads_parameters:
-            return self.unjudged(
-                "not compared: gathering offloaded parameters would cost more than a step", expected=True
-            )
+            raise NotApplicable("not compared: gathering offloaded parameters would cost more than a step")
         seen = trace.one(Continuity)
         changed = seen.trained_changed
         lines = {name: line for own in trace.main.all(WrittenByScript) for name, line in own.lines.items()}
         if changed and changed.keys() <= lines.keys():
             first = min(changed, key=changed.__getitem__)
-            return self.unjudged(
+            raise NotApplicable(
                 f"{lines[first]} writes to trained tensors between steps, first before step {changed[first]}: "
-                "only its author knows whether this is intended",
-                expected=True,
+                "only its author knows whether this is intended"
             )
         detail = f"{len(changed)} of {seen.trained} trained tensors changed outside of a step"
         detail += f": {some(_with_steps(changed, changed))}" if changed else f", {seen.moments} times compared"
@@ -411,8 +405,7 @@ def _with_steps(changed: Mapping[str, int], names: Iterable[str]) -> list[str]:
 class WeightsInUse(NumericCheck):
     """After training, each trained linear, norm and embedding computes with its current tensors."""
 
-    premises = frozenset({Premise.CAUSAL_LM, Premise.FORWARD_REPEATABLE})
-    applies_to = frozenset({"trains_base"})
+    needs = frozenset({"trains_base", Premise.CAUSAL_LM, Premise.FORWARD_REPEATABLE})
     meaning = (
         "The forward pass uses a copy of a weight, in another dtype, fused or merged, which misses the updates. A "
         "module is skipped, or omits its bias. Another adapter is active than the trained one."
@@ -429,7 +422,7 @@ class WeightsInUse(NumericCheck):
     def judge(self, trace: Trace) -> Finding:
         seen, limit = trace.one(CurrentWeights), self.limit(trace)
         if not seen.modules and (why := trace.why({Premise.PRODUCTS_KNOWN})):
-            return self.unjudged(why, expected=True)
+            raise NotApplicable(why)
         detail = f"worst of {seen.modules} trained modules: {seen.worst}, off by {seen.error:.3g} of its product"
         return self.found(seen.error <= limit, detail, measured=seen.error, limit=limit, compared=seen.modules)
 

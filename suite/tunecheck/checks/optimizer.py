@@ -14,7 +14,7 @@ from tunecheck.core.check import (
     unwitnessed,
     worst_of,
 )
-from tunecheck.core.errors import MissingEvidence
+from tunecheck.core.errors import MissingEvidence, NotApplicable
 from tunecheck.core.evidence import Census, CutOff, Gradients, Movement, Setup, Step, Update
 from tunecheck.core.finding import Finding
 from tunecheck.core.optimization import decays, learning_rate
@@ -39,7 +39,7 @@ class OptimizerCoverage(Check):
     A script's own optimizer may also hold frozen tensors, which it skips without a gradient.
     """
 
-    premises = frozenset({Premise.GROUPS_DECLARED})
+    needs = frozenset({Premise.GROUPS_DECLARED})
     meaning = f"{OUTDATED} {LEFT_OUT} {TWO_GROUPS} {OTHER_SETTINGS}"
     remedy = "Build the optimizer last, from the parameters of the trained model."
 
@@ -130,7 +130,7 @@ class LearningRateTrace(Check):
     the new schedule starts after that step.
     """
 
-    premises = frozenset({Premise.SCHEDULE_KNOWN})
+    needs = frozenset({Premise.SCHEDULE_KNOWN})
     meaning = (
         "The scheduler advances per micro-batch, per process, or on skipped steps. It restarts after a resume. Nothing "
         "advances it."
@@ -164,7 +164,7 @@ class LearningRateTrace(Check):
 class StepsApplied(Check):
     """The run takes every configured step, and applies nearly all of them at a rate above 0."""
 
-    premises = frozenset()
+    needs = frozenset()
     meaning = (
         "The run ended early. The gradient scaler skips steps after fp16 overflow. The schedule ended before the "
         "training."
@@ -224,7 +224,7 @@ def _without_rate(steps: Sequence[Step]) -> list[int]:
 class UpdatesMatchAdamw(NumericCheck):
     """Each early step changes every tensor as closed-form AdamW would, with the schedule's rate, clipping and decay."""
 
-    premises = frozenset(
+    needs = frozenset(
         {Premise.GRADIENT_SUMMED, Premise.GRADIENT_WHOLE, Premise.CLIPPED_WHOLE, Premise.UPDATE_RULE_KNOWN}
     )
     meaning = (
@@ -254,7 +254,7 @@ class UpdatesMatchAdamw(NumericCheck):
         declared = trace.one(Setup).declared_optimizer
         if declared != ADAMW:
             reason = f"trainer {trace.run.trainer} declares {declared}, whose update rule differs from {ADAMW}"
-            return self.unjudged(reason, expected=True)
+            raise NotApplicable(reason)
         updates = trace.all(Update)
         exact = not trains_16bit_weights(trace)
         limit = self.limit(trace) if exact else self.max_error_16bit_weights
@@ -298,7 +298,7 @@ ROUNDS = "16-bit weights round small updates away."
 class TrainableMoved(Check):
     """Training changes every trainable tensor, and nearly all of its elements."""
 
-    premises = frozenset()
+    needs = frozenset()
     meaning = f"The optimizer does not hold a part of the model. {NO_GRADIENT} {RATE_0} {ROUNDS}"
     remedy = (
         "Fix trainable_set, optimizer_coverage and lora_gradient_schedule first if one failed. Search the forward pass "
@@ -326,7 +326,7 @@ class TrainableMoved(Check):
             return self.found(False, why, measured=0.0, limit=limit, causes=[RATE_0])
         if moving == 1 and seen.unmoved and all(".lora_A." in name for name in seen.unmoved):
             why = "only one step was applied with a learning rate above zero; A has no gradient before B moves"
-            return self.unjudged(why, expected=True)
+            raise NotApplicable(why)
         problems = [f"{len(seen.unmoved)} of {wanted} did not move: {some(seen.unmoved)}"] if seen.unmoved else []
         if resting := sorted(set(seen.unmoved) & set(seen.without_rate)):
             problems.append(f"{len(resting)} of them are in a parameter group whose rate is 0 in every step")
@@ -351,7 +351,7 @@ class TrainableMoved(Check):
                 limit = self.min_share_of_16bit_steps
                 return self.found(False, detail, measured=most, limit=limit, meant=ROUNDED_AWAY, causes=[ROUNDS])
             why = "weights are trained in 16 bit, which rounds small updates away: keep them in fp32"
-            return self.unjudged(f"{detail}; {why}", expected=True)
+            raise NotApplicable(f"{detail}; {why}")
         share = seen.smallest_moved_share
         cut_off = [name for found in trace.main.all(CutOff) for name in found.tensors]
         if cut_off and not problems:

@@ -11,14 +11,15 @@ from tunecheck.core.check import (
     knows_model,
     or_infinite,
     relative_error,
+    required,
     some,
     unwitnessed,
     worst_of,
 )
-from tunecheck.core.errors import MissingEvidence
+from tunecheck.core.errors import MissingEvidence, NotApplicable
 from tunecheck.core.evidence import Gradients, Oracle, OwnLoss, OwnRowsGradient, Setup, Step, Window
 from tunecheck.core.finding import Finding
-from tunecheck.core.premises import UNCHANGED, Premise
+from tunecheck.core.premises import ROWS_KNOWN, UNCHANGED, Premise
 from tunecheck.core.trace import Trace
 
 NORMALISED = "The loss is divided twice, or not at all, by accumulation steps, processes or tokens."
@@ -29,21 +30,11 @@ AVERAGED = "Micro-batch means are averaged, whatever their token counts."
 class LossOracle(NumericCheck):
     """The reported loss of a step equals an independent mean over its supervised tokens."""
 
-    premises = frozenset(
-        {
-            Premise.CAUSAL_LM,
-            Premise.GRADIENT_SUMMED,
-            Premise.ROWS_FOLLOWED,
-            Premise.LABELS_KNOWN,
-            Premise.EVERY_ROW_SEEN,
-            Premise.LOSS_DECLARED,
-            Premise.TOKEN_MEAN_LOSS,
-            Premise.LOSS_UNSCALED,
-            Premise.LOSS_REPEATABLE,
-        }
-    )
+    needs = ROWS_KNOWN | {
+        *("oracle", Premise.GRADIENT_SUMMED, Premise.EVERY_ROW_SEEN, Premise.LOSS_DECLARED),
+        *(Premise.TOKEN_MEAN_LOSS, Premise.LOSS_UNSCALED, Premise.LOSS_REPEATABLE),
+    }
     premises_to_fail = frozenset({Premise.WEIGHTS_STILL})
-    applies_to = frozenset({"oracle"})
     meaning = (
         f"Labels are shifted twice or not at all. Padding counts in the mean. {AVERAGED} {NORMALISED} Declared label "
         f"smoothing is missing. A wrong mask or wrong positions change the model's output. {ROUNDED}"
@@ -65,8 +56,7 @@ class LossOracle(NumericCheck):
     """Steps needed to judge the digits."""
 
     def judge(self, trace: Trace) -> Finding:
-        if reason := _nothing_supervised(trace):
-            return self.unjudged(reason, expected=True)
+        _require_supervised(trace)
         steps = {step.step: step.loss for step in trace.steps}
         if trace.run.smoothing:
             return self._smoothed(trace, steps)
@@ -117,7 +107,7 @@ class LossOracle(NumericCheck):
             step = next(iter(errors))
             detail = f"{declared} is declared, but the loss is not smoothed: step {step}: {steps[step]:.6f}"
             return self.found(False, detail, measured=errors[step], limit=f"more than {limit:g}")
-        return self.unjudged(f"the loss is smoothed: {declared}", expected=True)
+        raise NotApplicable(f"the loss is smoothed: {declared}")
 
 
 def _nearest(trace: Trace) -> list[Oracle]:
@@ -163,11 +153,11 @@ RATIO_ROUNDING = 0.01
 """Relative difference of a ratio from a whole number which it is named by."""
 
 
-def _nothing_supervised(trace: Trace) -> str:
-    """Return why there is no oracle, where its windows have no token whose mean it could be; "" else."""
+def _require_supervised(trace: Trace) -> None:
+    """Raise NotApplicable where there is no oracle, since its windows have no token whose mean it could be."""
     empty = [str(window.step) for window in trace.main.all(Window) if not window.supervised_tokens]
-    without = empty and not trace.main.all(Oracle)
-    return f"steps {some(empty)} supervise no token: their mean is 0/0" if without else ""
+    if empty and not trace.main.all(Oracle):
+        raise NotApplicable(f"steps {some(empty)} supervise no token: their mean is 0/0")
 
 
 def _divided_later(trace: Trace, step: int) -> int:
@@ -207,9 +197,8 @@ class WindowGradient(NumericCheck):
 class AccumulationOracle(WindowGradient):
     """The gradient of a step is the sum of its rows' gradients over the supervised tokens, however rows are batched."""
 
-    premises = LossOracle.premises | {Premise.LOSS_UNSMOOTHED, Premise.GRADIENT_WHOLE}
+    needs = LossOracle.needs | {Premise.LOSS_UNSMOOTHED, Premise.GRADIENT_WHOLE}
     premises_to_fail = UNCHANGED
-    applies_to = frozenset({"oracle"})
     meaning = (
         f"{AVERAGED} {NORMALISED} Gradients are not cleared. Padding or another row leaks in. Gradients are "
         "scaled. The loss has low precision. There is no gradient at all."
@@ -232,12 +221,10 @@ class AccumulationOracle(WindowGradient):
     bf16."""
 
     def judge(self, trace: Trace) -> Finding:
-        if reason := _nothing_supervised(trace):
-            return self.unjudged(reason, expected=True)
+        _require_supervised(trace)
         limit, skipped = self.limit(trace), {step.step for step in trace.steps if not step.applied}
         oracles = [oracle for oracle in _nearest(trace) if oracle.step not in skipped]
-        if not oracles:
-            return self.unjudged("the scaler skipped every oracle step: name a later one", expected=True)
+        oracles = required(oracles, "the scaler skipped every oracle step: name a later one")
         worst = worst_of(oracles, key=lambda oracle: oracle.gradient_error)
         tensor = worst_of(oracles, key=lambda oracle: oracle.worst_gradient_error)
         detail = f"step {worst.step} ({worst.split}): error {worst.gradient_error:.3g} of the norm {worst.norm:.4g}"
@@ -298,9 +285,8 @@ class GradientsAveraged(WindowGradient):
     Ranks count equally, or by their supervised tokens.
     """
 
-    premises = AccumulationOracle.premises - {Premise.EVERY_ROW_SEEN}
+    needs = AccumulationOracle.needs - {"oracle", Premise.EVERY_ROW_SEEN} | {"parallel", "user_code"}
     across_ranks = True
-    applies_to = frozenset({"parallel", "user_code"})
     meaning = (
         "Gradients are summed over the ranks instead of averaged. Or the loss is divided by the number of ranks and "
         "averaged again. Or gradients are clipped before all_reduce. Or one rank has wrong labels, mask or loss."
@@ -310,12 +296,11 @@ class GradientsAveraged(WindowGradient):
     def judge(self, trace: Trace) -> Finding:
         ranks = [trace.of_rank(rank) for rank in of_every_rank(trace, Step)]
         for rank, own in enumerate(ranks):
-            if reason := own.why(self.premises):
-                return self.unjudged(f"rank {rank}: {reason}", expected=True)
+            if reason := own.why(self.needs):
+                raise NotApplicable(f"rank {rank}: {reason}")
         seen = [{one.step: one for one in rank.main.all(OwnRowsGradient)} for rank in ranks]
         steps = set.intersection(*map(set, seen)) - {step.step for step in trace.steps if not step.applied}
-        if not steps:
-            return self.unjudged("no gradient of a rank's own rows is known, as with dropout in a loop", expected=True)
+        steps = required(steps, "no gradient of a rank's own rows is known, as with dropout in a loop")
         limit = self.limit(trace)
         errors = {step: _error_of_mean([held[step] for held in seen]) for step in steps}
         step, (error, ratio) = worst_of(errors.items(), key=lambda item: item[1][0])

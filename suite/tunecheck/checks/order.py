@@ -51,7 +51,7 @@ class CallsInOrder(Check):
     step.
     """
 
-    premises = frozenset({Premise.GRADIENT_WHOLE})
+    needs = frozenset({Premise.GRADIENT_WHOLE})
     meaning = " ".join(CAUSES.values())
     remedy = (
         "Order each step: backward of every micro-batch, scaler.unscale_, clip_grad_norm_, optimizer.step (through "

@@ -7,8 +7,8 @@ from statistics import median, quantiles
 from typing import Any
 
 from tunecheck.checks.attempts import of_every_rank
-from tunecheck.core.check import Check, or_infinite, some
-from tunecheck.core.errors import MissingEvidence
+from tunecheck.core.check import Check, enough, or_infinite, required, some
+from tunecheck.core.errors import MissingEvidence, NotApplicable
 from tunecheck.core.evidence import (
     CallOrder,
     DataSplit,
@@ -49,9 +49,8 @@ FEWEST_STEPS = 4
 class ReplicasEqual(Check):
     """All ranks have the same weights at the start and after every step, to the last bit."""
 
-    premises = frozenset()
+    needs = frozenset({"parallel"})
     across_ranks = True
-    applies_to = frozenset({"parallel"})
     meaning = (
         "Each process draws its own weights. A gradient is not averaged, through a late no_sync or an unwrapped "
         "module. Some ranks skip a step. The ranks then train different models, and only one is saved."
@@ -80,11 +79,11 @@ class ReplicasEqual(Check):
             steps, rank, one, other = different[0]
             again = [later for later in wanted if later > steps and _all_alike(later, first, replicas)]
             if again and not trace.holds(Premise.AVERAGED_EACH_STEP):  # local SGD
-                return self.unjudged(f"ranks differ after {steps} steps and are equal after {again[0]}", expected=True)
+                raise NotApplicable(f"ranks differ after {steps} steps and are equal after {again[0]}")
             parts = not steps and not one.wrapped and _exchange_something(first, replicas)
             if parts and not trace.holds(Premise.CAUSAL_LM):
                 reason = "ranks start with different weights and communicate in each step, like parts of one model"
-                return self.unjudged(reason, expected=True)
+                raise NotApplicable(reason)
             when = f"after {steps} steps" if steps else "before the first step"
             detail = f"{when} rank {rank} differs from rank 0{_tensors(one, other)}"
             return self.found(False, detail, measured=len(different), limit=0)
@@ -116,9 +115,8 @@ def _tensors(one: Replica, other: Replica) -> str:
 class RowsTrainedOnce(Check):
     """In each epoch every row is trained once across all ranks, and all ranks take equally many micro-batches."""
 
-    premises = frozenset()
+    needs = frozenset({"parallel"})
     across_ranks = True
-    applies_to = frozenset({"parallel"})
     meaning = (
         "Ranks read the same shard, or overlapping ones. An epoch then takes its usual time but covers only part of "
         "the rows, repeatedly."
@@ -138,7 +136,7 @@ class RowsTrainedOnce(Check):
         """Judge processes that each saw their own rows alone."""
         causal = trace.holds(Premise.CAUSAL_LM)
         if not causal and trace.holds(Premise.STEP_DECLARED):  # as GRPO's, whose ranks complete the same prompts
-            return self.unjudged("a Trainer of another objective may give several ranks the same rows", expected=True)
+            raise NotApplicable("a Trainer of another objective may give several ranks the same rows")
         given = {rank: _given(trace.of_rank(rank)) for rank in trace.ranks}
         if len(given) < trace.run.processes:
             raise MissingEvidence(f"rank {len(given)} left no evidence")
@@ -159,7 +157,7 @@ class RowsTrainedOnce(Check):
         if known and (found := self._by_numbers(drawn)) is not None:
             return found
         if not causal:
-            return self.unjudged("no loader shares out the numbers of rows that every process holds", expected=True)
+            raise NotApplicable("no loader shares out the numbers of rows that every process holds")
         return self._by_content(streams, trace.one(RowsGiven).dataset_rows)
 
     def _by_numbers(self, drawn: Sequence[RowsDrawn]) -> Finding | None:
@@ -200,7 +198,7 @@ class RowsTrainedOnce(Check):
         if all(len(set(own)) == len(own) for own in rows.values()) and (within_epoch or shared[rank] > MOST_SHARED):
             limit, meant = min(MOST_SHARED, half), "" if shared[rank] > half else REPEATED_IN_DATA
             return self.found(shared[rank] <= limit, detail, measured=shared[rank], limit=limit, meant=meant)
-        return self.unjudged("rows come again within one process, or nobody knows how many there are", expected=True)
+        raise NotApplicable("rows come again within one process, or nobody knows how many there are")
 
 
 def _given(trace: Trace) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
@@ -241,9 +239,8 @@ def _twice(windows: list[Window], train_rows: int, processes: int) -> Iterator[s
 class RanksReportAlike(Check):
     """Every rank reports the same loss, gradient norm, learning rate and evaluations, computed over all rows."""
 
-    premises = frozenset()
+    needs = frozenset({"parallel"})
     across_ranks = True
-    applies_to = frozenset({"parallel"})
     meaning = (
         "A rank reports the loss or metric of its own rows. Or the norm, the rate or a skipped step belongs to one "
         "rank."
@@ -254,7 +251,7 @@ class RanksReportAlike(Check):
         of_all = trace.holds(Premise.EVERY_ROW_SEEN)
         models = {} if trace.holds(Premise.CAUSAL_LM) else of_every_rank(trace, Replica)
         if len({tuple(seen.digest for seen in held) for held in models.values()}) > 1:
-            return self.unjudged("the ranks' models differ: parts of one have numbers of their own", expected=True)
+            raise NotApplicable("the ranks' models differ: parts of one have numbers of their own")
         names = NUMBERS if of_all else SHARED_NUMBERS
         numbers = {rank: [_of_step(step, names) for step in held] for rank, held in of_every_rank(trace, Step).items()}
         for rank, steps in () if of_all else numbers.items():
@@ -303,9 +300,8 @@ def _shown(value: Any) -> str:
 class EpochsShuffled(Check):
     """A loader that shuffles draws its rows in a new order in each epoch."""
 
-    premises = frozenset()
+    needs = frozenset({"parallel", "user_code"})
     across_ranks = True
-    applies_to = frozenset({"parallel", "user_code"})
     convention = "some people keep one order to compare epochs"
     meaning = (
         "Nobody calls sampler.set_epoch. DistributedSampler shuffles by seed and epoch, so every epoch has the same "
@@ -317,8 +313,7 @@ class EpochsShuffled(Check):
         last = [seen for rank in of_every_rank(trace, Step) for seen in trace.of_rank(rank).main.all(RowsDrawn)[-1:]]
         pairs = [(a[: len(b)], b[: len(a)]) for seen in last for a, b in pairwise(seen.passes)]
         pairs = [(a, b) for a, b in pairs if len(a) >= ROWS_OF_AN_ORDER and list(a) != sorted(a)]
-        if not pairs:
-            return self.unjudged("no loader that shuffles was seen to begin a second pass", expected=True)
+        pairs = required(pairs, "no loader that shuffles was seen to begin a second pass")
         alike = sum(one == other for one, other in pairs)
         detail = f"{alike} of {len(pairs)} passes of all ranks draw the rows in the order of the pass before"
         return self.found(not alike, detail, measured=alike, limit=0)
@@ -331,7 +326,7 @@ class DropoutDiffersByRank(Check):
     """
 
     across_ranks = True
-    applies_to = frozenset({"parallel", "dropout", "suite_rows"})
+    needs = frozenset({"parallel", "dropout", "suite_rows"})
     meaning = (
         "All ranks have the same seed. All drop the same activations, so that their average is as noisy as one rank's."
     )
@@ -352,9 +347,8 @@ class DropoutDiffersByRank(Check):
 class SavedByOneRank(Check):
     """One rank writes each file, and saving returns on every rank only after the files exist."""
 
-    premises = frozenset()
+    needs = frozenset({"parallel"})
     across_ranks = True
-    applies_to = frozenset({"parallel"})
     meaning = (
         "Several ranks write the same file at once. Or a rank continues, and may read or upload the file before it is "
         "complete."
@@ -365,7 +359,7 @@ class SavedByOneRank(Check):
         if not trace.holds(Premise.SAVING_DECLARED):
             return self._of_files(trace)
         if "adapters" not in trace.run.features:
-            return self.unjudged("nothing is saved but by the checkpoint", expected=True)
+            raise NotApplicable("nothing is saved but by the checkpoint")
         problems = []
         for rank, held in of_every_rank(trace, Saved).items():
             writers = held[-1].writers
@@ -382,8 +376,7 @@ class SavedByOneRank(Check):
         ranks = {
             file: [rank for rank, own in written.items() if file in own] for file in set().union(*written.values())
         }
-        if not ranks:
-            return self.unjudged("no rank wrote tensors to a file", expected=True)
+        required(ranks, "no rank wrote tensors to a file")
         problems = [
             f"ranks {', '.join(map(str, by))} wrote {file}" for file, by in sorted(ranks.items()) if len(by) > 1
         ]
@@ -395,7 +388,7 @@ class ShardsEven(Check):
     """Each rank holds only its own shard of parameters, gradients and optimizer state."""
 
     across_ranks = True
-    applies_to = frozenset({"sharded"})
+    needs = frozenset({"sharded"})
     meaning = (
         "A module was never sharded, or its parameters stay gathered after their pass. Each rank then holds it in "
         "full. FSDP does not reduce the gradients of a module that it does not wrap."
@@ -422,7 +415,7 @@ class RanksKeepPace(Check):
     """All ranks compute at a similar speed."""
 
     across_ranks = True
-    applies_to = frozenset({"parallel"})
+    needs = frozenset({"parallel", Premise.CAUSAL_LM})
     speed = True
     meaning = "One device is throttled, shared, or in another power state. Every step waits for it."
     remedy = (
@@ -444,9 +437,7 @@ class RanksKeepPace(Check):
             for rank, held in of_every_rank(trace, Pace).items()
         }
         steps = sorted(set.intersection(*(set(held) for held in paces.values())))
-        if len(steps) < FEWEST_STEPS:
-            reason = f"{len(steps)} steps after the first, {FEWEST_STEPS} are needed{late}"
-            return self.unjudged(reason, expected=True)
+        enough(len(steps), FEWEST_STEPS, f"steps after the first{late}")
         ratios = {rank: [_beside_others(paces, rank, step) for step in steps] for rank in paces}
         slowest = max(ratios, key=lambda rank: or_infinite(median(ratios[rank])))
         ratio, often = median(ratios[slowest]), quantiles(ratios[slowest], n=4)[0]

@@ -1,6 +1,6 @@
 """At which positions a loss pulls: whatever it is, not at padding, and not towards the token that is read there."""
 
-from tunecheck.core.check import Check, worst_of
+from tunecheck.core.check import Check, enough, required, worst_of
 from tunecheck.core.evidence import PositionGradients
 from tunecheck.core.finding import Finding
 from tunecheck.core.trace import Trace
@@ -17,8 +17,7 @@ class NoLossOnPadding(Check):
     A loss that selects one position out of all positions is exempt.
     """
 
-    premises = frozenset()
-    applies_to = frozenset({"user_code"})
+    needs = frozenset({"user_code"})
     meaning = (
         "Padding has labels. A term of the loss, such as smoothing or a divergence, is not masked. A mean runs over "
         "all positions. The last position of a right-padded row is used as its last token."
@@ -34,8 +33,7 @@ class NoLossOnPadding(Check):
 
     def judge(self, trace: Trace) -> Finding:
         padded = [seen for seen in trace.main.all(PositionGradients) if seen.padded]
-        if not padded:
-            return self.unjudged("no padded row reached the model with a mask", expected=True)
+        padded = required(padded, "no padded row reached the model with a mask")
         worst = worst_of(padded, key=lambda seen: seen.padding_share)
         detail = f"step {worst.step}: {worst.padding_share:.2g} of the gradient is at {worst.padded} padded positions"
         meant = FILLED_UP if worst.padding_guessed else ""
@@ -49,8 +47,7 @@ class NoTargetLeakage(Check):
     The target is neither the position's own input nor a next token that attention already shows.
     """
 
-    premises = frozenset()
-    applies_to = frozenset({"user_code"})
+    needs = frozenset({"user_code"})
     meaning = (
         f"The loss does not shift labels. A decoder gets its labels as input. Labels were copied after tokens were "
         f"masked. {SHIFTED_TWICE} {SEEN} The model then learns to copy, and its loss falls very fast."
@@ -73,8 +70,7 @@ class NoTargetLeakage(Check):
     def judge(self, trace: Trace) -> Finding:
         steps = trace.main.all(PositionGradients)
         positions = sum(seen.raising for seen in steps)
-        if positions < self.min_positions:
-            return self.unjudged(f"{positions} positions had both tokens and vocabulary logits", expected=True)
+        enough(positions, self.min_positions, "positions with both tokens and vocabulary logits")
         share = sum(seen.raising_own for seen in steps) / positions
         asked, seeing = (sum(getattr(seen, name) for seen in steps) for name in ("asked_for_next", "seeing_next"))
         if asked and seeing / asked > self.max_seeing_share:

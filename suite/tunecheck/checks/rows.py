@@ -3,10 +3,11 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from tunecheck.core.check import Check
+from tunecheck.core.check import Check, enough, required
+from tunecheck.core.errors import NotApplicable
 from tunecheck.core.evidence import AnswersRated, PairsGiven, RowsGiven, RowSpan, RowSpans, Window
 from tunecheck.core.finding import Finding
-from tunecheck.core.premises import Premise
+from tunecheck.core.premises import ROWS_KNOWN, Premise
 from tunecheck.core.row_spans import distinct
 from tunecheck.core.trace import Trace
 
@@ -25,8 +26,7 @@ class MaskAndPositions(Check):
     per token. In a packed row they restart at 0 with each document.
     """
 
-    premises = frozenset({Premise.CAUSAL_LM, Premise.POSITIONS_FOLLOWED})
-    applies_to = frozenset({"given_rows"})
+    needs = frozenset({"user_code", Premise.CAUSAL_LM, Premise.POSITIONS_FOLLOWED})
     meaning = (
         "The attention mask was built from the labels, so that answers do not attend to their prompt. The mask is all "
         "ones over left padding. position_ids are constant, so that the model cannot tell the order of tokens."
@@ -49,6 +49,10 @@ class MaskAndPositions(Check):
 NO_END = (
     "The template, the formatting function or the collator adds no end token. Generation then runs to its length limit."
 )
+NO_END_TOKEN = (
+    "the end token is unknown: set the Trainer's processing_class, pass tokenizer= to tunecheck.watch, or set "
+    "eos_token_id in the model's configuration"
+)
 TURN_OPENED = "add_generation_prompt=True opens an empty turn after each answer."
 
 
@@ -60,8 +64,7 @@ class AnswersEnd(Check):
     follow an answer.
     """
 
-    premises = frozenset({Premise.CAUSAL_LM, Premise.ROWS_FOLLOWED, Premise.LABELS_KNOWN})
-    applies_to = frozenset({"given_rows"})
+    needs = ROWS_KNOWN | {"user_code"}
     meaning = f"{NO_END} {TURN_OPENED}"
     remedy = (
         "Append the tokenizer's eos_token, or the template's end-of-turn token, to every answer. Generate after "
@@ -78,12 +81,7 @@ class AnswersEnd(Check):
 
     def judge(self, trace: Trace) -> Finding:
         seen = trace.one(RowSpans)
-        if not seen.end_tokens:
-            return self.unjudged(
-                "the end token is unknown: set the Trainer's processing_class, pass tokenizer= to tunecheck.watch, or "
-                "set eos_token_id in the model's configuration",
-                expected=True,
-            )
+        required(seen.end_tokens, NO_END_TOKEN)
         given = trace.one(RowsGiven)
         if given.turns_unfilled >= self.min_unfilled:
             share = given.turns_unfilled / given.turns
@@ -94,16 +92,14 @@ class AnswersEnd(Check):
         rows = distinct(seen.rows)
         longest = max((row.tokens for row in rows), default=0)
         answers = [row for row in rows if row.learned and row.first > 1]
-        if not answers:
-            return self.unjudged("every row is supervised in full, as with plain text", expected=True)
+        required(answers, "every row is supervised in full, as with plain text")
         ended = sum(row.ended for row in answers)
         loose = [r for r in answers if not (r.ended or r.behind or r.tokens == longest)]
         whole = ended + len(loose)
-        if whole < ENOUGH:
-            return self.unjudged(f"{whole} untruncated answers are too few for a share", expected=True)
+        enough(whole, ENOUGH, "untruncated answers")
         share = len(loose) / whole
         if share > self.max_open_share and (reason := _needs_no_end(loose)):
-            return self.unjudged(reason, expected=True)
+            raise NotApplicable(reason)
         detail = f"{len(loose)} of {whole} untruncated answers have no end token"
         limit = self.max_open_share
         return self.found(share <= limit, detail, measured=share, limit=limit, causes=[NO_END])
@@ -127,25 +123,22 @@ class BatchAsConfigured(Check):
     Packed rows count as several: one for each restart of the positions.
     """
 
-    applies_to = frozenset({"given_rows"})
+    needs = frozenset({"user_code", Premise.CAUSAL_LM})
     meaning = "The collator or compute_loss passes on only part of each batch. The other rows are never trained."
     remedy = "Print the number of rows that enter the collator and the number that leave it."
 
     def judge(self, trace: Trace) -> Finding:
-        declared = trace.run.rows_per_micro_batch
-        if declared is None:
-            return self.unjudged("no argument declares the micro-batch size", expected=True)
+        declared = required(trace.run.rows_per_micro_batch, "no argument declares the micro-batch size")
         seen, size = trace.one(RowSpans).rows, trace.one(RowsGiven).dataset_rows
         if size is not None and size < declared:
-            return self.unjudged(f"the data set has {size} rows, fewer than a micro-batch", expected=True)
+            raise NotApplicable(f"the data set has {size} rows, fewer than a micro-batch")
         taken = Counter[int]()
         for row in seen:
             taken[row.micro_batch] += row.documents
         counts = Counter(taken.values())
         if sum(row.stretches > 1 for row in seen) * 2 > len(seen):
-            return self.unjudged("rows hold several answers each, as packed rows do", expected=True)
-        if sum(counts.values()) < ENOUGH // 2:
-            return self.unjudged(f"{sum(counts.values())} micro-batches are too few", expected=True)
+            raise NotApplicable("rows hold several answers each, as packed rows do")
+        enough(sum(counts.values()), ENOUGH // 2, "micro-batches")
         (usual, times), *_ = counts.most_common(1)
         # a loader that fills its batches by tokens has other numbers each time, and an epoch's last batch is short
         short = usual < declared and times >= ALIKE * sum(counts.values())
@@ -167,8 +160,7 @@ class PairsDiffer(Check):
     Neither answer repeats the prompt. Answers with individual labels do not all have the same label.
     """
 
-    premises = frozenset()
-    applies_to = frozenset({"pairs"})
+    needs = frozenset({"pairs"})
     meaning = f"{ANSWERS_EQUAL} {PROMPTS_TWICE} {LABELS_EQUAL}"
     remedy = (
         "Compare the two columns row by row. Raise max_length. Remove the prompt from the answers, or remove the "
@@ -182,15 +174,13 @@ class PairsDiffer(Check):
 
     def judge(self, trace: Trace) -> Finding:
         for rated in trace.main.all(AnswersRated):
-            if rated.rows < ENOUGH:
-                return self.unjudged(f"{rated.rows} rated answers are too few", expected=True)
+            enough(rated.rows, ENOUGH, "rated answers")
             detail = f"{rated.rows} answers have the label {' or '.join(rated.kinds)}"
             kinds, causes = len(rated.kinds), [LABELS_EQUAL]
             return self.found(kinds > 1, detail, measured=kinds, limit=2, compared=rated.rows, causes=causes)
         seen = trace.main.all(PairsGiven)
         pairs = sum(window.pairs for window in seen)
-        if pairs < ENOUGH:
-            return self.unjudged(f"{pairs} pairs of answers are too few", expected=True)
+        enough(pairs, ENOUGH, "pairs of answers")
         share = sum(window.alike for window in seen) / pairs
         again = sum(window.prompts_again for window in seen)
         detail = f"{share:.0%} of {pairs} pairs have two equal answers"

@@ -3,8 +3,8 @@
 import math
 
 from tunecheck.checks.attempts import finished, of_every_rank
-from tunecheck.core.check import Check, NumericCheck, relative_error, some, worst_of
-from tunecheck.core.errors import MissingEvidence
+from tunecheck.core.check import Check, NumericCheck, relative_error, required, some, worst_of
+from tunecheck.core.errors import MissingEvidence, NotApplicable
 from tunecheck.core.evidence import (
     AttemptPurpose,
     Merged,
@@ -28,8 +28,7 @@ class AdapterRoundTrip(NumericCheck):
     files of a resumed run.
     """
 
-    premises = frozenset({Premise.CAUSAL_LM, Premise.FILES_WRITTEN_HERE})
-    applies_to = frozenset({"adapters"})
+    needs = frozenset({"adapters", Premise.CAUSAL_LM, Premise.FILES_WRITTEN_HERE})
     meaning = (
         "The file is empty or partial. Its keys were renamed, so that the loader ignores them. A fresh adapter was "
         "saved instead of the trained one."
@@ -84,8 +83,7 @@ def _not_the_trained(trace: Trace, seen: RoundTrip, limit: float) -> list[str]:
 class AdapterReadsBack(NumericCheck):
     """In a fresh process, transformers and peft alone reproduce the trained model's logits from the saved files."""
 
-    premises = frozenset({Premise.CAUSAL_LM, Premise.FILES_WRITTEN_HERE})
-    applies_to = frozenset({"read_back"})
+    needs = frozenset({"read_back", Premise.CAUSAL_LM, Premise.FILES_WRITTEN_HERE})
     meaning = (
         "The saved files lack something that the training process held in memory: another alpha, other targets, or a "
         "base that changed during training."
@@ -125,8 +123,7 @@ class AdapterReadsBack(NumericCheck):
 class MergeKeepsFunction(NumericCheck):
     """The merged model returns the trained model's logits without peft."""
 
-    premises = frozenset({Premise.CAUSAL_LM, Premise.MERGED})
-    applies_to = frozenset({"merge"})
+    needs = frozenset({"merge", Premise.CAUSAL_LM, Premise.MERGED})
     meaning = (
         "The adapter was merged into other weights than it was trained with: the file's instead of the unpacked 4-bit "
         "ones. The sum was rounded to 4 bit again. The merge has too little precision, or did not happen."
@@ -161,7 +158,7 @@ class MergeKeepsFunction(NumericCheck):
             limit = max(min(self.max_noise_factor * seen.rounding, limit), self.max_error_fp32)
         effective = seen.adapter_effect >= self.min_effect
         if not effective and seen.logit_difference <= limit and not trace.holds(Premise.EVERY_STEP_LEARNS):
-            return self.unjudged(f"the adapters change the logits by only {seen.adapter_effect:.2g}", expected=True)
+            raise NotApplicable(f"the adapters change the logits by only {seen.adapter_effect:.2g}")
         passed = seen.logit_difference <= limit
         detail = f"merged, logits differ by {seen.logit_difference:.2g}"
         detail += f"; without the adapter by {seen.adapter_effect:.2g}"
@@ -186,8 +183,7 @@ class RepeatEquals(Check):
     A loss alone can round to the same bits: neutral adapters leave the first losses equal for any A.
     """
 
-    premises = frozenset({Premise.CAUSAL_LM, Premise.REPEATED})
-    applies_to = frozenset({"repeat"})
+    needs = frozenset({"repeat", Premise.CAUSAL_LM, Premise.REPEATED})
     meaning = (
         "A random number generator is not seeded, or the arithmetic is not deterministic. Two results are then not "
         "comparable."
@@ -223,8 +219,7 @@ class ResumeEquals(NumericCheck):
     too, if repeating the run gives the same bits.
     """
 
-    premises = frozenset({Premise.CAUSAL_LM, Premise.RESUMED})
-    applies_to = frozenset({"resume"})
+    needs = frozenset({"resume", Premise.CAUSAL_LM, Premise.RESUMED})
     meaning = (
         "The checkpoint lacks the optimizer state, the schedule, the data position or the random state. Or the adapter "
         "is loaded frozen or fresh."
@@ -277,7 +272,7 @@ class RescaleEquals(NumericCheck):
     """
 
     across_ranks = True
-    applies_to = frozenset({"rescale"})
+    needs = frozenset({"rescale"})
     meaning = (
         "The data position is counted per process. The epoch restarts. The optimizer state is dropped, or is that of "
         "one shard. Rows per step, gradient or learning rate depend on the number of processes."
@@ -414,8 +409,7 @@ class SavedAsTrained(Check):
     copy from before training, the plain base, or an inactive adapter, if some trained weights are saved too.
     """
 
-    premises = frozenset()
-    applies_to = frozenset({"user_code"})
+    needs = frozenset({"user_code"})
     meaning = (
         "The adapter file is empty, because its state dict was filtered twice. A state dict from before training was "
         "saved, or an average that is never updated. unload removed the adapters, and the plain base was saved. The "
@@ -428,8 +422,7 @@ class SavedAsTrained(Check):
 
     def judge(self, trace: Trace) -> Finding:
         seen = [written for attempt in trace.attempts for written in attempt.all(Written)]
-        if not seen:
-            return self.unjudged("no trained tensor was saved after the first step", expected=True)
+        seen = required(seen, "no trained tensor was saved after the first step")
         own = [written for written in seen if written.own]
         problems = ["save_pretrained wrote no tensors"] if any(not w.tensors for w in own) else []
         stale = proven = [w for w in own if w.earlier and not w.returned]

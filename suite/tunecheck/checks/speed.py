@@ -7,7 +7,7 @@ from statistics import median
 from tunecheck.checks.telemetry import busy_host, on_gpu, other_gpu_processes, throttled
 from tunecheck.checks.utilization import flops_per_token, formula, peak_flops_per_second, tokens_per_second
 from tunecheck.core.check import Check
-from tunecheck.core.errors import MissingEvidence, NothingCompared
+from tunecheck.core.errors import MissingEvidence, NotApplicable, NothingCompared
 from tunecheck.core.evidence import Census, Setup, Step, StepTimes
 from tunecheck.core.finding import Finding
 from tunecheck.core.trace import Trace
@@ -20,7 +20,7 @@ COARSEST_LIMIT = 0.5
 class SecondsReported(Check):
     """The trainer reports the time that each step took, without the probes' own time."""
 
-    applies_to = frozenset({"suite_rows"})
+    needs = frozenset({"suite_rows"})
     meaning = (
         "The reported time is that of one micro-batch or of the forward pass alone, or the clock starts late. Tokens "
         "per second are then too high, and the remaining time too low."
@@ -35,7 +35,7 @@ class SecondsReported(Check):
 
     def judge(self, trace: Trace) -> Finding:
         if on_gpu(trace):
-            return self.unjudged("on a GPU the timed calls return before their work ends", expected=True)
+            raise NotApplicable("on a GPU the timed calls return before their work ends")
         pairs = [
             (step.seconds, passed) for step, passed in zip(trace.steps, trace.one(StepTimes).seconds, strict=False)
         ]
@@ -53,7 +53,7 @@ class SecondsReported(Check):
         which = f"the best of {len(pairs)} steps, {1000 * passed:.3g} ms,"
         detail = f"{which} is reported as {reported / passed:.2f} times its duration"
         if error <= limit and limit > COARSEST_LIMIT:
-            return self.unjudged(f"steps too short to time: {detail}", expected=True)
+            raise NotApplicable(f"steps too short to time: {detail}")
         return self.found(error <= limit, detail, measured=error, limit=limit)
 
 
@@ -63,8 +63,7 @@ FEWEST_STEPS = 50
 class ThroughputSteady(Check):
     """The time of steps of equal length stays constant after the warm-up."""
 
-    premises = frozenset()
-    applies_to = frozenset({"long_run"})
+    needs = frozenset({"long_run"})
     speed = True
     meaning = "The work grows with each step: a list that is scanned, a log that is rewritten, or a leak."
     remedy = (
@@ -84,7 +83,7 @@ class ThroughputSteady(Check):
     def judge(self, trace: Trace) -> Finding:
         limit = self.max_change if on_gpu(trace) else self.max_change_cpu
         if limit is None:
-            return self.unjudged("trained on the CPU, whose speed depends on other processes", expected=True)
+            raise NotApplicable("trained on the CPU, whose speed depends on other processes")
         steps = [step for step in trace.steps if step.step >= self.warm_up_steps]
         if len(steps) < FEWEST_STEPS:
             raise MissingEvidence(f"{len(steps)} steps after the warm-up, {FEWEST_STEPS} are needed")
@@ -97,9 +96,9 @@ class ThroughputSteady(Check):
         detail = f"{change:+.1%} ({low:+.1%} to {high:+.1%}) from step {steps[0].step} to {steps[-1].step}"
         steady = change <= limit or low <= 0
         if not steady and (others := other_gpu_processes(trace)):
-            return self.unjudged(f"{detail}, but the training was not alone on the GPU: {others}")
+            raise MissingEvidence(f"{detail}, but the training was not alone on the GPU: {others}")
         if not steady and (others := busy_host(trace)):
-            return self.unjudged(f"{detail}, but the machine was busy: {others}")
+            raise MissingEvidence(f"{detail}, but the machine was busy: {others}")
         reasons = throttled(trace)
         return self.found(steady, "; ".join(filter(None, [detail, reasons])), measured=change, limit=limit)
 
@@ -131,7 +130,7 @@ class ModelFlopsUtilization(Check):
     """
 
     speed = True
-    opt_in = True
+    needs = frozenset({"named"})
     meaning = (
         "The GPU waits for the host to launch small kernels, for data, or for a slow path such as 4-bit arithmetic in "
         "fp32."
@@ -154,9 +153,9 @@ class ModelFlopsUtilization(Check):
         if peak is None:
             table = "suite/tunecheck/checks/utilization.py"
             reason = f"{setup.device_name} in {setup.precision} has no peak rate in the table of {table}"
-            return self.unjudged(f"{reason}; {achieved}", expected=True)
+            raise NotApplicable(f"{reason}; {achieved}")
         share = rate * flops / peak
         detail = f"{achieved} of {peak / 1e12:,.0f} ({setup.device_name}, dense, datasheet)"
         if not share >= self.min_utilization and (others := busy_host(trace)):
-            return self.unjudged(f"{detail}, but the machine was busy: {others}")
+            raise MissingEvidence(f"{detail}, but the machine was busy: {others}")
         return self.found(share >= self.min_utilization, detail, measured=share, limit=self.min_utilization)

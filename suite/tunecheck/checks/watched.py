@@ -5,8 +5,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tunecheck.core.check import Check, NumericCheck, relative_error, some, worst_of
-from tunecheck.core.errors import MissingEvidence
+from tunecheck.core.check import Check, NumericCheck, enough, relative_error, required, some, worst_of
+from tunecheck.core.errors import MissingEvidence, NotApplicable
 from tunecheck.core.evidence import (
     AttemptPurpose,
     BaseTokens,
@@ -23,7 +23,7 @@ from tunecheck.core.evidence import (
     Window,
 )
 from tunecheck.core.finding import Finding
-from tunecheck.core.premises import Premise
+from tunecheck.core.premises import ROWS_KNOWN, Premise
 from tunecheck.core.row_spans import LABELS_SHIFTED, PADDING_LEARNED, answers_lost, beginnings_lost, labels_lost
 from tunecheck.core.trace import Trace
 
@@ -52,8 +52,7 @@ class LabelsAsConfigured(Check):
     own vocabulary.
     """
 
-    premises = frozenset({Premise.CAUSAL_LM, Premise.ROWS_FOLLOWED, Premise.LABELS_KNOWN})
-    applies_to = frozenset({"given_rows"})
+    needs = ROWS_KNOWN | {"user_code"}
     meaning = (
         f"{LABEL_CAUSES[LABELS_SHIFTED]} {LABEL_CAUSES[PADDING_LEARNED]} {ENDS_MASKED} {LABELS_CUT} The response "
         f"template does not match some rows. {PROMPTS_LEARNED} {OTHER_TOKENIZER}"
@@ -102,8 +101,7 @@ REPLAYED = "A resume replays rows."
 class RowsComeOnce(Check):
     """Within an epoch each row comes as often as the data set holds it."""
 
-    premises = frozenset({Premise.CAUSAL_LM, Premise.EVERY_ROW_SEEN, Premise.ROWS_DRAWN_ONCE})
-    applies_to = frozenset({"given_rows"})
+    needs = frozenset({"user_code", Premise.CAUSAL_LM, Premise.EVERY_ROW_SEEN, Premise.ROWS_DRAWN_ONCE})
     meaning = (
         "Each step creates the loader or its iterator anew. A seed is reset. A sampler draws with replacement. "
         f"{REPLAYED} Some rows are then trained twice, others never."
@@ -114,10 +112,10 @@ class RowsComeOnce(Check):
         windows, seen = trace.all(Window), trace.one(RowsGiven)
         digests = [digest for window in windows for digest in window.digests]
         if len(digests) < 2:
-            return self.unjudged("only one micro-batch: it has no other to equal", expected=True)
+            raise NotApplicable("only one micro-batch: it has no other to equal")
         if seen.dataset_rows != 1 and len({row for window in windows for row in window.rows}) == 1 and seen.rows >= FEW:
             if any(lengths.cut >= seen.rows for lengths in trace.main.all(RowLengths)):
-                return self.unjudged("every row is truncated before the rows differ; see rows_whole", expected=True)
+                raise NotApplicable("every row is truncated before the rows differ; see rows_whole")
             detail = f"all {seen.rows} rows are equal, from a data set of {seen.dataset_rows or 'unknown many'} rows"
             meant = "" if seen.dataset_rows else SAME_BATCH
             return self.found(False, detail, measured=seen.rows - 1, limit=0, meant=meant)
@@ -126,7 +124,7 @@ class RowsComeOnce(Check):
                 detail = f"all {len(digests)} micro-batches are equal"
                 return self.found(False, detail, measured=len(digests) - 1, limit=0, meant=SAME_BATCH)
             reason = f"{seen.uncertain} rows recurred, and the data set does not show how often it holds them"
-            return self.unjudged(reason, expected=True)
+            raise NotApplicable(reason)
         detail = f"{seen.rows} rows of an epoch"
         if seen.resumed_after:
             detail += f", resumed after {seen.resumed_after}"
@@ -156,8 +154,8 @@ class RowsWhole(Check):
     Not judged for plain text whose rows begin differently, or when the end token is unknown.
     """
 
-    premises = frozenset({Premise.CAUSAL_LM, Premise.ROWS_FOLLOWED})
-    applies_to = frozenset({"given_rows"})
+    needs = frozenset({"user_code", Premise.CAUSAL_LM, Premise.ROWS_FOLLOWED})
+    without = (RowLengths, "the end token is unknown, so truncation cannot be detected")
     convention = "the beginning of a row may be all that matters, as with titles"
     meaning = f"{ENDS_CUT} {BEGINNINGS_CUT}"
     remedy = (
@@ -173,22 +171,19 @@ class RowsWhole(Check):
 
     def judge(self, trace: Trace) -> Finding:
         seen = trace.one(RowsGiven)
-        if not trace.main.all(RowLengths):
-            return self.unjudged("the end token is unknown, so truncation cannot be detected", expected=True)
         lengths = trace.one(RowLengths)
         rows = lengths.full + lengths.short
-        if rows < ENOUGH:
-            return self.unjudged(f"{rows} rows are too few for a share", expected=True)
+        enough(rows, ENOUGH, "rows")
         padded = any(window.inputs for window in trace.all(Window))  # which is no beginning that is cut off
         if not padded and (share := beginnings_lost(trace.one(RowSpans).rows) / rows) > self.max_beginning_share:
             detail = f"{share:.0%} of {rows} rows have {lengths.longest} tokens and a supervised end: the start is cut"
             limit = self.max_beginning_share
             return self.found(False, detail, measured=share, limit=limit, causes=[BEGINNINGS_CUT])
         if seen.first_token_supervised >= seen.rows and not lengths.begin_alike:
-            return self.unjudged("every row is supervised in full, as with plain text", expected=True)
+            raise NotApplicable("every row is supervised in full, as with plain text")
         all_full = not lengths.short and (lengths.declared or lengths.begin_alike)
         if not lengths.short_ended and not all_full and not seen.end_tokens_supervised:
-            return self.unjudged("no row is supervised up to the tokenizer's end token", expected=True)
+            raise NotApplicable("no row is supervised up to the tokenizer's end token")
         share = lengths.cut / rows
         detail = f"{lengths.cut} of {rows} rows ({share:.0%}) are truncated at {lengths.longest} tokens"
         fits = share <= self.max_cut_share or lengths.cut < self.min_cut
@@ -198,8 +193,7 @@ class RowsWhole(Check):
 class ResumedAsConfigured(Check):
     """A training that names a checkpoint continues from that checkpoint's step."""
 
-    premises = frozenset()
-    applies_to = frozenset({"resume_declared"})
+    needs = frozenset({"resume_declared"})
     meaning = (
         "The script does not pass the checkpoint to train(), which ignores the arguments' value. Earlier progress is "
         "lost, and the schedule restarts."
@@ -216,8 +210,8 @@ class ResumedAsConfigured(Check):
 class RatesAsConfigured(Check):
     """Every tensor has its declared learning rate, before the schedule's factor."""
 
-    premises = frozenset()
-    applies_to = frozenset({"user_code"})
+    needs = frozenset({"user_code"})
+    without = (Rates, "the script builds its own optimizer, which declares no rates")
     meaning = (
         "The optimizer's parameter groups are built wrongly. A part of the model then trains too fast, or hardly at "
         "all."
@@ -225,8 +219,6 @@ class RatesAsConfigured(Check):
     remedy = "Print the rate of every parameter group. Build the groups yourself, and pass them to the optimizer."
 
     def judge(self, trace: Trace) -> Finding:
-        if not trace.main.all(Rates):
-            return self.unjudged("the script builds its own optimizer, which declares no rates", expected=True)
         seen = trace.one(Rates)
         detail = f"{seen.tensors} tensors have their declared rate"
         if seen.wrong:
@@ -241,8 +233,7 @@ class ExportReadsBack(NumericCheck):
     This covers merged adapters and full weights.
     """
 
-    premises = frozenset({Premise.CAUSAL_LM, Premise.FILES_WRITTEN_HERE})
-    applies_to = frozenset({"user_code"})
+    needs = frozenset({"user_code", Premise.CAUSAL_LM, Premise.FILES_WRITTEN_HERE})
     meaning = (
         "The saved files hold other weights than the model. The saved configuration contradicts them, for example by "
         "tying the head again. A tensor is missing or renamed."
@@ -256,11 +247,9 @@ class ExportReadsBack(NumericCheck):
     max_error_16bit: float = 0.05
 
     def judge(self, trace: Trace) -> Finding:
-        saved = [
-            seen for a in trace.attempts if a.start.purpose == AttemptPurpose.READ_BACK for seen in a.all(ReadBack)
-        ]
-        if not saved:
-            return self.unjudged("the script saved no full model after training", expected=True)
+        attempts = [attempt for attempt in trace.attempts if attempt.start.purpose == AttemptPurpose.READ_BACK]
+        saved = [seen for attempt in attempts for seen in attempt.all(ReadBack)]
+        saved = required(saved, "the script saved no full model after training")
         seen, limit = worst_of(saved, key=lambda seen: seen.logit_difference), self.limit(trace)
         detail = f"{len(seen.files)} files, logits differ by {seen.logit_difference:.2g}"
         return self.found(seen.logit_difference <= limit, detail, measured=seen.logit_difference, limit=limit)
@@ -269,8 +258,7 @@ class ExportReadsBack(NumericCheck):
 class LossLogged(NumericCheck):
     """The logged loss is the mean over the steps since the previous log."""
 
-    premises = frozenset({Premise.EVERY_ROW_SEEN, Premise.LOSS_REPORTED})
-    applies_to = frozenset({"user_code"})
+    needs = frozenset({"user_code", Premise.EVERY_ROW_SEEN, Premise.LOSS_REPORTED})
     meaning = (
         "The logged loss is scaled by the accumulation steps or the number of processes. Or the log shows another loss "
         "than the trained one. The curve is then not comparable with any other."
@@ -295,8 +283,7 @@ class LossLogged(NumericCheck):
             if logged.steps > before:
                 pairs.append((logged, sum(losses[before : logged.steps]) / (logged.steps - before)))
             before = logged.steps
-        if not pairs:
-            return self.unjudged("no loss was logged in the recorded steps", expected=True)
+        pairs = required(pairs, "no loss was logged in the recorded steps")
         logged, mean = worst_of(pairs, key=lambda pair: _beyond(pair[0].loss or 0.0, pair[1], self.rounding))
         error = _beyond(logged.loss or 0.0, mean, self.rounding)
         detail = f"after step {logged.steps}: logged {logged.loss:.6g}, the steps' mean is {mean:.6g}"
@@ -316,8 +303,8 @@ class EvaluationReported(NumericCheck):
     It leaves the model unchanged.
     """
 
-    premises = frozenset({Premise.CAUSAL_LM, Premise.EVERY_ROW_SEEN})
-    applies_to = frozenset({"evaluates"})
+    needs = frozenset({"evaluates", Premise.CAUSAL_LM, Premise.EVERY_ROW_SEEN})
+    without = (EvaluationSeen, "no evaluation ran")
     meaning = (
         "Dropout is active in evaluation. Padding counts in the mean. The mean covers other rows. The evaluation "
         "changes the model."
@@ -331,10 +318,7 @@ class EvaluationReported(NumericCheck):
     max_error_16bit: float = 5e-3
 
     def judge(self, trace: Trace) -> Finding:
-        seen, limit = trace.main.all(EvaluationSeen), self.limit(trace)
-        if not seen:
-            return self.unjudged("no evaluation ran", expected=True)
-        problems = []
+        seen, limit, problems = trace.all(EvaluationSeen), self.limit(trace), []
         for evaluation in seen:
             where = f"{evaluation.split} after step {evaluation.steps}"
             if evaluation.training_modules_during > 0:
@@ -347,10 +331,9 @@ class EvaluationReported(NumericCheck):
                 problems.append(f"{where}: {evaluation.rows} of {evaluation.dataset_rows} rows were evaluated")
         told = [e for e in seen if e.reported_loss is not None and e.token_mean_loss is not None]
         errors = [(_evaluation_error(e, trace.run.smoothing), e) for e in told]
-        if not errors:
-            if problems:
-                return self.found(False, "; ".join(problems), measured=len(problems), limit=0)
-            return self.unjudged("no evaluation returned logits, as with a chunked loss", expected=True)
+        if problems and not errors:
+            return self.found(False, "; ".join(problems), measured=len(problems), limit=0)
+        errors = required(errors, "no evaluation returned logits, as with a chunked loss")
         error, worst = worst_of(errors, key=lambda pair: pair[0])
         detail = f"{worst.split} after step {worst.steps}: reported {worst.reported_loss:.6g}, its logits give "
         detail += f"{worst.token_mean_loss:.6g} over {worst.tokens} tokens, {worst.batch_mean_loss:.6g} over batches"
@@ -374,8 +357,7 @@ def _evaluation_error(seen: EvaluationSeen, smoothing: float) -> float:
 class AsExpected(Check):
     """The training does what --expect declares about supervised text, trained tensors and micro-batches."""
 
-    premises = frozenset()
-    applies_to = frozenset({"expectations"})
+    needs = frozenset({"expectations"})
     meaning = "The script differs from your expectation: a mask, a name or an argument has no effect."
     remedy = "Compare the expectation with the example in this finding, and correct the wrong one."
 

@@ -419,7 +419,6 @@ class Run(Section):
             "trains_base": self.trains_base,
             "quantized": self.quantization is not None,
             "checkpointing": self.training.gradient_checkpointing,
-            "accumulation": self.micro_batches_per_step > 1,
             "parallel": self.parallel is not None,
             "sharded": self.parallel is not None and self.parallel.engine == "fsdp",
             "oracle": bool(self.probes.oracle_steps) and not (self.lora and self.lora.dropout),

@@ -10,15 +10,16 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import ClassVar, TypeVar
 
-from tunecheck.core.errors import MissingEvidence, NothingCompared
+from tunecheck.core.errors import MissingEvidence, NotApplicable, NothingCompared
 from tunecheck.core.evidence import Census, ForwardReference, Setup
 from tunecheck.core.finding import Finding, Status
-from tunecheck.core.frozen import Frozen
+from tunecheck.core.frozen import Frozen, Record
 from tunecheck.core.premises import Premise, Source
 from tunecheck.core.trace import Trace
 from tunecheck.core.unexpected import described
 
 T = TypeVar("T")
+NAMED = "named"
 
 
 class Check(Frozen, ABC):
@@ -26,16 +27,15 @@ class Check(Frozen, ABC):
 
     __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "strict": True}
 
-    applies_to: ClassVar[frozenset[str]] = frozenset()
-    """Features that a run must have for the check to apply."""
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM})
-    """What must hold of a training for the check to judge it."""
+    needs: ClassVar[frozenset[str]] = frozenset({Premise.CAUSAL_LM})
+    """Features that a run must have for the check to be asked of it, and premises that must hold for it to judge.
+
+    NAMED is the feature of a check whose limit belongs to one run: only a run whose YAML names the check has it.
+    """
+    without: ClassVar[tuple[type[Record], str] | None] = None
+    """A record, and why a training may have none of it, so that there is nothing to judge."""
     premises_to_fail: ClassVar[frozenset[Premise]] = frozenset()
     """What must hold besides for a failure to prove anything. A check passes without."""
-    opt_in: ClassVar[bool] = False
-    """True for a check whose limit belongs to one run: it applies only where the YAML names it."""
-    needs_pretrained: ClassVar[bool] = False
-    """True for a check about learning: random weights leave it unjudged."""
     across_ranks: ClassVar[bool] = False
     """True for a check that compares the processes of a training; any other is asked of each process's evidence."""
     convention: ClassVar[str] = ""
@@ -51,6 +51,11 @@ class Check(Frozen, ABC):
     def key(cls) -> str:
         """Return the class name in snake case: table key and YAML key."""
         return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+
+    @classmethod
+    def features(cls) -> frozenset[str]:
+        """Return the features of a run among what the check needs."""
+        return cls.needs - frozenset(Premise)
 
     @property
     def name(self) -> str:
@@ -78,33 +83,38 @@ class Check(Frozen, ABC):
 
     def _asked(self, trace: Trace) -> Finding:
         try:
-            if reason := trace.why(self.premises):
-                return self.unjudged(reason, expected=True)
-            if self.needs_pretrained and not trace.pretrained:
-                return self.unjudged("the weights are random, so learning is not judged", expected=True)
+            if reason := trace.why(self.needs):
+                raise NotApplicable(reason)
+            if self.without is not None and not trace.main.all(self.without[0]):
+                raise NotApplicable(self.without[1])
             return self._weighed(self.judge(trace), trace)
+        except NotApplicable as error:
+            return self._unjudged(str(error), expected=True)
         except MissingEvidence as error:
-            if reason := trace.why(self.premises, Source.PRESUMED):  # what could not be read may not be there
-                return self.unjudged(reason, expected=True)
+            if reason := trace.why(self.needs, Source.PRESUMED):  # what could not be read may not be there
+                return self._unjudged(reason, expected=True)
             nothing = isinstance(error, NothingCompared) and nothing_trainable(trace)
-            return self.unjudged(NOTHING_TRAINABLE if nothing else str(error))
+            return self._unjudged(NOTHING_TRAINABLE if nothing else str(error))
         except Exception as error:  # a number that no training records: one odd trace must not end the judging
-            return self.unjudged(f"this check cannot read the trace: {described(error)}")
+            return self._unjudged(f"this check cannot read the trace: {described(error)}")
 
     def _weighed(self, finding: Finding, trace: Trace) -> Finding:
-        """Return a failed finding as unjudged where it proves nothing, as a suspicion where it may be meant."""
+        """Return the finding, suspected where it may be meant. Raises NotApplicable for one that proves nothing."""
         if finding.status is not Status.FAILED:
             return replace(finding, meant="")
         if reason := trace.why(self.premises_to_fail):
-            return self.unjudged(f"{reason}; {finding.detail}", expected=True)
-        meant = finding.meant or self.convention or trace.why(self.premises, Source.PRESUMED)
+            raise NotApplicable(f"{reason}; {finding.detail}")
+        meant = finding.meant or self.convention or trace.why(self.needs, Source.PRESUMED)
         if not meant or trace.holds(Premise.INTENT_DECLARED):
             return replace(finding, meant="")
         return replace(finding, status=Status.SUSPECTED, meant=meant)
 
     @abstractmethod
     def judge(self, trace: Trace) -> Finding:
-        """Return the finding with the measured value. Raises MissingEvidence when the trace cannot answer."""
+        """Return the finding with the measured value.
+
+        Raises NotApplicable where this training leaves nothing to judge, MissingEvidence where evidence was lost.
+        """
 
     def found(
         self,
@@ -146,8 +156,7 @@ class Check(Frozen, ABC):
             meant=meant,
         )
 
-    def unjudged(self, reason: str, *, expected: bool = False) -> Finding:
-        """Return an unjudged finding of this check; `expected` where no evidence was lost."""
+    def _unjudged(self, reason: str, *, expected: bool = False) -> Finding:
         return Finding(check=self.name, status=Status.UNJUDGED, detail=reason, expected=expected)
 
 
@@ -159,6 +168,19 @@ _SEVERITY = (
     (Status.UNJUDGED, True),
 )
 """Status and `expected` of findings, the one to be told first: what one process cannot be asked, another may answer."""
+
+
+def required(found: T | None, reason: str) -> T:
+    """Return what was found to judge. Raises NotApplicable for this reason where that is nothing."""
+    if not found:
+        raise NotApplicable(reason)
+    return found
+
+
+def enough(count: int, least: int, what: str) -> None:
+    """Require so many of what is judged by a share or a spread. Raises NotApplicable for fewer."""
+    if count < least:
+        raise NotApplicable(f"{count} {what}, {least} are needed")
 
 
 UNWITNESSED = "all that is compared differs alike, so that the reference may be wrong: nothing confirms it"

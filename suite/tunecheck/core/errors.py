@@ -89,6 +89,10 @@ class EstimateFailed(SuiteError):
     """The child that simulates a training failed."""
 
 
+class NotApplicable(SuiteError):
+    """A training leaves a check nothing to judge, and no evidence was lost: the finding is unjudged, as expected."""
+
+
 class MissingEvidence(SuiteError):
     """The trace lacks what a check needs: the finding is unjudged, never passed."""
 

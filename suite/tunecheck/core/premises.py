@@ -46,6 +46,8 @@ class Premise(StrEnum):
 
     CAUSAL_LM = "causal_lm"
     """Rows and loss are those of a causal language model on its own tokens."""
+    PRETRAINED = "pretrained"
+    """The weights are pretrained. With random weights nothing is judged."""
     ROWS_FOLLOWED = "rows_followed"
     """The attention mask only separates documents and hides padding."""
     POSITIONS_FOLLOWED = "positions_followed"
@@ -156,6 +158,10 @@ class Premise(StrEnum):
     """Whoever wrote the training says what it means: a broken convention is a mistake."""
 
 
+ROWS_KNOWN = frozenset({Premise.CAUSAL_LM, Premise.ROWS_FOLLOWED, Premise.LABELS_KNOWN})
+"""What must hold for a row's tokens and labels to be those that the loss is taken over."""
+PLAIN_BACKWARD = frozenset({Premise.CAUSAL_LM, Premise.GRADIENT_SUMMED, Premise.GRADIENT_BY_FORWARD})
+"""What must hold for a step's gradient to be that of its forward passes."""
 UNCHANGED = frozenset({Premise.WEIGHTS_STILL, Premise.GRADIENTS_UNEDITED})
 """What must hold for a gradient that is not its loss's to be wrong: nobody changes either on purpose."""
 OF_A_SCRIPT = {

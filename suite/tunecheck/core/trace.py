@@ -108,6 +108,8 @@ class Trace:
         if any(attempt.start.purpose == AttemptPurpose.MERGE for attempt in self.attempts):
             found[Premise.MERGED] = Fact(source=Source.OBSERVED, where="an attempt of its own")
         seen = [record.reasons for attempt in main for record in attempt.all(PremisesOpen)]
+        if not all(weights.pretrained for attempt in main for weights in attempt.all(evidence.Weights)):
+            seen.append({Premise.PRETRAINED: "the weights are random, so learning is not judged"})
         if found.get(Premise.STEP_DECLARED, OF_THE_RUN).source is Source.OPEN:
             seen.append(edits({order.step: order.calls for attempt in main for order in attempt.all(CallOrder)}))
         return {
@@ -119,7 +121,7 @@ class Trace:
         """Return whether this premise is not open."""
         return self.facts.get(premise, OF_THE_RUN).source is not Source.OPEN
 
-    def why(self, needed: Collection[Premise], source: Source = Source.OPEN) -> str:
+    def why(self, needed: Collection[str], source: Source = Source.OPEN) -> str:
         """Return why the first of the needed premises is open, or known by another source; "" where none is."""
         found = ((premise, fact) for premise, fact in self.facts.items() if fact.source is source)
         told = {premise: fact.where for premise, fact in found}

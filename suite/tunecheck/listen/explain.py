@@ -16,7 +16,6 @@ FEATURES = {
     "trains_base": "trained base weights",
     "quantized": "a 4-bit base (BitsAndBytesConfig)",
     "checkpointing": "gradient checkpointing",
-    "accumulation": "several micro-batches per step",
     "dropout": "adapters with dropout",
     "several_steps": "--steps of at least 5",
     "evaluates": "evaluations (eval_strategy)",
@@ -29,7 +28,7 @@ FEATURES = {
     "resume": "--twice, and a Trainer that saves checkpoints",
 }
 """Feature of a training to what gives it one. The other features are those of the suite's own runs, or of all."""
-ALL = frozenset({"oracle", "given_rows", "user_code"})
+ALL = frozenset({"oracle", "user_code"})
 """Features that every training under watch has."""
 
 
@@ -80,8 +79,8 @@ def _answered(finding: Finding) -> Group:
 
 
 def _not_asked(name: str, features: frozenset[str]) -> Group:
-    lacking = sorted(CHECKS[name].applies_to - features)
-    if CHECKS[name].opt_in or any(feature not in FEATURES for feature in lacking):
+    lacking = sorted(CHECKS[name].features() - features)
+    if any(feature not in FEATURES for feature in lacking):
         return Group("only in tunecheck's own runs", "they have the rows, phases or limits for it", checks=[name])
     if not lacking:
         return Group("judged in every training that declares what it needs", checks=[name])
