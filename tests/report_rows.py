@@ -30,6 +30,12 @@ def row(*findings: Finding, outcome: Any = "pass", **fields: Any) -> RunReport:
     )
 
 
+def other(outcome: Any, name: str, reason: str, **fields: Any) -> RunReport:
+    """The row of a run that was not judged."""
+    tier, _, run = name.partition("/")
+    return RunReport(run=run, tier=tier, model="tiny", outcome=outcome, reason=reason, **fields)
+
+
 def report(*runs: RunReport, interrupted: bool = False, **fields: Any) -> Report:
     """A session of these runs."""
     verdict = verdict_of(runs, interrupted)

@@ -11,8 +11,9 @@ from fleets import BROKEN, RUN, answer, judged, row_of
 
 from tunecheck.core.errors import TraceError
 from tunecheck.core.finding import Domain, Finding, Status
-from tunecheck.results.fleet import Place, plain, read_answer, read_fleet, write_answer, write_drain, write_fleet
+from tunecheck.results.fleet import Place, read_answer, read_fleet, write_answer, write_drain, write_fleet
 from tunecheck.results.fleet.judge import Missing, clock_remark, judge_fleet, natural
+from tunecheck.results.stored import plain
 
 OTHER_BITS = {**RUN.numbers, "loss of step": (4.5, 4.25, math.nextafter(4.125, 5))}
 
@@ -292,7 +293,7 @@ def test_an_answer_and_a_report_are_read_as_written(tmp_path):
     [
         ("", "cannot be read as JSON"),
         ("[]", "not written by `tunecheck fleet`"),
-        ('{"schema": 99, "tunecheck": "9.0"}', "schema 99, this tunecheck reads 1; read it with the one that wrote it"),
+        ('{"schema": 99, "tunecheck": "9.0"}', "schema 99, written by tunecheck 9.0; this tunecheck reads 1"),
         ('{"schema": 1, "place": 3}', "damaged"),
         ('{"schema": 1}', "damaged"),
     ],

@@ -28,7 +28,8 @@ from tunecheck.fleet.request import EngineOptions, read_request, write_request
 from tunecheck.fleet.session import FleetSession, new_request, read_answers
 from tunecheck.history.remember import rebuild
 from tunecheck.history.store import Store, history_file
-from tunecheck.results.fleet import Place, plain, read_fleet, write_answer
+from tunecheck.results.fleet import Place, read_fleet, write_answer
+from tunecheck.results.stored import plain
 
 NODES = [Place(name=f"n{number}", node=f"n{number}") for number in range(4)]
 

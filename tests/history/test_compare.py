@@ -22,7 +22,7 @@ from tunecheck.history.baseline import baseline_file, baseline_for, read_baselin
 from tunecheck.history.entry import history_entry
 from tunecheck.history.remember import remember, with_history
 from tunecheck.history.store import Store, history_file
-from tunecheck.report.page import page_html, trends, write_page
+from tunecheck.report.page import page_html, trends
 
 NAME = "convergence/two-layers-qlora"
 
@@ -244,14 +244,11 @@ def test_a_baseline_of_another_configuration_is_not_used_and_says_so(reports, ca
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", "not a baseline"),
+        ("{", "it should be a baseline"),
         ("[]", "not a baseline"),
         ("{}", "not a baseline"),
-        (
-            '{"schema": 9, "run": "quick/x"}',
-            "baseline schema 9, this tunecheck reads 1; `tunecheck baseline accept quick/x`",
-        ),
-        ('{"schema": 1, "figures": {}, "key": 3}', "not a baseline"),
+        ('{"schema": 9, "run": "quick/x"}', "schema 9; this tunecheck reads 1; `tunecheck baseline accept RUN`"),
+        ('{"schema": 1, "figures": {}, "key": 3}', "damaged .*; `tunecheck baseline accept RUN` makes one"),
     ],
 )
 def test_a_file_that_is_no_baseline_is_named(tmp_path, text, words):
@@ -418,10 +415,10 @@ def test_ten_runs_with_a_history_stay_small(reports):
     Store(history_file()).add(
         dataclasses.replace(now, session=f"s{at}", started_at=f"2026-10-{at:02}T01:30:00+00:00") for at in range(1, 31)
     )
-    path = write_page(with_history(report, folder), folder)
+    html = page_html(with_history(report, folder), folder)
 
-    assert path.read_text().count("by session</title>") >= 30
-    assert path.stat().st_size < MOST_BYTES
+    assert html.count("by session</title>") >= 30
+    assert len(html.encode()) < MOST_BYTES
 
 
 def test_a_session_that_cannot_be_removed_is_named(reports, capsys, monkeypatch):
@@ -439,5 +436,5 @@ def test_a_session_that_cannot_be_removed_is_named(reports, capsys, monkeypatch)
 
 def test_a_baseline_file_that_is_not_there_is_named(tmp_path):
     """No traceback for a wrong path."""
-    with pytest.raises(HistoryError, match="cannot be read: No such file"):
+    with pytest.raises(HistoryError, match=r"cannot be read as JSON: .*No such file"):
         read_baseline(tmp_path / "none.json")

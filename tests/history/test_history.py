@@ -311,7 +311,7 @@ def test_a_rebuild_keeps_what_only_the_store_knows(tmp_path, said):
 
     assert len(Store(history_file()).entries()) == 2
     assert "20261103T013000Z-7 is left out: " in said[0]
-    assert "verdict schema 1" in said[0]
+    assert "schema 1" in said[0]
 
 
 def test_a_rebuild_names_the_trace_that_a_killed_session_left_broken(tmp_path, said):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from report_rows import FAILED, MISSING, PASSED, report, row
+from report_rows import FAILED, MISSING, PASSED, other, report, row
 
 from tunecheck.core.errors import SuiteError
 from tunecheck.report.github import MOST_ANNOTATIONS, append_summary, workflow_commands
 from tunecheck.report.summary import summary_markdown
-from tunecheck.results import errored, skipped
 from tunecheck.session import _write
 
 ACTIONS = {"GITHUB_ACTIONS": "true"}
@@ -79,10 +78,10 @@ def test_foreign_text_cannot_end_a_command_or_begin_another():
 def test_runs_without_a_judgement_are_errors_too():
     """A crash, missing evidence, a refusal under --require-gpu; a run that is skipped is none."""
     made = report(
-        errored("crashed", "quick", "tiny", "the training crashed: SIGSEGV"),
+        other("error", "quick/crashed", "the training crashed: SIGSEGV"),
         row(MISSING, outcome="inconclusive", run="vague"),
         row(outcome="fail", run="refused", reason="is to run on a GPU"),
-        skipped("big", "full", "llama", "needs 24 GiB"),
+        other("skipped", "full/big", "needs 24 GiB"),
         row(PASSED, run="good"),
     )
 

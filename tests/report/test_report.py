@@ -14,7 +14,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from report_rows import FAILED, MISSING, PASSED, report, row
+from report_rows import FAILED, MISSING, PASSED, other, report, row
 from rich.console import Console
 
 from benchmarks.scripts.corpus import traces
@@ -25,13 +25,14 @@ from tunecheck.core.evidence import AttemptEnd, AttemptStart, Evaluation, Phase,
 from tunecheck.core.finding import Finding, Status
 from tunecheck.core.text import facts, human_bytes, human_number, human_seconds, one_line, printable
 from tunecheck.core.trace import Attempt, Trace
-from tunecheck.report.junit import write_junit
-from tunecheck.report.summary import SIZE_LIMIT_BYTES, summary_markdown, write_summary
+from tunecheck.report.junit import junit_xml
+from tunecheck.report.summary import SIZE_LIMIT_BYTES, summary_markdown
 from tunecheck.report.terminal import BROKEN, LEVELS, print_changes, print_report, sparkline
-from tunecheck.results import Report, RunReport, errored, exit_code, skipped, summarize
+from tunecheck.results import Report, RunReport, Tried, exit_code, summarize
 from tunecheck.results.baseline import FigureComparison
 from tunecheck.results.rejudge import judged_again
-from tunecheck.results.verdict import margin, read_verdict, verdict_json, write_verdict
+from tunecheck.results.stored import json_text
+from tunecheck.results.verdict import margin, read_verdict, verdict_payload, write_verdict
 from tunecheck.results.words import machine
 
 RANDOM = Finding(check="loss_falls", status=Status.UNJUDGED, detail="the weights are random", expected=True)
@@ -188,14 +189,10 @@ def test_a_row_holds_what_the_main_attempt_recorded() -> None:
     assert (made.peak_bytes, made.peak_kind) == (900, "allocator")
     assert made.tokens_per_second == 200.0
     assert (made.seconds, made.trace_file) == (30.0, "tiny-qlora.jsonl")
-    assert made.attempts[0] == {
-        "purpose": "train",
-        "device": "cpu",
-        "outcome": "out_of_memory",
-        "reason": "requested",
-        "seconds": 2.5,
-    }
-    assert [made.attempts[place]["purpose"] for place in (1, 2)] == ["train", "resume"]
+    assert made.attempts[0] == Tried(
+        purpose="train", device="cpu", outcome="out_of_memory", reason="requested", seconds=2.5
+    )
+    assert [made.attempts[place].purpose for place in (1, 2)] == ["train", "resume"]
 
 
 def test_what_was_not_measured_stays_unknown() -> None:
@@ -226,13 +223,11 @@ def test_random_weights_say_so() -> None:
 # Verdict and exit code.
 
 PASS, FAIL = row(PASSED), row(FAILED, outcome="fail")
-ERROR = errored("tiny-lora", "quick", "tiny", "the training crashed: SIGSEGV", seconds=3.0)
-SKIP = skipped("big", "full", "big-70b", "needs 40 GiB of free GPU memory, this machine has no GPU")
+ERROR = other("error", "quick/tiny-lora", "the training crashed: SIGSEGV", seconds=3.0)
+SKIP = other("skipped", "full/big", "needs 40 GiB of free GPU memory, this machine has no GPU")
 WRONG = replace(
     ERROR,
-    attempts=(
-        {"purpose": "train", "device": "cpu", "outcome": "misconfigured", "reason": "requested", "seconds": 0.0},
-    ),
+    attempts=(Tried(purpose="train", device="cpu", outcome="misconfigured", reason="requested", seconds=0.0),),
 )
 OPEN = row(PASSED, MISSING, outcome="inconclusive", reason="checks without evidence")
 
@@ -280,7 +275,7 @@ def test_a_verdict_is_read_back_as_it_was_written(tmp_path: Path) -> None:
         FAILED,
         RANDOM,
         outcome="fail",
-        attempts=({"purpose": "train", "device": "cpu", "outcome": "finished", "reason": "requested", "seconds": 2.5},),
+        attempts=(Tried(purpose="train", device="cpu", outcome="finished", reason="requested", seconds=2.5),),
         losses=(4.0, 1.0),
         probe_loss_start=4.0,
         peak_bytes=7,
@@ -310,7 +305,7 @@ def test_non_finite_numbers_are_spelled_and_read_back(tmp_path: Path) -> None:
 
 def test_every_finding_is_written_with_its_margin() -> None:
     """A reader of the file finds all that a person needs to disagree."""
-    findings = json.loads(verdict_json(report(FAIL)))["runs"][0]["findings"]
+    findings = json.loads(json_text(verdict_payload(report(FAIL))))["runs"][0]["findings"]
     assert findings == [
         {
             "check": "base_untouched",
@@ -361,24 +356,24 @@ def test_broken_text_is_written_and_read_back(tmp_path: Path) -> None:
     [
         ("{", "cannot be read as JSON"),
         ("[1]", "not a verdict of tunecheck; name the verdict.json of a session's folder"),
-        ('{"schema": 6}', "not a verdict of tunecheck"),
-        ('{"schema": 4, "verdict": "pass", "runs": []}', "schema 4, this tunecheck reads 6; read it"),
+        ('{"schema": 6}', "damaged .*; judge the traces beside it again"),
+        ('{"schema": 4, "verdict": "pass", "runs": []}', "schema 4; this tunecheck reads 6; judge the traces"),
         (
             '{"schema": 9, "verdict": "pass", "runs": [], "tunecheck_version": "9.0"}',
-            "schema 9, this tunecheck reads 6; .*9.0",
+            "schema 9, written by tunecheck 9.0; this tunecheck reads 6",
         ),
         (
             '{"schema": 6, "verdict": "great", "runs": []}',
-            "damaged verdict.*'great' is none of pass, fail, inconclusive",
+            "damaged .*'great' is none of pass, fail, inconclusive",
         ),
-        ('{"schema": 6, "verdict": "pass", "runs": [], "colour": 1}', "damaged verdict.*colour"),
-        ('{"schema": 6, "verdict": "pass", "runs": [{}]}', "damaged verdict.*outcome"),
-        ('{"schema": 6, "verdict": "pass", "runs": 3}', "damaged verdict"),
-        ('{"schema": 6, "verdict": "pass", "runs": [], "seconds": null}', "damaged verdict.*seconds: should be float"),
-        ('{"schema": 6, "verdict": "pass", "runs": [], "environment": "x"}', "damaged verdict.*environment"),
+        ('{"schema": 6, "verdict": "pass", "runs": [], "colour": 1}', "damaged .*colour"),
+        ('{"schema": 6, "verdict": "pass", "runs": [{}]}', "damaged .*outcome"),
+        ('{"schema": 6, "verdict": "pass", "runs": 3}', "damaged "),
+        ('{"schema": 6, "verdict": "pass", "runs": [], "seconds": null}', "damaged .*seconds: should be float"),
+        ('{"schema": 6, "verdict": "pass", "runs": [], "environment": "x"}', "damaged .*environment"),
         (
             '{"schema": 6, "verdict": "pass", "runs": [{"device": [], "reason": -1}]}',
-            "damaged verdict.*device: should be",
+            "damaged .*device: should be",
         ),
     ],
 )
@@ -397,13 +392,12 @@ def test_a_verdict_that_is_not_there_is_refused(tmp_path: Path) -> None:
         read_verdict(tmp_path / "none.json")
 
 
-@pytest.mark.parametrize("write", [write_verdict, write_junit, write_summary])
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, write: Any) -> None:
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     """The error names the folder and the way out."""
     blocked = tmp_path / "file" / "runs"
     blocked.parent.write_text("in the way")
     with pytest.raises(SuiteError, match=r"cannot be written .*make room") as caught:
-        write(report(PASS), blocked)
+        write_verdict(report(PASS), blocked)
     assert str(blocked) in str(caught.value)
 
 
@@ -424,9 +418,9 @@ def test_a_full_disk_leaves_the_older_file_whole(tmp_path: Path, monkeypatch: py
 # junit.xml.
 
 
-def junit(made: Report, folder: Path) -> ElementTree.Element:
-    """The root of the file that was written."""
-    return ElementTree.parse(write_junit(made, folder)).getroot()
+def junit(made: Report) -> ElementTree.Element:
+    """The root of the file."""
+    return ElementTree.fromstring(junit_xml(made).encode())
 
 
 def troubles(root: ElementTree.Element) -> dict[str, str]:
@@ -436,7 +430,7 @@ def troubles(root: ElementTree.Element) -> dict[str, str]:
 
 def test_junit_has_a_suite_a_run_and_a_case_a_finding(tmp_path: Path) -> None:
     """Failed, unjudged and expected gaps become failure, error and skipped; the run itself carries the time."""
-    root = junit(report(row(PASSED, FAILED, MISSING, RANDOM, outcome="fail", seconds=12.5), SKIP), tmp_path)
+    root = junit(report(row(PASSED, FAILED, MISSING, RANDOM, outcome="fail", seconds=12.5), SKIP))
     assert [suite.attrib["name"] for suite in root] == ["quick/tiny-qlora", "full/big"]
     assert troubles(root[0]) == {"base_untouched": "failure", "memory_returned": "error", "loss_falls": "skipped"}
     cases = {case.attrib["name"]: case.attrib for case in root[0].iter("testcase")}
@@ -454,7 +448,7 @@ def test_junit_has_a_suite_a_run_and_a_case_a_finding(tmp_path: Path) -> None:
 
 def test_junit_says_what_was_measured_and_what_to_do(tmp_path: Path) -> None:
     """The text of a failure is enough to act on."""
-    failure = junit(report(FAIL), tmp_path).find(".//failure")
+    failure = junit(report(FAIL)).find(".//failure")
     assert failure is not None
     assert failure.attrib["message"] == "measured 3, limit 2"
     assert failure.text is not None
@@ -485,7 +479,7 @@ def test_junit_says_what_was_measured_and_what_to_do(tmp_path: Path) -> None:
 )
 def test_junit_is_green_only_for_a_pass(tmp_path: Path, made: Report, expected: dict[str, str]) -> None:
     """A CI service that reads nothing else must not show green for what was not judged."""
-    assert troubles(junit(made, tmp_path)) == expected
+    assert troubles(junit(made)) == expected
 
 
 def test_junit_carries_provenance_as_properties(tmp_path: Path) -> None:
@@ -499,7 +493,7 @@ def test_junit_carries_provenance_as_properties(tmp_path: Path) -> None:
         probe_loss_end=1.5,
         peak_bytes=7,
     )
-    root = junit(report(run, environment={"versions": {"torch": "2.13"}, "gpus": []}), tmp_path)
+    root = junit(report(run, environment={"versions": {"torch": "2.13"}, "gpus": []}))
     found = {entry.attrib["name"]: entry.attrib["value"] for entry in root.iter("property")}
     expected = {
         "device": "cpu",
@@ -518,11 +512,11 @@ def test_junit_carries_provenance_as_properties(tmp_path: Path) -> None:
 def test_junit_drops_what_xml_cannot_hold(tmp_path: Path) -> None:
     """Escape sequences, control characters and surrogates of a child's output do not break the file."""
     nasty = replace(FAILED, detail="\x1b[31mred\x1b[0m \x00\x08\udc80\ufffe <&> ]]> ü", check="a\x01b")
-    root = junit(report(row(nasty, outcome="fail")), tmp_path)
+    root = junit(report(row(nasty, outcome="fail")))
     failure = root.find(".//failure")
     assert failure is not None
     assert failure.text is not None
-    assert "red  <&> ]]> ü" in failure.text
+    assert "red <&> ]]> ü" in failure.text
     assert troubles(root) == {"ab": "failure"}
 
 
@@ -532,8 +526,8 @@ def test_junit_drops_what_xml_cannot_hold(tmp_path: Path) -> None:
 def test_the_summary_shows_verdict_table_failures_and_gaps(tmp_path: Path) -> None:
     """Everything a reviewer needs, in the order of its weight."""
     attempts = (
-        {"purpose": "train", "device": "cuda:0", "outcome": "out_of_memory", "reason": "requested", "seconds": 1.0},
-        {"purpose": "train", "device": "cpu", "outcome": "finished", "reason": "out of memory", "seconds": 2.0},
+        Tried(purpose="train", device="cuda:0", outcome="out_of_memory", reason="requested", seconds=1.0),
+        Tried(purpose="train", device="cpu", outcome="finished", reason="out of memory", seconds=2.0),
     )
     run = row(
         PASSED,
@@ -554,7 +548,7 @@ def test_the_summary_shows_verdict_table_failures_and_gaps(tmp_path: Path) -> No
         seconds=12.0,
     )
     made = report(run, ERROR, SKIP, environment={"versions": {"torch": "2.13", "tunecheck": "0.1.0"}})
-    lines = write_summary(made, tmp_path).read_text("utf-8").splitlines()
+    lines = summary_markdown(made).splitlines()
     assert lines[0] == (
         "## tunecheck: FAIL — 1 check passed, 1 failed, 2 unjudged; 1 run with an error; 1 run skipped; "
         "1 run after a fallback"
@@ -651,9 +645,9 @@ def test_a_long_summary_is_cut_at_a_line_with_a_note() -> None:
 def test_a_report_says_that_company_was_looked_for(device: str, share: float, told: str, tmp_path: Path) -> None:
     """The summary always, the terminal only where it matters."""
     made = report(row(PASSED, device=device, others_busy_share=share))
-    assert told in write_summary(made, tmp_path).read_text("utf-8")
+    assert told in summary_markdown(made)
     assert ("mean nothing" in " ".join(shown(made).split())) is ("so its times" in told)
-    assert "processors' time" not in write_summary(report(row(PASSED)), tmp_path).read_text("utf-8")
+    assert "processors' time" not in summary_markdown(report(row(PASSED)))
 
 
 def test_company_is_that_of_the_training_alone() -> None:
@@ -771,7 +765,7 @@ def test_a_suspicion_is_a_question(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_skips_errors_and_repeats_are_sentences() -> None:
     """Nothing that did not run, or ran elsewhere than asked, is silent."""
     attempts = tuple(
-        {"purpose": purpose, "device": device, "outcome": outcome, "reason": "", "seconds": 1.0}
+        Tried(purpose=purpose, device=device, outcome=outcome, reason="", seconds=1.0)
         for purpose, device, outcome in (
             ("train", "cuda:0", "out_of_memory"),
             ("train", "cpu", "finished"),

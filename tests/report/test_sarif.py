@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 
+from report_rows import other
 from traces import adding, healthy, with_record, with_run
 
 from tunecheck.core import evidence as e
-from tunecheck.report.sarif import write_sarif
-from tunecheck.results import Report, errored, verdict_of
+from tunecheck.report.sarif import sarif
+from tunecheck.results import Report, verdict_of
 from tunecheck.results.rejudge import judged_again
 from tunecheck.results.verdict import read_verdict, write_verdict
 
@@ -38,7 +39,7 @@ def watched(folder):
 
 def log_of(report, folder):
     """The log as it is written, each of its parts what the specification requires."""
-    log = json.loads(write_sarif(report, folder).read_text(encoding="utf-8"))
+    log = json.loads(sarif(report))
     (run,) = log["runs"]
     assert log["version"] == "2.1.0"
     assert run["tool"]["driver"]["name"] == "tunecheck"
@@ -95,7 +96,7 @@ def test_places_are_read_back_with_the_verdict(tmp_path):
 
 def test_a_run_that_could_not_be_judged_is_a_notification(tmp_path):
     """Not a result, and the session was not successful."""
-    run = log_of(report_of(errored("train", "watch", "", "the command trained nothing")), tmp_path)
+    run = log_of(report_of(other("error", "watch/train", "the command trained nothing")), tmp_path)
 
     assert run["results"] == []
     assert run["invocations"][0]["executionSuccessful"] is False

@@ -14,7 +14,7 @@ from rich.console import Console
 from tunecheck.checks import CHECKS
 from tunecheck.core.finding import Finding, Status
 from tunecheck.report.github import workflow_commands
-from tunecheck.report.junit import write_junit
+from tunecheck.report.junit import junit_xml
 from tunecheck.report.page import page_html
 from tunecheck.report.summary import summary_markdown
 from tunecheck.report.terminal import print_report
@@ -35,7 +35,7 @@ def rendered(made: Report, folder: Path) -> dict[str, str]:
         "terminal": terminal(made),
         "summary": summary_markdown(made),
         "page": page_html(made, folder),
-        "junit": write_junit(made, folder).read_text(),
+        "junit": junit_xml(made),
         "github": "\n".join(workflow_commands(made, {"GITHUB_ACTIONS": "true"})),
     }
 

@@ -13,7 +13,7 @@ from tunecheck.core.finding import Finding, Status
 from tunecheck.report.page import page_html
 from tunecheck.report.summary import summary_markdown
 from tunecheck.report.terminal import print_benchmark
-from tunecheck.results import Report, RunReport
+from tunecheck.results import Report, RunReport, Tried
 from tunecheck.results.benchmark import benchmarks
 from tunecheck.results.comparison import comparisons
 from tunecheck.results.entry import Entry
@@ -81,7 +81,7 @@ def test_the_worst_turn_is_the_verdict():
 
 def test_a_turn_that_was_cut_off_says_nothing_of_its_losses():
     """It is in the verdict; a trainer's other turns are compared."""
-    hung = {"purpose": "train", "device": "cpu", "outcome": "hung", "reason": "requested", "seconds": 600.0}
+    hung = Tried(purpose="train", device="cpu", outcome="hung", reason="requested", seconds=600.0)
     cut = turn("trl", 2, 1, losses=(2.0,), outcome="fail", attempts=(hung,))
 
     assert rows(turn("native", 1, 1), turn("trl", 1, 1), cut)["trl"] == (

@@ -19,7 +19,7 @@ from tunecheck.core.trace import read
 from tunecheck.report.page import page_html
 from tunecheck.report.summary import summary_markdown
 from tunecheck.report.terminal import print_report
-from tunecheck.results import Report, RunReport, verdict_of
+from tunecheck.results import Report, RunReport, Tried, verdict_of
 from tunecheck.results.comparison import comparisons, condensed
 from tunecheck.results.entry import Entry
 from tunecheck.results.rejudge import judged_again, session_report
@@ -133,7 +133,7 @@ def ran(name: str, perplexity: float, peak_bytes: int = 2**30, **changes):
     entry = Entry(**fields, **losses, training_seconds=61.0, rows_per_second=2.5, pretrained=True)
     row = {"run": f"strategies-seven-facts-{name}", "tier": "convergence", "model": "qwen2-0.5b", "outcome": "pass"}
     ends = {"probe_loss_start": 3.0, "probe_loss_end": 1.0, "peak_bytes": peak_bytes, "peak_kind": "allocator"}
-    tried = ({"purpose": "train", "device": "cuda:0", "outcome": "finished", "reason": "", "seconds": 70.0},)
+    tried = (Tried(purpose="train", device="cuda:0", outcome="finished", reason="", seconds=70.0),)
     return RunReport(**{**row, **ends, "entry": entry, "losses": (3.0, 1.0), "attempts": tried, **changes})
 
 
@@ -192,9 +192,9 @@ def test_memorising_is_called_by_its_name():
 def test_the_table_tells_devices_and_numbers():
     """In the terminal as in the summary."""
     fallen = (
-        {"purpose": "train", "device": "cuda:0", "outcome": "out_of_memory", "reason": "", "seconds": 3.0},
-        {"purpose": "train", "device": "cpu", "outcome": "finished", "reason": "", "seconds": 70.0},
-        {"purpose": "repeat", "device": "cpu", "outcome": "finished", "reason": "", "seconds": 7.0},
+        Tried(purpose="train", device="cuda:0", outcome="out_of_memory", reason="", seconds=3.0),
+        Tried(purpose="train", device="cpu", outcome="finished", reason="", seconds=70.0),
+        Tried(purpose="repeat", device="cpu", outcome="finished", reason="", seconds=7.0),
     )
     made = report(ran("full", 30.0, attempts=fallen), ran("dora", 12.0))
 

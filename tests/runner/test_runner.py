@@ -370,7 +370,7 @@ def test_the_card_and_its_cap_are_in_the_trace_of_the_attempt_on_it(tmp_path, mo
     assert [(a.start.card, a.start.vram_cap_bytes) for a in trace.attempts] == [("GPU-1", 2**33), (None, None)]
     assert [(request.cards, request.vram_cap_bytes) for request in asked] == [(("GPU-1",), 2**33), ((), None)]
     row = summarize(trace, [], trace_file="", seconds=0.0)
-    assert [attempt["device"] for attempt in row.attempts] == ["cuda:0 (capped at 8.0 GiB)", "cpu"]
+    assert [attempt.device for attempt in row.attempts] == ["cuda:0 (capped at 8.0 GiB)", "cpu"]
     assert retries(row) == ["ran out of memory on cuda:0 (capped at 8.0 GiB), repeated on cpu"]
 
 

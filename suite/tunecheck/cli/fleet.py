@@ -60,7 +60,7 @@ def _fleet(options: argparse.Namespace) -> int:
     from tunecheck.fleet.session import FleetSession, gathered
     from tunecheck.report.fleet import print_fleet
     from tunecheck.report.page.fleet import FLEET_PAGE
-    from tunecheck.results.fleet import plain
+    from tunecheck.results.stored import plain
 
     request = _request(options)
     session = FleetSession(request, at_once=options.at_once, wait_seconds=options.wait)

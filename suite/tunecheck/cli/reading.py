@@ -10,6 +10,7 @@ from tunecheck.checks import CHECKS
 from tunecheck.cli.parser import as_json
 from tunecheck.cli.watch import add_answers
 from tunecheck.core.errors import ConfigError, TraceError
+from tunecheck.core.files import write_whole
 from tunecheck.core.paths import reports_folder
 from tunecheck.core.redaction import shown
 from tunecheck.core.spelling import nearest
@@ -143,11 +144,12 @@ def _rows(options: argparse.Namespace) -> int:
 
 
 def _page(options: argparse.Namespace) -> int:
-    from tunecheck.report.page import write_page
+    from tunecheck.report.page import PAGE_FILE, page_html
     from tunecheck.results.rejudge import session_report
 
     session = options.session or _last_session()
-    path = write_page(session_report(session), session)
+    path = session / PAGE_FILE
+    write_whole(path, page_html(session_report(session), session))
     if not as_json(options, {"page": path}):
         print(path)
     return 0

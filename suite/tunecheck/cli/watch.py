@@ -9,6 +9,7 @@ from typing import Any
 from tunecheck.cli.parser import as_json
 from tunecheck.core import interrupts
 from tunecheck.core.errors import ConfigError
+from tunecheck.core.files import write_whole
 from tunecheck.core.log import log
 from tunecheck.core.units import count_option
 from tunecheck.listen.expectations import EXPECTATIONS, read_expectations
@@ -60,7 +61,7 @@ def _watch(options: argparse.Namespace) -> int:
     from tunecheck.listen.launch import new_folder, run_name, watch
     from tunecheck.listen.options import Options
     from tunecheck.report.github import workflow_commands
-    from tunecheck.report.page import write_page
+    from tunecheck.report.page import PAGE_FILE, page_html
     from tunecheck.report.terminal import print_changes, print_report
     from tunecheck.results import Report, exit_code
     from tunecheck.results.verdict import verdict_payload, write_verdict
@@ -93,7 +94,7 @@ def _watch(options: argparse.Namespace) -> int:
         """Print what the steps say while the training goes on, and return whether it is to end."""
         report = without_secrets(so_far)
         write_verdict(report, folder)
-        write_page(report, folder)
+        write_whole(folder / PAGE_FILE, page_html(report, folder))
         ends: bool = options.stop or (options.stop_on_fail and report.verdict == "fail")
         if log.isEnabledFor(logging.INFO):
             said.append(report)

@@ -20,7 +20,8 @@ from tunecheck.core.text import human_seconds, one_line
 from tunecheck.core.unexpected import described
 from tunecheck.fleet.condense import condensed
 from tunecheck.fleet.request import Request, read_request
-from tunecheck.results.fleet import OVERDUE, Answer, Place, plain, write_answer
+from tunecheck.results.fleet import OVERDUE, Answer, Place, write_answer
+from tunecheck.results.stored import plain
 
 LOG_FILE = "output.log"
 GRACE_SECONDS = 10.0

@@ -12,13 +12,14 @@ from typing import NamedTuple
 
 from tunecheck.core import interrupts
 from tunecheck.core.errors import HistoryError, SuiteError, TraceError
+from tunecheck.core.files import write_whole
 from tunecheck.core.paths import reports_folder
 from tunecheck.core.text import human_seconds
 from tunecheck.fleet.engines import ENGINES, Engine, News
 from tunecheck.fleet.request import REQUEST_FILE, EngineOptions, Request, read_request, write_request
 from tunecheck.history.remember import fleet_entries
 from tunecheck.history.store import Store, history_file
-from tunecheck.report.page.fleet import write_fleet_page
+from tunecheck.report.page.fleet import FLEET_PAGE, fleet_html
 from tunecheck.results.fleet import (
     ANSWER_FILE,
     FLEET_FILE,
@@ -132,7 +133,7 @@ class FleetSession:
         )
         try:
             write_drain(report, self.folder)
-            write_fleet_page(report, self.folder)
+            write_whole(self.folder / FLEET_PAGE, fleet_html(report))
             write_fleet(report, self.folder)
         except SuiteError as error:  # what was found is printed all the same, and is no pass
             report = unwritten(report, str(error))

@@ -1,23 +1,19 @@
 """Accepted baselines: median and scatter of a run's figures on a device, in a small JSON file to be committed."""
 
 import dataclasses
-import json
 import math
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from tunecheck.core.errors import HistoryError
-from tunecheck.core.files import write_whole
 from tunecheck.core.frozen import Frozen
-from tunecheck.core.reading import read_json
 from tunecheck.core.text import file_stem
-from tunecheck.core.typed import MISFITS, build
 from tunecheck.history.entry import HistoryEntry, Key
 from tunecheck.results.baseline import FEWEST_SESSIONS, FigureBaseline, baseline_of
 from tunecheck.results.figures import FIGURES
+from tunecheck.results.stored import Stored, write_record
 
 SCHEMA = 1
 """Raised when a reader of older baselines would misread a newer one."""
@@ -28,6 +24,7 @@ DIGITS = 9
 class AcceptedBaseline(Frozen):
     """A baseline that does not move with further sessions."""
 
+    schema: int = SCHEMA
     run: str
     key: Key
     accepted_at: str
@@ -35,6 +32,15 @@ class AcceptedBaseline(Frozen):
     versions: dict[str, str]
     """Of the last session in it."""
     figures: dict[str, FigureBaseline]
+
+
+_BASELINE = Stored(
+    AcceptedBaseline,
+    schema=SCHEMA,
+    what="a baseline",
+    remedy="`tunecheck baseline accept RUN` makes one",
+    error=HistoryError,
+)
 
 
 def baseline_file(folder: Path, run: str, device: str) -> Path:
@@ -67,33 +73,21 @@ def accepted_from(entries: Sequence[HistoryEntry], *, run: str) -> AcceptedBasel
 
 def write_baseline(baseline: AcceptedBaseline, folder: Path) -> Path:
     """Write the baseline atomically and return its path. Raises SuiteError when the folder cannot be written."""
+    figures = {
+        name: dataclasses.replace(one, median=_short(one.median), deviation=_short(one.deviation))
+        for name, one in baseline.figures.items()
+    }
     path = baseline_file(folder, baseline.run, baseline.key.device)
-    held = dataclasses.asdict(baseline)
-    figures = {name: {key: _short(value) for key, value in one.items()} for name, one in held.pop("figures").items()}
-    write_whole(path, json.dumps({"schema": SCHEMA, **held, "figures": figures}, indent=1, ensure_ascii=False) + "\n")
-    return path
+    return write_record(dataclasses.replace(baseline, figures=figures), path)
 
 
 def read_baseline(path: Path) -> AcceptedBaseline:
     """Read a baseline. Raises HistoryError for a file that is unreadable, foreign, or of another schema."""
-    try:
-        held: dict[str, Any] = read_json(path)
-        if (schema := held.pop("schema")) != SCHEMA:
-            raise HistoryError(
-                f"{path}: baseline schema {schema}, this tunecheck reads {SCHEMA}; "
-                f"`tunecheck baseline accept {held.get('run', 'RUN')}` makes it again"
-            )
-        baseline: AcceptedBaseline = build(AcceptedBaseline, held)
-        for name, one in baseline.figures.items():
-            if not (math.isfinite(one.median) and 0 <= one.deviation < math.inf):
-                raise ValueError(f"{name}: no median with its deviation: {one.median}, {one.deviation}")
-        return baseline
-    except OSError as error:
-        raise HistoryError(f"{path}: cannot be read: {error.strerror}") from error
-    except MISFITS as error:
-        raise HistoryError(
-            f"{path}: not a baseline ({type(error).__name__}: {error}); `tunecheck baseline accept RUN` makes one"
-        ) from error
+    baseline = _BASELINE.read(path)
+    for name, one in baseline.figures.items():
+        if not (math.isfinite(one.median) and 0 <= one.deviation < math.inf):
+            raise HistoryError(f"{path}: {name}: no median with its deviation: {one.median}, {one.deviation}")
+    return baseline
 
 
 def baseline_for(entry: HistoryEntry, folder: Path) -> tuple[AcceptedBaseline | None, str]:
@@ -126,4 +120,4 @@ def require_device(baseline: AcceptedBaseline, entry: HistoryEntry, path: Path) 
 
 
 def _short(value: float) -> float:
-    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+    return float(f"{value:.{DIGITS}g}")

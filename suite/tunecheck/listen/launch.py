@@ -26,7 +26,7 @@ from tunecheck.core.trace import Trace, TraceWriter, encode, read
 from tunecheck.listen.options import HEARD, Options, trace_file
 from tunecheck.listen.problems import PROBLEMS
 from tunecheck.listen.twice import SCRATCH, Rehearsal, rehearse
-from tunecheck.results import Report, RunReport, errored, verdict_of
+from tunecheck.results import Report, RunReport, verdict_of
 from tunecheck.results.rejudge import judged_again
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap"
@@ -223,9 +223,11 @@ def rows_of(folder: Path, options: Options, status: int, unheard: str = "") -> l
                 raise TraceError(_why_unheard(trace))
             rows.append(judged_again(trace, [], trace_file=path.name))
         except TraceError as error:
-            rows.append(errored(path.stem.removeprefix("watch-"), "watch", "", str(error), trace_file=path.name))
+            name = path.stem.removeprefix("watch-")
+            rows.append(RunReport(run=name, tier="watch", outcome="error", reason=str(error), trace_file=path.name))
     if not rows:
-        return [errored(options.name, "watch", "", unheard or _why_silent(folder, status))]
+        why = unheard or _why_silent(folder, status)
+        return [RunReport(run=options.name, tier="watch", outcome="error", reason=why)]
     if status and status not in INTERRUPTED:
         ended = f"the command ended with status {status}"
         return [replace(row, outcome="error", reason=ended) if row.outcome == "pass" else row for row in rows]

@@ -1,12 +1,9 @@
 """junit.xml: a test suite for every run, a test case for every finding, for CI services that read nothing else."""
 
-import io
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
-from tunecheck.core.files import write_whole
 from tunecheck.core.finding import Finding, Status
 from tunecheck.core.text import facts, printable
 from tunecheck.report.view import RunView, failure, session_view
@@ -19,8 +16,8 @@ RUN_CASE = "run"
 _COUNTS = {"failures": "failure", "errors": "error", "skipped": "skipped"}
 
 
-def write_junit(report: Report, folder: Path) -> Path:
-    """Write junit.xml atomically and return its path. Raises SuiteError when the folder cannot be written.
+def junit_xml(report: Report) -> str:
+    """Return the content of junit.xml.
 
     A report whose verdict is not a pass holds at least one failure, error or skipped test case.
     """
@@ -33,11 +30,8 @@ def write_junit(report: Report, folder: Path) -> Path:
         _count(suite, 0.0)
     _count(root, report.seconds)
     ElementTree.indent(root)
-    written = io.BytesIO()
-    ElementTree.ElementTree(root).write(written, encoding="utf-8", xml_declaration=True)
-    path = folder / JUNIT_FILE
-    write_whole(path, written.getvalue().decode() + "\n")
-    return path
+    written: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
+    return written.decode() + "\n"
 
 
 def _session_trouble(report: Report) -> str:
@@ -85,7 +79,7 @@ def _finding_trouble(run_name: str, finding: Finding) -> tuple[str, str, str] | 
     failed = failure(run_name, finding)
     if finding.status in (Status.SUSPECTED, Status.IGNORED):
         return "skipped", f"{finding.status}: {failed.summary}", ""
-    return "failure", failed.summary, "\n".join(f"{label}: {text}" for label, text in failed.rows)
+    return "failure", failed.summary, "\n".join(failed.lines)
 
 
 def _properties(run: RunReport, report: Report) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,6 @@ from urllib.parse import quote
 from tunecheck.checks import CHECKS
 from tunecheck.config import find_run
 from tunecheck.core.errors import SuiteError
-from tunecheck.core.files import write_whole
 from tunecheck.core.finding import Finding, Place, Status
 from tunecheck.report.view import RunView, check_page, failure, rule, session_view
 from tunecheck.results import Report
@@ -19,18 +18,11 @@ SARIF_FILE = "results.sarif"
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
-def write_sarif(report: Report, folder: Path) -> Path:
-    """Write results.sarif atomically and return its path. Raises SuiteError when the folder cannot be written."""
-    path = folder / SARIF_FILE
-    write_whole(path, json.dumps(sarif(report), indent=2, ensure_ascii=False) + "\n")
-    return path
-
-
-def sarif(report: Report) -> dict[str, Any]:
+def sarif(report: Report) -> str:
     """Return the session as a SARIF log: a rule for each check that did not pass, a result for each time it did not."""
     found = [(view, finding) for view in session_view(report).runs for finding in _told(view)]
     rules = list(dict.fromkeys(finding.check for _, finding in found))
-    return {
+    log = {
         "$schema": SCHEMA,
         "version": "2.1.0",
         "runs": [
@@ -47,6 +39,7 @@ def sarif(report: Report) -> dict[str, Any]:
             }
         ],
     }
+    return json.dumps(log, indent=2, ensure_ascii=False) + "\n"
 
 
 def _told(view: RunView) -> Iterator[Finding]:

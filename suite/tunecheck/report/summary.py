@@ -2,9 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
-from tunecheck.core.files import write_whole
 from tunecheck.core.text import one_line
 from tunecheck.report.view import REMARKS, Failure, RunView, SessionView, session_view
 from tunecheck.results import Report
@@ -19,15 +17,8 @@ _CUT_NOTE = "\n*Cut here to stay readable: everything is in verdict.json.*\n"
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~&$#])")
 
 
-def write_summary(report: Report, folder: Path) -> Path:
-    """Write summary.md, atomically and under 60 kB, and return its path. Raises SuiteError when it is unwritable."""
-    path = folder / SUMMARY_FILE
-    write_whole(path, summary_markdown(report))
-    return path
-
-
 def summary_markdown(report: Report) -> str:
-    """Return what write_summary writes: whole lines, with a note where the rest was cut."""
+    """Return the content of summary.md, under 60 kB: whole lines, with a note where the rest was cut."""
     room = SIZE_LIMIT_BYTES - len(_CUT_NOTE.encode())
     kept: list[str] = []
     for line in _lines(session_view(report)):

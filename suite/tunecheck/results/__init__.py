@@ -1,6 +1,5 @@
 """The results of a session: pure data from traces and findings, shared by every output."""
 
-import dataclasses
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -15,7 +14,6 @@ from tunecheck.core.errors import MissingEvidence
 from tunecheck.core.evidence import (
     AttemptOutcome,
     AttemptPurpose,
-    AttemptReason,
     Dataset,
     Evaluation,
     Phase,
@@ -57,13 +55,25 @@ Verdict = Literal["pass", "fail", "inconclusive"]
 """The verdict of a whole session."""
 
 
+class Tried(Frozen):
+    """One child process of a run."""
+
+    purpose: str
+    device: str
+    outcome: str
+    reason: str
+    """Why it was made."""
+    seconds: float | None
+    """None when it was cut off."""
+
+
 class RunReport(Frozen):
     """One run as a row of the report."""
 
     run: str
     """The run's id: the file name of its configuration."""
     tier: str
-    model: str
+    model: str = ""
     outcome: Outcome
     reason: str = ""
     """Why it was skipped, could not be judged, or did not train to its end; empty where the findings say it all."""
@@ -76,8 +86,7 @@ class RunReport(Frozen):
     (capped at 8.0 GiB)", its fallback step in brackets too; empty when nothing ran."""
     precision: str = ""
     """Arithmetic of the forward pass: fp32, bf16 or fp16; empty when nothing ran."""
-    attempts: tuple[dict[str, Any], ...] = ()
-    """Every child process: purpose, device, outcome, reason (why it was made) and seconds (None when cut off)."""
+    attempts: tuple[Tried, ...] = ()
     weights: str = ""
     """Source, identifier@revision, the start of the file's SHA-256, pretrained or random."""
     data: str = ""
@@ -119,14 +128,18 @@ class RunReport(Frozen):
     @property
     def misconfigured(self) -> bool:
         """Whether it did not train because its configuration is wrong."""
-        trained = [attempt["outcome"] for attempt in self.attempts if attempt["purpose"] == AttemptPurpose.TRAIN]
-        return trained[-1:] == [AttemptOutcome.MISCONFIGURED]
+        return [tried.outcome for tried in self.trainings[-1:]] == [AttemptOutcome.MISCONFIGURED]
+
+    @property
+    def trainings(self) -> list[Tried]:
+        """Its attempts to train, in order."""
+        return [tried for tried in self.attempts if tried.purpose == AttemptPurpose.TRAIN]
 
     @property
     def interrupted(self) -> bool:
         """Whether its last attempt was interrupted, or cut off with its session."""
-        ends = [attempt["outcome"] for attempt in self.attempts]
-        return ends[-1:] in ([AttemptOutcome.INTERRUPTED], [AttemptOutcome.CUT_OFF])
+        cut_short = (AttemptOutcome.INTERRUPTED, AttemptOutcome.CUT_OFF)
+        return any(tried.outcome in cut_short for tried in self.attempts[-1:])
 
     @property
     def passed(self) -> list[Finding]:
@@ -240,41 +253,6 @@ def summarize(
     )
 
 
-def skipped(run_id: str, tier: str, model: str, reason: str) -> RunReport:
-    """Return the row of a run that this machine is too small for; the reason says what is missing."""
-    return RunReport(run=run_id, tier=tier, model=model, outcome="skipped", reason=reason)
-
-
-def errored(
-    run_id: str,
-    tier: str,
-    model: str,
-    reason: str,
-    *,
-    seconds: float = 0.0,
-    trace_file: str = "",
-    domain: Domain | Literal[""] = "",
-) -> RunReport:
-    """Return the row of a run without a trace to judge: an unwritable folder, say, or a GPU that stays leased."""
-    return RunReport(
-        run=run_id,
-        tier=tier,
-        model=model,
-        outcome="error",
-        reason=reason,
-        domain=domain,
-        seconds=seconds,
-        trace_file=trace_file,
-    )
-
-
-def refused(run_id: str, tier: str, reason: str) -> RunReport:
-    """Return the row of a run whose configuration cannot be used."""
-    row = errored(run_id, tier, "", reason, domain=Domain.WORKLOAD)
-    never = {"purpose": AttemptPurpose.TRAIN, "device": "", "outcome": AttemptOutcome.MISCONFIGURED}
-    return dataclasses.replace(row, attempts=({**never, "reason": AttemptReason.REQUESTED, "seconds": None},))
-
-
 def verdict_of(runs: Sequence[RunReport], interrupted: bool) -> Verdict:
     """Return the verdict: one failed run fails it; it passes when at least one run passed and none was unjudged."""
     outcomes = {run.outcome for run in runs}
@@ -359,14 +337,14 @@ def _why_unfinished(main: Attempt | None) -> str:
     return "" if main.finished else f"the training {main.ending}"
 
 
-def _attempt(attempt: Attempt) -> dict[str, Any]:
-    return {
-        "purpose": attempt.start.purpose,
-        "device": attempt_device(attempt),
-        "outcome": attempt.outcome,
-        "reason": attempt.start.explanation,
-        "seconds": attempt.end.seconds if attempt.end else None,
-    }
+def _attempt(attempt: Attempt) -> Tried:
+    return Tried(
+        purpose=attempt.start.purpose,
+        device=attempt_device(attempt),
+        outcome=attempt.outcome,
+        reason=attempt.start.explanation,
+        seconds=attempt.end.seconds if attempt.end else None,
+    )
 
 
 def _peak(phases: list[Phase]) -> tuple[int | None, str]:

@@ -13,7 +13,7 @@ from functools import cached_property
 from statistics import median
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tunecheck.core.evidence import AttemptOutcome, AttemptPurpose
+from tunecheck.core.evidence import AttemptOutcome
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.text import human_bytes
 from tunecheck.results.comparison import grouped
@@ -143,8 +143,7 @@ def _whole(runs: Iterable[RunReport]) -> list[RunReport]:
     """Return the turns that trained to their end."""
 
     def ended(run: RunReport) -> bool:
-        tries = [attempt["outcome"] for attempt in run.attempts if attempt["purpose"] == AttemptPurpose.TRAIN]
-        return tries[-1:] in ([], [AttemptOutcome.FINISHED])
+        return all(tried.outcome == AttemptOutcome.FINISHED for tried in run.trainings[-1:])
 
     return [run for run in runs if run.losses and ended(run)]
 

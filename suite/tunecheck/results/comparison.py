@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from tunecheck.core.evidence import AttemptOutcome, AttemptPurpose
+from tunecheck.core.evidence import AttemptOutcome
 from tunecheck.core.text import counted, human_bytes, human_seconds
 
 if TYPE_CHECKING:
@@ -135,10 +135,8 @@ def _cells(place: str, run: RunReport) -> tuple[str, ...]:
 
 def _devices(run: RunReport) -> str:
     """Return the devices of its attempts to train, in order: "cuda:0 (out of memory) → cpu"."""
-    tried = [
-        (a["device"], a["outcome"].replace("_", " ")) for a in run.attempts if a["purpose"] == AttemptPurpose.TRAIN
-    ]
-    return " → ".join(device if how == AttemptOutcome.FINISHED else f"{device} ({how})" for device, how in tried)
+    ends = [(tried.device, tried.outcome.replace("_", " ")) for tried in run.trainings]
+    return " → ".join(device if how == AttemptOutcome.FINISHED else f"{device} ({how})" for device, how in ends)
 
 
 def _change(before: str, after: str) -> str:

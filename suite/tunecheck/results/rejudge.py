@@ -12,7 +12,7 @@ from tunecheck.core.errors import MissingEvidence, TraceError
 from tunecheck.core.evidence import PremisesOpen
 from tunecheck.core.finding import Finding, Status
 from tunecheck.core.trace import Trace, read
-from tunecheck.results import Report, RunReport, errored, summarize, verdict_of
+from tunecheck.results import Report, RunReport, summarize, verdict_of
 from tunecheck.results.answers import NO_ANSWERS, Answers
 from tunecheck.results.verdict import VERDICT_FILE, read_verdict
 
@@ -87,7 +87,7 @@ def session_report(folder: Path) -> Report:
             rows.append(judged_again(traces[-1], [], trace_file=path.name))
         except TraceError as error:
             tier, _, run = path.stem.partition("-")
-            rows.append(errored(run, tier, "", str(error), trace_file=path.name))
+            rows.append(RunReport(run=run, tier=tier, outcome="error", reason=str(error), trace_file=path.name))
     return Report(
         started_at=min((trace.header.started_at for trace in traces), default=""),
         seconds=sum(row.seconds for row in rows),

@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 from tunecheck.checks.telemetry import BUSY_SHARE_ON_CPU, BUSY_SHARE_ON_GPU, busy_words
-from tunecheck.core.evidence import AttemptPurpose, outcome_words
+from tunecheck.core.evidence import outcome_words
 from tunecheck.core.finding import Finding
 from tunecheck.core.text import counted, human_bytes
 from tunecheck.results import Report, RunReport
@@ -79,10 +79,9 @@ def remaining_reason(run: RunReport) -> str:
 
 def retries(run: RunReport) -> list[str]:
     """Return a sentence for each training attempt that was repeated: "ran out of memory on cuda:0, repeated on cpu"."""
-    trained = [attempt for attempt in run.attempts if attempt["purpose"] == AttemptPurpose.TRAIN]
     return [
-        f"{outcome_words(first['outcome'])} on {first['device']}, repeated on {second['device']}"
-        for first, second in pairwise(trained)
+        f"{outcome_words(first.outcome)} on {first.device}, repeated on {second.device}"
+        for first, second in pairwise(run.trainings)
     ]
 
 

@@ -10,7 +10,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ import psutil
 import tunecheck
 from tunecheck.core import fork_server
 from tunecheck.core.errors import GpuUnusable, MachineTooSmall, SuiteError, TraceError
+from tunecheck.core.files import write_whole
 from tunecheck.core.finding import Domain
 from tunecheck.core.log import log
 from tunecheck.core.paths import reports_folder
@@ -38,14 +38,6 @@ if TYPE_CHECKING:
 
 CONTENTION_CORES = 0.25
 """Cores busy with other processes from which on OpenMP spinning is limited in the training processes."""
-AT_THE_END = (
-    "tunecheck.history.remember",
-    "tunecheck.report.github",
-    "tunecheck.report.page",
-    "tunecheck.report.terminal",
-)
-"""What the report is written with. A session that has started its training process waits for that one's imports, so
-that these cost nothing then: 0.1 s at its end."""
 
 
 class TierSession:
@@ -140,9 +132,6 @@ class TierSession:
         cap, gpu = self.vram_cap_bytes, bool(self.hardware.visible_gpus)
         if not self.in_process and any(obstacle(run, self.hardware, vram_cap_bytes=cap) is None for run in runs):
             fork_server.warm_up(gpu)
-            for module in AT_THE_END:
-                with suppress(Exception):  # it is told when the report is written, and costs no training
-                    import_module(module)
 
     def close(self, *, interrupted: bool) -> Report | None:
         """Write the report's files and return the report.
@@ -247,28 +236,29 @@ def _write(report: Report, folder: Path) -> bool:
     """Write the report's files and update the history; return whether the verdict is among them."""
     from tunecheck.history.remember import remember
     from tunecheck.report.github import append_summary
-    from tunecheck.report.junit import write_junit
-    from tunecheck.report.sarif import write_sarif
-    from tunecheck.report.summary import write_summary
-    from tunecheck.results.verdict import verdict_json, write_verdict
+    from tunecheck.report.junit import JUNIT_FILE, junit_xml
+    from tunecheck.report.sarif import SARIF_FILE, sarif
+    from tunecheck.report.summary import SUMMARY_FILE, summary_markdown
+    from tunecheck.results.stored import json_text
+    from tunecheck.results.verdict import verdict_payload, write_verdict
 
     try:
         write_verdict(report, folder)
     except SuiteError as error:
-        line = verdict_json(report, indent=None)
+        line = json_text(verdict_payload(report), indent=None)
         log.error(f"{error}\nThe verdict would be lost otherwise:\n{line}")
         return False
-    for write in (write_junit, write_sarif, write_summary):
+    for name, content in ((JUNIT_FILE, junit_xml), (SARIF_FILE, sarif), (SUMMARY_FILE, summary_markdown)):
         with _told():
-            write(report, folder)
+            write_whole(folder / name, content(report))
     remedy = f"its figures are in {folder}, and `tunecheck history --rebuild` adds them"
     with _told(lambda error: f"this session is not in the history yet ({error}); {remedy}"):
         remember(report, folder)
     again = f"the verdict is in {folder}, and `tunecheck page {folder}` tries again"
     with _told(lambda error: f"no report.html ({type(error).__name__}: {error}); {again}"):
-        from tunecheck.report.page import write_page
+        from tunecheck.report.page import PAGE_FILE, page_html
 
-        write_page(report, folder)
+        write_whole(folder / PAGE_FILE, page_html(report, folder))
     with _told():
         append_summary(report, os.environ)
     return True

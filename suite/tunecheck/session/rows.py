@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tunecheck.core.errors import SuiteError, TraceError
-from tunecheck.core.evidence import outcome_words
+from tunecheck.core.evidence import AttemptOutcome, AttemptPurpose, AttemptReason, outcome_words
 from tunecheck.core.finding import Domain, Finding
 from tunecheck.core.text import file_stem, human_seconds
 from tunecheck.core.trace import Trace, read
 from tunecheck.core.typed import build
-from tunecheck.results import RunReport, errored, refused, summarize
+from tunecheck.results import RunReport, Tried, summarize
 from tunecheck.results.entry import waiting
 from tunecheck.results.words import retries
 
@@ -59,13 +59,28 @@ class Rows:
 
     def give_up(self, run: "Run", reason: str, *, seconds: float, domain: Domain = Domain.ENVIRONMENT) -> None:
         """Record that the run could not begin, or that its trace could not be written to its end."""
-        row = errored(run.id, run.tier, run.model.name, reason, seconds=seconds, domain=domain)
-        self._without_trace[run.name] = dataclasses.replace(row, entry=waiting(run))
+        self._without_trace[run.name] = RunReport(
+            run=run.id,
+            tier=run.tier,
+            model=run.model.name,
+            outcome="error",
+            reason=reason,
+            domain=domain,
+            seconds=seconds,
+            entry=waiting(run),
+        )
 
     def refuse(self, run_name: str, reason: str) -> None:
         """Record that the run's file cannot be used; the others are trained."""
-        tier, _, run = run_name.partition("/")
-        self._without_trace[run_name] = refused(run, tier, reason)
+        never = Tried(
+            purpose=AttemptPurpose.TRAIN,
+            device="",
+            outcome=AttemptOutcome.MISCONFIGURED,
+            reason=AttemptReason.REQUESTED,
+            seconds=None,
+        )
+        row = _error(run_name, reason, Domain.WORKLOAD)
+        self._without_trace[run_name] = dataclasses.replace(row, attempts=(never,))
 
     def lose(self, run_name: str, worker: str) -> None:
         """Record that the run's worker died. The run is not repeated: its outcome is an error unless a check failed."""
@@ -98,7 +113,7 @@ class Rows:
         rows = {row.name: row for row in self._with_trace()}
         others = [row for name, row in self._without_trace.items() if name not in rows]
         gone = [
-            errored(name.partition("/")[2], name.partition("/")[0], "", reason, domain=Domain.UNKNOWN)
+            _error(name, reason, Domain.UNKNOWN)
             for name, reason in self._lost.items()
             if name not in rows and name not in self._without_trace
         ]
@@ -113,8 +128,8 @@ class Rows:
             try:
                 traces.append((read(path), path))
             except TraceError as error:
-                tier, _, run = path.stem.partition("-")
-                self._without_trace.setdefault(f"{tier}/{run}", errored(run, tier, "", str(error)))
+                name = path.stem.replace("-", "/", 1)
+                self._without_trace.setdefault(name, _error(name, str(error)))
         traces.sort(key=lambda pair: pair[0].header.started_at)
         return [self._row(trace, path) for trace, path in traces]
 
@@ -142,3 +157,9 @@ class Rows:
             return str(error)
         words = outcome_words(main.outcome)
         return f"{words} on {main.start.device}{f' ({main.start.card})' if main.start.card else ''}"
+
+
+def _error(run_name: str, reason: str, domain: Domain | Literal[""] = "") -> RunReport:
+    """Return the row of a run of which no trace tells more."""
+    tier, _, run = run_name.partition("/")
+    return RunReport(run=run, tier=tier, outcome="error", reason=reason, domain=domain)

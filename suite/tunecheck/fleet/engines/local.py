@@ -13,7 +13,8 @@ from tunecheck.fleet.engines import News
 from tunecheck.fleet.node import answered
 from tunecheck.fleet.request import EngineOptions, Request
 from tunecheck.hardware import probe
-from tunecheck.results.fleet import Answer, Place, plain
+from tunecheck.results.fleet import Answer, Place
+from tunecheck.results.stored import plain
 from tunecheck.session.leases import usable
 
 

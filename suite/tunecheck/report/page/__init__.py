@@ -12,7 +12,6 @@ from markupsafe import Markup
 
 from tunecheck.checks import SUBJECTS
 from tunecheck.core.errors import HistoryError, TraceError
-from tunecheck.core.files import write_whole
 from tunecheck.core.text import facts, human_number, one_line, printable
 from tunecheck.core.trace import Trace, read
 from tunecheck.history.entry import HistoryEntry, history_entry
@@ -47,18 +46,11 @@ LONGEST_TEXT = 3000
 """Characters of any one text: what a model generates, or a library complains about, has no end by itself."""
 
 
-def write_page(report: Report, folder: Path) -> Path:
-    """Write report.html atomically and return its path. Raises SuiteError when the folder cannot be written.
+def page_html(report: Report, folder: Path) -> str:
+    """Return the content of report.html: it makes no request and runs one script of its own, all data escaped.
 
     The report's traces are read from the folder; a run whose trace is unreadable is shown without curves, and why.
     """
-    path = folder / PAGE_FILE
-    write_whole(path, page_html(report, folder))
-    return path
-
-
-def page_html(report: Report, folder: Path) -> str:
-    """Return what write_page writes: HTML that makes no request and runs one script of its own, all data escaped."""
     view = session_view(report)
     runs = [_run(view, run, folder, number) for number, run in enumerate(view.runs, start=1)]
     shares = {

@@ -2,10 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-from tunecheck.core.files import write_whole
 from tunecheck.core.text import human_seconds
 from tunecheck.report.fleet import failures, figure_words, fleet_headline, kinds, said_of
 from tunecheck.report.page import PAGE_FILE, template, verbatim
@@ -17,15 +15,8 @@ MOST_ODD, MOST_WHOLE, MOST_CHECKS = 400, 300, 12
 """Odd places in full, healthy ones with their figures, and columns of checks: ten thousand places stay below 2 MB."""
 
 
-def write_fleet_page(report: FleetReport, folder: Path) -> Path:
-    """Write fleet.html atomically and return its path. Raises SuiteError when the folder cannot be written."""
-    path = folder / FLEET_PAGE
-    write_whole(path, fleet_html(report))
-    return path
-
-
 def fleet_html(report: FleetReport) -> str:
-    """Return what write_fleet_page writes: HTML that makes no request and runs no script, all data escaped."""
+    """Return the content of fleet.html: it makes no request and runs no script, all data escaped."""
     odd = [row for row in report.rows if row.odd]
     sound = [row for row in report.rows if not row.odd]
     checks = [check for check, _ in Counter(check for row in odd for check in broken(row)).most_common(MOST_CHECKS)]

@@ -79,7 +79,7 @@ def attempts(trace: Trace, run: RunReport) -> Table:
     """Return every training process, in order."""
     pairs = zip(trace.attempts, run.attempts, strict=False)
     heads = ("purpose", "time", "peak", "device", "why", "outcome")
-    return _filled(heads, [_attempt(attempt, row["device"]) for attempt, row in pairs])
+    return _filled(heads, [_attempt(attempt, row.device) for attempt, row in pairs])
 
 
 def texts(trace: Trace) -> list[dict[str, str]]:

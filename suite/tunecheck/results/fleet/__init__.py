@@ -1,22 +1,18 @@
 """A fleet: what each card of each node answered, as plain data, and the report that all of them together make."""
 
-import dataclasses
-import json
 import re
 from dataclasses import field
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal
 
 from tunecheck import __version__
 from tunecheck.core.errors import TraceError
 from tunecheck.core.files import write_whole
 from tunecheck.core.finding import Domain, Finding
 from tunecheck.core.frozen import Frozen
-from tunecheck.core.reading import read_json
 from tunecheck.core.text import one_line
-from tunecheck.core.trace import spelled
-from tunecheck.core.typed import MISFITS, build
 from tunecheck.results import Outcome, Verdict
+from tunecheck.results.stored import Stored, json_text, write_record
 
 ANSWER_FILE, FLEET_FILE, NODES_FOLDER = "answer.json", "fleet.json", "nodes"
 ANSWER_SCHEMA, FLEET_SCHEMA = 1, 1
@@ -28,7 +24,6 @@ NODE_NAME = re.compile(r"(?!ALL$)[A-Za-z0-9][A-Za-z0-9._-]{0,252}", re.ASCII)
 """One node in Slurm's notation: neither a list, nor ALL, nor what a shell would read as more."""
 
 NodeOutcome = Outcome | Literal["no answer"]
-F = TypeVar("F")
 
 
 class Place(Frozen):
@@ -181,21 +176,24 @@ class FleetReport(Frozen):
     """About the fleet as a whole, a sentence each."""
 
 
+_OURS, _REMEDY = "written by `tunecheck fleet`", "read it with the tunecheck that wrote it"
+_ANSWER = Stored(Answer, schema=ANSWER_SCHEMA, what=_OURS, remedy=_REMEDY)
+_FLEET = Stored(FleetReport, schema=FLEET_SCHEMA, what=_OURS, remedy=_REMEDY)
+
+
 def write_answer(answer: Answer, folder: Path) -> Path:
     """Write the answer of a place into its folder, atomically. Raises SuiteError when that cannot be written."""
-    path = folder / ANSWER_FILE
-    write_whole(path, json.dumps(plain(answer), allow_nan=False, ensure_ascii=False) + "\n")
-    return path
+    return write_record(answer, folder / ANSWER_FILE, indent=None)
 
 
 def read_answer(path: Path) -> Answer:
     """Read an answer. Raises TraceError for a file that is unreadable, foreign, or of another schema."""
-    return answer_from(_content(path), str(path))
+    return answer_from(_ANSWER.loaded(path), str(path))
 
 
 def answer_from(held: Any, source: str) -> Answer:
     """Build an answer from plain data. Raises TraceError, which names the source."""
-    answer = _built(Answer, held, ANSWER_SCHEMA, source)
+    answer = _ANSWER.built(held, source)
     session = PurePosixPath(answer.session)
     if session.is_absolute() or ".." in session.parts or "\0" in answer.session:
         raise TraceError(f"{source}: its session is {answer.session!r}; it must be a folder below that of its fleet")
@@ -204,14 +202,12 @@ def answer_from(held: Any, source: str) -> Answer:
 
 def write_fleet(report: FleetReport, folder: Path) -> Path:
     """Write fleet.json atomically. Raises SuiteError when the folder cannot be written."""
-    path = folder / FLEET_FILE
-    write_whole(path, json.dumps(plain(report), allow_nan=False, ensure_ascii=False, indent=1) + "\n")
-    return path
+    return write_record(report, folder / FLEET_FILE)
 
 
 def read_fleet(path: Path) -> FleetReport:
     """Read a fleet's report. Raises TraceError for a file that is unreadable, foreign, or of another schema."""
-    return _built(FleetReport, _content(path), FLEET_SCHEMA, str(path))
+    return _FLEET.read(path)
 
 
 def reasons(report: FleetReport) -> dict[str, list[dict[str, str | int | None]]]:
@@ -239,32 +235,5 @@ def write_drain(report: FleetReport, folder: Path) -> tuple[Path, Path]:
     text, machine = folder / DRAIN_TEXT, folder / DRAIN_JSON
     write_whole(text, ",".join(named) + "\n" if named else "")
     held = {"schema": 1, "nodes": [{"node": node, "places": why} for node, why in found.items()]}
-    write_whole(machine, json.dumps(held, indent=1, ensure_ascii=False) + "\n")
+    write_whole(machine, json_text(held))
     return text, machine
-
-
-def plain(record: Answer | FleetReport) -> dict[str, Any]:
-    """Return all fields as values of JSON, non-finite numbers as text."""
-    held: dict[str, Any] = spelled(dataclasses.asdict(record))
-    return held
-
-
-def _content(path: Path) -> Any:
-    try:
-        return read_json(path)
-    except (OSError, ValueError) as error:
-        raise TraceError(f"{path}: cannot be read as JSON: {error}") from error
-
-
-def _built(kind: type[F], held: Any, schema: int, source: str) -> F:
-    if not isinstance(held, dict) or "schema" not in held:
-        raise TraceError(f"{source}: not written by `tunecheck fleet`")
-    if held["schema"] != schema:
-        raise TraceError(
-            f"{source}: schema {held['schema']}, this tunecheck reads {schema}; read it with the one that wrote it "
-            f"({held.get('tunecheck_version') or held.get('tunecheck')})"
-        )
-    try:
-        return cast(F, build(kind, held))
-    except MISFITS as error:
-        raise TraceError(f"{source}: damaged ({type(error).__name__}: {error})") from error
