@@ -5,6 +5,7 @@ from tunecheck.core.errors import NotApplicable
 from tunecheck.core.evidence import Dataset, DataSplit, Window
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import ROWS_KNOWN, Premise
+from tunecheck.core.row_spans import row_problems
 from tunecheck.core.trace import Trace
 
 
@@ -48,11 +49,8 @@ class TokensMatchTemplate(Check):
 
     def judge(self, trace: Trace) -> Finding:
         windows = trace.all(Window)
-        problems = {kind: (w.step, example) for w in reversed(windows) for kind, example in w.problems.items()}
-        detail = "; ".join(f"step {step}: {kind} ({example})" for kind, (step, example) in problems.items())
         rows = sum(len(window.rows) for window in windows)
-        detail = detail or f"{rows} rows audited"
-        return self.found(not problems, detail, measured=len(problems), limit=0, compared=rows)
+        return self.unless([*row_problems(windows)], f"{rows} rows audited", compared=rows)
 
 
 MASKED = "Label masking removes answers or keeps prompts."
@@ -93,8 +91,7 @@ class SupervisedTokens(Check):
         total = sum(window.supervised_tokens for window in trace.all(Window))
         if not total:
             problems["0 supervised tokens in all: there is nothing to learn"] = MASKED
-        detail = "; ".join([*problems][:3]) or f"{total} supervised tokens"
-        return self.found(not problems, detail, measured=len(problems), limit=0, causes=problems.values())
+        return self.unless(problems, f"{total} supervised tokens", most=3)
 
 
 class BatchesDiffer(Check):
@@ -149,7 +146,10 @@ class RowOrder(Check):
     remedy = "Derive the row order from the seed and the epoch alone."
 
     def judge(self, trace: Trace) -> Finding:
-        problem = _other_files(trace) or _epochs(trace.all(Window), trace.one(DataSplit).train_rows)
+        named, read = trace.one(Dataset).sha256, trace.one(DataSplit).dataset_sha256
+        problem = _epochs(trace.all(Window), trace.one(DataSplit).train_rows)
+        if named != read:
+            problem = f"the files read have the digest {read[:12]}, those of the trace {named[:12]}"
         wrong = [window for window in trace.all(Window) if window.rows != window.expected_rows]
         detail = f"{len(trace.all(Window))} steps with the prescribed rows"
         if wrong:
@@ -159,12 +159,6 @@ class RowOrder(Check):
         rows = sum(len(window.rows) for window in trace.all(Window))
         problems = (problem,) if problem else ()
         return self.found(not wrong, detail, measured=len(wrong), limit=0, problems=problems, compared=rows)
-
-
-def _other_files(trace: Trace) -> str:
-    """Return what is wrong with the files that were read; empty when they are those that the trace names."""
-    named, read = trace.one(Dataset).sha256, trace.one(DataSplit).dataset_sha256
-    return "" if named == read else f"the files read have the digest {read[:12]}, those of the trace {named[:12]}"
 
 
 def _epochs(windows: list[Window], train_rows: int) -> str:

@@ -117,17 +117,11 @@ class DtypesAsConfigured(Check):
             computes = trace.one(Quantization).compute_dtypes
             if wrong := {name: count for name, count in computes.items() if name != dtype}:
                 problems.append(f"4-bit linears compute in {wrong}, not {dtype}")
-        if precision == "fp16" and not _scale(trace.one(Trained)) > 1:
+        if precision == "fp16" and not json.loads(trace.one(Trained).scaler or "{}").get("scale", 1) > 1:
             problems.append("the loss is not scaled: in fp16 small gradients are lost")
         if "several_steps" in trace.run.features:
             problems += _while_training(trace.one(LayerCalls), lora, dtype)
-        detail = "; ".join(problems) or f"base in {base}, trained tensors in {learning}"
-        return self.found(not problems, detail, measured=len(problems), limit=0)
-
-
-def _scale(trained: Trained) -> float:
-    """Return the factor of the gradient scaler in the last step."""
-    return float(json.loads(trained.scaler or "{}").get("scale", 1))
+        return self.unless(problems, f"base in {base}, trained tensors in {learning}")
 
 
 def _while_training(calls: LayerCalls, lora: LoraSnapshot | None, dtype: str) -> list[str]:

@@ -34,7 +34,7 @@ class FallbackInOrder(Check):
         problems = [*_wrong_steps(trace, tried), *_wrong_reasons(tried), *_swallowed(trace)]
         chain = " -> ".join(f"{attempt.start.configuration} on {attempt.start.device}" for attempt in tried)
         fine = f"out of memory, then {chain}" if len(tried) > 1 else f"{chain}, memory never ran out"
-        return self.found(not problems, "; ".join(problems) or fine, measured=len(problems), limit=0)
+        return self.unless(problems, fine)
 
 
 def _wrong_steps(trace: Trace, tried: list[Attempt]) -> Iterator[str]:
@@ -89,8 +89,7 @@ class FallbackStartsFresh(Check):
             problems.append(f"started as {begun.digest}, a run that starts on the CPU as {wanted[-1].digest}")
         if begun.optimizer_states != 0:
             problems.append(f"the optimizer held the state of {begun.optimizer_states} tensors at the start")
-        detail = "; ".join(problems) or f"{begun.tensors} tensors and the random state are those of a fresh start"
-        return self.found(not problems, detail, measured=len(problems), limit=0)
+        return self.unless(problems, f"{begun.tensors} tensors and the random state are those of a fresh start")
 
 
 class FallbackEqualsReference(Check):

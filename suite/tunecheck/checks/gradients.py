@@ -44,8 +44,7 @@ class GradientsCleared(Check):
             for g in steps
             if g.left_over
         )
-        detail = "; ".join([*problems][:3]) or f"gradients were clear at the start of {len(steps)} steps"
-        return self.found(not problems, detail, measured=len(problems), limit=0)
+        return self.unless(problems, f"gradients were clear at the start of {len(steps)} steps", most=3)
 
 
 class WeightGradients(Check):
@@ -182,8 +181,7 @@ class LoraGradientSchedule(Check):
         if not moved:
             raise MissingEvidence("no step had a learning rate above zero")
         problems = said_once(found)
-        detail = "; ".join([*problems][:3]) or f"{len(trace.all(Gradients))} steps as expected"
-        return self.found(not problems, detail, measured=len(problems), limit=0)
+        return self.unless(problems, f"{len(trace.all(Gradients))} steps as expected", most=3)
 
 
 class GradientNormReported(NumericCheck):
@@ -240,5 +238,4 @@ class Finite(Check):
         )
         evaluations = trace.all(Evaluation) if trace.run.evaluation.splits else []
         problems += [f"evaluation before step {e.step}: {e.loss}" for e in evaluations if not math.isfinite(e.loss)]
-        detail = "; ".join(problems[:3]) or f"{len(trace.steps)} steps"
-        return self.found(not problems, detail, measured=len(problems), limit=0)
+        return self.unless(problems, f"{len(trace.steps)} steps", most=3)

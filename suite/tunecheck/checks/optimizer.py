@@ -47,9 +47,7 @@ class OptimizerCoverage(Check):
         problems = {problem: OTHER_SETTINGS} if (problem := other_optimizer(trace)) else {}
         problems |= said_once((c.when, *wrong) for c in trace.all(Census) for wrong in _held_wrongly(trace, c))
         held_tensors = len(trace.one(Census).optimized)
-        detail = "; ".join(problems) or f"all {held_tensors} trainable tensors held once"
-        causes = problems.values()
-        return self.found(not problems, detail, measured=len(problems), limit=0, compared=held_tensors, causes=causes)
+        return self.unless(problems, f"all {held_tensors} trainable tensors held once", compared=held_tensors)
 
 
 def _held_wrongly(trace: Trace, census: Census) -> Iterator[tuple[str, str]]:
@@ -76,7 +74,8 @@ def _held_wrongly(trace: Trace, census: Census) -> Iterator[tuple[str, str]]:
         yield f"switched on, but not configured: {some([*census.optimizer_switches])}", OTHER_SETTINGS
     adam = (training.adam_beta1, training.adam_beta2, training.adam_epsilon)
     # An optimizer that is no Adam has no such settings.
-    if wrong := _other_numbers(census.adam_settings, adam) if is_adam(trace) else []:
+    uses_adam = trace.one(Setup).declared_optimizer == ADAMW and not other_optimizer(trace)
+    if wrong := _other_numbers(census.adam_settings, adam) if uses_adam else []:
         configured = " ".join(map(str, adam))
         yield f"betas and epsilon {some(wrong)}, configured {configured}", OTHER_SETTINGS
 
@@ -104,11 +103,6 @@ def other_optimizer(trace: Trace) -> str:
     if not setup.optimizer or setup.declared_optimizer.lower() in setup.optimizer.lower():
         return ""
     return f"the optimizer is {setup.optimizer}, configured {setup.declared_optimizer}"
-
-
-def is_adam(trace: Trace) -> bool:
-    """Return whether the trainer declares AdamW and uses it."""
-    return trace.one(Setup).declared_optimizer == ADAMW and not other_optimizer(trace)
 
 
 def _other_numbers(settings: Iterable[str], configured: tuple[float, ...]) -> list[str]:

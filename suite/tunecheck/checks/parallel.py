@@ -129,8 +129,7 @@ class RowsTrainedOnce(Check):
         windows = of_every_rank(trace, Window)[0]
         problems = [*_uneven(trace, windows), *_twice(windows, trace.one(DataSplit).train_rows, trace.run.processes)]
         rows = sum(len(window.rows) for window in windows)
-        detail = "; ".join(problems[:3]) or f"{rows} rows, each on one of {trace.run.processes} ranks"
-        return self.found(not problems, detail, measured=len(problems), limit=0, compared=rows)
+        return self.unless(problems, f"{rows} rows, each on one of {trace.run.processes} ranks", most=3, compared=rows)
 
     def _of_loaders(self, trace: Trace) -> Finding:
         """Judge processes that each saw their own rows alone."""
@@ -253,7 +252,10 @@ class RanksReportAlike(Check):
         if len({tuple(seen.digest for seen in held) for held in models.values()}) > 1:
             raise NotApplicable("the ranks' models differ: parts of one have numbers of their own")
         names = NUMBERS if of_all else SHARED_NUMBERS
-        numbers = {rank: [_of_step(step, names) for step in held] for rank, held in of_every_rank(trace, Step).items()}
+        numbers = {
+            rank: [(f"step {step.step}", {name: getattr(step, name) for name in names}) for step in held]
+            for rank, held in of_every_rank(trace, Step).items()
+        }
         for rank, steps in () if of_all else numbers.items():
             clips = {seen.step: seen.clip_scale for seen in trace.of_rank(rank).main.all(CallOrder)}
             numbers[rank] = [
@@ -261,7 +263,10 @@ class RanksReportAlike(Check):
             ]
         if of_all and trace.run.evaluation.splits:
             for rank, held in of_every_rank(trace, Evaluation).items():
-                numbers[rank] += [_of_evaluation(seen) for seen in held]
+                numbers[rank] += [
+                    (f"{seen.split} before step {seen.step}", {"loss": seen.loss, "tokens": seen.tokens})
+                    for seen in held
+                ]
         first = numbers.pop(0)
         problems = [
             f"{when}: {name} {_shown(mine.get(name))} on rank {rank}, {_shown(value)} on rank 0"
@@ -272,25 +277,13 @@ class RanksReportAlike(Check):
         ]
         if not problems and any(len(held) != len(first) for held in numbers.values()):
             raise MissingEvidence("not every rank reported every step and evaluation")
-        detail = "; ".join(problems[:3]) or f"{len(first)} reports, equal on {len(numbers) + 1} ranks"
-        return self.found(not problems, detail, measured=len(problems), limit=0)
-
-
-Numbers = tuple[str, dict[str, Any]]
+        return self.unless(problems, f"{len(first)} reports, equal on {len(numbers) + 1} ranks", most=3)
 
 
 SHARED_NUMBERS = ("gradient_norm", "learning_rate", "applied")
 """Of a step, what every process of a training has alike."""
 NUMBERS = ("loss", *SHARED_NUMBERS, "supervised_tokens", "tokens")
 """The same where each sums up the rows of all."""
-
-
-def _of_step(step: Step, names: tuple[str, ...]) -> Numbers:
-    return f"step {step.step}", {name: getattr(step, name) for name in names}
-
-
-def _of_evaluation(seen: Evaluation) -> Numbers:
-    return f"{seen.split} before step {seen.step}", {"loss": seen.loss, "tokens": seen.tokens}
 
 
 def _shown(value: Any) -> str:
@@ -340,8 +333,7 @@ class DropoutDiffersByRank(Check):
             for window in held:
                 if (other := states.setdefault((window.step, window.random_state), rank)) != rank:
                     problems.append(f"step {window.step}: rank {rank} has the random state of rank {other}")
-        detail = "; ".join(problems[:3]) or f"{len(windows)} ranks draw differently in {len(windows[0])} steps"
-        return self.found(not problems, detail, measured=len(problems), limit=0)
+        return self.unless(problems, f"{len(windows)} ranks draw differently in {len(windows[0])} steps", most=3)
 
 
 class SavedByOneRank(Check):

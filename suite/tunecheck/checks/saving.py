@@ -438,6 +438,5 @@ class SavedAsTrained(Check):
             resting = max((w.resting for w in own), default=0)
             if resting:
                 problems.append(f"{resting} tensors belong to an untrained adapter, and no trained tensor is saved")
-        detail = "; ".join(problems) or f"up to {max(w.trained for w in seen)} trained tensors in a file"
         meant = COPY_OF_START if copied and len(problems) == 1 else ""
-        return self.found(not problems, detail, measured=len(problems), limit=0, meant=meant)
+        return self.unless(problems, f"up to {max(w.trained for w in seen)} trained tensors in a file", meant=meant)

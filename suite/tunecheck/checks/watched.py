@@ -24,7 +24,14 @@ from tunecheck.core.evidence import (
 )
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import ROWS_KNOWN, Premise
-from tunecheck.core.row_spans import LABELS_SHIFTED, PADDING_LEARNED, answers_lost, beginnings_lost, labels_lost
+from tunecheck.core.row_spans import (
+    LABELS_SHIFTED,
+    PADDING_LEARNED,
+    answers_lost,
+    beginnings_lost,
+    labels_lost,
+    row_problems,
+)
 from tunecheck.core.trace import Trace
 
 SAME_BATCH = "a test of the training code overfits one batch"
@@ -70,10 +77,7 @@ class LabelsAsConfigured(Check):
 
     def judge(self, trace: Trace) -> Finding:
         windows, seen = trace.all(Window), trace.one(RowsGiven)
-        problems = {kind: (w.step, example) for w in reversed(windows) for kind, example in w.problems.items()}
-        told = {
-            f"step {step}: {kind} ({example})": LABEL_CAUSES.get(kind, "") for kind, (step, example) in problems.items()
-        }
+        told = {words: LABEL_CAUSES.get(kind, "") for words, kind in row_problems(windows).items()}
         if seen.end_tokens_masked and not seen.end_tokens_supervised:
             told[f"none of the {seen.end_tokens_masked} end tokens after supervised text is supervised"] = ENDS_MASKED
         if seen.unsupervised == seen.rows:
@@ -91,8 +95,9 @@ class LabelsAsConfigured(Check):
             if known.tokens >= ENOUGH and known.other > self.max_other_share * known.tokens:
                 words = f"{known.other} of {known.tokens} tokens have another id in the base model's tokenizer"
                 told[f"{words} ({known.example})"] = OTHER_TOKENIZER
-        detail = "; ".join(told) or f"{seen.rows} rows, {seen.end_tokens_supervised} of their ends supervised"
-        return self.found(not told, detail, measured=len(told), limit=0, compared=seen.rows, causes=told.values())
+        return self.unless(
+            told, f"{seen.rows} rows, {seen.end_tokens_supervised} of their ends supervised", compared=seen.rows
+        )
 
 
 REPLAYED = "A resume replays rows."
@@ -332,7 +337,7 @@ class EvaluationReported(NumericCheck):
         told = [e for e in seen if e.reported_loss is not None and e.token_mean_loss is not None]
         errors = [(_evaluation_error(e, trace.run.smoothing), e) for e in told]
         if problems and not errors:
-            return self.found(False, "; ".join(problems), measured=len(problems), limit=0)
+            return self.unless(problems, "")
         errors = required(errors, "no evaluation returned logits, as with a chunked loss")
         error, worst = worst_of(errors, key=lambda pair: pair[0])
         detail = f"{worst.split} after step {worst.steps}: reported {worst.reported_loss:.6g}, its logits give "
@@ -364,8 +369,7 @@ class AsExpected(Check):
     def judge(self, trace: Trace) -> Finding:
         judged = {key: value for key, value in trace.run.expected.items() if key in JUDGED}
         problems = [f"{key}={value}: {told}" for key, value in judged.items() for told in JUDGED[key](trace, value)]
-        detail = "; ".join(problems) or f"as expected: {', '.join(f'{key}={value}' for key, value in judged.items())}"
-        return self.found(not problems, detail, measured=len(problems), limit=0)
+        return self.unless(problems, f"as expected: {', '.join(f'{key}={value}' for key, value in judged.items())}")
 
 
 def _texts(key: str, told: str) -> Callable[[Trace, Any], Iterator[str]]:

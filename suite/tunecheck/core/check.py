@@ -6,7 +6,7 @@ The dataclass fields of a check are its YAML keys. Write pass conditions so that
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import ClassVar, TypeVar
 
@@ -155,6 +155,24 @@ class Check(Frozen, ABC):
             remedy=self.remedy,
             meant=meant,
         )
+
+    def unless(
+        self,
+        problems: Collection[str],
+        fine: str,
+        *,
+        most: int | None = None,
+        compared: int | None = None,
+        meant: str = "",
+    ) -> Finding:
+        """Return a finding that passes without problems, whose number it measures; see `found`.
+
+        The detail is `fine`, or the first `most` problems. A mapping holds the cause of each, "" for an unproven one.
+        """
+        detail = "; ".join([*problems][:most]) or fine
+        causes = problems.values() if isinstance(problems, Mapping) else ()
+        wrong = len(problems)
+        return self.found(not wrong, detail, measured=wrong, limit=0, compared=compared, meant=meant, causes=causes)
 
     def _unjudged(self, reason: str, *, expected: bool = False) -> Finding:
         return Finding(check=self.name, status=Status.UNJUDGED, detail=reason, expected=expected)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from tunecheck.core.evidence import RowSpan
+from tunecheck.core.evidence import RowSpan, Window
 
 LABELS_SHIFTED = "labels are the next tokens"
 """What is wrong with rows whose labels are moved by one, in the words of a record."""
@@ -59,3 +59,9 @@ def beginnings_lost(rows: Sequence[RowSpan]) -> int:
 def distinct(rows: Iterable[RowSpan]) -> list[RowSpan]:
     """Return each row once, however many epochs it came in."""
     return list({(row.row, row.answer): row for row in rows}.values())
+
+
+def row_problems(windows: Sequence[Window]) -> dict[str, str]:
+    """Return what is wrong with rows, at the first step with an example, each with its kind."""
+    found = {kind: (w.step, example) for w in reversed(windows) for kind, example in w.problems.items()}
+    return {f"step {step}: {kind} ({example})": kind for kind, (step, example) in found.items()}

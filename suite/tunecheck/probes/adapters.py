@@ -7,14 +7,13 @@ norm taken over each row of the matrix and m the magnitude that learns.
 import math
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
 
 import torch
 
 from tunecheck.core.evidence import AdapterStart
 from tunecheck.core.frozen import Frozen
 from tunecheck.probes.reference.forwards import PROMPT_TOKENS, first_tokens, logits_of
-from tunecheck.probes.reference.four_bit import is_packed, unpack
+from tunecheck.probes.reference.four_bit import matrix
 from tunecheck.probes.reference.measures import relative_difference, worst
 from tunecheck.probes.reference.weight_file import WeightFile
 from tunecheck.training.events import Probe
@@ -181,7 +180,8 @@ def _algebra_errors(session: Session, name: str, call: list[torch.Tensor], facto
             adapted = session.model.get_submodule(f"base_model.model.{name}")
             linear = adapted.base_layer
             # held constant, see section 4.3 of DoRA
-            weight = _weight(linear).T if getattr(adapted, "fan_in_fan_out", False) else _weight(linear)
+            weight = matrix(linear.weight)
+            weight = weight.T if getattr(adapted, "fan_in_fan_out", False) else weight
             ratio = further[-1] / (weight + scale * (b @ a).detach()).norm(dim=1)
             plain = base if linear.bias is None else base - linear.bias.float()
             wanted = (ratio - 1) * plain + ratio * wanted
@@ -218,13 +218,3 @@ def _error(got: torch.Tensor, wanted: torch.Tensor) -> float:
     missing, size = (got.float() - wanted).norm(), wanted.norm()
     # a row of padding may be all zeros, to which an adapter adds nothing
     return float(missing / size) if size or missing else 0.0
-
-
-def _weight(linear: Any) -> torch.Tensor:
-    """The linear's matrix in fp32, a packed one taken apart by our own arithmetic."""
-    weight = linear.weight
-    if not is_packed(weight):
-        matrix: torch.Tensor = weight.detach().float()
-        return matrix
-    rows, columns = weight.quant_state.shape
-    return unpack(weight, 0, rows * columns).view(rows, columns)

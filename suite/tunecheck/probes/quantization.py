@@ -9,7 +9,7 @@ import torch
 from tunecheck.core.evidence import Quantization
 from tunecheck.core.premises import Premise
 from tunecheck.models.shapes import is_layer_linear, packed_bytes
-from tunecheck.probes.reference.four_bit import is_packed, quantised, scales, statistics, unpack, values
+from tunecheck.probes.reference.four_bit import is_packed, matrix, quantised, scales, statistics, values
 from tunecheck.probes.reference.measures import counted
 from tunecheck.probes.reference.weight_file import WeightFile, file_name
 from tunecheck.training.data import Tokens
@@ -76,7 +76,7 @@ class QuantizationProbe(Probe):
         worst, worst_at = 0.0, ""
         for name, module in _of_each_shape(modules):
             rows, columns = module.weight.quant_state.shape
-            weight = unpack(module.weight, 0, rows * columns).view(rows, columns)
+            weight = matrix(module.weight)
             for count in counts:
                 x = torch.randn(count, columns, generator=generator).to(session.device, dtype)
                 above = torch.randn(count, rows, generator=generator).to(session.device, dtype)

@@ -43,34 +43,35 @@ def statistics(parameter: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 def unpack(parameter: Any, first: int, last: int) -> torch.Tensor:
     """Elements first to last of a packed weight as fp32, by our own arithmetic; both multiples of the block size."""
-    state = parameter.quant_state
-    block = state.blocksize
-    packed = parameter.detach().view(torch.uint8).flatten()[first // 2 : last // 2]
-    nibbles = torch.stack([packed >> 4, packed & 15], dim=1).flatten().long()
-    scales = state.absmax[first // block : last // block]
-    if state.nested:
-        blocks = torch.arange(first // block, last // block, device=packed.device)
-        outer = state.state2.absmax[blocks // state.state2.blocksize]
-        scales = state.state2.code[scales.long()] * outer + state.offset
-    code = torch.tensor(CODES[state.quant_type], device=packed.device)
-    unpacked: torch.Tensor = code[nibbles].view(-1, block) * scales.float()[:, None]
-    return unpacked.flatten()
+    block = parameter.quant_state.blocksize
+    sizes = scales(parameter, first // block, last // block)
+    return (values(parameter, first, last).view(-1, block) * sizes[:, None]).flatten()
 
 
-def scales(parameter: Any) -> torch.Tensor:
-    """The scale of each block that a packed parameter's statistics stand for, in fp32."""
-    state = parameter.quant_state
-    if not state.nested:
-        plain: torch.Tensor = state.absmax.float()
+def matrix(weight: Any) -> torch.Tensor:
+    """A linear's matrix in fp32, a packed one taken apart by our own arithmetic."""
+    if not is_packed(weight):
+        plain: torch.Tensor = weight.detach().float()
         return plain
-    outer = state.state2.absmax.float().repeat_interleave(state.state2.blocksize)[: state.absmax.numel()]
-    inner: torch.Tensor = state.state2.code.float()[state.absmax.long()] * outer + state.offset
+    rows, columns = weight.quant_state.shape
+    return unpack(weight, 0, rows * columns).view(rows, columns)
+
+
+def scales(parameter: Any, first: int = 0, last: int | None = None) -> torch.Tensor:
+    """The scale of each of these blocks that a packed parameter's statistics stand for, in fp32."""
+    state = parameter.quant_state
+    held: torch.Tensor = state.absmax[first:last]
+    if not state.nested:
+        return held.float()
+    blocks = torch.arange(first, first + len(held), device=held.device)
+    outer = state.state2.absmax.float()[blocks // state.state2.blocksize]
+    inner: torch.Tensor = state.state2.code.float()[held.long()] * outer + state.offset
     return inner
 
 
-def values(parameter: Any) -> torch.Tensor:
-    """The value of -1 to 1 that each 4-bit number of a packed parameter stands for."""
-    packed = parameter.detach().view(torch.uint8).flatten()
+def values(parameter: Any, first: int = 0, last: int | None = None) -> torch.Tensor:
+    """The value of -1 to 1 that each of these 4-bit numbers of a packed parameter stands for; first and last even."""
+    packed = parameter.detach().view(torch.uint8).flatten()[first // 2 : None if last is None else last // 2]
     numbers = torch.stack([packed >> 4, packed & 15], dim=1).flatten().long()
     return torch.tensor(CODES[parameter.quant_state.quant_type], device=packed.device)[numbers]
 

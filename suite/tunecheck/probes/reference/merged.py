@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tunecheck.probes.reference.four_bit import is_packed, unpack
+from tunecheck.probes.reference.four_bit import is_packed, matrix
 from tunecheck.probes.reference.weight_file import WeightFile
 
 ROWS = 64
@@ -61,9 +61,6 @@ def _taken(rows: int) -> slice:
 
 
 def _rows(weight: Any) -> torch.Tensor:
-    """Return some rows of this matrix on the CPU, a packed one taken apart by our own arithmetic."""
-    if not is_packed(weight):
-        plain: torch.Tensor = weight.detach()[_taken(weight.shape[0])].float().cpu()
-        return plain
-    rows, columns = weight.quant_state.shape
-    return unpack(weight, 0, rows * columns).view(rows, columns)[_taken(rows)].cpu()
+    """Return some rows of this matrix on the CPU, in fp32."""
+    whole = matrix(weight) if is_packed(weight) else weight.detach()
+    return whole[_taken(len(whole))].float().cpu()
