@@ -191,6 +191,17 @@ def test_a_row_that_was_left_out_leaves_no_loss():
     assert own.loss_of(Exchange()) is None
 
 
+def test_a_window_without_supervised_tokens_leaves_no_loss():
+    """As of a collator that finds no answer; the pass itself must not fail."""
+    model, hooks = Model(), Hooks()
+    own = OwnLogits(model, [(ids, torch.full_like(ids, IGNORED)) for ids, _ in ROWS], hooks, gradients=True)
+    model(input_ids=padded(0, 1)[0])
+    own.close()
+    assert hooks.error == ""
+    assert own.loss_of(Exchange()) is None
+    assert own.gradient_error(1.0) is None
+
+
 def test_nothing_is_watched_or_held_after_it_is_closed():
     """Hooks are gone, and so are the window's rows."""
     model = Model()

@@ -172,7 +172,7 @@ class OwnLogits:
         if not rows or None in rows:
             self._unknown = True
             return
-        every = -(-self._tokens // max(1, SAMPLED // logits.shape[-1]))
+        every = max(1, -(-self._tokens // max(1, SAMPLED // logits.shape[-1])))
         watched: list[tuple[int, int, int]] = []
         unsupervised = [[True] * logits.shape[1] for _ in rows]  # no tensor: a hook outlives its graph for a while
         for place, row in enumerate(rows):
