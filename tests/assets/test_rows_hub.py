@@ -26,14 +26,13 @@ from tunecheck.assets.rows import resolve
 from tunecheck.cli import main
 from tunecheck.config import find_run, load_data, load_run
 from tunecheck.core.errors import ConfigError, DataError
-from tunecheck.core.evidence import AttemptEnd, AttemptStart, Dataset, DataSplit
+from tunecheck.core.evidence import AttemptEnd, Dataset, DataSplit
 from tunecheck.core.evidence import Weights as WeightsRecord
 from tunecheck.core.paths import shipped_folder
-from tunecheck.core.trace import Attempt
 from tunecheck.report.junit import junit_xml
 from tunecheck.report.summary import escaped, summary_markdown
 from tunecheck.report.terminal import print_report
-from tunecheck.results import Report, RunReport, data_instead_of, data_words, summarize
+from tunecheck.results import Report, RunReport, data_words, summarize
 from tunecheck.results.words import other_data
 from tunecheck.runner import Runner
 from tunecheck.training.data import Row, encode, read_rows
@@ -512,9 +511,7 @@ def test_every_report_tells_that_other_rows_were_trained(fake, monkeypatch, tmp_
 
 def _data_fields(record):
     """What a report's row says of an attempt with this record."""
-    start = AttemptStart(purpose="train", device="cpu", reason="requested", changes={})
-    attempt = Attempt(start, (record,), None)
-    return {"data": data_words(attempt), "data_instead_of": data_instead_of(attempt)}
+    return {"data": data_words(record), "data_instead_of": record.instead_of}
 
 
 # Asked for by hand.

@@ -4,12 +4,12 @@ import argparse
 import sys
 from typing import Any
 
-from tunecheck.cli.parser import INTERRUPTED, as_json
+from tunecheck.cli.parser import INTERRUPTED, answer
 from tunecheck.config.trainers import TRAINERS
 from tunecheck.core.log import log
 from tunecheck.core.redaction import shown
 from tunecheck.core.units import count_option
-from tunecheck.session.options import CARD, SET
+from tunecheck.session.options import CARD, RUN, SET
 
 
 def add_commands(commands: Any) -> None:
@@ -19,7 +19,7 @@ def add_commands(commands: Any) -> None:
         help="compare trainers on one training: speed, memory, losses",
         epilog="example: tunecheck bench quick/smollm2-135m-qlora --turns 3",
     )
-    bench.add_argument("run", help="a run by its name, id or YAML file, such as quick/smollm2-135m-qlora")
+    bench.add_argument("run", help=RUN)
     bench.add_argument(
         "--trainer",
         action="append",
@@ -31,14 +31,12 @@ def add_commands(commands: Any) -> None:
         "--turns", type=count_option, default=3, metavar="N", help="trainings per trainer, in turns (default 3)"
     )
     for option in (SET, CARD):
-        bench.add_argument(option.flag, help=option.help, **option.settings)
+        option.add_to(bench)
     bench.executes(_bench, leaves_files=True, begins_itself=True)
 
 
 def _bench(options: argparse.Namespace) -> int:
     """Train in turns, print the table and return the exit status of the session."""
-    from rich.console import Console
-
     from tunecheck.report.terminal import print_benchmark
     from tunecheck.results import exit_code
     from tunecheck.results.benchmark import benchmarks
@@ -52,7 +50,7 @@ def _bench(options: argparse.Namespace) -> int:
     report = carry_out(bench, session)
     if report is None:
         return INTERRUPTED
-    if not as_json(options, [benchmark.to_json() for benchmark in benchmarks(report.runs)]):
-        print_benchmark(report, Console())
+    found = [benchmark.to_json() for benchmark in benchmarks(report.runs)]
+    answer(options, found, lambda console: print_benchmark(report, console))
     print(f"report: {session.folder}")
     return exit_code(report)

@@ -2,10 +2,11 @@
 
 import argparse
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tunecheck.cli.parser import as_json
+from tunecheck.cli.parser import answer, as_json
 from tunecheck.core.log import log
 from tunecheck.core.units import count_option
 
@@ -60,8 +61,6 @@ def add_commands(commands: Any) -> None:
 
 
 def _history(options: argparse.Namespace) -> int:
-    from rich.console import Console
-
     from tunecheck.core.paths import reports_folder
     from tunecheck.core.text import counted
     from tunecheck.history.remember import rebuild
@@ -77,26 +76,18 @@ def _history(options: argparse.Namespace) -> int:
     entries = [entry for name in names for entry in store.entries(run=name, last=None if options.json else RECENT)]
     if run and not entries:
         return _none_yet(run, options)
-    if as_json(options, [dataclasses.asdict(entry) for entry in entries]):
-        return 0
-    if run:
-        print_entries(run, entries, Console())
-    else:
-        print_last(entries, Console())
+    show = partial(print_entries, run, entries) if run else partial(print_last, entries)
+    answer(options, [dataclasses.asdict(entry) for entry in entries], show)
     return 0
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from rich.console import Console
-
     from tunecheck.history.compare import compare
     from tunecheck.history.store import Store, history_file
-    from tunecheck.report.history_tables import print_comparison
+    from tunecheck.report.history_tables import print_comparisons
 
     found = compare(options.a, options.b, Store(history_file()))
-    if not as_json(options, [comparison.to_json() for comparison in found]):
-        for comparison in found:
-            print_comparison(comparison, Console())
+    answer(options, [comparison.to_json() for comparison in found], partial(print_comparisons, found))
     return WORSE if any(comparison.worse for comparison in found) else 0
 
 
@@ -114,28 +105,20 @@ def _accept(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    from rich.console import Console
-
     from tunecheck.core.paths import baselines_folder
     from tunecheck.history.baseline import read_baseline
-    from tunecheck.report.history_tables import print_baseline
+    from tunecheck.report.history_tables import print_baselines
 
     held = {path: read_baseline(path) for path in sorted(baselines_folder().glob("*.json"))}
     run = options.run and _full_name(options.run)
     chosen = {path: baseline for path, baseline in held.items() if run in (None, baseline.run)}
-    if as_json(options, {path.name: dataclasses.asdict(one) for path, one in chosen.items()}):
-        return 0
-    if not chosen:
-        of = f" of {run}" if run else ""
-        print(f"no baseline{of} in {baselines_folder()}; create one with `tunecheck baseline accept RUN`")
-    for path, baseline in chosen.items():
-        print_baseline(path.name, baseline, Console())
+    found = {path.name: dataclasses.asdict(one) for path, one in chosen.items()}
+    of = f"{f'of {run} ' if run else ''}in {baselines_folder()}"
+    answer(options, found, partial(print_baselines, chosen, of))
     return 0
 
 
 def _diff(options: argparse.Namespace) -> int:
-    from rich.console import Console
-
     from tunecheck.history.baseline import read_baseline
     from tunecheck.history.remember import compare_to_history
     from tunecheck.history.store import Store, history_file
@@ -150,8 +133,8 @@ def _diff(options: argparse.Namespace) -> int:
     comparisons, note = compare_to_history(entries[-1], store, options.file)
     if note:
         log.warning(note)
-    if not as_json(options, [dataclasses.asdict(comparison) for comparison in comparisons]):
-        print_figures(entries[-1], comparisons, Console())
+    held = [dataclasses.asdict(comparison) for comparison in comparisons]
+    answer(options, held, partial(print_figures, entries[-1], comparisons))
     return WORSE if any(comparison.status == "worse" for comparison in comparisons) else 0
 
 

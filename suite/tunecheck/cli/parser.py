@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tunecheck.cli.output import guarded, lost, set_aside
 from tunecheck.core import interrupts
@@ -18,6 +18,9 @@ from tunecheck.core.redaction import redacted
 from tunecheck.core.spelling import nearest
 from tunecheck.core.text import one_line, printable
 from tunecheck.core.unexpected import unexpected
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 INTERRUPTED, USAGE_ERROR, INCONCLUSIVE = interrupts.INTERRUPTED, 4, 6
 """pytest's statuses of an interrupt and of a usage error, and a session's in which nothing could be judged."""
@@ -71,6 +74,14 @@ def as_json(options: argparse.Namespace, result: Any, *, indent: int | None = 1)
 
         options.document = json.dumps(spelled(result), allow_nan=False, indent=indent, default=str)
     return bool(options.json)
+
+
+def answer(options: argparse.Namespace, result: Any, show: "Callable[[Console], None]") -> None:
+    """Print the command's result as JSON when it ends, if that is asked for, else now, by this function."""
+    if not as_json(options, result):
+        from rich.console import Console
+
+        show(Console())
 
 
 def run_command(parser: Parser, arguments: Sequence[str] | None) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tunecheck.checks import CHECKS
-from tunecheck.cli.parser import as_json
+from tunecheck.cli.parser import answer, as_json
 from tunecheck.cli.watch import add_answers
 from tunecheck.core.errors import ConfigError, TraceError
 from tunecheck.core.files import write_whole
@@ -68,7 +68,6 @@ def _traces(path: Path) -> list[Path]:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from rich.console import Console
     from rich.markdown import Markdown
 
     from tunecheck.core.trace import read
@@ -77,8 +76,7 @@ def _explain(options: argparse.Namespace) -> int:
 
     if options.what in CHECKS:
         page = check_page(options.what)
-        if not as_json(options, {"check": options.what, "page": page}):
-            Console().print(Markdown(page))
+        answer(options, {"check": options.what, "page": page}, lambda console: console.print(Markdown(page)))
         return 0
     if options.what and not Path(options.what).exists():
         unknown = f"explain: no check or file is called {options.what!r}{nearest(options.what, CHECKS)}"
@@ -96,6 +94,7 @@ def _explain(options: argparse.Namespace) -> int:
 
 def _judge(options: argparse.Namespace) -> int:
     from tunecheck.core.trace import read
+    from tunecheck.report.terminal import print_report
     from tunecheck.results import Report, exit_code, verdict_of
     from tunecheck.results.answers import Answers, read_ignored
     from tunecheck.results.rejudge import judged_again
@@ -119,18 +118,11 @@ def _judge(options: argparse.Namespace) -> int:
         command=shown(["tunecheck", "judge", *map(str, files)]),
         runs=tuple(runs),
     )
-    if not as_json(options, verdict_payload(report)):
-        from rich.console import Console
-
-        from tunecheck.report.terminal import print_report
-
-        print_report(report, Console())
+    answer(options, verdict_payload(report), lambda console: print_report(report, console))
     return exit_code(report)
 
 
 def _rows(options: argparse.Namespace) -> int:
-    from rich.console import Console
-
     from tunecheck.core.trace import read
     from tunecheck.report.rows import print_rows, problem_of, rows_of
 
@@ -138,8 +130,8 @@ def _rows(options: argparse.Namespace) -> int:
     trace = read(path)
     if problem := problem_of(trace):
         raise TraceError(f"{path}: {problem}")
-    if not as_json(options, {"run": trace.run.name, "rows": [dataclasses.asdict(row) for row in rows_of(trace)]}):
-        print_rows(trace, Console())
+    held = {"run": trace.run.name, "rows": [dataclasses.asdict(row) for row in rows_of(trace)]}
+    answer(options, held, lambda console: print_rows(trace, console))
     return 0
 
 
@@ -156,12 +148,10 @@ def _page(options: argparse.Namespace) -> int:
 
 
 def _fallback_table(options: argparse.Namespace) -> int:
-    from rich.console import Console
-
     from tunecheck.core.trace import read
     from tunecheck.report.fallback_table import print_rows, rows_of
 
     rows = rows_of(read(file) for file in _traces(options.session or _last_session()))
-    if not as_json(options, {"attempts": [dataclasses.asdict(row) for row in rows]}):
-        print_rows(rows, Console())
+    held = {"attempts": [dataclasses.asdict(row) for row in rows]}
+    answer(options, held, lambda console: print_rows(rows, console))
     return 0

@@ -12,7 +12,7 @@ from tunecheck.config import TIERS, find_run
 from tunecheck.core.errors import ConfigError
 from tunecheck.core.paths import checkout_folder, project_folder, shipped_folder
 from tunecheck.results.answers import read_ignored
-from tunecheck.session.options import SESSION_OPTIONS
+from tunecheck.session.options import IGNORE, SESSION_OPTIONS
 
 
 def add_commands(commands: Any) -> None:
@@ -22,13 +22,7 @@ def add_commands(commands: Any) -> None:
     )
     add_selection(run, nargs="+")
     run.add_argument("-n", metavar="WORKERS", help="worker processes; auto means one per GPU")
-    run.add_argument(
-        "--ignore",
-        action="append",
-        default=[],
-        metavar='NAME="REASON"',
-        help="accept a check's finding, with the reason",
-    )
+    IGNORE.add_to(run)
     run.executes(_run, leaves_files=True, begins_itself=True)
 
 

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tunecheck.cli.parser import USAGE_ERROR, as_json
+from tunecheck.cli.parser import USAGE_ERROR, answer, as_json
 from tunecheck.config import TIERS, all_problems, find_run, load_model, load_run, read_runs
 from tunecheck.config.schema import Run
 from tunecheck.core.errors import ConfigError
 from tunecheck.core.log import log
 from tunecheck.core.paths import configs_folders
 from tunecheck.core.units import count_option, size_option
-from tunecheck.session.options import CARD, SET, Option
+from tunecheck.session.options import CARD, RUN, SET
 
 
 def add_commands(commands: Any) -> None:
@@ -31,14 +31,15 @@ def add_commands(commands: Any) -> None:
         help="show a run's resolved configuration and its checks with limits",
         epilog="example: tunecheck show quick/smollm2-135m-qlora",
     )
-    show.add_argument("run", help="a run by its name, id or YAML file, such as quick/smollm2-135m-qlora")
-    _add(show, SET, CARD)
+    show.add_argument("run", help=RUN)
+    for option in (SET, CARD):
+        option.add_to(show)
     show.executes(_show)
 
     estimate = commands.add_parser("estimate", help="predict the GPU memory of a run, without a GPU or weights")
     estimate.add_argument("run", nargs="?", help="a run by its name, id or YAML file (default: every run in one table)")
     estimate.add_argument("--all", action="store_true", help="show every run in one table")
-    _add(estimate, SET)
+    SET.add_to(estimate)
     estimate.add_argument("--savings", action="store_true", help="also change one setting at a time, about 10 s each")
     estimate.add_argument("--fallback", action="store_true", help="also show each GPU step of the fallback chain")
     estimate.executes(_estimate)
@@ -54,11 +55,6 @@ def add_commands(commands: Any) -> None:
         "--targets", default="q_proj,v_proj", metavar="A,B", help="lora.target_modules of the adapters"
     )
     strategies.executes(_strategies)
-
-
-def _add(parser: argparse.ArgumentParser, *options: Option) -> None:
-    for option in options:
-        parser.add_argument(option.flag, help=option.help, **option.settings)
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -191,13 +187,11 @@ def _estimate(options: argparse.Namespace) -> int:
 
 def _strategies(options: argparse.Namespace) -> int:
     """Count parameters; a usage error when the adapters' target modules do not exist."""
-    from rich.console import Console
-
     from tunecheck.cli.counts import count_all, print_counts
 
     model = load_model(options.model)
     counts = count_all(model, rank=options.rank, targets=options.targets.split(","))
     status = USAGE_ERROR if any(count.refused for count in counts if count.options) else 0
-    if not as_json(options, {"model": model.name, "strategies": [count.to_json() for count in counts]}):
-        print_counts(model, counts, Console())
+    held = {"model": model.name, "strategies": [count.to_json() for count in counts]}
+    answer(options, held, lambda console: print_counts(model, counts, console))
     return status

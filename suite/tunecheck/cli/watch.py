@@ -14,6 +14,7 @@ from tunecheck.core.log import log
 from tunecheck.core.units import count_option
 from tunecheck.listen.expectations import EXPECTATIONS, read_expectations
 from tunecheck.results.answers import read_ignored, settings_for
+from tunecheck.session.options import IGNORE
 
 
 def add_commands(commands: Any) -> None:
@@ -119,13 +120,7 @@ def _watch(options: argparse.Namespace) -> int:
 
 def add_answers(command: argparse.ArgumentParser) -> None:
     """Add `--ignore`, `--strict` and `--set`, by which a user answers to findings."""
-    command.add_argument(
-        "--ignore",
-        action="append",
-        default=[],
-        metavar='NAME="REASON"',
-        help="accept a check's finding, with the reason",
-    )
+    IGNORE.add_to(command)
     command.add_argument("--strict", action="store_true", help="exit with 1 on suspicions too")
     command.add_argument(
         "--set", action="append", default=[], metavar="checks.NAME.LIMIT=VALUE", help="change a limit; may be repeated"

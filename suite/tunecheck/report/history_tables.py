@@ -1,7 +1,8 @@
 """History, comparisons and baselines as tables of a terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
@@ -59,8 +60,13 @@ def print_figures(entry: HistoryEntry, comparisons: Sequence[FigureComparison], 
     console.print()
 
 
-def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Print one run of two sessions side by side."""
+def print_comparisons(comparisons: Sequence[Comparison], console: Console) -> None:
+    """Print each run of two sessions side by side."""
+    for comparison in comparisons:
+        _print_comparison(comparison, console)
+
+
+def _print_comparison(comparison: Comparison, console: Console) -> None:
     before, after = comparison.outcomes
     _line(console, f"{comparison.run}: {before} → {after}")
     for answer in comparison.answers:
@@ -85,15 +91,18 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     _line(console, f"  limits are those of {known}{few}")
 
 
-def print_baseline(name: str, baseline: AcceptedBaseline, console: Console) -> None:
-    """Print an accepted baseline."""
-    _line(console, f"{name}: {baseline.run} on {baseline.key.device}, accepted {baseline.accepted_at}")
-    table = _table("figure", "median", "limit", "sessions")
-    for figure, known in baseline.figures.items():
-        limits = amount(figure, limit(FIGURES[figure], known)) if figure in FIGURES else ""
-        median = amount(figure, known.median) if figure in FIGURES else f"{known.median:g}"
-        table.add_row(figure, median, limits, str(known.sessions))
-    console.print(table)
+def print_baselines(baselines: Mapping[Path, AcceptedBaseline], of: str, console: Console) -> None:
+    """Print accepted baselines, or that there are none of these."""
+    if not baselines:
+        _line(console, f"no baseline {of}; create one with `tunecheck baseline accept RUN`")
+    for path, baseline in baselines.items():
+        _line(console, f"{path.name}: {baseline.run} on {baseline.key.device}, accepted {baseline.accepted_at}")
+        table = _table("figure", "median", "limit", "sessions")
+        for figure, known in baseline.figures.items():
+            limits = amount(figure, limit(FIGURES[figure], known)) if figure in FIGURES else ""
+            median = amount(figure, known.median) if figure in FIGURES else f"{known.median:g}"
+            table.add_row(figure, median, limits, str(known.sessions))
+        console.print(table)
 
 
 def _print_key(run: str, key: Key, entries: list[HistoryEntry], console: Console) -> None:

@@ -217,6 +217,7 @@ def summarize(
     if blamed := machine_fault(trace, failed):
         outcome, attribution = "error", blamed
         reason = reason or f"{', '.join(finding.check for finding in failed)} failed by a fault of the machine"
+    setup, weights, data = _last(main, Setup), _last(main, Weights), _last(main, Dataset)
     steps = [record for record in records if isinstance(record, Step)]
     rate = tokens_per_second(steps)
     peak_bytes, peak_kind = _peak([record for record in records if isinstance(record, Phase)])
@@ -229,13 +230,13 @@ def summarize(
         reason=reason,
         domain=attribution[0] if attribution else "",
         evidence=attribution[1] if attribution else "",
-        device=device_words(main),
-        precision=precision_words(main),
+        device=device_words(main, setup) if main else "",
+        precision=setup.precision if setup else "",
         attempts=tuple(_attempt(attempt) for attempt in trace.attempts),
-        weights=weights_words(main),
-        data=data_words(main),
-        data_instead_of=data_instead_of(main),
-        repairs=repairs(main),
+        weights=weights_words(weights) if weights else "",
+        data=data_words(data) if data else "",
+        data_instead_of=data.instead_of if data else "",
+        repairs=tuple(repair for found in (weights, data) if found for repair in found.repairs),
         fingerprint=trace.header.fingerprint,
         findings=tuple(findings),
         course=_course(main, findings),
@@ -358,34 +359,17 @@ def _peak(phases: list[Phase]) -> tuple[int | None, str]:
 R = TypeVar("R", bound=Record)
 
 
-def weights_words(main: Attempt | None) -> str:
-    """Return source, identifier@revision, the start of the digest, pretrained or random; empty without weights."""
-    if (last := _last(main, Weights)) is None:
-        return ""
-    kind = "pretrained" if last.pretrained else "random"
-    parts = (last.source, _pinned(last.identifier, last.revision), last.sha256[:12], kind)
+def weights_words(weights: Weights) -> str:
+    """Return source, identifier@revision, the start of the digest, pretrained or random."""
+    kind = "pretrained" if weights.pretrained else "random"
+    parts = (weights.source, _pinned(weights), weights.sha256[:12], kind)
     # Random weights name themselves twice: their source is "random" too.
     return " ".join(part for part in dict.fromkeys(parts) if part)
 
 
-def data_words(main: Attempt | None) -> str:
-    """Return source, identifier@revision, the start of the digest, numbers of rows; empty without rows."""
-    if (last := _last(main, Dataset)) is None:
-        return ""
-    rows = f"{last.rows} + {last.heldout_rows} rows"
-    return f"{last.source} {_pinned(last.identifier, last.revision)} {last.sha256[:12]} {rows}"
-
-
-def data_instead_of(main: Attempt | None) -> str:
-    """Return the hub's rows that were requested and its answer, where others were used; else empty."""
-    last = _last(main, Dataset)
-    return last.instead_of if last else ""
-
-
-def repairs(main: Attempt | None) -> tuple[str, ...]:
-    """Return when and why damaged weights or rows were replaced by fresh ones."""
-    found = (_last(main, Weights), _last(main, Dataset))
-    return tuple(repair for record in found if record for repair in record.repairs)
+def data_words(data: Dataset) -> str:
+    """Return source, identifier@revision, the start of the digest, numbers of rows."""
+    return f"{data.source} {_pinned(data)} {data.sha256[:12]} {data.rows} + {data.heldout_rows} rows"
 
 
 def _last(main: Attempt | None, kind: type[R]) -> R | None:
@@ -393,8 +377,8 @@ def _last(main: Attempt | None, kind: type[R]) -> R | None:
     return found[-1] if found else None
 
 
-def _pinned(identifier: str, revision: str) -> str:
-    return f"{identifier}@{revision}" if revision else identifier
+def _pinned(found: Weights | Dataset) -> str:
+    return f"{found.identifier}@{found.revision}" if found.revision else found.identifier
 
 
 def attempt_device(attempt: Attempt) -> str:
@@ -402,24 +386,15 @@ def attempt_device(attempt: Attempt) -> str:
     return f"{attempt.start.device}{_fallback_step(attempt)}{_capped(attempt.start.vram_cap_bytes)}"
 
 
-def device_words(main: Attempt | None) -> str:
-    """Return the device that an attempt used, a GPU by name, with fallback step and cap; empty without an attempt."""
-    if main is None:
-        return ""
-    setups = main.all(Setup)
-    if not setups:
+def device_words(main: Attempt, setup: Setup | None) -> str:
+    """Return the device that an attempt used, a GPU by name, with fallback step and cap."""
+    if setup is None:
         return attempt_device(main)
     # The CPU's model name is long and stands in the environment; a GPU's is what a reader of the row looks for.
-    if setups[-1].device == "cpu":
+    if setup.device == "cpu":
         return f"cpu{_fallback_step(main)}"
-    card = f"{setups[-1].device} {setups[-1].device_name}".strip()
-    return f"{card}{_fallback_step(main)}{_capped(setups[-1].vram_cap_bytes)}"
-
-
-def precision_words(main: Attempt | None) -> str:
-    """Return the precision that an attempt computed in; empty where it never got so far."""
-    last = _last(main, Setup)
-    return last.precision if last else ""
+    card = f"{setup.device} {setup.device_name}".strip()
+    return f"{card}{_fallback_step(main)}{_capped(setup.vram_cap_bytes)}"
 
 
 def _fallback_step(attempt: Attempt) -> str:
