@@ -33,7 +33,6 @@ from tunecheck.report.junit import junit_xml
 from tunecheck.report.summary import escaped, summary_markdown
 from tunecheck.report.terminal import print_report
 from tunecheck.results import Report, RunReport, data_words, summarize
-from tunecheck.results.words import other_data
 from tunecheck.runner import Runner
 from tunecheck.training.data import Row, encode, read_rows
 
@@ -439,7 +438,7 @@ def test_a_run_trains_on_the_hubs_rows_and_its_trace_says_so(fake, tmp_path):
     assert all(checks[name](trace).passed for name in ("heldout_is_disjoint", "row_order", "tokens_match_template"))
     told = summarize(trace, [], trace_file="t.jsonl", seconds=1.0)
     assert told.data == f"hub {FILE}@{REVISION} {record.sha256[:12]} 20 + 5 rows"
-    assert other_data(told) == []
+    assert not told.data_instead_of
 
 
 @pytest.fixture

@@ -1,10 +1,9 @@
 """Figures against their baselines, in words."""
 
-import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from tunecheck.core.text import counted, human_bytes
+from tunecheck.core.text import counted
 from tunecheck.results.baseline import FEWEST_SESSIONS, FigureComparison
 from tunecheck.results.figures import FIGURES, change
 
@@ -12,19 +11,15 @@ STATUS_TITLES = {"worse": "REGRESSION", "suspect": "SUSPECTED REGRESSION", "bett
 """Statuses that a report lists one by one, the most urgent first."""
 
 
-def title(comparison: FigureComparison) -> str:
-    """Return the figure's name: "throughput"."""
-    return FIGURES[comparison.figure].title
-
-
 def sentence(comparison: FigureComparison) -> str:
     """Return the value, its baseline and limit, the previous value, and which versions changed since."""
-    parts = [amount(comparison.figure, comparison.value)]
+    amount = FIGURES[comparison.figure].amount
+    parts = [amount(comparison.value)]
     if comparison.median is not None and comparison.limit is not None:
-        parts.append(f"baseline {amount(comparison.figure, comparison.median)} ({baseline_source(comparison)})")
-        parts.append(f"limit {amount(comparison.figure, comparison.limit)}")
+        parts.append(f"baseline {amount(comparison.median)} ({baseline_source(comparison)})")
+        parts.append(f"limit {amount(comparison.limit)}")
     if comparison.previous is not None:
-        parts.append(f"previous session {amount(comparison.figure, comparison.previous)}")
+        parts.append(f"previous session {amount(comparison.previous)}")
     words = ", ".join(parts)
     if comparison.status == "suspect":
         words += "; a regression if the next session is worse too"
@@ -35,14 +30,6 @@ def baseline_source(comparison: FigureComparison) -> str:
     """Return what the baseline was computed from: "median of 12 sessions"."""
     where = f" in {comparison.baseline}" if comparison.baseline else ""
     return f"median of {counted(comparison.sessions, 'session')}{where}"
-
-
-def amount(figure: str, value: float) -> str:
-    """Return the value with its unit."""
-    unit = FIGURES[figure].unit
-    if not math.isfinite(value):
-        return str(value)
-    return human_bytes(value) if unit == "bytes" else f"{value:.4g} {unit}"
 
 
 def relative_change(before: float, after: float) -> str:
@@ -74,4 +61,4 @@ def unremarkable(comparisons: Sequence[FigureComparison]) -> Iterator[tuple[str,
 
 def _since(comparison: FigureComparison) -> str:
     share = relative_change(comparison.previous or 0.0, comparison.value)
-    return f"{title(comparison)} {share}" if share else ""
+    return f"{FIGURES[comparison.figure].title} {share}" if share else ""

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from tunecheck.core.finding import Finding, Status
 from tunecheck.core.text import counted, human_bytes, one_line
-from tunecheck.report.layout import labelled
+from tunecheck.report.layout import PlainTable
 from tunecheck.report.view import failure
 from tunecheck.results.fleet import FleetReport, NodeRow, reasons
 from tunecheck.results.fleet.outliers import FIGURES
@@ -105,7 +105,10 @@ def print_fleet(report: FleetReport, console: Console) -> None:
 
 def _print_row(row: NodeRow, console: Console) -> None:
     console.print(Text.assemble((row.outcome.upper(), STYLES[row.outcome]), " ", (row.place, "bold")))
-    grid = labelled()
+    grid = PlainTable(gap=2)
+    grid.show_header = False
+    grid.add_column(no_wrap=True, style="dim")
+    grid.add_column(overflow="fold")
     details = {label: text for finding in failures(row) for label, text in failure("", finding).rows}
     lines = [(label, text) for label, text in said_of(row) if label != "drain"]
     lines += [(label, details[label]) for label in ("usually means", "what to do") if label in details]

@@ -13,7 +13,7 @@ from tunecheck.history.baseline import AcceptedBaseline
 from tunecheck.history.compare import Comparison
 from tunecheck.history.entry import HistoryEntry, Key
 from tunecheck.history.remember import compare_figures
-from tunecheck.report.figures import amount, relative_change
+from tunecheck.report.figures import relative_change
 from tunecheck.report.layout import PlainTable
 from tunecheck.results.baseline import FEWEST_SESSIONS, FigureComparison, baseline_of, limit
 from tunecheck.results.figures import FIGURES
@@ -43,10 +43,10 @@ def print_last(entries: Sequence[HistoryEntry], console: Console) -> None:
 def print_figures(entry: HistoryEntry, comparisons: Sequence[FigureComparison], console: Console) -> None:
     """Print one session's figures with their baselines and statuses."""
     columns = {
-        "this session": [amount(one.figure, one.value) for one in comparisons],
-        "previous": [_amount(one.figure, one.previous) for one in comparisons],
-        "baseline": [_amount(one.figure, one.median) for one in comparisons],
-        "limit": [_amount(one.figure, one.limit) for one in comparisons],
+        "this session": [FIGURES[one.figure].amount(one.value) for one in comparisons],
+        "previous": [FIGURES[one.figure].amount(one.previous) for one in comparisons],
+        "baseline": [FIGURES[one.figure].amount(one.median) for one in comparisons],
+        "limit": [FIGURES[one.figure].amount(one.limit) for one in comparisons],
     }
     filled = {head: cells for head, cells in columns.items() if any(cells)}  # first sessions have no baseline yet
     table = _table("figure", *filled, "status")
@@ -80,11 +80,11 @@ def _print_comparison(comparison: Comparison, console: Console) -> None:
         _line(console, f"  {line}")
     table = _table("figure", "A", "B", "change", "counts from", "status")
     for one in comparison.differences:
-        before, after = (amount(one.figure, value) for value in (one.before, one.after))
+        amount = FIGURES[one.figure].amount
         status = _status(one.status, ", scatter unknown" if one.status == "suspect" else "")
-        room = f"± {amount(one.figure, one.room)}"
+        room = f"± {amount(one.room)}"
         change = relative_change(one.before, one.after)
-        table.add_row(FIGURES[one.figure].title, before, after, change, room, status)
+        table.add_row(FIGURES[one.figure].title, amount(one.before), amount(one.after), change, room, status)
     console.print(table)
     known = f"the scatter of {counted(comparison.sessions, 'session')}" if comparison.sessions else "the floors alone"
     few = "" if comparison.sessions else f": fewer than {FEWEST_SESSIONS} sessions are in the history"
@@ -99,8 +99,8 @@ def print_baselines(baselines: Mapping[Path, AcceptedBaseline], of: str, console
         _line(console, f"{path.name}: {baseline.run} on {baseline.key.device}, accepted {baseline.accepted_at}")
         table = _table("figure", "median", "limit", "sessions")
         for figure, known in baseline.figures.items():
-            limits = amount(figure, limit(FIGURES[figure], known)) if figure in FIGURES else ""
-            median = amount(figure, known.median) if figure in FIGURES else f"{known.median:g}"
+            limits = FIGURES[figure].amount(limit(FIGURES[figure], known)) if figure in FIGURES else ""
+            median = FIGURES[figure].amount(known.median) if figure in FIGURES else f"{known.median:g}"
             table.add_row(figure, median, limits, str(known.sessions))
         console.print(table)
 
@@ -114,13 +114,13 @@ def _print_key(run: str, key: Key, entries: list[HistoryEntry], console: Console
     names = [name for name in FIGURES if any(name in entry.figures for entry in entries)]
     table = _table("session", "outcome", *(FIGURES[name].title for name in names))
     for entry in entries[-MOST_ROWS:]:
-        table.add_row(entry.session, entry.outcome, *(_amount(name, entry.figures.get(name)) for name in names))
+        table.add_row(entry.session, entry.outcome, *(FIGURES[name].amount(entry.figures.get(name)) for name in names))
     if enough:
         values = {name: [entry.figures[name] for entry in passed if name in entry.figures] for name in names}
         known = {name: baseline_of(values[name] or [float("nan")]) for name in names}
         table.add_section()
-        table.add_row("baseline", "", *(amount(name, known[name].median) for name in names))
-        table.add_row("limit", "", *(amount(name, limit(FIGURES[name], known[name])) for name in names))
+        table.add_row("baseline", "", *(FIGURES[name].amount(known[name].median) for name in names))
+        table.add_row("limit", "", *(FIGURES[name].amount(limit(FIGURES[name], known[name])) for name in names))
     console.print(table)
     console.print()
 
@@ -135,10 +135,6 @@ def _table(*heads: str) -> PlainTable:
 
 def _status(status: str, more: str = "") -> Text:
     return Text(f"{status}{more}", style=_STYLES.get(status, ""))
-
-
-def _amount(figure: str, value: float | None) -> str:
-    return "" if value is None else amount(figure, value)
 
 
 def _line(console: Console, text: str) -> None:

@@ -44,15 +44,6 @@ class PlainTable(Table):
         return Measurement(1, options.max_width)
 
 
-def labelled() -> PlainTable:
-    """Return a table without headings of labels and what is said about them."""
-    table = PlainTable(gap=2)
-    table.show_header = False
-    table.add_column(no_wrap=True, style="dim")
-    table.add_column(overflow="fold")
-    return table
-
-
 def _as_text(cell: object) -> Text:
     """Return a cell as one line: its lines are those of a column."""
     text = cell if isinstance(cell, Text) else Text(str(cell))

@@ -7,7 +7,7 @@ take them from here.
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 from tunecheck.checks import CHECKS, SUBJECTS
@@ -15,21 +15,19 @@ from tunecheck.core.finding import Domain, Finding, Status
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.paths import shipped_folder
 from tunecheck.core.text import beside_limit, counted, human_bytes, human_seconds, one_line
-from tunecheck.report.figures import STATUS_TITLES, sentence, title, unremarkable
+from tunecheck.report.figures import STATUS_TITLES, sentence, unremarkable
 from tunecheck.results import Report, RunReport
 from tunecheck.results.benchmark import Benchmark, benchmarks
 from tunecheck.results.causes import ruled_out
 from tunecheck.results.comparison import Comparison, comparisons, condensed
+from tunecheck.results.figures import FIGURES
 from tunecheck.results.words import (
     cpu_contention_words,
     domain_words,
     headline,
-    ignored_words,
     machine,
-    other_data,
     probe_loss_words,
     remaining_reason,
-    repaired,
     retries,
     too_busy,
     training_loss_words,
@@ -42,8 +40,18 @@ MOST_NAMES = 5
 """Unjudged checks that are named where room is short."""
 MOST_REASONS = 4
 """Reasons of unjudged checks that are given for one run where room is short."""
-REMARKS = ("Repeated", "Other data", "Repaired", "Ignored", "Judged in part", "CPU contention")
-"""Kinds of remarks about a run, in the order of a report."""
+REMARKS: dict[str, Callable[[RunReport], Sequence[str]]] = {
+    "Repeated": retries,
+    "Other data": lambda run: [f"trained on {run.data}, not on {run.data_instead_of}"] if run.data_instead_of else (),
+    "Repaired": lambda run: [f"repaired on {repair}" for repair in run.repairs],
+    "Ignored": lambda run: [
+        *(f"ignored: {finding.check}: {finding.detail} ({finding.meant})" for finding in run.ignored),
+        *(f"{check} is ignored and found nothing: leave --ignore {check} out" for check in run.needless),
+    ],
+    "Judged in part": lambda run: [f"not judged further: {reason}" for reason in run.course],
+    "CPU contention": cpu_contention_words,
+}
+"""Kinds of remarks about a run, in the order of a report, to its sentences."""
 
 
 class _Wrapper(textwrap.TextWrapper):
@@ -240,7 +248,7 @@ class SessionView(Frozen):
     def figures(self) -> tuple[tuple[str, str, str], ...]:
         """Status, title and sentence of each figure that differs from its baseline, regressions first."""
         return tuple(
-            (status, f"{words} {comparison.run}: {title(comparison)}", sentence(comparison))
+            (status, f"{words} {comparison.run}: {FIGURES[comparison.figure].title}", sentence(comparison))
             for status, words in STATUS_TITLES.items()
             for comparison in self.report.figure_comparisons
             if comparison.status == status
@@ -351,14 +359,9 @@ def check_page(check: str) -> str:
 
 
 def _remarks(run: RunReport) -> Iterator[Remark]:
-    sources = (retries, other_data, repaired, ignored_words, _judged_in_part, cpu_contention_words)
-    for kind, sentences in zip(REMARKS, (source(run) for source in sources), strict=True):
+    for kind, sentences in REMARKS.items():
         important = kind != "CPU contention" or too_busy(run)
-        yield from (Remark(kind=kind, text=text, important=important) for text in sentences)
-
-
-def _judged_in_part(run: RunReport) -> list[str]:
-    return [f"not judged further: {reason}" for reason in run.course]
+        yield from (Remark(kind=kind, text=text, important=important) for text in sentences(run))
 
 
 def _by_reason(findings: Sequence[Finding]) -> list[Unjudged]:

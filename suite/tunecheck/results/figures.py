@@ -4,6 +4,7 @@ import math
 from typing import Literal
 
 from tunecheck.core.frozen import Frozen
+from tunecheck.core.text import human_bytes
 
 MIB = 2**20
 
@@ -22,6 +23,12 @@ class Figure(Frozen):
     """Smallest change that counts, in the figure's own unit."""
     sessions: int = 1
     """Sessions in a row that must be worse: two where the figure depends on other processes."""
+
+    def amount(self, value: float | None) -> str:
+        """Return the value with its unit; empty for none."""
+        if value is None:
+            return ""
+        return human_bytes(value) if self.unit == "bytes" and math.isfinite(value) else f"{value:.4g} {self.unit}"
 
 
 FIGURES: dict[str, Figure] = {

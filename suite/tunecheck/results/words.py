@@ -85,22 +85,6 @@ def retries(run: RunReport) -> list[str]:
     ]
 
 
-def other_data(run: RunReport) -> list[str]:
-    """Return a sentence where other rows were used than those that were requested."""
-    return [f"trained on {run.data}, not on {run.data_instead_of}"] if run.data_instead_of else []
-
-
-def repaired(run: RunReport) -> list[str]:
-    """Return a sentence for each damaged copy of weights or rows that was replaced before use."""
-    return [f"repaired on {repair}" for repair in run.repairs]
-
-
-def ignored_words(run: RunReport) -> list[str]:
-    """Return a sentence for each check that the user ignores."""
-    hidden = [f"ignored: {finding.check}: {finding.detail} ({finding.meant})" for finding in run.ignored]
-    return [*hidden, *(f"{check} is ignored and found nothing: leave --ignore {check} out" for check in run.needless)]
-
-
 def cpu_contention_words(run: RunReport) -> list[str]:
     """Return how much CPU time other processes used while it trained, in a sentence; none where it was not measured."""
     if run.others_busy_share is None:

@@ -28,18 +28,16 @@ from tunecheck.results.baseline import MOST_SESSIONS, FigureComparison
 from tunecheck.results.figures import FIGURES, Figure
 
 PAGE_FILE = "report.html"
-POINTS_OF_A_PAGE, FEWEST_POINTS, MOST_POINTS = 140, 14, 200
-"""Points of a drawn curve, shared by the runs: a page of ten stays under 300 kB, and one run has no more than a screen
-can show."""
-ROWS_OF_A_PAGE, FEWEST_ROWS = 40, 4
-"""Of a chart's table, likewise."""
-WORDS_OF_A_PAGE, FEWEST_WORDS, MOST_WORDS = 300, 40, 300
-"""Characters of a check's detail, in the table of all checks; failures are shown in full before."""
+SHARES = {
+    "points": (140, 14, 200),  # of a drawn curve
+    "rows": (40, 4, MOST_ROWS),  # of a chart's table
+    "words": (300, 40, 300),  # characters of a check's detail, in the table of all checks; failures are in full before
+    "most_shown": (8, 1, 8),  # rows as the model got them
+}
+"""What a page has room for, and the fewest and most of it for one run: a page of ten runs stays under 300 kB."""
 CURVES = {"loss": "Loss", "learning": "Loss", "gradients": "Gradient norms", "optimizer": "Learning rate"}
 CURVES |= {"memory": "emory", "speed": "Throughput"}
 """Subject of checks to words of the titles of its curves."""
-SHOWN_OF_A_PAGE = 8
-"""Rows as the model got them, likewise: at least one of each run."""
 MOST_SETTINGS = 5
 """Runs whose whole configuration is on the page; of more of them it is in the traces, each one's first line."""
 LONGEST_TEXT = 3000
@@ -54,10 +52,7 @@ def page_html(report: Report, folder: Path) -> str:
     view = session_view(report)
     runs = [_run(view, run, folder, number) for number, run in enumerate(view.runs, start=1)]
     shares = {
-        "points": _share(len(runs), POINTS_OF_A_PAGE, FEWEST_POINTS, MOST_POINTS),
-        "rows": _share(len(runs), ROWS_OF_A_PAGE, FEWEST_ROWS, MOST_ROWS),
-        "words": _share(len(runs), WORDS_OF_A_PAGE, FEWEST_WORDS, MOST_WORDS),
-        "most_shown": _share(len(runs), SHOWN_OF_A_PAGE, 1, SHOWN_OF_A_PAGE),
+        name: min(most, max(fewest, of_page // max(1, len(runs)))) for name, (of_page, fewest, most) in SHARES.items()
     }
     traces = {run["view"].name: run["trace"] for run in runs if run["trace"]}
     compared = [(comparison, tables.said(comparison, traces)) for comparison in view.side_by_side]
@@ -96,11 +91,6 @@ def _evidence(run: dict[str, Any], check: str) -> Iterator[tuple[str, str]]:
     if subject in ("rows", "loss") and run["details"].get("rows"):
         yield "its rows", f"{run['anchor']}-rows"
     yield "among all checks", f"{run['anchor']}-{check}"
-
-
-def _share(runs: int, of_page: int, fewest: int, most: int) -> int:
-    """Return each run's share of what a page has room for."""
-    return min(most, max(fewest, of_page // max(1, runs)))
 
 
 def _run(session: SessionView, view: RunView, folder: Path, number: int) -> dict[str, Any]:

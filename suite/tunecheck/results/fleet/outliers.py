@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from tunecheck.core.finding import Domain, Finding, Status
-from tunecheck.core.text import human_bytes
 from tunecheck.results.baseline import FigureBaseline, limit
 from tunecheck.results.figures import MIB, Figure
 from tunecheck.results.fleet.agreement import Member
@@ -68,8 +67,5 @@ def slow(said: str, value: float, middle: float, last_good: float) -> Finding:
 
 def words(figure: Figure, value: float, middle: float, last_good: float) -> str:
     """Return a figure with what its kind measures: "throughput 410 tokens/s, median 2211, limit 1769"."""
-
-    def amount(number: float) -> str:
-        return human_bytes(number) if figure.unit == "bytes" else f"{number:.4g} {figure.unit}"
-
+    amount = figure.amount
     return f"{figure.title} {amount(value)}, median of its kind {amount(middle)}, limit {amount(last_good)}"
