@@ -34,7 +34,7 @@ CPU = Cpu(
 )
 VERSIONS: dict[str, str | None] = {
     "torch": "2.13.0",
-    "transformers": "5.23.0",
+    "transformers": "5.24.0",
     "peft": "0.21.2",
     "accelerate": "1.15.0",
 }

@@ -277,7 +277,7 @@ def test_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Missing ones are an error, but the suite itself need not be installed."""
     monkeypatch.setattr(host, "distribution_version", lambda name: None)
     whole = only(host.libraries(machine(versions={**VERSIONS, "tunecheck": None})))
-    assert whole == ok("libraries", "torch 2.13.0, transformers 5.23.0, peft 0.21.2, accelerate 1.15.0")
+    assert whole == ok("libraries", "torch 2.13.0, transformers 5.24.0, peft 0.21.2, accelerate 1.15.0")
     diagnosis = bad(host.libraries(machine(versions={**VERSIONS, "peft": None, "bitsandbytes": None})))
     assert diagnosis == error("libraries", "not installed: peft, bitsandbytes", TRAIN_EXTRA)
 
