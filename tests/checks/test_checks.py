@@ -1835,5 +1835,5 @@ def test_updates_of_another_declared_optimizer_are_unjudged_with_the_reason():
     finding = ASKED["updates_match_adamw"](with_run(other, trainer="lion"))
 
     assert finding.expected
-    assert finding.detail == "trainer lion declares Lion, whose update rule differs from AdamW"
+    assert finding.detail == "the trainer declares Lion, whose update rule differs from AdamW"
     assert ASKED["optimizer_coverage"](other).passed

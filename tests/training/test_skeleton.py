@@ -52,7 +52,7 @@ def test_what_a_trainer_declares_is_in_the_trace(tmp_path, skeleton, monkeypatch
     assert (setup.optimizer, setup.declared_optimizer) == ("AdamW", "Lion")
     unjudged = checks["updates_match_adamw"](trace)
     assert unjudged.expected
-    assert unjudged.detail == "trainer skeleton declares Lion, whose update rule differs from AdamW"
+    assert unjudged.detail == "the trainer declares Lion, whose update rule differs from AdamW"
     assert "the optimizer is AdamW, configured Lion" in checks["optimizer_coverage"](trace).detail
 
 

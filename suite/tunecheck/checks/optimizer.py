@@ -20,10 +20,8 @@ from tunecheck.core.finding import Finding
 from tunecheck.core.optimization import decays, learning_rate
 from tunecheck.core.premises import Premise
 from tunecheck.core.snapshot import TrainingSnapshot
-from tunecheck.core.trace import Trace
+from tunecheck.core.trace import ADAMW, Trace
 
-ADAMW = "AdamW"
-"""Class of the optimizer whose closed form is known here."""
 OUTDATED = (
     "The optimizer was built before the model was wrapped, loaded or resized. It updates tensors that the model no "
     "longer uses."
@@ -245,10 +243,6 @@ class UpdatesMatchAdamw(NumericCheck):
     rounded to bf16 is off by up to 4e-3. Not judged with 16-bit weights."""
 
     def judge(self, trace: Trace) -> Finding:
-        declared = trace.one(Setup).declared_optimizer
-        if declared != ADAMW:
-            reason = f"trainer {trace.run.trainer} declares {declared}, whose update rule differs from {ADAMW}"
-            raise NotApplicable(reason)
         updates = trace.all(Update)
         exact = not trains_16bit_weights(trace)
         limit = self.limit(trace) if exact else self.max_error_16bit_weights

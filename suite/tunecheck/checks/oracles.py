@@ -56,7 +56,6 @@ class LossOracle(NumericCheck):
     """Steps needed to judge the digits."""
 
     def judge(self, trace: Trace) -> Finding:
-        _require_supervised(trace)
         steps = {step.step: step.loss for step in trace.steps}
         if trace.run.smoothing:
             return self._smoothed(trace, steps)
@@ -153,13 +152,6 @@ RATIO_ROUNDING = 0.01
 """Relative difference of a ratio from a whole number which it is named by."""
 
 
-def _require_supervised(trace: Trace) -> None:
-    """Raise NotApplicable where there is no oracle, since its windows have no token whose mean it could be."""
-    empty = [str(window.step) for window in trace.main.all(Window) if not window.supervised_tokens]
-    if empty and not trace.main.all(Oracle):
-        raise NotApplicable(f"steps {some(empty)} supervise no token: their mean is 0/0")
-
-
 def _divided_later(trace: Trace, step: int) -> int:
     """Return the tokens over which a loop's loss may be a sum, as it writes to the gradients; 0 where it does not."""
     if trace.holds(Premise.GRADIENTS_UNEDITED):
@@ -221,7 +213,6 @@ class AccumulationOracle(WindowGradient):
     bf16."""
 
     def judge(self, trace: Trace) -> Finding:
-        _require_supervised(trace)
         limit, skipped = self.limit(trace), {step.step for step in trace.steps if not step.applied}
         oracles = [oracle for oracle in _nearest(trace) if oracle.step not in skipped]
         oracles = required(oracles, "the scaler skipped every oracle step: name a later one")

@@ -49,10 +49,6 @@ class MaskAndPositions(Check):
 NO_END = (
     "The template, the formatting function or the collator adds no end token. Generation then runs to its length limit."
 )
-NO_END_TOKEN = (
-    "the end token is unknown: set the Trainer's processing_class, pass tokenizer= to tunecheck.watch, or set "
-    "eos_token_id in the model's configuration"
-)
 TURN_OPENED = "add_generation_prompt=True opens an empty turn after each answer."
 
 
@@ -64,7 +60,7 @@ class AnswersEnd(Check):
     follow an answer.
     """
 
-    needs = ROWS_KNOWN | {"user_code"}
+    needs = ROWS_KNOWN | {"user_code", Premise.END_KNOWN}
     meaning = f"{NO_END} {TURN_OPENED}"
     remedy = (
         "Append the tokenizer's eos_token, or the template's end-of-turn token, to every answer. Generate after "
@@ -81,7 +77,6 @@ class AnswersEnd(Check):
 
     def judge(self, trace: Trace) -> Finding:
         seen = trace.one(RowSpans)
-        required(seen.end_tokens, NO_END_TOKEN)
         given = trace.one(RowsGiven)
         if given.turns_unfilled >= self.min_unfilled:
             share = given.turns_unfilled / given.turns

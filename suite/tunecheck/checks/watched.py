@@ -159,8 +159,7 @@ class RowsWhole(Check):
     Not judged for plain text whose rows begin differently, or when the end token is unknown.
     """
 
-    needs = frozenset({"user_code", Premise.CAUSAL_LM, Premise.ROWS_FOLLOWED})
-    without = (RowLengths, "the end token is unknown, so truncation cannot be detected")
+    needs = frozenset({"user_code", Premise.CAUSAL_LM, Premise.ROWS_FOLLOWED, Premise.END_KNOWN})
     convention = "the beginning of a row may be all that matters, as with titles"
     meaning = f"{ENDS_CUT} {BEGINNINGS_CUT}"
     remedy = (

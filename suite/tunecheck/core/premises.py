@@ -54,6 +54,8 @@ class Premise(StrEnum):
     """Four-dimensional masks define which positions attend to each other."""
     LABELS_KNOWN = "labels_known"
     """The labels are an input of the model, or part of the loss's graph."""
+    END_KNOWN = "end_known"
+    """The tokenizer or the model's configuration names the end token."""
     EVERY_ROW_SEEN = "every_row_seen"
     """One process sees all rows of a step."""
     ROWS_DRAWN_ONCE = "rows_drawn_once"

@@ -44,6 +44,9 @@ from tunecheck.core.typed import MISFITS, build
 SCHEMA = 7
 """The only schema that is read. Raised when a reader of older traces would misread a newer one."""
 
+ADAMW = "AdamW"
+"""Class of the optimizer whose closed form is known here."""
+
 R = TypeVar("R", bound=Record)
 
 
@@ -108,8 +111,7 @@ class Trace:
         if any(attempt.start.purpose == AttemptPurpose.MERGE for attempt in self.attempts):
             found[Premise.MERGED] = Fact(source=Source.OBSERVED, where="an attempt of its own")
         seen = [record.reasons for attempt in main for record in attempt.all(PremisesOpen)]
-        if not all(weights.pretrained for attempt in main for weights in attempt.all(evidence.Weights)):
-            seen.append({Premise.PRETRAINED: "the weights are random, so learning is not judged"})
+        seen += [dict(_left_open(attempt)) for attempt in main]
         if found.get(Premise.STEP_DECLARED, OF_THE_RUN).source is Source.OPEN:
             seen.append(edits({order.step: order.calls for attempt in main for order in attempt.all(CallOrder)}))
         return {
@@ -178,6 +180,21 @@ class Trace:
     def pretrained(self) -> bool:
         """Whether the weights came from training, not from a random number generator."""
         return self.one(evidence.Weights).pretrained
+
+
+def _left_open(attempt: Attempt) -> Iterator[tuple[str, str]]:
+    """Yield the premises that what an attempt recorded leaves open, each with the reason."""
+    if not all(weights.pretrained for weights in attempt.all(evidence.Weights)):
+        yield Premise.PRETRAINED, "the weights are random, so learning is not judged"
+    for optimizer in {setup.declared_optimizer for setup in attempt.all(evidence.Setup)} - {ADAMW, ""}:
+        yield Premise.UPDATE_RULE_KNOWN, f"the trainer declares {optimizer}, whose update rule differs from {ADAMW}"
+    if not all(rows.end_tokens for rows in attempt.all(evidence.RowSpans)):
+        name = "set the Trainer's processing_class, or eos_token_id in the model's configuration"
+        yield Premise.END_KNOWN, f"the end token is unknown: {name}, or pass tokenizer= to tunecheck.watch"
+    windows = attempt.all(evidence.Window)
+    empty = [window for window in windows if not window.supervised_tokens]
+    if empty and not attempt.all(evidence.Oracle):
+        yield Premise.TOKEN_MEAN_LOSS, f"{len(empty)} of {len(windows)} steps supervise no token: their mean is 0/0"
 
 
 class TraceWriter:
