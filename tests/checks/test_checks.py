@@ -405,6 +405,9 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
             "never cleared",
             "the optimizer uses gradients again, together with those of a later backward pass (in 5 of 6 steps)",
         ): having(e.CallOrder, calls=CALLS[:-1]),
+        ("another's never cleared", "another optimizer uses gradients again, together with those of a later"): having(
+            e.CallOrder, calls=(*CALLS, "used step of another optimizer")
+        ),
         ("stepped at each micro-batch", "steps before the last backward pass of its window"): having(
             e.CallOrder, calls=("forward", "backward", "step", "clear", "forward", "backward", "step", "clear")
         ),

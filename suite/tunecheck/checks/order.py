@@ -10,6 +10,7 @@ from tunecheck.core.trace import Trace
 
 DISCARDED = "gradients are cleared before an optimizer uses them"
 PILED_UP = "the optimizer uses gradients again, together with those of a later backward pass"
+PILED_UP_THERE = "another optimizer uses gradients again, together with those of a later backward pass"
 TWICE = "the optimizer steps twice with the same gradients"
 EARLY = "the optimizer steps before the last backward pass of its window"
 CLIPPED_LATE = "clipping changes gradients after the optimizer step"
@@ -28,6 +29,7 @@ MEANT = {
 """Fault to who does it on purpose."""
 CAUSES = {
     PILED_UP: "zero_grad is missing, or runs too seldom.",
+    PILED_UP_THERE: "zero_grad is missing for one of several optimizers.",
     DISCARDED: "zero_grad runs between backward and the optimizer step, or between micro-batches.",
     TWICE: "The loop or a callback steps the optimizer a second time.",
     SCHEDULE_TWICE: "The loop or a callback steps the schedule a second time.",
@@ -36,9 +38,11 @@ CAUSES = {
     NEVER_ALLOCATED: "Nothing calls AdaLoRA's update_and_allocate.",
 }
 """Fault to its cause, where it has only one."""
-HABITS = frozenset({DISCARDED, PILED_UP, CLIPPED_NOTHING, SCHEDULE_EARLY, SCHEDULE_TWICE})
+HABITS = frozenset({DISCARDED, PILED_UP, PILED_UP_THERE, CLIPPED_NOTHING, SCHEDULE_EARLY, SCHEDULE_TWICE})
 """What a training may do now and then: skip a bad batch, catch up with a schedule. Wrong only as a habit."""
 
+ELSEWHERE = "step of another optimizer"
+"""What ends the name of a call that steps one of other tensors."""
 FEWEST = 4
 """Steps of an optimizer below which it is no wonder that a schedule is made for just as many."""
 
@@ -112,7 +116,7 @@ def _faults(calls: Sequence[str], used: bool, *, one_pass: bool) -> Iterator[str
     """
     passes, steps, schedules = calls.count("backward"), 0, 0
     fresh = scaled = discarded = clipped = piled = False
-    by_hand = "edit" in calls or "move" in calls or "step of another optimizer" in calls
+    by_hand = "edit" in calls or "move" in calls or any(call.endswith(ELSEWHERE) for call in calls)
     for number, call in enumerate(calls):
         match call:
             case "backward":
@@ -154,6 +158,8 @@ def _faults(calls: Sequence[str], used: bool, *, one_pass: bool) -> Iterator[str
                     yield SCHEDULE_EARLY
             case "edit":
                 used = False
+            case "used step of another optimizer":
+                yield PILED_UP_THERE
     if discarded and not by_hand:
         yield DISCARDED
 

@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
@@ -48,6 +48,7 @@ class CallOrderProbe(Probe):
         self._in_optimizer = self._in_schedule = self._in_scaler = self._scaled = False
         self._inside: list[str] = []
         self._listening = True
+        self._others = WeakKeyDictionary[Any, _Other]()
         self._listen(session)
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
@@ -119,6 +120,8 @@ class CallOrderProbe(Probe):
 
     def _look(self, *_: Any, **__: Any) -> None:
         """Note what was done to the gradients since the last call."""
+        for other in self._others.values():
+            other.look()
         seen = {witness.look() for witness in self._witnesses} - {""}
         if "clear" in seen and self._calls[-1:] == ["backward"] and any(w.moved() for w in self._witnesses):
             self._note("move")
@@ -142,6 +145,8 @@ class CallOrderProbe(Probe):
             for witness in self._witnesses:
                 witness.remember_weights()
         self._remember()
+        for other in self._others.values():
+            other.differentiated()
 
     def _on_clipped(self, norm: Any, _parameters: Any, max_norm: float, *_: Any, **__: Any) -> None:
         """Note it where it has a limit; out of place also only where it has an effect, since it measures the norm."""
@@ -187,10 +192,16 @@ class CallOrderProbe(Probe):
         if self._is_own(optimizer):
             self._look()
             self._in_optimizer, self._inside = True, []
+        else:
+            plain = _plain(optimizer)
+            if plain not in self._others:
+                self._others[plain] = _Other(plain)
+            self._others[plain].look()
 
     def _on_stepped(self, optimizer: Any, *_: Any) -> None:
         if not self._is_own(optimizer):
-            self._note("step of another optimizer")
+            other = self._others.get(_plain(optimizer))
+            self._note(f"{'used ' if other and other.stepped() else ''}step of another optimizer")
         elif self._in_optimizer:
             self._stepped()
 
@@ -267,6 +278,31 @@ class _Witness:
     def moved(self) -> bool:
         """Return whether the values are others than those that were kept."""
         return not torch.equal(self._weights, self.parameter)
+
+
+class _Other:
+    """Another optimizer: whether its step uses gradients again, with those of a later backward pass on top."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._witnesses = [_Witness(p) for p in _few(optimizer)]
+        self._used = self._piled = False
+
+    def look(self) -> None:
+        """See whether the gradients that its last step has used were cleared or replaced since."""
+        if any({witness.look() for witness in self._witnesses}):
+            self._used = self._piled = False
+
+    def differentiated(self) -> None:
+        """A backward pass is over, which may have added to them."""
+        self._piled |= self._used and any(witness.touched() for witness in self._witnesses)
+        for witness in self._witnesses:
+            witness.remember()
+
+    def stepped(self) -> bool:
+        """Return whether it has stepped with gradients that the step before had used, and with others on top."""
+        piled, self._piled = self._piled, False
+        self._used = any(witness.held for witness in self._witnesses)
+        return piled
 
 
 def _version(gradient: Any) -> int:

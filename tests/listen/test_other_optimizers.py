@@ -1,0 +1,81 @@
+"""Gradients of several optimizers: each clears its own before it steps again. fp32, CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tunecheck.checks import CHECKS
+from tunecheck.core.trace import read
+from tunecheck.listen.loop import LoopHooks
+from tunecheck.listen.options import Options
+
+STEPS = 6
+
+
+def judged(tmp_path, train):
+    """Train two networks against each other under watch; return what calls_in_order finds."""
+    torch.manual_seed(0)
+    made, critic = nn.Linear(4, 4), nn.Linear(4, 1)
+    optimizers = [torch.optim.Adam(network.parameters(), lr=1e-3) for network in (made, critic)]
+    hooks = LoopHooks(Options(folder=str(tmp_path), name="script", steps=STEPS))
+    hooks.attach()
+    for _ in range(STEPS):
+        train(made, critic, *optimizers)
+    hooks.detach()
+    (path,) = tmp_path.glob("watch-*.jsonl")
+    return CHECKS["calls_in_order"]()(read(path))
+
+
+def fakes(made):
+    """A batch of the generator's."""
+    return made(torch.randn(8, 4))
+
+
+def cleared_before(made, critic, first, second, by=lambda optimizer: optimizer.zero_grad()):
+    """As in most GANs: the critic's gradients of the generator's loss are cleared before its own."""
+    by(first)
+    critic(fakes(made)).mean().backward()
+    first.step()
+    by(second)
+    (critic(torch.randn(8, 4)) - critic(fakes(made).detach())).mean().backward()
+    second.step()
+
+
+def cleared_by_hand(made, critic, first, second):
+    """In place."""
+
+    def clear(optimizer):
+        for parameter in optimizer.param_groups[0]["params"]:
+            if parameter.grad is not None:
+                parameter.grad.zero_()
+
+    cleared_before(made, critic, first, second, clear)
+
+
+def never_cleared(made, critic, first, second):
+    """Those of the critic."""
+    cleared_before(made, critic, first, second, lambda optimizer: optimizer is second or optimizer.zero_grad())
+
+
+def critic_in_micro_batches(made, critic, first, second):
+    """Two backward passes for one step."""
+    first.zero_grad()
+    critic(fakes(made)).mean().backward()
+    first.step()
+    second.zero_grad()
+    for _ in range(2):
+        (critic(torch.randn(8, 4)) - critic(fakes(made).detach())).mean().backward()
+    second.step()
+
+
+@pytest.mark.parametrize(
+    ("train", "passed"),
+    [(cleared_before, True), (cleared_by_hand, True), (critic_in_micro_batches, True), (never_cleared, False)],
+)
+def test_gradients_of_another_optimizer(train, passed, tmp_path):
+    """They may hold those of another loss until they are cleared."""
+    finding = judged(tmp_path, train)
+    assert finding.passed is passed, finding.detail
+    assert ("another optimizer uses gradients again" in finding.detail) is not passed
