@@ -17,7 +17,20 @@ def test_the_exported_names_are_these():
     """Each can be imported."""
     assert [*tunecheck.__all__] == sorted(tunecheck.__all__)
     assert set(tunecheck.__all__) == {
-        *("Check", "Finding", "Probe", "Record", "Run", "Status", "SuiteError", "Trace", "Verdict", "Watch"),
+        *(
+            "Check",
+            "Finding",
+            "MissingEvidence",
+            "NotApplicable",
+            "Probe",
+            "Record",
+            "Run",
+            "Status",
+            "SuiteError",
+            "Trace",
+            "Verdict",
+            "Watch",
+        ),
         *("judge", "load_run", "read_trace", "train", "watch"),
     }
     assert all(getattr(tunecheck, name) is not None for name in tunecheck.__all__)

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from tunecheck.config.schema import Run
 from tunecheck.core.check import Check
-from tunecheck.core.errors import SuiteError
+from tunecheck.core.errors import MissingEvidence, NotApplicable, SuiteError
 from tunecheck.core.evidence import Record
 from tunecheck.core.finding import Finding, Status
 from tunecheck.core.log import log, on_terminal
 from tunecheck.core.trace import Trace
 from tunecheck.core.trace import read as read_trace
-from tunecheck.listen.context import Watch
-from tunecheck.results import Verdict
-from tunecheck.training.events import Probe
 
 if TYPE_CHECKING:
-    from tunecheck.listen.callback import WatchCallback  # imports transformers
+    from tunecheck.config.schema import Run
+    from tunecheck.listen.callback import WatchCallback
+    from tunecheck.listen.context import Watch
+    from tunecheck.results import Verdict
+    from tunecheck.training.events import Probe
 
 __all__ = [
     "Check",
     "Finding",
+    "MissingEvidence",
+    "NotApplicable",
     "Probe",
     "Record",
     "Run",
@@ -113,4 +116,22 @@ def watch(trainer: Any = None, *, model: Any = None, **given: Any) -> Any:
         from tunecheck.listen.callback import WatchCallback
 
         return WatchCallback(**given)
+    from tunecheck.listen.context import Watch
+
     return Watch(trainer, model=model, **given)
+
+
+_ELSEWHERE = {
+    "Probe": "tunecheck.training.events",
+    "Run": "tunecheck.config.schema",
+    "Verdict": "tunecheck.results",
+    "Watch": "tunecheck.listen.context",
+}
+"""Exported types whose modules load checks of other packages, which import this one."""
+
+
+def __getattr__(name: str) -> object:
+    """Import a type of another module at its first use."""
+    if name not in _ELSEWHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_ELSEWHERE[name]), name)
