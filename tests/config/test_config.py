@@ -833,8 +833,8 @@ def test_off_is_text_and_leaves_a_check_out(tmp_path):
 @pytest.mark.parametrize(
     ("checks", "expected"),
     [
-        ("los_falls: off", "10:10: checks.los_falls: no check is called 'los_falls': did you mean 'loss_falls'?"),
-        ("1: off", "10:10: checks.1: no check is called '1': known checks: "),
+        ("los_falls: off", "10:10: checks.los_falls: no check is called 'los_falls' (did you mean 'loss_falls'?)"),
+        ("1: off", "10:10: checks.1: no check is called '1'; `tunecheck explain` lists all"),
         ("loss_falls: {min_fall: x}", "10:23: checks.loss_falls.min_fall: should be a valid number (got 'x')"),
         ("loss_falls: {min_fall: true}", "10:23: checks.loss_falls.min_fall: should be a valid number (got True)"),
         (
@@ -1263,7 +1263,7 @@ def test_a_limit_whose_name_is_no_text_is_a_message(monkeypatch):
 @pytest.mark.parametrize(
     ("ignored", "message"),
     [
-        ("loss_fals: too short", "ignore.loss_fals: no check is called 'loss_fals': did you mean 'loss_falls'?"),
+        ("loss_fals: too short", "ignore.loss_fals: no check is called 'loss_fals' (did you mean 'loss_falls'?)"),
         ("loss_falls: ' '", 'ignore.loss_falls: lacks a reason, such as "too few steps to tell"'),
         ("loss_falls: 3", "ignore.loss_falls: "),
     ],

@@ -1,6 +1,5 @@
 """The table of checks, in the order of a training. One file per subject; a key is its class name in snake case."""
 
-import difflib
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -29,6 +28,7 @@ from tunecheck.checks import (
 )
 from tunecheck.core.check import NAMED, Check
 from tunecheck.core.extensions import EXTENSION_CHECKS, extensions
+from tunecheck.core.spelling import nearest
 
 _SUBJECT_OF: dict[type[Check], str] = {
     device.HardwareHealthy: "machine",
@@ -164,9 +164,7 @@ def asked_of(features: Collection[str], settings: Mapping[str, Any]) -> dict[str
 def problem_with(name: str, features: Collection[str]) -> str | None:
     """Return why this check does not apply to a run with these features, in a sentence; None when it does."""
     if name not in CHECKS:
-        close = difflib.get_close_matches(name, CHECKS, n=1)
-        known = f"did you mean {close[0]!r}?" if close else f"known checks: {', '.join(sorted(CHECKS))}"
-        return f"no check is called {name!r}: {known}"
+        return f"no check is called {name!r}{nearest(name, CHECKS)}; `tunecheck explain` lists all"
     if lacking := sorted(CHECKS[name].features() - {*features, NAMED}):
         return f"check {name!r} does not apply to this run: it has no {', '.join(lacking)}"
     return None

@@ -24,7 +24,7 @@ def parser() -> Parser:
         help="folder with your runs, models and data (default: $TUNECHECK_CONFIGS, else ./configs)",
     )
     parser.set_defaults(parser=parser)
-    commands = parser.add_subparsers(metavar="COMMAND")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for group in (run, watch, bench, fleet, runs, machine, reading, history, completion):
         group.add_commands(commands)
     return parser

@@ -4,7 +4,6 @@ Each key states how to read its value, which checks it opens, and what it does t
 that opens no other check.
 """
 
-import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -14,6 +13,7 @@ from typing import Any
 from tunecheck.checks.watched import JUDGED_BY
 from tunecheck.core.errors import ConfigError
 from tunecheck.core.premises import Fact, Premise, Source
+from tunecheck.core.spelling import nearest
 
 SCHEDULES = ("linear", "cosine", "constant")
 Change = Callable[[Any, Any], None]
@@ -42,9 +42,8 @@ def read_expectations(given: Iterable[str]) -> dict[str, Any]:
     for words in given:
         key, equals, text = words.partition("=")
         if key not in EXPECTATIONS:
-            close = difflib.get_close_matches(key, EXPECTATIONS, n=1)
-            known = f"did you mean {close[0]}?" if close else f"known keys: {', '.join(EXPECTATIONS)}"
-            problems.append(f"--expect {words}: no key is called {key!r}; {known}")
+            known = f"{nearest(key, EXPECTATIONS)}; known keys: {', '.join(EXPECTATIONS)}"
+            problems.append(f"--expect {words}: no key is called {key!r}{known}")
         elif not equals or not text:
             problems.append(f"--expect {words}: has no value; for example --expect {key}={EXPECTATIONS[key].example}")
         elif key in values:
