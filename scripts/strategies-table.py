@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tunecheck.cli.counts import count_all
 from tunecheck.config import load_model
 from tunecheck.core.trace import Trace, read
-from tunecheck.report.page.tables import compared
+from tunecheck.report.page.tables import said
 from tunecheck.report.summary import comparison_markdown, escaped
 from tunecheck.results import RunReport
 from tunecheck.results.comparison import comparisons
@@ -36,7 +36,7 @@ COMMANDS = {
     "--set model=smollm2-135m --set device=cpu",
 }
 """Comparison to how it is trained on a CPU."""
-LONGEST_TEXT = 160
+LONGEST_TEXT = 80
 """Characters of a continuation."""
 
 HEAD = """\
@@ -85,10 +85,10 @@ def session(folder: Path) -> Iterator[str]:
             line.removeprefix("#") if line.startswith("###") else line for line in comparison_markdown(comparison)
         )
         yield from ("", *about(first), f"`{COMMANDS[comparison.name]}`", "")
-        for prompt, said in compared(comparison, traces).said:
+        for prompt, table in said(comparison, traces).items():
             yield f"> {escaped(prompt)} …\n"
             yield from ("| strategy | before | after |", "|---|---|---|")
-            yield from (f"| {' | '.join(_short(cell) for cell in row)} |" for row in said.rows)
+            yield from (f"| {' | '.join(_short(cell) for cell in row)} |" for row in table.rows)
             yield ""
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -144,3 +146,11 @@ def test_the_sites_navigation_has_every_page():
 
     assert {path.name for path in (ROOT / "docs").glob("*.md") if f'"docs/{path.name}"' not in nav} == set()
     assert all((ROOT / page).is_file() for page in re.findall(r'"([\w/.-]+\.md)"', nav))
+
+
+def test_the_strategies_page_begins_with_what_its_script_counts():
+    """The comparisons below it are those of sessions that are not kept."""
+    script = ROOT / "scripts" / "strategies-table.py"
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+
+    assert (ROOT / "docs" / "strategies.md").read_text(encoding="utf-8").startswith(done.stdout.rstrip())
