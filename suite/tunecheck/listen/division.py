@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from tunecheck.core.evidence import LossDivided
-from tunecheck.listen.loop_loss import ENTROPIES, MOST_NODES, REDUCTIONS, graph_of
+from tunecheck.listen.loop_loss import ENTROPIES, MOST_NODES, REDUCTIONS
 from tunecheck.listen.user_code import overrides
+from tunecheck.probes.reference.loss_graph import graph_of
 from tunecheck.training.restore import model_mode
 
 SAME = 1e-4
@@ -98,7 +99,7 @@ class LoopDivision:
 def factor_of_mean(tensor: torch.Tensor) -> float | None:
     """Return the factor with which a mean of cross entropies is in this loss; None where it holds not exactly one."""
     ends = set[Any]()
-    for node in islice(graph_of(tensor, ends), MOST_NODES):
+    for node in islice(graph_of(tensor.grad_fn, ends), MOST_NODES):
         if node.name() in ENTROPIES:
             ends.add(node)
     means = list(ends)
@@ -143,7 +144,7 @@ def _twice_as_many(trainer: Any) -> Iterator[None]:
 def _has_factor(loss: torch.Tensor, micro_batches: int) -> bool:
     """Return whether the loss's graph begins with a factor or a divisor of this number, written out by the script."""
     ends = set[Any]()
-    for node in graph_of(loss, ends):
+    for node in graph_of(loss.grad_fn, ends):
         if node.name() not in OF_TERMS:
             ends.add(node)
             continue

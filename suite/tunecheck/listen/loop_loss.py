@@ -4,8 +4,7 @@ The tensor's graph leads to the model's loss, or to a negative log-likelihood of
 the logits makes the loss unknown.
 """
 
-from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -16,6 +15,7 @@ from tunecheck.core.errors import Unsupported
 from tunecheck.core.evidence import ScoresGiven
 from tunecheck.core.premises import Premise, opened
 from tunecheck.listen.batches import batch_of, is_of_pairs
+from tunecheck.probes.reference.loss_graph import graph_of, straight_back
 from tunecheck.training.data import IGNORED, Batch
 
 UNKNOWN = "the loop computes its loss from the logits in a way that tunecheck does not follow"
@@ -34,9 +34,6 @@ OF_SCORES = {
 """Functions that expect scores, or their logarithms, to those whose results are probabilities already."""
 MOST_NODES = 2000
 """Of a loss's graph that are looked at: its own functions are the first ones."""
-_MOVES = "View UnsafeView ReshapeAlias Unsqueeze Squeeze Slice Select Index Transpose Permute Clone Alias ToCopy"
-STRAIGHT = frozenset(f"{name}Backward0" for name in _MOVES.split())
-"""What selects, moves or casts scores, and computes nothing of them."""
 VIEWS = "ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "UnsqueezeBackward0"
 REDUCTIONS = "none", "mean", "sum"
 MOST_DIFFERENCE = 1e-3
@@ -143,25 +140,12 @@ def not_followed(given: Mapping[str, Any], batch: Batch) -> dict[Premise, str]:
     return {}
 
 
-def graph_of(tensor: torch.Tensor, ends: Collection[Any] = ()) -> Iterator[Any]:
-    """Yield the functions of a tensor's graph, the nearest first; those of `ends`, to which one may add, end a way."""
-    waiting, seen = deque[Any]([tensor.grad_fn]), set[Any]()
-    while waiting:
-        node = waiting.popleft()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        yield node
-        if node not in ends:
-            waiting.extend(following for following, _ in node.next_functions)
-
-
 def loss_of(tensor: torch.Tensor, passes: Sequence[Pass]) -> Loss:
     """Return what this tensor is made of, of these passes."""
     losses = {each.loss.grad_fn: each for each in passes if each.loss is not None}
     logits = {each.logits.grad_fn: each for each in passes if each.logits is not None}
     found, ends = Loss(), {*losses, *logits}
-    for node in graph_of(tensor, ends):
+    for node in graph_of(tensor.grad_fn, ends):
         if node in losses:
             found.plain.append(losses[node])
         elif node in logits:
@@ -191,7 +175,7 @@ def another_kind(tensor: torch.Tensor, passes: Sequence[Pass]) -> str:
     losses = {each.loss.grad_fn for each in passes if each.loss is not None}
     logits = {each.logits.grad_fn for each in passes if each.logits is not None}
     ends = set(losses)
-    for node in graph_of(tensor, ends):
+    for node in graph_of(tensor.grad_fn, ends):
         if node in losses:
             continue
         if node in logits:
@@ -200,9 +184,9 @@ def another_kind(tensor: torch.Tensor, passes: Sequence[Pass]) -> str:
             ends.add(node)
             if (reduction := REDUCTIONS[node._saved_reduction]) == "none" or node._saved_weight is not None:
                 return f"its cross_entropy has reduction={reduction!r} or class weights"
-            likelihoods = _straight_back(node.next_functions[0][0], logits)
+            likelihoods = straight_back(node.next_functions[0], logits)[0]
             scores = likelihoods.next_functions[0][0] if likelihoods is not None else None
-            if _straight_back(scores, logits) not in logits:
+            if straight_back((scores, 0), logits)[0] not in logits:
                 return "its cross_entropy takes a function of the logits"
         elif not node.next_functions:
             return OUTSIDE_FORWARD
@@ -222,7 +206,7 @@ class Divergences:
         if not isinstance(given, torch.Tensor) or not given.requires_grad:
             return
         self.functions += 1
-        made = _straight_back(given.grad_fn, ())
+        made = straight_back((given.grad_fn, 0))[0]
         if made is not None and made.name() in OF_SCORES["BinaryCrossEntropyWithLogitsBackward0"]:
             self.of_probabilities.append(f"kl_div of a {_plainly(made)}")
 
@@ -230,11 +214,11 @@ class Divergences:
 def scores_given(tensor: torch.Tensor, divergences: Divergences) -> ScoresGiven:
     """Return what the loss's functions of scores are given: a softmax of probabilities is nearly flat."""
     functions, found = divergences.functions, divergences.of_probabilities[:1]
-    for node in islice(graph_of(tensor), MOST_NODES):
+    for node in islice(graph_of(tensor.grad_fn), MOST_NODES):
         squashed = OF_SCORES.get(node.name())
         if squashed is not None:
             functions += 1
-            given = _straight_back(node.next_functions[0][0], ())
+            given = straight_back(node.next_functions[0])[0]
             if given is not None and given.name() in squashed:
                 found.append(f"{_plainly(node)} of a {_plainly(given)}")
     return ScoresGiven(functions=functions, probabilities=tuple(found))
@@ -242,13 +226,6 @@ def scores_given(tensor: torch.Tensor, divergences: Divergences) -> ScoresGiven:
 
 def _plainly(node: Any) -> str:
     return str(node.name()).partition("Backward")[0]
-
-
-def _straight_back(node: Any, logits: Collection[Any]) -> Any:
-    """Return these logits, or what first computes something, on the way that led here."""
-    while node is not None and node not in logits and node.name() in STRAIGHT:
-        node = node.next_functions[0][0]
-    return node
 
 
 def _no_mean(entropy: Any) -> str:

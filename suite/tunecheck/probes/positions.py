@@ -5,7 +5,7 @@ or, where it is asked for the next one, behind it. Needs neither labels nor the 
 of a model that is given tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,9 +15,11 @@ import torch
 
 from tunecheck.core.evidence import PositionGradients
 from tunecheck.core.premises import Premise
+from tunecheck.probes.reference.loss_graph import Scored, scores_of
 from tunecheck.probes.reference.own_tokens import copies, fill_of, rows_that_see, tokens_and_scores
 from tunecheck.training.data import Batch
-from tunecheck.training.events import Probe
+from tunecheck.training.events import Probe, at_work, probing
+from tunecheck.training.restore import as_found, random_state
 from tunecheck.training.session import Session
 
 STEPS = 4
@@ -58,26 +60,25 @@ class PositionProbe(Probe):
         self._shapes: set[torch.Size] = set()
         self._chosen_among = self._guessed = False
         self._own_call: _Call | None = None
-        self._inner: tuple[Any, ...] | None = None
-        """The last call of a part that is given tokens and returns scores, with its result."""
-        self._asked: tuple[_Call, torch.Tensor] | None = None
+        self._by_graph = False
+        """Whether the loss's graph told of the scores, so that what the model returns is not looked at."""
+        self._seen_ahead: tuple[int, int] | None = None
+        """Rows that are asked for their next token, and those that see it, where the loss's graph tells."""
+        self._asked: _Raised | None = None
         for model in self._models if step < STEPS else ():
             self.hooks.after(model, self._returned, with_kwargs=True)
         if step < STEPS and self._models:
             self.hooks.after(session.model if session.entry is None else session.entry, self._returned_choices)
         elif step < STEPS:
-            called = session.called
-            self.hooks.after(called, self._returned_scores, with_kwargs=True)
-            for part in called.modules():
-                if part is not called and any(True for _ in part.children()):
-                    self.hooks.after(part, self._returned_inside, with_kwargs=True)
+            self.hooks.after(session.called, self._returned_scores, with_kwargs=True)
+            self.hooks.function(torch.autograd, "backward", before=partial(self._differentiated, session.model))
 
     def backward_end(self, session: Session, step: int) -> None:
         """Record what arrived."""
         self.hooks.remove()
         if step < STEPS:
-            self._inner = None
-            if self._own_call is not None and 2 * self._raising_own > self._raising and not self._own_call.copies():
+            own_call = None if self._by_graph else self._own_call
+            if own_call is not None and 2 * self._raising_own > self._raising and not own_call.copies():
                 self._raising = self._raising_own = 0  # the model is to give back what it need not see
             asked, seeing = self._ahead()
             if self._chosen_among:  # of which padding is one that is not to be chosen
@@ -132,44 +133,69 @@ class PositionProbe(Probe):
         if bool((sizes > 0).any()) and bool((found.sum(dim=1).abs() <= BALANCED * sizes).all()):
             self._chosen_among = True
 
-    def _returned_inside(self, module: Any, args: Any, given: dict[str, Any], out: Any) -> None:
-        """Note a part that returns scores: the outermost one returns last, and counts where the whole returns none."""
-        if torch.is_grad_enabled() and tokens_and_scores(args, given, out) is not None:
-            self._inner = module, args, given, out
-
-    def _returned_scores(self, *call: Any) -> None:
+    def _returned_scores(self, module: Any, args: Any, given: dict[str, Any], out: Any) -> None:
         """Look at what a model of the script's own returns, where that is scores over the tokens that it is given."""
-        if not torch.is_grad_enabled():
+        if torch.is_grad_enabled() and (found := tokens_and_scores(args, given, out)) is not None:
+            read, scores = found
+            if scores.requires_grad:
+                self._look_at_scores(_Call(module, args, given, read, self._turned), scores)
+
+    def _differentiated(self, model: Any, loss: Any, *_: Any, **__: Any) -> None:
+        """Look at the scores of a loss that is about to be differentiated, whatever the model returns."""
+        if probing() or not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             return
-        inner, self._inner = self._inner, None
-        for module, args, given, out in (call, *([inner] if inner is not None else [])):
-            if (found := tokens_and_scores(args, given, out)) is not None and found[1].requires_grad:
-                self._look_at_scores(_Call(module, args, given, found[0], self._turned), found[1])
-                return
+        with at_work(), as_found(model), random_state(loss.device):
+            for ways in scores_of(loss):
+                self._look_at_ways(model, ways)
+
+    def _look_at_ways(self, model: Any, ways: Sequence[Scored]) -> None:
+        """Look at scores by the tokens that they are to predict, else by those that their model may just copy."""
+        calls = [(way, _Call(model, (), {}, way.read, turned)) for way in ways for turned in (False, True)]
+        found = [(way, _Raised(call, way.gradient)) for way, call in calls]
+        found = [(way, raised) for way, raised in found if raised.ask_for_later or not raised.call.turned]
+        found.sort(key=lambda pair: (pair[1].ask_for_later, int(pair[1].own.sum())), reverse=True)
+        self._by_graph |= bool(found)
+        for way, raised in found:
+            if 2 * int(raised.own.sum()) > int(raised.telling.sum()) and not way.copies():
+                continue
+            self._add_padding(raised.call, partial(_call_with, way.gradient))
+            self._count(raised)
+            if self._looks_ahead and raised.ask_for_next:
+                self._looks_ahead, at = False, raised.most_asked()
+                seeing, asked = way.rows_that_see(at, turned=raised.call.turned), raised.everywhere()[:, at]
+                self._seen_ahead = None if seeing is None else (int(asked.sum()), int((seeing & asked).sum()))
+            return
 
     def _look_at_scores(self, call: "_Call", scores: torch.Tensor) -> None:
+        def unless_by_graph(add: Callable[[torch.Tensor], None]) -> None:
+            self.hooks.gradient(scores, lambda gradient: None if self._by_graph else add(gradient))
+
+        self._own_call = call
+        self._add_padding(call, unless_by_graph)
+        unless_by_graph(partial(self._add_raised, call))
+
+    def _add_padding(self, call: "_Call", when_known: Callable[[Callable[[torch.Tensor], None]], None]) -> None:
+        """Add the gradients at rows that are seen to be padded; `when_known` calls what it is given with them."""
         mask = _mask_by_ends(call.module, call.rows, self._pads)
         if mask is None and (fill := fill_of(call.rows)) is not None:
             mask = _mask_by(fill, call.rows)
             self._guessed = mask is not None
         if mask is not None:
-            self._add_at_padding(mask, scores, call)
-        self._own_call = call
-        self.hooks.gradient(scores, partial(self._add_raised, call))
+            self._add_at_padding(mask, when_known, call)
 
     def _look_at_padding(self, mask: torch.Tensor | None, states: Any) -> None:
         if _learns(states) and _of_positions(mask, states):
-            self._add_at_padding(mask, states)
+            self._add_at_padding(mask, partial(self.hooks.gradient, states))
 
-    def _add_at_padding(self, mask: torch.Tensor, states: torch.Tensor, call: "_Call | None" = None) -> None:
-        """Sum up the gradients that will arrive at these states, and those at padding."""
+    def _add_at_padding(self, mask: torch.Tensor, when_known: Callable[..., None], call: "_Call | None" = None) -> None:
+        """Sum up the gradients, and those at padding."""
         padding = _padding(mask)
-        self._padded += int(padding.sum())
         self._shapes.add(mask.shape)
-        self.hooks.gradient(states, partial(self._add_norms, padding, call))
+        when_known(partial(self._add_norms, padding, call))
 
     def _add_norms(self, padding: torch.Tensor, call: "_Call | None", gradient: torch.Tensor) -> None:
         gradient = gradient if call is None else call.by_row(gradient)
+        self._padded += int(padding.sum())
         squares = gradient.detach().float().square().sum(dim=-1)
         self._at_padding += float(squares[padding].sum())
         self._everywhere += float(squares.sum())
@@ -181,12 +207,14 @@ class PositionProbe(Probe):
             turned = _Raised(replace(call, turned=not call.turned), gradient)
             if turned.ask_for_later:
                 found, self._own_call, self._turned = turned, turned.call, turned.call.turned
+        self._count(found)
+        if self._looks_ahead and self._asked is None and found.ask_for_next:
+            self._asked = found
+
+    def _count(self, found: "_Raised") -> None:
         self._raising += int(found.telling.sum())
         self._raising_own += int(found.own.sum())
         self._raising_second += int(found.second.sum())
-        if self._looks_ahead and self._asked is None and found.ask_for_next:
-            self._asked = found.call, torch.zeros_like(found.call.rows[:, 1:], dtype=torch.bool)
-            self._asked[1][:, :: found.every] = found.asked
 
     def _ahead(self) -> tuple[int, int]:
         """Return how many rows are asked for the next token at the position where most are, and how many see it.
@@ -194,11 +222,9 @@ class PositionProbe(Probe):
         Every second row is looked at.
         """
         if self._asked is None:
-            return 0, 0
-        call, asked = self._asked
-        self._looks_ahead = False
-        at = int(asked[::2].sum(dim=0).argmax())
-        seeing, asked = call.rows_that_see(at), asked[::2, at]
+            return self._seen_ahead or (0, 0)
+        self._looks_ahead, at = False, self._asked.most_asked()
+        seeing, asked = self._asked.call.rows_that_see(at), self._asked.everywhere()[::2, at]
         return (0, 0) if seeing is None else (int(asked.sum()), int((seeing & asked).sum()))
 
 
@@ -258,6 +284,16 @@ class _Raised:
         second = read.roll(-2, dims=1)[:, : -1 : self.every]  # behind the last one stands the first one, by chance
         self.second = self.telling & ~self.asked & (raised == second)
 
+    def everywhere(self) -> torch.Tensor:
+        """Return which positions are asked for their next token, of all of them but the last."""
+        asked = torch.zeros_like(self.call.rows[:, 1:], dtype=torch.bool)
+        asked[:, :: self.every] = self.asked
+        return asked
+
+    def most_asked(self) -> int:
+        """Return the position at which most of every second row are asked for their next token."""
+        return int(self.everywhere()[::2].sum(dim=0).argmax())
+
     @property
     def ask_for_next(self) -> bool:
         """Return whether a model learns to predict its next tokens by this."""
@@ -268,6 +304,10 @@ class _Raised:
         """Return whether these rows are told to be rows, by targets that are the next tokens, or those behind them."""
         asked, telling = int(self.asked.sum() + self.second.sum()), int(self.telling.sum())
         return telling >= FEWEST_TELLING and asked > NEARLY_ALL * telling
+
+
+def _call_with(gradient: torch.Tensor, add: Callable[[torch.Tensor], None]) -> None:
+    add(gradient)
 
 
 def _are_several() -> bool:

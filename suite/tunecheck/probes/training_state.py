@@ -18,6 +18,7 @@ from tunecheck.probes.reference.measures import random_digest
 from tunecheck.probes.reference.weight_file import WeightFile
 from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe, probing
+from tunecheck.training.hooks import Hooks
 from tunecheck.training.restore import dropouts
 from tunecheck.training.session import Session
 
@@ -57,6 +58,16 @@ class TrainingStateProbe(Probe):
         layers = {} if known else adapted_layers(session.model)
         self._active = {name: list(layer.active_adapters) for name, layer in layers.items()}
         self._matmul = torch.get_float32_matmul_precision()
+        self._seeded = ""
+        """Digest of the random state that the script's last seed made, set in this step or right before it."""
+        self._between = Hooks()
+
+        def seeded(*_: object) -> None:
+            if not probing():
+                self._seeded, self._seed = random_digest(session.device), torch.initial_seed()
+
+        for module in (torch, torch.random):  # whose functions are two where torch has loaded its compiler
+            self._between.function(module, "manual_seed", after=seeded)
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Watch the decoder (a loss in chunks calls it and the head by themselves) and layers that are recomputed."""
@@ -118,9 +129,16 @@ class TrainingStateProbe(Probe):
     def backward_end(self, session: Session, step: int) -> None:
         """Record what was seen."""
         self.hooks.remove()
-        if random_digest(session.device) == self._state:
+        # a script may draw its noise between its seed and the forward pass, which draws nothing
+        drawn_before = self._seeded not in ("", self._state) and torch.initial_seed() == self._seed
+        if random_digest(session.device) == self._state and not drawn_before:
             self._state = ""
+        self._seeded = ""
         self._record(step)
+
+    def end(self, session: Session) -> None:
+        """Stop listening to seeds."""
+        self._between.remove()
 
     def _record(self, step: int) -> None:
         seen = {switch: tuple(names) for switch, names in self._seen.items()}

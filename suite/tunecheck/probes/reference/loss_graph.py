@@ -1,0 +1,126 @@
+"""What a loss's graph tells of the cross entropies in it: their scores' gradient, and the tokens that these come from.
+
+Whatever a model returns, and by whatever method it is called, a cross entropy leaves a log-softmax in the graph, and a
+trained embedding the tokens that it looked up.
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.graph import GradientEdge
+
+_MOVES = "View UnsafeView ReshapeAlias Unsqueeze Squeeze Slice Select Index Transpose Permute Clone Alias ToCopy"
+STRAIGHT = frozenset(f"{name}Backward0" for name in _MOVES.split())
+"""What selects, moves or casts scores, and computes nothing of them."""
+
+
+APART = "BatchNorm", "BackwardHook"
+"""Functions that couple rows by the statistics of a batch, or that call the script's own code."""
+LEAST_AHEAD = 1e-5
+"""Of the largest dependence of a score on a token, what one on a token that is not to be seen is at most: 0 but for
+rounding."""
+
+
+class Scored(NamedTuple):
+    """Scores of which a log-softmax is taken, and one way in which their model reads tokens."""
+
+    edge: GradientEdge
+    gradient: torch.Tensor
+    """Of the loss by the scores, classes last."""
+    classes_last: bool
+    """Whether the scores themselves have their classes last, not second."""
+    read: torch.Tensor
+    """Tokens that an embedding of as many classes looks up: one for each score, [rows, positions]."""
+    embedding: Any
+
+    def copies(self) -> bool:
+        """Return whether a score depends on the token at its own place, and on none behind it in its row or column."""
+        row, at = (size // 2 for size in self.read.shape)
+        places = torch.zeros_like(self.read, dtype=torch.bool)
+        places[row, at] = True
+        pull = self._pull(places)
+        if pull is None or not at:
+            return False
+        behind = torch.cat([pull[row, at + 1 :], pull[row + 1 :, at], pull.new_zeros(1)]).max()
+        return float(behind) <= LEAST_AHEAD * float(pull.max()) < float(pull[row, at])
+
+    def rows_that_see(self, at: int, *, turned: bool) -> torch.Tensor | None:
+        """Return of each row, or column, whether its scores at this position depend on the token behind it."""
+        places = torch.zeros_like(self.read, dtype=torch.bool)
+        (places.t() if turned else places)[:, at] = True
+        pull = self._pull(places)
+        if pull is None:
+            return None
+        pull = pull.t() if turned else pull
+        return pull[:, at + 1] > LEAST_AHEAD * pull.amax(dim=1)
+
+    def _pull(self, places: torch.Tensor) -> torch.Tensor | None:
+        """Return how much the scores at these places depend on the token at each; None where the graph refuses."""
+        classes = torch.arange(self.gradient.shape[-1], device=places.device).cos()  # no plain sum: it may be constant
+        given = (places[..., None] * classes).to(self.gradient.dtype).reshape(self.gradient.shape)
+        given = given if self.classes_last else given.movedim(-1, 1)
+        try:
+            edges = [GradientEdge(self.embedding, 0)]
+            found: torch.Tensor = torch.autograd.grad([self.edge], edges, [given], retain_graph=True)[0]
+        except RuntimeError:  # of a compiled part
+            return None
+        sizes: torch.Tensor = torch.linalg.vector_norm(found.float(), dim=-1)
+        return sizes
+
+
+def graph_of(begin: Any, ends: Collection[Any] = ()) -> Iterator[Any]:
+    """Yield the functions of a graph, the nearest first; those of `ends`, to which one may add, end a way."""
+    waiting, seen = deque[Any]([begin]), set[Any]()
+    while waiting:
+        node = waiting.popleft()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        yield node
+        if node not in ends:
+            waiting.extend(following for following, _ in node.next_functions)
+
+
+def straight_back(edge: Any, ends: Collection[Any] = ()) -> Any:
+    """Return the edge, (function, number of its output), of these ends or of what first computes something."""
+    while edge[0] is not None and edge[0] not in ends and edge[0].name() in STRAIGHT:
+        edge = edge[0].next_functions[0]
+    return edge
+
+
+def scores_of(loss: torch.Tensor) -> Iterator[list[Scored]]:
+    """Yield for each log-softmax of this loss the ways in which its scores' model reads tokens.
+
+    Without those whose gradient tells no row from another, or calls code of the script's.
+    """
+    for node in [node for node in graph_of(loss.grad_fn) if node.name() == "LogSoftmaxBackward0"]:
+        result, dim = node._saved_result, node._saved_dim
+        classes = result.shape[dim if dim < result.ndim else -1]
+        made = straight_back(node.next_functions[0])
+        if made[0] is None:
+            continue
+        behind = [*graph_of(made[0])]
+        looked_up = [n for n in behind if n.name() == "EmbeddingBackward0" and _fits(n, classes)]
+        if not looked_up or any(name in n.name() for n in behind for name in APART):
+            continue
+        edge = GradientEdge(*made)
+        (gradient,) = torch.autograd.grad(loss, [edge], retain_graph=True, allow_unused=True)
+        if gradient is None:
+            continue
+        last = gradient.shape[-1] == classes
+        if not last and (gradient.ndim < 3 or gradient.shape[1] != classes):
+            continue
+        gradient = gradient if last else gradient.movedim(1, -1)
+        places = gradient.numel() // classes
+        yield [
+            Scored(edge, gradient, last, n._saved_indices, n) for n in looked_up if n._saved_indices.numel() == places
+        ]
+
+
+def _fits(node: Any, classes: int) -> bool:
+    """Return whether an embedding looks up rows of tokens of these classes, and not the same places in each row."""
+    read = node._saved_indices
+    fits = read.ndim == 2 and node._saved_weight_sym_argsize_0 == classes
+    return fits and read.numel() > 0 and not bool((read == torch.arange(read.shape[1], device=read.device)).all())
