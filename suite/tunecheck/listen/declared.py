@@ -40,6 +40,10 @@ CLASSIFIERS = "Classification", "QuestionAnswering", "MultipleChoice"
 """Ends of the names of transformers' models whose head no base has."""
 
 
+OF_ANY_TRAINING = {"adapters", "frozen", "trains_base", "quantized", "checkpointing", "dropout", "several_steps"}
+"""Features that a training of another's has as a run of the suite has them."""
+
+
 class WatchedTraining(Training):
     """The optimisation, as far as it is declared."""
 
@@ -135,14 +139,8 @@ class WatchedRun(Run):
     def features(self) -> frozenset[str]:
         """What the training does, in the words by which checks say what they apply to."""
         flags = {
-            "adapters": self.lora is not None,
-            "frozen": self.strategy != "full",
-            "trains_base": self.trains_base,
-            "quantized": self.quantization is not None,
-            "checkpointing": self.training.gradient_checkpointing,
+            **dict.fromkeys(super().features & OF_ANY_TRAINING, True),
             "oracle": True,
-            "dropout": self.lora is not None and self.lora.dropout > 0,
-            "several_steps": self.training.max_steps >= 5,
             "user_code": True,
             "unknown_rows": not self.holds(Premise.CAUSAL_LM),
             "evaluates": self.evaluates,
