@@ -28,9 +28,7 @@ CPU = Cpu(
     physical_cores=4,
     logical_cores=8,
     usable_cores=2,
-    avx512_bf16=False,
-    amx_bf16=False,
-    arm_bf16=False,
+    bf16=False,
 )
 VERSIONS: dict[str, str | None] = {
     "torch": "2.13.0",

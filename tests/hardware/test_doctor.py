@@ -305,7 +305,7 @@ def test_deprecated_pynvml(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_precision_of_the_cpu(flag: bool | None, text: str) -> None:
     """What `precision: auto` will mean on this processor."""
-    cpu, memory = host.processor(machine(cpu=dataclasses.replace(CPU, avx512_bf16=flag)))
+    cpu, memory = host.processor(machine(cpu=dataclasses.replace(CPU, bf16=flag)))
     assert cpu.level is Level.OK
     assert cpu.found.startswith("Fast 9000, 2 of 8 logical cores usable, ")
     assert cpu.found.endswith(text)
@@ -420,21 +420,12 @@ def test_name_that_cannot_be_a_host() -> None:
 # All together.
 
 
-def test_examine_shallow_asks_neither_torch_nor_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without depth no child is started and no connection opened; weights are left out when unknown."""
-    monkeypatch.setattr(doctor, "probe", lambda: machine(CARD))
-    monkeypatch.setattr(doctor, "torch_view", lambda: pytest.fail("torch was asked"))
-    monkeypatch.setattr(network, "hub_offline", lambda: pytest.fail("the hub was asked"))
-    topics = [diagnosis.topic for diagnosis in doctor.examine(deep=False)]
-    assert topics == ["driver", "GPU 0", "card class", "libraries", "CPU", "memory", "cache disk", "work disk"]
-
-
 def test_examine_deep(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is looked at, in the order in which a person would mend it."""
     monkeypatch.setattr(doctor, "probe", lambda: machine(CARD))
     monkeypatch.setattr(doctor, "torch_view", lambda: torch_with(CARD))
     monkeypatch.setattr(network, "hub_offline", lambda: True)
-    diagnoses = doctor.examine(cached_models=[doctor.DEFAULT_MODEL])
+    diagnoses = doctor.examine([doctor.DEFAULT_MODEL])
     topics = [
         "driver",
         "GPU 0",

@@ -92,23 +92,14 @@ class WindowSize(Record):
     step: int
     micro_batches: int
 '''
-STRATEGY = '''
+STRATEGY = """
 
-class FirstLayer(Strategy):
-    """Train the first layer."""
-
-    trains = "first layer"
-
-    def adapt(self, model: Any, run: StrategyConfig) -> Any:
-        """Return the model with all else frozen."""
-        model.requires_grad_(False)
-        decoder_layers(model, at_least=1)[:1].requires_grad_(True)
-        return model
-
-    def expected_trainable(self, run: StrategyConfig, weights: Sequence[str]) -> set[str]:
-        """Return every tensor of the first layer."""
-        return {name for name in weights if layer_of(name) == 0}
-'''
+FIRST_LAYER = BaseWeights(
+    trains="first layer",
+    parts=lambda model: decoder_layers(model, at_least=1)[:1],
+    names=lambda names, tied: [name for name in names if layer_of(name) == 0],
+)
+"""
 TIER = '''"""A minute at night."""
 
 import pytest
@@ -218,11 +209,11 @@ def a_trainer(copy: Copy) -> None:
 
 
 def a_strategy(copy: Copy) -> None:
-    """Its class and its line."""
+    """Its two choices and its line."""
     copy.add("suite/tunecheck/strategies/base_weights.py", STRATEGY)
     table = "suite/tunecheck/strategies/__init__.py"
-    copy.insert(table, "    FreezeEmbeddings,", "    FirstLayer,\n")
-    copy.insert(table, '    "lora": LoraAdapters(', '    "first_layer": FirstLayer(),\n')
+    copy.insert(table, "    FREEZE_EMBEDDINGS,", "    FIRST_LAYER,\n")
+    copy.insert(table, '    "lora": LoraAdapters(', '    "first_layer": FIRST_LAYER,\n')
     copy.generate()
     of_strategies = ["tests/strategies/test_strategies.py", "tests/checks/test_utilization.py"]
     copy.test(

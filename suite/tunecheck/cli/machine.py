@@ -23,9 +23,9 @@ def add_commands(commands: Any) -> None:
 def _doctor(options: argparse.Namespace) -> int:
     from tunecheck.assets import cached
     from tunecheck.hardware import probe
-    from tunecheck.hardware.doctor import examine, format_diagnoses
+    from tunecheck.hardware.doctor import DEFAULT_MODEL, examine, format_diagnoses
 
-    diagnoses = examine(cached_models=cached(["smollm2-135m"]))
+    diagnoses = examine(cached([DEFAULT_MODEL]))
     facts = [{name: getattr(d, name) for name in ("level", "topic", "found", "remedy")} for d in diagnoses]
     if not as_json(options, {"hardware": probe().to_json(), "diagnoses": facts}):
         print(format_diagnoses(diagnoses))

@@ -14,8 +14,7 @@ from typing import Any
 
 import tunecheck
 from tunecheck.core.errors import SuiteError
-from tunecheck.core.helper import die_with_parent
-from tunecheck.core.paths import python_path
+from tunecheck.core.helper import die_with_parent, helper_environment
 from tunecheck.core.text import human_seconds, one_line
 from tunecheck.core.unexpected import described
 from tunecheck.fleet.condense import condensed
@@ -89,11 +88,9 @@ def _run(
     on_card = place.card is not None and "device=cpu" not in request.arguments  # else the CPU would pass in its place
     required = ["--require-gpu"] if on_card and "--require-gpu" not in request.arguments else []
     command = [sys.executable, "-m", "tunecheck.cli", "run", *request.arguments, *required]
-    path = os.pathsep.join(filter(None, [*python_path(), os.environ.get("PYTHONPATH", "")]))
     environment = {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as Slurm and Ray count cards; else an index may be another card's
-        **os.environ,
-        "PYTHONPATH": path,
+        **helper_environment(),
         "TUNECHECK_REPORTS": str(own),
         "TUNECHECK_HISTORY": str(own / "history.sqlite"),  # SQLite over a network file system would be torn
         **device,

@@ -6,11 +6,11 @@ from tunecheck.config.cards import card_for
 from tunecheck.core.errors import TRAIN_EXTRA
 from tunecheck.core.units import GIB
 from tunecheck.hardware import Disk, Hardware, gpu_symptoms, network, probe
-from tunecheck.hardware.diagnosis import Diagnosis, Level, error, format_diagnoses, memory_size, ok, warning
+from tunecheck.hardware.diagnosis import Diagnosis, error, memory_size, ok, warning
+from tunecheck.hardware.diagnosis import Level as Level
+from tunecheck.hardware.diagnosis import format_diagnoses as format_diagnoses
 from tunecheck.hardware.host import distribution_version
 from tunecheck.hardware.torch_facts import torch_view
-
-__all__ = ["DEFAULT_MODEL", "Diagnosis", "Level", "examine", "format_diagnoses"]
 
 DEFAULT_MODEL = "smollm2-135m"
 """Name of the quick tier's model in configs/models."""
@@ -28,26 +28,27 @@ _DISTORTING = {
 }
 
 
-def examine(
-    *, deep: bool = True, cached_models: Sequence[str] | None = None, default_model: str = DEFAULT_MODEL
-) -> list[Diagnosis]:
+def examine(cached_models: Sequence[str]) -> list[Diagnosis]:
     """Return all diagnoses, those without problems included. Needs no GPU.
 
-    `deep` also queries torch, in a child process that takes some seconds, and the hub. `cached_models` are the names of
-    the models whose weights are on this machine; None leaves them out.
+    torch is queried in a child process that takes some seconds. `cached_models` are the names of the models whose
+    weights are on this machine.
     """
-    hardware = probe()
-    found = [*gpu_symptoms.driver(hardware), *gpu_symptoms.cards(hardware), *card_class(hardware)]
-    if deep:
-        torch = torch_view()
-        found += [*gpu_symptoms.torch_agrees(hardware, torch), *gpu_symptoms.cudnn_attention(torch)]
-        found += gpu_symptoms.bitsandbytes_fits(torch)
-    found += [*libraries(hardware), *processor(hardware), *disk(hardware), *environment(hardware)]
-    if cached_models is not None:
-        found += weights(default_model, cached_models)
-    if deep:
-        found += hub()
-    return found
+    hardware, torch = probe(), torch_view()
+    return [
+        *gpu_symptoms.driver(hardware),
+        *gpu_symptoms.cards(hardware),
+        *card_class(hardware),
+        *gpu_symptoms.torch_agrees(hardware, torch),
+        *gpu_symptoms.cudnn_attention(torch),
+        *gpu_symptoms.bitsandbytes_fits(torch),
+        *libraries(hardware),
+        *processor(hardware),
+        *disk(hardware),
+        *environment(hardware),
+        *weights(DEFAULT_MODEL, cached_models),
+        *hub(),
+    ]
 
 
 def card_class(hardware: Hardware) -> list[Diagnosis]:

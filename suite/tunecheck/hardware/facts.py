@@ -78,17 +78,10 @@ class Cpu(Frozen):
     logical_cores: int | None
     usable_cores: int | None
     """Cores allowed by the affinity mask and the control group's CPU quota: whole ones, at least 1."""
-    avx512_bf16: bool | None
-    amx_bf16: bool | None
-    arm_bf16: bool | None
+    bf16: bool | None
+    """Whether the processor has native bfloat16 products; None when its flags could not be read."""
     flags: str | None = None
     """Digest of the instruction sets that the kernel lists: with others, libraries take other kernels."""
-
-    @property
-    def bf16(self) -> bool | None:
-        """Return whether the processor has native bfloat16 products; None when its flags could not be read."""
-        flags = (self.avx512_bf16, self.amx_bf16, self.arm_bf16)
-        return None if None in flags else any(flags)
 
 
 class Disk(Frozen):

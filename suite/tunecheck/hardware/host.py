@@ -47,6 +47,8 @@ ENVIRONMENT = (
     "TRANSFORMERS_OFFLINE",
 )
 """Variables that change a result and never hold a secret; those of tunecheck are added by their prefix."""
+BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")
+"""Flags of native bfloat16 products: of x86 the first two, of ARM the last."""
 _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 _GIT_SECONDS = 5
 MEMBERSHIP = Path("/proc/self/cgroup")
@@ -64,9 +66,7 @@ def read_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> Cpu:
         physical_cores=psutil.cpu_count(logical=False),
         logical_cores=psutil.cpu_count(logical=True),
         usable_cores=_usable_cores(),
-        avx512_bf16=None if flags is None else "avx512_bf16" in flags,
-        amx_bf16=None if flags is None else "amx_bf16" in flags,
-        arm_bf16=None if flags is None else "bf16" in flags,
+        bf16=None if flags is None else not flags.isdisjoint(BF16_FLAGS),
         flags=None if flags is None else sha256(" ".join(sorted(flags)).encode()).hexdigest()[:12],
     )
 
@@ -223,17 +223,9 @@ def _memory(folder: Path) -> tuple[int, int] | None:
         limit, usage = _text(folder / limit_name), _text(folder / usage_name)
         if limit.isdigit() and usage.isdigit() and int(limit) < _NO_LIMIT_BYTES:
             # The kernel drops idle file cache before it kills, so that cache counts as free.
-            reclaimable = _statistic(folder / "memory.stat", reclaimable_name)
-            return int(limit), max(0, int(limit) - int(usage) + reclaimable)
+            found = re.search(rf"^{reclaimable_name} (\d+)$", _text(folder / "memory.stat"), re.MULTILINE)
+            return int(limit), max(0, int(limit) - int(usage) + int(found[1] if found else 0))
     return None
-
-
-def _statistic(path: Path, name: str) -> int:
-    for line in _text(path).splitlines():
-        key, _, value = line.partition(" ")
-        if key == name and value.isdigit():
-            return int(value)
-    return 0
 
 
 def _text(path: Path) -> str:

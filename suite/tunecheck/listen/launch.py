@@ -19,7 +19,7 @@ from typing import IO
 from tunecheck.core import interrupts
 from tunecheck.core.errors import ConfigError, SuiteError, TraceError
 from tunecheck.core.evidence import AttemptEnd, AttemptOutcome, FileWritten, PremisesOpen, ProbeFailed, WindowEnded
-from tunecheck.core.paths import reports_folder
+from tunecheck.core.paths import python_path, reports_folder
 from tunecheck.core.premises import Premise, Source
 from tunecheck.core.redaction import hidden_words
 from tunecheck.core.trace import Trace, TraceWriter, encode, read
@@ -125,7 +125,7 @@ def _run(
     command: Sequence[str], options: Options, log: IO[bytes] | None = None, look: Callable[[], bool] | None = None
 ) -> int:
     """Run the command until its end, or until `look` returns True; return its status."""
-    path = os.pathsep.join(filter(None, (str(BOOTSTRAP), os.environ.get("PYTHONPATH"), *_own_folder())))
+    path = os.pathsep.join(filter(None, (str(BOOTSTRAP), os.environ.get("PYTHONPATH"), *python_path())))
     environment = {**os.environ, **options.to_environment(), "PYTHONPATH": path}
     try:
         with _passing_on() as started:
@@ -202,12 +202,6 @@ def _rehearse(command: Sequence[str], options: Options) -> Rehearsal:
             return rehearse(options, run)
     finally:
         shutil.rmtree(folder / SCRATCH, ignore_errors=True)  # it holds a checkpoint
-
-
-def _own_folder() -> list[str]:
-    """Return the folder that holds this package, where the command's Python would not find it by itself."""
-    root = Path(__file__).parents[2]
-    return [] if root.name in ("site-packages", "dist-packages") else [str(root)]
 
 
 def rows_of(folder: Path, options: Options, status: int, unheard: str = "") -> list[RunReport]:

@@ -487,17 +487,10 @@ def listen(options: "Options") -> None:
     hooks = LoopHooks(options)
     hooks.attach()
     _waiting.append(hooks)
-    error: list[BaseException] = []
-    previous = sys.excepthook
-
-    def ended(kind: Any, value: Any, trace: Any) -> None:
-        error.append(value)
-        previous(kind, value, trace)
 
     def end() -> None:
-        hooks.detach(error[0] if error else None)
+        hooks.detach(getattr(sys, "last_value", None))  # the error that ended the script: Python keeps it
         if why := hooks.why_not():
             say(why)
 
-    sys.excepthook = ended
     atexit.register(end)

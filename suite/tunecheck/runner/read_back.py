@@ -31,6 +31,8 @@ def leave(session: Session, folder: Path) -> None:
 
 def read(run: Run, weights: Path, saved: Path, device: Any, precision: str) -> ReadBack:
     """Load the saved folder without the trainer and compare its logits with those that were left beside it."""
+    from tunecheck.probes.reference.measures import relative_difference
+
     held, ids = _expected(saved)
     wanted = held["logits"]
     model = _load(run, weights, saved, device, precision)
@@ -39,13 +41,13 @@ def read(run: Run, weights: Path, saved: Path, device: Any, precision: str) -> R
     effect = None
     if run.lora is not None:
         with model.disable_adapter():
-            effect = _difference(wanted, _logits(model, ids, device))
+            effect = relative_difference(_logits(model, ids, device), wanted)
     files = tuple(sorted(path.name for path in saved.iterdir() if path.name != EXPECTED))
     return ReadBack(
         files=files,
-        logit_difference=_difference(wanted, got),
+        logit_difference=relative_difference(got, wanted),
         adapter_effect=effect,
-        exact_difference=None if exact is None else _difference(held["exact"], exact),
+        exact_difference=None if exact is None else relative_difference(exact, held["exact"]),
     )
 
 
@@ -55,23 +57,25 @@ def merged(session: Session, saved: Path) -> Merged:
     The session is one before its first step, whose adapters do nothing yet, and is used up.
     """
     from tunecheck.probes.reference.adapted import adapted_layers
+    from tunecheck.probes.reference.four_bit import is_packed
+    from tunecheck.probes.reference.measures import relative_difference
     from tunecheck.probes.reference.merged import MergedShare
 
     held, ids = _expected(saved)
     wanted = held["logits"]
     base = _logits(session.model, ids, session.device)
-    effect, rounding = _difference(wanted, base), None
+    effect, rounding = relative_difference(base, wanted), None
     if session.precision != "fp32" and (in_fp32 := _exact_logits(session.model, ids, session.device)) is not None:
-        rounding = _difference(in_fp32, base)
+        rounding = relative_difference(base, in_fp32)
     del base
     before = MergedShare(session.model, session.run.lora)
     model = session.merge(session, saved)
     share, share_at = before.worst(model, saved)
     return Merged(
-        logit_difference=_difference(wanted, _logits(model, ids, session.device)),
+        logit_difference=relative_difference(_logits(model, ids, session.device), wanted),
         adapter_effect=effect,
         adapters_left=tuple(adapted_layers(model)),
-        packed_left=tuple(name for name, p in model.named_parameters() if getattr(p, "quant_state", None) is not None),
+        packed_left=tuple(name for name, p in model.named_parameters() if is_packed(p)),
         rounding=rounding,
         share=share,
         share_at=share_at,
@@ -120,8 +124,3 @@ def _logits(model: Any, ids: list[int], device: Any) -> Any:
 
     with model_mode(model, False), torch.no_grad():
         return uncached(model, input_ids=torch.tensor([ids], device=device)).logits.float().cpu()
-
-
-def _difference(wanted: Any, got: Any) -> float:
-    """Largest absolute difference over the largest wanted logit."""
-    return float((wanted - got).abs().max() / wanted.abs().max())

@@ -4,22 +4,22 @@ from tunecheck.models.shapes import Shape, is_layer_linear
 from tunecheck.strategies.base import Strategy as Strategy
 from tunecheck.strategies.base import StrategyConfig
 from tunecheck.strategies.base_weights import (
-    AdapterLayers,
-    BitFit,
-    FreezeEmbeddings,
-    FreezeLower,
-    Full,
-    LastLayersAndHead,
+    ADAPTER_LAYERS,
+    BITFIT,
+    FREEZE_EMBEDDINGS,
+    FREEZE_LOWER,
+    FULL,
+    LAST_LAYERS_AND_HEAD,
 )
 from tunecheck.strategies.lora import LoraAdapters, QLoraAdapters, target_layers
 
 STRATEGIES: dict[str, Strategy] = {
-    "full": Full(),
-    "freeze_lower": FreezeLower(),
-    "freeze_embeddings": FreezeEmbeddings(),
-    "adapter_layers": AdapterLayers(),
-    "last_layers_and_head": LastLayersAndHead(),
-    "bitfit": BitFit(),
+    "full": FULL,
+    "freeze_lower": FREEZE_LOWER,
+    "freeze_embeddings": FREEZE_EMBEDDINGS,
+    "adapter_layers": ADAPTER_LAYERS,
+    "last_layers_and_head": LAST_LAYERS_AND_HEAD,
+    "bitfit": BITFIT,
     "lora": LoraAdapters(),
     "qlora": QLoraAdapters(),
 }

@@ -1,7 +1,7 @@
 """Protocol of a strategy, and the part of a run that it reads."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from tunecheck.models.adapters import Lora
 from tunecheck.models.description import Model
@@ -30,9 +30,9 @@ class Strategy(Protocol):
     ways to the same set, so that one can be checked against the other.
     """
 
-    trains: ClassVar[str]
+    trains: str
     """Short description of what is trained, for a table."""
-    sections: ClassVar[tuple[str, ...]] = ()
+    sections: tuple[str, ...] = ()
     """Sections that a run of this strategy needs; it takes no other of `lora` and `quantization`."""
 
     def adapt(self, model: Any, run: StrategyConfig) -> Any:

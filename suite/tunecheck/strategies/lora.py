@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from tunecheck.core.errors import BrokenRules, Unsupported
 from tunecheck.core.spelling import nearest
@@ -14,7 +14,7 @@ class LoraAdapters(Strategy):
     """Train lora_A and lora_B of every target module in every layer, and with DoRA its magnitude."""
 
     trains = "low-rank adapters"
-    sections: ClassVar[tuple[str, ...]] = ("lora",)
+    sections: tuple[str, ...] = ("lora",)
 
     def adapt(self, model: Any, run: StrategyConfig) -> Any:
         """Return a PeftModel. Raises BrokenRules when a target module is missing in some layer."""

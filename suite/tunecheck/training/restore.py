@@ -82,16 +82,9 @@ def _tables() -> frozenset[str]:
     return frozenset(vars(torch.nn.Module()))
 
 
-@contextmanager
-def kept_trainable(model: Any) -> Iterator[None]:
+def kept_trainable(model: Any) -> AbstractContextManager[None]:
     """Put every parameter's requires_grad back after the block: peft sets it in each adapter that it makes active."""
-    kept = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
-    try:
-        yield
-    finally:
-        for name, parameter in model.named_parameters():
-            if name in kept:
-                parameter.requires_grad_(kept[name])
+    return having((parameter, "requires_grad", parameter.requires_grad) for parameter in model.parameters())
 
 
 @contextmanager
