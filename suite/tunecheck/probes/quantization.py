@@ -76,11 +76,11 @@ class QuantizationProbe(Probe):
         worst, worst_at = 0.0, ""
         for name, module in _of_each_shape(modules):
             rows, columns = module.weight.quant_state.shape
-            weight = matrix(module.weight)
+            weight = matrix(module.weight).to(dtype).double()
             for count in counts:
                 x = torch.randn(count, columns, generator=generator).to(session.device, dtype)
                 above = torch.randn(count, rows, generator=generator).to(session.device, dtype)
-                for what, error in _errors(module, weight.to(dtype).double(), x, above):
+                for what, error in _errors(module, weight, x, above):
                     if isnan(error):  # no later good product may hide it
                         return error, f"{what} of {name}, {count} tokens"
                     if error > worst:

@@ -137,15 +137,10 @@ def worst_gain(model: Any, architecture: Architecture, calls: Calls) -> tuple[fl
             scale = torch.rsqrt(given.square().mean(-1, keepdim=True) + architecture.rms_norm_eps)
             wanted = _weight(module, given).float() * given * scale
             scaled = wanted.ne(0).any(-1)  # the padding's embedding is zeros, whose gain is no number
-            gains[name] = float((_medians((out / wanted)[scaled]) - 1).square().mean().sqrt())
+            ratios = (out / wanted)[scaled].cpu()  # nanmedian has no deterministic kernel on CUDA
+            gains[name] = float((ratios.nanmedian(-1).values - 1).square().mean().sqrt())
     worst = max(gains, key=lambda name: float("inf") if gains[name] != gains[name] else gains[name], default="")
     return gains.get(worst, float("nan")), worst
-
-
-def _medians(rows: torch.Tensor) -> torch.Tensor:
-    """Return each row's lower median, NaN left out, as nanmedian does; on CUDA that has no deterministic kernel."""
-    middle = ((~rows.isnan()).sum(-1, keepdim=True) - 1).clamp(min=0) // 2
-    return rows.sort(-1).values.gather(-1, middle).squeeze(-1)
 
 
 class WatchedAttention:
