@@ -37,6 +37,7 @@ MEANT = {
     ("saved_as_trained", "an average of the start alone"),
     ("schedule_ends", "made for micro-batches"),
     ("schedule_ends", "a warm-up as long as the training"),
+    ("schedule_ends", "a warm-up alone"),
     ("schedule_ends", "a decay of epochs in each step"),
 }
 """Faults that some trainings mean."""
@@ -268,6 +269,7 @@ FAULTS = {
     "schedule_ends": {
         "made for micro-batches": lambda: watched(taken(made_for=48)),
         "a warm-up as long as the training": lambda: watched(taken(made_for=0, warmup=100)),
+        "a warm-up alone": lambda: watched(taken(made_for=4, warmup=4)),
         "a decay of epochs in each step": lambda: watched(taken(), taken(made_for=0, warmup=0, taken=11, halves=1.9)),
     },
     "loss_logged": {

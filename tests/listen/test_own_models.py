@@ -9,6 +9,7 @@ import torch
 from footprint import watch_probes
 from torch import nn
 from torch.nn.functional import cross_entropy
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from tunecheck.checks import CHECKS
 from tunecheck.core.finding import Status
@@ -263,3 +264,28 @@ def test_noise_that_is_drawn_after_a_seed(seed, tmp_path):
 
     finding = judged("randomness_varies", tmp_path, nn.Linear(4, 4), step)
     assert finding.status is (Status.SUSPECTED if seed else Status.UNJUDGED), finding.detail
+
+
+class ByItsForward(nn.Module):
+    """Calls the model that it holds by its `forward`, which no hook hears."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        config = LlamaConfig(vocab_size=TOKENS, hidden_size=WIDTH, intermediate_size=WIDTH, num_attention_heads=2)
+        config.num_hidden_layers = 1
+        self.inner, self.head = LlamaForCausalLM(config), nn.Linear(WIDTH, 1)
+
+    def forward(self, ids):
+        """Return a number for each row."""
+        return self.head(self.inner.forward(input_ids=ids, output_hidden_states=True).hidden_states[-1][:, -1])
+
+
+def test_a_model_whose_forward_is_called_by_another(tmp_path):
+    """It is judged with what holds it, from the second pass on."""
+
+    def step(model):
+        return model(torch.randint(1, TOKENS, (6, 13))).square().mean()
+
+    finding = judged("trainable_moved", tmp_path, ByItsForward(), step)
+    assert finding.passed, finding.detail

@@ -136,6 +136,7 @@ def test_what_stands_around_a_frozen_model_and_learns_alone_is_what_is_trained(m
     optimizer.add_param_group({"params": list(model.parameters())})
 
     assert trained_whole(prompted) == (None, "the model inside the Prompted was not called")
+    assert trained_whole(prompted, again=True) == (prompted, ""), "only its forward is"
 
 
 def test_modules_that_the_script_puts_in_are_its_own(model):

@@ -96,13 +96,16 @@ def test_a_row_of_which_nothing_is_learned():
         ([IGNORED, IGNORED, 7, 8], ""),
         ([6, 7, 8, 9], LABELS_SHIFTED),
         ([IGNORED, 7, 8, IGNORED], LABELS_SHIFTED),
+        ([5, 6, EOS, IGNORED], ""),
+        ([EOS, IGNORED, 7, 8], ""),
+        ([5, EOS, 7, 8], "labels are not the tokens at their place"),
         ([5, 7, 7, 8], "labels are not the tokens at their place"),
         ([9, 9, 9, 9], "labels are not the tokens at their place"),
     ],
 )
 def test_shifted_labels_are_told_from_other_labels(labels, problem):
     """By every supervised label: a single one may equal the next token by chance."""
-    assert label_problem([5, 6, 7, 8], labels, IGNORED) == problem
+    assert label_problem([5, 6, 7, 8], labels, IGNORED, {EOS}) == problem
 
 
 def test_end_tokens_are_the_tokenizers_or_else_the_models():

@@ -61,6 +61,7 @@ TOO_LONG = (
     "hardly falls."
 )
 WARMUP_COPIED = "A warm-up in steps was copied from a longer training. The rate then hardly rises."
+NO_LENGTH = "num_training_steps is -1, or not more than the warm-up."
 DECAY_PER_BATCH = "A decay per epoch is stepped in each batch."
 
 
@@ -72,7 +73,7 @@ class ScheduleEnds(Check):
 
     needs = frozenset({"user_code"})
     convention = "a trial of a few steps, or the first part of a longer training, leaves a schedule early"
-    meaning = f"{TOO_LONG} {WARMUP_COPIED} {DECAY_PER_BATCH}"
+    meaning = f"{TOO_LONG} {WARMUP_COPIED} {NO_LENGTH} {DECAY_PER_BATCH}"
     remedy = (
         "Divide the loader's length by the accumulation steps. Set the warm-up as a ratio. Step a schedule of epochs "
         "after the loop over batches."
@@ -97,12 +98,15 @@ class ScheduleEnds(Check):
             limit = self.min_halving
             return self.found(False, detail, measured=halving, limit=limit, causes=[DECAY_PER_BATCH])
         rising = [f"the warm-up has {one.warmup} of {one.taken} steps" for one in seen if one.warmup >= one.taken]
+        over = [one for one in seen if 0 < one.made_for <= one.warmup < one.taken]
+        ended = [f"the rate is 0 after the warm-up, in {one.taken - one.warmup} of {one.taken} steps" for one in over]
         detail = f"the schedule has {worst.made_for} steps, the training takes {worst.taken}: a ratio of {ratio:.1f}"
-        detail = "; ".join([detail] * bool(worst.made_for) + rising)
+        detail = "; ".join([detail] * bool(worst.made_for) + rising + ended)
         detail = detail or (f"a warm-up of {worst.warmup} steps" if worst.warmup else "a schedule without an end")
         limit = self.max_ratio
-        causes = [TOO_LONG] * (ratio > limit) + [WARMUP_COPIED] * bool(rising)
-        return self.found(ratio <= limit, detail, measured=ratio, limit=limit, problems=rising, causes=causes)
+        causes = [TOO_LONG] * (ratio > limit) + [WARMUP_COPIED] * bool(rising) + [NO_LENGTH] * bool(ended)
+        problems = rising + ended
+        return self.found(ratio <= limit, detail, measured=ratio, limit=limit, problems=problems, causes=causes)
 
 
 class ClippingLeavesGradients(Check):

@@ -1,6 +1,6 @@
 """What the learned parts of many rows have in common: where labels, answers or beginnings were cut off."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from tunecheck.core.evidence import RowSpan, Window
 
@@ -11,10 +11,14 @@ FEWEST_CUT = 3
 """Rows whose labels end at the same place by accident hardly ever."""
 
 
-def label_problem(ids: Sequence[int], labels: Sequence[int], ignored: int) -> str:
-    """Return in which way the supervised labels differ from the tokens at their places; "" where they do not."""
+def label_problem(ids: Sequence[int], labels: Sequence[int], ignored: int, ends: Collection[int] = ()) -> str:
+    """Return in which way the supervised labels differ from the tokens at their places; "" where they do not.
+
+    One of `ends` may be the last label of an answer: it is then learned where the next turn begins without an end.
+    """
     supervised = [at for at, label in enumerate(labels) if label != ignored]
-    if all(ids[at] == labels[at] for at in supervised):
+    last = {at for at in supervised if labels[at] in ends and ignored in labels[at + 1 : at + 2]}
+    if all(ids[at] == labels[at] or at in last for at in supervised):
         return ""
     known = [at for at in supervised if at + 1 < len(ids)]
     moved = len(known) > 1 and all(labels[at] == ids[at + 1] for at in known)

@@ -155,7 +155,7 @@ class LoopHooks(StepMoments):
         from tunecheck.listen.trained_model import is_causal, trained_whole
 
         self.looks -= not is_causal(module)
-        self.model, self.why = trained_whole(module)
+        self.model, self.why = trained_whole(module, again=module is self.candidate())
         self.kind = type(module).__name__
         if self.model is None:
             self.candidate = weakref.ref(module)

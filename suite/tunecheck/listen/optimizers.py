@@ -151,7 +151,8 @@ def made_for(schedule: Any) -> tuple[int, int]:
     if isinstance(schedule, LambdaLR):  # transformers' are such ones
         own = [getattr(factor, "keywords", {}) for factor in schedule.lr_lambdas]
         steps, warmup = ({given.get(f"num_{kind}_steps", 0) for given in own} for kind in ("training", "warmup"))
-        return int(steps.pop()) if len(steps) == 1 else 0, int(warmup.pop()) if len(warmup) == 1 else 0
+        length, rising = (int(given.pop()) if len(given) == 1 else 0 for given in (steps, warmup))
+        return max(length, rising) if length else 0, rising  # it rises to its warm-up's end, however short it is
     if isinstance(schedule, OneCycleLR):
         return int(schedule.total_steps), 0
     return int(schedule.T_max) if isinstance(schedule, CosineAnnealingLR) else 0, 0

@@ -78,8 +78,11 @@ def shared_loaders() -> list[EvaluationRows]:
     return [EvaluationRows(rows=rows, among=rows, trained=rows)]
 
 
-def trained_whole(module: Any) -> tuple[Any, str]:
-    """Return the module, this or one around it, that holds all that its optimizer trains; or None and why not."""
+def trained_whole(module: Any, *, again: bool = False) -> tuple[Any, str]:
+    """Return the module, this or one around it, that holds all that its optimizer trains; or None and why not.
+
+    `again`: it was called before. What it holds was then found, unless it only ever calls that one's `forward`.
+    """
     import torch
 
     if is_causal(module):
@@ -89,7 +92,7 @@ def trained_whole(module: Any) -> tuple[Any, str]:
     held = held_by(*optimizers)
     # a model that is called inside is found there, unless the optimizer trains nothing but what stands around it
     inside = [] if is_compiled(module) else [part for part in module.modules() if is_causal(part)]
-    if inside and not (held and all(held.isdisjoint(_parameters(part)) for part in inside)):
+    if inside and not again and not (held and all(held.isdisjoint(_parameters(part)) for part in inside)):
         return None, f"the model inside the {kind} was not called"
     if not optimizers:
         return None, f"no optimizer holds parameters of the {kind}"

@@ -186,7 +186,7 @@ class GivenRowsProbe(Probe):
         supervised = [(token, label) for token, label in zip(ids, labels, strict=True) if label != IGNORED]
         if any(label != IGNORED and not keep for label, keep in zip(labels, mask, strict=True)):
             problems.setdefault(PADDING_LEARNED, repr(show(ids)))
-        if problem := label_problem(ids, labels, IGNORED):
+        if problem := label_problem(ids, labels, IGNORED, self._ends):
             token, label = next(pair for pair in supervised if pair[0] != pair[1])
             problems.setdefault(problem, f"at {show([token])!r} the label is {show([label])!r}")
         real = [(token, label) for token, label, keep in zip(ids, labels, mask, strict=True) if keep]
