@@ -4,12 +4,12 @@ A hook is a guard and a call: what a session does is in `tunecheck.session`, wha
 """
 
 import io
+import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from contextlib import ExitStack, suppress
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -26,8 +26,10 @@ from tunecheck.core.finding import Finding, Status
 from tunecheck.core.log import log, on_terminal
 from tunecheck.core.paths import configs_folders
 from tunecheck.core.redaction import redacted, shown
+from tunecheck.core.typed import build
 from tunecheck.core.unexpected import unexpected
 from tunecheck.core.units import GIB
+from tunecheck.results.stored import json_text, plain
 from tunecheck.session import TierSession
 from tunecheck.session.leases import WAIT_SECONDS
 from tunecheck.session.options import SESSION_OPTIONS
@@ -181,29 +183,19 @@ def require_runs(items: Iterable[pytest.Item]) -> None:
 # Fixtures, and the outcome of a test.
 
 
-@pytest.fixture(scope="session")
-def trainer(pytestconfig: pytest.Config) -> "Callable[[Run], Trace]":
-    """Return the function that trains a run once, in a child process; it skips a run that this machine cannot hold."""
-    session = pytestconfig.stash[SESSION]
-
-    def train(run: Run) -> "Trace":
-        try:
-            return session.train(run)
-        except MachineTooSmall as reason:
-            too_small = f"{run.name} {reason}"
-        except SuiteError as error:
-            pytest.fail(f"{run.name}: {error}", pytrace=False)
-        if session.require_gpu:
-            pytest.fail(too_small, pytrace=False)
-        pytest.skip(too_small)
-
-    return train
-
-
 @pytest.fixture(scope="module")
-def trace(run: Run, trainer: "Callable[[Run], Trace]") -> "Trace":
-    """Return the run's trace, shared by all its checks."""
-    return trainer(run)
+def trace(run: Run, pytestconfig: pytest.Config) -> "Trace":
+    """Train the run in a child process and return its trace, shared by all its checks; skip one that is too large."""
+    session = pytestconfig.stash[SESSION]
+    try:
+        return session.train(run)
+    except MachineTooSmall as reason:
+        too_small = f"{run.name} {reason}"
+    except SuiteError as error:
+        pytest.fail(f"{run.name}: {error}", pytrace=False)
+    if session.require_gpu:
+        pytest.fail(too_small, pytrace=False)
+    pytest.skip(too_small)
 
 
 @pytest.fixture
@@ -383,12 +375,8 @@ class SessionHooks:
         """
         wrong = {run.name: run for item in items if isinstance(run := run_of(item), UnusableRun)}
         typed = any(problem.startswith("--set ") for run in wrong.values() for problem in run.problems)
-        if (
-            self.worker
-            or typed
-            or self.config.option.collectonly
-            or not any(isinstance(run_of(item), Run) for item in items)
-        ):
+        trains = any(isinstance(run_of(item), Run) for item in items)
+        if self.worker or typed or not trains or self.config.option.collectonly:
             return
         items[:] = [item for item in items if not isinstance(run_of(item), UnusableRun)]
         for name, run in wrong.items():
@@ -435,9 +423,7 @@ class SessionHooks:
             vars(report)["tunecheck_run"] = self.session.rows.news(run.name)
         if call.when == "teardown" and FINDING in item.stash:
             name, found = item.stash[FINDING]
-            # xdist carries no enums; the report attributes failures itself
-            plain = {**asdict(found), "status": found.status.value, "domain": "", "evidence": "", "places": ()}
-            vars(report)["tunecheck_finding"] = (name, plain)
+            vars(report)["tunecheck_finding"] = (name, json.loads(json_text(plain(found))))  # xdist carries no enums
         if is_check(item) and (crash := getattr(report.longrepr, "reprcrash", None)):
             # Where $CI is set, pytest's short summary has whole messages, and would show the block again.
             crash.message = crash.message.partition("\n")[0]
@@ -446,7 +432,7 @@ class SessionHooks:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if attached := getattr(report, "tunecheck_finding", None):
             name, fields = attached
-            self.session.rows.add(name, Finding(**{**fields, "status": Status(fields["status"])}))
+            self.session.rows.add(name, build(Finding, fields))
         self.asked |= getattr(report, "tunecheck_asked", False)
         if (news := getattr(report, "tunecheck_run", None)) and (line := self.session.rows.merge(news)):
             log.info(f"{report.worker_id}: {line}")

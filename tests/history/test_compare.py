@@ -217,25 +217,25 @@ def test_a_baseline_of_another_card_is_refused(reports, capsys):
     path = accepted(key=dataclasses.replace(KEY, device="NVIDIA H200, 140 GiB"))
     Store(history_file()).add([entry(9)])
 
-    assert baseline_for(entry(9), baselines_folder()) == (None, "")
+    assert baseline_for(entry(9)) == (None, "")
     assert main(["baseline", "diff", RUN, "--file", str(path)]) == 4
     words = told(capsys)
     assert "a baseline of NVIDIA H200, 140 GiB, and 20261109T013000Z-7 ran on AMD EPYC, 2 cores" in words
     assert f"`tunecheck baseline accept {RUN}` makes one for this device" in words
     path.rename(baseline_file(baselines_folder(), RUN, KEY.device))
     with pytest.raises(HistoryError, match="a baseline of NVIDIA H200"):
-        baseline_for(entry(9), baselines_folder())
+        baseline_for(entry(9))
 
 
 def test_a_baseline_of_another_configuration_is_not_used_and_says_so(reports, capsys):
     """A new key starts a new baseline."""
     path = accepted()
     now = entry(9, key=dataclasses.replace(KEY, majors="torch 3"))
-    baseline, words = baseline_for(now, baselines_folder())
+    baseline, words = baseline_for(now)
 
     assert baseline is None
     assert f"{path.name} is not used: it was accepted for another configuration or other versions" in words
-    assert baseline_for(entry(9), baselines_folder())[0] == read_baseline(path)
+    assert baseline_for(entry(9))[0] == read_baseline(path)
     Store(history_file()).add([now])
     assert main(["baseline", "diff", RUN, "--file", str(path)]) == 4
     assert "name another file" in told(capsys)

@@ -186,7 +186,7 @@ def _interrupt(*_):
         (["show", "quick/smollm2-135m-qlor"], "qlor' (did you mean 'quick/smollm2-135m-qlora'?)\n"),
         (
             ["show", "quick/smollm2-135m-qlora", "--set", "checks.los_falls=off"],
-            "no check is called 'los_falls': did you mean 'loss_falls'?\n",
+            "no check is called 'los_falls' (did you mean 'loss_falls'?)\n",
         ),
     ],
 )

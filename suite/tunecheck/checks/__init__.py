@@ -164,7 +164,7 @@ def asked_of(features: Collection[str], settings: Mapping[str, Any]) -> dict[str
 def problem_with(name: str, features: Collection[str]) -> str | None:
     """Return why this check does not apply to a run with these features, in a sentence; None when it does."""
     if name not in CHECKS:
-        return f"no check is called {name!r}{nearest(name, CHECKS)}; `tunecheck explain` lists all"
+        return f"no check is called {name!r}{nearest(name, CHECKS) or '; `tunecheck explain` lists all'}"
     if lacking := sorted(CHECKS[name].features() - {*features, NAMED}):
         return f"check {name!r} does not apply to this run: it has no {', '.join(lacking)}"
     return None

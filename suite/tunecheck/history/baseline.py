@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tunecheck.core.errors import HistoryError
 from tunecheck.core.frozen import Frozen
+from tunecheck.core.paths import baselines_folder
 from tunecheck.core.text import file_stem
 from tunecheck.history.entry import HistoryEntry, Key
 from tunecheck.results.baseline import FEWEST_SESSIONS, FigureBaseline, baseline_of
@@ -90,33 +91,29 @@ def read_baseline(path: Path) -> AcceptedBaseline:
     return baseline
 
 
-def baseline_for(entry: HistoryEntry, folder: Path) -> tuple[AcceptedBaseline | None, str]:
-    """Return the accepted baseline of this entry's key, or None, with a note on why a file is not used.
+def baseline_for(entry: HistoryEntry, path: Path | None = None) -> tuple[AcceptedBaseline | None, str]:
+    """Return the baseline in this file, else the accepted one of the entry's device, with a note on why it is not used.
 
-    None without a file for this device, and where the file is of another configuration or other major versions: a new
-    key starts a new baseline. Raises HistoryError for a file that cannot be used, also since it is of another device.
+    None without an accepted one, and where it is of another configuration or other major versions: a new key starts a
+    new baseline. Raises HistoryError for a file that cannot be used, also since it is of another device, and for a file
+    that is named and of another configuration.
     """
-    path = baseline_file(folder, entry.run, entry.key.device)
-    if not path.exists():
+    file = path or baseline_file(baselines_folder(), entry.run, entry.key.device)
+    if path is None and not file.exists():
         return None, ""
-    baseline = read_baseline(path)
-    require_device(baseline, entry, path)
+    baseline = read_baseline(file)
+    if baseline.key.device != entry.key.device:
+        raise HistoryError(
+            f"{file}: a baseline of {baseline.key.device}, and {entry.session} ran on {entry.key.device}: figures of "
+            f"one device say nothing about another. `tunecheck baseline accept {entry.run}` makes one for this device"
+        )
     if baseline.key == entry.key:
         return baseline, ""
     was, now = (f"{key.fingerprint}, {key.majors}" for key in (baseline.key, entry.key))
-    return None, (
-        f"{path.name} is not used: it was accepted for another configuration or other versions ({was}; now {now}). "
-        f"`tunecheck baseline accept {entry.run}` makes a new one"
-    )
-
-
-def require_device(baseline: AcceptedBaseline, entry: HistoryEntry, path: Path) -> None:
-    """Raise HistoryError when the baseline is of another GPU, or another CPU, than the entry."""
-    if baseline.key.device != entry.key.device:
-        raise HistoryError(
-            f"{path}: a baseline of {baseline.key.device}, and {entry.session} ran on {entry.key.device}: figures of "
-            f"one device say nothing about another. `tunecheck baseline accept {entry.run}` makes one for this device"
-        )
+    other = f"it was accepted for another configuration or other versions ({was}; now {now})"
+    if path is not None:
+        raise HistoryError(f"{file}: {other}: name another file")
+    return None, f"{file.name} is not used: {other}. `tunecheck baseline accept {entry.run}` makes a new one"
 
 
 def _short(value: float) -> float:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from tunecheck.core.errors import HistoryDamaged, HistoryError, SuiteError
 from tunecheck.core.log import log
-from tunecheck.core.paths import baselines_folder
 from tunecheck.core.typed import MISFITS, build
-from tunecheck.history.baseline import AcceptedBaseline, baseline_file, baseline_for, read_baseline, require_device
+from tunecheck.history.baseline import AcceptedBaseline, baseline_file, baseline_for
 from tunecheck.history.entry import HistoryEntry, changed, history_entries
 from tunecheck.history.store import RECENT, Store, history_file
 from tunecheck.results.baseline import FigureComparison, compare_to_baseline
@@ -51,18 +50,9 @@ def compare_to_history(
     """Compare the entry's figures to the baseline in this file, else to the accepted one, else to previous entries.
 
     Previous entries are those of its key. The note says why an accepted baseline is not used. Raises HistoryError when
-    the store or the baseline cannot be used, also since the named file is of another device or configuration.
+    the store or the baseline cannot be used.
     """
-    if path is None:
-        baseline, note = baseline_for(entry, baselines_folder())
-    else:
-        baseline, note = read_baseline(path), ""
-        require_device(baseline, entry, path)
-        if baseline.key != entry.key:
-            raise HistoryError(
-                f"{path}: accepted for {baseline.run} as {baseline.key.fingerprint} with {baseline.key.majors}, and "
-                f"the last entry of {entry.run} is {entry.key.fingerprint} with {entry.key.majors}: name another file"
-            )
+    baseline, note = baseline_for(entry, path)
     before = store.entries(key=entry.key, before=entry.started_at, outcome="pass", last=RECENT)
     return compare_figures(entry, before, baseline), note
 

@@ -42,7 +42,7 @@ def read_expectations(given: Iterable[str]) -> dict[str, Any]:
     for words in given:
         key, equals, text = words.partition("=")
         if key not in EXPECTATIONS:
-            known = f"{nearest(key, EXPECTATIONS)}; known keys: {', '.join(EXPECTATIONS)}"
+            known = nearest(key, EXPECTATIONS) or f"; known keys: {', '.join(EXPECTATIONS)}"
             problems.append(f"--expect {words}: no key is called {key!r}{known}")
         elif not equals or not text:
             problems.append(f"--expect {words}: has no value; for example --expect {key}={EXPECTATIONS[key].example}")
