@@ -28,6 +28,7 @@ MEANT = {
     ("rows_whole", "all of them, by a declared length"),
     ("rows_whole", "all of them, in a template that is learned"),
     ("no_loss_on_padding", "of what seems to be padding"),
+    ("padding_hidden", "a mask of ones"),
     ("no_target_leakage", "labels that are shifted twice"),
     ("randomness_varies", "a seed in every step"),
     ("clipping_leaves_gradients", "to nearly nothing"),
@@ -109,6 +110,7 @@ def positions(**changes):
             "step": 0,
             "padded": 12,
             "padding_share": 0.0,
+            "padding_both_ways": 12,
             "raising": 40,
             "raising_own": 1,
             "asked_for_next": 4,
@@ -251,6 +253,9 @@ FAULTS = {
         "not a number": lambda: watched(positions(padding_share=math.nan)),
         "in one step alone": lambda: watched(positions(), positions(step=1, padding_share=0.02)),
         "of what seems to be padding": lambda: watched(positions(padding_share=0.3, padding_guessed=True)),
+    },
+    "padding_hidden": {
+        "a mask of ones": lambda: watched(positions(padding_both_ways=40, padding_shown=40)),
     },
     "no_target_leakage": {
         "labels that are not shifted": lambda: watched(positions(raising_own=40)),
@@ -519,7 +524,11 @@ def test_weights_trained_in_16_bit_are_held_to_what_16_bit_can_do():
 
 @pytest.mark.parametrize(
     ("name", "changes"),
-    [("no_loss_on_padding", {"padded": 0}), ("no_target_leakage", {"raising": 8, "raising_own": 8})],
+    [
+        ("no_loss_on_padding", {"padded": 0}),
+        ("padding_hidden", {"padding_both_ways": 0}),
+        ("no_target_leakage", {"raising": 8, "raising_own": 8}),
+    ],
 )
 def test_positions_that_say_nothing_are_unjudged(name, changes):
     """No row was padded, or too few positions were seen with logits of a vocabulary."""

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
-from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.modeling_outputs import CausalLMOutput
 
 from benchmarks.scripts.script import MODEL
@@ -81,3 +87,33 @@ def test_the_only_tokenizer_of_a_process_is_the_loops(tokenizer, monkeypatch):
     for held, found in (([], None), ([object(), tokenizer, tokenizer], tokenizer), ([tokenizer, other], None)):
         monkeypatch.setattr(trained_model.gc, "get_objects", lambda held=held: held)
         assert trained_model.only_tokenizer() is found
+
+
+@pytest.mark.parametrize(
+    ("call", "status"),
+    [
+        (lambda model, ids, mask, labels: model(input_ids=ids, attention_mask=mask, labels=labels), Status.PASSED),
+        (lambda model, ids, mask, labels: model(ids, mask, labels=labels), Status.PASSED),
+        (lambda model, ids, mask, labels: model(ids, torch.ones_like(mask), labels=labels), Status.SUSPECTED),
+        (lambda model, ids, mask, labels: model(input_ids=ids, labels=labels), Status.SUSPECTED),
+    ],
+    ids=["by name", "by place", "of ones", "none"],
+)
+def test_padding_that_an_encoder_reads(call, status, tmp_path):
+    """A mask hides it; without one each token attends to it."""
+    torch.manual_seed(0)
+    config = BertConfig(vocab_size=40, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    model = BertForSequenceClassification(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    hooks = LoopHooks(Options(folder=str(tmp_path), name="script", steps=3))
+    hooks.attach()
+    for _ in range(3):
+        ids = torch.randint(1, 40, (6, 12))
+        for row, length in enumerate(range(6, 12)):
+            ids[row, length:] = config.pad_token_id
+        call(model, ids, (ids != config.pad_token_id).long(), torch.arange(6) % 2).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    hooks.detach()
+    (path,) = tmp_path.glob("watch-*.jsonl")
+    assert CHECKS["padding_hidden"]()(read(path)).status is status

@@ -71,6 +71,7 @@ _SUBJECT_OF: dict[type[Check], str] = {
     rows.AnswersEnd: "rows",
     rows.PairsDiffer: "rows",
     positions.NoLossOnPadding: "rows",
+    positions.PaddingHidden: "rows",
     positions.NoTargetLeakage: "rows",
     watched.AsExpected: "rows",
     adapters.DropoutVaries: "forward",

@@ -41,6 +41,28 @@ class NoLossOnPadding(Check):
         return self.found(share <= self.max_share, detail, measured=share, limit=self.max_share, meant=meant)
 
 
+class PaddingHidden(Check):
+    """Attention in both directions does not read padded positions.
+
+    Not judged for causal models, whose rows are padded on the right: no token reads what is behind it.
+    """
+
+    needs = frozenset({"user_code"})
+    convention = "a model may be trained to ignore its padding without a mask, where rows are always as long"
+    meaning = (
+        "The model is called without attention_mask, or with one of ones. Results of a row then depend on the rows "
+        "with which it is padded."
+    )
+    remedy = "Pass the tokenizer's attention_mask to the model, through the data set, the collator and each wrapper."
+
+    def judge(self, trace: Trace) -> Finding:
+        seen = [one for one in trace.main.all(PositionGradients) if one.padding_both_ways]
+        seen = required(seen, "no row whose padding is known reached a model with attention in both directions")
+        shown, padded = (sum(getattr(one, name) for one in seen) for name in ("padding_shown", "padding_both_ways"))
+        detail = f"attention reads {shown} of {padded} padded positions in {len(seen)} steps"
+        return self.found(not shown, detail, measured=shown, limit=0)
+
+
 class NoTargetLeakage(Check):
     """Each position predicts a token that it cannot read.
 

@@ -5,6 +5,7 @@ or, where it is asked for the next one, behind it. Needs neither labels nor the 
 of a model that is given tokens.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -55,7 +56,7 @@ class PositionProbe(Probe):
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Watch what the passes of an early step return."""
-        self._padded = self._raising = self._raising_own = self._raising_second = 0
+        self._padded = self._both_ways = self._shown = self._raising = self._raising_own = self._raising_second = 0
         self._at_padding = self._everywhere = 0.0
         self._shapes: set[torch.Size] = set()
         self._chosen_among = self._guessed = False
@@ -89,6 +90,8 @@ class PositionProbe(Probe):
                     step=step,
                     padded=self._padded,
                     padding_share=share**0.5,
+                    padding_both_ways=self._both_ways,
+                    padding_shown=self._shown,
                     padding_guessed=self._guessed,
                     raising=self._raising,
                     raising_own=self._raising_own,
@@ -105,7 +108,10 @@ class PositionProbe(Probe):
         logits = getattr(out, "logits", None)
         hidden = getattr(out, "last_hidden_state", None if model in self._around else logits)
         hidden = None if hasattr(out, "encoder_last_hidden_state") else hidden
-        mask, read = given.get("attention_mask"), given.get("input_ids", next(iter(args), None))
+        named = inspect.signature(model.forward).bind_partial(*args, **given).arguments
+        mask, read = named.get("attention_mask"), named.get("input_ids", next(iter(args), None))
+        if isinstance(read, torch.Tensor) and model not in self._around and _reads_both_ways(model):
+            self._look_at_mask(mask, _mask_by_ends(model, read, self._pads))
         if mask is None and isinstance(read, torch.Tensor):
             decodes = given.get("encoder_hidden_states") is not None
             mask = _mask_of_decoder(model, read) if decodes else _mask_by_ends(model, read, self._pads)
@@ -114,6 +120,12 @@ class PositionProbe(Probe):
             read = given.get("decoder_input_ids")
         if _learns(logits) and _of_positions(read, logits) and logits.shape[-1] >= _vocabulary(model):
             self.hooks.gradient(logits, partial(self._add_raised, _Call(model, args, given, read)))
+
+    def _look_at_mask(self, mask: torch.Tensor | None, real: torch.Tensor | None) -> None:
+        """Count padded positions, those that are not `real`, and those of them that the model's mask does not hide."""
+        if real is not None and (mask is None or mask.shape == real.shape):
+            self._both_ways += int((~real).sum())
+            self._shown += int((~real if mask is None else ~real & (mask != 0)).sum())
 
     def _returned_choices(self, _model: Any, _args: Any, out: Any) -> None:
         """Look at scores by which one of the positions may be chosen, as where an answer begins in a text."""
@@ -326,6 +338,12 @@ def _learns(tensor: Any) -> TypeGuard[torch.Tensor]:
 def _of_positions(values: Any, tensor: torch.Tensor) -> TypeGuard[torch.Tensor]:
     """Return whether these are one value for each of the tensor's positions."""
     return isinstance(values, torch.Tensor) and values.shape == tensor.shape[:2]
+
+
+def _reads_both_ways(model: Any) -> bool:
+    """Return whether each attention of a transformers model says that later positions are not hidden from it."""
+    said = {module.is_causal for module in model.modules() if isinstance(getattr(module, "is_causal", None), bool)}
+    return said == {False}
 
 
 def _mask_of_decoder(model: Any, read: torch.Tensor) -> torch.Tensor | None:

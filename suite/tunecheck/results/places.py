@@ -33,6 +33,7 @@ ABOUT: dict[str, tuple[tuple[str, ...], str]] = {
     "rows_whole": (DATA, r"max_(seq_)?len\w*|truncation|\[:\w*(len|max|block)"),
     "answers_end": (DATA, r"eos"),
     "no_loss_on_padding": ((*DATA, *LOSS), rf"{LABELS_LINE}|ignore_index|pad"),
+    "padding_hidden": ((*DATA, *LOSS), r"attention_mask|mask"),
     "no_target_leakage": ((*DATA, *LOSS), rf"{LABELS_LINE}|targets?\s*=[^=]|{LOSS_LINE}"),
     "randomness_varies": ((*LOSS, "callback"), r"\w*seed\w*\("),
     "loss_oracle": (LOSS, LOSS_LINE),

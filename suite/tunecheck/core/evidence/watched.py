@@ -111,6 +111,10 @@ class PositionGradients(Record):
     there."""
     seeing_next: int = 0
     """Those of them whose scores at that position were others then."""
+    padding_both_ways: int = 0
+    """Padded positions of models whose attention reads in both directions."""
+    padding_shown: int = 0
+    """Those of them that no mask hides."""
     padding_guessed: bool = False
     """Whether no object names the token of padding: rows end in more or less of it, and hold it nowhere else."""
 
