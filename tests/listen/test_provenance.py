@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, log_softmax, nll_loss
+from torch.nn.functional import (
+    binary_cross_entropy_with_logits,
+    cosine_embedding_loss,
+    cross_entropy,
+    log_softmax,
+    nll_loss,
+)
 from torch.utils.data import IterableDataset
 
 from tunecheck.listen.loaders import MOST_BATCHES, delivering, rounds_of_workers
-from tunecheck.listen.loop_loss import Divergences, scores_given
+from tunecheck.listen.loop_loss import LossCalls, scores_given
+from tunecheck.listen.moments import LOSSES
 from tunecheck.listen.provenance import loading, loads_of
 from tunecheck.training.hooks import Hooks
 
@@ -125,11 +134,12 @@ def logits(rows=6, classes=5):
 
 
 def given(loss):
-    """What the loss of these scores is given; kl_div is heard as it is called."""
-    divergences = Divergences()
+    """What the loss of these scores is given; some functions are heard as they are called."""
+    calls = LossCalls()
     with Hooks() as hooks:
-        hooks.function(torch.nn.functional, "kl_div", before=divergences.called)
-        return scores_given(loss(logits()), divergences)
+        for name in LOSSES:
+            hooks.function(torch.nn.functional, name, before=partial(calls.called, name))
+        return scores_given(loss(logits()), calls)
 
 
 LABELS = torch.tensor([0, 1, 2, 3, 4, 0])
@@ -142,6 +152,7 @@ RIGHT = {
     "of attention": lambda scores: cross_entropy((scores.softmax(-1) @ torch.eye(5)) * 3, LABELS),
     "binary": lambda scores: binary_cross_entropy_with_logits(scores[:, 0], LIKELY[:, 0]),
     "by hand": lambda scores: nll_loss(log_softmax(scores.float(), -1), LABELS),
+    "pairs": lambda scores: cosine_embedding_loss(scores, LIKELY, torch.tensor([1, -1, 1, 1, -1, 1])),
 }
 WRONG = {
     "cross_entropy": lambda scores: cross_entropy(scores.softmax(-1), LABELS),
@@ -152,6 +163,7 @@ WRONG = {
     "distilled by a module": lambda scores: torch.nn.KLDivLoss(reduction="batchmean")(
         scores.sigmoid().view(6, 5), LIKELY
     ),
+    "pairs": lambda scores: torch.nn.CosineEmbeddingLoss()(scores, LIKELY, torch.tensor([1, 0, 1, 1, 0, 1])),
     "one term of two": lambda scores: scores.square().mean() + 0.5 * cross_entropy(scores.softmax(-1), LABELS),
 }
 

@@ -34,20 +34,27 @@ class StateDictKeysMatch(Check):
 
 
 class LossReceivesLogits(Check):
-    """Cross entropies and log-softmaxes receive logits, not probabilities."""
+    """Loss functions of torch receive what they are defined for.
+
+    Cross entropies and log-softmaxes receive logits, not probabilities. Losses of pairs receive targets of -1 and 1.
+    """
 
     needs = frozenset({"user_code"})
     meaning = (
         "The model or the loss applies a softmax or a sigmoid before a loss function that applies its own. Gradients "
-        "are then small, and the loss cannot come near 0."
+        "are then small, and the loss cannot come near 0. Or the targets of a loss of pairs are 0 and 1: pairs with 0 "
+        "teach nothing, or the wrong thing."
     )
-    remedy = "Pass logits to cross_entropy and binary_cross_entropy_with_logits. Pass log-probabilities to nll_loss."
+    remedy = (
+        "Pass logits to cross_entropy and binary_cross_entropy_with_logits. Pass log-probabilities to nll_loss. "
+        "Use targets of -1 and 1 for losses of pairs."
+    )
 
     def judge(self, trace: Trace) -> Finding:
         functions = sum(seen.functions for seen in trace.main.all(ScoresGiven))
         required(functions, "no torch function that expects logits was found in the loss")
         wrong = [name for seen in trace.main.all(ScoresGiven) for name in seen.probabilities]
-        detail = some(wrong) or f"{functions} loss functions, all with logits"
+        detail = some(wrong) or f"{functions} loss functions, all with what they expect"
         return self.found(not wrong, detail, measured=len(wrong), limit=0)
 
 

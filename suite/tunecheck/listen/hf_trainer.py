@@ -4,6 +4,7 @@ import copy
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -25,8 +26,8 @@ from tunecheck.listen.hf_declared import (
 )
 from tunecheck.listen.hf_evaluation import WatchedEvaluation, rows_due, shared_rows
 from tunecheck.listen.listener import Listener
-from tunecheck.listen.loop_loss import OUTSIDE_FORWARD, Divergences, Pass, another_kind, not_followed, scores_given
-from tunecheck.listen.moments import StepMoments
+from tunecheck.listen.loop_loss import OUTSIDE_FORWARD, LossCalls, Pass, another_kind, not_followed, scores_given
+from tunecheck.listen.moments import LOSSES, StepMoments
 from tunecheck.listen.optimizers import without_rate
 from tunecheck.listen.options import Options, from_environment
 from tunecheck.listen.preferences import answers_rated, declares_pairs, declares_ratings, pairs_of
@@ -87,7 +88,7 @@ class TrainerHooks(StepMoments, TrainerCallback):
         """Of the first micro-batch, where the script computes the loss itself."""
         self.knows_loss = not overrides(trainer, "compute_loss") or "loss" in listener.options.expect
         self.knows_scores = False
-        self.divergences = Divergences()
+        self.loss_calls = LossCalls()
         self.division = Division(trainer, self._as_before)
         # an object, or its class and settings, of which the arguments say nothing
         given = trainer.optimizer, getattr(trainer, "optimizer_cls_and_kwargs", None)
@@ -110,7 +111,8 @@ class TrainerHooks(StepMoments, TrainerCallback):
         hooks.function(trainer, "training_step", after=self.on_training_step)
         if not self.knows_loss:
             hooks.after(trainer.model, self.on_returned)
-        hooks.function(torch.nn.functional, "kl_div", before=self.on_divergence)
+        for name in LOSSES:
+            hooks.function(torch.nn.functional, name, before=partial(self.on_loss_call, name))
         hooks.function(trainer, "compute_loss", before=self.before_loss, after=self.on_loss)
         self.later.function(trainer, "evaluate", before=self.evaluation_begins, after=self.evaluation_ends)
         self.later.function(trainer, "prediction_step", before=self.on_prediction)
@@ -160,10 +162,10 @@ class TrainerHooks(StepMoments, TrainerCallback):
         if self.first is not None and not self.knows_scores:
             self.division.before(*given, **named)
 
-    def on_divergence(self, *given: Any, **named: Any) -> None:
-        """A divergence is about to be computed."""
+    def on_loss_call(self, name: str, *given: Any, **named: Any) -> None:
+        """A loss that leaves nothing of its own in the graph is about to be computed."""
         if not self.knows_scores:
-            self.divergences.called(*given, **named)
+            self.loss_calls.called(name, *given, **named)
 
     def on_loss(self, result: Any, *_: Any, **__: Any) -> None:
         """The loss of a micro-batch is computed; the first one tells what it is made of."""
@@ -171,7 +173,7 @@ class TrainerHooks(StepMoments, TrainerCallback):
         if self.first is None or self.knows_scores or not loss.requires_grad:
             return
         self.knows_scores = True
-        self.listener.emit(scores_given(loss, self.divergences))
+        self.listener.emit(scores_given(loss, self.loss_calls))
         self.division.computed(loss, len(self.samples))
         if not self.knows_loss:
             self.knows_loss = True

@@ -19,7 +19,7 @@ from weakref import WeakSet
 import torch
 
 from tunecheck.core.premises import Premise
-from tunecheck.listen.moments import StepMoments
+from tunecheck.listen.moments import LOSSES, StepMoments
 from tunecheck.listen.options import rank_and_processes
 from tunecheck.listen.problems import say
 from tunecheck.training.hooks import Hooks, nothing, same_optimizer
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tunecheck.listen.declared import WatchedRun
     from tunecheck.listen.division import LoopDivision
     from tunecheck.listen.listener import Listener
-    from tunecheck.listen.loop_loss import Divergences, Pass
+    from tunecheck.listen.loop_loss import LossCalls, Pass
     from tunecheck.listen.optimizers import Schedules
     from tunecheck.listen.options import Options
     from tunecheck.listen.user_writes import UserWrites
@@ -59,7 +59,7 @@ class LoopHooks(StepMoments):
         self.forwards = 0
         self.schedules: Schedules | None = None
         self.user_writes: UserWrites | None = None
-        self.divergences: Divergences | None = None
+        self.loss_calls: LossCalls | None = None
         self.stepping = 0
         """Own optimizers that have begun to step and not ended: of one around another both."""
         self.run: WatchedRun | None = None
@@ -87,7 +87,8 @@ class LoopHooks(StepMoments):
         self._found = hooks.first_modules(self._find if self.model is None else self._find_entry)
         hooks.function(torch.Tensor, "backward", before=ours(self.on_backward), after=ours(self.on_differentiated))
         hooks.function(torch.nn.utils, "clip_grad_norm_", before=ours(self.on_clip), after=ours(self.on_clipped))
-        hooks.function(torch.nn.functional, "kl_div", before=ours(self.on_divergence))
+        for loss in LOSSES:
+            hooks.function(torch.nn.functional, loss, before=ours(functools.partial(self.on_loss_call, loss)))
         hooks.function(torch.amp.GradScaler, "step", after=ours(self.on_scaler_step))
         hooks.optimizer_steps(self.on_step, ours(self.on_stepped))
 
@@ -225,7 +226,7 @@ class LoopHooks(StepMoments):
         from tunecheck.listen.batches import inputs_of, unknown_batch
         from tunecheck.listen.listener import Listener
         from tunecheck.listen.loop_declared import cast_within, objective_of, run_of
-        from tunecheck.listen.loop_loss import Divergences, provisional
+        from tunecheck.listen.loop_loss import LossCalls, provisional
         from tunecheck.listen.optimizers import Schedules, optimizers_of, together
         from tunecheck.listen.session import session_of
         from tunecheck.listen.trained_model import only_tokenizer, shared_loaders
@@ -237,7 +238,7 @@ class LoopHooks(StepMoments):
         self.optimizers = self.optimizers or optimizers_of(self.model)
         if not self.optimizers:
             return False
-        self.schedules, self.divergences = Schedules(self.optimizers), Divergences()
+        self.schedules, self.loss_calls = Schedules(self.optimizers), LossCalls()
         optimizer, objective = together(self.optimizers), objective_of(self.model)
         batch = (unknown_batch if objective else provisional)(inputs_of(args, given), self._device())
         self.listener = Listener(self.options)
@@ -254,10 +255,10 @@ class LoopHooks(StepMoments):
 
     # A step.
 
-    def on_divergence(self, *given: Any, **named: Any) -> None:
-        """A divergence is about to be computed."""
-        if self.begun and not self.step and self.divergences is not None:
-            self.divergences.called(*given, **named)
+    def on_loss_call(self, name: str, *given: Any, **named: Any) -> None:
+        """A loss that leaves nothing of its own in the graph is about to be computed."""
+        if self.begun and not self.step and self.loss_calls is not None:
+            self.loss_calls.called(name, *given, **named)
 
     def on_backward(self, tensor: torch.Tensor, *_: Any, **__: Any) -> None:
         """A loss is about to be differentiated: what it is made of is the window's."""
@@ -270,8 +271,8 @@ class LoopHooks(StepMoments):
         from tunecheck.listen.division import LoopDivision
         from tunecheck.listen.loop_loss import loss_of, scores_given
 
-        if not (self.step or self.window) and self.listener is not None and self.divergences is not None:
-            self.listener.emit(scores_given(tensor, self.divergences))
+        if not (self.step or self.window) and self.listener is not None and self.loss_calls is not None:
+            self.listener.emit(scores_given(tensor, self.loss_calls))
         if not self.run.holds(Premise.CAUSAL_LM):
             # of losses whose gradients were cleared again, as those of a bad batch, nothing is left in the step
             self.losses = [tensor.detach()]
@@ -445,7 +446,7 @@ class LoopHooks(StepMoments):
             self.schedules.listened(self.step)
         self._unhook()
         weakref.finalize(self.model, self.listener.tried, self._tell_schedule).atexit = False
-        self.model = self.entry = self.user_writes = self.divergences = self.norm = None
+        self.model = self.entry = self.user_writes = self.loss_calls = self.norm = None
         self.optimizers, self.window, self.losses, self.parts = [], [], [], WeakSet()
 
     def _remember(self) -> None:

@@ -15,6 +15,7 @@ from tunecheck.core.errors import Unsupported
 from tunecheck.core.evidence import ScoresGiven
 from tunecheck.core.premises import Premise, opened
 from tunecheck.listen.batches import batch_of, is_of_pairs
+from tunecheck.listen.moments import SIGNS
 from tunecheck.probes.reference.loss_graph import graph_of, straight_back
 from tunecheck.training.data import IGNORED, Batch
 
@@ -194,26 +195,33 @@ def another_kind(tensor: torch.Tensor, passes: Sequence[Pass]) -> str:
 
 
 @dataclass(slots=True)
-class Divergences:
-    """Calls of kl_div, which leaves nothing of its own in the graph: it expects logarithms."""
+class LossCalls:
+    """Calls of losses that leave nothing of their own in the graph, and what they are given that they do not expect."""
 
     functions: int = 0
-    of_probabilities: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
 
-    def called(self, given: Any = None, *_: Any, **named: Any) -> None:
-        """kl_div is about to be called with this."""
-        given = named.get("input", given)
-        if not isinstance(given, torch.Tensor) or not given.requires_grad:
+    def called(self, name: str, *given: Any, **named: Any) -> None:
+        """Look at what this loss is about to be called with."""
+        if name in SIGNS:
+            target = named.get("target", given[SIGNS[name]] if len(given) > SIGNS[name] else None)
+            if isinstance(target, torch.Tensor) and target.numel():
+                self.functions += 1
+                if not bool((target.abs() == 1).all()):
+                    self.wrong.append(f"{name} of targets from {float(target.min()):g}, which are to be -1 or 1")
+            return
+        scores = named.get("input", next(iter(given), None))
+        if not isinstance(scores, torch.Tensor) or not scores.requires_grad:
             return
         self.functions += 1
-        made = straight_back((given.grad_fn, 0))[0]
+        made = straight_back((scores.grad_fn, 0))[0]
         if made is not None and made.name() in OF_SCORES["BinaryCrossEntropyWithLogitsBackward0"]:
-            self.of_probabilities.append(f"kl_div of a {_plainly(made)}")
+            self.wrong.append(f"{name} of a {_plainly(made)}")
 
 
-def scores_given(tensor: torch.Tensor, divergences: Divergences) -> ScoresGiven:
+def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
     """Return what the loss's functions of scores are given: a softmax of probabilities is nearly flat."""
-    functions, found = divergences.functions, divergences.of_probabilities[:1]
+    functions, found = calls.functions, calls.wrong[:1]
     for node in islice(graph_of(tensor.grad_fn), MOST_NODES):
         squashed = OF_SCORES.get(node.name())
         if squashed is not None:

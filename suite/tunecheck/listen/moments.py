@@ -11,6 +11,12 @@ if TYPE_CHECKING:
     from tunecheck.training.data import Batch
 
 
+SIGNS = {"cosine_embedding_loss": 2, "margin_ranking_loss": 2, "hinge_embedding_loss": 1, "soft_margin_loss": 1}
+"""Loss of torch.nn.functional whose targets are -1 or 1 to the place of these among its arguments."""
+LOSSES = ("kl_div", *SIGNS)
+"""Losses that leave nothing of their own in the graph, and are heard as they are called."""
+
+
 class StepMoments:
     """The step that is being trained: its window, losses, gradient norm, rate and clock."""
 
