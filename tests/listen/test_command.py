@@ -154,6 +154,18 @@ def test_a_script_that_fails_by_itself_could_not_be_judged(tmp_path):
     assert "trained nothing that tunecheck can watch" in " ".join(kept.stdout.split())
 
 
+def test_an_error_that_was_caught_ends_no_training(tmp_path):
+    """Python keeps it all the same, as that of a test which is expected to fail."""
+    body = LOOP_OF_ANOTHER_KIND.replace("\n", "\n    ")
+    expected = "import pytest\n@pytest.mark.xfail\ndef test_z():\n    assert False\n"
+    (tmp_path / "test_it.py").write_text(f"def test_a():\n    {body}\n\n{expected}")
+    options = "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", ".", "test_it.py"
+    watched = run(tmp_path, "-m", "tunecheck.cli", "watch", "--", sys.executable, "-m", "pytest", *options)
+    assert "1 xfailed" in watched.stdout
+    (file,) = tmp_path.glob("reports/*/watch-*.jsonl")
+    assert '"outcome": "finished"' in file.read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

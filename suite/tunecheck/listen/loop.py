@@ -490,7 +490,9 @@ def listen(options: "Options") -> None:
     _waiting.append(hooks)
 
     def end() -> None:
-        hooks.detach(getattr(sys, "last_value", None))  # the error that ended the script: Python keeps it
+        error = getattr(sys, "last_value", None)  # also kept of one that was caught, by pytest in a frame of its own
+        begun = getattr(getattr(error, "__traceback__", None), "tb_frame", None)
+        hooks.detach(error if begun and begun.f_globals.get("__name__") in ("__main__", "runpy") else None)
         if why := hooks.why_not():
             say(why)
 
