@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeGuard
+from weakref import ref
 
 import torch
 
@@ -72,7 +73,7 @@ class PositionProbe(Probe):
             self.hooks.after(session.model if session.entry is None else session.entry, self._returned_choices)
         elif step < STEPS:
             self.hooks.after(session.called, self._returned_scores, with_kwargs=True)
-            self.hooks.function(torch.autograd, "backward", before=partial(self._differentiated, session.model))
+            self.hooks.function(torch.autograd, "backward", before=partial(self._differentiated, ref(session.model)))
 
     def backward_end(self, session: Session, step: int) -> None:
         """Record what arrived."""
@@ -152,10 +153,11 @@ class PositionProbe(Probe):
             if scores.requires_grad:
                 self._look_at_scores(_Call(module, args, given, read, self._turned), scores)
 
-    def _differentiated(self, model: Any, loss: Any, *_: Any, **__: Any) -> None:
+    def _differentiated(self, held: "ref[Any]", loss: Any, *_: Any, **__: Any) -> None:
         """Look at the scores of a loss that is about to be differentiated, whatever the model returns."""
         if probing() or not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             return
+        model = held()  # a hook that is taken back stays, in a cycle of its own, until it is collected
         with at_work(), as_found(model), random_state(loss.device):
             for ways in scores_of(loss):
                 self._look_at_ways(model, ways)
