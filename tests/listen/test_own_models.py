@@ -289,3 +289,17 @@ def test_a_model_whose_forward_is_called_by_another(tmp_path):
 
     finding = judged("trainable_moved", tmp_path, ByItsForward(), step)
     assert finding.passed, finding.detail
+
+
+def test_seeds_are_no_longer_heard_after_an_error(tmp_path):
+    """A training that ends in its window leaves torch's functions as they were."""
+    before = torch.manual_seed
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    hooks = LoopHooks(Options(folder=str(tmp_path), name="script", steps=STEPS))
+    hooks.attach()
+    model(torch.randn(2, 4)).square().mean().backward()
+    assert torch.manual_seed is not before
+    optimizer.step()
+    hooks.detach(RuntimeError("the script's own"))
+    assert torch.manual_seed is before

@@ -153,6 +153,7 @@ RIGHT = {
     "binary": lambda scores: binary_cross_entropy_with_logits(scores[:, 0], LIKELY[:, 0]),
     "by hand": lambda scores: nll_loss(log_softmax(scores.float(), -1), LABELS),
     "pairs": lambda scores: cosine_embedding_loss(scores, LIKELY, torch.tensor([1, -1, 1, 1, -1, 1])),
+    "pairs, some left out": lambda scores: cosine_embedding_loss(scores, LIKELY, torch.tensor([1, -1, 0, 1, -1, 0])),
 }
 WRONG = {
     "cross_entropy": lambda scores: cross_entropy(scores.softmax(-1), LABELS),

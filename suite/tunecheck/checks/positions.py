@@ -48,7 +48,7 @@ class PaddingHidden(Check):
     """
 
     needs = frozenset({"user_code"})
-    convention = "a model may be trained to ignore its padding without a mask, where rows are always as long"
+    convention = "a model may learn to ignore its padding where every row is filled up to one length"
     meaning = (
         "The model is called without attention_mask, or with one of ones. Results of a row then depend on the rows "
         "with which it is padded."

@@ -109,7 +109,7 @@ class PositionProbe(Probe):
         logits = getattr(out, "logits", None)
         hidden = getattr(out, "last_hidden_state", None if model in self._around else logits)
         hidden = None if hasattr(out, "encoder_last_hidden_state") else hidden
-        named = inspect.signature(model.forward).bind_partial(*args, **given).arguments
+        named = {**inspect.signature(model.forward).bind_partial(*args, **given).arguments, **given}
         mask, read = named.get("attention_mask"), named.get("input_ids", next(iter(args), None))
         if isinstance(read, torch.Tensor) and model not in self._around and _reads_both_ways(model):
             self._look_at_mask(mask, _mask_by_ends(model, read, self._pads))

@@ -18,7 +18,6 @@ from tunecheck.probes.reference.measures import random_digest
 from tunecheck.probes.reference.weight_file import WeightFile
 from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe, probing
-from tunecheck.training.hooks import Hooks
 from tunecheck.training.restore import dropouts
 from tunecheck.training.session import Session
 
@@ -60,14 +59,15 @@ class TrainingStateProbe(Probe):
         self._matmul = torch.get_float32_matmul_precision()
         self._seeded = ""
         """Digest of the random state that the script's last seed made, set in this step or right before it."""
-        self._between = Hooks()
+        self._hear_seeds(session)
 
+    def _hear_seeds(self, session: Session) -> None:
         def seeded(*_: object) -> None:
             if not probing():
                 self._seeded, self._seed = random_digest(session.device), torch.initial_seed()
 
         for module in (torch, torch.random):  # whose functions are two where torch has loaded its compiler
-            self._between.function(module, "manual_seed", after=seeded)
+            self.hooks.function(module, "manual_seed", after=seeded)
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Watch the decoder (a loss in chunks calls it and the head by themselves) and layers that are recomputed."""
@@ -129,16 +129,13 @@ class TrainingStateProbe(Probe):
     def backward_end(self, session: Session, step: int) -> None:
         """Record what was seen."""
         self.hooks.remove()
+        self._hear_seeds(session)
         # a script may draw its noise between its seed and the forward pass, which draws nothing
         drawn_before = self._seeded not in ("", self._state) and torch.initial_seed() == self._seed
         if random_digest(session.device) == self._state and not drawn_before:
             self._state = ""
         self._seeded = ""
         self._record(step)
-
-    def end(self, session: Session) -> None:
-        """Stop listening to seeds."""
-        self._between.remove()
 
     def _record(self, step: int) -> None:
         seen = {switch: tuple(names) for switch, names in self._seen.items()}
