@@ -238,7 +238,7 @@ def silencing(name: str, check: type[Check]) -> list[str]:
         if keys:
             lines += ["Declare what tunecheck cannot read from your objects:", ""]
             for key, found in keys:
-                lines += wrapped(f"- `--expect {key}={found.example}`: {found.meaning}")
+                lines += wrapped(f"- `--expect {key}={found.example}`: {found.meaning}.")
             lines += [""]
     if in_tiers(check):
         lines += [f"Turn it off in a run's YAML: `checks: {{{name}: off}}`.", ""]

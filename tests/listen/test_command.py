@@ -150,6 +150,7 @@ def test_a_script_that_fails_by_itself_could_not_be_judged(tmp_path):
     assert watched.returncode == 6
     assert "RuntimeError: the script's own" in watched.stderr
     assert "verdict: INCONCLUSIVE" in watched.stdout
+    assert "attribution: workload: the training code or a library raised an error" in " ".join(watched.stdout.split())
     assert kept.returncode == 128 + 9, "as a shell says it"
     assert "trained nothing that tunecheck can watch" in " ".join(kept.stdout.split())
 

@@ -171,9 +171,9 @@ class WindowGradient(NumericCheck):
 
     max_error_fp32: float = 1e-4  # 1e-6 measured; a softmax in bf16 is off by 3e-4
     max_error_16bit: float = 5e-2
-    """Error in bf16 or fp16, for up to six layers. Layers round independently, so the errors of L layers add up as
-    sqrt(L), and the limit grows by sqrt(L / 6): to 0.11 for SmolLM2-135M, whose healthy bf16 trainings reach 0.055 on a
-    CPU with AMX."""
+    """Error in bf16 or fp16, for up to six layers. Layers round independently: errors of L layers add up as sqrt(L),
+    and the limit grows by sqrt(L / 6). It is 0.11 for SmolLM2-135M, whose healthy bf16 trainings reach 0.055 on a CPU
+    with AMX."""
     max_error_autocast: float = 0.2
     """Error for a base trained under autocast: a 16-bit forward pass is compared with an fp32 one. Up to 0.07 in 35
     healthy tiny runs in bf16. Mistakes in loss or gradient are judged at the logits, with their full digits."""

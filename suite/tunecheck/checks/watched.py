@@ -65,9 +65,8 @@ class LabelsAsConfigured(Check):
         f"template does not match some rows. {PROMPTS_LEARNED} {OTHER_TOKENIZER}"
     )
     remedy = (
-        "Compare the labels of the example row in this finding with its tokens. Mask padding by the attention mask, "
-        "not by the token id. Give the tokenizer a padding token of its own. Check the collator, and the {% generation "
-        "%} marks of the template."
+        "Compare labels with tokens: run tunecheck rows. Mask padding by the attention mask, not by the token id. Give "
+        "the tokenizer a padding token of its own. Check the collator, and the {% generation %} marks of the template."
     )
 
     max_unsupervised_share: float = 0.25

@@ -46,6 +46,7 @@ from tunecheck.listen.saves import append
 from tunecheck.probes import ANY_OBJECTIVE, WATCHED
 from tunecheck.probes.reference.adapted import adapted_layers
 from tunecheck.probes.reference.measures import norm
+from tunecheck.runner.outcome import Outcome, ending_of
 from tunecheck.runner.setup import setup_of
 from tunecheck.training.events import Probes, at_work
 from tunecheck.training.hooks import located
@@ -330,15 +331,15 @@ class Listener:
         self.tried(self.end_of_listening)
         self.tried(self._tell_draws)  # of the passes that came after the steps that were listened to
         if error is None:
-            outcome, detail = AttemptOutcome.FINISHED, ""
+            end = Outcome(AttemptOutcome.FINISHED)
         elif isinstance(error, KeyboardInterrupt):
-            outcome, detail = AttemptOutcome.INTERRUPTED, "by Ctrl-C"
+            end = Outcome(AttemptOutcome.INTERRUPTED, "by Ctrl-C")
         else:
-            outcome, detail = AttemptOutcome.FAILED, f"{type(error).__name__}: {error}"
+            end = ending_of(error, "cpu")
         seconds = time.monotonic() - self._started
         if not self._begun:  # it ended before its first step
             self.tried(lambda: self._write_header(dict(UNKNOWN), ""))
-        self.tried(lambda: self.emit(AttemptEnd(outcome=outcome, detail=detail, seconds=seconds)))
+        self.tried(lambda: self.emit(AttemptEnd(**end._asdict(), seconds=seconds)))
         if self._writer is not None:
             self.tried(self._writer.close)
             self.tried(self._append_added)

@@ -72,7 +72,7 @@ def carried_out(work: Callable[[], None], device: str, folders: Sequence[Path] =
         return Outcome(outcome_of(error), str(error), AttemptCause.NO_GPU if isinstance(error, GpuUnusable) else None)
     except Exception as error:
         traceback.print_exc()
-        return _classify(error, device, folders)
+        return ending_of(error, device, folders)
     return Outcome(AttemptOutcome.FINISHED)
 
 
@@ -83,7 +83,8 @@ def outcome_of(error: SuiteError) -> AttemptOutcome:
     return AttemptOutcome.UNAVAILABLE if isinstance(error, WeightsUnavailable | DataError) else AttemptOutcome.FAILED
 
 
-def _classify(error: Exception, device: str, folders: Sequence[Path] = ()) -> Outcome:
+def ending_of(error: BaseException, device: str, folders: Sequence[Path] = ()) -> Outcome:
+    """Return how a training on this device ended that raised this; see `carried_out`."""
     lines = str(error).strip().split("\n")
     # NCCL's first line says that something failed, and the one below "Last error:" what, as too little shared memory
     last = next((lines[n : n + 2] for n in range(1, len(lines)) if "Last error:" in lines[n]), [])
@@ -104,7 +105,7 @@ def _classify(error: Exception, device: str, folders: Sequence[Path] = ()) -> Ou
     return Outcome(AttemptOutcome.FAILED, f"{type(error).__name__}: {text} ({place_of(error)})", cause)
 
 
-def _disk_full(error: Exception, text: str, folders: Sequence[Path]) -> str:
+def _disk_full(error: BaseException, text: str, folders: Sequence[Path]) -> str:
     """Return the error's words, and the full folder where they name none; empty for an error of another kind."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return str(error)
