@@ -283,9 +283,8 @@ def _validated(schema: type[S], document: Document) -> S:
     else:
         if isinstance(config, Run):
             config._places.update(document.places)
-            broken = broken_rules(config)
-            for path, rule in broken:
-                document.report(path, rule)
+            for key, rule in (broken := [*broken_rules(config)]):
+                document.report(tuple(key.split(".")), rule)
             if not broken:
                 report_unanswerable(document, config.features)
                 report_incompatibilities(document, config)

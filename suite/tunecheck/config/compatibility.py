@@ -20,9 +20,9 @@ def config_error(run: Run, *problems: tuple[str, str]) -> ConfigError:
 
 
 def report_incompatibilities(document: Document, run: Run) -> None:
-    """Add to the problems what the model's architecture and the data's rows rule out."""
-    for rule in (_report_heads, _report_tensors, _report_positions, _report_rows):
-        rule(document, run)
+    """Add to the problems what the model's tensors and the data's rows rule out."""
+    _report_tensors(document, run)
+    _report_rows(document, run)
 
 
 def require_count(run: Run) -> None:
@@ -72,23 +72,6 @@ def _shortened(run: Run) -> Run:
     architecture = run.model.architecture
     fewer = architecture.model_copy(update={"num_hidden_layers": min(architecture.num_hidden_layers, ENOUGH_LAYERS)})
     return run.model_copy(update={"model": run.model.model_copy(update={"architecture": fewer})})
-
-
-def _report_heads(document: Document, run: Run) -> None:
-    architecture = run.model.architecture
-    heads, groups = architecture.num_attention_heads, architecture.num_key_value_heads
-    if architecture.hidden_size % heads and not (architecture.model_extra or {}).get("head_dim"):
-        rule = f"should divide hidden_size, {architecture.hidden_size}, where head_dim is not given (got {heads})"
-        document.report(("model", "architecture", "num_attention_heads"), rule)
-    elif heads % groups:
-        rule = f"should divide num_attention_heads, {heads} (got {groups})"
-        document.report(("model", "architecture", "num_key_value_heads"), rule)
-
-
-def _report_positions(document: Document, run: Run) -> None:
-    if run.data.max_length > (positions := run.model.architecture.max_position_embeddings):
-        rule = f"should be at most {positions}, the model's max_position_embeddings (got {run.data.max_length})"
-        document.report(("data", "max_length"), rule)
 
 
 def _report_rows(document: Document, run: Run) -> None:

@@ -59,13 +59,6 @@ Fallback = Annotated[
 ]
 
 
-def order_problem(chain: list[FallbackStep]) -> str | None:
-    """Return the rule that the order of these steps breaks; None when each comes once and in the chain's order."""
-    if chain == [step for step in FALLBACK_STEPS if step in chain]:
-        return None
-    return f"should name each fallback step once, in the order {', '.join(FALLBACK_STEPS)} (got {', '.join(chain)})"
-
-
 NotBlank = Annotated[str, Field(pattern=r"\S")]
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
-from ruamel.yaml.composer import Composer
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
@@ -22,8 +21,9 @@ _STANDARD = "tag:yaml.org,2002:"
 _PLAIN = ("map", "seq", "str", "int", "float", "bool", "null", "merge")
 """Standard tags of what a configuration holds: the others make sets, bytes and dates, which no key takes."""
 _HALVES = re.compile("[\ud800-\udfff]")
-UNREADABLE = (YAMLError, ValueError, RecursionError)
-"""Errors of broken YAML. ValueError: a number that Python cannot hold; RecursionError: nested too deeply."""
+_TOO_DEEP = f"nested more than {MOST_DEPTH} levels deep"
+UNREADABLE = (YAMLError, ValueError)
+"""Errors of broken YAML. ValueError: a number that Python cannot hold, or what is nested too deeply."""
 
 
 @dataclass(slots=True)
@@ -94,19 +94,15 @@ def parse(path: Path, shown: str) -> Document:
     A file that cannot be read, broken YAML and a duplicate key are problems of the document.
     """
     try:
-        return parse_text(read_text(path, YAML_BYTES), shown)
+        return deepcopy(_parsed(read_text(path, YAML_BYTES), shown))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         return _unusable(shown, f"cannot be read: {reason}")
 
 
-def parse_text(text: str, shown: str) -> Document:
-    """Parse this text. A text seen before (seven runs share three models) is copied, not parsed again."""
-    return deepcopy(_parsed(text, shown))
-
-
 @lru_cache(maxsize=64)
 def _parsed(text: str, shown: str) -> Document:
+    """Parse this text, once: seven runs share three models."""
     try:
         yaml = _yaml()
         node = _composed(yaml, text)
@@ -138,27 +134,14 @@ def parse_value(text: str) -> Any:
     raise ConfigError([f"{text!r} is not a YAML value: {'; '.join(document.problems)}"])
 
 
-class _LimitedComposer(Composer):
-    """Refuses what is nested deeper than any configuration, before Python's stack is full of it."""
-
-    depth = 0
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        """Compose a node and what it holds. Raises ValueError."""
-        self.depth += 1
-        if self.depth > MOST_DEPTH:
-            raise ValueError(f"nested more than {MOST_DEPTH} levels deep")
-        try:
-            return super().compose_node(parent, index)
-        finally:
-            self.depth -= 1
-
-
 def _composed(yaml: YAML, text: str) -> Node | None:
     """Return the text's node. Raises one of UNREADABLE, also where aliases repeat more than a configuration holds."""
     if len(text) > YAML_BYTES:
         raise ValueError(f"has {len(text):,} characters; at most {YAML_BYTES:,} are read")
-    node: Node | None = yaml.compose(text)
+    try:
+        node: Node | None = yaml.compose(text)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
     if node is not None and (values := _values(node, {}, ())) > MOST_VALUES:
         raise ValueError(f"aliases make {values:,} values of it; at most {MOST_VALUES:,} are read")
     return node
@@ -167,10 +150,13 @@ def _composed(yaml: YAML, text: str) -> Node | None:
 def _values(node: Node, known: dict[int, int], parents: tuple[int, ...]) -> int:
     """Count the values below a node, each as often as aliases repeat it; one that contains itself counts once.
 
-    Raises MarkedYAMLError for a value that JSON does not have: a set, bytes, half of a surrogate pair.
+    Raises ValueError where they are nested too deeply, MarkedYAMLError for a value that JSON does not have: a set,
+    bytes, half of a surrogate pair.
     """
     if id(node) in parents:
         return 1
+    if len(parents) == MOST_DEPTH:
+        raise ValueError(_TOO_DEEP)
     if id(node) not in known:
         if problem := _no_plain_value(node):
             raise MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
@@ -192,7 +178,6 @@ def _no_plain_value(node: Node) -> str:
 
 def _yaml() -> YAML:
     yaml = YAML(typ="safe", pure=True)
-    yaml.Composer = _LimitedComposer
     yaml.allow_duplicate_keys = True  # reported here, together with all other problems, instead of raised
     return yaml
 

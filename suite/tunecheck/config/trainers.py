@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -13,8 +13,8 @@ from tunecheck.core.frozen import Frozen
 if TYPE_CHECKING:  # the schema loads checks of other packages, which may import the trainers
     from tunecheck.config.schema import Run
 
-Broken = list[tuple[tuple[str, ...], str]]
-"""Path of the key to change, and the rule that it breaks."""
+Broken = Iterator[tuple[str, str]]
+"""The key to change, and the rule that it breaks."""
 
 
 class TrainerInfo(Frozen):
@@ -24,8 +24,8 @@ class TrainerInfo(Frozen):
     """Module with the functions of `tunecheck.training.Trainer`; imported in the training process alone."""
     optimizer: str = "AdamW"
     """Class of the optimizer that it builds from the section `training`."""
-    refuses: Callable[[Run], Broken] = lambda run: []
-    """Function that returns the keys of a run that this trainer cannot carry out as configured."""
+    refuses: Callable[[Run], Broken] = lambda run: iter(())
+    """Function that yields the keys of a run that this trainer cannot carry out as configured."""
     package: str = ""
     """What it needs besides the extra `train`: an importable package, and an extra of the same name."""
 
@@ -38,19 +38,17 @@ class TrainerInfo(Frozen):
 
 
 def unlike(run: Run, told: str, wanted: Mapping[str, tuple[object, str]]) -> Broken:
-    """Return each key with another value than the wanted one, and why it should have that; "" where `told` says it.
+    """Yield each key with another value than the wanted one, and why it should have that; "" where `told` says it.
 
     A key `fallback` may have the step cpu besides.
     """
-    broken: Broken = []
     for key, (value, why) in wanted.items():
         given, shown = attrgetter(key)(run), _yaml(value)
         if key == "fallback":
             given, value, shown = ", ".join(step for step in given if step != "cpu"), "", "cpu or none"
         if given != value:
             rule = ": ".join(filter(None, (f"should be {shown} {told}", why)))
-            broken.append((tuple(key.split(".")), f"{rule} (got {_yaml(given)})"))
-    return broken
+            yield key, f"{rule} (got {_yaml(given)})"
 
 
 def _yaml(value: object) -> str:
@@ -59,7 +57,7 @@ def _yaml(value: object) -> str:
 
 
 def _transformers_refuses(run: Run) -> Broken:
-    """Return the keys that transformers' Trainer, and what derives from it, ignores or implements differently."""
+    """Yield the keys that transformers' Trainer, and what derives from it, ignores or implements differently."""
     training, told = run.training, f"with trainer {run.trainer}"
     wanted: dict[str, tuple[object, str]] = {
         "training.loss_chunk_tokens": (None, "it has no loss in chunks"),
@@ -68,48 +66,44 @@ def _transformers_refuses(run: Run) -> Broken:
         "fallback": ((), ""),
         "probes.rungs": (False, "it has one fallback step only"),
     }
-    broken = unlike(run, told, wanted)
+    yield from unlike(run, told, wanted)
     if training.precision == "fp16":
-        rule = f"should be bf16 or fp32 {told}: its fp16 puts the adapters under autocast too (got fp16)"
-        broken.append((("training", "precision"), rule))
+        rule = f"should be bf16 or fp32 {told}: its fp16 puts the adapters under autocast too"
+        yield "training.precision", f"{rule} (got fp16)"
     if training.weight_decay and run.trains_base and training.weight_decay_on == "all":
         rule = f"should be all_but_norms_and_biases {told} where base weights are trained and decay: it leaves them out"
-        broken.append((("training", "weight_decay_on"), f"{rule} (got all)"))
+        yield "training.weight_decay_on", f"{rule} (got all)"
     processes, evaluation = run.processes, run.evaluation
-    if evaluation.batch_size < evaluation.rows // processes:
-        share = "evaluation.rows" if processes == 1 else "evaluation.rows by the processes"
-        rule = (
-            f"should be at least {share}, {evaluation.rows // processes}, {told}: it averages over batches, not tokens"
-        )
-        broken.append((("evaluation", "batch_size"), f"{rule} (got {evaluation.batch_size})"))
+    if evaluation.batch_size < (share := evaluation.rows // processes):
+        named = "evaluation.rows" if processes == 1 else "evaluation.rows by the processes"
+        rule = f"should be at least {named}, {share}, {told}: it averages over batches, not tokens"
+        yield "evaluation.batch_size", f"{rule} (got {evaluation.batch_size})"
     if evaluation.rows % processes:
         rule = f"should be a multiple of {processes} {told} in so many processes: it evaluates rows twice that fill up"
-        broken.append((("evaluation", "rows"), f"{rule} (got {evaluation.rows})"))
+        yield "evaluation.rows", f"{rule} (got {evaluation.rows})"
     if run.shards_parameters and run.parallel is not None:
         rule = f"should be ddp {told}: accelerate takes no FSDP plugin on CPUs, and wraps in DDP instead"
-        broken.append((("parallel", "engine"), f"{rule} (got fsdp)"))
-    return broken
+        yield "parallel.engine", f"{rule} (got fsdp)"
 
 
 def _trl_refuses(run: Run) -> Broken:
-    """Return those of transformers' Trainer, and what SFTTrainer does to the adapters of a quantised base."""
-    broken = _transformers_refuses(run)
+    """Yield those of transformers' Trainer, and what SFTTrainer does to the adapters of a quantised base."""
+    yield from _transformers_refuses(run)
     if run.parallel is not None or run.probes.rescale_to:
-        broken.append((("trainer",), "should be native or transformers in several processes (got trl)"))
+        yield "trainer", "should be native or transformers in several processes (got trl)"
     if run.quantization is None or run.lora is None:
-        return broken
+        return
     told = "with trainer trl on a quantised base, whose adapters it makes bf16"
     if run.lora.use_dora:
-        broken.append((("lora", "use_dora"), f"should be false {told} but for their magnitudes (got true)"))
+        yield "lora.use_dora", f"should be false {told} but for their magnitudes (got true)"
     elif run.lora.adapter_dtype != "model":
-        broken.append((("lora", "adapter_dtype"), f"should be model {told} (got {run.lora.adapter_dtype})"))
+        yield "lora.adapter_dtype", f"should be model {told} (got {run.lora.adapter_dtype})"
     if run.training.precision == "fp32":
-        broken.append((("training", "precision"), f"should be bf16 or auto {told} (got fp32)"))
-    return broken
+        yield "training.precision", f"should be bf16 or auto {told} (got fp32)"
 
 
 def plain_loop_refuses(run: Run) -> Broken:
-    """Return the keys that a loop without autocast, gradient scaler, offloading and ranks would ignore.
+    """Yield the keys that a loop without autocast, gradient scaler, offloading and ranks would ignore.
 
     For a trainer of one's own to begin with, such as docs/skeleton_trainer.py.
     """
@@ -123,11 +117,10 @@ def plain_loop_refuses(run: Run) -> Broken:
         "fallback": ((), ""),
         "probes.rungs": (False, ""),
     }
-    broken = unlike(run, told, wanted)
+    yield from unlike(run, told, wanted)
     if precision == "fp16" or (precision != "fp32" and run.trains_base):
         computes = "fp32" if run.trains_base else "bf16 or fp32"
-        broken.append((("training", "precision"), f"should be {computes} {told} (got {precision})"))
-    return broken
+        yield "training.precision", f"should be {computes} {told} (got {precision})"
 
 
 TRAINERS: dict[str, TrainerInfo] = {
