@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from fake_machine import CARD, machine
+from shipped import load_runs
 
 from tunecheck.cli import main
-from tunecheck.config import find_run, load_run, load_runs
+from tunecheck.config import find_run, load_run
 from tunecheck.config.cards import card_for, card_names
 from tunecheck.config.schema import Run
 from tunecheck.core.errors import ConfigError
@@ -131,9 +132,9 @@ def run_with_bad_card() -> Run:
     with pytest.MonkeyPatch.context() as patch:
 
         def spoiled(name):
-            document = real(name)
-            document.data["run"]["training"]["precision"] = "fp8"
-            return document
+            card, document = real(name)
+            card.run["training"]["precision"] = "fp8"
+            return card, document
 
         patch.setattr(cards, "_card", spoiled)
         return run_for("8gb")

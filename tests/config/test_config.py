@@ -24,7 +24,6 @@ from tunecheck.config import (
     load_data,
     load_model,
     load_run,
-    load_runs,
     mentions,
     read_runs,
     run_files,
@@ -91,7 +90,7 @@ def test_every_run_on_disk_loads_and_is_asked_something(source):
 @pytest.mark.parametrize("tier", TIERS)
 def test_every_tier_has_runs_with_unique_ids(tier):
     """A tier without a run would prove nothing; equal ids would overwrite each other's reports."""
-    runs = load_runs(tier)
+    runs = shipped.load_runs(tier)
 
     assert runs
     assert len({run.stem for run in runs}) == len(runs) == len(run_sources(tier))
@@ -274,7 +273,7 @@ def test_find_run_takes_an_entry_of_a_comparison():
 @pytest.mark.parametrize("name", ["strategies-seven-facts", "strategies-instructions", "smollm2-135m-strategies"])
 def test_comparisons_go_from_the_lightest_to_the_heaviest(name):
     """By what each trains of its model."""
-    runs = [run for tier in TIERS for run in load_runs(tier) if run.comparison.endswith(f"/{name}")]
+    runs = [run for tier in TIERS for run in shipped.load_runs(tier) if run.comparison.endswith(f"/{name}")]
     shapes = tensor_shapes(runs[0].model.architecture)
     trained = [sum(map(math.prod, trained_shapes(run, shapes))) for run in runs]
 
@@ -284,7 +283,7 @@ def test_comparisons_go_from_the_lightest_to_the_heaviest(name):
 
 def test_files_without_a_word_of_the_tier_that_is_asked_for_are_not_read():
     """A run that is `also_in` that tier is; most of a collection's time would go into the others."""
-    everything = load_runs("convergence")
+    everything = shipped.load_runs("convergence")
 
     assert read_runs("convergence", asked="convergence") == (everything, {})
     assert read_runs("convergence", asked="quick") == ([], {})
@@ -982,7 +981,7 @@ def test_one_override_is_wrong_once_for_a_whole_tier(monkeypatch, tmp_path):
     monkeypatch.setattr("tunecheck.core.paths.project_folder", lambda: tmp_path)
     (tmp_path / "configs" / "quick" / "second.yaml").write_text(BASE.replace("strategy: qlora", "strategy: q"))
     with pytest.raises(ConfigError) as caught:
-        load_runs("quick", ["lora.rank=3"])
+        shipped.load_runs("quick", ["lora.rank=3"])
 
     places = [problem.partition(": ")[0] for problem in caught.value.problems]
     assert sorted(places) == ["--set lora.rank=3", "configs/quick/second.yaml:3:1"]

@@ -8,9 +8,10 @@ import subprocess
 import sys
 
 import pytest
+from shipped import load_runs
 
 from tunecheck.cli import main
-from tunecheck.config import find_run, load_data, load_model, load_run, load_runs, read_runs, run_sources
+from tunecheck.config import find_run, load_data, load_model, load_run, read_runs, run_sources
 from tunecheck.config.cards import card_for, card_names
 from tunecheck.core.errors import BadRow
 from tunecheck.core.evidence import AttemptOutcome

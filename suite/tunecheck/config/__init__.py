@@ -10,11 +10,13 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from tunecheck.config.cards import apply_card
-from tunecheck.config.comparisons import TIERS, RunFile, drop_unused, entries, named, split
+from tunecheck.config.comparisons import TIERS as TIERS
+from tunecheck.config.comparisons import RunFile as RunFile
+from tunecheck.config.comparisons import drop_unused, entries, split
 from tunecheck.config.compatibility import report_incompatibilities
-from tunecheck.config.limits import report_ignored, report_limits, report_unanswerable
+from tunecheck.config.limits import report_limits, report_unanswerable
 from tunecheck.config.problems import report_all
-from tunecheck.config.references import REFERENCES, described, fill, settle_files, shown, unknown
+from tunecheck.config.references import REFERENCES, described, fill, settle_files, shown
 from tunecheck.config.rules import broken_rules
 from tunecheck.config.schema import Data, Run
 from tunecheck.config.source import Document, parse, parse_value
@@ -23,20 +25,6 @@ from tunecheck.core.paths import config_files
 from tunecheck.core.reading import YAML_BYTES, read_text
 from tunecheck.core.spelling import nearest, nearest_few
 from tunecheck.models.description import Model
-
-__all__ = [
-    "TIERS",
-    "RunFile",
-    "find_run",
-    "find_single_run",
-    "load_data",
-    "load_model",
-    "load_run",
-    "load_runs",
-    "run_files",
-    "run_sources",
-    "with_limits",
-]
 
 S = TypeVar("S", bound=BaseModel)
 
@@ -54,14 +42,6 @@ def run_files(tier: str | None = None) -> list[Path]:
 def run_sources(tier: str | None = None) -> list[RunFile]:
     """Return where each run of one tier, or of all tiers, is written, the entries of a comparison in its order."""
     return [RunFile(path, entry) for path in run_files(tier) for entry in entries(parse(path, shown(path)))]
-
-
-def load_runs(tier: str, overrides: Sequence[str] = (), card: str | None = None) -> list[Run]:
-    """Load all runs of a tier, for this card class if any. Raises ConfigError with the problems of all files."""
-    runs, unusable = read_runs(tier, overrides, card)
-    if unusable:
-        raise all_problems(unusable.values())
-    return runs
 
 
 def read_runs(
@@ -126,11 +106,12 @@ def find_run(name: str, *, also: Collection[str] = ()) -> RunFile:
         if file.tier not in TIERS:
             raise ConfigError([f"{name}: tier: {_unknown_tier(file)}"])
         return file
-    matches = named([RunFile(path) for path in run_files()], name) or named(run_sources(), name)
+    sources = dict.fromkeys([*map(RunFile, run_files()), *run_sources()])  # a comparison by its file, too
+    matches = [source for source in sources if name in (source.name, source.id)]
     if len(matches) > 1:
         raise ConfigError([f"{name!r} is in several tiers: name {' or '.join(match.name for match in matches)}"])
     if not matches:
-        known = [source.name for source in run_sources()]
+        known = [source.name for source in sources]
         hint = nearest(name, also) or nearest(name, known) or nearest_few(name, known)
         raise ConfigError([f"no {'tier or ' if also else ''}run is called {name!r}{hint}"])
     return matches[0]
@@ -139,8 +120,7 @@ def find_run(name: str, *, also: Collection[str] = ()) -> RunFile:
 def find_single_run(name: str) -> RunFile:
     """Return where exactly one run is written, by its name, its id or its path. Raises ConfigError for a comparison."""
     file = find_run(name)
-    if file.entry not in (there := entries(parse(file.path, shown(file.path)))):
-        raise _several_runs(file.path, there)
+    _require_one(file, entries(parse(file.path, shown(file.path))))
     return file
 
 
@@ -151,19 +131,21 @@ def load_run(source: RunFile | Path, overrides: Sequence[str] = (), card: str | 
     """
     file = source if isinstance(source, RunFile) else RunFile(source)
     documents = _documents(file.path, overrides, card)
-    if file.entry not in documents:
-        raise _several_runs(file.path, documents)
+    _require_one(file, documents)
     return _run(documents[file.entry], file)
 
 
 def load_model(name: str) -> Model:
     """Load the model described in configs/models/NAME.yaml. Raises ConfigError."""
-    return _validated(Model, _described("model", name))
+    document = described("model", name)
+    fill(document, (), {"name": name})
+    return _validated(Model, document)
 
 
 def load_data(name: str) -> Data:
     """Load the data set described in configs/data/NAME.yaml. Raises ConfigError."""
-    document = _described("data", name)
+    document = described("data", name)
+    fill(document, (), {"name": name})
     settle_files(document, ())
     return _validated(Data, document)
 
@@ -183,7 +165,6 @@ def with_limits(
     ]
     _apply(document, [override for override in overrides if override not in foreign])
     report_limits(document)
-    report_ignored(document)
     if features is not None:
         report_unanswerable(document, features)
     if document.problems:
@@ -217,9 +198,11 @@ def _documents(path: Path, overrides: Sequence[str], card: str | None) -> dict[s
     return documents
 
 
-def _several_runs(path: Path, entries: Iterable[str]) -> ConfigError:
-    known = ", ".join(RunFile(path, entry).name for entry in entries)
-    return ConfigError([f"{shown(path)}: compares several runs, name one of them: {known}"])
+def _require_one(file: RunFile, there: Collection[str]) -> None:
+    """Raise ConfigError unless this is one of the runs of its file, named by their entries."""
+    if file.entry not in there:
+        known = ", ".join(RunFile(file.path, entry).name for entry in there)
+        raise ConfigError([f"{shown(file.path)}: compares several runs, name one of them: {known}"])
 
 
 def _run(document: Document, file: RunFile) -> Run:
@@ -232,7 +215,6 @@ def _run(document: Document, file: RunFile) -> Run:
             ("tier",), f"should be that of the file's folder, {file.tier!r}: leave it out (got {written!r})"
         )
     report_limits(document)
-    report_ignored(document)
     return _validated(Run, document)
 
 
@@ -246,19 +228,12 @@ def _graft(document: Document, key: str) -> str | None:
     if key not in document.data:
         return None
     name = document.data[key]
-    if problem := unknown(key, name):
-        document.report((key,), problem)
+    try:
+        document.graft(key, described(key, name))
+    except ConfigError as error:
+        document.report((key,), *error.problems)
         return None
-    document.graft(key, described(key, name))
     return str(name)
-
-
-def _described(key: str, name: str) -> Document:
-    if problem := unknown(key, name):
-        raise ConfigError([problem])
-    document = described(key, name)
-    fill(document, (), {"name": name})
-    return document
 
 
 def _apply(document: Document, overrides: Sequence[str]) -> None:

@@ -4,10 +4,9 @@
 """
 
 import json
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, TypeAdapter, create_model
-from pydantic.json_schema import SkipJsonSchema
+from pydantic import Field, TypeAdapter, WithJsonSchema, create_model
 
 from tunecheck.checks import CHECKS
 from tunecheck.config.comparisons import COMPARE, VARIED
@@ -18,7 +17,7 @@ from tunecheck.config.trainers import TRAINERS
 
 def json_schema() -> str:
     """Return the JSON Schema of a run's YAML: model and data are names, and each check has its limits."""
-    written: dict[str, Any] = {key: (SkipJsonSchema[Any], None) for key in Run.from_path - {"tier"}}
+    written: dict[str, Any] = {key: (Annotated[Any, WithJsonSchema(None)], None) for key in Run.from_path - {"tier"}}
     for key, folder in REFERENCES.items():  # no enumeration: a user's own files count too
         written[key] = (str, Field(description=f"Name of a YAML file in configs/{folder}."))
     schema = create_model("Run", __base__=Run, __doc__=Run.__doc__, **written).model_json_schema()

@@ -26,13 +26,12 @@ class CardClass(Section):
 
 def card_names() -> list[str]:
     """Return every class of configs/cards, the largest GPUs first and the class without a GPU last."""
-    return sorted((path.stem for path in config_files("cards")), key=_rank)
+    return sorted((path.stem for path in config_files("cards")), key=_least, reverse=True)
 
 
 def card_for(total_bytes: int | None) -> str:
     """Return the class for a machine whose largest GPU has this much memory; None is a machine without a GPU."""
-    fits = [name for name in card_names() if (least := _least_bytes(name)) is None or (total_bytes or -1) >= least]
-    return fits[0]
+    return next(name for name in card_names() if _least(name) <= (-1 if total_bytes is None else total_bytes))
 
 
 def apply_card(document: Document, name: str) -> None:
@@ -44,30 +43,25 @@ def apply_card(document: Document, name: str) -> None:
         raise ConfigError([f"configs/cards has no {name!r}{nearest(name, known)}; known: {', '.join(known)}"])
     if COMPARE in document.data:
         return
-    card = _card(name)
-    for section, value in card.data.get("run", {}).items():
+    card, file = _card(name)
+    for section, value in card.run.items():
         for path, leaf in leaves((section,), value):
-            document.set(path, leaf, card.place(("run", *path)))
+            document.set(path, leaf, file.place(("run", *path)))
 
 
-def _rank(name: str) -> float:
-    least = _least_bytes(name)
-    return 1.0 if least is None else -float(least)
+def _least(name: str) -> int:
+    """Return the memory of the smallest GPU of this class; less than any for the class without a GPU."""
+    least = _card(name)[0].at_least
+    return -1 if least is None else least
 
 
-def _least_bytes(name: str) -> int | None:
-    least = parse_bytes(_card(name).data.get("at_least"))
-    return None if least is None else int(least)
-
-
-def _card(name: str) -> Document:
-    """Read the class's file, whose keys have their types. Raises ConfigError with its problems."""
+def _card(name: str) -> tuple[CardClass, Document]:
+    """Return the class and its file. Raises ConfigError with its problems."""
     path = config_file(f"cards/{name}.yaml")
     document = parse(path, shown(path))
     if not document.problems:
         try:
-            CardClass.model_validate(document.data)
-            return document
+            return CardClass.model_validate(document.data), document
         except ValidationError as error:
             report_all(error, CardClass, document)
     raise ConfigError(document.problems)

@@ -11,7 +11,6 @@ nor the file gives one, and of the file's sections `lora` and `quantization` it 
 
 import copy
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,8 +129,3 @@ def _entry(document: Document, name: str, settings: dict[str, Any]) -> Document:
         if not document.is_reported((COMPARE, name, str(key))):
             part.set(_path(key), value, document.place((COMPARE, name, str(key))))
     return part
-
-
-def named(sources: Sequence[RunFile], name: str) -> list[RunFile]:
-    """Return those with this name or id."""
-    return [source for source in sources if name in (source.name, source.id)]

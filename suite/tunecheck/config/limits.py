@@ -15,27 +15,21 @@ from tunecheck.core.spelling import nearest
 
 
 def report_limits(document: Document) -> None:
-    """Report every problem of the section `checks` that does not depend on the run."""
-    checks = document.data.get("checks")
-    for name, limits in checks.items() if isinstance(checks, dict) else ():
-        path = ("checks", str(name))
-        if name not in CHECKS:
-            document.report(path, str(problem_with(str(name), ())))
-        elif isinstance(limits, dict):
-            _report_fields(name, limits, document)
-        elif limits != "off":
-            rule = f"should be a section with its limits, {{}} for its defaults, or off (got {limits!r})"
-            document.report(path, rule)
-
-
-def report_ignored(document: Document) -> None:
-    """Report every ignored check that does not exist, and every one without a reason."""
-    ignored = document.data.get("ignore")
-    for name, reason in ignored.items() if isinstance(ignored, dict) else ():
-        if str(name) not in CHECKS:
-            document.report(("ignore", str(name)), str(problem_with(str(name), ())))
-        elif isinstance(reason, str) and not reason.strip():
-            document.report(("ignore", str(name)), 'lacks a reason, such as "too few steps to tell"')
+    """Report every problem of the sections `checks` and `ignore` that does not depend on the run."""
+    for section in ("checks", "ignore"):
+        given = document.data.get(section)
+        for name, value in given.items() if isinstance(given, dict) else ():
+            path = (section, str(name))
+            if name not in CHECKS:
+                document.report(path, str(problem_with(str(name), ())))
+            elif section == "ignore":
+                if isinstance(value, str) and not value.strip():
+                    document.report(path, 'lacks a reason, such as "too few steps to tell"')
+            elif isinstance(value, dict):
+                _report_fields(name, value, document)
+            elif value != "off":
+                rule = f"should be a section with its limits, {{}} for its defaults, or off (got {value!r})"
+                document.report(path, rule)
 
 
 def report_unanswerable(document: Document, features: Collection[str]) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tunecheck.config.source import Document, parse
+from tunecheck.core.errors import ConfigError
 from tunecheck.core.paths import config_file, config_files, configs_folders, project_folder
 from tunecheck.core.spelling import nearest
 
@@ -17,17 +18,11 @@ def known_names(key: str) -> list[str]:
     return [path.stem for path in config_files(REFERENCES[key])]
 
 
-def unknown(key: str, name: Any) -> str | None:
-    """Return why `key` cannot refer to this name; None when it can."""
-    known = known_names(key)
-    if name in known:
-        return None
-    hint = nearest(name, known) if isinstance(name, str) else ""
-    return f"configs/{REFERENCES[key]} has no {name!r}{hint}; known: {', '.join(known)}"
-
-
-def described(key: str, name: str) -> Document:
-    """Return the document that `key` refers to by this name."""
+def described(key: str, name: Any) -> Document:
+    """Return the document that `key` refers to by this name. Raises ConfigError for a name that no file has."""
+    if name not in (known := known_names(key)):
+        hint = nearest(name, known) if isinstance(name, str) else ""
+        raise ConfigError([f"configs/{REFERENCES[key]} has no {name!r}{hint}; known: {', '.join(known)}"])
     path = config_file(f"{REFERENCES[key]}/{name}.yaml")
     return parse(path, shown(path))
 

@@ -127,16 +127,6 @@ PROFILES: dict[str, dict[str, dict[str, Any]]] = {
 """Profile to the values of its keys where the YAML does not give them."""
 
 
-def filled_in(given: Any) -> Any:
-    """Return a run's keys with its profile's presets in the sections that it has; what the YAML gives is kept."""
-    profile = given.get("profile", "plain") if isinstance(given, dict) else None
-    presets = PROFILES.get(profile, {}) if isinstance(profile, str) else {}
-    filled = {
-        section: {**keys, **given[section]} for section, keys in presets.items() if isinstance(given.get(section), dict)
-    }
-    return {**given, **filled} if filled else given
-
-
 def _number_or_text(number: str, units: dict[str, int]) -> WithJsonSchema:
     """Return the JSON schema of a positive number or of text with one of these units."""
     text = {"type": "string", "pattern": rf"^\s*{NUMBER}\s*({'|'.join(units)})\s*$"}
@@ -331,7 +321,11 @@ class Run(Section):
     @model_validator(mode="before")
     @classmethod
     def _profile_fills_in(cls, given: Any) -> Any:
-        return filled_in(given)
+        """Return the keys with the profile's presets in the sections that there are; what the YAML gives is kept."""
+        profile = given.get("profile", "plain") if isinstance(given, dict) else None
+        presets = PROFILES.get(profile, {}) if isinstance(profile, str) else {}
+        held = {section: keys for section, keys in presets.items() if isinstance(given.get(section), dict)}
+        return {**given, **{section: {**keys, **given[section]} for section, keys in held.items()}} if held else given
 
     @property
     def name(self) -> str:
