@@ -29,6 +29,8 @@ MEANT = {
     ("rows_whole", "all of them, in a template that is learned"),
     ("no_loss_on_padding", "of what seems to be padding"),
     ("padding_hidden", "a mask of ones"),
+    ("rows_reach_loss", "the first position"),
+    ("loss_receives_logits", "rows against themselves"),
     ("no_target_leakage", "labels that are shifted twice"),
     ("randomness_varies", "a seed in every step"),
     ("clipping_leaves_gradients", "to nearly nothing"),
@@ -111,6 +113,7 @@ def positions(**changes):
             "padded": 12,
             "padding_share": 0.0,
             "padding_both_ways": 12,
+            "tokens": 60,
             "raising": 40,
             "raising_own": 1,
             "asked_for_next": 4,
@@ -257,6 +260,9 @@ FAULTS = {
     "padding_hidden": {
         "a mask of ones": lambda: watched(positions(padding_both_ways=40, padding_shown=40)),
     },
+    "rows_reach_loss": {
+        "the first position": lambda: watched(positions(unseen=54)),
+    },
     "no_target_leakage": {
         "labels that are not shifted": lambda: watched(positions(raising_own=40)),
         "a mask that is not causal": lambda: watched(positions(asked_for_next=4, seeing_next=4)),
@@ -295,6 +301,7 @@ FAULTS = {
     },
     "loss_receives_logits": {
         "probabilities": lambda: watched(e.ScoresGiven(functions=2, probabilities=("LogSoftmax of a Softmax",))),
+        "rows against themselves": lambda: watched(e.ScoresGiven(functions=2, probabilities=(), of_itself=1)),
     },
     "loss_normalised_over_accumulation": {
         "by nobody": lambda: watched(e.LossDivided(micro_batches=4, by="")),
@@ -527,6 +534,7 @@ def test_weights_trained_in_16_bit_are_held_to_what_16_bit_can_do():
     [
         ("no_loss_on_padding", {"padded": 0}),
         ("padding_hidden", {"padding_both_ways": 0}),
+        ("rows_reach_loss", {"tokens": 8, "unseen": 8}),
         ("no_target_leakage", {"raising": 8, "raising_own": 8}),
     ],
 )

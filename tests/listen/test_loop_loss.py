@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.nn.functional import cross_entropy, log_softmax, nll_loss
+from torch.nn.functional import cross_entropy, log_softmax, nll_loss, normalize
 
 from tunecheck.checks import CHECKS
 from tunecheck.core.premises import Premise
@@ -15,10 +15,12 @@ from tunecheck.listen.loop_loss import (
     OWN_MASK,
     UNKNOWN,
     WEIGHED,
+    LossCalls,
     Pass,
     another_kind,
     loss_of,
     not_followed,
+    scores_given,
 )
 from tunecheck.training.data import IGNORED
 
@@ -223,3 +225,27 @@ def test_passes_that_count_differently_are_no_mean(share, reason):
         assert set(loss.batch(each, CPU)[1].values()) == ({reason} if reason else set())
     tensor.backward()
     assert weights.grad is not None
+
+
+@pytest.mark.parametrize(
+    ("scores", "of_itself"),
+    [
+        (lambda one, other: one @ other.t(), 0),
+        (lambda one, other: normalize(one) @ normalize(one).t() / 0.05, 1),
+        (lambda one, other: (normalize(one) @ normalize(one).t()).bfloat16() / 0.05, 1),
+        (lambda one, other: (normalize(one) @ normalize(one).t()).fill_diagonal_(-1e9), 0),
+        (lambda one, other: normalize(one) @ normalize(one + 0.3 * other).t() / 0.05, 0),
+        (lambda one, other: one @ one.t()[:, :5], 0),
+        (lambda one, other: (one @ one.t())[:2, :2], 0),
+        (lambda one, other: 0 * (one @ one.t()), 0),
+    ],
+    ids=["pairs", "itself", "itself in bf16", "masked", "two views", "some", "two rows", "nothing"],
+)
+def test_rows_that_are_compared_with_themselves(scores, of_itself):
+    """A contrastive loss is to tell a row's partner from the others, not the row."""
+    torch.manual_seed(0)
+    one, other = torch.randn(6, 8, requires_grad=True), torch.randn(6, 8)
+    found = scores(one, other)
+    loss = cross_entropy(found, torch.arange(len(found)) % found.shape[1])
+
+    assert scores_given(loss, LossCalls()).of_itself == of_itself

@@ -9,6 +9,9 @@ from transformers import (
     AutoTokenizer,
     BertConfig,
     BertForSequenceClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaModel,
     PretrainedConfig,
     PreTrainedModel,
 )
@@ -117,3 +120,59 @@ def test_padding_that_an_encoder_reads(call, status, tmp_path):
     hooks.detach()
     (path,) = tmp_path.glob("watch-*.jsonl")
     assert CHECKS["padding_hidden"]()(read(path)).status is status
+
+
+TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+
+
+def heard(model, loss_of, folder, steps=3):
+    """Return the trace of a loop over rows of 40 kinds of tokens, 6 to 12 long."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    hooks = LoopHooks(Options(folder=str(folder), name="script", steps=steps))
+    hooks.attach()
+    for _ in range(steps):
+        ids, lengths = torch.randint(1, 40, (6, 12)), torch.arange(6, 12) + 1
+        mask = (torch.arange(12) < lengths[:, None]).long()
+        loss_of(ids * mask, mask, lengths).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    hooks.detach()
+    (path,) = folder.glob("watch-*.jsonl")
+    return read(path)
+
+
+@pytest.mark.parametrize(
+    ("pooled", "status"),
+    [
+        (lambda states, mask, lengths: states[torch.arange(6), lengths - 1], Status.PASSED),
+        (lambda states, mask, lengths: (states * mask[..., None]).sum(1) / lengths[:, None], Status.PASSED),
+        (lambda states, mask, lengths: states[:, 0], Status.SUSPECTED),
+    ],
+    ids=["last", "mean", "first"],
+)
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_causal_models_row_is_read_where_it_ends(pooled, status, masked, tmp_path):
+    """Its first position sees one token, whatever the row says."""
+    torch.manual_seed(0)
+    model = LlamaModel(LlamaConfig(vocab_size=40, **TINY))
+    model.head = torch.nn.Linear(16, 2)
+
+    def loss_of(ids, mask, lengths):
+        states = model(ids, attention_mask=mask if masked else None).last_hidden_state
+        return cross_entropy(model.head(pooled(states, mask, lengths)), torch.arange(6) % 2)
+
+    assert CHECKS["rows_reach_loss"]()(heard(model, loss_of, tmp_path)).status is status
+
+
+@pytest.mark.parametrize(("shift", "status"), [(1, Status.PASSED), (0, Status.FAILED)])
+def test_targets_that_are_lowered_are_targets_too(shift, status, tmp_path):
+    """A policy gradient lowers what did worse than its group: half of its rows."""
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=40, **TINY))
+
+    def loss_of(ids, mask, lengths):
+        likely = model(ids, attention_mask=mask).logits[:, : 12 - shift].log_softmax(-1)
+        likely = likely.gather(-1, ids[:, shift:, None])[..., 0] * mask[:, shift:]
+        return -(likely.sum(1) * (torch.arange(6) % 2 - 0.5)).mean()
+
+    assert CHECKS["no_target_leakage"]()(heard(model, loss_of, tmp_path)).status is status

@@ -72,6 +72,7 @@ _SUBJECT_OF: dict[type[Check], str] = {
     rows.PairsDiffer: "rows",
     positions.NoLossOnPadding: "rows",
     positions.PaddingHidden: "rows",
+    positions.RowsReachLoss: "rows",
     positions.NoTargetLeakage: "rows",
     watched.AsExpected: "rows",
     adapters.DropoutVaries: "forward",

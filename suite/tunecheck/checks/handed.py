@@ -33,27 +33,37 @@ class StateDictKeysMatch(Check):
         return self.unless(problems, f"{sum(load.taken for load in seen)} tensors were loaded", compared=len(seen))
 
 
+OF_ITSELF = "A contrastive loss compares rows with themselves: both sides are the same embeddings, unmasked."
+LEFT_OUT = "a loss may leave each row's score with itself out afterwards"
+
+
 class LossReceivesLogits(Check):
     """Loss functions of torch receive what they are defined for.
 
-    Cross entropies and log-softmaxes receive logits, not probabilities. Losses of pairs receive targets of -1 and 1.
+    Cross entropies and log-softmaxes receive logits, not probabilities, and scores of other rows, not of rows with
+    themselves. Losses of pairs receive targets of -1 and 1.
     """
 
     needs = frozenset({"user_code"})
     meaning = (
         "The model or the loss applies a softmax or a sigmoid before a loss function that applies its own. Gradients "
         "are then small, and the loss cannot come near 0. Or the targets of a loss of pairs are 0 and 1: pairs with 0 "
-        "teach nothing, or the wrong thing."
+        f"teach nothing, or the wrong thing. {OF_ITSELF}"
     )
     remedy = (
         "Pass logits to cross_entropy and binary_cross_entropy_with_logits. Pass log-probabilities to nll_loss. "
-        "Use targets of -1 and 1 for losses of pairs."
+        "Use targets of -1 and 1 for losses of pairs. Score queries against documents. Mask the diagonal of scores "
+        "among rows."
     )
 
     def judge(self, trace: Trace) -> Finding:
         functions = sum(seen.functions for seen in trace.main.all(ScoresGiven))
         required(functions, "no torch function that expects logits was found in the loss")
         wrong = [name for seen in trace.main.all(ScoresGiven) for name in seen.probabilities]
+        of_itself = sum(seen.of_itself for seen in trace.main.all(ScoresGiven))
+        if of_itself and not wrong:
+            detail = f"{of_itself} log-softmaxes of symmetric scores, in which each row scores itself highest"
+            return self.found(False, detail, measured=of_itself, limit=0, meant=LEFT_OUT, causes=[OF_ITSELF])
         detail = some(wrong) or f"{functions} loss functions, all with what they expect"
         return self.found(not wrong, detail, measured=len(wrong), limit=0)
 

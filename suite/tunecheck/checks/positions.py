@@ -63,6 +63,35 @@ class PaddingHidden(Check):
         return self.found(not shown, detail, measured=shown, limit=0)
 
 
+class RowsReachLoss(Check):
+    """The loss uses a position of a causal model that sees the most of each row.
+
+    A position sees nothing behind it. Tokens behind the last position that the loss uses change no gradient.
+    """
+
+    needs = frozenset({"user_code"})
+    convention = "a later part of each row may be context for nothing, such as turns that are not learned"
+    meaning = (
+        "The first position of a causal model is used as the summary of its row, as in BERT. It sees its own token "
+        "alone. Or an index of the last token is taken from the other side."
+    )
+    remedy = "Use the last token of each row, at attention_mask.sum(1) - 1 if rows are padded on the right, or a mean."
+
+    max_unseen_share: float = 0.5
+    """Share of the tokens behind the last used position. It is near 0 if labels or the head use the end of a row."""
+    min_tokens: int = 16
+    """Tokens needed for a share."""
+
+    def judge(self, trace: Trace) -> Finding:
+        unseen, tokens = (
+            sum(getattr(one, name) for one in trace.main.all(PositionGradients)) for name in ("unseen", "tokens")
+        )
+        enough(tokens, self.min_tokens, "tokens of a causal transformers model")
+        share = unseen / tokens
+        detail = f"{share:.1%} of {tokens} tokens stand behind the last position of their row that the loss uses"
+        return self.found(share <= self.max_unseen_share, detail, measured=share, limit=self.max_unseen_share)
+
+
 class NoTargetLeakage(Check):
     """Each position predicts a token that it cannot read.
 

@@ -37,6 +37,8 @@ MOST_NODES = 2000
 """Of a loss's graph that are looked at: its own functions are the first ones."""
 VIEWS = "ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "UnsqueezeBackward0"
 REDUCTIONS = "none", "mean", "sum"
+FEWEST_ROWS = 3
+"""Of a square of scores; any two rows' likelihoods may come of symmetric ones."""
 MOST_DIFFERENCE = 1e-3
 """Between log-likelihoods computed twice in fp32; other logits (of another temperature or model) differ by far more."""
 
@@ -221,15 +223,31 @@ class LossCalls:
 
 def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
     """Return what the loss's functions of scores are given: a softmax of probabilities is nearly flat."""
-    functions, found = calls.functions, calls.wrong[:1]
+    functions, found, of_itself = calls.functions, calls.wrong[:1], 0
     for node in islice(graph_of(tensor.grad_fn), MOST_NODES):
         squashed = OF_SCORES.get(node.name())
         if squashed is not None:
             functions += 1
+            of_itself += node.name() == "LogSoftmaxBackward0" and _highest_of_itself(node._saved_result)
             given = straight_back(node.next_functions[0])[0]
             if given is not None and given.name() in squashed:
                 found.append(f"{_plainly(node)} of a {_plainly(given)}")
-    return ScoresGiven(functions=functions, probabilities=tuple(found))
+    return ScoresGiven(functions=functions, probabilities=tuple(found), of_itself=of_itself)
+
+
+def _highest_of_itself(likelihoods: torch.Tensor) -> bool:
+    """Return whether these come of symmetric scores of which each row's highest is its own.
+
+    A log-softmax adds a constant to each row. What differs from the transposed ones is then a difference of two.
+    """
+    rows = len(likelihoods) if likelihoods.ndim == 2 else 0
+    if rows < FEWEST_ROWS or likelihoods.shape[1] != rows:
+        return False
+    found = likelihoods.detach().double()
+    skew, least = found - found.t(), MOST_DIFFERENCE * found.abs().max()
+    others = found.masked_fill(torch.eye(rows, dtype=torch.bool, device=found.device), -torch.inf)
+    highest = found.diagonal() > others.amax(dim=1) + least
+    return bool(highest.all()) and bool(((skew[:, :1] + skew[:1] - skew).abs() <= least).all())
 
 
 def _plainly(node: Any) -> str:

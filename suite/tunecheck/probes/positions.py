@@ -59,6 +59,7 @@ class PositionProbe(Probe):
         """Watch what the passes of an early step return."""
         self._padded = self._both_ways = self._shown = self._raising = self._raising_own = self._raising_second = 0
         self._at_padding = self._everywhere = 0.0
+        self._read = self._unseen = 0
         self._shapes: set[torch.Size] = set()
         self._chosen_among = self._guessed = False
         self._own_call: _Call | None = None
@@ -99,6 +100,8 @@ class PositionProbe(Probe):
                     raising_second=self._raising_second,
                     asked_for_next=asked,
                     seeing_next=seeing,
+                    tokens=self._read,
+                    unseen=self._unseen,
                 )
             )
 
@@ -111,12 +114,14 @@ class PositionProbe(Probe):
         hidden = None if hasattr(out, "encoder_last_hidden_state") else hidden
         named = {**inspect.signature(model.forward).bind_partial(*args, **given).arguments, **given}
         mask, read = named.get("attention_mask"), named.get("input_ids", next(iter(args), None))
-        if isinstance(read, torch.Tensor) and model not in self._around and _reads_both_ways(model):
+        if isinstance(read, torch.Tensor) and model not in self._around and _reads(model, {False}):
             self._look_at_mask(mask, _mask_by_ends(model, read, self._pads))
         if mask is None and isinstance(read, torch.Tensor):
             decodes = given.get("encoder_hidden_states") is not None
             mask = _mask_of_decoder(model, read) if decodes else _mask_by_ends(model, read, self._pads)
         self._look_at_padding(mask, hidden)
+        if isinstance(read, torch.Tensor) and _learns(hidden) and _of_positions(read, hidden) and _reads(model, {True}):
+            self.hooks.gradient(hidden, partial(self._add_unseen, _tokens(read, mask)))
         if model.config.is_encoder_decoder:  # that makes its decoder's tokens of the labels, unless it is given them
             read = given.get("decoder_input_ids")
         if _learns(logits) and _of_positions(read, logits) and logits.shape[-1] >= _vocabulary(model):
@@ -214,6 +219,13 @@ class PositionProbe(Probe):
         self._at_padding += float(squares[padding].sum())
         self._everywhere += float(squares.sum())
 
+    def _add_unseen(self, real: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Count tokens, and those behind the last position of their row that the loss uses: it depends on none."""
+        used = (gradient.detach() != 0).any(dim=-1)
+        real = real & used.any(dim=1, keepdim=True)
+        self._read += int(real.sum())
+        self._unseen += int((real & ~_and_before(used)).sum())
+
     def _add_raised(self, call: "_Call", gradient: torch.Tensor) -> None:
         """Count the positions whose next token is another, and those of them that are to read their own token."""
         found = _Raised(call, gradient)
@@ -286,12 +298,15 @@ class _Call:
 
 
 class _Raised:
-    """Which tokens a gradient by scores raises, at the positions whose next token is another: [rows, positions]."""
+    """Which tokens a gradient by scores raises, or alone lowers, where the next token is another: [rows, positions]."""
 
     def __init__(self, call: _Call, gradient: torch.Tensor) -> None:
         read = call.rows
         self.call, self.every = call, -(-read.numel() // LOOKED_AT)
-        falling, raised = call.by_row(gradient.detach())[:, : -1 : self.every].min(dim=-1)
+        looked_at = call.by_row(gradient.detach())[:, : -1 : self.every]
+        falling, raised = looked_at.min(dim=-1)
+        alone = ((looked_at > 0).sum(dim=-1) == 1) & ((looked_at < 0).sum(dim=-1) > 1)
+        raised = torch.where(alone, looked_at.argmax(dim=-1), raised)  # a target, as of a rejected answer
         self.telling = (falling < 0) & (read[:, :-1] != read[:, 1:])[:, :: self.every]
         self.own = self.telling & (raised == read[:, : -1 : self.every])
         self.asked = self.telling & (raised == read[:, 1 :: self.every])
@@ -342,10 +357,21 @@ def _of_positions(values: Any, tensor: torch.Tensor) -> TypeGuard[torch.Tensor]:
     return isinstance(values, torch.Tensor) and values.shape == tensor.shape[:2]
 
 
-def _reads_both_ways(model: Any) -> bool:
-    """Return whether each attention of a transformers model says that later positions are not hidden from it."""
+def _reads(model: Any, causally: set[bool]) -> bool:
+    """Return whether this is what the attentions of a transformers model say of whether they hide later positions."""
     said = {module.is_causal for module in model.modules() if isinstance(getattr(module, "is_causal", None), bool)}
-    return said == {False}
+    return said == causally
+
+
+def _and_before(places: torch.Tensor) -> torch.Tensor:
+    """Return the positions at and before the last one of these in their row."""
+    return places.flip(1).cumsum(dim=1).flip(1) > 0
+
+
+def _tokens(read: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Return where rows hold tokens, without those that end in one token again and again: it may fill them up."""
+    varied = _and_before(read != read[:, -1:])
+    return varied if mask is None or mask.shape != read.shape else varied & (mask != 0)
 
 
 def _mask_of_decoder(model: Any, read: torch.Tensor) -> torch.Tensor | None:
@@ -374,8 +400,7 @@ def _mask_by_ends(model: Any, read: torch.Tensor, pads: Sequence[Any] = ()) -> t
 
 
 def _mask_by(pad: int, read: torch.Tensor) -> torch.Tensor | None:
-    others = (read != pad).flip(1).cumsum(dim=1).flip(1)  # at and behind each position
-    real = others > 0
+    real = _and_before(read != pad)
     real[:, 1:] |= real[:, :-1].clone()
     behind = read.shape[1] - real.sum(dim=1)
     padded = bool(behind.max() > 1) and bool((behind != behind[:1]).any()) and int((behind > 0).sum()) * 2 >= len(read)
@@ -390,7 +415,7 @@ def _padding(mask: torch.Tensor) -> torch.Tensor:
     real = mask != 0
     begun = real.cumsum(dim=1) > 0
     begun[:, :-1] |= begun[:, 1:].clone()
-    return ~begun | (real.flip(1).cumsum(dim=1).flip(1) == 0)
+    return ~begun | ~_and_before(real)
 
 
 def _vocabulary(model: Any) -> int:

@@ -117,6 +117,10 @@ class PositionGradients(Record):
     """Those of them that no mask hides."""
     padding_guessed: bool = False
     """Whether no object names the token of padding: rows end in more or less of it, and hold it nowhere else."""
+    tokens: int = 0
+    """Tokens that models of transformers were given whose attention hides later positions."""
+    unseen: int = 0
+    """Those of them behind the last position of their row that the loss uses."""
 
 
 class EvaluationRows(Record):
@@ -293,6 +297,8 @@ class ScoresGiven(Record):
     """Functions that expect scores, or log-likelihoods."""
     probabilities: tuple[str, ...]
     """Of those that are given probabilities: what the graph calls the two functions."""
+    of_itself: int = 0
+    """Log-softmaxes of scores of rows with one another, in which each row scores itself highest."""
 
 
 class LossDivided(Record):
