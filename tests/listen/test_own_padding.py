@@ -176,3 +176,20 @@ def test_targets_that_are_lowered_are_targets_too(shift, status, tmp_path):
         return -(likely.sum(1) * (torch.arange(6) % 2 - 0.5)).mean()
 
     assert CHECKS["no_target_leakage"]()(heard(model, loss_of, tmp_path)).status is status
+
+
+@pytest.mark.parametrize(("shifts", "status"), [((1, 1), Status.PASSED), ((0, 1), Status.FAILED)])
+def test_each_pass_of_a_step_is_looked_at(shifts, status, tmp_path):
+    """Of a preference loss the chosen answers' targets alone may be off."""
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=40, **TINY))
+
+    def likely(ids, mask, shift):
+        found = model(ids, attention_mask=mask).logits[:, : 12 - shift].log_softmax(-1)
+        return (found.gather(-1, ids[:, shift:, None])[..., 0] * mask[:, shift:]).sum(1)
+
+    def loss_of(ids, mask, lengths):
+        chosen, rejected = likely(ids, mask, shifts[0]), likely(ids.flip(0), mask.flip(0), shifts[1])
+        return -torch.nn.functional.logsigmoid(0.1 * (chosen - rejected)).mean()
+
+    assert CHECKS["no_target_leakage"]()(heard(model, loss_of, tmp_path)).status is status

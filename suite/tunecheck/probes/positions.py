@@ -33,7 +33,7 @@ MOST_CHOICES = 4
 BALANCED = 1e-3
 """Of a gradient's sizes, what its sum over the positions of a row is at most where a softmax was taken over them."""
 FEWEST_TELLING = 16
-"""Positions by which rows are told from columns."""
+"""Positions by which rows are told from columns, and one pass from another."""
 LOOKED_AT = 512
 """Positions of a pass at most whose gradient by the logits is searched for the token that it raises."""
 
@@ -57,7 +57,9 @@ class PositionProbe(Probe):
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Watch what the passes of an early step return."""
-        self._padded = self._both_ways = self._shown = self._raising = self._raising_own = self._raising_second = 0
+        self._padded = self._both_ways = self._shown = 0
+        self._counted: list[tuple[int, int, int]] = []
+        """Of each pass the positions that tell, those that are asked for their own token, and for the second one."""
         self._at_padding = self._everywhere = 0.0
         self._read = self._unseen = 0
         self._shapes: set[torch.Size] = set()
@@ -81,8 +83,9 @@ class PositionProbe(Probe):
         self.hooks.remove()
         if step < STEPS:
             own_call = None if self._by_graph else self._own_call
-            if own_call is not None and 2 * self._raising_own > self._raising and not own_call.copies():
-                self._raising = self._raising_own = 0  # the model is to give back what it need not see
+            raising, own, second = self._worst()
+            if own_call is not None and 2 * own > raising and not own_call.copies():
+                raising = own = 0  # the model is to give back what it need not see
             asked, seeing = self._ahead()
             if self._chosen_among:  # of which padding is one that is not to be chosen
                 self._padded, self._at_padding = 0, 0.0
@@ -95,9 +98,9 @@ class PositionProbe(Probe):
                     padding_both_ways=self._both_ways,
                     padding_shown=self._shown,
                     padding_guessed=self._guessed,
-                    raising=self._raising,
-                    raising_own=self._raising_own,
-                    raising_second=self._raising_second,
+                    raising=raising,
+                    raising_own=own,
+                    raising_second=second,
                     asked_for_next=asked,
                     seeing_next=seeing,
                     tokens=self._read,
@@ -238,9 +241,15 @@ class PositionProbe(Probe):
             self._asked = found
 
     def _count(self, found: "_Raised") -> None:
-        self._raising += int(found.telling.sum())
-        self._raising_own += int(found.own.sum())
-        self._raising_second += int(found.second.sum())
+        self._counted.append((int(found.telling.sum()), int(found.own.sum()), int(found.second.sum())))
+
+    def _worst(self) -> tuple[int, int, int]:
+        """Return what was counted in the pass with most positions that ask for a token they need not predict."""
+        telling = [counts for counts in self._counted if counts[0] >= FEWEST_TELLING]
+        if telling:
+            return max(telling, key=lambda counts: max(counts[1:]) / counts[0])
+        raising, own, second = (sum(counts) for counts in zip((0, 0, 0), *self._counted, strict=True))
+        return raising, own, second
 
     def _ahead(self) -> tuple[int, int]:
         """Return how many rows are asked for the next token at the position where most are, and how many see it.

@@ -101,7 +101,8 @@ class PositionGradients(Record):
     padding_share: float
     """Norm of the gradient by the hidden states there over that of all; 0 without any."""
     raising: int
-    """Positions, of those looked at, at which the gradient by the logits raises a token, and the next is another."""
+    """Positions, of those looked at, at which the gradient by the logits raises a token, and the next is another. Of
+    several passes those of the one with most of the following."""
     raising_own: int
     """Those of them where it is the token that is read there."""
     raising_second: int = 0
