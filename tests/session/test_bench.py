@@ -23,22 +23,22 @@ BOTH = ["native", "transformers"]
 
 def test_trainers_take_turns_and_none_is_always_the_last():
     """Every second turn goes backwards; each run has a name of its own and the fingerprint of its training."""
-    bench = plan(RUN, BOTH, turns=3, overrides=SETTINGS)
+    runs, _ = plan(RUN, BOTH, turns=3, overrides=SETTINGS)
 
-    assert [(run.entry, run.turn) for run in bench.runs] == [
+    assert [(run.entry, run.turn) for run in runs] == [
         ("native", 1), ("transformers", 1), ("transformers", 2), ("native", 2), ("native", 3), ("transformers", 3)
     ]  # fmt: skip
-    assert len({run.name for run in bench.runs}) == 6
-    assert len({run.fingerprint for run in bench.runs}) == 2
-    assert {run.comparison for run in bench.runs} == {RUN}
+    assert len({run.name for run in runs}) == 6
+    assert len({run.fingerprint for run in runs}) == 2
+    assert {run.comparison for run in runs} == {RUN}
 
 
 def test_what_cannot_take_part_is_left_out_with_the_reason(monkeypatch):
     """Without a choice; what is not installed as well as what the trainer refuses."""
     monkeypatch.setattr("tunecheck.config.trainers.find_spec", lambda name: None)
-    missing = plan(RUN, [], turns=1, overrides=SETTINGS).left_out
+    missing = plan(RUN, [], turns=1, overrides=SETTINGS)[1]
     monkeypatch.undo()
-    refused = plan(RUN, [], turns=1, overrides=["evaluation.batch_size=2"]).left_out
+    refused = plan(RUN, [], turns=1, overrides=["evaluation.batch_size=2"])[1]
 
     assert list(missing) == ["trl"]
     assert missing["trl"].startswith("needs the package trl, which is not installed")
@@ -76,12 +76,12 @@ def test_two_trainers_side_by_side(tmp_path, monkeypatch, capsys):
     forget_earlier_trainings()
     session = TierSession(command="tunecheck bench", in_process=True)
 
-    report = carry_out(plan(RUN, BOTH, turns=1, overrides=SETTINGS), session)
+    report = carry_out(plan(RUN, BOTH, turns=1, overrides=SETTINGS)[0], session)
 
     assert [str(finding) for run in report.runs for finding in run.failed] == []
     assert report.verdict == "pass"
     (benchmark,) = benchmarks(read_verdict(session.folder / "verdict.json").runs)
-    monkeypatch.setattr("tunecheck.session.bench.carry_out", lambda bench, session: report)
+    monkeypatch.setattr("tunecheck.session.bench.carry_out", lambda runs, session: report)
     capsys.readouterr()
     settings = [word for key in SETTINGS for word in ("--set", key)]
     command = ["bench", RUN, "--trainer", "native", "--trainer", "transformers", *settings]
@@ -106,5 +106,5 @@ def test_an_interrupt_leaves_a_report_on_what_was_trained(tmp_path, monkeypatch)
 
     monkeypatch.setattr(session, "train", interrupted)
 
-    assert carry_out(plan(RUN, BOTH, turns=1, overrides=SETTINGS), session) is None
+    assert carry_out(plan(RUN, BOTH, turns=1, overrides=SETTINGS)[0], session) is None
     assert list(tmp_path.iterdir()) == []

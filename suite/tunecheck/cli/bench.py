@@ -43,11 +43,13 @@ def _bench(options: argparse.Namespace) -> int:
     from tunecheck.session import TierSession
     from tunecheck.session.bench import carry_out, plan
 
-    bench = plan(options.run, options.trainer or (), turns=options.turns, overrides=options.set, card=options.card)
-    for trainer, reason in bench.left_out.items():
+    runs, left_out = plan(
+        options.run, options.trainer or (), turns=options.turns, overrides=options.set, card=options.card
+    )
+    for trainer, reason in left_out.items():
         log.info(f"skipped: trainer {trainer}: {reason}")
     session = TierSession(command=shown(["tunecheck", *sys.argv[1:]]))
-    report = carry_out(bench, session)
+    report = carry_out(runs, session)
     if report is None:
         return INTERRUPTED
     found = [benchmark.to_json() for benchmark in benchmarks(report.runs)]

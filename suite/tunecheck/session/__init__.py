@@ -109,15 +109,16 @@ class TierSession:
                     self._traces[run.name] = self._execute(run, tuple(card.uuid for card in cards))
             except MachineTooSmall as reason:
                 gone = self.require_gpu and not self.hardware.visible_gpus
-                self.rows.skip(run, str(reason), (driver_fault(self.hardware) or Domain.ENVIRONMENT) if gone else "")
+                fault = driver_fault(self.hardware) or Domain.ENVIRONMENT
+                self.rows.end(run, str(reason), fault if gone else "", too_small=True)
                 raise
             except SuiteError as error:
                 domain = error.domain if isinstance(error, GpuUnusable) else Domain.ENVIRONMENT
-                self.rows.give_up(run, str(error), seconds=time.monotonic() - started, domain=domain)
+                self.rows.end(run, str(error), domain, seconds=time.monotonic() - started)
                 raise
             except Exception as error:
                 line = unexpected(error, self.folder)
-                self.rows.give_up(run, line, seconds=time.monotonic() - started, domain=Domain.UNKNOWN)
+                self.rows.end(run, line, Domain.UNKNOWN, seconds=time.monotonic() - started)
                 raise SuiteError(line) from None
             finally:  # an interrupted run belongs into the report too
                 self.rows.time(run.name, time.monotonic() - started)

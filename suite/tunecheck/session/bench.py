@@ -8,7 +8,6 @@ from tunecheck.config import find_run, load_run
 from tunecheck.config.trainers import TRAINERS
 from tunecheck.core import interrupts
 from tunecheck.core.errors import ConfigError, SuiteError
-from tunecheck.core.frozen import Frozen
 
 if TYPE_CHECKING:
     from tunecheck.config.schema import Run
@@ -16,21 +15,14 @@ if TYPE_CHECKING:
     from tunecheck.session import TierSession
 
 
-class Bench(Frozen):
-    """What a benchmark trains."""
-
-    runs: "tuple[Run, ...]"
-    """In the order in which they are trained: every second turn backwards, so that none is always the last."""
-    left_out: dict[str, str]
-    """Trainer to the reason why it cannot take part."""
-
-
 def plan(
-    name: str, trainers: Sequence[str], *, turns: int, overrides: Sequence[str] = (), card: str | None = None
-) -> Bench:
+    name: str, trainers: Sequence[str], turns: int, overrides: Sequence[str] = (), card: str | None = None
+) -> "tuple[list[Run], dict[str, str]]":
     """Return the runs of a benchmark of this run by these trainers, or by every one that is installed and can.
 
-    Raises ConfigError for an unusable run, for a trainer that is named and cannot, and where fewer than two can.
+    They are in the order in which they are trained: every second turn backwards, so that none is always the last. The
+    second part is each trainer that cannot take part, and why. Raises ConfigError for an unusable run, for a trainer
+    that is named and cannot, and where fewer than two can.
     """
     file = find_run(name)
     asked = load_run(file, overrides, card)  # what is wrong with the run itself is no matter of a trainer
@@ -51,19 +43,17 @@ def plan(
     if len(able) < 2:
         raise ConfigError([f"bench: name two trainers or more, of {', '.join(TRAINERS)} (got {', '.join(able)})"])
     order = list(able.items())
-    return Bench(
-        runs=tuple(
-            run.model_copy(
-                update={"id": f"{run.id}-{trainer}-{turn}", "comparison": asked.name, "entry": trainer, "turn": turn}
-            )
-            for turn in range(1, turns + 1)
-            for trainer, run in (order if turn % 2 else reversed(order))
-        ),
-        left_out=left_out,
-    )
+    runs = [
+        run.model_copy(
+            update={"id": f"{run.id}-{trainer}-{turn}", "comparison": asked.name, "entry": trainer, "turn": turn}
+        )
+        for turn in range(1, turns + 1)
+        for trainer, run in (order if turn % 2 else reversed(order))
+    ]
+    return runs, left_out
 
 
-def carry_out(bench: Bench, session: "TierSession") -> "Report | None":
+def carry_out(runs: "Sequence[Run]", session: "TierSession") -> "Report | None":
     """Train and judge every run, and return the session's report; None where not one was begun.
 
     An interrupt ends it, with a report on what was trained until then. Raises TraceError for an unwritable folder.
@@ -72,8 +62,8 @@ def carry_out(bench: Bench, session: "TierSession") -> "Report | None":
     session.open()
     try:
         interrupts.work()
-        session.warm_up(bench.runs)
-        for run in bench.runs:
+        session.warm_up(runs)
+        for run in runs:
             with suppress(SuiteError):  # it is in the report
                 trace = session.train(run)
                 for check in run.resolved_checks().values():

@@ -45,25 +45,15 @@ class Rows:
         """Keep the wall time of a run with all its attempts."""
         self._seconds[run_name] = seconds
 
-    def skip(self, run: "Run", reason: str, domain: Domain | Literal[""] = "") -> None:
-        """Record that this machine is too small for the run; `domain` is why it has no GPU where it must have one."""
+    def end(
+        self, run: "Run", reason: str, domain: Domain | Literal[""], *, too_small: bool = False, seconds: float = 0.0
+    ) -> None:
+        """Record why the run could not begin, or its trace not be written to its end."""
         self._without_trace[run.name] = RunReport(
             run=run.id,
             tier=run.tier,
             model=run.model.name,
-            outcome=self._too_small,
-            reason=reason,
-            domain=domain,
-            entry=waiting(run),
-        )
-
-    def give_up(self, run: "Run", reason: str, *, seconds: float, domain: Domain = Domain.ENVIRONMENT) -> None:
-        """Record that the run could not begin, or that its trace could not be written to its end."""
-        self._without_trace[run.name] = RunReport(
-            run=run.id,
-            tier=run.tier,
-            model=run.model.name,
-            outcome="error",
+            outcome=self._too_small if too_small else "error",
             reason=reason,
             domain=domain,
             seconds=seconds,
