@@ -90,7 +90,7 @@ def fake(monkeypatch, tmp_path):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", made.snapshot_download)
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: made)
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
-    monkeypatch.setattr(hub, "_connection_problem", lambda endpoint: None)
+    monkeypatch.setattr(hub.network, "hub_problem", lambda endpoint: None)
     return made
 
 

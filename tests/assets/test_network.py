@@ -8,16 +8,15 @@ import time
 
 import pytest
 
-from tunecheck.assets import hub
 from tunecheck.hardware import network
 
 
 @pytest.fixture
 def connection_problem():
     """The real question, its memory empty before and after."""
-    hub._connection_problem.cache_clear()
-    yield hub._connection_problem
-    hub._connection_problem.cache_clear()
+    network.hub_problem.cache_clear()
+    yield network.hub_problem
+    network.hub_problem.cache_clear()
 
 
 def test_a_closed_port_is_found_at_once(connection_problem):

@@ -96,7 +96,7 @@ def fake(monkeypatch, tmp_path):
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", made.hf_hub_download)
     monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", lambda *_, **options: None)
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
-    monkeypatch.setattr(models_hub, "_connection_problem", lambda endpoint: None)
+    monkeypatch.setattr(models_hub.network, "hub_problem", lambda endpoint: None)
     return made
 
 
@@ -150,7 +150,7 @@ def test_a_second_time_the_hub_is_not_asked(fake, monkeypatch, tmp_path):
     """Not even whether it is there, nor for the file that the rows were made from."""
     first = resolve(data())
     shutil.rmtree(tmp_path / "hub")
-    monkeypatch.setattr(models_hub, "_connection_problem", lambda endpoint: pytest.fail("the hub was asked"))
+    monkeypatch.setattr(models_hub.network, "hub_problem", lambda endpoint: pytest.fail("the hub was asked"))
 
     assert resolve(data()) == first
 

@@ -16,7 +16,7 @@ from fake_nvml import GIB, UUIDS, answer, card, error, fake_pynvml
 from tunecheck import hardware
 from tunecheck.core import helper
 from tunecheck.hardware import NvmlState, host, nvml, probe
-from tunecheck.hardware.facts import Gpu, MigInstance
+from tunecheck.hardware.facts import Gpu
 from tunecheck.hardware.nvml import read_nvml
 from tunecheck.hardware.visible import visible_devices
 
@@ -397,7 +397,7 @@ def test_indices_of_different_models_are_not_guessed() -> None:
 
 def test_mig_ids_and_gpus_in_mig_mode() -> None:
     """An instance is named by its id or shown as the first of its GPU; a GPU without instances shows nothing."""
-    instances = tuple(MigInstance(uuid=f"MIG-{n}00", name=None, total_bytes=None, free_bytes=None) for n in (5, 6))
+    instances = tuple(gpu(0, uuid=f"MIG-{n}00", mig=True) for n in (5, 6))
     gpus = (gpu(0, mig=True, mig_instances=instances), gpu(1, mig=True, mig_instances=()))
     assert visible_devices(gpus, "MIG-6", None) == (("MIG-600",), None)
     assert visible_devices(gpus, "0", None) == (("MIG-500",), None)

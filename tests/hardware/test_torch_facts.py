@@ -25,10 +25,18 @@ def child(code: str) -> list[str]:
     return [sys.executable, "-S", "-c", code]
 
 
+def view_of(command: list[str], seconds: float = 60) -> dict[str, Any] | str:
+    """What the parent makes of this child."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch_facts, "command_for", lambda module: command)
+        patch.setattr(torch_facts, "TIMEOUT_SECONDS", seconds)
+        return torch_view()
+
+
 def test_child_that_answers_among_noise() -> None:
     """Libraries may print before and after the one line that counts."""
     code = """print('[1]'); print('{"torch": "2"}'); print('bye')"""
-    assert torch_view(command=child(code)) == {"torch": "2"}
+    assert view_of(child(code)) == {"torch": "2"}
 
 
 def runs(pid: int) -> bool:
@@ -48,7 +56,7 @@ import pathlib, subprocess, time
 pathlib.Path({str(note)!r}).write_text(str(subprocess.Popen(["sleep", "60"]).pid))
 time.sleep(60)
 """
-    assert torch_view(5, command=child(code)) == ("torch did not answer within 5 s and was killed")
+    assert view_of(child(code), 5) == ("torch did not answer within 5 s and was killed")
     deadline = time.monotonic() + 10  # a signal is on its way for a while where others compute
     while runs(int(note.read_text())):
         assert time.monotonic() < deadline, "what the child started still runs"
@@ -62,7 +70,7 @@ def test_child_that_cannot_be_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(helper.os, "killpg", lambda group, number: killed.append(group))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # a child that lives on is the point here
-        answer = torch_view(0.1, command=child("import time; time.sleep(3)"))
+        answer = view_of(child("import time; time.sleep(3)"), 0.1)
         assert isinstance(answer, str)
         assert answer.endswith("cannot be killed: it waits in the driver until the machine is rebooted")
         monkeypatch.undo()
@@ -84,12 +92,12 @@ def test_child_that_cannot_be_killed(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_child_that_dies(code: str, sentence: str) -> None:
     """A signal, an exit status and silence are told apart, with the last words."""
-    assert torch_view(command=child(code)) == sentence
+    assert view_of(child(code)) == sentence
 
 
 def test_child_that_cannot_start() -> None:
     """An interpreter that is gone is a sentence too."""
-    answer = torch_view(command=["/no/such/python"])
+    answer = view_of(["/no/such/python"])
     assert isinstance(answer, str)
     assert answer.startswith("the process for torch could not be started: ")
 
@@ -107,7 +115,7 @@ def test_interrupt_leaves_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
     original = helper.subprocess.Popen.wait
     monkeypatch.setattr(helper.subprocess.Popen, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        torch_view(command=child("import time; time.sleep(60)"))
+        view_of(child("import time; time.sleep(60)"))
     assert killed[0].returncode == -9
 
 

@@ -153,20 +153,7 @@ def offline() -> str | None:
 
     if network.hub_offline():
         return "HF_HUB_OFFLINE is set"
-    return _connection_problem(constants.ENDPOINT)
-
-
-@functools.cache
-def _connection_problem(endpoint: str) -> str | None:
-    """Return why the hub at this endpoint is out of reach; None when it is not. Asked once a process.
-
-    The hub library retries for 23 s at every file, and a session sees one state of the network.
-    """
-    address = network.hub_address(endpoint)
-    if address is None:
-        return "HF_ENDPOINT or the proxy before it is not a web address"
-    problem = network.connection_problem(*address, network.CONNECT_SECONDS)
-    return None if problem is None else f"hub unreachable ({address[0]}:{address[1]}: {problem})"
+    return network.hub_problem(constants.ENDPOINT)
 
 
 def _delivered(pinned: _Pinned, wanted: Wanted) -> ModelFolder:

@@ -23,11 +23,12 @@ def add_commands(commands: Any) -> None:
 def _doctor(options: argparse.Namespace) -> int:
     from tunecheck.assets import cached
     from tunecheck.hardware import probe
-    from tunecheck.hardware.doctor import DEFAULT_MODEL, examine, format_diagnoses
+    from tunecheck.hardware.diagnosis import format_diagnoses
+    from tunecheck.hardware.doctor import DEFAULT_MODEL, examine
 
     diagnoses = examine(cached([DEFAULT_MODEL]))
-    facts = [{name: getattr(d, name) for name in ("level", "topic", "found", "remedy")} for d in diagnoses]
-    if not as_json(options, {"hardware": probe().to_json(), "diagnoses": facts}):
+    facts = {"hardware": probe().to_json(), "diagnoses": [asdict(diagnosis) for diagnosis in diagnoses]}
+    if not as_json(options, facts):
         print(format_diagnoses(diagnoses))
     return int(any(diagnosis.level == "error" for diagnosis in diagnoses))
 

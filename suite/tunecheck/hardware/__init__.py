@@ -8,11 +8,11 @@ from typing import Any
 
 from tunecheck.core.paths import cache_folder
 from tunecheck.hardware import host
-from tunecheck.hardware.facts import Cpu, Disk, Git, Gpu, GpuProcess, Hardware, MigInstance, NvmlState
+from tunecheck.hardware.facts import Cpu, Disk, Git, Gpu, GpuProcess, Hardware, NvmlState
 from tunecheck.hardware.nvml import nvml_view
 from tunecheck.hardware.visible import visible_devices
 
-__all__ = ["Cpu", "Disk", "Git", "Gpu", "GpuProcess", "Hardware", "MigInstance", "NvmlState", "look_again", "probe"]
+__all__ = ["Cpu", "Disk", "Git", "Gpu", "GpuProcess", "Hardware", "NvmlState", "look_again", "probe"]
 
 
 def probe() -> Hardware:

@@ -1,14 +1,13 @@
 """Doctor: everything on this machine that prevents or distorts fine-tuning, each with its remedy."""
 
 from collections.abc import Iterator, Sequence
+from urllib.parse import urlsplit
 
 from tunecheck.config.cards import card_for
 from tunecheck.core.errors import TRAIN_EXTRA
 from tunecheck.core.units import GIB
 from tunecheck.hardware import Disk, Hardware, gpu_symptoms, network, probe
 from tunecheck.hardware.diagnosis import Diagnosis, error, memory_size, ok, warning
-from tunecheck.hardware.diagnosis import Level as Level
-from tunecheck.hardware.diagnosis import format_diagnoses as format_diagnoses
 from tunecheck.hardware.host import distribution_version
 from tunecheck.hardware.torch_facts import torch_view
 
@@ -132,22 +131,17 @@ def hub() -> Iterator[Diagnosis]:
     if distribution_version("huggingface-hub") is None:
         yield warning("hub", "not asked: huggingface-hub is not installed", TRAIN_EXTRA)
         return
+    from huggingface_hub import constants
+
+    remedy = (
+        "nothing to do when the weights are cached or come from a package; else check HF_ENDPOINT, network and proxy"
+    )
     if network.hub_offline():
         yield ok("hub", "not asked: HF_HUB_OFFLINE (or TRANSFORMERS_OFFLINE) is set")
-        return
-    address = network.hub_address()
-    if address is None:
-        yield error("hub", "HF_ENDPOINT or the proxy before it is not a web address", "correct it or unset it")
-        return
-    problem = network.connection_problem(*address)
-    if problem is None:
-        yield ok("hub", f"{address[0]} can be reached")
+    elif problem := network.hub_problem(constants.ENDPOINT):
+        yield warning("hub", problem, remedy)
     else:
-        yield warning(
-            "hub",
-            f"{address[0]} cannot be reached: {problem}",
-            "nothing to do when the weights are cached or come from a package; else check network and proxy",
-        )
+        yield ok("hub", f"{urlsplit(constants.ENDPOINT).hostname} can be reached")
 
 
 def environment(hardware: Hardware) -> Iterator[Diagnosis]:

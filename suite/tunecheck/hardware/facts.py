@@ -38,15 +38,6 @@ class GpuProcess(Frozen):
     """Name of the executable without its path and arguments."""
 
 
-class MigInstance(Frozen):
-    """MIG instance: the slice of a GPU that CUDA shows instead of the whole GPU."""
-
-    uuid: str
-    name: str | None
-    total_bytes: int | None
-    free_bytes: int | None
-
-
 class Gpu(Frozen):
     """One GPU as NVML describes it."""
 
@@ -64,8 +55,8 @@ class Gpu(Frozen):
     memory_by_process: tuple[GpuProcess, ...] | None
     """Compute processes; None when the driver does not list them, empty when there are none."""
     mig: bool | None
-    mig_instances: tuple[MigInstance, ...] | None
-    """MIG instances; None unless the GPU is in MIG mode and lists them."""
+    mig_instances: tuple["Gpu", ...] | None
+    """Slices of the GPU that CUDA shows instead of it; None unless it is in MIG mode and lists them."""
     compute_mode: str | None
     """default, exclusive_thread, prohibited or exclusive_process."""
 
@@ -142,24 +133,9 @@ class Hardware(Frozen):
 
         Empty when unknown.
         """
-        devices = {device.uuid: device for gpu in self.gpus for device in (gpu, *_slices(gpu))}
+        devices = {device.uuid: device for gpu in self.gpus for device in (gpu, *(gpu.mig_instances or ()))}
         return tuple(devices[uuid] for uuid in self.visible or ())
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields as plain JSON types."""
         return cast(dict[str, Any], json.loads(json.dumps(dataclasses.asdict(self))))
-
-
-def _slices(gpu: Gpu) -> list[Gpu]:
-    return [
-        dataclasses.replace(
-            gpu,
-            uuid=instance.uuid,
-            name=instance.name or gpu.name,
-            total_bytes=instance.total_bytes,
-            free_bytes=instance.free_bytes,
-            memory_by_process=None,  # the driver lists those of the whole GPU
-            mig_instances=None,
-        )
-        for instance in gpu.mig_instances or ()
-    ]

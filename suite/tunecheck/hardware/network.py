@@ -1,5 +1,6 @@
 """Reachability of the model hub: one TCP connection, because the hub's own client retries for 20 s a file."""
 
+import functools
 import socket
 import threading
 import urllib.request
@@ -17,14 +18,24 @@ def hub_offline() -> bool:
     return bool(constants.HF_HUB_OFFLINE)
 
 
-def hub_address(endpoint: str | None = None) -> tuple[str, int] | None:
-    """Return the host and port that the hub's client would connect to: those of HF_ENDPOINT, or of its proxy.
+@functools.cache
+def hub_problem(endpoint: str) -> str | None:
+    """Return why the hub at this endpoint is out of reach; None when it is not. Asked once a process.
 
-    `endpoint` replaces HF_ENDPOINT. None where the endpoint or the proxy's variable is not a web address.
+    The hub library retries for 23 s at every file, and a session sees one state of the network.
     """
-    from huggingface_hub import constants
+    if (address := hub_address(endpoint)) is None:
+        return "HF_ENDPOINT or the proxy before it is not a web address"
+    problem = connection_problem(*address)
+    return problem and f"hub unreachable ({address[0]}:{address[1]}: {problem})"
 
-    parts = urlsplit(constants.ENDPOINT if endpoint is None else endpoint)
+
+def hub_address(endpoint: str) -> tuple[str, int] | None:
+    """Return the host and port that the hub's client would connect to: those of this endpoint, or of its proxy.
+
+    None where the endpoint or the proxy's variable is not a web address.
+    """
+    parts = urlsplit(endpoint)
     proxies = urllib.request.getproxies()
     proxy = proxies.get(parts.scheme) or proxies.get("all")
     if proxy and not urllib.request.proxy_bypass(parts.netloc.rpartition("@")[2]):
@@ -37,13 +48,13 @@ def hub_address(endpoint: str | None = None) -> tuple[str, int] | None:
     return (parts.hostname, port) if parts.hostname and port else None
 
 
-def connection_problem(host: str, port: int, timeout_seconds: float = CONNECT_SECONDS) -> str | None:
-    """Return why no TCP connection opened within `timeout_seconds`; None when one did."""
+def connection_problem(host: str, port: int) -> str | None:
+    """Return why no TCP connection opened within CONNECT_SECONDS; None when one did."""
     answers: list[str | None] = []
 
     def connect() -> None:
         try:
-            socket.create_connection((host, port), timeout=timeout_seconds).close()
+            socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
             answers.append(None)
         except (OSError, ValueError) as error:  # ValueError: not a valid host name
             answers.append(getattr(error, "strerror", None) or str(error))
@@ -51,5 +62,5 @@ def connection_problem(host: str, port: int, timeout_seconds: float = CONNECT_SE
     # In a thread: neither a name server that does not answer nor a list of addresses obeys the socket's timeout.
     thread = threading.Thread(target=connect, name="hub-connection", daemon=True)
     thread.start()
-    thread.join(timeout_seconds)
-    return answers[0] if answers else f"no answer within {timeout_seconds:g} s"
+    thread.join(CONNECT_SECONDS)
+    return answers[0] if answers else f"no answer within {CONNECT_SECONDS:g} s"

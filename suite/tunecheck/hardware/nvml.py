@@ -6,13 +6,13 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Any
 
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.helper import HelperFailed, HelperHung, ask, command_for
-from tunecheck.hardware.facts import Gpu, GpuProcess, MigInstance, NvmlState
+from tunecheck.hardware.facts import Gpu, GpuProcess, NvmlState
 
 LIBRARY = "libnvidia-ml.so.1"
 TIMEOUT_SECONDS = 20.0
@@ -235,7 +235,7 @@ def _gpu(reader: Reader, index: int, driver_version: str | None) -> Gpu | None:
     capability = reader.ask("nvmlDeviceGetCudaComputeCapability", handle, about=about)
     mig = reader.ask("nvmlDeviceGetMigMode", handle, about=about)
     mode = reader.ask("nvmlDeviceGetComputeMode", handle, about=about)
-    return Gpu(
+    gpu = Gpu(
         index=index,
         uuid=uuid,
         name=reader.ask("nvmlDeviceGetName", handle, about=about),
@@ -246,9 +246,10 @@ def _gpu(reader: Reader, index: int, driver_version: str | None) -> Gpu | None:
         bf16=None if capability is None else tuple(capability) >= BF16_CAPABILITY,
         memory_by_process=processes_of(reader, handle, about),
         mig=None if mig is None else bool(mig[0]),
-        mig_instances=_mig_instances(reader, handle, about) if mig and mig[0] else None,
+        mig_instances=None,
         compute_mode=None if mode is None else _COMPUTE_MODES.get(mode, f"unknown mode {mode}"),
     )
+    return replace(gpu, mig_instances=_mig_instances(reader, handle, gpu)) if gpu.mig else gpu
 
 
 def processes_of(reader: Reader, handle: Any, about: str, kind: str = "Compute") -> tuple[GpuProcess, ...] | None:
@@ -271,7 +272,9 @@ def _process_name(reader: Reader, pid: int) -> str | None:
     return PurePath(words[0]).name if words else None
 
 
-def _mig_instances(reader: Reader, handle: Any, about: str) -> tuple[MigInstance, ...] | None:
+def _mig_instances(reader: Reader, handle: Any, gpu: Gpu) -> tuple[Gpu, ...] | None:
+    """Return the GPU's instances, each with its own name and memory; None where it does not list them."""
+    about = f"GPU {gpu.index}"
     slots = reader.ask("nvmlDeviceGetMaxMigDeviceCount", handle, about=about)
     if slots is None:
         return None
@@ -282,12 +285,9 @@ def _mig_instances(reader: Reader, handle: Any, about: str) -> tuple[MigInstance
         if uuid is None:  # a slot without an instance answers "not found"
             continue
         memory = reader.ask("nvmlDeviceGetMemoryInfo", instance, about=about)
-        instances.append(
-            MigInstance(
-                uuid=uuid,
-                name=reader.ask("nvmlDeviceGetName", instance, about=about),
-                total_bytes=getattr(memory, "total", None),
-                free_bytes=getattr(memory, "free", None),
-            )
-        )
+        name = reader.ask("nvmlDeviceGetName", instance, about=about) or gpu.name
+        total, free = getattr(memory, "total", None), getattr(memory, "free", None)
+        # the driver lists the processes of the whole GPU
+        told = replace(gpu, uuid=uuid, name=name, total_bytes=total, free_bytes=free, memory_by_process=None)
+        instances.append(told)
     return tuple(instances)

@@ -10,23 +10,19 @@ import json
 import re
 import sys
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tunecheck.core.helper import HelperFailed, ask, command_for
 
+TIMEOUT_SECONDS = 60.0
 _TEXT_CHARACTERS = 300
 
 
-def torch_view(timeout_seconds: float = 60, *, command: Sequence[str] | None = None) -> dict[str, Any] | str:
-    """Return the child's facts, or why there are none. No child is left running.
-
-    `command` replaces the child, which is this module run by the current interpreter.
-    """
-    command = command or command_for("tunecheck.hardware.torch_facts")
+def torch_view() -> dict[str, Any] | str:
+    """Return the child's facts, or why there are none. No child is left running."""
     try:
-        return ask(command, about="torch", timeout_seconds=timeout_seconds)
+        return ask(command_for("tunecheck.hardware.torch_facts"), about="torch", timeout_seconds=TIMEOUT_SECONDS)
     except HelperFailed as error:
         return str(error)
 
