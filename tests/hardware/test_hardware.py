@@ -14,7 +14,6 @@ import pytest
 from fake_nvml import GIB, UUIDS, answer, card, error, fake_pynvml
 
 from tunecheck import hardware
-from tunecheck.core import helper
 from tunecheck.hardware import NvmlState, host, nvml, probe
 from tunecheck.hardware.facts import Gpu
 from tunecheck.hardware.nvml import read_nvml
@@ -280,7 +279,17 @@ def helper_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, init: str, seco
     """What the helper process tells with bindings that do this when NVML is entered."""
     (tmp_path / "pynvml.py").write_text(BINDINGS.format(init=init))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    return nvml.nvml_view(seconds, command=helper.command_for("tunecheck.hardware.nvml_child"))
+    monkeypatch.setattr(nvml, "library_loads", lambda: True)
+    monkeypatch.setattr(nvml, "TIMEOUT_SECONDS", seconds)
+    return nvml.nvml_view()
+
+
+def told_by(code: str) -> nvml.NvmlView:
+    """What is made of a helper process that executes this code."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nvml, "library_loads", lambda: True)
+        patch.setattr(nvml, "command_for", lambda module: [sys.executable, "-S", "-c", code])
+        return nvml.nvml_view()
 
 
 def test_the_helper_process_tells_the_same_as_the_reader(install: Any) -> None:
@@ -289,8 +298,7 @@ def test_the_helper_process_tells_the_same_as_the_reader(install: Any) -> None:
     view = read_nvml()
     assert len(view.gpus) == 2
     printed = json.dumps(dataclasses.asdict(view))
-    command = [sys.executable, "-S", "-c", f"print({printed!r})"]
-    assert nvml.nvml_view(command=command) == view
+    assert told_by(f"print({printed!r})") == view
 
 
 def test_an_nvml_that_hangs_does_not_hang_the_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,7 +319,7 @@ def test_an_nvml_that_crashes_is_a_failed_probe(tmp_path: Path, monkeypatch: pyt
 
 def test_a_helper_of_another_version_is_a_failed_probe() -> None:
     """What it prints is not taken on trust."""
-    view = nvml.nvml_view(command=[sys.executable, "-S", "-c", """print('{"state": "great"}')"""])
+    view = told_by("""print('{"state": "great"}')""")
     assert view.state is NvmlState.OTHER
     assert "great" in (view.problem or "")
 

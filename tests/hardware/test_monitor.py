@@ -17,6 +17,7 @@ import pytest
 from metered import UUID, sample
 
 from tunecheck.core.evidence import CardProcess, DeviceSample, Health, Record, Telemetry
+from tunecheck.hardware import monitor
 from tunecheck.hardware.monitor import Meter
 from tunecheck.hardware.monitor.card import Card, merged, thinned
 from tunecheck.hardware.monitor.sampler import commands, watch
@@ -43,7 +44,8 @@ def meter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Mete
     def make(*, answer_seconds: float = 10.0, **scenario: Any) -> Meter:
         monkeypatch.setenv("FAKE_NVML", json.dumps(scenario))
         monkeypatch.setenv("PYTHONPATH", str(BINDINGS))
-        return Meter(UUID, tmp_path, answer_seconds=answer_seconds)
+        monkeypatch.setattr(monitor, "ANSWER_SECONDS", answer_seconds)
+        return Meter(UUID, tmp_path)
 
     return make
 
@@ -332,7 +334,7 @@ def test_an_nvml_that_hangs_later_is_noticed_at_the_end(
     watching = meter()
     [child] = [p for p in psutil.Process().children() if "tunecheck.hardware.monitor.sampler" in " ".join(p.cmdline())]
     child.suspend()
-    monkeypatch.setattr(watching, "_answer_seconds", 0.5)
+    monkeypatch.setattr(monitor, "ANSWER_SECONDS", 0.5)
     assert last(watching.stop()).problem.startswith("NVML hung during the attempt and the sampling process was killed")
 
 
@@ -350,18 +352,20 @@ def test_an_attempt_that_was_over_at_once_is_not_called_watched(meter: Callable[
     assert last(meter().stop()).problem == "the attempt was over before the first reading"
 
 
-def test_a_sampler_that_leaves_early_is_noticed(tmp_path: Path) -> None:
+def test_a_sampler_that_leaves_early_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even with a good exit status."""
-    meter = Meter(UUID, tmp_path, command=[sys.executable, "-S", "-c", "pass"])
+    monkeypatch.setattr(monitor, "command_for", lambda *words: [sys.executable, "-S", "-c", "pass"])
+    meter = Meter(UUID, tmp_path)
     assert last(meter.stop()).problem == "the sampling process ended before the attempt did"
 
 
-def test_an_unknown_card_and_a_process_that_cannot_start(tmp_path: Path) -> None:
+def test_an_unknown_card_and_a_process_that_cannot_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both leave a record that says why there is nothing else."""
     assert last(Meter(None, tmp_path).stop()) == Telemetry(
         uuid="", complete=False, problem="unknown which GPU CUDA uses: NVML does not report it"
     )
-    gone = Meter(UUID, tmp_path, command=["/no/such/python"])
+    monkeypatch.setattr(monitor, "command_for", lambda *words: ["/no/such/python"])
+    gone = Meter(UUID, tmp_path)
     gone.watch(1)
     assert last(gone.stop()).problem.startswith("the sampling process could not be started: ")
 

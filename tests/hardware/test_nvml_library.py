@@ -13,10 +13,9 @@ import pytest
 
 from benchmarks.chaos.driver import GIB, MIB, UUID, Driver, lacking
 from tunecheck.core.evidence import DeviceSample, Health, Telemetry
-from tunecheck.core.helper import command_for
-from tunecheck.hardware import NvmlState
+from tunecheck.hardware import NvmlState, nvml
 from tunecheck.hardware.monitor import Meter
-from tunecheck.hardware.nvml import NvmlView, nvml_view
+from tunecheck.hardware.nvml import NvmlView
 
 pytestmark = pytest.mark.skipif(bool(lacking()), reason=lacking())
 
@@ -32,7 +31,10 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 def seen(timeout_seconds: float = 20.0) -> NvmlView:
     """What the helper process reads."""
-    return nvml_view(timeout_seconds, command=command_for("tunecheck.hardware.nvml_child"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nvml, "library_loads", lambda: True)
+        patch.setattr(nvml, "TIMEOUT_SECONDS", timeout_seconds)
+        return nvml.nvml_view()
 
 
 def test_a_healthy_card_is_read_whole(library: Driver) -> None:

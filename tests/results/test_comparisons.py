@@ -239,7 +239,7 @@ def test_a_refused_row_goes_from_a_worker_to_its_session(tmp_path):
     """As plain data, its place in the comparison included."""
     run = shrunk(f"{FACTS}-bitfit")
     worker, session = (Rows(folder=tmp_path, too_small="skipped") for _ in range(2))
-    worker.skip(run, "needs a GPU")
+    worker.end(run, "needs a GPU", "", too_small=True)
     worker.time(run.name, 0.1)
 
     session.merge(json.loads(json.dumps(worker.news(run.name))))

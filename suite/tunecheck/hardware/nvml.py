@@ -4,7 +4,7 @@ import ctypes
 import importlib
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
@@ -94,20 +94,19 @@ class NvmlView(Frozen):
     driver_cuda: str | None = None
 
 
-def nvml_view(timeout_seconds: float = TIMEOUT_SECONDS, *, command: Sequence[str] | None = None) -> NvmlView:
+def nvml_view() -> NvmlView:
     """Return NVML's view of this machine, within the timeout whatever the driver does. Never raises for its answers.
 
     A helper process reads it: a driver that hangs then costs seconds, not the session. Without an NVML library nothing
-    can hang, so none is started. A helper that hung gives the state HUNG, one that died the state OTHER. `command`
-    replaces the helper, which is `nvml_child`.
+    can hang, so none is started. A helper that hung gives the state HUNG, one that died the state OTHER.
     """
-    if command is None and not library_loads():
+    if not library_loads():
         return read_nvml()
     from pydantic import TypeAdapter, ValidationError
 
-    command = command or command_for("tunecheck.hardware.nvml_child")
+    command = command_for("tunecheck.hardware.nvml_child")
     try:
-        return TypeAdapter(NvmlView).validate_python(ask(command, about="NVML", timeout_seconds=timeout_seconds))
+        return TypeAdapter(NvmlView).validate_python(ask(command, about="NVML", timeout_seconds=TIMEOUT_SECONDS))
     except HelperHung as error:
         remedy = "search the kernel log for Xid and reboot; until then `nvidia-smi` will hang too"
         return NvmlView(state=NvmlState.HUNG, problem=str(error), remedy=remedy)

@@ -19,26 +19,19 @@ ANSWER_SECONDS = 10.0
 class Meter:
     """Monitor of one GPU through a sampling process. Never raises for what that process does."""
 
-    def __init__(
-        self,
-        uuid: str | None,
-        folder: Path,
-        *,
-        command: Sequence[str] | None = None,
-        answer_seconds: float = ANSWER_SECONDS,
-    ) -> None:
+    def __init__(self, uuid: str | None, folder: Path) -> None:
         """Start the sampling process and wait until it has read the GPU's counters, or record why not.
 
         `uuid` is None where it is unknown which GPU CUDA will use. What the sampling process prints goes to files in
-        `folder`; `command` replaces its command line.
+        `folder`.
         """
-        self._uuid, self._answer_seconds = uuid, answer_seconds
+        self._uuid = uuid
         self._problem = "" if uuid else "unknown which GPU CUDA uses: NVML does not report it"
         self._output, self._errors = folder / "sampler.jsonl", folder / "sampler.err"
         self._child: subprocess.Popen[bytes] | None = None
         self._process_id: int | None = None
         if uuid:
-            self._start(command or command_for("tunecheck.hardware.monitor.sampler", uuid))
+            self._start(command_for("tunecheck.hardware.monitor.sampler", uuid))
 
     def watch(self, process_id: int) -> None:
         """Sample from now on for this training process."""
@@ -76,16 +69,16 @@ class Meter:
         self._await_first_sample(self._child)
 
     def _await_first_sample(self, child: subprocess.Popen[bytes]) -> None:
-        deadline = time.monotonic() + self._answer_seconds
+        deadline = time.monotonic() + ANSWER_SECONDS
         while self._output.read_bytes().count(b"\n") < 2 and child.poll() is None:
             if time.monotonic() > deadline:
-                self._problem = f"NVML did not answer within {self._answer_seconds:g} s and the process {kill(child)}"
+                self._problem = f"NVML did not answer within {ANSWER_SECONDS:g} s and the process {kill(child)}"
                 return
             time.sleep(0.01)
 
     def _end(self, child: subprocess.Popen[bytes]) -> None:
         try:
-            child.wait(self._answer_seconds)
+            child.wait(ANSWER_SECONDS)
         except subprocess.TimeoutExpired:
             self._problem = f"NVML hung during the attempt and the sampling process {kill(child)}"
         if not self._problem and child.returncode:
