@@ -57,8 +57,8 @@ FINDING = pytest.StashKey[tuple[str, Finding]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("tunecheck")
-    for option in SESSION_OPTIONS:
-        group.addoption(option.flag, help=option.help, **option.settings)
+    for flag, settings in SESSION_OPTIONS.items():
+        group.addoption(flag, **settings)
     group.addoption(
         "--run", action="append", default=[], metavar="RUN", help="select this run by its name, id or YAML file"
     )

@@ -233,7 +233,7 @@ def test_the_last_entries_are_found_without_reading_the_others():
         asked = {
             "entries_by_run": "run = ? ORDER BY started_at DESC LIMIT 2",
             "entries_by_key": "fingerprint = ? AND device = ? AND majors = ? AND outcome = ? ORDER BY started_at DESC",
-            "entries_by_card": "fingerprint = ? AND card = ? ORDER BY started_at DESC",
+            "entries_by_card": "fingerprint = ? AND card != '' GROUP BY card, started_at",
         }
         for index, condition in asked.items():
             plan = connection.execute(

@@ -30,8 +30,8 @@ def add_commands(commands: Any) -> None:
     bench.add_argument(
         "--turns", type=count_option, default=3, metavar="N", help="trainings per trainer, in turns (default 3)"
     )
-    for option in (SET, CARD):
-        option.add_to(bench)
+    bench.add_argument("--set", **SET)
+    bench.add_argument("--card", **CARD)
     bench.executes(_bench, leaves_files=True, begins_itself=True)
 
 

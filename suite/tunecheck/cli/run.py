@@ -3,7 +3,7 @@
 import argparse
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,16 +22,15 @@ def add_commands(commands: Any) -> None:
     )
     add_selection(run, nargs="+")
     run.add_argument("-n", metavar="WORKERS", help="worker processes; auto means one per GPU")
-    IGNORE.add_to(run)
+    run.add_argument("--ignore", **IGNORE)
     run.executes(_run, leaves_files=True, begins_itself=True)
 
 
 def add_selection(parser: argparse.ArgumentParser, *, nargs: str) -> None:
     """Add what to run, the options of a session and -k."""
     parser.add_argument("what", nargs=nargs, metavar="TIER|RUN", help="a tier, or a run by its name, id or YAML file")
-    for option in SESSION_OPTIONS:  # pytest converts and validates the values
-        settings = {name: value for name, value in option.settings.items() if name != "type"}
-        parser.add_argument(option.flag, help=option.help, **settings)
+    for flag, settings in SESSION_OPTIONS.items():  # pytest converts and validates the values
+        parser.add_argument(flag, **{name: value for name, value in settings.items() if name != "type"})
     parser.add_argument("-k", metavar="EXPRESSION", help="select runs and checks by name, in pytest syntax")
 
 
@@ -56,12 +55,12 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def pytest_arguments(options: argparse.Namespace) -> list[str]:
-    """Return pytest's arguments for these options. Raises ConfigError for an unknown run, and for tiers beside runs."""
+    """Return pytest's arguments for these options. Raises ConfigError with every problem."""
     return [
         *_selection(options.what),
         *_configuration(),
         *_forwarded(options),
-        *_ignored(options.ignore),
+        *(f"--set=ignore.{check}={json.dumps(reason)}" for check, reason in read_ignored(options.ignore).items()),
         *(("-n", options.n) if options.n is not None else ()),
         "-v" if options.verbose else "-q",
     ]
@@ -90,20 +89,14 @@ def _configuration() -> Iterator[str]:
         yield from ("-p", "no:cacheprovider")
 
 
-def _ignored(given: Iterable[str]) -> Iterator[str]:
-    """Yield the settings by which a run ignores these checks. Raises ConfigError with every problem."""
-    for check, reason in read_ignored(given).items():
-        yield from ("--set", f"ignore.{check}={json.dumps(reason)}")
-
-
 def _forwarded(options: argparse.Namespace) -> Iterator[str]:
-    for option in SESSION_OPTIONS:
-        value = getattr(options, option.name)
+    for flag in SESSION_OPTIONS:
+        value = getattr(options, flag.removeprefix("--").replace("-", "_"))
         if value is True:
-            yield option.flag
+            yield flag
         elif isinstance(value, list):
-            yield from (part for each in value for part in (option.flag, each))
+            yield from (part for each in value for part in (flag, each))
         elif value:
-            yield from (option.flag, value)
+            yield from (flag, value)
     if options.k is not None:
         yield from ("-k", options.k)

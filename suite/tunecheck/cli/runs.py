@@ -32,14 +32,14 @@ def add_commands(commands: Any) -> None:
         epilog="example: tunecheck show quick/smollm2-135m-qlora",
     )
     show.add_argument("run", help=RUN)
-    for option in (SET, CARD):
-        option.add_to(show)
+    show.add_argument("--set", **SET)
+    show.add_argument("--card", **CARD)
     show.executes(_show)
 
     estimate = commands.add_parser("estimate", help="predict the GPU memory of a run, without a GPU or weights")
     estimate.add_argument("run", nargs="?", help="a run by its name, id or YAML file (default: every run in one table)")
     estimate.add_argument("--all", action="store_true", help="show every run in one table")
-    SET.add_to(estimate)
+    estimate.add_argument("--set", **SET)
     estimate.add_argument("--savings", action="store_true", help="also change one setting at a time, about 10 s each")
     estimate.add_argument("--fallback", action="store_true", help="also show each GPU step of the fallback chain")
     estimate.executes(_estimate)
@@ -161,7 +161,7 @@ def _estimate(options: argparse.Namespace) -> int:
         return _without(error for _, errors in read for error in errors.values())
     path = find_run(options.run)
     run = load_run(path, options.set)
-    prediction, measured = predict(run, **card), measured_peaks(run.fingerprint)
+    prediction, measured = predict(run, **card), [*measured_peaks(run.fingerprint).values()]
     if run.trainer != "native":
         log.info(f"{run.name}: predicted for the native trainer; {run.trainer} is not simulated")
     varied: dict[str, dict[str, Run]] = {}

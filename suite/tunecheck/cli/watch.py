@@ -120,7 +120,7 @@ def _watch(options: argparse.Namespace) -> int:
 
 def add_answers(command: argparse.ArgumentParser) -> None:
     """Add `--ignore`, `--strict` and `--set`, by which a user answers to findings."""
-    IGNORE.add_to(command)
+    command.add_argument("--ignore", **IGNORE)
     command.add_argument("--strict", action="store_true", help="exit with 1 on suspicions too")
     command.add_argument(
         "--set", action="append", default=[], metavar="checks.NAME.LIMIT=VALUE", help="change a limit; may be repeated"

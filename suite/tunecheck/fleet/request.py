@@ -2,18 +2,16 @@
 
 import contextlib
 import dataclasses
-import json
 from pathlib import Path
 
 from tunecheck import __version__
-from tunecheck.core.errors import TraceError
-from tunecheck.core.files import write_whole
 from tunecheck.core.frozen import Frozen
-from tunecheck.core.reading import read_json
-from tunecheck.core.typed import MISFITS, build
 from tunecheck.results.fleet import NODES_FOLDER, Place
+from tunecheck.results.stored import Stored, write_record
 
 REQUEST_FILE = "request.json"
+SCHEMA = 1
+"""Raised when a reader of older requests would misread a newer one."""
 
 
 class EngineOptions(Frozen):
@@ -36,6 +34,7 @@ class EngineOptions(Frozen):
 class Request(Frozen):
     """One fleet session."""
 
+    schema: int = SCHEMA
     id: str
     """Name of its folder."""
     folder: str
@@ -59,22 +58,21 @@ class Request(Frozen):
         return Path(self.folder) / NODES_FOLDER / place
 
 
+_REQUEST = Stored(
+    Request,
+    schema=SCHEMA,
+    what="written by `tunecheck fleet`; name the folder of a fleet, such as reports/runs/fleet-...",
+    remedy="ask again by this tunecheck",
+)
+
+
 def write_request(request: Request) -> None:
     """Write request.json. Raises SuiteError when the folder cannot be written."""
     with contextlib.suppress(OSError):  # the next line says what is wrong
         Path(request.folder).mkdir(0o700, parents=True, exist_ok=True)
-    write_whole(Path(request.folder) / REQUEST_FILE, json.dumps(dataclasses.asdict(request), indent=1) + "\n")
+    write_record(request, Path(request.folder) / REQUEST_FILE)
 
 
 def read_request(folder: Path) -> Request:
     """Read the request of a session's folder, wherever it lies now. Raises TraceError."""
-    path = folder / REQUEST_FILE
-    try:
-        request: Request = build(Request, read_json(path))
-    except OSError as error:
-        raise TraceError(
-            f"{path}: cannot be read ({error.strerror}); name the folder of a fleet, such as reports/runs/fleet-..."
-        ) from error
-    except MISFITS as error:
-        raise TraceError(f"{path}: not written by `tunecheck fleet` ({type(error).__name__}: {error})") from error
-    return dataclasses.replace(request, folder=str(folder.absolute()))
+    return dataclasses.replace(_REQUEST.read(folder / REQUEST_FILE), folder=str(folder.absolute()))

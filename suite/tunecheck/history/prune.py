@@ -7,11 +7,9 @@ from pathlib import Path
 
 from tunecheck.core.errors import SuiteError
 from tunecheck.core.frozen import Frozen
-from tunecheck.core.log import log
 from tunecheck.core.paths import evidence_folder
-from tunecheck.history.entry import history_entries
+from tunecheck.history.remember import entries_of
 from tunecheck.history.store import Store
-from tunecheck.results.rejudge import session_report
 from tunecheck.results.verdict import VERDICT_FILE
 
 SESSION = re.compile(r"\d{8}T\d{6}Z-\d+")
@@ -51,15 +49,7 @@ def prune(what: Plan, store: Store) -> int:
     Raises SuiteError, with nothing removed, when the store cannot be written.
     """
     for session in what.removed:
-        try:
-            report = session_report(session)
-        except SuiteError as error:
-            log.warning(f"{session.name} has no figures for the history: {error}")
-        else:
-            entries, notes = history_entries(report, session)
-            for note in notes:
-                log.warning(note)
-            store.add(entries)
+        store.add(entries_of(session))
     return sum(_remove(session) for session in what.removed)
 
 

@@ -86,8 +86,6 @@ def rebuild(folder: Path) -> tuple[Path, int]:
     A store that cannot be used is set aside first, and what can still be read of it is kept. Returns its path and the
     number of sessions read; each that is left out is logged. Raises HistoryError when nothing can be written.
     """
-    from tunecheck.results.rejudge import session_report
-
     store = Store(history_file(folder))
     entries: list[HistoryEntry] = []
     try:
@@ -103,16 +101,24 @@ def rebuild(folder: Path) -> tuple[Path, int]:
             log.warning(f"{path.parent.name} of a fleet is left out: {error}")
     sessions = 0
     for session in sorted(path for path in folder.glob("*/") if any(path.glob("*.jsonl"))):
-        try:
-            found, notes = history_entries(session_report(session), session)
-            for note in notes:
-                log.warning(note)
-            entries += found
-            sessions += bool(found)
-        except SuiteError as error:
-            log.warning(f"{session.name} is left out: {error}")
+        found = entries_of(session)
+        entries += found
+        sessions += bool(found)
     store.add(entries)
     return store.path, sessions
+
+
+def entries_of(session: Path) -> list[HistoryEntry]:
+    """Return the entries that the traces of this session's folder give; each that is left out is logged."""
+    from tunecheck.results.rejudge import session_report
+
+    try:
+        entries, notes = history_entries(session_report(session), session)
+    except SuiteError as error:
+        entries, notes = [], [f"{session.name} is left out: {error}"]
+    for note in notes:
+        log.warning(note)
+    return entries
 
 
 def fleet_entries(answers: Iterable[Answer]) -> list[HistoryEntry]:

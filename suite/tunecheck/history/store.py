@@ -95,10 +95,14 @@ class Store:
         with self._open() as connection:
             return [run for (run,) in connection.execute("SELECT DISTINCT run FROM entries ORDER BY run")]
 
-    def peaks(self, fingerprint: str, card: str) -> list[HistoryEntry]:
-        """Return the last judged entries of this fingerprint on a GPU of this name with a known need, oldest first."""
-        condition = "fingerprint = ? AND card = ? AND needed_bytes IS NOT NULL AND outcome IN ('pass', 'fail')"
-        return list(self._newest(condition, (fingerprint, card), RECENT))[::-1]
+    def peaks(self, fingerprint: str) -> list[tuple[str, int, str]]:
+        """Return beginning, largest need and GPU of each session's judged runs of this fingerprint that have a need."""
+        judged = "fingerprint = ? AND card != '' AND needed_bytes IS NOT NULL AND outcome IN ('pass', 'fail')"
+        query = f"SELECT started_at, max(needed_bytes), card FROM entries WHERE {judged} GROUP BY card, started_at"
+        if not self.path.exists():
+            return []
+        with self._open() as connection:
+            return connection.execute(query, (fingerprint,)).fetchall()
 
     def set_aside(self) -> tuple[Path, list[HistoryEntry]]:
         """Rename the file; return its new name and the entries that could still be read from it."""

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Literal
 
 from tunecheck.core.frozen import Frozen
-from tunecheck.memory.measured import measured_peak
+from tunecheck.memory.measured import measured_peaks
 from tunecheck.memory.prediction import Prediction, cached_prediction, predict
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def need_of(run: "Run", *, gpu_name: str | None, capability: str | None = None) 
     A prediction rests on assumed constants of the GPU, so it does not overrule what the run's YAML states. Nothing is
     simulated here: `predict` fills the cache, as `tunecheck estimate` does. `capability` is the GPU's, such as "8.9".
     """
-    peak = None if gpu_name is None else measured_peak(run.fingerprint, gpu_name)
+    peak = None if gpu_name is None else measured_peaks(run.fingerprint).get(gpu_name)
     # a verdict records the peak of the run itself, not of the variants that it is compared with
     if peak is not None and not (run.probes.memory_order and (run.vram or 0) > peak.process_bytes):
         return Need(bytes=peak.process_bytes, source="measured", when=peak.measured_at)

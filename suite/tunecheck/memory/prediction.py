@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -17,7 +16,8 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunecheck.core.errors import EstimateFailed
+from tunecheck.core.errors import EstimateFailed, SuiteError
+from tunecheck.core.files import write_whole
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.helper import HelperFailed, ask, command_for
 from tunecheck.core.log import log
@@ -140,28 +140,23 @@ def predict(run: Run, *, card: str | None = None, capability: str | None = None)
     log.info(f"{run.name}: simulating two steps without weights (about 10 s)")
     simulation = _simulate(run)
     record = {"predicted_at": f"{datetime.now(UTC):%Y-%m-%d}", "simulation": dataclasses.asdict(simulation)}
-    path = _cache_file(run)
-    draft = path.with_suffix(f".{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(json.dumps(record), encoding="utf-8")
-        draft.replace(path)
-    except OSError as error:
+        write_whole(_cache_file(run), json.dumps(record))
+    except SuiteError as error:
         remedy = "set TUNECHECK_CACHE to a writable folder"
-        log.warning(f"{run.name}: the prediction cannot be cached: {path}: {error.strerror}; {remedy}")
-    return _prediction(run, record, share_of(card, deterministic=run.training.deterministic, capability=capability))
+        log.warning(f"{run.name}: the prediction cannot be cached: {error.__cause__}; {remedy}")
+    return _prediction(run, record, card, capability)
 
 
 def cached_prediction(run: Run, *, card: str | None = None, capability: str | None = None) -> Prediction | None:
     """Return the run's prediction for a GPU of this name where it is cached for these versions; else None."""
     try:
-        record = read_json(_cache_file(run))
-        return _prediction(run, record, share_of(card, deterministic=run.training.deterministic, capability=capability))
+        return _prediction(run, read_json(_cache_file(run)), card, capability)
     except (OSError, ValueError, KeyError, TypeError):  # what cannot be read, or is no record, is simulated anew
         return None
 
 
-def _prediction(run: Run, record: Mapping[str, Any], share: CardShare) -> Prediction:
+def _prediction(run: Run, record: Mapping[str, Any], card: str | None, capability: str | None) -> Prediction:
     static = static_bytes(run)
     return Prediction(
         run=run.name,
@@ -171,7 +166,7 @@ def _prediction(run: Run, record: Mapping[str, Any], share: CardShare) -> Predic
         static=static,
         load_bytes=_load_bytes(run, static),
         simulation=Simulation(**record["simulation"]),
-        share=share,
+        share=share_of(card, deterministic=run.training.deterministic, capability=capability),
     )
 
 
