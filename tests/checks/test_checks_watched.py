@@ -890,8 +890,10 @@ def test_a_part_that_no_gradient_reaches():
     """Which may be meant; what does not move at all is told first."""
     trace = watched(e.CutOff(tensors=LORA_B[:2]))
     finding = CHECKS["trainable_moved"]()(trace)
+    of_another = CHECKS["trainable_moved"]()(watched(e.CutOff(tensors=(), left_out=LORA_B[:1])))
 
     assert (finding.status, finding.measured) == (Status.SUSPECTED, 2)
+    assert (of_another.status, of_another.measured) == (Status.SUSPECTED, 1)
     still = with_record(trace, e.Movement, unmoved=LORA_B[:1])
     assert CHECKS["trainable_moved"]()(still).status is Status.FAILED
 

@@ -276,8 +276,8 @@ ROUNDED_AWAY = "an optimizer may accumulate rounded updates; the end of a schedu
 
 
 STOPPED = "a part may be kept as it is by stop-gradient, as a target or a feature extractor is"
-
-
+MONITORED = "a loss may be computed to be shown, or for a later phase of the training"
+NOT_ADDED = "The model computes a loss for these parts, and the loss that is differentiated leaves it out."
 NO_GRADIENT = "A part of the model is outside the forward pass, runs under no_grad, or has its result detached."
 RATE_0 = "The learning rate is 0."
 ROUNDS = "16-bit weights round small updates away."
@@ -287,7 +287,7 @@ class TrainableMoved(Check):
     """Training changes every trainable tensor, and nearly all of its elements."""
 
     needs = frozenset()
-    meaning = f"The optimizer does not hold a part of the model. {NO_GRADIENT} {RATE_0} {ROUNDS}"
+    meaning = f"The optimizer does not hold a part of the model. {NO_GRADIENT} {NOT_ADDED} {RATE_0} {ROUNDS}"
     remedy = (
         "Fix trainable_set, optimizer_coverage and lora_gradient_schedule first if one failed. Search the forward pass "
         "for detach, .data and no_grad behind the named tensors. Keep trained weights in fp32."
@@ -342,10 +342,12 @@ class TrainableMoved(Check):
             raise NotApplicable(f"{detail}; {why}")
         share = seen.smallest_moved_share
         cut_off = [name for found in trace.main.all(CutOff) for name in found.tensors]
-        if cut_off and not problems:
-            detail = f"{len(cut_off)} of {wanted} trained tensors get no gradient, though the loss depends on them"
-            detail += f": {some(cut_off)}"
-            return self.found(False, detail, measured=len(cut_off), limit=0, meant=STOPPED, causes=[NO_GRADIENT])
+        left_out = [name for found in trace.main.all(CutOff) for name in found.left_out]
+        if (names := cut_off or left_out) and not problems:
+            whose, meant, cause = ("the", STOPPED, NO_GRADIENT) if cut_off else ("another", MONITORED, NOT_ADDED)
+            detail = f"{len(names)} of {wanted} trained tensors get no gradient, though {whose} loss depends on them"
+            detail += f": {some(names)}"
+            return self.found(False, detail, measured=len(names), limit=0, meant=meant, causes=[cause])
         causes = [RATE_0] if resting == sorted(seen.unmoved) else ()
         if seen.unmoved and _without_gradient(trace).issuperset(seen.unmoved):
             detail, causes = f"{detail}; no step gave them a gradient", [NO_GRADIENT]

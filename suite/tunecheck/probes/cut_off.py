@@ -1,7 +1,7 @@
 """Parts of a model on which its loss depends and that no gradient reaches: computed under no_grad, or detached.
 
 The model is called once more with such parts changed. What only an unused head or an idle expert holds changes nothing
-of what the loss is made of.
+of what the loss is made of. A head whose own loss the model computes is to be used.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +11,8 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from tunecheck.core.evidence import CutOff
 from tunecheck.core.premises import Premise
@@ -24,6 +26,16 @@ AT_STEP = 2
 """In which parts are changed: a part that starts behind a zero learns from the second step on."""
 LEAST = 1e-4
 """Of the largest result, by which results change that depend on a part; those that do not differ by rounding."""
+LOSSES = (
+    functional.cross_entropy,
+    functional.nll_loss,
+    functional.binary_cross_entropy,
+    functional.binary_cross_entropy_with_logits,
+    functional.mse_loss,
+    functional.l1_loss,
+    functional.smooth_l1_loss,
+)
+"""Functions by which a model computes a loss of its own."""
 MOST_PARTS = 8
 """Modules that are changed one after the other, and then looked at while they are called."""
 
@@ -54,13 +66,15 @@ class CutOffProbe(Probe):
         self._pass: _Pass | None = None
         self._cut_off: dict[str, set[str]] = {}
         """Modules on which results depend, to their tensors."""
+        self._left_out: dict[str, set[str]] = {}
+        """Those on which a loss alone depends that is no part of the results."""
         self._called: set[str] = set()
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Keep what the model is called with, and what comes of it."""
         if self._idle and step == AT_STEP:
             self.hooks.after(self._entry, self._returned, with_kwargs=True)
-        for name in self._cut_off:
+        for name in [*self._cut_off, *self._left_out]:
             self.hooks.before(session.model.get_submodule(name), partial(self._see_call, name))
 
     def _see_call(self, name: str, *_: Any) -> None:
@@ -86,40 +100,63 @@ class CutOffProbe(Probe):
             self._digests = {name: digest(p) for name, p in self._idle.items()}
             idle = kept_values(list(self._idle.values()))  # which the model may write itself
             with suppress(Exception), idle, model_mode(session.model, False), torch.no_grad(), unprinted():
-                self._cut_off = dict(self._depending())
+                self._look_at_parts()
         self._pass = None
 
-    def _depending(self) -> Iterator[tuple[str, set[str]]]:
-        """Yield the modules that results depend on, of those that hold idle tensors, with these."""
+    def _look_at_parts(self) -> None:
+        """Find the modules that results or losses depend on, of those that hold idle tensors, with these."""
         parts: dict[str, set[str]] = {}
         for name in self._idle:
             parts.setdefault(name.rpartition(".")[0], set()).add(name)
         before = self._again(())
-        if self._differ(before, self._again(())) or not self._differ(before, self._again(self._idle)):
+        if any(self._differ(before, self._again(()))) or not any(self._differ(before, self._again(self._idle))):
             return
         for part, names in list(parts.items())[:MOST_PARTS]:
-            if self._differ(before, self._again(names)):
-                yield part, names
+            results, losses = self._differ(before, self._again(names))
+            if results or losses:
+                (self._cut_off if results else self._left_out)[part] = names
 
-    def _again(self, changed: Any) -> list[torch.Tensor]:
-        """Return the results that gradients arrive at, with these tensors changed."""
+    def _again(self, changed: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Return the results that gradients arrive at, and the losses computed, with these tensors changed."""
         assert self._pass is not None
         parameters = [self._idle[name] for name in changed]
         with kept_values(parameters):
             for parameter in parameters:
                 parameter.add_(torch.randn_like(parameter) * (parameter.abs().mean() + LEAST))
-            results = list(_results(self._entry(*self._pass.args, **self._pass.given)))
-            return [results[number] for number in sorted(self._pass.used)]
+            with _Losses() as losses:
+                results = list(_results(self._entry(*self._pass.args, **self._pass.given)))
+            return [results[number] for number in sorted(self._pass.used)], losses.found
 
-    def _differ(self, before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> bool:
-        pairs = zip(before, after, strict=True)
-        return any(bool((one - other).abs().max() > LEAST * one.abs().max()) for one, other in pairs)
+    def _differ(self, before: Sequence[Sequence[torch.Tensor]], after: Sequence[Sequence[torch.Tensor]]) -> list[bool]:
+        """Return whether the results differ, and the losses."""
+        return [
+            any(bool((one - other).abs().max() > LEAST * one.abs().max()) for one, other in zip(*pair, strict=True))
+            for pair in zip(before, after, strict=True)
+        ]
 
     def end(self, session: Session) -> None:
         """Tell which tensors no step gave a gradient, that are as they were, and whose module was called since."""
-        found = {name for part in self._called for name in self._cut_off[part] if name in self._idle}
-        if tensors := tuple(sorted(name for name in found if digest(self._idle[name]) == self._digests[name])):
-            self.emit(CutOff(tensors=tensors))
+        tensors, left_out = (self._called_since(parts) for parts in (self._cut_off, self._left_out))
+        if tensors or left_out:
+            self.emit(CutOff(tensors=tensors, left_out=left_out))
+
+    def _called_since(self, parts: Mapping[str, set[str]]) -> tuple[str, ...]:
+        found = {name for part in self._called & parts.keys() for name in parts[part] if name in self._idle}
+        return tuple(sorted(name for name in found if digest(self._idle[name]) == self._digests[name]))
+
+
+class _Losses(TorchFunctionMode):
+    """Keeps what loss functions return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[torch.Tensor] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if function in LOSSES:
+            self.found.append(result)
+        return result
 
 
 def _results(out: Any, depth: int = 3) -> Iterator[torch.Tensor]:

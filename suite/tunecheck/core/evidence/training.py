@@ -208,6 +208,8 @@ class CutOff(Record):
 
     tensors: tuple[str, ...]
     """No step gave them one, the optimizer holds them, and nothing else changed them."""
+    left_out: tuple[str, ...] = ()
+    """Likewise, on which a loss depends that the model computes and that is no part of what is differentiated."""
 
 
 class Continuity(Record):
