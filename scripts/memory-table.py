@@ -164,11 +164,11 @@ The table has the peak of the tensors in a steady step, in 1e6 bytes. LoRA has r
 All is bf16, with B rows of T tokens. *default* is `profile: plain`. *lean* is `lora.adapter_dtype: model` and a loss
 in chunks of 16 to 64 tokens.
 
-The reference is an independent simulation, not a measurement. It counts an attention mask in every batch:
-transformers cannot see on fake tensors that nothing is padded, makes a mask, and then repeats keys and values for
-every query head. A training on rows of one length does neither. So there are two columns. *With a mask* repeats the
-reference's assumption, which holds for padded batches. *As trained* is the answer of `tunecheck estimate`, in which a
-single row gets no mask. Both paths agree with real tensors.
+The reference is an independent simulation, not a measurement. It counts an attention mask in every batch.
+transformers cannot see on fake tensors that nothing is padded. It then makes a mask, and repeats keys and values
+for every query head. A training on rows of one length does neither. So there are two columns. *With a mask* repeats
+the reference's assumption, which holds for padded batches. *As trained* is the answer of `tunecheck estimate`, in
+which a single row gets no mask. Both paths agree with real tensors.
 """
 
 TAIL = f"""
