@@ -15,7 +15,7 @@ from fake_nvml import GIB, UUIDS, answer, card, error, fake_pynvml
 
 from tunecheck import hardware
 from tunecheck.hardware import NvmlState, host, nvml, probe
-from tunecheck.hardware.facts import Gpu
+from tunecheck.hardware.facts import Gpu, NvmlView
 from tunecheck.hardware.nvml import read_nvml
 from tunecheck.hardware.visible import visible_devices
 
@@ -107,7 +107,7 @@ def test_missing_library_beside_a_device_means_a_container(monkeypatch: pytest.M
 def test_failure_after_the_start_still_leaves_nvml(install: Any) -> None:
     """An error in the count of GPUs is reported, and NVML is shut down all the same."""
     module = install(card(), count=error(18))
-    assert read_nvml().state is NvmlState.VERSION_MISMATCH
+    assert read_nvml().nvml_state is NvmlState.VERSION_MISMATCH
     assert module.shutdowns == 1
 
 
@@ -133,7 +133,7 @@ def test_gpu_lost_while_it_is_read(install: Any) -> None:
     install(card(nvmlDeviceGetMemoryInfo=error(15), nvmlDeviceGetComputeMode=error(15)))
     view = read_nvml()
     assert view.gpus[0].total_bytes is None
-    assert view.problem == "GPU 0: the GPU is lost: it has fallen off the bus or does not answer"
+    assert view.nvml_problem == "GPU 0: the GPU is lost: it has fallen off the bus or does not answer"
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_not_supported_is_none_and_no_problem(install: Any, function: str, field
     install(card(**{function: error(3)}))
     view = read_nvml()
     assert [getattr(view.gpus[0], field) for field in fields] == [None] * len(fields)
-    assert view.problem is None
+    assert view.nvml_problem is None
 
 
 def test_function_that_older_bindings_lack_is_none(install: Any) -> None:
@@ -160,7 +160,7 @@ def test_function_that_older_bindings_lack_is_none(install: Any) -> None:
     module = install(card())
     del module.nvmlDeviceGetMigMode
     view = read_nvml()
-    assert (view.state, view.gpus[0].mig) == (NvmlState.WORKS, None)
+    assert (view.nvml_state, view.gpus[0].mig) == (NvmlState.WORKS, None)
 
 
 def test_driver_that_does_not_tell_its_versions(install: Any) -> None:
@@ -235,29 +235,29 @@ def test_old_pynvml_package_is_refused(install: Any) -> None:
     """pynvml 11 is a folder of modules under the same name."""
     install(card()).__file__ = "/site-packages/pynvml/__init__.py"
     view = read_nvml()
-    assert view.state is NvmlState.SHADOWED
-    assert view.problem is not None
-    assert view.problem.startswith("the deprecated pynvml package shadows nvidia-ml-py")
-    assert "pip uninstall pynvml" in (view.remedy or "")
+    assert view.nvml_state is NvmlState.SHADOWED
+    assert view.nvml_problem is not None
+    assert view.nvml_problem.startswith("the deprecated pynvml package shadows nvidia-ml-py")
+    assert "pip uninstall pynvml" in (view.nvml_remedy or "")
 
 
 def test_missing_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without nvidia-ml-py the problem says so."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
     view = read_nvml()
-    assert view.state is NvmlState.NO_BINDINGS
-    assert "nvidia-ml-py cannot be imported (ModuleNotFoundError" in (view.problem or "")
+    assert view.nvml_state is NvmlState.NO_BINDINGS
+    assert "nvidia-ml-py cannot be imported (ModuleNotFoundError" in (view.nvml_problem or "")
 
 
 def test_real_bindings_on_this_machine() -> None:
     """The real library answers with a GPU, or with the sentence of a machine without a driver."""
     view = read_nvml()
-    if view.state is NvmlState.WORKS:
-        assert view.problem is None
+    if view.nvml_state is NvmlState.WORKS:
+        assert view.nvml_problem is None
         assert all(gpu.uuid.startswith("GPU-") and gpu.driver_version for gpu in view.gpus)
     else:
-        assert view.state in (NvmlState.NO_LIBRARY, NvmlState.NO_UTILITIES, NvmlState.DRIVER_NOT_LOADED)
-        assert view.problem
+        assert view.nvml_state in (NvmlState.NO_LIBRARY, NvmlState.NO_UTILITIES, NvmlState.DRIVER_NOT_LOADED)
+        assert view.nvml_problem
         assert view.gpus == ()
 
 
@@ -275,7 +275,7 @@ def nvmlSystemGetDriverVersion():
 """
 
 
-def helper_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, init: str, seconds: float = 20) -> nvml.NvmlView:
+def helper_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, init: str, seconds: float = 20) -> NvmlView:
     """What the helper process tells with bindings that do this when NVML is entered."""
     (tmp_path / "pynvml.py").write_text(BINDINGS.format(init=init))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -284,7 +284,7 @@ def helper_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, init: str, seco
     return nvml.nvml_view()
 
 
-def told_by(code: str) -> nvml.NvmlView:
+def told_by(code: str) -> NvmlView:
     """What is made of a helper process that executes this code."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nvml, "library_loads", lambda: True)
@@ -304,30 +304,30 @@ def test_the_helper_process_tells_the_same_as_the_reader(install: Any) -> None:
 def test_an_nvml_that_hangs_does_not_hang_the_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A probe that hung is no probe that failed: another state, another sentence."""
     view = helper_with(tmp_path, monkeypatch, "import time; time.sleep(60)", seconds=1.5)
-    assert (view.state, view.gpus) == (NvmlState.HUNG, ())
-    assert view.problem == "NVML did not answer within 1.5 s and was killed"
-    assert "reboot" in (view.remedy or "")
+    assert (view.nvml_state, view.gpus) == (NvmlState.HUNG, ())
+    assert view.nvml_problem == "NVML did not answer within 1.5 s and was killed"
+    assert "reboot" in (view.nvml_remedy or "")
 
 
 def test_an_nvml_that_crashes_is_a_failed_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The signal is in the sentence, and the session lives."""
     view = helper_with(tmp_path, monkeypatch, "import os; os.kill(os.getpid(), 11)")
-    assert view.state is NvmlState.OTHER
-    assert view.problem == "the process for NVML was killed by SIGSEGV"
-    assert view.remedy
+    assert view.nvml_state is NvmlState.OTHER
+    assert view.nvml_problem == "the process for NVML was killed by SIGSEGV"
+    assert view.nvml_remedy
 
 
 def test_a_helper_of_another_version_is_a_failed_probe() -> None:
     """What it prints is not taken on trust."""
-    view = told_by("""print('{"state": "great"}')""")
-    assert view.state is NvmlState.OTHER
-    assert "great" in (view.problem or "")
+    view = told_by("""print('{"nvml_state": "great"}')""")
+    assert view.nvml_state is NvmlState.OTHER
+    assert "great" in (view.nvml_problem or "")
 
 
 def test_the_real_helper_answers_as_the_bindings_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The module itself runs as the helper process."""
     view = helper_with(tmp_path, monkeypatch, "pass")
-    assert view == nvml.NvmlView(state=NvmlState.WORKS)
+    assert view == NvmlView(nvml_state=NvmlState.WORKS)
 
 
 def test_without_a_library_no_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ import pytest
 from benchmarks.chaos.driver import GIB, MIB, UUID, Driver, lacking
 from tunecheck.core.evidence import DeviceSample, Health, Telemetry
 from tunecheck.hardware import NvmlState, nvml
+from tunecheck.hardware.facts import NvmlView
 from tunecheck.hardware.monitor import Meter
-from tunecheck.hardware.nvml import NvmlView
 
 pytestmark = pytest.mark.skipif(bool(lacking()), reason=lacking())
 
@@ -45,7 +45,7 @@ def test_a_healthy_card_is_read_whole(library: Driver) -> None:
     view = seen()
 
     (gpu,) = view.gpus
-    assert (view.state, view.driver_cuda, gpu.driver_version) == (NvmlState.WORKS, "13.0", "580.65.06")
+    assert (view.nvml_state, view.driver_cuda, gpu.driver_version) == (NvmlState.WORKS, "13.0", "580.65.06")
     assert (gpu.uuid, gpu.name, gpu.compute_capability, gpu.mig) == (UUID, "Made-up Card", "8.0", False)
     assert (gpu.total_bytes, gpu.free_bytes) == (24 * GIB, 22 * GIB - 600 * MIB)
     assert [(p.pid, p.used_bytes, p.name) for p in gpu.memory_by_process or ()] == [(os.getpid(), 2 * GIB, "python3")]
@@ -68,8 +68,8 @@ def test_a_driver_that_fails_is_told_from_one_that_hangs(
 
     view = seen(3.0)
 
-    assert view.state is state
-    assert words in (view.problem or "")
+    assert view.nvml_state is state
+    assert words in (view.nvml_problem or "")
 
 
 def watched(library: Driver, folder: Path, happens: Callable[[], None]) -> tuple[list[Health], list[int], Telemetry]:

@@ -104,8 +104,7 @@ def parse(path: Path, shown: str) -> Document:
 def _parsed(text: str, shown: str) -> Document:
     """Parse this text, once: seven runs share three models."""
     try:
-        yaml = _yaml()
-        node = _composed(yaml, text)
+        yaml, node = _composed(text)
         if not isinstance(node, MappingNode):
             return _unusable(f"{shown}:1:1", "a mapping of keys to values is expected")
         document = Document(places={(): _at(node, shown)})
@@ -123,8 +122,8 @@ def parse_value(text: str) -> Any:
     """Parse one YAML value, as in --set key=value. Raises ConfigError when it is not valid YAML."""
     document = Document(places={(): "value"})
     try:
-        yaml = _yaml()
-        if (node := _composed(yaml, text)) is None:
+        yaml, node = _composed(text)
+        if node is None:
             return None
         _locate(node, (), "value", document)
         if not document.problems:
@@ -134,36 +133,16 @@ def parse_value(text: str) -> Any:
     raise ConfigError([f"{text!r} is not a YAML value: {'; '.join(document.problems)}"])
 
 
-def _composed(yaml: YAML, text: str) -> Node | None:
-    """Return the text's node. Raises one of UNREADABLE, also where aliases repeat more than a configuration holds."""
+def _composed(text: str) -> tuple[YAML, Node | None]:
+    """Return the parser and the text's node. Raises one of UNREADABLE."""
     if len(text) > YAML_BYTES:
         raise ValueError(f"has {len(text):,} characters; at most {YAML_BYTES:,} are read")
+    yaml = YAML(typ="safe", pure=True)
+    yaml.allow_duplicate_keys = True  # reported here, together with all other problems, instead of raised
     try:
-        node: Node | None = yaml.compose(text)
+        return yaml, yaml.compose(text)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
-    if node is not None and (values := _values(node, {}, ())) > MOST_VALUES:
-        raise ValueError(f"aliases make {values:,} values of it; at most {MOST_VALUES:,} are read")
-    return node
-
-
-def _values(node: Node, known: dict[int, int], parents: tuple[int, ...]) -> int:
-    """Count the values below a node, each as often as aliases repeat it; one that contains itself counts once.
-
-    Raises ValueError where they are nested too deeply, MarkedYAMLError for a value that JSON does not have: a set,
-    bytes, half of a surrogate pair.
-    """
-    if id(node) in parents:
-        return 1
-    if len(parents) == MOST_DEPTH:
-        raise ValueError(_TOO_DEEP)
-    if id(node) not in known:
-        if problem := _no_plain_value(node):
-            raise MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
-        parts = node.value if isinstance(node, MappingNode | SequenceNode) else ()
-        inner = [part for entry in parts for part in (entry if isinstance(entry, tuple) else (entry,))]
-        known[id(node)] = 1 + sum(_values(part, known, (*parents, id(node))) for part in inner)
-    return known[id(node)]
 
 
 def _no_plain_value(node: Node) -> str:
@@ -176,12 +155,6 @@ def _no_plain_value(node: Node) -> str:
     return f"{half[0]!a} is half of a surrogate pair: write the whole character" if half else ""
 
 
-def _yaml() -> YAML:
-    yaml = YAML(typ="safe", pure=True)
-    yaml.allow_duplicate_keys = True  # reported here, together with all other problems, instead of raised
-    return yaml
-
-
 def _unusable(place: str, rule: str) -> Document:
     document = Document(places={(): place})
     document.report((), rule)
@@ -189,8 +162,18 @@ def _unusable(place: str, rule: str) -> Document:
 
 
 def _locate(node: Node, path: tuple[str, ...], shown: str, document: Document, parents: tuple[Node, ...] = ()) -> None:
-    """Record the place of everything under this node; a key given twice is a problem."""
+    """Record the place of everything under this node; a key given twice is a problem.
+
+    Raises one of UNREADABLE for more levels or values than a configuration has, each counted as often as aliases repeat
+    it, and for a value that JSON does not have: a set, bytes, half of a surrogate pair.
+    """
     document.places.setdefault(path, _at(node, shown))
+    if len(parents) == MOST_DEPTH:
+        raise ValueError(_TOO_DEEP)
+    if len(document.places) > MOST_VALUES:
+        raise ValueError(f"aliases make too many values of it; at most {MOST_VALUES:,} are read")
+    if problem := _no_plain_value(node):
+        raise MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
     if any(node is parent for parent in parents):
         document.report((), f"{'.'.join(path)} is an alias of a section that contains it")
     elif isinstance(node, MappingNode):
@@ -201,6 +184,7 @@ def _locate(node: Node, path: tuple[str, ...], shown: str, document: Document, p
                 document.places[inner] = _at(key, shown)
                 document.report(inner, rule)
             document.places[inner] = _at(key, shown)
+            _locate(key, (*inner, "?"), shown, document, (*parents, node))
             _locate(value, inner, shown, document, (*parents, node))
     elif isinstance(node, SequenceNode):
         for index, item in enumerate(node.value):

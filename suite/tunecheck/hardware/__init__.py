@@ -43,14 +43,6 @@ def _gpus() -> dict[str, Any]:
     """Return the fields of Hardware that NVML tells."""
     view, variable = nvml_view(), os.environ.get("CUDA_VISIBLE_DEVICES")
     visible, problem = None, None
-    if view.gpus or view.state is NvmlState.WORKS:  # a fault of one GPU does not hide the others
+    if view.gpus or view.nvml_state is NvmlState.WORKS:  # a fault of one GPU does not hide the others
         visible, problem = visible_devices(view.gpus, variable, os.environ.get("CUDA_DEVICE_ORDER"))
-    return {
-        "gpus": view.gpus,
-        "visible": visible,
-        "visible_problem": problem,
-        "nvml_state": view.state,
-        "nvml_problem": view.problem,
-        "nvml_remedy": view.remedy,
-        "driver_cuda": view.driver_cuda,
-    }
+    return {**vars(view), "visible": visible, "visible_problem": problem}

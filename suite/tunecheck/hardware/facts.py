@@ -93,22 +93,27 @@ class Git(Frozen):
     """Whether a tracked file differs from the commit or an unignored file is not in it."""
 
 
-class Hardware(Frozen):
+class NvmlView(Frozen):
+    """Everything that NVML reported."""
+
+    gpus: tuple[Gpu, ...] = ()
+    """All GPUs that NVML lists, whatever CUDA_VISIBLE_DEVICES is."""
+    nvml_state: NvmlState
+    nvml_problem: str | None = None
+    """What happened, in a sentence; None when NVML works."""
+    nvml_remedy: str | None = None
+    """What to do about it."""
+    driver_cuda: str | None = None
+    """Newest CUDA version that the driver supports, such as "13.0"."""
+
+
+class Hardware(NvmlView):
     """This machine at one moment."""
 
-    gpus: tuple[Gpu, ...]
-    """All GPUs that NVML lists, whatever CUDA_VISIBLE_DEVICES is."""
     visible: tuple[str, ...] | None
     """UUIDs of the GPUs and MIG instances that CUDA will show, in its order; None when that is unknown."""
     visible_problem: str | None
     """Problem with CUDA_VISIBLE_DEVICES, or why `visible` or its order is unknown; None without one."""
-    nvml_state: NvmlState
-    nvml_problem: str | None
-    """What happened, in a sentence; None when NVML works."""
-    nvml_remedy: str | None
-    """What to do about it."""
-    driver_cuda: str | None
-    """Newest CUDA version that the driver supports, such as "13.0"."""
     cpu: Cpu
     ram_total_bytes: int | None
     """Memory of the machine, or the limit of the control group when that is less."""

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Any
 
-from tunecheck.core.frozen import Frozen
 from tunecheck.core.helper import HelperFailed, HelperHung, ask, command_for
-from tunecheck.hardware.facts import Gpu, GpuProcess, NvmlState
+from tunecheck.hardware.facts import Gpu, GpuProcess, NvmlState, NvmlView
 
 LIBRARY = "libnvidia-ml.so.1"
 TIMEOUT_SECONDS = 20.0
@@ -84,16 +83,6 @@ deprecated."""
 _COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
 
 
-class NvmlView(Frozen):
-    """Everything that NVML reported."""
-
-    state: NvmlState
-    problem: str | None = None
-    remedy: str | None = None
-    gpus: tuple[Gpu, ...] = ()
-    driver_cuda: str | None = None
-
-
 def nvml_view() -> NvmlView:
     """Return NVML's view of this machine, within the timeout whatever the driver does. Never raises for its answers.
 
@@ -109,9 +98,9 @@ def nvml_view() -> NvmlView:
         return TypeAdapter(NvmlView).validate_python(ask(command, about="NVML", timeout_seconds=TIMEOUT_SECONDS))
     except HelperHung as error:
         remedy = "search the kernel log for Xid and reboot; until then `nvidia-smi` will hang too"
-        return NvmlView(state=NvmlState.HUNG, problem=str(error), remedy=remedy)
+        return _failed(Fault(NvmlState.HUNG, str(error), remedy))
     except (HelperFailed, ValidationError) as error:
-        return NvmlView(state=NvmlState.OTHER, problem=str(error), remedy=_ASK_THE_DRIVER)
+        return _failed(Fault(NvmlState.OTHER, str(error), _ASK_THE_DRIVER))
 
 
 def library_loads() -> bool:
@@ -149,7 +138,7 @@ def read_nvml() -> NvmlView:
 
 
 def _failed(fault: Fault) -> NvmlView:
-    return NvmlView(state=fault.state, problem=fault.problem, remedy=fault.remedy)
+    return NvmlView(nvml_state=fault.state, nvml_problem=fault.problem, nvml_remedy=fault.remedy)
 
 
 def has_device() -> bool:
@@ -213,9 +202,9 @@ def _read(nvml: Any) -> NvmlView:
     cuda = reader.ask("nvmlSystemGetCudaDriverVersion_v2")
     gpus = [_gpu(reader, index, driver) for index in range(nvml.nvmlDeviceGetCount())]
     return NvmlView(
-        state=reader.faults[0].state if reader.faults else NvmlState.WORKS,
-        problem="; ".join(fault.problem for fault in reader.faults) or None,
-        remedy="; ".join(dict.fromkeys(fault.remedy for fault in reader.faults)) or None,
+        nvml_state=reader.faults[0].state if reader.faults else NvmlState.WORKS,
+        nvml_problem="; ".join(fault.problem for fault in reader.faults) or None,
+        nvml_remedy="; ".join(dict.fromkeys(fault.remedy for fault in reader.faults)) or None,
         gpus=tuple(gpu for gpu in gpus if gpu is not None),
         driver_cuda=None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
     )
