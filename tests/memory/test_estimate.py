@@ -318,7 +318,7 @@ def test_the_fallback_steps_are_predicted_where_they_are_asked_for(capsys, answe
     assert answering() == 3
     assert main(["estimate", QUICK, "--fallback"]) == 0
     printed = capsys.readouterr().out
-    assert re.search(r"fallback +allocator +process +GPU", printed)
+    assert re.search(r"fallback +weights +allocator +process +GPU", printed)
     assert re.search(r"offload +2\.86 GiB +3\.32 GiB +6 GB", printed)
 
 
@@ -382,7 +382,7 @@ def prediction_of_nothing(*, allocator_bytes):
 )
 def test_changes_can_be_made(settings, expected):
     """What is proposed is valid and not what the run does already."""
-    changes = changes_of(quick(*settings))
+    changes = [change for change, useful in changes_of(quick(*settings)).items() if useful]
 
     assert set(expected) <= {" ".join(change) for change in changes}
     assert quick().fingerprint not in {quick(*settings, *change).fingerprint for change in changes if not settings}
@@ -391,9 +391,9 @@ def test_changes_can_be_made(settings, expected):
 def test_a_canary_keeps_its_second_row():
     """One row would be all canary."""
     run = load_run(find_run("convergence/smollm2-135m-qlora"))
-    assert not any("training.micro_batch_size=1" in change for change in changes_of(run))
+    assert not any("training.micro_batch_size=1" in change for change, useful in changes_of(run).items() if useful)
     three = load_run(find_run("convergence/smollm2-135m-qlora"), ["training.micro_batch_size=3"])
-    assert ("training.micro_batch_size=2",) in changes_of(three)
+    assert changes_of(three)["training.micro_batch_size=2",]
 
 
 def test_a_run_that_fits_nowhere_is_said_so(monkeypatch, tmp_path):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from tunecheck.config import load_data
 from tunecheck.config.schema import Run
 from tunecheck.core.errors import Unsupported
+from tunecheck.core.frozen import Frozen
 from tunecheck.models.shapes import Shape, tensor_shapes
 from tunecheck.strategies import STRATEGIES, trained_shapes
 
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
     from tunecheck.models.description import Model
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Count:
+class Count(Frozen):
     """Trained tensors and parameters of one strategy on one model."""
 
     strategy: str
@@ -28,21 +28,14 @@ class Count:
     """Settings of the `lora:` section; empty where there is none."""
     trains: str
     """Trained parts of the model, in words."""
-    tensors: int | None
-    parameters: int | None
     total: int
     """The model's own parameters, a tied head counted once, adapters left out."""
+    tensors: int | None = None
+    parameters: int | None = None
+    percent: float | None = None
+    """Trained parameters in percent of the model's own."""
     refused: str = ""
-    """Why the strategy does not fit the model; then tensors and parameters are None."""
-
-    @property
-    def percent(self) -> float | None:
-        """Trained parameters in percent of the model's own."""
-        return None if self.parameters is None else 100 * self.parameters / self.total
-
-    def to_json(self) -> dict[str, Any]:
-        """Return all fields as JSON values."""
-        return {**asdict(self), "percent": self.percent}
+    """Why the strategy does not fit the model; then nothing is counted."""
 
 
 def count_all(model: Model, *, rank: int = 8, targets: Sequence[str] = ("q_proj", "v_proj")) -> list[Count]:
@@ -77,7 +70,9 @@ def print_counts(model: Model, counts: Sequence[Count], console: Console) -> Non
             numbers = (f"{count.tensors:,}", f"{count.parameters:,}", f"{count.percent:.2f} %")
         dora = count.options.get("use_dora")
         table.add_row(f"{count.strategy}, DoRA" if dora else count.strategy, *numbers, Text(count.trains))
-    console.print(Text(f"{model.name}: {counts[0].total:,} parameters, {_head(model)}"))
+    tied = model.architecture.tie_word_embeddings
+    head = "head tied to the embedding: one matrix" if tied else "separate head matrix"
+    console.print(Text(f"{model.name}: {counts[0].total:,} parameters, {head}"))
     console.print()
     console.print(table)
     console.print()
@@ -90,20 +85,14 @@ def print_counts(model: Model, counts: Sequence[Count], console: Console) -> Non
 
 
 def _count(model: Model, shapes: dict[str, Shape], strategy: str, options: dict[str, Any]) -> Count:
-    trained, refused = None, ""
+    total = sum(map(prod, shapes.values()))
+    count = Count(strategy=strategy, options=options, trains=STRATEGIES[strategy].trains, total=total)
     try:
         trained = trained_shapes(_run(model, strategy, options), shapes)
     except Unsupported as error:
-        refused = str(error)
-    return Count(
-        strategy=strategy,
-        options=options,
-        trains=STRATEGIES[strategy].trains,
-        tensors=None if trained is None else len(trained),
-        parameters=None if trained is None else sum(map(prod, trained)),
-        total=sum(map(prod, shapes.values())),
-        refused=refused,
-    )
+        return replace(count, refused=str(error))
+    parameters = sum(map(prod, trained))
+    return replace(count, tensors=len(trained), parameters=parameters, percent=100 * parameters / total)
 
 
 def _run(model: Model, strategy: str, options: dict[str, Any]) -> Run:
@@ -120,8 +109,3 @@ def _run(model: Model, strategy: str, options: dict[str, Any]) -> Run:
             "quantization": {} if "quantization" in STRATEGIES[strategy].sections else None,
         }
     )
-
-
-def _head(model: Model) -> str:
-    tied = model.architecture.tie_word_embeddings
-    return "head tied to the embedding: one matrix" if tied else "separate head matrix"

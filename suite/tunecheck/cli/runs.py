@@ -136,9 +136,8 @@ def _estimate(options: argparse.Namespace) -> int:
     from tunecheck.hardware import probe
     from tunecheck.memory import predict
     from tunecheck.memory.measured import measured_peaks
-    from tunecheck.memory.savings import changes_of, ruled_out
+    from tunecheck.memory.savings import changes_of
     from tunecheck.memory.table import (
-        print_all,
         print_asked,
         print_each,
         print_measured,
@@ -157,7 +156,8 @@ def _estimate(options: argparse.Namespace) -> int:
         read = [read_runs(tier, options.set) for tier in TIERS]
         predictions = [predict(run, **card) for runs, _ in read for run in runs]
         if not as_json(options, [prediction.to_json() for prediction in predictions]) and predictions:
-            print_all(predictions, Console())
+            print_each("run", {prediction.run: prediction for prediction in predictions}, Console())
+            print("Predicted, not measured. GPU: the smallest that holds the run; see docs/memory.md")
         return _without(error for _, errors in read for error in errors.values())
     path = find_run(options.run)
     run = load_run(path, options.set)
@@ -170,7 +170,8 @@ def _estimate(options: argparse.Namespace) -> int:
     if options.fallback:
         varied["fallback"] = fallback_runs(run)
     if options.savings:
-        varied["savings"] = {" ".join(words): load_run(path, [*options.set, *words]) for words in changes_of(run)}
+        useful = [words for words, helps in changes_of(run).items() if helps]
+        varied["savings"] = {" ".join(words): load_run(path, [*options.set, *words]) for words in useful}
     others = {kind: {name: predict(one, **card) for name, one in runs.items()} for kind, runs in varied.items()}
     predicted = {kind: {name: one.to_json() for name, one in group.items()} for kind, group in others.items()}
     if as_json(options, {**prediction.to_json(), "measured": [asdict(peak) for peak in measured], **predicted}):
@@ -179,9 +180,11 @@ def _estimate(options: argparse.Namespace) -> int:
     print_prediction(prediction, Console())
     print_asked(run, Console())
     for kind in [kind for kind in ("variants", "fallback") if kind in others]:
+        print()
         print_each(kind.removesuffix("s"), others[kind], Console())
     if options.savings:
-        print_savings(prediction, others["savings"], ruled_out(run), Console())
+        ruled_out = [" ".join(words) for words, helps in changes_of(run).items() if not helps]
+        print_savings(prediction, others["savings"], ruled_out, Console())
     return 0
 
 
@@ -192,6 +195,6 @@ def _strategies(options: argparse.Namespace) -> int:
     model = load_model(options.model)
     counts = count_all(model, rank=options.rank, targets=options.targets.split(","))
     status = USAGE_ERROR if any(count.refused for count in counts if count.options) else 0
-    held = {"model": model.name, "strategies": [count.to_json() for count in counts]}
+    held = {"model": model.name, "strategies": [asdict(count) for count in counts]}
     answer(options, held, lambda console: print_counts(model, counts, console))
     return status

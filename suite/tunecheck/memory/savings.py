@@ -6,18 +6,11 @@ CHUNK_TOKENS = 128
 _TO_QLORA = ("strategy=qlora", "quantization={}")
 
 
-def changes_of(run: Run) -> list[tuple[str, ...]]:
-    """Return the overrides that would lower the run's need, one change each; some changes take several keys."""
-    return [change for change, useful in _changes(run).items() if useful]
+def changes_of(run: Run) -> dict[tuple[str, ...], bool]:
+    """Return every change that saves memory in some run, and whether it can in this one.
 
-
-def ruled_out(run: Run) -> list[str]:
-    """Return the other changes ("a.b=c"): the run has them already, or they do not apply to it."""
-    return [" ".join(change) for change, useful in _changes(run).items() if not useful]
-
-
-def _changes(run: Run) -> dict[tuple[str, ...], bool]:
-    """Return every change that saves memory in some run, and whether it can in this one."""
+    A change is the words for --set; some take several keys. One that cannot is set already, or does not apply.
+    """
     training, smallest_batch = run.training, 1 if run.data.canary is None else 2
     native = run.trainer == "native"  # transformers' has no chunked loss and no offloading
     return {

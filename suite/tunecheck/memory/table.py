@@ -52,16 +52,6 @@ def print_asked(run: Run, console: Console) -> None:
         console.print(Text(f"{each}: what fsdp saves, and NCCL's buffers, are not in it."))
 
 
-def print_all(predictions: Sequence[Prediction], console: Console) -> None:
-    """Print a row for each run."""
-    table = _table("run", "weights", "allocator", "process", "GPU")
-    for prediction in predictions:
-        numbers = (prediction.static.weights, prediction.allocator_bytes, prediction.process_bytes)
-        table.add_row(Text(prediction.run), *map(human_bytes, numbers), _smallest_card(prediction))
-    console.print(table)
-    console.print(Text("Predicted, not measured. GPU: the smallest that holds the run; see docs/memory.md", "dim"))
-
-
 def print_savings(
     before: Prediction, after: Mapping[str, Prediction], ruled_out: Sequence[str], console: Console
 ) -> None:
@@ -82,17 +72,13 @@ def print_savings(
 
 
 def print_each(kind: str, predictions: Mapping[str, Prediction], console: Console) -> None:
-    """Print what the run takes at each fallback step, or in each variant, and the smallest GPU that holds it."""
-    table = _table(kind, "allocator", "process", "GPU")
+    """Print what each run takes, a run at each fallback step, or its variants, and the smallest GPU that holds it."""
+    table = _table(kind, "weights", "allocator", "process", "GPU")
     for name, prediction in predictions.items():
-        numbers = (prediction.allocator_bytes, prediction.process_bytes)
-        table.add_row(Text(name), *map(human_bytes, numbers), _smallest_card(prediction))
-    console.print()
+        numbers = (prediction.static.weights, prediction.allocator_bytes, prediction.process_bytes)
+        smallest = next((f"{size} GB" for size, fits in prediction.fits.items() if fits), "none")
+        table.add_row(Text(name), *map(human_bytes, numbers), smallest)
     console.print(table)
-
-
-def _smallest_card(prediction: Prediction) -> str:
-    return next((f"{size} GB" for size, fits in prediction.fits.items() if fits), "none")
 
 
 def fit_words(prediction: Prediction) -> str:
