@@ -77,7 +77,7 @@ def test_what_a_damaged_header_lacks_is_missing_evidence() -> None:
 
     with pytest.raises(MissingEvidence, match=r"lacks training\.max_steps"):
         _ = run.training
-    with pytest.raises(MissingEvidence, match="has no section model"):
+    with pytest.raises(MissingEvidence, match="lacks model"):
         _ = run.model
     with pytest.raises(MissingEvidence, match="lacks tier"):
         _ = RunSnapshot({}).tier

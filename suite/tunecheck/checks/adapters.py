@@ -37,7 +37,7 @@ class AdaptersStartNeutral(NumericCheck):
         of_linears, of_logits = seen.start_difference, seen.base_difference
         detail = "largest difference of an adapted linear from its base, over the base's largest output"
         if not of_linears <= limit or of_logits <= limit:
-            return self.found(of_linears <= limit, detail, measured=of_linears, limit=limit)
+            return self.at_most(of_linears, limit, detail)
         detail = "every adapted linear returns the output of its base, but the adapters change the logits: something "
         detail += "trained beside them changes the model from the start"
         return self.found(False, detail, measured=of_logits, limit=limit)
@@ -162,7 +162,7 @@ class DropoutVaries(Check):
 
     def judge(self, trace: Trace) -> Finding:
         states = [window.random_state for window in trace.all(Window)]
-        drawn = [state for seen in trace.main.all(OwnLoss) for state in seen.random_states]
+        drawn = [state for seen in trace.records(OwnLoss) for state in seen.random_states]
         repeated, again, lora = len(states) - len(set(states)), len(drawn) - len(set(drawn)), _lora(trace)
         visible = not (trace.run.training.offloads_parameters or lora.use_dora)
         dropped = trace.one(AdapterDropout) if visible else None

@@ -158,7 +158,7 @@ class RowOrder(Check):
             detail = problem
         rows = sum(len(window.rows) for window in trace.all(Window))
         problems = (problem,) if problem else ()
-        return self.found(not wrong, detail, measured=len(wrong), limit=0, problems=problems, compared=rows)
+        return self.at_most(len(wrong), 0, detail, problems=problems, compared=rows)
 
 
 def _epochs(windows: list[Window], train_rows: int) -> str:

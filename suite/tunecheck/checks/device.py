@@ -236,6 +236,4 @@ class MatmulPrecision(Check):
 
     def judge(self, trace: Trace) -> Finding:
         error = trace.one(ForwardPaths).matmul_error
-        return self.found(
-            error <= self.max_error, "256 x 256 product against float64", measured=error, limit=self.max_error
-        )
+        return self.at_most(error, self.max_error, "256 x 256 product against float64")

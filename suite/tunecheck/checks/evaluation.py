@@ -58,7 +58,7 @@ class EvaluationOracle(NumericCheck):
                 return self.found(False, "; ".join(lines), measured=error, limit=self.max_error_own_logits)
         if all(len(set(audit.batch_tokens)) == 1 for audit in audits):
             lines.append("with one batch, or equal token counts per batch, a mean of batch means is undetectable")
-        return self.found(worst <= limit, "; ".join(lines), measured=worst, limit=limit, problems=problems)
+        return self.at_most(worst, limit, "; ".join(lines), problems=problems)
 
 
 def _error(audit: EvaluationAudit) -> float:
@@ -158,9 +158,7 @@ class PerplexityBelowVocabulary(Check):
         limit = limits[worst.split]
         perplexity = f"{math.exp(worst.loss):,.2f}" if worst.loss < MOST_DIGITS else f"e^{worst.loss:.3g}"
         detail = f"largest of {len(evaluations)}: {worst.split} before step {worst.step}, perplexity {perplexity}"
-        return self.found(
-            worst.loss <= limit, f"{detail}, {vocabulary:,} tokens in the vocabulary", measured=worst.loss, limit=limit
-        )
+        return self.at_most(worst.loss, limit, f"{detail}, {vocabulary:,} tokens in the vocabulary")
 
 
 class GenerationIsGreedy(NumericCheck):
@@ -201,7 +199,7 @@ class GenerationIsGreedy(NumericCheck):
             return self.found(False, detail, measured=in_fp32, limit=self.max_error_fp32)
         if difference <= limit and not agreement >= self.min_agreement:
             return self.found(False, detail, measured=agreement, limit=self.min_agreement)
-        return self.found(difference <= limit, detail, measured=difference, limit=limit, problems=problems)
+        return self.at_most(difference, limit, detail, problems=problems)
 
 
 def _problems(answers: list[Generation]) -> list[str]:

@@ -19,15 +19,10 @@ class ForwardDeterministic(Check):
 
     def judge(self, trace: Trace) -> Finding:
         difference = trace.one(ForwardPaths).repeat_difference
-        if other := [seen.step for seen in trace.main.all(OwnLoss) if seen.model_repeats is False]:
+        if other := [seen.step for seen in trace.records(OwnLoss) if seen.model_repeats is False]:
             detail = f"step {other[0]}: a second forward pass of its first micro-batch gives other hidden states"
-            return self.found(False, detail, measured=len(other), limit=0)
-        return self.found(
-            difference <= 0.0,
-            "largest logit difference of two equal forward passes",
-            measured=difference,
-            limit=0.0,
-        )
+            return self.at_most(len(other), 0, detail)
+        return self.at_most(difference, 0.0, "largest logit difference of two equal forward passes")
 
 
 EPSILON = {"bf16": 2.0**-7, "fp16": 2.0**-10}
@@ -71,19 +66,16 @@ class ForwardMatchesArchitecture(NumericCheck):
         errors = (seen.error, calls.attention_error) if calls.attention_rows else (seen.error,)
         of_step = f"attention of the {calls.attention_rows} rows of a training step by {calls.attention_error:.3g}"
         detail += f"; {of_step if calls.attention_rows else 'the attention of a training step was not compared'}"
-        worst = worst_of(errors, key=float)
-        passed = worst <= limit
+        finer = []
         if seen.fp32_error is not None:
             detail += f"; in fp32 arithmetic {seen.fp32_error_at} by {seen.fp32_error:.3g}"
-            if passed and not seen.fp32_error <= self.max_error_fp32:
-                return self.found(False, detail, measured=seen.fp32_error, limit=self.max_error_fp32)
+            finer.append((seen.fp32_error, self.max_error_fp32))
         if seen.gain_error is not None:
             ulps = seen.gain_error / EPSILON[trace.one(Setup).precision]
             detail += f"; the gain of {seen.gain_error_at} off by {ulps:.2g} units of the last place"
             detail += "" if ulps <= self.max_gain_ulps else ": the norm is not computed in fp32"
-            if passed and not ulps <= self.max_gain_ulps:
-                return self.found(False, detail, measured=ulps, limit=self.max_gain_ulps)
-        return self.found(passed, detail, measured=worst, limit=limit, compared=seen.relations)
+            finer.append((ulps, self.max_gain_ulps))
+        return self.at_most(worst_of(errors, key=float), limit, detail, *finer, compared=seen.relations)
 
 
 class RowsIsolated(NumericCheck):
@@ -97,7 +89,7 @@ class RowsIsolated(NumericCheck):
     max_error_16bit: float = 3e-2
 
     def judge(self, trace: Trace) -> Finding:
-        seen, limit = trace.one(ForwardPaths), self.limit(trace)
+        seen = trace.one(ForwardPaths)
         values = {
             "a later token": seen.future_token_difference,
             "padding": seen.padding_difference,
@@ -105,7 +97,7 @@ class RowsIsolated(NumericCheck):
         }
         worst = worst_of(values, key=lambda key: values[key])
         detail = f"{worst} changes a row's logits by {values[worst]:.3g} of the largest logit"
-        return self.found(values[worst] <= limit, detail, measured=values[worst], limit=limit)
+        return self.at_most(values[worst], self.limit(trace), detail)
 
 
 class FirstLossBelowUniform(Check):
@@ -134,4 +126,4 @@ class FirstLossBelowUniform(Check):
         if first.unfamiliar(limit):
             detail += f", and a plain English row {first.plain_loss:.3f}: the rows are unfamiliar to the model"
             return self.found(True, detail, measured=first.plain_loss, limit=limit)
-        return self.found(first.loss <= limit, detail, measured=first.loss, limit=limit)
+        return self.at_most(first.loss, limit, detail)

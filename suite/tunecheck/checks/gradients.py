@@ -116,10 +116,10 @@ class GradientMatchesLoss(Check):
         ):  # section 4.3 of its paper; one layer's slope leaves the norms out
             detail += "; DoRA treats its norms as constant in the gradient, so only the layers are judged"
             limit = self.max_layer_error
-            return self.found(layers.error <= limit, detail, measured=layers.error, limit=limit)
+            return self.at_most(layers.error, limit, detail)
         if error <= self.max_error and not layers.error <= self.max_layer_error:
             return self.found(False, detail, measured=layers.error, limit=self.max_layer_error)
-        return self.found(error <= self.max_error, detail, measured=error, limit=self.max_error)
+        return self.at_most(error, self.max_error, detail)
 
 
 class RecomputationEquals(Check):
@@ -143,7 +143,7 @@ class RecomputationEquals(Check):
         limit = max(self.max_noise_factor * seen.repeat_error, self.max_error)  # NaN stays NaN
         detail = f"with {seen.layers} layers recomputed the gradient is {seen.gradient_error:.3g} off"
         detail += f", without them twice {seen.repeat_error:.3g}"
-        return self.found(seen.gradient_error <= limit, detail, measured=seen.gradient_error, limit=limit)
+        return self.at_most(seen.gradient_error, limit, detail)
 
 
 class LoraGradientSchedule(Check):
@@ -209,7 +209,7 @@ class GradientNormReported(NumericCheck):
         errors = {step: relative_error(reported[step], norm) for step, norm in norms.items()}
         step = worst_of(errors, key=lambda step: errors[step])
         detail = f"step {step}: reported {reported[step]:.6g}, the gradients have {norms[step]:.6g}"
-        return self.found(errors[step] <= limit, detail, measured=errors[step], limit=limit)
+        return self.at_most(errors[step], limit, detail)
 
 
 class Finite(Check):

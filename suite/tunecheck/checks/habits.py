@@ -53,7 +53,7 @@ class RandomnessVaries(Check):
         enough(states.total(), self.max_alike + 1, "steps with random numbers")
         alike = max(states.values())
         detail = f"{alike} of {states.total()} steps that draw random numbers begin with the same random state"
-        return self.found(alike <= self.max_alike, detail, measured=alike, limit=self.max_alike)
+        return self.at_most(alike, self.max_alike, detail)
 
 
 TOO_LONG = (
@@ -88,7 +88,7 @@ class ScheduleEnds(Check):
     """Optimizer steps in which a decay without an end halves the rate. PyTorch's MNIST example has 1.9 epochs."""
 
     def judge(self, trace: Trace) -> Finding:
-        seen = [seen for seen in trace.main.all(ScheduleTaken) if seen.taken and seen.optimizer_steps >= self.min_steps]
+        seen = [seen for seen in trace.records(ScheduleTaken) if seen.taken and seen.optimizer_steps >= self.min_steps]
         seen = required(seen, "no schedule declares its length, or none was stepped")
         worst = max(seen, key=lambda seen: seen.made_for / seen.taken)
         ratio = worst.made_for / worst.taken
@@ -106,7 +106,7 @@ class ScheduleEnds(Check):
         limit = self.max_ratio
         causes = [TOO_LONG] * (ratio > limit) + [WARMUP_COPIED] * bool(rising) + [NO_LENGTH] * bool(ended)
         problems = rising + ended
-        return self.found(ratio <= limit, detail, measured=ratio, limit=limit, problems=problems, causes=causes)
+        return self.at_most(ratio, limit, detail, problems=problems, causes=causes)
 
 
 class ClippingLeavesGradients(Check):

@@ -57,15 +57,15 @@ class LossReceivesLogits(Check):
     )
 
     def judge(self, trace: Trace) -> Finding:
-        functions = sum(seen.functions for seen in trace.main.all(ScoresGiven))
+        functions = sum(seen.functions for seen in trace.records(ScoresGiven))
         required(functions, "no torch function that expects logits was found in the loss")
-        wrong = [name for seen in trace.main.all(ScoresGiven) for name in seen.probabilities]
-        of_itself = sum(seen.of_itself for seen in trace.main.all(ScoresGiven))
+        wrong = [name for seen in trace.records(ScoresGiven) for name in seen.probabilities]
+        of_itself = sum(seen.of_itself for seen in trace.records(ScoresGiven))
         if of_itself and not wrong:
             detail = f"{of_itself} log-softmaxes of symmetric scores, in which each row scores itself highest"
             return self.found(False, detail, measured=of_itself, limit=0, meant=LEFT_OUT, causes=[OF_ITSELF])
         detail = some(wrong) or f"{functions} loss functions, all with what they expect"
-        return self.found(not wrong, detail, measured=len(wrong), limit=0)
+        return self.at_most(len(wrong), 0, detail)
 
 
 class WorkersDiffer(Check):
@@ -82,7 +82,7 @@ class WorkersDiffer(Check):
     """Rounds with batches that differ from each other. With fewer, all rows may be the same."""
 
     def judge(self, trace: Trace) -> Finding:
-        judged = [seen for seen in trace.main.all(WorkerBatches) if seen.distinct >= self.min_rounds]
+        judged = [seen for seen in trace.records(WorkerBatches) if seen.distinct >= self.min_rounds]
         seen = max(required(judged, "no loader uses several workers"), key=lambda seen: seen.alike / seen.rounds)
         detail = f"two of {seen.workers} workers yielded the same batch in {seen.alike} of {seen.rounds} rounds"
         return self.found(seen.alike < seen.rounds, detail, measured=seen.alike, limit=seen.rounds - 1)

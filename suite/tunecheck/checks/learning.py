@@ -3,8 +3,9 @@
 import math
 from itertools import pairwise
 from statistics import median
+from typing import ClassVar
 
-from tunecheck.core.check import Check, binary_digits, trains_16bit_weights, worst_of
+from tunecheck.core.check import Check, binary_digits, holding, trains_16bit_weights, worst_of
 from tunecheck.core.errors import MissingEvidence, NotApplicable
 from tunecheck.core.evidence import Evaluation, Generation, Setup
 from tunecheck.core.finding import Finding
@@ -17,6 +18,7 @@ class LossFalls(Check):
     """The eval-mode loss on a fixed probe batch falls by at least the configured share."""
 
     needs = frozenset({"named", Premise.PRETRAINED})
+    split: ClassVar[str] = "probe"
     meaning = "The adapters do not learn: there is no gradient, the learning rate is too small, or labels are wrong."
     remedy = "Fix other failed checks first. If there are none, raise the learning rate or the number of steps."
 
@@ -24,22 +26,14 @@ class LossFalls(Check):
     """Smallest fall that passes, as a share of the first loss."""
 
     def judge(self, trace: Trace) -> Finding:
-        first, last = _ends(trace, "probe")
-        detail = f"probe batch {first.loss:.4f} -> {last.loss:.4f} in {last.step} steps"
-        return self.found(_fall(first, last) >= self.min_fall, detail, measured=_fall(first, last), limit=self.min_fall)
-
-
-def _ends(trace: Trace, split: str) -> tuple[Evaluation, Evaluation]:
-    """Return the split's evaluations before and after training. Raises MissingEvidence without either."""
-    seen = [evaluation for evaluation in trace.all(Evaluation) if evaluation.split == split]
-    if len(seen) < 2 or (seen[0].step, seen[-1].step) != (0, trace.run.training.max_steps):
-        raise MissingEvidence(f"the {split} split was not evaluated at start and end")
-    return seen[0], seen[-1]
-
-
-def _fall(first: Evaluation, last: Evaluation) -> float:
-    """Return how far the loss fell, as a share of its start; minus infinity from a start that is 0 or not finite."""
-    return 1 - last.loss / first.loss if first.loss and math.isfinite(first.loss) else -math.inf
+        seen = [evaluation for evaluation in trace.all(Evaluation) if evaluation.split == self.split]
+        if len(seen) < 2 or (seen[0].step, seen[-1].step) != (0, trace.run.training.max_steps):
+            raise MissingEvidence(f"the {self.split} split was not evaluated at start and end")
+        first, last = seen[0].loss, seen[-1].loss
+        before, after = (math.exp(min(loss, 700.0)) for loss in (first, last))
+        detail = f"{self.split} perplexity {before:.2f} -> {after:.2f} ({first:.4f} -> {last:.4f} nats)"
+        fall = 1 - last / first if first and math.isfinite(first) else -math.inf
+        return self.found(fall >= self.min_fall, detail, measured=fall, limit=self.min_fall)
 
 
 class LossMoves(Check):
@@ -96,7 +90,7 @@ class LossMoves(Check):
         if spread <= self.min_spread:
             norms = [(step.learning_rate, step.gradient_norm) for step in steps[:-1]]
             promised = sum(rate * min(norm, norm * norm) for rate, norm in norms) / largest
-            fine = any(setup.precision == "fp32" for setup in trace.main.all(Setup)) and not trains_16bit_weights(trace)
+            fine = any(setup.precision == "fp32" for setup in trace.records(Setup)) and not trains_16bit_weights(trace)
             if not promised >= (self.min_expected_fp32 if fine else self.min_expected):  # nor where a rate is not known
                 raise NotApplicable(f"{detail}, and their gradients predict no larger change")
             if max(map(binary_digits, losses)) <= self.max_coarse_digits:
@@ -160,10 +154,10 @@ class LossKeepsFalling(Check):
         return self.found(within, detail, measured=rise, limit=self.max_late_rise, problems=[*filter(None, not_fallen)])
 
 
-class HeldoutImproves(Check):
+class HeldoutImproves(LossFalls):
     """The loss on held-out rows about other facts falls by at least the configured share."""
 
-    needs = frozenset({"named", Premise.PRETRAINED})
+    split = "heldout"
     meaning = (
         "The model memorises its training rows, or the evaluation is wrong. Held-out perplexity rises while the "
         "training loss falls."
@@ -172,12 +166,6 @@ class HeldoutImproves(Check):
 
     min_fall: float = 0.0
     """Smallest fall that passes, as a share of the first loss."""
-
-    def judge(self, trace: Trace) -> Finding:
-        first, last = _ends(trace, "heldout")
-        before, after = (math.exp(min(evaluation.loss, 700.0)) for evaluation in (first, last))
-        detail = f"held-out perplexity {before:.2f} -> {after:.2f} ({first.loss:.4f} -> {last.loss:.4f} nats)"
-        return self.found(_fall(first, last) >= self.min_fall, detail, measured=_fall(first, last), limit=self.min_fall)
 
 
 LONG_ENOUGH = 8
@@ -215,8 +203,7 @@ class TextIsLanguage(Check):
             f"{problem} ({text.when}: {text.text[:60]!r})" for text in texts for problem in self._of(text, limit)
         ]
         detail = "; ".join(problems) or f"{len(texts)} texts; the least sure ({worst.when}): {worst.text[:60]!r}"
-        surprise = -worst.mean_logprob
-        return self.found(surprise <= limit, detail, measured=surprise, limit=limit, problems=problems)
+        return self.at_most(-worst.mean_logprob, limit, detail, problems=problems)
 
     def _of(self, text: Generation, limit: float) -> list[str]:
         """Return what is wrong with this text."""
@@ -254,5 +241,5 @@ class CanaryLearned(Check):
         detail += "" if after[-1].ended else ", without an end token"
         detail += " (known before training: choose another canary)" if known else ""
         told, wanted = after[-1].text.strip(), after[-1].expected
-        problems = [words for words, wrong in (("no end", not after[-1].ended), ("known", known)) if wrong]
+        problems = holding({"no end": not after[-1].ended, "known": known})
         return self.found(told == wanted, detail, measured=told, limit=wanted, problems=problems)

@@ -37,7 +37,7 @@ class LiveTensorsFlat(Check):
     average."""
 
     def judge(self, trace: Trace) -> Finding:
-        fewer = len(trace.main.all(Step)) < trace.run.training.max_steps
+        fewer = len(trace.records(Step)) < trace.run.training.max_steps
         ended_early = fewer and not trace.holds(Premise.STEPS_DECLARED)
         samples = (trace.main if ended_early else trace).all(LiveTensors)
         if len(samples) < 2:
@@ -59,9 +59,7 @@ class LiveTensorsFlat(Check):
             detail += f"; {hooks} more hooks on the model"
         more = range(max(0, hooks))
         two = TWO_SAMPLES if len(samples) < ENOUGH_SAMPLES and not more else ""
-        return self.found(
-            growth <= self.max_growth, detail, measured=growth, limit=self.max_growth, problems=more, meant=two
-        )
+        return self.at_most(growth, self.max_growth, detail, problems=more, meant=two)
 
 
 ENOUGH_SAMPLES = 3
@@ -148,7 +146,7 @@ class VramCeiling(Check):
             others = other_gpu_processes(trace)
             raise MissingEvidence(f"memory ran out at {peak_mib:,.0f} MiB" + (f" beside {others}" if others else ""))
         detail = ", ".join(filter(None, [_others(phases), card_memory(trace, TRAINING_PHASES)]))
-        return self.found(peak_mib <= self.ceiling_mib, detail, measured=peak_mib, limit=self.ceiling_mib)
+        return self.at_most(peak_mib, self.ceiling_mib, detail)
 
 
 def _others(phases: list[Phase]) -> str:
@@ -241,7 +239,7 @@ class MemoryReturned(Check):
         detail = (
             f"{seen.tensors} tensors, {max(0, seen.bytes):,} of {seen.session_bytes:,} bytes are alive after teardown"
         )
-        return self.found(share <= self.max_share, detail, measured=share, limit=self.max_share)
+        return self.at_most(share, self.max_share, detail)
 
 
 class CardReturnsToBaseline(Check):
@@ -269,7 +267,7 @@ class CardReturnsToBaseline(Check):
             raise MissingEvidence(f"{detail}, and the driver does not list the owner, as in a container")
         if worst > self.max_growth_mib and not any(process.descendant for process in seen.processes_after):
             raise MissingEvidence(f"{detail}, and no process of the attempt is left on the GPU")
-        return self.found(worst <= self.max_growth_mib, detail, measured=worst, limit=self.max_growth_mib)
+        return self.at_most(worst, self.max_growth_mib, detail)
 
 
 def _growth_bytes(attempt: Attempt, seen: Telemetry) -> float:

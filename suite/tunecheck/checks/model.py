@@ -68,7 +68,7 @@ class TrainableSet(Check):
             detail = f"no module matches {' or '.join(lost)} of the adapter configuration; {numbers}"
             return self.found(False, detail, measured=len(lost), limit=0, meant=NAMES_OF_OTHERS)
         detail, causes = "; ".join([*problems, numbers]), problems.values()
-        return self.found(not differing, detail, measured=len(differing), limit=0, causes=causes)
+        return self.at_most(len(differing), 0, detail, causes=causes)
 
 
 def _trained_wrongly(trace: Trace, census: Census) -> Iterator[tuple[str, str]]:
@@ -120,7 +120,7 @@ class StateInTraining(Check):
 
     def judge(self, trace: Trace) -> Finding:
         steps = trace.all(TrainingState)
-        trained = {step.step for step in trace.main.all(Step)}  # none where the first step ends in an error
+        trained = {step.step for step in trace.records(Step)}  # none where the first step ends in an error
         missing = sorted(trained - {state.step for state in steps if state.forwards > 0})
         problems = [f"no forward pass was recorded in steps {some([str(step) for step in missing])}"] if missing else []
         wrong = _wrong_steps(steps)
@@ -141,7 +141,7 @@ class StateInTraining(Check):
             return self.found(False, detail, measured=len(steps), limit=0, meant=WITHOUT_DROPOUT, causes=causes)
         never = all([how for names, how in _switches(state) if names] == [IN_EVAL] for state in steps)
         causes = [NEVER_TRAINING] * (len(problems) == 1 and never)
-        return self.found(not problems, detail, measured=len(problems), limit=0, compared=forwards, causes=causes)
+        return self.at_most(len(problems), 0, detail, compared=forwards, causes=causes)
 
 
 def _wrong_steps(states: Iterable[TrainingState]) -> dict[int, str]:
@@ -341,7 +341,7 @@ class KernelAgrees(NumericCheck):
         detail = (
             f"largest relative error at {seen.kernel_error_at}" if seen.kernel_error_at else "no error in any shape"
         )
-        return self.found(seen.kernel_error <= limit, detail, measured=seen.kernel_error, limit=limit)
+        return self.at_most(seen.kernel_error, limit, detail)
 
 
 class BaseUntouched(Check):
@@ -360,11 +360,11 @@ class BaseUntouched(Check):
         detail += (
             f": {some(seen.frozen_changed)}" if seen.frozen_changed else f" ({seen.frozen_bytes:,} bytes compared)"
         )
-        during = {name: step for held in trace.main.all(Continuity) for name, step in held.frozen_changed.items()}
+        during = {name: step for held in trace.records(Continuity) for name, step in held.frozen_changed.items()}
         if passing := during.keys() - set(seen.frozen_changed):
             detail += f"; changed during training and restored at the end: {some(_with_steps(during, passing))}"
         changed = during.keys() | set(seen.frozen_changed)
-        return self.found(not changed, detail, measured=len(changed), limit=0, compared=seen.frozen_tensors)
+        return self.at_most(len(changed), 0, detail, compared=seen.frozen_tensors)
 
 
 class WeightsChangeOnlyInSteps(Check):
@@ -385,7 +385,7 @@ class WeightsChangeOnlyInSteps(Check):
             raise NotApplicable("not compared: gathering offloaded parameters would cost more than a step")
         seen = trace.one(Continuity)
         changed = seen.trained_changed
-        lines = {name: line for own in trace.main.all(WrittenByScript) for name, line in own.lines.items()}
+        lines = {name: line for own in trace.records(WrittenByScript) for name, line in own.lines.items()}
         if changed and changed.keys() <= lines.keys():
             first = min(changed, key=changed.__getitem__)
             raise NotApplicable(
@@ -394,7 +394,7 @@ class WeightsChangeOnlyInSteps(Check):
             )
         detail = f"{len(changed)} of {seen.trained} trained tensors changed outside of a step"
         detail += f": {some(_with_steps(changed, changed))}" if changed else f", {seen.moments} times compared"
-        return self.found(not changed, detail, measured=len(changed), limit=0, compared=seen.trained)
+        return self.at_most(len(changed), 0, detail, compared=seen.trained)
 
 
 def _with_steps(changed: Mapping[str, int], names: Iterable[str]) -> list[str]:
@@ -424,7 +424,7 @@ class WeightsInUse(NumericCheck):
         if not seen.modules and (why := trace.why({Premise.PRODUCTS_KNOWN})):
             raise NotApplicable(why)
         detail = f"worst of {seen.modules} trained modules: {seen.worst}, off by {seen.error:.3g} of its product"
-        return self.found(seen.error <= limit, detail, measured=seen.error, limit=limit, compared=seen.modules)
+        return self.at_most(seen.error, limit, detail, compared=seen.modules)
 
 
 LONGEST_PART = 3

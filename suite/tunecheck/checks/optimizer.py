@@ -150,7 +150,7 @@ class LearningRateTrace(Check):
             applied += step.applied
         error, step, wanted = worst_of(rates, key=lambda rate: rate[0])
         detail = f"step {step.step}: rate {step.learning_rate:.4g}, the schedule gives {wanted:.4g}"
-        return self.found(error <= self.max_error, detail, measured=error, limit=self.max_error)
+        return self.at_most(error, self.max_error, detail)
 
 
 class StepsApplied(Check):
@@ -269,7 +269,7 @@ class UpdatesMatchAdamw(NumericCheck):
             error = longest.length_error
             if error is not None and not error <= self.max_length_error:
                 return self.found(False, detail, measured=error, limit=self.max_length_error)
-        return self.found(worst.update_error <= limit, detail, measured=worst.update_error, limit=limit, meant=meant)
+        return self.at_most(worst.update_error, limit, detail, meant=meant)
 
 
 ROUNDED_AWAY = "an optimizer may accumulate rounded updates; the end of a schedule has such rates"
@@ -327,7 +327,7 @@ class TrainableMoved(Check):
             unmoved = len(seen.unmoved)
             return self.found(False, detail, measured=unmoved, limit=0, meant=ROUNDED_AWAY, causes=[ROUNDS])
         rounds = trains_16bit_weights(trace) and not trace.holds(Premise.DTYPES_DECLARED)
-        if problems and not resting and rounds and trace.main.all(Update):
+        if problems and not resting and rounds and trace.records(Update):
             # whether the optimizer's steps are right is updates_match_adamw's question
             steps = [seen for seen in trace.all(Update) if seen.expected_learning_rate > 0]
             most = max((seen.moved_share for seen in steps if seen.moved_share is not None), default=1.0)
@@ -341,13 +341,13 @@ class TrainableMoved(Check):
             why = "weights are trained in 16 bit, which rounds small updates away: keep them in fp32"
             raise NotApplicable(f"{detail}; {why}")
         share = seen.smallest_moved_share
-        cut_off = [name for found in trace.main.all(CutOff) for name in found.tensors]
-        left_out = [name for found in trace.main.all(CutOff) for name in found.left_out]
+        cut_off = [name for found in trace.records(CutOff) for name in found.tensors]
+        left_out = [name for found in trace.records(CutOff) for name in found.left_out]
         if (names := cut_off or left_out) and not problems:
             whose, meant, cause = ("the", STOPPED, NO_GRADIENT) if cut_off else ("another", MONITORED, NOT_ADDED)
             detail = f"{len(names)} of {wanted} trained tensors get no gradient, though {whose} loss depends on them"
             detail += f": {some(names)}"
-            return self.found(False, detail, measured=len(names), limit=0, meant=meant, causes=[cause])
+            return self.at_most(len(names), 0, detail, meant=meant, causes=[cause])
         causes = [RATE_0] if resting == sorted(seen.unmoved) else ()
         if seen.unmoved and _without_gradient(trace).issuperset(seen.unmoved):
             detail, causes = f"{detail}; no step gave them a gradient", [NO_GRADIENT]

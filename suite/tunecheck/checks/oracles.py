@@ -62,7 +62,7 @@ class LossOracle(NumericCheck):
         oracles = [oracle for oracle in _nearest(trace) if oracle.step in steps]
         if not oracles:
             raise MissingEvidence("no oracle step was trained")
-        own = {loss.step: loss for loss in trace.main.all(OwnLoss) if loss.step in steps}
+        own = {loss.step: loss for loss in trace.records(OwnLoss) if loss.step in steps}
         if foreign := [f"step {loss.step}: {loss.foreign_rows}" for loss in own.values() if loss.foreign_rows]:
             detail = f"the model received rows with tokens of another step: {some(foreign)}"
             return self.found(False, detail, measured=len(foreign), limit=0)
@@ -86,9 +86,7 @@ class LossOracle(NumericCheck):
             ratio = "" if error <= limit else named_ratio(trace, step, value, wanted[step])
             meant = "" if ratio else meant  # a number of this training's confirms it
             causes = [NORMALISED] * bool(ratio)
-            findings.append(
-                self.found(error <= limit, detail + ratio, measured=error, limit=limit, meant=meant, causes=causes)
-            )
+            findings.append(self.at_most(error, limit, detail + ratio, meant=meant, causes=causes))
         digits = max(map(binary_digits, steps.values()))
         if len(steps) >= self.min_steps_of_digits and digits < self.min_digits:
             detail = f"none of {len(steps)} reported losses has more than {digits} binary digits"
@@ -99,7 +97,7 @@ class LossOracle(NumericCheck):
         """Judge that the loss is not the plain one; how a smoothed one is averaged depends on the library's version."""
         declared, limit = f"label_smoothing_factor = {trace.run.smoothing:g}", self.max_error_own_logits
         plain = {
-            seen.step: seen.loss for seen in trace.main.all(OwnLoss) if seen.step in steps and seen.loss is not None
+            seen.step: seen.loss for seen in trace.records(OwnLoss) if seen.step in steps and seen.loss is not None
         }
         errors = {step: relative_error(steps[step], loss) for step, loss in plain.items()}
         if errors and max(errors.values()) <= limit:
@@ -121,8 +119,8 @@ def _nearest(trace: Trace) -> list[Oracle]:
 
 def _oracle_confirmed(trace: Trace, limit: float) -> bool:
     """Return whether the oracle's forward pass is the model's: by its class, or by the logits of the training's own."""
-    own = {seen.step: seen.loss for seen in trace.main.all(OwnLoss) if seen.loss is not None}
-    alike = (relative_error(seen.loss, own[seen.step]) <= limit for seen in trace.main.all(Oracle) if seen.step in own)
+    own = {seen.step: seen.loss for seen in trace.records(OwnLoss) if seen.loss is not None}
+    alike = (relative_error(seen.loss, own[seen.step]) <= limit for seen in trace.records(Oracle) if seen.step in own)
     return knows_model(trace) or any(alike)
 
 
@@ -131,8 +129,8 @@ def named_ratio(trace: Trace, step: int, value: float, wanted: float) -> str:
 
     "" where it is no number of this step's, or its inverse.
     """
-    tokens = next((seen.micro_batch_tokens for seen in trace.main.all(Gradients) if seen.step == step), ())
-    window = [seen for seen in trace.main.all(Window) if seen.step == step]
+    tokens = next((seen.micro_batch_tokens for seen in trace.records(Gradients) if seen.step == step), ())
+    window = [seen for seen in trace.records(Window) if seen.step == step]
     counts = {
         "micro-batches": len(tokens),
         "processes": trace.run.processes,
@@ -156,7 +154,7 @@ def _divided_later(trace: Trace, step: int) -> int:
     """Return the tokens over which a loop's loss may be a sum, as it writes to the gradients; 0 where it does not."""
     if trace.holds(Premise.GRADIENTS_UNEDITED):
         return 0
-    return next((window.supervised_tokens for window in trace.main.all(Window) if window.step == step), 0)
+    return next((window.supervised_tokens for window in trace.records(Window) if window.step == step), 0)
 
 
 MEANS_AVERAGED = "micro-batches may have equal weight on purpose, as with several tasks or sources"
@@ -222,15 +220,15 @@ class AccumulationOracle(WindowGradient):
         detail += f", worst tensor {tensor.worst_gradient} {tensor.worst_gradient_error:.3g} at step {tensor.step}"
         of_tensor, tensor_limit = tensor.worst_gradient_error, self.worst_tensor_factor * limit
         passed = worst.gradient_error <= limit and of_tensor <= tensor_limit
-        norms = {seen.step: math.hypot(*seen.norms.values()) for seen in trace.main.all(Gradients)}
+        norms = {seen.step: math.hypot(*seen.norms.values()) for seen in trace.records(Gradients)}
         named = "" if passed else named_ratio(trace, worst.step, norms.get(worst.step, math.nan), worst.norm)
         detail += named
         confirmed = bool(named) or _oracle_confirmed(trace, self.limit(trace))
         alike = sum(not seen.gradient_error <= limit for seen in oracles)
-        own = {loss.step: loss.gradient_error for loss in trace.main.all(OwnLoss) if loss.step not in skipped}
+        own = {loss.step: loss.gradient_error for loss in trace.records(OwnLoss) if loss.step not in skipped}
         logits = {step: error for step, error in own.items() if error is not None}
         if logits:
-            noise = {seen.step: seen.gradient_noise or 0.0 for seen in trace.main.all(OwnLoss)}
+            noise = {seen.step: seen.gradient_noise or 0.0 for seen in trace.records(OwnLoss)}
             limits = {step: max(self.max_error_own_logits, noise.get(step, 0.0)) for step in logits}
             step, error = worst_of(logits.items(), key=lambda item: item[1] / limits[item[0]])
             detail += f"; gradient by the logits {error:.3g} at step {step}"
@@ -251,13 +249,13 @@ class AccumulationOracle(WindowGradient):
 def _unequal_means(trace: Trace, oracles: Sequence[Oracle]) -> float:
     """Return by how much the micro-batches differ, in tokens, whose means are averaged; 0 where none are."""
     of_means = {oracle.step for oracle in oracles if oracle.of_means}
-    counts = [sorted(seen.micro_batch_tokens) for seen in trace.main.all(Gradients) if seen.step in of_means]
+    counts = [sorted(seen.micro_batch_tokens) for seen in trace.records(Gradients) if seen.step in of_means]
     return max((tokens[-1] / tokens[0] for tokens in counts if tokens and tokens[0]), default=0.0)
 
 
 def _unseen_accumulation(trace: Trace, steps: set[int]) -> str:
     """Return why an average of the micro-batches' means would equal the window's mean in these steps; "" if not."""
-    counts = [g.micro_batch_tokens for g in trace.main.all(Gradients) if g.step in steps]
+    counts = [g.micro_batch_tokens for g in trace.records(Gradients) if g.step in steps]
     if counts and all(len(tokens) == 1 for tokens in counts):
         return "one micro-batch in a window"
     if counts and all(len(set(tokens)) == 1 for tokens in counts):
@@ -289,7 +287,7 @@ class GradientsAveraged(WindowGradient):
         for rank, own in enumerate(ranks):
             if reason := own.why(self.needs):
                 raise NotApplicable(f"rank {rank}: {reason}")
-        seen = [{one.step: one for one in rank.main.all(OwnRowsGradient)} for rank in ranks]
+        seen = [{one.step: one for one in rank.records(OwnRowsGradient)} for rank in ranks]
         steps = set.intersection(*map(set, seen)) - {step.step for step in trace.steps if not step.applied}
         steps = required(steps, "no gradient of a rank's own rows is known, as with dropout in a loop")
         limit = self.limit(trace)
@@ -298,7 +296,7 @@ class GradientsAveraged(WindowGradient):
         detail = f"step {step}: error {error:.3g} of the mean gradient of {len(ranks)} ranks' own rows"
         detail += "" if error <= limit else named_ratio(trace, step, ratio, 1.0)
         meant = SUMMED if round(ratio, 2) == len(ranks) else ""
-        return self.found(error <= limit, detail, measured=error, limit=limit, meant=meant)
+        return self.at_most(error, limit, detail, meant=meant)
 
 
 def _error_of_mean(ranks: Sequence[OwnRowsGradient]) -> tuple[float, float]:

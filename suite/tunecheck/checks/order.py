@@ -84,9 +84,9 @@ class CallsInOrder(Check):
         shown = next(iter(wrong.values()), windows)[0]
         order = ", ".join(_shortened(shown.calls))
         told = [f"{fault} (in {len(seen)} of {len(windows)} steps)" for fault, seen in wrong.items()]
-        ahead = [seen for seen in trace.main.all(ScheduleTaken) if self._ahead(seen)]
+        ahead = [seen for seen in trace.records(ScheduleTaken) if self._ahead(seen)]
         told += [f"{SCHEDULE_AHEAD}: {seen.taken} times in {seen.optimizer_steps} steps" for seen in ahead]
-        scores = [seen for seen in trace.main.all(RanksScored) if seen.steps > seen.begins + 1 and not seen.scored]
+        scores = [seen for seen in trace.records(RanksScored) if seen.steps > seen.begins + 1 and not seen.scored]
         told += [f"{NEVER_ALLOCATED}: {seen.steps} steps, pruning declared from step {seen.begins}" for seen in scores]
         wrongs = len(told)
         faults = [*wrong, *[SCHEDULE_AHEAD] * bool(ahead), *[NEVER_ALLOCATED] * bool(scores)]

@@ -61,7 +61,7 @@ class ReplicasEqual(Check):
     )
 
     def judge(self, trace: Trace) -> Finding:
-        counts = [len(trace.of_rank(rank).main.all(Step)) for rank in trace.ranks]
+        counts = [len(trace.of_rank(rank).records(Step)) for rank in trace.ranks]
         if not (trace.holds(Premise.AVERAGED_EACH_STEP) or all(counts)) and any(counts):
             detail = f"rank {counts.index(0)} took no step of the optimizer, another {max(counts)}"
             return self.found(False, detail, measured=0, limit=max(counts))
@@ -143,7 +143,7 @@ class RowsTrainedOnce(Check):
         if alike := [rank for rank, own in streams.items() if rank and own == streams[0] and len(set(own)) > 1]:
             kind = "rows" if causal else "batches"
             detail = f"rank {alike[0]} was given the same {len(streams[0])} {kind} as rank 0, in the same order"
-            wrapped = causal or any(seen.wrapped for seen in trace.main.all(Replica))
+            wrapped = causal or any(seen.wrapped for seen in trace.records(Replica))
             return self.found(False, detail, measured=len(streams[0]), limit=0, meant="" if wrapped else PARTS)
         counts = {rank: [len(micro_batches) for micro_batches, _ in held] for rank, held in given.items()}
         for rank, own in counts.items():
@@ -151,7 +151,7 @@ class RowsTrainedOnce(Check):
                 detail = f"step {uneven[0]}: {own[uneven[0]]} micro-batches on rank {rank}, "
                 detail += f"{counts[0][uneven[0]]} on rank 0"
                 return self.found(False, detail, measured=len(uneven), limit=0, meant=UNEVEN)
-        drawn = [seen[-1] for rank in trace.ranks if (seen := trace.of_rank(rank).main.all(RowsDrawn))]
+        drawn = [seen[-1] for rank in trace.ranks if (seen := trace.of_rank(rank).records(RowsDrawn))]
         known = len(drawn) == len(given) and all(seen.dataset_rows and seen.passes and seen.passes[0] for seen in drawn)
         if known and (found := self._by_numbers(drawn)) is not None:
             return found
@@ -184,7 +184,7 @@ class RowsTrainedOnce(Check):
             detail = f"each of {len(drawn)} ranks draws {each:,} of {size:,} rows in a pass over the same data set"
             return self.found(False, detail, measured=each, limit=size // len(drawn), meant=BY_STEPS)
         detail = f"{shared} of {total} rows of the first pass are drawn by two ranks, from a data set of {size:,}"
-        return self.found(shared <= allowed, detail, measured=shared, limit=allowed)
+        return self.at_most(shared, allowed, detail)
 
     def _by_content(self, rows: dict[int, list[str]], size: int | None) -> Finding:
         """Judge rows by their tokens, which a data set may hold several times."""
@@ -196,7 +196,7 @@ class RowsTrainedOnce(Check):
         # of equal rows of a data set, and of two epochs, about half come within one process
         if all(len(set(own)) == len(own) for own in rows.values()) and (within_epoch or shared[rank] > MOST_SHARED):
             limit, meant = min(MOST_SHARED, half), "" if shared[rank] > half else REPEATED_IN_DATA
-            return self.found(shared[rank] <= limit, detail, measured=shared[rank], limit=limit, meant=meant)
+            return self.at_most(shared[rank], limit, detail, meant=meant)
         raise NotApplicable("rows come again within one process, or nobody knows how many there are")
 
 
@@ -257,7 +257,7 @@ class RanksReportAlike(Check):
             for rank, held in of_every_rank(trace, Step).items()
         }
         for rank, steps in () if of_all else numbers.items():
-            clips = {seen.step: seen.clip_scale for seen in trace.of_rank(rank).main.all(CallOrder)}
+            clips = {seen.step: seen.clip_scale for seen in trace.of_rank(rank).records(CallOrder)}
             numbers[rank] = [
                 (when, {**own, "share left by clipping": clips.get(at)}) for at, (when, own) in enumerate(steps)
             ]
@@ -303,7 +303,7 @@ class EpochsShuffled(Check):
     remedy = "Call loader.sampler.set_epoch(epoch) at the start of each epoch."
 
     def judge(self, trace: Trace) -> Finding:
-        last = [seen for rank in of_every_rank(trace, Step) for seen in trace.of_rank(rank).main.all(RowsDrawn)[-1:]]
+        last = [seen for rank in of_every_rank(trace, Step) for seen in trace.of_rank(rank).records(RowsDrawn)[-1:]]
         pairs = [(a[: len(b)], b[: len(a)]) for seen in last for a, b in pairwise(seen.passes)]
         pairs = [(a, b) for a, b in pairs if len(a) >= ROWS_OF_AN_ORDER and list(a) != sorted(a)]
         pairs = required(pairs, "no loader that shuffles was seen to begin a second pass")
@@ -360,11 +360,11 @@ class SavedByOneRank(Check):
             elif not writers:
                 problems.append(f"saving returned on rank {rank} before any rank had written a file")
         detail = "; ".join(dict.fromkeys(problems)) or "one rank wrote the files, and every rank found them"
-        return self.found(not problems, detail, measured=len(problems), limit=0)
+        return self.at_most(len(problems), 0, detail)
 
     def _of_files(self, trace: Trace) -> Finding:
         """Judge the files that each process was heard to write."""
-        written = {rank: {seen.path for seen in trace.of_rank(rank).main.all(FileWritten)} for rank in trace.ranks}
+        written = {rank: {seen.path for seen in trace.of_rank(rank).records(FileWritten)} for rank in trace.ranks}
         ranks = {
             file: [rank for rank, own in written.items() if file in own] for file in set().union(*written.values())
         }
@@ -373,7 +373,7 @@ class SavedByOneRank(Check):
             f"ranks {', '.join(map(str, by))} wrote {file}" for file, by in sorted(ranks.items()) if len(by) > 1
         ]
         detail = some(problems, 2) or f"{len(ranks)} files, each written by one rank"
-        return self.found(not problems, detail, measured=len(problems), limit=0)
+        return self.at_most(len(problems), 0, detail)
 
 
 class ShardsEven(Check):
@@ -395,7 +395,7 @@ class ShardsEven(Check):
         held, even = sum(worst.held.values()), sum(worst.even.values())
         larger = f"; more than its shard of {some(worst.larger)}" if worst.larger else ""
         detail = f"rank {rank} holds {held:,} bytes in step {worst.step}, an even shard has {even:,}{larger}"
-        return self.found(not worst.larger, detail, measured=len(worst.larger), limit=0)
+        return self.at_most(len(worst.larger), 0, detail)
 
 
 def _excess(shard: Shard) -> float:
@@ -434,7 +434,7 @@ class RanksKeepPace(Check):
         slowest = max(ratios, key=lambda rank: or_infinite(median(ratios[rank])))
         ratio, often = median(ratios[slowest]), quantiles(ratios[slowest], n=4)[0]
         detail = f"rank {slowest} is the slowest: {ratio:.2f} times the time per token of the others{late}"
-        return self.found(often <= self.max_ratio, detail, measured=often, limit=self.max_ratio)
+        return self.at_most(often, self.max_ratio, detail)
 
     def _late(self, trace: Trace) -> str:
         """Return which rank joined late, as a clause; empty where none did."""

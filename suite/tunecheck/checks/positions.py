@@ -32,13 +32,13 @@ class NoLossOnPadding(Check):
     of four has a single padded position with a label."""
 
     def judge(self, trace: Trace) -> Finding:
-        padded = [seen for seen in trace.main.all(PositionGradients) if seen.padded]
+        padded = [seen for seen in trace.records(PositionGradients) if seen.padded]
         padded = required(padded, "no padded row reached the model with a mask")
         worst = worst_of(padded, key=lambda seen: seen.padding_share)
         detail = f"step {worst.step}: {worst.padding_share:.2g} of the gradient is at {worst.padded} padded positions"
         meant = FILLED_UP if worst.padding_guessed else ""
         share = worst.padding_share
-        return self.found(share <= self.max_share, detail, measured=share, limit=self.max_share, meant=meant)
+        return self.at_most(share, self.max_share, detail, meant=meant)
 
 
 class PaddingHidden(Check):
@@ -56,7 +56,7 @@ class PaddingHidden(Check):
     remedy = "Pass the tokenizer's attention_mask to the model, through the data set, the collator and each wrapper."
 
     def judge(self, trace: Trace) -> Finding:
-        seen = [one for one in trace.main.all(PositionGradients) if one.padding_both_ways]
+        seen = [one for one in trace.records(PositionGradients) if one.padding_both_ways]
         seen = required(seen, "no row whose padding is known reached a model with attention in both directions")
         shown, padded = (sum(getattr(one, name) for one in seen) for name in ("padding_shown", "padding_both_ways"))
         detail = f"attention reads {shown} of {padded} padded positions in {len(seen)} steps"
@@ -84,12 +84,12 @@ class RowsReachLoss(Check):
 
     def judge(self, trace: Trace) -> Finding:
         unseen, tokens = (
-            sum(getattr(one, name) for one in trace.main.all(PositionGradients)) for name in ("unseen", "tokens")
+            sum(getattr(one, name) for one in trace.records(PositionGradients)) for name in ("unseen", "tokens")
         )
         enough(tokens, self.min_tokens, "tokens of a causal transformers model")
         share = unseen / tokens
         detail = f"{share:.1%} of {tokens} tokens stand behind the last position of their row that the loss uses"
-        return self.found(share <= self.max_unseen_share, detail, measured=share, limit=self.max_unseen_share)
+        return self.at_most(share, self.max_unseen_share, detail)
 
 
 class NoTargetLeakage(Check):
@@ -119,7 +119,7 @@ class NoTargetLeakage(Check):
     capacity may drop another token."""
 
     def judge(self, trace: Trace) -> Finding:
-        steps = trace.main.all(PositionGradients)
+        steps = trace.records(PositionGradients)
         positions = sum(seen.raising for seen in steps)
         enough(positions, self.min_positions, "positions with both tokens and vocabulary logits")
         share = sum(seen.raising_own for seen in steps) / positions
@@ -134,4 +134,4 @@ class NoTargetLeakage(Check):
             return self.found(False, detail, measured=second, limit=limit, meant=FURTHER_AHEAD, causes=causes)
         detail = f"{share:.1%} of {positions} positions have their own input token as their target"
         detail += f"; none of {asked} rows attends to the next token" if asked and not seeing else ""
-        return self.found(share <= self.max_share, detail, measured=share, limit=self.max_share)
+        return self.at_most(share, self.max_share, detail)

@@ -97,7 +97,7 @@ class AnswersEnd(Check):
             raise NotApplicable(reason)
         detail = f"{len(loose)} of {whole} untruncated answers have no end token"
         limit = self.max_open_share
-        return self.found(share <= limit, detail, measured=share, limit=limit, causes=[NO_END])
+        return self.at_most(share, limit, detail, causes=[NO_END])
 
 
 def _needs_no_end(rows: Sequence[RowSpan]) -> str:
@@ -168,12 +168,12 @@ class PairsDiffer(Check):
     """Share of the pairs in which both answers begin with the whole prompt."""
 
     def judge(self, trace: Trace) -> Finding:
-        for rated in trace.main.all(AnswersRated):
+        for rated in trace.records(AnswersRated):
             enough(rated.rows, ENOUGH, "rated answers")
             detail = f"{rated.rows} answers have the label {' or '.join(rated.kinds)}"
             kinds, causes = len(rated.kinds), [LABELS_EQUAL]
             return self.found(kinds > 1, detail, measured=kinds, limit=2, compared=rated.rows, causes=causes)
-        seen = trace.main.all(PairsGiven)
+        seen = trace.records(PairsGiven)
         pairs = sum(window.pairs for window in seen)
         enough(pairs, ENOUGH, "pairs of answers")
         share = sum(window.alike for window in seen) / pairs
@@ -184,4 +184,4 @@ class PairsDiffer(Check):
             detail += f"; both answers of {again} pairs repeat the whole prompt"
         limit = self.max_alike_share
         causes = [ANSWERS_EQUAL] * (share > limit) + [PROMPTS_TWICE] * bool(problems)
-        return self.found(share <= limit, detail, measured=share, limit=limit, problems=problems, causes=causes)
+        return self.at_most(share, limit, detail, problems=problems, causes=causes)

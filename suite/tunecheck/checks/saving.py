@@ -54,9 +54,7 @@ class AdapterRoundTrip(NumericCheck):
                 ]
         detail = "; ".join(problems) or f"{seen.tensors} tensors, {seen.file_bytes:,} bytes"
         difference = seen.logit_difference
-        return self.found(
-            difference <= limit, detail, measured=difference, limit=limit, problems=problems, compared=seen.tensors
-        )
+        return self.at_most(difference, limit, detail, problems=problems, compared=seen.tensors)
 
 
 def _not_the_trained(trace: Trace, seen: RoundTrip, limit: float) -> list[str]:
@@ -204,7 +202,7 @@ class RepeatEquals(Check):
             step = different[0]
             detail = f"{len(different)} of {len(again)} steps differ, first step {step.step}: "
             detail += _told_apart(step, first.get(step.step))
-        return self.found(not different, detail, measured=len(different), limit=0)
+        return self.at_most(len(different), 0, detail)
 
 
 MAX_RATE_ERROR = 1e-9
@@ -246,7 +244,7 @@ class ResumeEquals(NumericCheck):
             return self.found(False, detail, measured=len(steps), limit=f"{start} to {end - 1}")
         if missing := [step.step for step in steps if step.step not in first]:
             raise MissingEvidence(f"the uninterrupted run has no step {missing[0]}")
-        if lost := _lost(trace.main.all(TrainerState), again.all(TrainerState)):
+        if lost := _lost(trace.records(TrainerState), again.all(TrainerState)):
             detail = f"the resumed run starts with values that differ from the saved ones: {some(lost)}"
             return self.found(False, detail, measured=len(lost), limit=0)
         step = worst_of(steps, key=lambda step: _difference(step, first[step.step]))
@@ -260,7 +258,7 @@ class ResumeEquals(NumericCheck):
         same_scaler = all(ended.scaler == trace.one(Trained).scaler for ended in again.all(Trained))
         detail += "" if same_scaler else "; the gradient scaler's state differs"
         changed = () if same_scaler else ("scaler",)
-        return self.found(worst <= limit, detail, measured=worst, limit=limit, problems=changed)
+        return self.at_most(worst, limit, detail, problems=changed)
 
 
 class RescaleEquals(NumericCheck):
@@ -297,7 +295,7 @@ class RescaleEquals(NumericCheck):
             )
             masks = "dropout draws other masks, so losses are not compared"
             detail += f"; {masks}" if "dropout" in trace.run.features else f", losses within {error:.2g}"
-        return self.found(error <= limit, detail, measured=error, limit=limit)
+        return self.at_most(error, limit, detail)
 
 
 def _rescaled(trace: Trace, processes: int) -> dict[int, Attempt]:

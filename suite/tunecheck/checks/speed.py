@@ -54,7 +54,7 @@ class SecondsReported(Check):
         detail = f"{which} is reported as {reported / passed:.2f} times its duration"
         if error <= limit and limit > COARSEST_LIMIT:
             raise NotApplicable(f"steps too short to time: {detail}")
-        return self.found(error <= limit, detail, measured=error, limit=limit)
+        return self.at_most(error, limit, detail)
 
 
 FEWEST_STEPS = 50

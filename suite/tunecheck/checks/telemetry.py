@@ -109,8 +109,8 @@ def samples(trace: Trace, phases: Collection[str] = ()) -> list[DeviceSample]:
     if seen is None or not seen.readings:
         return []
     if not phases:
-        return trace.main.all(DeviceSample)
-    return _during(trace.main, [phase for phase in trace.main.all(Phase) if phase.name in phases])
+        return trace.records(DeviceSample)
+    return _during(trace.main, [phase for phase in trace.records(Phase) if phase.name in phases])
 
 
 def _during(attempt: Attempt, phases: Sequence[Phase]) -> list[DeviceSample]:
@@ -154,7 +154,7 @@ def _other_processes(trace: Trace) -> str:
 
 def others_busy_share(trace: Trace) -> float | None:
     """Return the share of the machine's processor time that other processes used while it trained; None if unknown."""
-    phases = [p for p in trace.main.all(Phase) if p.name in TRAINING_PHASES and p.others_busy_share is not None]
+    phases = [p for p in trace.records(Phase) if p.name in TRAINING_PHASES and p.others_busy_share is not None]
     seconds = sum(phase.seconds for phase in phases)
     return sum(p.seconds * (p.others_busy_share or 0.0) for p in phases) / seconds if seconds > 0 else None
 
@@ -193,7 +193,7 @@ def _throttled(trace: Trace) -> str:
 
 def card_memory(trace: Trace, phases: Collection[str]) -> str:
     """Return the GPU memory that the training held in these phases, and by which counter; empty when unknown."""
-    seen, held = telemetry(trace.main), card_bytes(trace, [p for p in trace.main.all(Phase) if p.name in phases])
+    seen, held = telemetry(trace.main), card_bytes(trace, [p for p in trace.records(Phase) if p.name in phases])
     if seen is None or held is None:
         return ""
     by_process = "by NVML's figure for the process"
@@ -265,7 +265,7 @@ def _unnamed(trace: Trace, seen: Telemetry, during: list[DeviceSample]) -> str:
     """Return memory taken during the run, more than by the training. What was there before may be a desktop's."""
     first = next((known for attempt in trace.attempts if (known := telemetry(attempt))), seen)
     before = first.used_bytes_before if seen.used_bytes_before is not None else None  # of the run, not of a fallback
-    reserved = [p.peak_reserved_bytes for p in trace.main.all(Phase) if p.peak_reserved_bytes is not None]
+    reserved = [p.peak_reserved_bytes for p in trace.records(Phase) if p.peak_reserved_bytes is not None]
     used = [sample.used_bytes for sample in during if sample.used_bytes is not None]
     if before is None or not reserved or not used:
         return ""

@@ -90,7 +90,7 @@ class LabelsAsConfigured(Check):
         if (masked := trace.run.masked) and seen.first_token_supervised == seen.rows:
             words = f"{masked}_only_loss is declared, but every row is supervised from its first token"
             told[words] = PROMPTS_LEARNED
-        for known in trace.main.all(BaseTokens):
+        for known in trace.records(BaseTokens):
             if known.tokens >= ENOUGH and known.other > self.max_other_share * known.tokens:
                 words = f"{known.other} of {known.tokens} tokens have another id in the base model's tokenizer"
                 told[f"{words} ({known.example})"] = OTHER_TOKENIZER
@@ -118,7 +118,7 @@ class RowsComeOnce(Check):
         if len(digests) < 2:
             raise NotApplicable("only one micro-batch: it has no other to equal")
         if seen.dataset_rows != 1 and len({row for window in windows for row in window.rows}) == 1 and seen.rows >= FEW:
-            if any(lengths.cut >= seen.rows for lengths in trace.main.all(RowLengths)):
+            if any(lengths.cut >= seen.rows for lengths in trace.records(RowLengths)):
                 raise NotApplicable("every row is truncated before the rows differ; see rows_whole")
             detail = f"all {seen.rows} rows are equal, from a data set of {seen.dataset_rows or 'unknown many'} rows"
             meant = "" if seen.dataset_rows else SAME_BATCH
@@ -227,7 +227,7 @@ class RatesAsConfigured(Check):
         if seen.wrong:
             wrong = [f"{name} {what}" for name, what in seen.wrong.items()]
             detail = f"{len(wrong)} of {seen.tensors} tensors have another rate: {some(wrong, 2)}"
-        return self.found(not seen.wrong, detail, measured=len(seen.wrong), limit=0, compared=seen.tensors)
+        return self.at_most(len(seen.wrong), 0, detail, compared=seen.tensors)
 
 
 class ExportReadsBack(NumericCheck):
@@ -255,7 +255,7 @@ class ExportReadsBack(NumericCheck):
         saved = required(saved, "the script saved no full model after training")
         seen, limit = worst_of(saved, key=lambda seen: seen.logit_difference), self.limit(trace)
         detail = f"{len(seen.files)} files, logits differ by {seen.logit_difference:.2g}"
-        return self.found(seen.logit_difference <= limit, detail, measured=seen.logit_difference, limit=limit)
+        return self.at_most(seen.logit_difference, limit, detail)
 
 
 class LossLogged(NumericCheck):
@@ -280,7 +280,7 @@ class LossLogged(NumericCheck):
     def judge(self, trace: Trace) -> Finding:
         losses, limit = [step.loss for step in trace.steps], self.limit(trace)
         pairs, before = [], 0
-        for logged in trace.main.all(Logged):
+        for logged in trace.records(Logged):
             if logged.loss is None or logged.steps > len(losses):
                 continue
             if logged.steps > before:
@@ -290,7 +290,7 @@ class LossLogged(NumericCheck):
         logged, mean = worst_of(pairs, key=lambda pair: _beyond(pair[0].loss or 0.0, pair[1], self.rounding))
         error = _beyond(logged.loss or 0.0, mean, self.rounding)
         detail = f"after step {logged.steps}: logged {logged.loss:.6g}, the steps' mean is {mean:.6g}"
-        return self.found(error <= limit, detail, measured=error, limit=limit)
+        return self.at_most(error, limit, detail)
 
 
 def _beyond(value: float, wanted: float, rounding: float) -> float:
@@ -341,7 +341,7 @@ class EvaluationReported(NumericCheck):
         detail = f"{worst.split} after step {worst.steps}: reported {worst.reported_loss:.6g}, its logits give "
         detail += f"{worst.token_mean_loss:.6g} over {worst.tokens} tokens, {worst.batch_mean_loss:.6g} over batches"
         detail = "; ".join([*problems, detail])
-        return self.found(error <= limit, detail, measured=error, limit=limit, problems=problems)
+        return self.at_most(error, limit, detail, problems=problems)
 
 
 def _evaluation_error(seen: EvaluationSeen, smoothing: float) -> float:

@@ -8,7 +8,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from tunecheck.core.errors import MissingEvidence, NotApplicable, NothingCompared
 from tunecheck.core.evidence import Census, ForwardReference, Setup
@@ -85,7 +85,7 @@ class Check(Frozen, ABC):
         try:
             if reason := trace.why(self.needs):
                 raise NotApplicable(reason)
-            if self.without is not None and not trace.main.all(self.without[0]):
+            if self.without is not None and not trace.records(self.without[0]):
                 raise NotApplicable(self.without[1])
             return self._weighed(self.judge(trace), trace)
         except NotApplicable as error:
@@ -156,6 +156,15 @@ class Check(Frozen, ABC):
             meant=meant,
         )
 
+    def at_most(self, measured: float, limit: float, detail: str, *others: tuple[float, float], **more: Any) -> Finding:
+        """Return a finding that passes where the measured value is at most its limit, which no NaN is; see `found`.
+
+        `others` are further values with their limits. Where the first one passes, the first of them that fails counts.
+        """
+        pairs = ((measured, limit), *others)
+        measured, limit = next((pair for pair in pairs if not pair[0] <= pair[1]), pairs[0])
+        return self.found(measured <= limit, detail, measured=measured, limit=limit, **more)
+
     def unless(
         self,
         problems: Collection[str],
@@ -171,8 +180,7 @@ class Check(Frozen, ABC):
         """
         detail = "; ".join([*problems][:most]) or fine
         causes = problems.values() if isinstance(problems, Mapping) else ()
-        wrong = len(problems)
-        return self.found(not wrong, detail, measured=wrong, limit=0, compared=compared, meant=meant, causes=causes)
+        return self.at_most(len(problems), 0, detail, compared=compared, meant=meant, causes=causes)
 
     def _unjudged(self, reason: str, *, expected: bool = False) -> Finding:
         return Finding(check=self.name, status=Status.UNJUDGED, detail=reason, expected=expected)
@@ -215,7 +223,7 @@ def unwitnessed(differing: int, compared: int, *, confirmed: bool = False) -> st
 def knows_model(trace: Trace) -> bool:
     """Return whether the model is its library class's, and one whose formulas are known here."""
     declared = not trace.why({Premise.ARCHITECTURE_KNOWN}, Source.PRESUMED) and trace.holds(Premise.ARCHITECTURE_KNOWN)
-    return declared and all(seen.has_formulas for seen in trace.main.all(ForwardReference))
+    return declared and all(seen.has_formulas for seen in trace.records(ForwardReference))
 
 
 NOTHING_TRAINABLE = "no parameter of the model requires a gradient"
@@ -223,7 +231,7 @@ NOTHING_TRAINABLE = "no parameter of the model requires a gradient"
 
 def nothing_trainable(trace: Trace) -> bool:
     """Return whether the model was looked at, and had no parameter that requires a gradient."""
-    censuses = trace.main.all(Census) if trace.trainings else []
+    censuses = trace.records(Census)
     return bool(censuses) and not any(census.trainable for census in censuses)
 
 
@@ -239,6 +247,11 @@ def said_once(problems: Iterable[tuple[object, str, str]]) -> dict[str, str]:
         f"{when[0]}{f' and {len(when) - 1} more' if len(when) > 1 else ''}: {sentence}": cause
         for (sentence, cause), when in moments.items()
     }
+
+
+def holding(sentences: Mapping[str, object]) -> list[str]:
+    """Return those of these sentences whose condition is true."""
+    return [sentence for sentence, condition in sentences.items() if condition]
 
 
 def some(names: tuple[str, ...] | list[str], limit: int = 4) -> str:
@@ -283,7 +296,7 @@ def rounds_to_8_bit(trace: Trace) -> bool:
 
     Two orders of a sum that differ in the last place then differ by a step somewhere (LLM.int8, arXiv 2208.07339).
     """
-    return any("int8" in census.frozen_dtypes for census in trace.main.all(Census))
+    return any("int8" in census.frozen_dtypes for census in trace.records(Census))
 
 
 def trains_16bit_weights(trace: Trace) -> bool:

@@ -123,6 +123,26 @@ class ParallelSnapshot(Frozen):
     engine: str = "ddp"
 
 
+def _section(kind: type[S], path: str) -> Callable[[Any], S]:
+    """Return what builds a section from the keys that it knows.
+
+    It raises MissingEvidence for one that has no default.
+    """
+
+    def built(given: Any) -> S:
+        if not isinstance(given, Mapping):
+            raise MissingEvidence(f"the header of the trace has no section {path}")
+        known = fields(kind)  # type: ignore[arg-type]
+        if lacking := [f.name for f in known if f.name not in given and f.default is MISSING]:
+            raise MissingEvidence(f"the header of the trace lacks {', '.join(f'{path}.{name}' for name in lacking)}")
+        try:
+            return cast(S, build(kind, given, partial=True))
+        except MISFITS as error:
+            raise MissingEvidence(f"the header of the trace has another {path}: {error}") from None
+
+    return built
+
+
 class _Key(Generic[S]):
     """A key of the configuration: its type in JSON, and its value where the header has none, or null."""
 
@@ -191,72 +211,48 @@ class RunSnapshot:
     checks = _Key[Mapping[str, Any]](dict[str, dict[str, Any] | str])
     """Limits by check, or "off"."""
 
+    model = _Key[ModelSnapshot](Any, convert=_section(ModelSnapshot, "model"))
+    """The model's name and size."""
+    training = _Key[TrainingSnapshot](Any, convert=_section(TrainingSnapshot, "training"))
+    """The optimisation."""
+    evaluation = _Key(Any, EvaluationSnapshot(), convert=_section(EvaluationSnapshot, "evaluation"))
+    """The evaluations."""
+    probes = _Key(Any, ProbesSnapshot(), convert=_section(ProbesSnapshot, "probes"))
+    """The evidence that costs time."""
+    lora = _Key[LoraSnapshot | None](Any, None, convert=_section(LoraSnapshot, "lora"))
+    """The adapters; None where the base itself learns."""
+    quantization = _Key[QuantizationSnapshot | None](Any, None, convert=_section(QuantizationSnapshot, "quantization"))
+    """The quantisation; None for a base that is not quantised."""
+    parallel = _Key(Any, ParallelSnapshot(processes=1), convert=_section(ParallelSnapshot, "parallel"))
+    """The processes that train together."""
+
     @property
     def name(self) -> str:
         """Tier and id, which together are unique in a session."""
         return f"{self.tier}/{self.id}"
 
     @property
-    def model(self) -> ModelSnapshot:
-        """The model's name and size."""
-        return _section(ModelSnapshot, self._required("model"), "model")
-
-    @property
     def architecture(self) -> ArchitectureSnapshot:
         """The model's shapes."""
-        model = self._required("model")
-        return _section(ArchitectureSnapshot, model.get("architecture"), "model.architecture")
+        return _section(ArchitectureSnapshot, "model.architecture")(
+            (self.settings.get("model") or {}).get("architecture")
+        )
 
     @property
     def layers(self) -> int:
         """Layers of the decoder; 0 where they are not known, as in a class of the script's own."""
-        return int((self._required("model").get("architecture") or {}).get("num_hidden_layers") or 0)
-
-    @property
-    def lora(self) -> LoraSnapshot | None:
-        """The adapters; None where the base itself learns."""
-        return self._optional(LoraSnapshot, "lora")
-
-    @property
-    def quantization(self) -> QuantizationSnapshot | None:
-        """The quantisation; None for a base that is not quantised."""
-        return self._optional(QuantizationSnapshot, "quantization")
-
-    @property
-    def training(self) -> TrainingSnapshot:
-        """The optimisation."""
-        return _section(TrainingSnapshot, self._required("training"), "training")
+        return int(((self.settings.get("model") or {}).get("architecture") or {}).get("num_hidden_layers") or 0)
 
     @property
     def processes(self) -> int:
         """Processes that train together."""
-        parallel = self._optional(ParallelSnapshot, "parallel")
-        return parallel.processes if parallel else 1
+        return self.parallel.processes
 
     @property
     def rows_per_step(self) -> int:
         """Sequences per optimizer step, those of all processes."""
         training = self.training
         return training.micro_batch_size * training.gradient_accumulation_steps * self.processes
-
-    @property
-    def evaluation(self) -> EvaluationSnapshot:
-        """The evaluations."""
-        return _section(EvaluationSnapshot, self.settings.get("evaluation", {}), "evaluation")
-
-    @property
-    def probes(self) -> ProbesSnapshot:
-        """The evidence that costs time."""
-        return _section(ProbesSnapshot, self.settings.get("probes", {}), "probes")
-
-    def _required(self, key: str) -> Any:
-        if key not in self.settings:
-            raise MissingEvidence(f"the header of the trace lacks {key}")
-        return self.settings[key]
-
-    def _optional(self, kind: type[S], key: str) -> S | None:
-        given = self.settings.get(key)
-        return None if given is None else _section(kind, given, key)
 
 
 def require_settings(settings: Mapping[str, Any]) -> None:
@@ -277,16 +273,3 @@ def changed(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str
         section, _, key = path.rpartition(".")
         result[section or key] = {**result[section], key: value} if section else value
     return result
-
-
-def _section(kind: type[S], given: Any, path: str) -> S:
-    """Build a section from the keys that it knows. Raises MissingEvidence for one that has no default."""
-    if not isinstance(given, Mapping):
-        raise MissingEvidence(f"the header of the trace has no section {path}")
-    known = fields(kind)  # type: ignore[arg-type]
-    if lacking := [f.name for f in known if f.name not in given and f.default is MISSING]:
-        raise MissingEvidence(f"the header of the trace lacks {', '.join(f'{path}.{name}' for name in lacking)}")
-    try:
-        return cast(S, build(kind, given, partial=True))
-    except MISFITS as error:
-        raise MissingEvidence(f"the header of the trace has another {path}: {error}") from None

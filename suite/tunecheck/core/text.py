@@ -16,8 +16,10 @@ _UNPRINTABLE = re.compile(
 )
 
 
-def human_bytes(count: float) -> str:
-    """Format a size in binary units: "512 B", "1.43 GiB", "1000 MiB"."""
+def human_bytes(count: float | None) -> str:
+    """Format a size in binary units: "512 B", "1.43 GiB", "1000 MiB"; empty for None."""
+    if count is None:
+        return ""
     size, unit = float(count), _BYTE_UNITS[0]
     for unit in _BYTE_UNITS:
         if abs(size) < 1023.5 or unit == _BYTE_UNITS[-1]:

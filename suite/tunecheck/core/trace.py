@@ -35,7 +35,7 @@ from tunecheck.core.evidence import (
     record_kind,
 )
 from tunecheck.core.machine import require_machine
-from tunecheck.core.premises import OF_THE_RUN, Fact, Premise, Source, edits
+from tunecheck.core.premises import OF_THE_RUN, Fact, Premise, Source, edits, facts
 from tunecheck.core.reading import TRACE_BYTES, parse_json, read_bytes
 from tunecheck.core.redaction import redactor
 from tunecheck.core.snapshot import RunSnapshot, changed, require_settings
@@ -107,17 +107,13 @@ class Trace:
     @cached_property
     def facts(self) -> Mapping[str, Fact]:
         """Premise to what is known about it; what the training did says more than what it declares."""
-        found, main = dict(self.run.premises), self.trainings[-1:]
+        found = dict(self.run.premises)
         if any(attempt.start.purpose == AttemptPurpose.MERGE for attempt in self.attempts):
             found[Premise.MERGED] = Fact(source=Source.OBSERVED, where="an attempt of its own")
-        seen = [record.reasons for attempt in main for record in attempt.all(PremisesOpen)]
-        seen += [dict(_left_open(attempt)) for attempt in main]
+        opened = [*(record.reasons for record in self.records(PremisesOpen)), dict(_left_open(self))]
         if found.get(Premise.STEP_DECLARED, OF_THE_RUN).source is Source.OPEN:
-            seen.append(edits({order.step: order.calls for attempt in main for order in attempt.all(CallOrder)}))
-        return {
-            **found,
-            **{premise: Fact(source=Source.OPEN, where=why) for told in seen for premise, why in told.items()},
-        }
+            opened.append(edits({order.step: order.calls for order in self.records(CallOrder)}))
+        return found | {premise: fact for reasons in opened for premise, fact in facts(reasons).items()}
 
     def holds(self, premise: Premise) -> bool:
         """Return whether this premise is not open."""
@@ -146,15 +142,20 @@ class Trace:
                 return attempt
         raise MissingEvidence(f"no attempt with the purpose {str(purpose)!r} was made")
 
+    def records(self, kind: type[R]) -> list[R]:
+        """Return the main attempt's records of this kind; none where nothing was trained."""
+        return self.main.all(kind) if self.trainings else []
+
     def all(self, kind: type[R]) -> list[R]:
         """Return the main attempt's records of this kind.
 
         Raises MissingEvidence when there are none, and when the probe that writes them failed: some may be missing.
         """
-        for failure in self.main.all(ProbeFailed):
+        main = self.main
+        for failure in main.all(ProbeFailed):
             if kind.__name__ in failure.kinds:
                 raise MissingEvidence(f"probe {failure.probe} failed at {failure.moment}: {failure.error}")
-        if records := self.main.all(kind):
+        if records := main.all(kind):
             return records
         raise MissingEvidence(f"the trace holds no {kind.__name__} record")
 
@@ -177,23 +178,28 @@ class Trace:
         return self.all(Step)
 
     @property
+    def skipped(self) -> set[int]:
+        """The numbers of its steps that the gradient scaler skipped."""
+        return {step.step for step in self.steps if not step.applied}
+
+    @property
     def pretrained(self) -> bool:
         """Whether the weights came from training, not from a random number generator."""
         return self.one(evidence.Weights).pretrained
 
 
-def _left_open(attempt: Attempt) -> Iterator[tuple[str, str]]:
-    """Yield the premises that what an attempt recorded leaves open, each with the reason."""
-    if not all(weights.pretrained for weights in attempt.all(evidence.Weights)):
+def _left_open(trace: Trace) -> Iterator[tuple[str, str]]:
+    """Yield the premises that what was recorded leaves open, each with the reason."""
+    if not all(weights.pretrained for weights in trace.records(evidence.Weights)):
         yield Premise.PRETRAINED, "the weights are random, so learning is not judged"
-    for optimizer in {setup.declared_optimizer for setup in attempt.all(evidence.Setup)} - {ADAMW, ""}:
+    for optimizer in {setup.declared_optimizer for setup in trace.records(evidence.Setup)} - {ADAMW, ""}:
         yield Premise.UPDATE_RULE_KNOWN, f"the trainer declares {optimizer}, whose update rule differs from {ADAMW}"
-    if not all(rows.end_tokens for rows in attempt.all(evidence.RowSpans)):
+    if not all(rows.end_tokens for rows in trace.records(evidence.RowSpans)):
         name = "set the Trainer's processing_class, or eos_token_id in the model's configuration"
         yield Premise.END_KNOWN, f"the end token is unknown: {name}, or pass tokenizer= to tunecheck.watch"
-    windows = attempt.all(evidence.Window)
+    windows = trace.records(evidence.Window)
     empty = [window for window in windows if not window.supervised_tokens]
-    if empty and not attempt.all(evidence.Oracle):
+    if empty and not trace.records(evidence.Oracle):
         yield Premise.TOKEN_MEAN_LOSS, f"{len(empty)} of {len(windows)} steps supervise no token: their mean is 0/0"
 
 

@@ -14,6 +14,7 @@ from tunecheck.core.frozen import Frozen
 from tunecheck.core.snapshot import changed
 from tunecheck.core.text import human_bytes
 from tunecheck.core.trace import Attempt, Trace
+from tunecheck.results import peak_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,7 +65,7 @@ def print_rows(rows: list[AttemptRow], console: "Console") -> None:
     for head in ("memory", "relative", "step", "speed"):
         table.add_column(head, justify="right", overflow="fold", min_width=len(head))
     for row in rows:
-        memory = "-" if row.peak_bytes is None else f"{human_bytes(row.peak_bytes)} {row.peak_kind}"
+        memory = f"{human_bytes(row.peak_bytes)} {row.peak_kind}".strip() or "-"
         step = "-" if row.step_seconds is None else f"{row.step_seconds:.3g} s"
         peak = "-" if row.relative_peak is None else f"{row.relative_peak:.0%}"
         speed = "-" if row.relative_speed is None else f"{row.relative_speed:.2f}x"
@@ -79,9 +80,7 @@ def _row(trace: Trace, attempt: Attempt) -> AttemptRow:
     run, setups, steps = changed(trace.header.run, attempt.start.changes), attempt.all(Setup), attempt.all(Step)
     every = attempt.all(Phase)  # one that ran out of memory while it loaded has no training phase
     phases = [phase for phase in every if phase.name in TRAINING_PHASES] or ([] if attempt.finished else every)
-    allocated = [phase.peak_allocated_bytes for phase in phases if phase.peak_allocated_bytes is not None]
-    resident = [phase.process_bytes for phase in phases if phase.process_bytes is not None]
-    peak, kind = (allocated, "allocator") if allocated else (resident, "resident" if resident else "")
+    peak_bytes, peak_kind = peak_of(phases)
     seconds = [step.seconds for step in steps[1:]]
     few = f", {len(steps)} steps" if attempt.start.purpose == AttemptPurpose.FALLBACK_STEP else ""
     return AttemptRow(
@@ -92,8 +91,8 @@ def _row(trace: Trace, attempt: Attempt) -> AttemptRow:
         precision=setups[-1].precision if setups else "",
         outcome=attempt.outcome + few,
         steps=len(steps),
-        peak_bytes=max(peak, default=None),
-        peak_kind=kind,
+        peak_bytes=peak_bytes,
+        peak_kind=peak_kind,
         step_seconds=median(seconds) if seconds else None,
     )
 

@@ -13,7 +13,7 @@ _STYLES = {"learned": "black on green", "padding": "dim", "cut": "dim"}
 
 def rows_of(trace: Trace) -> list[RowShown]:
     """Return the rows that the trace shows; none where it has none."""
-    return trace.main.all(RowShown) if trace.trainings else []
+    return trace.records(RowShown)
 
 
 def problem_of(trace: Trace) -> str:

@@ -286,7 +286,7 @@ def run_view(run: RunReport) -> RunView:
         precision=run.precision,
         training_loss=training_loss_words(run),
         probe_loss=probe_loss_words(run),
-        peak="" if run.peak_bytes is None else human_bytes(run.peak_bytes),
+        peak=human_bytes(run.peak_bytes),
         peak_kind="" if run.peak_bytes is None else run.peak_kind,
         tokens_per_second="" if run.tokens_per_second is None else f"{run.tokens_per_second:.1f}",
         seconds=human_seconds(run.seconds) if run.seconds else "",

@@ -4,13 +4,12 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from tunecheck import __version__
 from tunecheck.checks import SUBJECTS
 from tunecheck.checks.telemetry import others_busy_share
 from tunecheck.checks.utilization import tokens_per_second
-from tunecheck.core.errors import MissingEvidence
 from tunecheck.core.evidence import (
     AttemptOutcome,
     AttemptPurpose,
@@ -18,7 +17,6 @@ from tunecheck.core.evidence import (
     Evaluation,
     Phase,
     PremisesOpen,
-    Record,
     Setup,
     Step,
     Weights,
@@ -208,8 +206,7 @@ def summarize(
     findings = explained([answers.applied(finding) for finding in findings], ask=ask)
     findings = [attributed(trace, finding) for finding in findings]
     attribution = domain_of_end(trace)
-    run, main = trace.run, _main(trace)
-    records = main.records if main else ()
+    run, main = trace.run, trace.main if trace.trainings else None
     outcome, reason = _outcome(main, findings)
     if outcome == "pass" and (lacking := without_core(trace, findings)):
         outcome, reason = "inconclusive", lacking
@@ -217,11 +214,12 @@ def summarize(
     if blamed := machine_fault(trace, failed):
         outcome, attribution = "error", blamed
         reason = reason or f"{', '.join(finding.check for finding in failed)} failed by a fault of the machine"
-    setup, weights, data = _last(main, Setup), _last(main, Weights), _last(main, Dataset)
-    steps = [record for record in records if isinstance(record, Step)]
+    setup, weights = next(reversed(trace.records(Setup)), None), next(reversed(trace.records(Weights)), None)
+    data = next(reversed(trace.records(Dataset)), None)
+    steps = trace.records(Step)
     rate = tokens_per_second(steps)
-    peak_bytes, peak_kind = _peak([record for record in records if isinstance(record, Phase)])
-    probes = [record.loss for record in records if isinstance(record, Evaluation) and record.split == "probe"]
+    peak_bytes, peak_kind = peak_of(trace.records(Phase))
+    probes = [evaluation.loss for evaluation in trace.records(Evaluation) if evaluation.split == "probe"]
     return RunReport(
         run=run.id,
         tier=run.tier,
@@ -239,7 +237,7 @@ def summarize(
         repairs=tuple(repair for found in (weights, data) if found for repair in found.repairs),
         fingerprint=trace.header.fingerprint,
         findings=tuple(findings),
-        course=_course(main, findings),
+        course=_course(trace, findings),
         needless=needless,
         losses=tuple(step.loss for step in steps),
         probe_loss_start=probes[0] if probes else None,
@@ -249,7 +247,7 @@ def summarize(
         tokens_per_second=rate if rate is not None and math.isfinite(rate) else None,
         others_busy_share=others_busy_share(trace) if main else None,
         seconds=seconds,
-        entry=entry_of(trace, main),
+        entry=entry_of(trace),
         trace_file=trace_file,
     )
 
@@ -279,15 +277,10 @@ def exit_code(report: Report) -> int:
     return EXIT_UNJUDGED
 
 
-def _main(trace: Trace) -> Attempt | None:
-    try:
-        return trace.main
-    except MissingEvidence:
-        return None
-
-
 def _outcome(main: Attempt | None, findings: Sequence[Finding]) -> tuple[Outcome, str]:
-    stopped = _why_unfinished(main)
+    stopped = "no training attempt was made"
+    if main is not None:
+        stopped = "" if main.finished else f"the training {main.ending}"
     if any(finding.status is Status.FAILED for finding in findings):
         return "fail", stopped
     if stopped:
@@ -300,10 +293,10 @@ def _outcome(main: Attempt | None, findings: Sequence[Finding]) -> tuple[Outcome
     return "pass", ""
 
 
-def _course(main: Attempt | None, findings: Sequence[Finding]) -> tuple[str, ...]:
+def _course(trace: Trace, findings: Sequence[Finding]) -> tuple[str, ...]:
     """Return why checks are unjudged by what the training did, which no declaration foretold."""
     unjudged = {finding.detail for finding in findings if finding.status is Status.UNJUDGED}
-    opened = [why for seen in (main.all(PremisesOpen) if main else []) for why in seen.reasons.values()]
+    opened = [why for seen in trace.records(PremisesOpen) for why in seen.reasons.values()]
     return tuple(why for why in dict.fromkeys(opened) if why in unjudged)
 
 
@@ -331,13 +324,6 @@ def without_core(trace: Trace, findings: Sequence[Finding]) -> str:
     return "; ".join(lacking)
 
 
-def _why_unfinished(main: Attempt | None) -> str:
-    """Return why the attempt that counts did not finish; empty when it did."""
-    if main is None:
-        return "no training attempt was made"
-    return "" if main.finished else f"the training {main.ending}"
-
-
 def _attempt(attempt: Attempt) -> Tried:
     return Tried(
         purpose=attempt.start.purpose,
@@ -348,15 +334,13 @@ def _attempt(attempt: Attempt) -> Tried:
     )
 
 
-def _peak(phases: list[Phase]) -> tuple[int | None, str]:
+def peak_of(phases: Sequence[Phase]) -> tuple[int | None, str]:
+    """Return the largest memory of these phases and what counted it: allocator, resident, or empty for nothing."""
     if allocated := [phase.peak_allocated_bytes for phase in phases if phase.peak_allocated_bytes is not None]:
         return max(allocated), "allocator"
     if resident := [phase.process_bytes for phase in phases if phase.process_bytes is not None]:
         return max(resident), "resident"
     return None, ""
-
-
-R = TypeVar("R", bound=Record)
 
 
 def weights_words(weights: Weights) -> str:
@@ -370,11 +354,6 @@ def weights_words(weights: Weights) -> str:
 def data_words(data: Dataset) -> str:
     """Return source, identifier@revision, the start of the digest, numbers of rows."""
     return f"{data.source} {_pinned(data)} {data.sha256[:12]} {data.rows} + {data.heldout_rows} rows"
-
-
-def _last(main: Attempt | None, kind: type[R]) -> R | None:
-    found = main.all(kind) if main else []
-    return found[-1] if found else None
 
 
 def _pinned(found: Weights | Dataset) -> str:

@@ -67,11 +67,8 @@ def machine_fault(trace: Trace, failed: Sequence[Finding]) -> Attribution | None
 
 def domain_of_end(trace: Trace) -> Attribution | None:
     """Return what kept the attempt that counts from finishing; None when it finished or was interrupted."""
-    try:
-        main = trace.main
-    except MissingEvidence:
-        return None
-    if main.outcome in (AttemptOutcome.FINISHED, AttemptOutcome.INTERRUPTED, AttemptOutcome.CUT_OFF):
+    no_fault = (AttemptOutcome.FINISHED, AttemptOutcome.INTERRUPTED, AttemptOutcome.CUT_OFF)
+    if not trace.trainings or (main := trace.main).outcome in no_fault:
         return None
     if faults := hardware_faults(trace):
         return Domain.HARDWARE, "; ".join(faults)
@@ -118,7 +115,7 @@ def _by_repeat(trace: Trace, finding: Finding) -> Attribution | None:
     repeats = [
         attempt for attempt in trace.attempts if attempt.start.purpose == AttemptPurpose.REPEAT and attempt.finished
     ]
-    first = {step.step: step.loss for step in trace.main.all(Step)}
+    first = {step.step: step.loss for step in trace.records(Step)}
     pairs = [(first.get(step.step), step.loss) for attempt in repeats for step in attempt.all(Step)]
     if not pairs:
         return None

@@ -9,7 +9,7 @@ from tunecheck.core.frozen import Frozen
 
 if TYPE_CHECKING:
     from tunecheck.config.schema import Run
-    from tunecheck.core.trace import Attempt, Trace
+    from tunecheck.core.trace import Trace
 
 
 class Entry(Frozen):
@@ -38,15 +38,13 @@ def waiting(run: "Run") -> Entry | None:
     return Entry(comparison=run.comparison, name=run.entry, turn=run.turn) if run.comparison else None
 
 
-def entry_of(trace: "Trace", main: "Attempt | None") -> Entry | None:
+def entry_of(trace: "Trace") -> Entry | None:
     """Return the entry of the attempt that counts; None for a run by itself."""
     run = trace.run
     if not run.comparison:
         return None
-    records = main.records if main else ()
-    censuses = [record for record in records if isinstance(record, Census)]
-    heldout = [record.loss for record in records if isinstance(record, Evaluation) and record.split == "heldout"]
-    steps = [record for record in records if isinstance(record, Step)]
+    censuses, steps = trace.records(Census), trace.records(Step)
+    heldout = [evaluation.loss for evaluation in trace.records(Evaluation) if evaluation.split == "heldout"]
     rates = [run.rows_per_step / step.seconds for step in timed(steps)]
     return Entry(
         comparison=run.comparison,
@@ -58,5 +56,5 @@ def entry_of(trace: "Trace", main: "Attempt | None") -> Entry | None:
         heldout_loss_end=heldout[-1] if len(heldout) > 1 else None,
         training_seconds=sum(step.seconds for step in steps) if steps else None,
         rows_per_second=median(rates) if rates else None,
-        pretrained=any(isinstance(record, Weights) and record.pretrained for record in records),
+        pretrained=any(weights.pretrained for weights in trace.records(Weights)),
     )

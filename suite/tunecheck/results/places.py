@@ -2,7 +2,6 @@
 
 import re
 
-from tunecheck.core.errors import MissingEvidence
 from tunecheck.core.evidence import UserCode
 from tunecheck.core.finding import Place
 from tunecheck.core.trace import Trace
@@ -74,10 +73,7 @@ FALLBACK = ("script",)
 
 def places_of(trace: Trace, check: str) -> tuple[Place, ...]:
     """Return the code that a failure of this check points to, the likeliest first; nothing for a run of the suite's."""
-    try:
-        written = trace.main.all(UserCode)
-    except MissingEvidence:
-        return ()
+    written = trace.records(UserCode)
     roles, expression = ABOUT.get(check, ((), ""))
     for among in (roles, FALLBACK):
         if found := [_place(code, expression) for role in among for code in written if code.role == role]:

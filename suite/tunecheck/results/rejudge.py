@@ -26,7 +26,7 @@ def judged_again(
     """
     findings = [check(trace) for check in checks_of(trace, overrides, trace_file=trace_file).values()]
     findings = _with_expectations(findings, trace.run.expected)
-    course = {why for told in trace.main.all(PremisesOpen) for why in told.reasons.values()}
+    course = {why for told in trace.records(PremisesOpen) for why in told.reasons.values()}
     findings.sort(key=lambda finding: finding.detail not in course)  # read first: no declaration foretold it
     seconds = sum(attempt.end.seconds for attempt in trace.attempts if attempt.end)
     return summarize(trace, findings, trace_file=trace_file, seconds=seconds, answers=answers)

@@ -56,14 +56,14 @@ def machine(environment: Mapping[str, Any]) -> str:
 
     tunecheck's own version is not among them: every report has that of the code that ran, wherever it is installed.
     """
-    gpus = [f"{gpu.get('name')} {_size(gpu.get('total_bytes'))}" for gpu in environment.get("gpus") or ()]
+    gpus = [f"{gpu.get('name')} {human_bytes(gpu.get('total_bytes'))}" for gpu in environment.get("gpus") or ()]
     cpu, git = environment.get("cpu") or {}, environment.get("git") or {}
     system = {"python": environment.get("python"), **(environment.get("versions") or {})}
     parts = [
         *gpus,
         cpu.get("model"),
         cpu.get("usable_cores") and counted(cpu["usable_cores"], "core"),
-        _size(environment.get("ram_total_bytes")),
+        human_bytes(environment.get("ram_total_bytes")),
         environment.get("platform"),
         *(f"{name} {version}" for name, version in system.items() if version and name != "tunecheck"),
         git.get("commit") and f"commit {git['commit'][:12]}{' with local changes' if git.get('dirty') else ''}",
@@ -96,10 +96,6 @@ def too_busy(run: RunReport) -> bool:
     """Return whether other processes used so much CPU time that the run's times mean nothing."""
     limit = BUSY_SHARE_ON_CPU if run.device.startswith("cpu") else BUSY_SHARE_ON_GPU
     return run.others_busy_share is not None and run.others_busy_share > limit
-
-
-def _size(count: int | None) -> str:
-    return "" if count is None else human_bytes(count)
 
 
 def _loss(value: float) -> str:

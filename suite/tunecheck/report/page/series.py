@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from tunecheck.core.errors import MissingEvidence
 from tunecheck.core.evidence import DeviceSample, Evaluation, Gradients, LiveTensors, Phase, Step
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import Premise
@@ -16,10 +15,9 @@ STEP = "optimizer step"
 
 def charts(trace: Trace, findings: Sequence[Finding]) -> list[Chart]:
     """Return the charts of the main attempt, without those of which nothing was recorded."""
-    try:
-        main = trace.main
-    except MissingEvidence:
+    if not trace.trainings:
         return []
+    main = trace.main
     limits = {finding.check: finding.limit for finding in findings}
     opened = trace.why({Premise.CAUSAL_LM, Premise.TOKEN_MEAN_LOSS})
     made = [

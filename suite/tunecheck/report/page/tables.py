@@ -1,10 +1,10 @@
 """The page's tables of a run, as plain rows from its trace."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from tunecheck.checks.telemetry import card_bytes
-from tunecheck.core.errors import MissingEvidence
 from tunecheck.core.evidence import DataSplit, Generation, Phase, ProbeTimes, Setup, StepTimes, Weights
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.text import facts, human_bytes, human_seconds
@@ -48,14 +48,13 @@ def phases(trace: Trace) -> Table:
             (
                 phase.name,
                 human_seconds(phase.seconds),
-                _size(phase.peak_allocated_bytes),
-                _size(phase.peak_reserved_bytes),
-                _size(phase.probes_peak_allocated_bytes),
-                _size(card_bytes(trace, [phase])),
-                _size(phase.process_bytes),
+                human_bytes(phase.peak_allocated_bytes),
+                human_bytes(phase.peak_reserved_bytes),
+                human_bytes(phase.probes_peak_allocated_bytes),
+                human_bytes(card_bytes(trace, [phase])),
+                human_bytes(phase.process_bytes),
             )
-            for attempt in _main(trace)
-            for phase in attempt.all(Phase)
+            for phase in trace.records(Phase)
         ],
     )
 
@@ -63,15 +62,14 @@ def phases(trace: Trace) -> Table:
 def costs(trace: Trace) -> Table:
     """Return the time of each probe relative to the steps', the longest first; those below 0.1 % are left out."""
     rows = []
-    for attempt in _main(trace):
-        steps = sum(second for times in attempt.all(StepTimes) for second in times.seconds)
-        spent = {name: second for times in attempt.all(ProbeTimes) for name, second in times.seconds.items()}
-        for name, second in sorted(spent.items(), key=lambda item: -item[1]):
-            if steps and second >= steps / 1000:
-                rows.append((name, f"{second:.2f} s", f"{second / steps:.1%}"))
-        if rows:
-            total = sum(spent.values())
-            rows.append(("all probes", f"{total:.2f} s", f"{total / steps:.1%}"))
+    steps = sum(second for times in trace.records(StepTimes) for second in times.seconds)
+    spent = {name: second for times in trace.records(ProbeTimes) for name, second in times.seconds.items()}
+    for name, second in sorted(spent.items(), key=lambda item: -item[1]):
+        if steps and second >= steps / 1000:
+            rows.append((name, f"{second:.2f} s", f"{second / steps:.1%}"))
+    if rows:
+        total = sum(spent.values())
+        rows.append(("all probes", f"{total:.2f} s", f"{total / steps:.1%}"))
     return Table(heads=("probe", "time", "of the steps' own time"), rows=tuple(rows))
 
 
@@ -84,7 +82,7 @@ def attempts(trace: Trace, run: RunReport) -> Table:
 
 def texts(trace: Trace) -> list[dict[str, str]]:
     """Return the continuations of each prompt before and after, with the answer that was trained if there is one."""
-    found = [generation for attempt in _main(trace) for generation in attempt.all(Generation)]
+    found = trace.records(Generation)
     keys = dict.fromkeys((generation.prompt, generation.expected) for generation in found)
     said = {(g.when, g.prompt, g.expected): g.text.strip() for g in found}
     return [
@@ -97,13 +95,10 @@ def texts(trace: Trace) -> list[dict[str, str]]:
 def provenance(trace: Trace, run: RunReport) -> list[tuple[str, str]]:
     """Return the sources of model and data, and the numeric modes of the training, as names and values."""
     held: dict[str, Any] = {"fingerprint": run.fingerprint, "started": trace.header.started_at}
-    for attempt in _main(trace):
-        if weights := attempt.all(Weights):
-            held["weights"] = _fields(weights[-1])
-        if data := attempt.all(DataSplit):
-            held["data"] = {"name": data[-1].dataset, "sha256": data[-1].dataset_sha256}
-        if setup := attempt.all(Setup):
-            held["setup"] = _fields(setup[-1])
+    for record in (*trace.records(Weights), *trace.records(Setup)):
+        held[type(record).__name__.lower()] = asdict(record)
+    for data in trace.records(DataSplit):
+        held["data"] = {"name": data.dataset, "sha256": data.dataset_sha256}
     return list(facts(held))
 
 
@@ -120,7 +115,7 @@ def _attempt(attempt: Attempt, device: str) -> tuple[str, ...]:
     return (
         attempt.start.purpose,
         human_seconds(end.seconds) if end else "",
-        _size(max(peaks, default=None)),
+        human_bytes(max(peaks, default=None)),
         f"{device}{f' ({attempt.start.card})' if attempt.start.card else ''}",
         attempt.start.explanation,
         attempt.ending,
@@ -133,18 +128,3 @@ def _filled(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
     return Table(
         heads=tuple(heads[place] for place in kept), rows=tuple(tuple(row[place] for place in kept) for row in rows)
     )
-
-
-def _main(trace: Trace) -> Iterator[Attempt]:
-    try:
-        yield trace.main
-    except MissingEvidence:
-        return
-
-
-def _fields(record: Weights | Setup) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in record.__dataclass_fields__}
-
-
-def _size(count: int | None) -> str:
-    return "" if count is None else human_bytes(count)
