@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tunecheck.config import find_run, load_run
 from tunecheck.memory.constants import CARD_CLASSES_GB, CUBLAS_WORKSPACE, CUDA_CONTEXT
-from tunecheck.memory.static import static_bytes
+from tunecheck.memory.prediction import static_bytes
 
 RUN = "quick/smollm2-135m-qlora"
 QV, QKVO = "[q_proj, v_proj]", "[q_proj, k_proj, v_proj, o_proj]"
@@ -133,8 +133,8 @@ HEAD = """\
 `tunecheck estimate RUN` predicts a run's GPU memory on a machine without GPU and without weights. **No number on this
 page was measured on a GPU.** tunecheck prefers measurements as soon as there are any (`tunecheck.memory.measured`).
 
-1. Memory that stays on the card is arithmetic on the configuration, exact to the byte (`tunecheck.memory.static`). It
-   holds packed 4-bit weights with both levels of statistics, the rest in its real dtype, adapters, gradients, and
+1. Memory that stays on the card is arithmetic on the configuration, exact to the byte (`tunecheck.memory.prediction`).
+   It holds packed 4-bit weights with both levels of statistics, the rest in its real dtype, adapters, gradients, and
    AdamW's moments.
 2. Memory that comes and goes is simulated (`tunecheck.memory.simulate`). transformers, peft, bitsandbytes and the
    trainer's own functions run two steps and an evaluation on fake tensors. Every storage counts from allocation to

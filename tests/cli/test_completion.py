@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tunecheck.cli import main
-from tunecheck.cli.completion import SHELLS
+from tunecheck.cli.commands import SHELLS
 
 
 def test_without_its_library_the_command_says_what_to_install(capsys, monkeypatch):

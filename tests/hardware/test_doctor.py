@@ -17,7 +17,7 @@ from tunecheck.core.errors import TRAIN_EXTRA
 from tunecheck.hardware import Disk, Gpu, GpuProcess, NvmlState, doctor, network
 from tunecheck.hardware import doctor as host
 from tunecheck.hardware import gpu_symptoms as gpus
-from tunecheck.hardware.diagnosis import Diagnosis, error, format_diagnoses, ok, warning
+from tunecheck.hardware.gpu_symptoms import Diagnosis, error, format_diagnoses, ok, warning
 
 
 def torch_with(*cards: Gpu, **changes: Any) -> dict[str, Any]:

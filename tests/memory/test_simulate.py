@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from tunecheck.memory import simulate as simulation
 from tunecheck.memory.live import ACTIVATIONS, CUDA_ROUNDING_BYTES, LiveStorages, block_remainder, scratch_bytes
-from tunecheck.memory.static import static_bytes
+from tunecheck.memory.prediction import static_bytes
 
 LORA = ["strategy=lora", "quantization=null"]
 VARIANTS = {

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tunecheck.config import find_run, load_model, load_run
 from tunecheck.core.errors import Unsupported
-from tunecheck.memory.static import StaticBytes, assumed_precision, packed_bytes, static_bytes
+from tunecheck.memory.prediction import StaticBytes, assumed_precision, packed_bytes, static_bytes
 from tunecheck.models.shapes import is_layer_linear, tensor_shapes
 from tunecheck.strategies import adapter_shapes
 from tunecheck.training.load import DTYPES

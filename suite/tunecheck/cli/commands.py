@@ -1,11 +1,17 @@
-"""The command line: all commands, by what they are about."""
+"""The command line: all commands, by what they are about, and the one that prints their completion for a shell."""
 
+import argparse
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from tunecheck import __version__
-from tunecheck.cli import bench, completion, fleet, history, machine, reading, run, runs, watch
+from tunecheck.cli import fleet, history, machine, reading, run, runs, watch
 from tunecheck.cli.parser import Parser, run_command
+from tunecheck.config import TIERS, run_sources
+from tunecheck.core.errors import ConfigError
 
+SHELLS = ("bash", "zsh", "fish")
 DESCRIPTION = "Check that LLM fine-tuning is correct: your own training, or reference runs on this machine."
 
 
@@ -25,6 +31,33 @@ def parser() -> Parser:
     )
     parser.set_defaults(parser=parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for group in (run, watch, bench, fleet, runs, machine, reading, history, completion):
+    for group in (run, watch, fleet, runs, machine, reading, history):
         group.add_commands(commands)
+    completion = commands.add_parser("completion", help="print a script that completes commands, options and runs")
+    completion.add_argument("shell", choices=SHELLS, help="your shell; load the script at its start")
+    completion.set_defaults(command=_completion)
     return parser
+
+
+def _completion(options: argparse.Namespace) -> int:
+    """Print the script, with the runs that there are now. Raises ConfigError without shtab."""
+    try:
+        import shtab
+    except ImportError:
+        needed = "completion: needs the package shtab, which is not installed; run: pip install 'tunecheck[completion]'"
+        raise ConfigError([needed]) from None
+    _describe(options.parser, [file.name for file in run_sources()], shtab.FILE)
+    print(shtab.complete(options.parser, options.shell), end="")
+    return 0
+
+
+def _describe(command: argparse.ArgumentParser, runs: list[str], file: Any) -> None:
+    """Say of each argument, in these commands too, what completes it."""
+    for action in command._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                _describe(below, runs, file)
+        elif action.type is Path:
+            action.complete = file  # type: ignore[attr-defined]
+        elif action.dest in ("run", "what"):
+            action.choices = [*TIERS, *runs] if action.dest == "what" else runs

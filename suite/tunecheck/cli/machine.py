@@ -23,8 +23,8 @@ def add_commands(commands: Any) -> None:
 def _doctor(options: argparse.Namespace) -> int:
     from tunecheck.assets import cached
     from tunecheck.hardware import probe
-    from tunecheck.hardware.diagnosis import format_diagnoses
     from tunecheck.hardware.doctor import DEFAULT_MODEL, examine
+    from tunecheck.hardware.gpu_symptoms import format_diagnoses
 
     diagnoses = examine(cached([DEFAULT_MODEL]))
     facts = {"hardware": probe().to_json(), "diagnoses": [asdict(diagnosis) for diagnosis in diagnoses]}

@@ -1,22 +1,27 @@
-"""The command `run`: train and judge tiers, or single runs, wherever tunecheck is installed."""
+"""The commands that train: `run` tiers or single runs, wherever tunecheck is installed, and `bench` trainers."""
 
 import argparse
 import json
 import os
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from tunecheck.cli.parser import as_json
+from tunecheck.cli.parser import INTERRUPTED, answer, as_json
 from tunecheck.config import TIERS, find_run
+from tunecheck.config.trainers import TRAINERS
 from tunecheck.core.errors import ConfigError
+from tunecheck.core.log import log
 from tunecheck.core.paths import checkout_folder, project_folder, shipped_folder
+from tunecheck.core.redaction import shown
+from tunecheck.core.units import count_option
 from tunecheck.results.answers import read_ignored
-from tunecheck.session.options import IGNORE, SESSION_OPTIONS
+from tunecheck.session.options import CARD, IGNORE, RUN, SESSION_OPTIONS, SET
 
 
 def add_commands(commands: Any) -> None:
-    """Add `run` to the command line."""
+    """Add `run` and `bench` to the command line."""
     run = commands.add_parser(
         "run", help="train and judge tiers or single runs", epilog="example: tunecheck run quick --set training.seed=3"
     )
@@ -24,6 +29,26 @@ def add_commands(commands: Any) -> None:
     run.add_argument("-n", metavar="WORKERS", help="worker processes; auto means one per GPU")
     run.add_argument("--ignore", **IGNORE)
     run.executes(_run, leaves_files=True, begins_itself=True)
+
+    bench = commands.add_parser(
+        "bench",
+        help="compare trainers on one training: speed, memory, losses",
+        epilog="example: tunecheck bench quick/smollm2-135m-qlora --turns 3",
+    )
+    bench.add_argument("run", help=RUN)
+    bench.add_argument(
+        "--trainer",
+        action="append",
+        metavar="NAME",
+        help=f"one of {', '.join(TRAINERS)}; may be repeated, and the first is the reference; "
+        "default: every installed trainer that supports the run",
+    )
+    bench.add_argument(
+        "--turns", type=count_option, default=3, metavar="N", help="trainings per trainer, in turns (default 3)"
+    )
+    bench.add_argument("--set", **SET)
+    bench.add_argument("--card", **CARD)
+    bench.executes(_bench, leaves_files=True, begins_itself=True)
 
 
 def add_selection(parser: argparse.ArgumentParser, *, nargs: str) -> None:
@@ -52,6 +77,29 @@ def _run(options: argparse.Namespace) -> int:
             as_json(options, verdict_payload(report), indent=None)
 
     return int(pytest.main(arguments, plugins=[SimpleNamespace(pytest_unconfigure=pytest_unconfigure)]))
+
+
+def _bench(options: argparse.Namespace) -> int:
+    """Train in turns, print the table and return the exit status of the session."""
+    from tunecheck.report.terminal import print_benchmark
+    from tunecheck.results import exit_code
+    from tunecheck.results.benchmark import benchmarks
+    from tunecheck.session import TierSession
+    from tunecheck.session.bench import carry_out, plan
+
+    runs, left_out = plan(
+        options.run, options.trainer or (), turns=options.turns, overrides=options.set, card=options.card
+    )
+    for trainer, reason in left_out.items():
+        log.info(f"skipped: trainer {trainer}: {reason}")
+    session = TierSession(command=shown(["tunecheck", *sys.argv[1:]]))
+    report = carry_out(runs, session)
+    if report is None:
+        return INTERRUPTED
+    found = [benchmark.to_json() for benchmark in benchmarks(report.runs)]
+    answer(options, found, lambda console: print_benchmark(report, console))
+    print(f"report: {session.folder}")
+    return exit_code(report)
 
 
 def pytest_arguments(options: argparse.Namespace) -> list[str]:

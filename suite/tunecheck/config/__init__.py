@@ -14,8 +14,7 @@ from tunecheck.config.comparisons import TIERS as TIERS
 from tunecheck.config.comparisons import RunFile as RunFile
 from tunecheck.config.comparisons import drop_unused, entries, split
 from tunecheck.config.compatibility import report_incompatibilities
-from tunecheck.config.limits import report_limits, report_unanswerable
-from tunecheck.config.problems import report_all
+from tunecheck.config.problems import report_all, report_limits, report_unanswerable
 from tunecheck.config.references import REFERENCES, described, fill, settle_files, shown
 from tunecheck.config.rules import broken_rules
 from tunecheck.config.schema import Data, Run

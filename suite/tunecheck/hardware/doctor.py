@@ -7,7 +7,7 @@ from tunecheck.config.cards import card_for
 from tunecheck.core.errors import TRAIN_EXTRA
 from tunecheck.core.units import GIB
 from tunecheck.hardware import Disk, Hardware, gpu_symptoms, network, probe
-from tunecheck.hardware.diagnosis import Diagnosis, error, memory_size, ok, warning
+from tunecheck.hardware.gpu_symptoms import Diagnosis, error, memory_size, ok, warning
 from tunecheck.hardware.host import distribution_version
 from tunecheck.hardware.torch_facts import torch_view
 

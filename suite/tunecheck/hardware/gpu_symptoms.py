@@ -1,12 +1,14 @@
-"""Diagnoses of the GPUs: driver, visibility, torch's view of them, bitsandbytes."""
+"""Diagnoses: what one is, and those of the GPUs: driver, visibility, torch's view of them, bitsandbytes."""
 
 import os
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
 
 from tunecheck.core.known_bugs import CUDNN_ATTENTION, cudnn_attention_gives_nan
+from tunecheck.core.text import human_bytes
 from tunecheck.core.units import GIB
-from tunecheck.hardware.diagnosis import Diagnosis, error, memory_size, ok, warning
 from tunecheck.hardware.facts import Gpu, Hardware, NvmlState
 
 CPU_ONLY = "quick and convergence run on the CPU; memory, extended and full are skipped"
@@ -17,6 +19,41 @@ MINIMUM_DRIVER = {12: 525, 13: 580}
 pip installs by default have been built for CUDA 13 since 2.11."""
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 NAME_BY_UUID = "name the GPUs by UUID, as `nvidia-smi -L` prints them"
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """One finding of the doctor."""
+
+    level: Literal["ok", "warning", "error"]
+    """Severity: a warning leaves the suite usable, an error does not."""
+    topic: str
+    found: str
+    remedy: str = ""
+    """What to do; empty where nothing is."""
+
+
+ok = partial(Diagnosis, "ok")
+"""Diagnose what needs no action."""
+warning = partial(Diagnosis, "warning")
+"""Diagnose what limits or distorts what the suite measures."""
+error = partial(Diagnosis, "error")
+"""Diagnose what makes runs fail."""
+
+
+def format_diagnoses(diagnoses: Sequence[Diagnosis]) -> str:
+    """Return plain text, one line each, in columns: level, topic, finding, and after an arrow the remedy."""
+    topic_width = max((len(diagnosis.topic) for diagnosis in diagnoses), default=0)
+    return "\n".join(
+        f"{diagnosis.level:<7}  {diagnosis.topic:<{topic_width}}  {diagnosis.found}"
+        + (f" -> {diagnosis.remedy}" if diagnosis.remedy else "")
+        for diagnosis in diagnoses
+    )
+
+
+def memory_size(size_bytes: int | None) -> str:
+    """Return a size for a reader, such as "3.2 GiB"; "? GiB" for None."""
+    return "? GiB" if size_bytes is None else human_bytes(size_bytes)
 
 
 def driver(hardware: Hardware) -> Iterator[Diagnosis]:

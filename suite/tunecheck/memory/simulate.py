@@ -22,8 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tunecheck.config.schema import Run
 from tunecheck.memory.live import CUDA_ROUNDING_BYTES, LiveStorages
 from tunecheck.memory.placed import Placed, copies_left_out, placed
-from tunecheck.memory.prediction import Simulation
-from tunecheck.memory.static import assumed_precision
+from tunecheck.memory.prediction import Simulation, assumed_precision
 from tunecheck.models.shapes import is_layer_linear
 from tunecheck.training import native
 from tunecheck.training.data import Batch
