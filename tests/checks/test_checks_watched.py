@@ -31,6 +31,8 @@ MEANT = {
     ("padding_hidden", "a mask of ones"),
     ("rows_reach_loss", "the first position"),
     ("loss_receives_logits", "rows against themselves"),
+    ("loss_receives_logits", "outputs against all targets"),
+    ("answers_end", "no mark of the assistant's turn"),
     ("no_target_leakage", "labels that are shifted twice"),
     ("randomness_varies", "a seed in every step"),
     ("clipping_leaves_gradients", "to nearly nothing"),
@@ -220,6 +222,7 @@ FAULTS = {
     },
     "answers_end": {
         "a turn begun behind each answer": lambda: watched(rows(turns=48, turns_unfilled=24)),
+        "no mark of the assistant's turn": lambda: watched(rows(turns_unopened=24)),
         "no ends": lambda: watched(spans(loose)),
         "none in every third row": lambda: watched(spans(lambda number: {} if number % 3 else loose(number))),
     },
@@ -302,6 +305,7 @@ FAULTS = {
     "loss_receives_logits": {
         "probabilities": lambda: watched(e.ScoresGiven(functions=2, probabilities=("LogSoftmax of a Softmax",))),
         "rows against themselves": lambda: watched(e.ScoresGiven(functions=2, probabilities=(), of_itself=1)),
+        "outputs against all targets": lambda: watched(e.ScoresGiven(functions=0, probabilities=(), crossed=1)),
     },
     "loss_normalised_over_accumulation": {
         "by nobody": lambda: watched(e.LossDivided(micro_batches=4, by="")),
@@ -828,6 +832,27 @@ def test_a_model_that_drops_may_be_trained_in_eval_mode_on_purpose(dropping, sta
     finding = CHECKS["state_in_training"]()(with_record(watched(), e.TrainingState, dropping_nothing=dropping))
     assert finding.status is status
     assert ("which disables dropout: h.0.drop" in finding.detail) is bool(dropping)
+
+
+def test_a_teacher_that_drops_may_be_meant():
+    """A model that is in eval mode by mistake is no question."""
+    trace = watched(e.OtherModelDrops(model="Teacher"))
+    finding = CHECKS["state_in_training"]()(trace)
+    wrong = CHECKS["state_in_training"]()(with_record(trace, e.TrainingState, modules_in_eval=("model",)))
+
+    assert (finding.status, wrong.status) == (Status.SUSPECTED, Status.FAILED)
+    assert "Teacher is called without gradients" in finding.detail
+    assert finding.meaning.startswith("A teacher or a reference model is in train mode")
+
+
+def test_added_tokens_that_never_learn_are_their_own_cause():
+    """Told from a base that was not loaded."""
+    frozen = f"embed_tokens.weight ({e.setup.NEW_TOKENS_FROZEN}: from 259 on)"
+    causes = [
+        CHECKS["base_matches_file"]()(with_record(watched(), e.BaseFidelity, differing=(name,))).meaning
+        for name in (frozen, "norm")
+    ]
+    assert [cause.startswith("Tokens were added") for cause in causes] == [True, False]
 
 
 @pytest.mark.parametrize("at", [None, 3], ids=["from the first step on", "after an evaluation"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.nn.functional import cross_entropy, log_softmax, nll_loss, normalize
+from torch.nn.functional import cross_entropy, l1_loss, log_softmax, mse_loss, nll_loss, normalize, smooth_l1_loss
 
 from tunecheck.checks import CHECKS
 from tunecheck.core.premises import Premise
@@ -249,3 +249,27 @@ def test_rows_that_are_compared_with_themselves(scores, of_itself):
     loss = cross_entropy(found, torch.arange(len(found)) % found.shape[1])
 
     assert scores_given(loss, LossCalls()).of_itself == of_itself
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize(
+    ("loss", "crossed"),
+    [
+        (mse_loss, 1),
+        (smooth_l1_loss, 1),
+        (l1_loss, 1),
+        (lambda outputs, targets: (outputs - targets).pow(2).mean(), 1),
+        (lambda outputs, targets: (targets - outputs).abs().mean(), 1),
+        (lambda outputs, targets: mse_loss(outputs[:, 0], targets), 0),
+        (lambda outputs, targets: (outputs - targets[:, None]).pow(2).mean(), 0),
+        (lambda outputs, targets: (outputs - outputs.t()).pow(2).mean(), 0),
+        (lambda outputs, targets: (outputs - targets.mean()).abs().mean(), 0),
+        (lambda outputs, targets: mse_loss(outputs[:1], targets[:1]), 0),
+    ],
+    ids=["mse", "smooth", "l1", "squares", "sizes", "squeezed", "stretched", "both", "a mean", "one"],
+)
+def test_outputs_that_meet_all_targets(loss, crossed):
+    """Of equal shapes each meets its own; of two outputs all pairs are compared on purpose."""
+    outputs, targets = torch.nn.Linear(3, 1)(torch.randn(6, 3)), torch.randn(6)
+
+    assert scores_given(loss(outputs, targets), LossCalls()).crossed == crossed

@@ -313,3 +313,47 @@ def test_seeds_are_no_longer_heard_after_an_error(tmp_path):
     optimizer.step()
     hooks.detach(RuntimeError("the script's own"))
     assert torch.manual_seed is before
+
+
+class Student(nn.Module):
+    """A small network that drops."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.3), nn.Linear(WIDTH, 3))
+
+    def forward(self, x):
+        """Return scores of three classes."""
+        return self.layers(x)
+
+
+@pytest.mark.parametrize(
+    ("how", "status"),
+    [
+        ("train", Status.SUSPECTED),
+        ("eval", Status.PASSED),
+        ("trained elsewhere", Status.PASSED),
+        ("averaged", Status.PASSED),
+        ("itself", Status.PASSED),
+    ],
+)
+def test_a_teacher_in_train_mode(how, status, tmp_path):
+    """It is called before the student is. What learns elsewhere may drop, and so may the student."""
+    torch.manual_seed(0)
+    student, other = Student(), Student()
+    teacher = student if how == "itself" else other.train(how != "eval")
+
+    def step(model):
+        x = torch.randn(8, WIDTH)
+        with torch.no_grad():
+            wanted = teacher(x)
+        return mse_loss(model(x), wanted)
+
+    def after(_number):
+        with torch.no_grad():
+            for mean, now in zip(other.parameters(), student.parameters(), strict=True):
+                mean.lerp_(now if how == "averaged" else mean + 1, 0.0 if how in ("train", "eval", "itself") else 0.1)
+
+    optimizer = torch.optim.AdamW(student.parameters(), lr=1e-3)
+    finding = judged("state_in_training", tmp_path, student, step, optimizer, after)
+    assert finding.status is status, finding.detail

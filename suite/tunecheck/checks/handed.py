@@ -34,7 +34,16 @@ class StateDictKeysMatch(Check):
 
 
 OF_ITSELF = "A contrastive loss compares rows with themselves: both sides are the same embeddings, unmasked."
-LEFT_OUT = "a loss may leave each row's score with itself out afterwards"
+CROSSED = "Outputs of shape [n, 1] meet targets of shape [n], and torch broadcasts both to [n, n]."
+DOUBTFUL = {
+    "of_itself": (
+        "log-softmaxes of symmetric scores, in which each row scores itself highest",
+        "a loss may leave each row's score with itself out afterwards",
+        OF_ITSELF,
+    ),
+    "crossed": ("losses of each output with all targets", "all pairs may be meant", CROSSED),
+}
+"""Field of ScoresGiven to what it shows, who does so on purpose, and the usual cause."""
 
 
 class LossReceivesLogits(Check):
@@ -48,22 +57,23 @@ class LossReceivesLogits(Check):
     meaning = (
         "The model or the loss applies a softmax or a sigmoid before a loss function that applies its own. Gradients "
         "are then small, and the loss cannot come near 0. Or the targets of a loss of pairs are 0 and 1: pairs with 0 "
-        f"teach nothing, or the wrong thing. {OF_ITSELF}"
+        f"teach nothing, or the wrong thing. {OF_ITSELF} {CROSSED}"
     )
     remedy = (
         "Pass logits to cross_entropy and binary_cross_entropy_with_logits. Pass log-probabilities to nll_loss. "
         "Use targets of -1 and 1 for losses of pairs. Score queries against documents. Mask the diagonal of scores "
-        "among rows."
+        "among rows. Squeeze outputs to the shape of their targets."
     )
 
     def judge(self, trace: Trace) -> Finding:
-        functions = sum(seen.functions for seen in trace.records(ScoresGiven))
-        required(functions, "no torch function that expects logits was found in the loss")
-        wrong = [name for seen in trace.records(ScoresGiven) for name in seen.probabilities]
-        of_itself = sum(seen.of_itself for seen in trace.records(ScoresGiven))
-        if of_itself and not wrong:
-            detail = f"{of_itself} log-softmaxes of symmetric scores, in which each row scores itself highest"
-            return self.found(False, detail, measured=of_itself, limit=0, meant=LEFT_OUT, causes=[OF_ITSELF])
+        given = trace.records(ScoresGiven)
+        functions = sum(seen.functions for seen in given)
+        if not any(seen.crossed for seen in given):
+            required(functions, "no torch function that expects logits was found in the loss")
+        wrong = [name for seen in given for name in seen.probabilities]
+        for field, (detail, meant, cause) in DOUBTFUL.items():
+            if not wrong and (found := sum(getattr(seen, field) for seen in given)):
+                return self.found(False, f"{detail}: {found}", measured=found, limit=0, meant=meant, causes=[cause])
         detail = some(wrong) or f"{functions} loss functions, all with what they expect"
         return self.at_most(len(wrong), 0, detail)
 

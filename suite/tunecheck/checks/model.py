@@ -15,12 +15,14 @@ from tunecheck.core.check import (
 )
 from tunecheck.core.errors import MissingEvidence, NotApplicable
 from tunecheck.core.evidence import (
+    NEW_TOKENS_FROZEN,
     AttemptPurpose,
     BaseFidelity,
     Census,
     Continuity,
     CurrentWeights,
     Movement,
+    OtherModelDrops,
     Quantization,
     Setup,
     Step,
@@ -92,6 +94,8 @@ NAMES_OF_OTHERS = "one list of names may serve models of several architectures"
 WITHOUT_DROPOUT = "a policy, or a small model with much data, may train in eval mode to disable dropout"
 
 
+NOISY_TEACHER = "noise in a teacher's answers may be meant, as in a mean teacher or for an uncertainty"
+TEACHER_TRAINING = "A teacher or a reference model is in train mode: nothing calls its eval()."
 NEVER_TRAINING = (
     "Nothing calls model.train() after from_pretrained, which returns a model in eval mode, or after model.eval()."
 )
@@ -109,9 +113,9 @@ class StateInTraining(Check):
 
     needs = frozenset({Premise.ADAPTERS_ENUMERATED})
     meaning = (
-        f"{NEVER_TRAINING} An evaluation, a generation, a save, a resume or a callback changed the model and did not "
-        "restore it. It left eval mode on, adapters disabled, merged or replaced, or a requires_grad flag or torch "
-        "switch changed."
+        f"{NEVER_TRAINING} {TEACHER_TRAINING} An evaluation, a generation, a save, a resume or a callback changed the "
+        "model and did not restore it. It left eval mode on, adapters disabled, merged or replaced, or a requires_grad "
+        "flag or torch switch changed."
     )
     remedy = (
         "Call model.train() before the first step and after each evaluation. Check what runs just before the first "
@@ -139,6 +143,10 @@ class StateInTraining(Check):
             detail += f", all in eval mode, which disables dropout: {some(steps[0].dropping_nothing)}"
             causes = [NEVER_TRAINING]
             return self.found(False, detail, measured=len(steps), limit=0, meant=WITHOUT_DROPOUT, causes=causes)
+        if (others := [seen.model for seen in trace.records(OtherModelDrops)]) and not problems:
+            detail += f"; {some(others)} is called without gradients, learns nothing, and draws dropout"
+            measured, causes = len(others), [TEACHER_TRAINING]
+            return self.found(False, detail, measured=measured, limit=0, meant=NOISY_TEACHER, causes=causes)
         never = all([how for names, how in _switches(state) if names] == [IN_EVAL] for state in steps)
         causes = [NEVER_TRAINING] * (len(problems) == 1 and never)
         return self.at_most(len(problems), 0, detail, compared=forwards, causes=causes)
@@ -267,13 +275,19 @@ class QuantizationAsConfigured(Check):
         )
 
 
+UNTRAINED_TOKENS = (
+    "Tokens were added, and their embeddings keep their random values. peft trains them with trainable_token_indices, "
+    "or with the embedding and the head in modules_to_save."
+)
+
+
 class BaseMatchesFile(Check):
     """Every base tensor equals the file's within the quantisation error; rotary buffers and tied head are right."""
 
     needs = frozenset({Premise.CAUSAL_LM, Premise.ARCHITECTURE_KNOWN, Premise.BASE_FROM_FILE, Premise.BASE_PLAIN})
     meaning = (
         "Weights were not loaded, were loaded into the wrong place, or were overwritten by a later initialisation. "
-        "Generated text is then noise."
+        f"Generated text is then noise. {UNTRAINED_TOKENS}"
     )
     remedy = (
         "Compare the named tensors with the file. Update transformers. Do not call init_weights after from_pretrained."
@@ -314,6 +328,7 @@ class BaseMatchesFile(Check):
             problems=problems,
             compared=seen.tensors,
             meant=unwitnessed(len(seen.differing), seen.tensors),
+            causes=[UNTRAINED_TOKENS if NEW_TOKENS_FROZEN in problem else "" for problem in problems],
         )
 
 

@@ -49,6 +49,8 @@ class MaskAndPositions(Check):
 NO_END = (
     "The template, the formatting function or the collator adds no end token. Generation then runs to its length limit."
 )
+NO_HEADER = "The rows lack the mark of the assistant's turn that apply_chat_template writes. Generation begins with it."
+OTHER_FORM = "a model may be taught another form of chat than its template's"
 TURN_OPENED = "add_generation_prompt=True opens an empty turn after each answer."
 
 
@@ -57,11 +59,11 @@ class AnswersEnd(Check):
 
     The check reads rows with masked prompts that are not truncated. Some answers need no end token: those that share
     one closing token, those of equal length, and a few that recur, such as class names. No empty assistant turn may
-    follow an answer.
+    follow an answer. If rows hold the chat template's mark of a user's turn, they hold that of the assistant's, too.
     """
 
     needs = ROWS_KNOWN | {"user_code", Premise.END_KNOWN}
-    meaning = f"{NO_END} {TURN_OPENED}"
+    meaning = f"{NO_END} {TURN_OPENED} {NO_HEADER}"
     remedy = (
         "Append the tokenizer's eos_token, or the template's end-of-turn token, to every answer. Generate after "
         "training and check that the model stops."
@@ -74,6 +76,8 @@ class AnswersEnd(Check):
     conversation adds one per conversation."""
     min_unfilled: int = 4
     """Empty turns needed for a failure. Truncation may explain fewer."""
+    max_unopened_share: float = 0.5
+    """Share of the rows with a user's turn but none of the assistant's. Truncation may leave only the prompt."""
 
     def judge(self, trace: Trace) -> Finding:
         seen = trace.one(RowSpans)
@@ -84,6 +88,11 @@ class AnswersEnd(Check):
             if share > self.max_unfilled_share:
                 limit = self.max_unfilled_share
                 return self.found(False, detail, measured=share, limit=limit, causes=[TURN_OPENED])
+        unopened, rows_seen = given.turns_unopened, len(seen.rows)
+        if unopened >= ENOUGH and unopened > self.max_unopened_share * rows_seen:
+            detail = f"{unopened} of {rows_seen} rows have the template's user turn and no assistant turn"
+            measured, limit = unopened / rows_seen, self.max_unopened_share
+            return self.found(False, detail, measured=measured, limit=limit, meant=OTHER_FORM, causes=[NO_HEADER])
         rows = distinct(seen.rows)
         longest = max((row.tokens for row in rows), default=0)
         answers = [row for row in rows if row.learned and row.first > 1]

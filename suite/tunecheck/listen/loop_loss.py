@@ -4,6 +4,7 @@ The tensor's graph leads to the model's loss, or to a negative log-likelihood of
 the logits makes the loss unknown.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -33,6 +34,10 @@ OF_SCORES = {
     **dict.fromkeys(ENTROPIES, ("SoftmaxBackward0", "SigmoidBackward0")),
 }
 """Functions that expect scores, or their logarithms, to those whose results are probabilities already."""
+DIFFERENCES = "SubBackward0", "RsubBackward1"
+OF_DIFFERENCES = "PowBackward0", "AbsBackward0"
+ELEMENTWISE = ("MseLossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0", *OF_DIFFERENCES)
+"""Losses of an output and a target each, which torch stretches to one size."""
 MOST_NODES = 2000
 """Of a loss's graph that are looked at: its own functions are the first ones."""
 VIEWS = "ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "UnsqueezeBackward0"
@@ -223,8 +228,9 @@ class LossCalls:
 
 def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
     """Return what the loss's functions of scores are given: a softmax of probabilities is nearly flat."""
-    functions, found, of_itself = calls.functions, calls.wrong[:1], 0
+    functions, found, of_itself, crossed = calls.functions, calls.wrong[:1], 0, 0
     for node in islice(graph_of(tensor.grad_fn), MOST_NODES):
+        crossed += _crossed(node)
         squashed = OF_SCORES.get(node.name())
         if squashed is not None:
             functions += 1
@@ -232,7 +238,29 @@ def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
             given = straight_back(node.next_functions[0])[0]
             if given is not None and given.name() in squashed:
                 found.append(f"{_plainly(node)} of a {_plainly(given)}")
-    return ScoresGiven(functions=functions, probabilities=tuple(found), of_itself=of_itself)
+    return ScoresGiven(functions=functions, probabilities=tuple(found), crossed=crossed, of_itself=of_itself)
+
+
+def _crossed(node: Any) -> bool:
+    """Return whether these are losses of pairs, each output of a model with each of as many targets, in one square."""
+    edge: Any = node.next_functions[0] if node.name() in ELEMENTWISE else (None, 0)
+    if edge[0] is None:
+        return False
+    all_pairs, operands = _size(edge), [edge]
+    if node.name() in OF_DIFFERENCES:
+        operands = [operand for operand in edge[0].next_functions if operand[0] is not None]
+        if edge[0].name() not in DIFFERENCES or len(operands) != 1:  # of two outputs all pairs may be meant
+            return False
+    own = operands[0]
+    own = own[0].next_functions[0] if own[0].name() == "ExpandBackward0" else own
+    outputs = _size(own)
+    return outputs > 1 and all_pairs == outputs**2
+
+
+def _size(edge: Any) -> int:
+    """Return how many numbers a function gave; 0 where nobody knows."""
+    told = getattr(edge[0], "_input_metadata", ())
+    return math.prod(told[edge[1]].shape) if len(told) > edge[1] else 0
 
 
 def _highest_of_itself(likelihoods: torch.Tensor) -> bool:

@@ -18,6 +18,7 @@ from tunecheck.probes.gradients import GradientProbe
 from tunecheck.probes.inputs import ShownRowsProbe, StepInputsProbe
 from tunecheck.probes.movement import MovementProbe
 from tunecheck.probes.oracle import OracleProbe, OwnLossProbe
+from tunecheck.probes.other_models import OtherModelsProbe
 from tunecheck.probes.positions import PositionProbe
 from tunecheck.probes.quantization import QuantizationProbe
 from tunecheck.probes.ranks import PaceProbe, ReplicaProbe, ShardProbe
@@ -72,12 +73,14 @@ WATCHED: tuple[type[Probe], ...] = (
     PositionProbe,
     StepInputsProbe,
     CutOffProbe,
+    OtherModelsProbe,
 )
 """Those that listen to a training of another's: all but what needs rows, evaluations or a session of its own."""
 
 _TENSORS_ALONE = {
     *(MovementProbe, ContinuityProbe, CensusProbe, TrainingStateProbe, GradientProbe, UpdateProbe, LiveTensorProbe),
-    *(ReplicaProbe, CallOrderProbe, PositionProbe, StepInputsProbe, CutOffProbe, *EXTENSIONS),
+    *(ReplicaProbe, CallOrderProbe, PositionProbe, StepInputsProbe, CutOffProbe, OtherModelsProbe),
+    *EXTENSIONS,
 }
 
 ANY_OBJECTIVE: tuple[type[Probe], ...] = tuple(probe for probe in WATCHED if probe in _TENSORS_ALONE)

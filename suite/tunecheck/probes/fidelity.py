@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tunecheck.core.evidence import BaseFidelity
+from tunecheck.core.evidence import NEW_TOKENS_FROZEN, BaseFidelity
 from tunecheck.probes.reference.adapted import adapted_layers
 from tunecheck.probes.reference.four_bit import is_packed, unpack
 from tunecheck.probes.reference.measures import worst
@@ -166,7 +166,7 @@ def _difference(session: Session, parameter: Any, wanted: torch.Tensor, learns: 
     if held.shape[1:] == wanted.shape[1:] and len(held) == vocabulary != rows:
         first = min(rows, _tokens_known(session.folder))
         if not learns and any(token >= first for row in session.batches.train for token in row.input_ids):
-            return f" (frozen, and rows have tokens from {first} on, which the base has never seen)"
+            return f" ({NEW_TOKENS_FROZEN}: from {first} on)"
         held, wanted = held[:rows], wanted[:vocabulary]
     return None if torch.equal(wanted, held) else ""
 

@@ -154,6 +154,7 @@ class GivenRowsProbe(Probe):
                 padded_before=padded_before(self._beginnings),
                 turns=self._counts["turns"],
                 turns_unfilled=self._counts["unfilled"],
+                turns_unopened=self._counts["unopened"],
                 expected={key: tuple(texts) for key, texts in self._unmet.items()},
             )
         )
@@ -199,8 +200,9 @@ class GivenRowsProbe(Probe):
             self._counts["whole"] += 1
             self._counts["beginnings"] += all(label == IGNORED for _, label in real[-TAIL:])
         if self._template is not None and real and real[-1][1] != IGNORED:
-            own, left = self._template.unfilled(str(show([token for token, _ in real])))
-            self._counts.update({"turns": own, "unfilled": left})
+            text = str(show([token for token, _ in real]))
+            own, left = self._template.unfilled(text)
+            self._counts.update({"turns": own, "unfilled": left, "unopened": not own and self._template.users in text})
         for (_, before), (token, label) in pairwise(real):
             if token in self._ends and before != IGNORED:
                 self._counts["ends" if label != IGNORED else "masked ends"] += 1

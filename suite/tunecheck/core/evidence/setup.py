@@ -138,6 +138,10 @@ class Quantization(Record):
     """Of one linear of each shape, those that keep a tensor as large as their unpacked weight for the backward pass."""
 
 
+NEW_TOKENS_FROZEN = "frozen, and rows have tokens that the base has never seen"
+"""Why a resized embedding differs from the file's for ever."""
+
+
 class BaseFidelity(Record):
     """The loaded base against the weight file, tensor by tensor."""
 

@@ -57,6 +57,8 @@ class RowsGiven(Record):
     """Turns of the model's own, in the chat template's words, in rows that are learned to their end."""
     turns_unfilled: int = 0
     """Those of them that follow another one, and are empty."""
+    turns_unopened: int = 0
+    """Rows with the mark of a user's turn and none of the model's own."""
     expected: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Expectation of the text that is learned to what rows learn that do not meet it; without those that nobody could
     compare."""
@@ -291,6 +293,13 @@ class StateLoaded(Record):
     part within; less those whose values the model has by now."""
 
 
+class OtherModelDrops(Record):
+    """Another model, called without gradients between two steps, draws dropout and learns nothing."""
+
+    model: str
+    """Its class."""
+
+
 class ScoresGiven(Record):
     """What the cross entropies and log-softmaxes of the loss are computed of, as its graph tells."""
 
@@ -298,6 +307,8 @@ class ScoresGiven(Record):
     """Functions that expect scores, or log-likelihoods."""
     probabilities: tuple[str, ...]
     """Of those that are given probabilities: what the graph calls the two functions."""
+    crossed: int = 0
+    """Losses of each output of a model with each of as many targets, as torch stretches [n, 1] and [n] to [n, n]."""
     of_itself: int = 0
     """Log-softmaxes of scores of rows with one another, in which each row scores itself highest."""
 

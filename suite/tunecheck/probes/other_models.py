@@ -1,0 +1,57 @@
+"""Models that are called without gradients while another one trains, as teachers and references: which of them drop."""
+
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+import torch
+from torch.nn.modules.dropout import _DropoutNd
+
+from tunecheck.core.evidence import OtherModelDrops
+from tunecheck.training.events import Probe, probing
+from tunecheck.training.session import Session
+
+SAMPLED = 64
+"""Numbers of each parameter by which a model that learns elsewhere, or is an average, is told from one that rests."""
+
+
+class OtherModelsProbe(Probe):
+    """Looks from the first step's backward pass to the second one's: a teacher may be called before the student is."""
+
+    emits = (OtherModelDrops,)
+
+    def start(self, session: Session) -> None:
+        """Hold no model yet."""
+        self._called: Any = lambda: None
+        """The model that was called last, weakly."""
+        self._inside = set[int]()
+        self._dropping: WeakKeyDictionary[Any, list[torch.Tensor]] = WeakKeyDictionary()
+        """Models that drop to a sample of their parameters."""
+
+    def backward_end(self, session: Session, step: int) -> None:
+        """Begin or end to look."""
+        self.hooks.remove()
+        if step:
+            return
+        own = {id(module) for module in session.model.modules()}
+
+        def see(module: Any, *_: Any) -> None:
+            if torch.is_grad_enabled() or probing() or id(module) in own:
+                return
+            if id(module) not in self._inside:
+                self._called, self._inside = ref(module), {id(part) for part in module.modules()}
+            whole = self._called()
+            drops = isinstance(module, _DropoutNd) and module.training and module.p > 0
+            if drops and whole is not None and whole is not module and whole not in self._dropping:
+                self._dropping[whole] = _sample(whole)
+
+        self.hooks.first_modules(see)
+
+    def end(self, session: Session) -> None:
+        """Tell which models drop that nobody trains."""
+        for model, before in self._dropping.items():
+            if all(torch.equal(one, other) for one, other in zip(before, _sample(model), strict=True)):
+                self.emit(OtherModelDrops(model=type(model).__name__))
+
+
+def _sample(model: Any) -> list[torch.Tensor]:
+    return [parameter.detach().flatten()[:SAMPLED].clone() for parameter in model.parameters()]
