@@ -923,6 +923,18 @@ def test_a_part_that_no_gradient_reaches():
     assert CHECKS["trainable_moved"]()(still).status is Status.FAILED
 
 
+@pytest.mark.parametrize(
+    ("check", "kind"), [("trainable_moved", "CutOff"), ("evaluation_rows_unseen", "EvaluationRows")]
+)
+def test_a_look_that_failed_is_missing_evidence(check, kind):
+    """Not a training without that record."""
+    failed = e.ProbeFailed(probe="A", moment="step 2", error="TypeError: no number", kinds=(kind,))
+    finding = CHECKS[check]()(watched(failed))
+
+    assert (finding.status, finding.expected) == (Status.UNJUDGED, False)
+    assert "TypeError" in finding.detail
+
+
 def test_what_has_no_gradient_in_any_step_is_told_from_what_has_no_rate():
     """Neither the optimizer nor rounding is to blame for it."""
     trace = with_record(watched(), e.Movement, unmoved=LORA_B[:1], smallest_moved_share=0.0)

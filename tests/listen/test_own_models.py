@@ -154,12 +154,17 @@ class Parts(nn.Module):
     def __init__(self, how):
         super().__init__()
         torch.manual_seed(0)
-        self.how = how
+        self.how, self.seen = how, []
         self.body, self.norm, self.head = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, 3)
         self.pooler = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x):
         """Return scores of three classes, and what nobody asks for."""
+        if self.how == "detached" and not self.training:
+            return x  # as a detector, which returns something else in evaluation
+        if self.how == "once" and any(x is seen for seen in self.seen):
+            raise TypeError("these rows were read before")
+        self.seen.append(x)
         with torch.set_grad_enabled(self.how != "no_grad"):
             x = torch.relu(self.body(x))
         pooled = self.pooler(x)
@@ -200,6 +205,19 @@ def test_a_part_that_no_gradient_reaches(how, told, tmp_path, monkeypatch):
     assert ("CutOffProbe", "backward_end") in moments
     assert not changed
     assert int(model.norm.num_batches_tracked - before["norm.num_batches_tracked"]) == STEPS
+
+
+def test_a_model_that_cannot_be_called_again(tmp_path):
+    """Nobody can tell whether a part of it is cut off: it is not passed."""
+    finding = judged(
+        "trainable_moved",
+        tmp_path,
+        Parts("once"),
+        lambda model: cross_entropy(model(torch.randn(8, WIDTH))["scores"], torch.arange(8) % 3),
+    )
+
+    assert (finding.status, finding.expected) == (Status.UNJUDGED, False)
+    assert "CutOffProbe failed at backward of step 2: TypeError: these rows were read before" in finding.detail
 
 
 @pytest.mark.parametrize(

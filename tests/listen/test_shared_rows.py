@@ -29,6 +29,13 @@ class Table:
         return {"input_ids": [row["input_ids"] for row in self.rows[part]]}
 
 
+class OfItsOwn(list):
+    """Makes its rows when they are read."""
+
+    def __getitem__(self, at):
+        raise AssertionError("read")
+
+
 def rows(*firsts):
     """Rows of three tokens that begin with these."""
     return [{"input_ids": [first, 7, 8]} for first in firsts]
@@ -44,8 +51,9 @@ def rows(*firsts):
         (rows(1), None, None),
         ([{"text": "a"}], rows(1), None),
         (SimpleNamespace(rows=3), rows(1), None),
+        (OfItsOwn(rows(1)), rows(1), None),
     ],
-    ids=["lists", "tables", "transformed", "several sets", "no evaluation", "texts", "another"],
+    ids=["lists", "tables", "transformed", "several sets", "no evaluation", "texts", "another", "a list of its own"],
 )
 def test_rows_are_looked_up(trained, evaluated, found):
     """Nothing is said of data sets whose reading may cost anything."""

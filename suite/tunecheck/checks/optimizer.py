@@ -341,9 +341,9 @@ class TrainableMoved(Check):
             why = "weights are trained in 16 bit, which rounds small updates away: keep them in fp32"
             raise NotApplicable(f"{detail}; {why}")
         share = seen.smallest_moved_share
-        cut_off = [name for found in trace.records(CutOff) for name in found.tensors]
-        left_out = [name for found in trace.records(CutOff) for name in found.left_out]
-        if (names := cut_off or left_out) and not problems:
+        parts = [] if problems else trace.whole(CutOff)
+        cut_off = [name for found in parts for name in found.tensors]
+        if names := cut_off or [name for found in parts for name in found.left_out]:
             whose, meant, cause = ("the", STOPPED, NO_GRADIENT) if cut_off else ("another", MONITORED, NOT_ADDED)
             detail = f"{len(names)} of {wanted} trained tensors get no gradient, though {whose} loss depends on them"
             detail += f": {some(names)}"

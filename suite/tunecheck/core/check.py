@@ -85,7 +85,7 @@ class Check(Frozen, ABC):
         try:
             if reason := trace.why(self.needs):
                 raise NotApplicable(reason)
-            if self.without is not None and not trace.records(self.without[0]):
+            if self.without is not None and not trace.whole(self.without[0]):
                 raise NotApplicable(self.without[1])
             return self._weighed(self.judge(trace), trace)
         except NotApplicable as error:

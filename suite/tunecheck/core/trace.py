@@ -151,13 +151,16 @@ class Trace:
 
         Raises MissingEvidence when there are none, and when the probe that writes them failed: some may be missing.
         """
-        main = self.main
-        for failure in main.all(ProbeFailed):
-            if kind.__name__ in failure.kinds:
-                raise MissingEvidence(f"probe {failure.probe} failed at {failure.moment}: {failure.error}")
-        if records := main.all(kind):
+        if records := self.whole(kind):
             return records
         raise MissingEvidence(f"the trace holds no {kind.__name__} record")
+
+    def whole(self, kind: type[R]) -> list[R]:
+        """Return the same, which may be none. Raises MissingEvidence when the probe that writes them failed."""
+        for failure in self.main.all(ProbeFailed):
+            if kind.__name__ in failure.kinds:
+                raise MissingEvidence(f"probe {failure.probe} failed at {failure.moment}: {failure.error}")
+        return self.main.all(kind)
 
     def one(self, kind: type[R]) -> R:
         """Return the main attempt's last record of this kind. Raises MissingEvidence when there is none."""

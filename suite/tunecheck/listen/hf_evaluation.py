@@ -101,7 +101,7 @@ def _rows(dataset: Any, most: int) -> list[tuple[int, ...]]:
         if "input_ids" not in (dataset.column_names or ()) or dataset.format["type"] == "custom":
             return []
         rows = dataset.select_columns("input_ids")[:most]["input_ids"]
-    elif isinstance(dataset, list) and all(isinstance(row, dict) and "input_ids" in row for row in dataset[:most]):
+    elif type(dataset) is list and all(isinstance(row, dict) and "input_ids" in row for row in dataset[:most]):
         rows = [row["input_ids"] for row in dataset[:most]]
     else:
         return []

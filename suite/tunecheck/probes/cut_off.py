@@ -5,7 +5,6 @@ of what the loss is made of. A head whose own loss the model computes is to be u
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,7 +18,7 @@ from tunecheck.core.premises import Premise
 from tunecheck.probes.reference.measures import digest
 from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe
-from tunecheck.training.restore import kept_values, model_mode, unprinted
+from tunecheck.training.restore import as_found, kept_values, random_state, unprinted
 from tunecheck.training.session import Session
 
 AT_STEP = 2
@@ -98,34 +97,41 @@ class CutOffProbe(Probe):
         self._idle = {name: p for name, p in self._idle.items() if p.grad is None}
         if step == AT_STEP and self._pass is not None and 0 < len(self._idle) < self._tensors:
             self._digests = {name: digest(p) for name, p in self._idle.items()}
-            idle = kept_values(list(self._idle.values()))  # which the model may write itself
-            with suppress(Exception), idle, model_mode(session.model, False), torch.no_grad(), unprinted():
-                self._look_at_parts()
+            with kept_values(list(self._idle.values())), unprinted():  # which the model may write itself
+                self._look_at_parts(session.model)
         self._pass = None
 
-    def _look_at_parts(self) -> None:
+    def _look_at_parts(self, model: Any) -> None:
         """Find the modules that results or losses depend on, of those that hold idle tensors, with these."""
         parts: dict[str, set[str]] = {}
         for name in self._idle:
             parts.setdefault(name.rpartition(".")[0], set()).add(name)
-        before = self._again(())
-        if any(self._differ(before, self._again(()))) or not any(self._differ(before, self._again(self._idle))):
+        again = partial(self._again, model)
+        before = again(())
+        if any(self._differ(before, again(()))) or not any(self._differ(before, again(self._idle))):
             return
         for part, names in list(parts.items())[:MOST_PARTS]:
-            results, losses = self._differ(before, self._again(names))
+            results, losses = self._differ(before, again(names))
             if results or losses:
                 (self._cut_off if results else self._left_out)[part] = names
 
-    def _again(self, changed: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Return the results that gradients arrive at, and the losses computed, with these tensors changed."""
+    def _again(self, model: Any, changed: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Return the results that gradients arrive at, and the losses computed, with these tensors changed.
+
+        Modes and random state are the same in each call, and gradients enabled: in eval mode, or without gradients, a
+        model may return something else, or raise.
+        """
         assert self._pass is not None
         parameters = [self._idle[name] for name in changed]
-        with kept_values(parameters):
-            for parameter in parameters:
-                parameter.add_(torch.randn_like(parameter) * (parameter.abs().mean() + LEAST))
-            with _Losses() as losses:
+        device = next(model.parameters()).device
+        with kept_values(parameters), as_found(model):
+            with random_state(device), torch.no_grad():
+                for parameter in parameters:
+                    parameter.add_(torch.randn_like(parameter) * (parameter.abs().mean() + LEAST))
+            with random_state(device), torch.enable_grad(), _Losses() as losses:
                 results = list(_results(self._entry(*self._pass.args, **self._pass.given)))
-            return [results[number] for number in sorted(self._pass.used)], losses.found
+            used = [results[number] for number in sorted(self._pass.used)]
+            return [one.detach() for one in used], [one.detach() for one in losses.found]
 
     def _differ(self, before: Sequence[Sequence[torch.Tensor]], after: Sequence[Sequence[torch.Tensor]]) -> list[bool]:
         """Return whether the results differ, and the losses."""
