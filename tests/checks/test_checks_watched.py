@@ -32,6 +32,7 @@ MEANT = {
     ("rows_reach_loss", "the first position"),
     ("loss_receives_logits", "rows against themselves"),
     ("loss_receives_logits", "outputs against all targets"),
+    ("loss_receives_logits", "logits in nll_loss"),
     ("answers_end", "no mark of the assistant's turn"),
     ("no_target_leakage", "labels that are shifted twice"),
     ("randomness_varies", "a seed in every step"),
@@ -305,6 +306,7 @@ FAULTS = {
     "loss_receives_logits": {
         "probabilities": lambda: watched(e.ScoresGiven(functions=2, probabilities=("LogSoftmax of a Softmax",))),
         "rows against themselves": lambda: watched(e.ScoresGiven(functions=2, probabilities=(), of_itself=1)),
+        "logits in nll_loss": lambda: watched(e.ScoresGiven(functions=1, probabilities=(), unnormalised=1)),
         "outputs against all targets": lambda: watched(e.ScoresGiven(functions=0, probabilities=(), crossed=1)),
     },
     "loss_normalised_over_accumulation": {

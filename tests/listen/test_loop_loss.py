@@ -273,3 +273,23 @@ def test_outputs_that_meet_all_targets(loss, crossed):
     outputs, targets = torch.nn.Linear(3, 1)(torch.randn(6, 3)), torch.randn(6)
 
     assert scores_given(loss(outputs, targets), LossCalls()).crossed == crossed
+
+
+@pytest.mark.parametrize(
+    ("of", "unnormalised"),
+    [
+        (lambda logits: logits, 1),
+        (lambda logits: log_softmax(logits, 1), 0),
+        (lambda logits: log_softmax(logits.bfloat16(), 1), 0),
+        (lambda logits: (logits.softmax(1) + 1e-8).log(), 0),
+        (lambda logits: logits[..., None].expand(-1, -1, 2), 1),
+        (lambda logits: log_softmax(logits, 1)[..., None].expand(-1, -1, 2), 0),
+    ],
+    ids=["logits", "logarithms", "bf16", "a logarithm", "of sequences", "logarithms of sequences"],
+)
+def test_what_nll_loss_is_given(of, unnormalised):
+    """Logarithms of probabilities, by whatever way."""
+    scores = of(torch.randn(6, 3, requires_grad=True))
+    loss = nll_loss(scores, torch.zeros(6, *scores.shape[2:], dtype=torch.long))
+
+    assert scores_given(loss, LossCalls()).unnormalised == unnormalised

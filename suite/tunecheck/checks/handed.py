@@ -35,11 +35,17 @@ class StateDictKeysMatch(Check):
 
 OF_ITSELF = "A contrastive loss compares rows with themselves: both sides are the same embeddings, unmasked."
 CROSSED = "Outputs of shape [n, 1] meet targets of shape [n], and torch broadcasts both to [n, n]."
+NO_LIKELIHOODS = "nll_loss receives logits, without a log_softmax. The loss falls below 0 without end."
 DOUBTFUL = {
     "of_itself": (
         "log-softmaxes of symmetric scores, in which each row scores itself highest",
         "a loss may leave each row's score with itself out afterwards",
         OF_ITSELF,
+    ),
+    "unnormalised": (
+        "nll_loss of scores whose probabilities do not add up to 1",
+        "nll_loss may serve to select values",
+        NO_LIKELIHOODS,
     ),
     "crossed": ("losses of each output with all targets", "all pairs may be meant", CROSSED),
 }
@@ -57,7 +63,7 @@ class LossReceivesLogits(Check):
     meaning = (
         "The model or the loss applies a softmax or a sigmoid before a loss function that applies its own. Gradients "
         "are then small, and the loss cannot come near 0. Or the targets of a loss of pairs are 0 and 1: pairs with 0 "
-        f"teach nothing, or the wrong thing. {OF_ITSELF} {CROSSED}"
+        f"teach nothing, or the wrong thing. {OF_ITSELF} {NO_LIKELIHOODS} {CROSSED}"
     )
     remedy = (
         "Pass logits to cross_entropy and binary_cross_entropy_with_logits. Pass log-probabilities to nll_loss. "

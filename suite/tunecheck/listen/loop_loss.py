@@ -42,6 +42,9 @@ MOST_NODES = 2000
 """Of a loss's graph that are looked at: its own functions are the first ones."""
 VIEWS = "ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "UnsqueezeBackward0"
 REDUCTIONS = "none", "mean", "sum"
+MOST_OF_LOG_1 = 0.05
+"""Logarithm of the sum of probabilities at most, which 16 bit round, and to which a script may add a little."""
+ROWS_SUMMED = 64
 FEWEST_ROWS = 3
 """Of a square of scores; any two rows' likelihoods may come of symmetric ones."""
 MOST_DIFFERENCE = 1e-3
@@ -228,7 +231,8 @@ class LossCalls:
 
 def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
     """Return what the loss's functions of scores are given: a softmax of probabilities is nearly flat."""
-    functions, found, of_itself, crossed = calls.functions, calls.wrong[:1], 0, 0
+    functions, found = calls.functions, calls.wrong[:1]
+    crossed = of_itself = unnormalised = 0
     for node in islice(graph_of(tensor.grad_fn), MOST_NODES):
         crossed += _crossed(node)
         squashed = OF_SCORES.get(node.name())
@@ -238,7 +242,11 @@ def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
             given = straight_back(node.next_functions[0])[0]
             if given is not None and given.name() in squashed:
                 found.append(f"{_plainly(node)} of a {_plainly(given)}")
-    return ScoresGiven(functions=functions, probabilities=tuple(found), crossed=crossed, of_itself=of_itself)
+            elif node.name() in ENTROPIES and given is not None and given.name() != "LogSoftmaxBackward0":
+                total = node._saved_self.detach()[:ROWS_SUMMED].float().logsumexp(dim=min(1, node._saved_self.ndim - 1))
+                unnormalised += bool(total.abs().median() > MOST_OF_LOG_1)
+    counts = {"crossed": crossed, "of_itself": of_itself, "unnormalised": unnormalised}
+    return ScoresGiven(functions=functions, probabilities=tuple(found), **counts)
 
 
 def _crossed(node: Any) -> bool:

@@ -309,6 +309,8 @@ class ScoresGiven(Record):
     """Of those that are given probabilities: what the graph calls the two functions."""
     crossed: int = 0
     """Losses of each output of a model with each of as many targets, as torch stretches [n, 1] and [n] to [n, n]."""
+    unnormalised: int = 0
+    """Negative log-likelihoods of scores that are no logarithms of probabilities."""
     of_itself: int = 0
     """Log-softmaxes of scores of rows with one another, in which each row scores itself highest."""
 
