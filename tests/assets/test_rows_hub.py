@@ -139,7 +139,7 @@ def test_the_pinned_file_becomes_two_splits(fake, said):
     number = next(i for i in range(0, 60, 3) if any(f"fact {i}." in row[0] for row in rows["train"]))
     assert (f"Name fact {number}.\n\nPart {number}", f"Fact {number} is so.") in rows["train"]
     assert said == [
-        f"alpaca-cleaned: fetching {FILE} at {REVISION[:12]} from the hub",
+        f"alpaca-cleaned: fetching {FILE.rpartition('/')[0]} at {REVISION[:12]} from the hub",
         "alpaca-cleaned: 60 rows in the file; left out: none",
     ]
     options = {"repo_type": "dataset", "etag_timeout": 5.0}
@@ -195,7 +195,8 @@ def test_changed_rows_without_a_network_are_an_error(fake, monkeypatch, tmp_path
 @pytest.mark.parametrize("reason", ["HF_HUB_OFFLINE is set", "hub unreachable (hub.example:443: no answer within 2 s)"])
 def test_without_a_network_the_shipped_rows_are_used(fake, monkeypatch, reason, said):
     """Said aloud and recorded with the reason; never silently."""
-    monkeypatch.setattr("tunecheck.assets.rows.offline", lambda: reason)
+    for module in ("hub", "rows"):
+        monkeypatch.setattr(f"tunecheck.assets.{module}.offline", lambda: reason)
     record, found = resolve(data())
 
     why = f"{reason}; yahma/alpaca-cleaned: not whole in the hub's local cache"

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -39,6 +40,7 @@ from tunecheck.core.errors import ConfigError
 from tunecheck.core.paths import shipped_folder
 from tunecheck.core.units import parse_bytes, parse_seconds
 from tunecheck.models.shapes import tensor_shapes
+from tunecheck.plugin import checks_of_tier
 from tunecheck.strategies import STRATEGIES, trained_shapes
 
 CONFIGS = shipped_folder() / "configs"
@@ -281,15 +283,16 @@ def test_comparisons_go_from_the_lightest_to_the_heaviest(name):
     assert trained == sorted(trained)
 
 
-def test_files_without_a_word_of_the_tier_that_is_asked_for_are_not_read():
+def test_only_runs_of_the_tier_that_is_asked_for_are_collected():
     """A run that is `also_in` that tier is; most of a collection's time would go into the others."""
-    everything = shipped.load_runs("convergence")
 
-    assert read_runs("convergence", asked="convergence") == (everything, {})
-    assert read_runs("convergence", asked="quick") == ([], {})
-    assert {run.comparison for run in read_runs("convergence", asked="extended")[0]} == {
-        "convergence/strategies-seven-facts"
-    }
+    def collected(asked: str) -> set[str]:
+        options = SimpleNamespace(markexpr=asked, run=[], set=[], card=None)
+        return {parameters.values[0].comparison for parameters in checks_of_tier("convergence", options)}
+
+    assert collected("") == collected("convergence") == {run.comparison for run in shipped.load_runs("convergence")}
+    assert collected("quick") == set()
+    assert collected("extended") == {"convergence/strategies-seven-facts"}
 
 
 def test_a_file_is_of_another_tier_only_where_also_in_says_so(tmp_path):

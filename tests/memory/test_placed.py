@@ -45,7 +45,7 @@ class Watched(LiveStorages):
 
     def freed(self, tensor):
         """The storage was emptied."""
-        self.leave_out([tensor])
+        self.hold([tensor], ELSEWHERE)
 
     def filled(self, tensor):
         """The storage has its size again."""
@@ -66,10 +66,10 @@ def of_fsdp(run, monkeypatch):
                 monkeypatch.setattr(module, name, lambda t, real=real, told=told: (real(t), told(t)))
     parameters = list(session.model.parameters())
     live.hold(session.model.buffers(), "other_weights")
-    live.leave_out(parameter.to_local() for parameter in parameters)
+    live.hold((parameter.to_local() for parameter in parameters), ELSEWHERE)
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     for parameter in trainable:
-        parameter.register_post_accumulate_grad_hook(lambda trained: live.leave_out([trained.grad.to_local()]))
+        parameter.register_post_accumulate_grad_hook(lambda trained: live.hold([trained.grad.to_local()], ELSEWHERE))
     session.optimizer = native.make_optimizer(trainable, run.training, torch.device("cpu"))
     peaks = []
     with live:

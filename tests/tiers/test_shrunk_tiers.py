@@ -113,7 +113,7 @@ def test_the_recipe_is_the_documented_one():
 @pytest.mark.parametrize("tier", ["memory", "full"])
 def test_the_recipe_stops_at_no_other_tiers_run(tier):
     """A strategy that the model does not take is another tier's matter."""
-    _, unusable = read_runs("convergence", tiny.SHRUNK, None, tier)
+    _, unusable = read_runs("convergence", tiny.SHRUNK)
     assert not [file.name for file in unusable if mentions(file.path, tier)]
 
 

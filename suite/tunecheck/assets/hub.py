@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from tunecheck.assets.cache import Shelf, Wanted, disk_full_is_said
 from tunecheck.assets.fit import AnotherModel, check_fit
@@ -21,6 +21,7 @@ from tunecheck.assets.folder import (
     weight_files,
     without_remedy,
 )
+from tunecheck.config.schema import HubRows
 from tunecheck.core.errors import WeightsDamaged
 from tunecheck.core.log import log
 from tunecheck.hardware import network
@@ -115,15 +116,6 @@ ANSWER_SECONDS = 5.0
 """Timeout for the hub's answer to one request about a repository, not for a whole download."""
 
 
-class _Pinned(NamedTuple):
-    """A repository at a commit, and the reason for choosing it."""
-
-    repository: str
-    revision: str
-    sha256: str | None = None
-    notes: tuple[str, ...] = ()
-
-
 def deliver(source: HubSource, wanted: Wanted) -> ModelFolder:
     """Return the pinned revision, verified; where the hub refuses it, the first fallback that delivers.
 
@@ -131,7 +123,7 @@ def deliver(source: HubSource, wanted: Wanted) -> ModelFolder:
     repair.
     """
     try:
-        return _delivered(_Pinned(repository=source.id, revision=source.revision, sha256=source.sha256), wanted)
+        return _delivered(source, wanted)
     except PassedOver as reason:
         # A broken connection is no reason to use other weights; a refusal is, and so is being offline from the start.
         problem = offline()
@@ -140,8 +132,8 @@ def deliver(source: HubSource, wanted: Wanted) -> ModelFolder:
         answers = [f"{source.id}: {reason}"]
     for repository in source.fallback_ids:
         try:
-            notes = (*answers, f"{repository} was used instead")
-            return _delivered(_Pinned(repository=repository, revision=_newest(repository), notes=notes), wanted)
+            copy = source.model_copy(update={"id": repository, "revision": _newest(repository), "sha256": None})
+            return _delivered(copy, wanted, (*answers, f"{repository} was used instead"))
         except (PassedOver, AnotherModel) as reason:
             answers.append(f"{repository}: {reason}")
     raise PassedOver("; ".join(answers if problem is None else [problem, *answers]))
@@ -156,10 +148,10 @@ def offline() -> str | None:
     return network.hub_problem(constants.ENDPOINT)
 
 
-def _delivered(pinned: _Pinned, wanted: Wanted) -> ModelFolder:
+def _delivered(source: HubSource, wanted: Wanted, notes: tuple[str, ...] = ()) -> ModelFolder:
     """Return this commit of this repository as a verified folder of links into the hub's cache."""
-    target = wanted.shelf.target("hub", pinned.repository, pinned.revision, pinned.sha256)
-    link = functools.partial(_link, pinned, wanted, target)
+    target = wanted.shelf.target("hub", source.id, source.revision, source.sha256)
+    link = functools.partial(_link, source, notes, wanted, target)
     return wanted.shelf.keep(target, mended(link, wanted.shelf, target), open_sealed)
 
 
@@ -182,14 +174,14 @@ def mended(fetch: Callable[[bool], None], shelf: Shelf, target: Path) -> Callabl
     return make
 
 
-def _link(pinned: _Pinned, wanted: Wanted, target: Path, again: bool) -> None:
-    snapshot = _download(pinned, wanted, again=again)
+def _link(source: HubSource, notes: tuple[str, ...], wanted: Wanted, target: Path, again: bool) -> None:
+    snapshot = _download(source, wanted, again=again)
     names = model_files(snapshot)
     expected = {name: digest for name in names if (digest := blob_digest(snapshot / name)) is not None}
-    if pinned.sha256 is not None:
-        expected |= {name: pinned.sha256 for name in weight_files(snapshot)}
-    differences = check_fit(snapshot, wanted.model, pinned.repository, exact=False)
-    origin = wanted.origin("hub", pinned.repository, pinned.revision, notes=(*pinned.notes, *differences))
+    if source.sha256 is not None:
+        expected |= {name: source.sha256 for name in weight_files(snapshot)}
+    differences = check_fit(snapshot, wanted.model, source.id, exact=False)
+    origin = wanted.origin("hub", source.id, source.revision, notes=(*notes, *differences))
     with wanted.shelf.building(target, needed_bytes=0) as workspace:
         for name in names:
             (workspace / "model" / name).symlink_to(snapshot.resolve() / name)
@@ -204,49 +196,48 @@ def blob_digest(path: Path) -> str | None:
     return name if re.fullmatch(r"[0-9a-f]{64}", name) else None
 
 
-def _download(pinned: _Pinned, wanted: Wanted, *, again: bool) -> Path:
+def _download(source: HubSource, wanted: Wanted, *, again: bool) -> Path:
     """Return the snapshot's folder in the hub's cache, downloading what is missing. Raises PassedOver."""
-    from huggingface_hub import constants, snapshot_download
-
-    local = offline() is not None
-    if not local:
-        log.info(f"{wanted.model.name}: fetching {pinned.repository} at {pinned.revision[:12]} from the hub")
+    from huggingface_hub import snapshot_download
 
     def fetch(local: bool) -> str:
         return snapshot_download(
-            pinned.repository,
-            revision=pinned.revision,
+            source.id,
+            revision=source.revision,
             allow_patterns=list(FILE_PATTERNS),
             etag_timeout=ANSWER_SECONDS,
             force_download=again and not local,
             local_files_only=local,
         )
 
-    with disk_full_is_said(wanted.model.name, Path(constants.HF_HUB_CACHE), wanted.weights_bytes):
-        return Path(downloaded(pinned.repository, "model", pinned.revision, fetch, local))
+    return downloaded(wanted.model.name, source, "model", fetch, wanted.weights_bytes)
 
 
-def downloaded(repository: str, kind: str, revision: str, fetch: Callable[[bool], str], local: bool) -> str:
+def downloaded(
+    name: str, source: HubSource | HubRows, kind: str, fetch: Callable[[bool], str], needed_bytes: int
+) -> Path:
     """Return what `fetch` does, which is given whether only the local cache can be used. Raises PassedOver.
 
-    `local`: there is no network. The hub is asked about this repository (of `kind` "model" or "dataset") once before:
-    the hub library would ask one that does not answer for minutes, and wait for as long as one says that was asked too
-    often.
+    The hub is asked about this repository (of `kind` "model" or "dataset") once before: the hub library would ask one
+    that does not answer for minutes, and wait for as long as one says that was asked too often. `name` and
+    `needed_bytes` are for messages.
     """
-    from huggingface_hub import HfApi
+    from huggingface_hub import HfApi, constants
 
-    page = repository if kind == "model" else f"{kind}s/{repository}"
-    if local:
-        return asked(page, lambda: fetch(True), True)
-    ask = functools.partial(HfApi().repo_info, repository, repo_type=kind, revision=revision, timeout=ANSWER_SECONDS)
-    try:
-        asked(page, ask, False)
-    except PassedOver as refusal:
+    page = source.id if kind == "model" else f"{kind}s/{source.id}"
+    with disk_full_is_said(name, Path(constants.HF_HUB_CACHE), needed_bytes):
+        if offline() is not None:
+            return Path(asked(page, lambda: fetch(True), True))
+        log.info(f"{name}: fetching {source.id} at {source.revision[:12]} from the hub")
+        ask = functools.partial(HfApi().repo_info, source.id, repo_type=kind, revision=source.revision)
         try:
-            return asked(page, lambda: fetch(True), True)
-        except PassedOver:
-            raise refusal from None
-    return asked(page, lambda: fetch(False), False)
+            asked(page, lambda: ask(timeout=ANSWER_SECONDS), False)
+        except PassedOver as refusal:
+            try:
+                return Path(asked(page, lambda: fetch(True), True))
+            except PassedOver:
+                raise refusal from None
+        return Path(asked(page, lambda: fetch(False), False))
 
 
 def _newest(repository: str) -> str:

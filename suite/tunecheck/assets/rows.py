@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tunecheck.assets.alpaca import as_lines, longest_row_bytes, splits
-from tunecheck.assets.cache import Shelf, disk_full_is_said, shelf
+from tunecheck.assets.cache import Shelf, shelf
 from tunecheck.assets.folder import PassedOver, check_digest, damaged, repairs_of, seal, verified
 from tunecheck.assets.hub import ANSWER_SECONDS, blob_digest, downloaded, mended, offline
 from tunecheck.config.schema import Data, HubRows
@@ -103,11 +103,7 @@ def _convert(data: Data, source: HubRows, place: Shelf, target: Path, again: boo
 
 def _download(source: HubRows, place: Shelf, *, again: bool) -> Path:
     """Return the file in the hub's cache, downloading it where it is missing. Raises PassedOver."""
-    from huggingface_hub import constants, hf_hub_download
-
-    problem = offline()
-    if problem is None:
-        log.info(f"{place.model}: fetching {source.id}/{source.file} at {source.revision[:12]} from the hub")
+    from huggingface_hub import hf_hub_download
 
     def fetch(local: bool) -> Any:
         return hf_hub_download(
@@ -121,10 +117,9 @@ def _download(source: HubRows, place: Shelf, *, again: bool) -> Path:
         )
 
     try:
-        with disk_full_is_said(place.model, Path(constants.HF_HUB_CACHE), FILE_BYTES):
-            return Path(downloaded(source.id, "dataset", source.revision, fetch, problem is not None))
+        return downloaded(place.model, source, "dataset", fetch, FILE_BYTES)
     except PassedOver as reason:
-        raise PassedOver("; ".join(filter(None, (problem, f"{source.id}: {reason}")))) from None
+        raise PassedOver("; ".join(filter(None, (offline(), f"{source.id}: {reason}")))) from None
 
 
 def _parsed(file: Path, remedy: str) -> Any:

@@ -47,21 +47,16 @@ def read_runs(
     tier: str,
     overrides: Sequence[str] = (),
     card: str | None = None,
-    asked: str | None = None,
     only: Sequence[RunFile] = (),
 ) -> tuple[list[Run], dict[RunFile, ConfigError]]:
     """Load the runs of a tier, for this card class if any; return them, and the errors of those that failed.
 
-    Where only the tests of the tier `asked` are selected, files that do not mention that tier are skipped: reading them
-    all would take most of the time until the first test. `only` restricts the result to these runs, wherever their
-    files are.
+    `only` restricts the result to these runs, wherever their files are.
     """
     runs: list[Run] = []
     unusable: dict[RunFile, ConfigError] = {}
     paths = list(dict.fromkeys(file.path for file in only if file.tier == tier)) if only else run_files(tier)
     for path in paths:
-        if asked not in (None, tier) and not mentions(path, str(asked)):
-            continue
         try:
             documents = _documents(path, overrides, card)
         except ConfigError as error:

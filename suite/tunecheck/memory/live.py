@@ -53,24 +53,15 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             self._elsewhere = before
 
-    def leave_out(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Count these tensors' storages, views included, as being in another memory from now on."""
-        for tensor in tensors:
-            self._count(tensor)
-            key = tensor.untyped_storage()._cdata
-            size, kind = self._storages[key]
-            self._add(-1, size, kind)
-            self._storages[key] = 0, ELSEWHERE
-
     def hold(self, tensors: Iterable[torch.Tensor], kind: str) -> None:
-        """Assign these tensors' storages to this kind, counting those that were not counted yet."""
+        """Assign these tensors' storages, views included, to this kind, counting those that were not counted yet."""
         for tensor in tensors:
             self._count(tensor)
             key = tensor.untyped_storage()._cdata
             size, former = self._storages[key]
-            self._by_kind[former] -= size
-            self._by_kind[kind] += size
-            self._storages[key] = size, kind
+            self._add(-1, size, former)
+            self._storages[key] = held = 0 if kind == ELSEWHERE else size, kind
+            self._add(1, *held)
 
     def start_phase(self) -> None:
         """Reset the peak to what is alive now."""

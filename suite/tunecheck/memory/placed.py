@@ -15,7 +15,7 @@ from unittest import mock
 
 import torch
 
-from tunecheck.memory.live import LiveStorages
+from tunecheck.memory.live import ELSEWHERE, LiveStorages
 from tunecheck.models.layer_names import decoder_layers
 from tunecheck.training import placement
 
@@ -90,7 +90,7 @@ class Offloaded(Placed):
         inside = {id(parameter) for group in self._layers for parameter in group.parameters}
         self._rest = self._watched(model, [p for p in model.parameters() if id(p) not in inside])
         model.as_forward = self._as_forward
-        live.leave_out(model.parameters())
+        live.hold(model.parameters(), ELSEWHERE)
 
     def begin(self) -> None:
         """Drop the gradients, which are on the CPU by now: autograd allocates new ones."""
@@ -154,7 +154,7 @@ class Offloaded(Placed):
         group.reduced = True
         self._flat = None
         self._flat = gradients[0].new_empty(sum(gradient.numel() for gradient in gradients))
-        self._live.leave_out(gradients)
+        self._live.hold(gradients, ELSEWHERE)
         torch.empty_like(self._flat)
 
     def _gather(self, group: _Group) -> None:

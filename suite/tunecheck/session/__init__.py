@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -139,33 +139,29 @@ class TierSession:
 
         None, with nothing written, when no run was reached, and for a worker's session.
         """
-        cooling = threading.Thread(target=fork_server.cool_down)  # its memory goes while the report is written
-        cooling.start()
-        try:
-            return self._closed(interrupted)
-        finally:
-            cooling.join()
-
-    def _closed(self, interrupted: bool) -> Report | None:
         from tunecheck.results import Report, verdict_of
 
-        if self._is_worker:
-            return None
-        if not (runs := self.rows.all()):
-            with suppress(OSError):  # nothing is in it: a marker that does not exist, an interrupt before the first run
-                self.folder.rmdir()
-            return None
-        report = Report(
-            tunecheck_version=tunecheck.__version__,
-            started_at=self._started.isoformat(timespec="seconds"),
-            seconds=time.monotonic() - self._clock,
-            verdict=verdict_of(runs, interrupted),
-            environment=self._environment,
-            command=self.command,
-            interrupted=interrupted,
-            runs=tuple(runs),
-        )
-        return written(self._compared(report), self.folder)
+        with ThreadPoolExecutor(1) as cooling:  # its memory goes while the report is written
+            cooling.submit(fork_server.cool_down)
+            if self._is_worker:
+                return None
+            if not (runs := self.rows.all()):
+                with suppress(
+                    OSError
+                ):  # nothing is in it: a marker that does not exist, an interrupt before the first run
+                    self.folder.rmdir()
+                return None
+            report = Report(
+                tunecheck_version=tunecheck.__version__,
+                started_at=self._started.isoformat(timespec="seconds"),
+                seconds=time.monotonic() - self._clock,
+                verdict=verdict_of(runs, interrupted),
+                environment=self._environment,
+                command=self.command,
+                interrupted=interrupted,
+                runs=tuple(runs),
+            )
+            return written(self._compared(report), self.folder)
 
     def _compared(self, report: Report) -> Report:
         """Return the report with its figures compared to previous sessions; a broken history costs no verdict."""
@@ -222,19 +218,11 @@ class TierSession:
 
 
 def written(report: Report, folder: Path) -> Report:
-    """Write the report's files and return the report: inconclusive, not pass, where its verdict could not be written.
+    """Write the report's files, update the history and return the report.
 
-    One that cannot be written goes to standard error as a line, so that it is not lost. No secret is written.
+    One whose verdict cannot be written goes to standard error as a line, so that it is not lost, and is inconclusive,
+    not pass. No secret is written.
     """
-    report = without_secrets(report)
-    if _write(report, folder) or report.verdict == "fail":
-        return report
-    note = "verdict.json could not be written, and no verdict is no pass"
-    return replace(report, verdict="inconclusive", history_notes=(*report.history_notes, note))
-
-
-def _write(report: Report, folder: Path) -> bool:
-    """Write the report's files and update the history; return whether the verdict is among them."""
     from tunecheck.history.remember import remember
     from tunecheck.report.github import append_summary
     from tunecheck.report.junit import JUNIT_FILE, junit_xml
@@ -243,12 +231,15 @@ def _write(report: Report, folder: Path) -> bool:
     from tunecheck.results.stored import json_text
     from tunecheck.results.verdict import verdict_payload, write_verdict
 
+    report = without_secrets(report)
     try:
         write_verdict(report, folder)
     except SuiteError as error:
         line = json_text(verdict_payload(report), indent=None)
         log.error(f"{error}\nThe verdict would be lost otherwise:\n{line}")
-        return False
+        note = "verdict.json could not be written, and no verdict is no pass"
+        told = replace(report, verdict="inconclusive", history_notes=(*report.history_notes, note))
+        return report if report.verdict == "fail" else told
     for name, content in ((JUNIT_FILE, junit_xml), (SARIF_FILE, sarif), (SUMMARY_FILE, summary_markdown)):
         with _told():
             write_whole(folder / name, content(report))
@@ -262,7 +253,7 @@ def _write(report: Report, folder: Path) -> bool:
         write_whole(folder / PAGE_FILE, page_html(report, folder))
     with _told():
         append_summary(report, os.environ)
-    return True
+    return report
 
 
 @contextmanager
