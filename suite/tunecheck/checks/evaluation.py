@@ -2,7 +2,7 @@
 
 import math
 
-from tunecheck.core.check import Check, NumericCheck, relative_error, some, worst_of
+from tunecheck.core.check import Check, NumericCheck, holding, relative_error, some, worst_of
 from tunecheck.core.evidence import Evaluation, EvaluationAudit, Generation, Setup
 from tunecheck.core.finding import Finding
 from tunecheck.core.trace import Trace
@@ -32,51 +32,36 @@ class EvaluationOracle(NumericCheck):
     not."""
 
     def judge(self, trace: Trace) -> Finding:
-        limit, audits = self.limit(trace), trace.all(EvaluationAudit)
-        exact, coarse = trace.one(Setup).precision == "fp32", False
-        worst = worst_of(map(_error, audits), key=float)
-        lines = []
+        audits, problems, lines, errors = trace.all(EvaluationAudit), list[object](), [], []
+        exact = trace.one(Setup).precision == "fp32"
         for audit in audits:
             lines.append(
                 f"{audit.split}: reported {audit.reported_loss:.6f} over {audit.reported_tokens} tokens, "
                 f"oracle {audit.oracle_loss:.6f} over {audit.oracle_tokens}"
             )
+            same_tokens = audit.reported_tokens == audit.oracle_tokens  # else it is the mean of others
+            errors.append(relative_error(audit.reported_loss, audit.oracle_loss) if same_tokens else math.inf)
             if exact and audit.logit_digits < self.min_logit_digits:
-                coarse = True
+                problems.append(audit)
                 lines[-1] += f", from logits of {audit.logit_digits} binary digits"
-        missing, extra = _missing_and_extra(trace)
-        lines += [f"never evaluated: {some(missing)}"] if missing else []
-        lines += [f"evaluated, but not configured: {some(extra)}"] if extra else []
-        problems = [*missing, *extra, *(["coarse logits"] if coarse else [])]
+        seen = {(held.step, held.split) for held in trace.all(Evaluation)}
+        steps = (0, *trace.run.evaluation.at, trace.run.training.max_steps)
+        due = {(at, split) for at in steps for split in trace.run.evaluation.splits}
+        for words, wrong in (("never evaluated", due - seen), ("evaluated, but not configured", seen - due)):
+            if wrong:
+                lines.append(f"{words}: {some([f'{split} before step {at}' for at, split in sorted(wrong)])}")
+                problems += wrong
+        finer = []
         own = [(f"{e.split} before step {e.step}", e.loss, e.logits_loss) for e in trace.all(Evaluation)]
         compared = [(where, loss, wanted) for where, loss, wanted in own if wanted is not None]
         if compared:
             where, loss, wanted = worst_of(compared, key=lambda seen: relative_error(seen[1], seen[2]))
             error = relative_error(loss, wanted)
             lines.append(f"{where}: reported {loss:.6f}, {wanted:.6f} in float64 from the same logits")
-            if worst <= limit and not problems and not error <= self.max_error_own_logits:
-                return self.found(False, "; ".join(lines), measured=error, limit=self.max_error_own_logits)
+            finer.append((error, self.max_error_own_logits))
         if all(len(set(audit.batch_tokens)) == 1 for audit in audits):
             lines.append("with one batch, or equal token counts per batch, a mean of batch means is undetectable")
-        return self.at_most(worst, limit, "; ".join(lines), problems=problems)
-
-
-def _error(audit: EvaluationAudit) -> float:
-    """Return the relative error of the reported loss; infinite where it is the mean of other tokens."""
-    same_tokens = audit.reported_tokens == audit.oracle_tokens
-    return relative_error(audit.reported_loss, audit.oracle_loss) if same_tokens else math.inf
-
-
-def _missing_and_extra(trace: Trace) -> tuple[list[str], list[str]]:
-    """Return the evaluations, at start and end too, that did not take place, and those that are not configured."""
-    evaluation, seen = trace.run.evaluation, {(held.step, held.split) for held in trace.all(Evaluation)}
-    steps = (0, *evaluation.at, trace.run.training.max_steps)
-    due = {(at, split) for at in steps for split in evaluation.splits}
-    return _in_words(due - seen), _in_words(seen - due)
-
-
-def _in_words(evaluations: set[tuple[int, str]]) -> list[str]:
-    return [f"{split} before step {at}" for at, split in sorted(evaluations)]
+        return self.at_most(worst_of(errors, key=float), self.limit(trace), "; ".join(lines), *finer, problems=problems)
 
 
 class EvaluationMode(Check):
@@ -99,18 +84,15 @@ class EvaluationMode(Check):
             if seen.model_repeats is False
         ]
         for audit in trace.all(EvaluationAudit):
-            if audit.training_modules_during:
-                problems.append(f"{audit.split}: {audit.training_modules_during} modules were in train mode")
-            if audit.built_graph:
-                problems.append(f"{audit.split}: gradients were enabled")
-            if not audit.mode_restored:
-                problems.append(f"{audit.split}: the modules' modes were not restored")
-            if audit.kept_tensors > 0:
-                problems.append(f"{audit.split}: {audit.kept_tensors} tensors of an evaluation are alive after its end")
-            if audit.weights_changed:
-                problems.append(f"{audit.split}: it changed the trained weights")
-            if not audit.repeats:
-                problems.append(f"{audit.split}: a second evaluation of its first batch gives other logits")
+            wrong = {
+                f"{audit.training_modules_during} modules were in train mode": audit.training_modules_during,
+                "gradients were enabled": audit.built_graph,
+                "the modules' modes were not restored": not audit.mode_restored,
+                f"{audit.kept_tensors} tensors of an evaluation are alive after its end": audit.kept_tensors > 0,
+                "it changed the trained weights": audit.weights_changed,
+                "a second evaluation of its first batch gives other logits": not audit.repeats,
+            }
+            problems += [f"{audit.split}: {sentence}" for sentence in holding(wrong)]
         return self.unless(problems, "eval mode, no graph, repeatable, nothing kept or changed")
 
 
@@ -193,13 +175,11 @@ class GenerationIsGreedy(NumericCheck):
         detail += "".join(f"; {problem}" for problem in problems)
         difference, agreement = farthest.logit_difference, worst.greedy_agreement
         exact = [answer.fp32_difference for answer in answers if answer.fp32_difference is not None]
-        in_fp32 = worst_of(exact, key=float) if exact else 0.0
-        detail += f", in fp32 arithmetic by {in_fp32:.2g}" if exact else ""
-        if difference <= limit and not in_fp32 <= self.max_error_fp32:
-            return self.found(False, detail, measured=in_fp32, limit=self.max_error_fp32)
-        if difference <= limit and not agreement >= self.min_agreement:
+        finer = [(worst_of(exact, key=float), self.max_error_fp32)] if exact else []
+        detail += f", in fp32 arithmetic by {finer[0][0]:.2g}" if exact else ""
+        if all(value <= most for value, most in [(difference, limit), *finer]) and not agreement >= self.min_agreement:
             return self.found(False, detail, measured=agreement, limit=self.min_agreement)
-        return self.at_most(difference, limit, detail, problems=problems)
+        return self.at_most(difference, limit, detail, *finer, problems=problems)
 
 
 def _problems(answers: list[Generation]) -> list[str]:

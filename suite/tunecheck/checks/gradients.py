@@ -69,14 +69,13 @@ class WeightGradients(Check):
     """Error if one of them is 16 bit: autocast products, and adapters with adapter_dtype: model or mixed."""
 
     def judge(self, trace: Trace) -> Finding:
-        skipped = {step.step for step in trace.steps if not step.applied}
+        skipped = trace.skipped
         seen = [seen for seen in trace.all(WeightGradient) if seen.linears and seen.step not in skipped]
         seen = required(seen, "no trained linear was called as a module in an applied step")
         worst = worst_of(seen, key=lambda gradient: gradient.error / self._limit(gradient))
         detail = f"worst of {sum(gradient.linears for gradient in seen)}: {worst.worst} in step {worst.step}, "
         detail += f"off by {worst.error:.3g} ({some(worst.dtypes)})"
-        passed = worst.error <= self._limit(worst)
-        return self.found(passed, detail, measured=worst.error, limit=self._limit(worst))
+        return self.at_most(worst.error, self._limit(worst), detail)
 
     def _limit(self, gradient: WeightGradient) -> float:
         return self.max_error_fp32 if gradient.dtypes == ("float32",) else self.max_error_16bit
@@ -111,15 +110,11 @@ class GradientMatchesLoss(Check):
         layers = trace.one(LayerGradients)
         detail = f"step {step}: the slope of the loss differs from the gradient's by {error:.3g}"
         detail += f"; layer {layers.worst} alone differs by {layers.error:.3g}"
-        if (
-            trace.run.lora and trace.run.lora.use_dora
-        ):  # section 4.3 of its paper; one layer's slope leaves the norms out
+        of_layers = layers.error, self.max_layer_error
+        if trace.run.lora and trace.run.lora.use_dora:  # section 4.3 of its paper; a layer's slope leaves the norms out
             detail += "; DoRA treats its norms as constant in the gradient, so only the layers are judged"
-            limit = self.max_layer_error
-            return self.at_most(layers.error, limit, detail)
-        if error <= self.max_error and not layers.error <= self.max_layer_error:
-            return self.found(False, detail, measured=layers.error, limit=self.max_layer_error)
-        return self.at_most(error, self.max_error, detail)
+            return self.at_most(*of_layers, detail)
+        return self.at_most(error, self.max_error, detail, of_layers)
 
 
 class RecomputationEquals(Check):
@@ -160,9 +155,8 @@ class LoraGradientSchedule(Check):
     def judge(self, trace: Trace) -> Finding:
         moved, found = False, list[tuple[str, str, str]]()
         rates = {step.step: step.learning_rate for step in trace.steps if step.applied}
-        skipped = {step.step for step in trace.steps if not step.applied}  # their gradients overflowed: NaN is 0 x inf
         for gradients in trace.all(Gradients):
-            if gradients.step in skipped:
+            if gradients.step in trace.skipped:  # gradients that overflowed: NaN is 0 x inf
                 continue
             step = f"step {gradients.step}"
             zero_b = [name for name in gradients.zero if ".lora_B." in name]
@@ -180,8 +174,7 @@ class LoraGradientSchedule(Check):
             moved = moved or rates.get(gradients.step, 0.0) > 0
         if not moved:
             raise MissingEvidence("no step had a learning rate above zero")
-        problems = said_once(found)
-        return self.unless(problems, f"{len(trace.all(Gradients))} steps as expected", most=3)
+        return self.unless(said_once(found), f"{len(trace.all(Gradients))} steps as expected", most=3)
 
 
 class GradientNormReported(NumericCheck):
@@ -227,15 +220,13 @@ class Finite(Check):
             for step in trace.steps
             if step.applied and not (math.isfinite(step.loss) and math.isfinite(step.gradient_norm))
         ]
-        skipped = {step.step for step in trace.steps if not step.applied}
         problems += [
             f"step {g.step}: gradients of {some(g.nonfinite)}"
             for g in trace.all(Gradients)
-            if g.nonfinite and g.step not in skipped
+            if g.nonfinite and g.step not in trace.skipped
         ]
-        problems += (
-            [f"weights after training: {some(trace.one(Movement).nonfinite)}"] if trace.one(Movement).nonfinite else []
-        )
+        if broken := trace.one(Movement).nonfinite:
+            problems.append(f"weights after training: {some(broken)}")
         evaluations = trace.all(Evaluation) if trace.run.evaluation.splits else []
         problems += [f"evaluation before step {e.step}: {e.loss}" for e in evaluations if not math.isfinite(e.loss)]
         return self.unless(problems, f"{len(trace.steps)} steps", most=3)

@@ -174,12 +174,13 @@ class StepsApplied(Check):
     def judge(self, trace: Trace) -> Finding:
         wanted, steps = trace.run.training.max_steps, trace.steps
         skipped = sum(not step.applied for step in steps)
-        unmoved = [u.step for u in trace.all(Update) if not u.moved and not u.expected_learning_rate <= 0]
-        unmoved = [step for step in unmoved if step not in {s.step for s in steps if not s.applied}]
+        excused = set(trace.skipped)
         if not trace.holds(Premise.EVERY_STEP_LEARNS):
-            unmoved = [step for step in unmoved if step not in {s.step for s in steps if s.gradient_norm == 0}]
+            excused |= {step.step for step in steps if step.gradient_norm == 0}
         if not trace.holds(Premise.UPDATE_RULE_KNOWN):  # an optimizer may warm up from 0 by a schedule of its own
-            unmoved = _after_first_move(unmoved, trace.all(Update))
+            excused |= set(range(next((update.step for update in trace.all(Update) if update.moved), 0)))
+        resting = [u.step for u in trace.all(Update) if not u.moved and not u.expected_learning_rate <= 0]
+        unmoved = [step for step in resting if step not in excused]
         detail = f"{len(steps)} of {wanted} steps, {skipped} skipped by the scaler"
         detail += f"; steps {unmoved[:5]} count as applied, but changed no weight" if unmoved else ""
         counted = [step.step for step in steps] == list(range(len(steps)))
@@ -195,12 +196,6 @@ class StepsApplied(Check):
         if trace.holds(Premise.STEPS_DECLARED):
             problems += range(abs(len(steps) - wanted))
         return self.found(within, detail, measured=skipped, limit=self.max_skipped, problems=problems)
-
-
-def _after_first_move(unmoved: Sequence[int], updates: Sequence[Update]) -> list[int]:
-    """Return the steps that moved nothing after one that did; all of them where none did."""
-    first = next((update.step for update in updates if update.moved), -1)
-    return [step for step in unmoved if step > first]
 
 
 def _without_rate(steps: Sequence[Step]) -> list[int]:
@@ -254,22 +249,18 @@ class UpdatesMatchAdamw(NumericCheck):
             f"{worst.expected_learning_rate:.3g}; moments off by {moments.moment_error:.3g} at step {moments.step}"
         )
         detail = "; ".join(filter(None, [other_optimizer(trace), detail]))
-        lengths = [update for update in updates if update.length_error is not None] if exact else []
-        longest = worst_of(lengths, key=lambda update: update.length_error or 0.0) if lengths else None
-        if longest is not None:
-            detail += f"; all updates together off by {longest.length_error:.3g} of their length in step {longest.step}"
+        finer = [(moments.moment_error, moment_limit)]
+        lengths = [(seen.length_error, seen.step) for seen in updates if seen.length_error is not None]
+        if exact and lengths:
+            error, step = worst_of(lengths, key=lambda length: length[0])
+            detail += f"; all updates together off by {error:.3g} of their length in step {step}"
+            finer.append((error, self.max_length_error))
         if trace.run.training.max_grad_norm is not None and not any(update.clipped for update in updates):
             detail += "; no gradient exceeded max_grad_norm: clipping is not testable"
         wrong = sum(not seen.update_error <= limit for seen in updates)
         wrong += sum(not seen.moment_error <= moment_limit for seen in updates)
         meant = unwitnessed(wrong, 2 * len(updates), confirmed=knows_model(trace))
-        if worst.update_error <= limit and not moments.moment_error <= moment_limit:
-            return self.found(False, detail, measured=moments.moment_error, limit=moment_limit)
-        if longest is not None and worst.update_error <= limit:
-            error = longest.length_error
-            if error is not None and not error <= self.max_length_error:
-                return self.found(False, detail, measured=error, limit=self.max_length_error)
-        return self.at_most(worst.update_error, limit, detail, meant=meant)
+        return self.at_most(worst.update_error, limit, detail, *finer, meant=meant)
 
 
 ROUNDED_AWAY = "an optimizer may accumulate rounded updates; the end of a schedule has such rates"
@@ -309,12 +300,12 @@ class TrainableMoved(Check):
         if trace.why({Premise.CAUSAL_LM, Premise.UPDATE_RULE_KNOWN}):
             limit = 0.0
         seen, wanted = trace.one(Movement), len(trace.one(Census).expected_trainable)
-        if not (moving := sum(step.applied and step.learning_rate > 0 for step in trace.steps)):
-            why = "no step was applied with a learning rate above zero"
-            return self.found(False, why, measured=0.0, limit=limit, causes=[RATE_0])
+        moving = sum(step.applied and step.learning_rate > 0 for step in trace.steps)
+        why = "step was applied with a learning rate above zero"
+        if not moving:
+            return self.found(False, f"no {why}", measured=0.0, limit=limit, causes=[RATE_0])
         if moving == 1 and seen.unmoved and all(".lora_A." in name for name in seen.unmoved):
-            why = "only one step was applied with a learning rate above zero; A has no gradient before B moves"
-            raise NotApplicable(why)
+            raise NotApplicable(f"only one {why}; A has no gradient before B moves")
         problems = [f"{len(seen.unmoved)} of {wanted} did not move: {some(seen.unmoved)}"] if seen.unmoved else []
         if resting := sorted(set(seen.unmoved) & set(seen.without_rate)):
             problems.append(f"{len(resting)} of them are in a parameter group whose rate is 0 in every step")
@@ -324,8 +315,7 @@ class TrainableMoved(Check):
         detail = "; ".join(problems) or f"{wanted - len(seen.idle)} of {wanted} tensors moved{idle}"
         if problems and set(seen.unmoved) <= set(seen.below_last_digit) and seen.smallest_moved_share >= limit:
             detail += ": the rate is less than the last digit of their weights"
-            unmoved = len(seen.unmoved)
-            return self.found(False, detail, measured=unmoved, limit=0, meant=ROUNDED_AWAY, causes=[ROUNDS])
+            return self.at_most(len(seen.unmoved), 0, detail, meant=ROUNDED_AWAY, causes=[ROUNDS])
         rounds = trains_16bit_weights(trace) and not trace.holds(Premise.DTYPES_DECLARED)
         if problems and not resting and rounds and trace.records(Update):
             # whether the optimizer's steps are right is updates_match_adamw's question

@@ -71,10 +71,9 @@ class LossOracle(NumericCheck):
         compared = [("oracle", self.limit(trace), {o.step: o.loss for o in oracles})]
         compared += [("in float64 from the same logits", self.max_error_own_logits, exact)] if exact else []
         findings = []
-        wrong = [
-            not relative_error(steps[at], value) <= limit for _, limit, all_ in compared for at, value in all_.items()
-        ]
-        meant = unwitnessed(sum(wrong), len(wrong), confirmed=_oracle_confirmed(trace, self.limit(trace)))
+        errors = [(relative_error(steps[at], told), most) for _, most, all_ in compared for at, told in all_.items()]
+        wrong, confirmed = sum(not error <= most for error, most in errors), _oracle_confirmed(trace, self.limit(trace))
+        meant = unwitnessed(wrong, len(errors), confirmed=confirmed)
         for name, limit, wanted in compared:
             told = {**steps, **replayed} if name == "oracle" else steps
             step = worst_of(wanted, key=lambda step: relative_error(told[step], wanted[step]))
@@ -211,20 +210,18 @@ class AccumulationOracle(WindowGradient):
     bf16."""
 
     def judge(self, trace: Trace) -> Finding:
-        limit, skipped = self.limit(trace), {step.step for step in trace.steps if not step.applied}
+        limit, skipped = self.limit(trace), trace.skipped
         oracles = [oracle for oracle in _nearest(trace) if oracle.step not in skipped]
         oracles = required(oracles, "the scaler skipped every oracle step: name a later one")
         worst = worst_of(oracles, key=lambda oracle: oracle.gradient_error)
         tensor = worst_of(oracles, key=lambda oracle: oracle.worst_gradient_error)
         detail = f"step {worst.step} ({worst.split}): error {worst.gradient_error:.3g} of the norm {worst.norm:.4g}"
         detail += f", worst tensor {tensor.worst_gradient} {tensor.worst_gradient_error:.3g} at step {tensor.step}"
-        of_tensor, tensor_limit = tensor.worst_gradient_error, self.worst_tensor_factor * limit
-        passed = worst.gradient_error <= limit and of_tensor <= tensor_limit
+        finer = [(tensor.worst_gradient_error, self.worst_tensor_factor * limit)]
+        passed = worst.gradient_error <= limit and tensor.worst_gradient_error <= finer[0][1]
         norms = {seen.step: math.hypot(*seen.norms.values()) for seen in trace.records(Gradients)}
         named = "" if passed else named_ratio(trace, worst.step, norms.get(worst.step, math.nan), worst.norm)
         detail += named
-        confirmed = bool(named) or _oracle_confirmed(trace, self.limit(trace))
-        alike = sum(not seen.gradient_error <= limit for seen in oracles)
         own = {loss.step: loss.gradient_error for loss in trace.records(OwnLoss) if loss.step not in skipped}
         logits = {step: error for step, error in own.items() if error is not None}
         if logits:
@@ -232,35 +229,26 @@ class AccumulationOracle(WindowGradient):
             limits = {step: max(self.max_error_own_logits, noise.get(step, 0.0)) for step in logits}
             step, error = worst_of(logits.items(), key=lambda item: item[1] / limits[item[0]])
             detail += f"; gradient by the logits {error:.3g} at step {step}"
-            if not error <= limits[step] and passed:
-                return self.found(False, detail, measured=error, limit=limits[step])
-        if blind := _unseen_accumulation(trace, {oracle.step for oracle in oracles}):
-            detail += f"; {blind}: averaging their means is undetectable"
-        if worst.gradient_error <= limit and not passed:
-            return self.found(False, detail, measured=of_tensor, limit=tensor_limit)
-        if passed and (ratio := _unequal_means(trace, oracles)) > self.max_token_ratio:
+            finer.append((error, limits[step]))
+        counts = {seen.step: seen.micro_batch_tokens for seen in trace.records(Gradients)}
+        windows = [(oracle, counts[oracle.step]) for oracle in oracles if counts.get(oracle.step)]
+        if windows and all(len(set(tokens)) == 1 for _, tokens in windows):
+            single = all(len(tokens) == 1 for _, tokens in windows)
+            alike = "one micro-batch in a window" if single else "micro-batches of equal token counts"
+            detail += f"; {alike}: averaging their means is undetectable"
+        of_means = [max(tokens) / min(tokens) for oracle, tokens in windows if oracle.of_means and min(tokens)]
+        ratio = max(of_means, default=0.0)
+        if (
+            ratio > self.max_token_ratio
+            and worst.gradient_error <= limit
+            and all(value <= most for value, most in finer)
+        ):
             detail = f"micro-batch means are averaged, and token counts differ by a factor of {ratio:.1f}; {detail}"
-            limit, causes = self.max_token_ratio, [AVERAGED]
-            return self.found(False, detail, measured=ratio, limit=limit, meant=MEANS_AVERAGED, causes=causes)
-        meant, causes = unwitnessed(alike, len(oracles), confirmed=confirmed), [NORMALISED] * bool(named)
-        return self.found(passed, detail, measured=worst.gradient_error, limit=limit, meant=meant, causes=causes)
-
-
-def _unequal_means(trace: Trace, oracles: Sequence[Oracle]) -> float:
-    """Return by how much the micro-batches differ, in tokens, whose means are averaged; 0 where none are."""
-    of_means = {oracle.step for oracle in oracles if oracle.of_means}
-    counts = [sorted(seen.micro_batch_tokens) for seen in trace.records(Gradients) if seen.step in of_means]
-    return max((tokens[-1] / tokens[0] for tokens in counts if tokens and tokens[0]), default=0.0)
-
-
-def _unseen_accumulation(trace: Trace, steps: set[int]) -> str:
-    """Return why an average of the micro-batches' means would equal the window's mean in these steps; "" if not."""
-    counts = [g.micro_batch_tokens for g in trace.records(Gradients) if g.step in steps]
-    if counts and all(len(tokens) == 1 for tokens in counts):
-        return "one micro-batch in a window"
-    if counts and all(len(set(tokens)) == 1 for tokens in counts):
-        return "micro-batches of equal token counts"
-    return ""
+            return self.at_most(ratio, self.max_token_ratio, detail, meant=MEANS_AVERAGED, causes=[AVERAGED])
+        differing, confirmed = sum(not seen.gradient_error <= limit for seen in oracles), bool(named)
+        meant = unwitnessed(differing, len(oracles), confirmed=confirmed or _oracle_confirmed(trace, limit))
+        causes = [NORMALISED] * bool(named)
+        return self.at_most(worst.gradient_error, limit, detail, *finer, meant=meant, causes=causes)
 
 
 SUMMED = "the learning rate may be chosen for a sum over the ranks"
@@ -288,7 +276,7 @@ class GradientsAveraged(WindowGradient):
             if reason := own.why(self.needs):
                 raise NotApplicable(f"rank {rank}: {reason}")
         seen = [{one.step: one for one in rank.records(OwnRowsGradient)} for rank in ranks]
-        steps = set.intersection(*map(set, seen)) - {step.step for step in trace.steps if not step.applied}
+        steps = set.intersection(*map(set, seen)) - trace.skipped
         steps = required(steps, "no gradient of a rank's own rows is known, as with dropout in a loop")
         limit = self.limit(trace)
         errors = {step: _error_of_mean([held[step] for held in seen]) for step in steps}

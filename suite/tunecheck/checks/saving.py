@@ -1,6 +1,7 @@
 """What is saved and repeated: files, checkpoints, merges, and a second run of the same."""
 
 import math
+from collections.abc import Iterable, Mapping
 
 from tunecheck.checks.attempts import finished, of_every_rank
 from tunecheck.core.check import Check, NumericCheck, relative_error, required, some, worst_of
@@ -103,19 +104,17 @@ class AdapterReadsBack(NumericCheck):
         limit, found = self.limit(trace), finished(trace, AttemptPurpose.READ_BACK).all(ReadBack)
         if not found:
             raise MissingEvidence("the read back attempt recorded no ReadBack")
-        seen = found[-1]
-        passed, blind = seen.logit_difference <= limit, False
+        seen, exact = found[-1], []
         detail = f"{len(seen.files)} files, logits differ by {seen.logit_difference:.2g}"
         if seen.adapter_effect is not None:
-            blind = not seen.adapter_effect >= self.min_effect
             detail += f"; turning the adapters off changes them by {seen.adapter_effect:.2g}"
         if seen.exact_difference is not None:
             detail += f"; in fp32 arithmetic {seen.exact_difference:.2g}"
-            if passed and not seen.exact_difference <= self.max_error_fp32:
-                return self.found(False, detail, measured=seen.exact_difference, limit=self.max_error_fp32)
-        if passed and blind:
+            exact.append((seen.exact_difference, self.max_error_fp32))
+        compared = self.at_most(seen.logit_difference, limit, detail, *exact)
+        if compared.passed and seen.adapter_effect is not None and not seen.adapter_effect >= self.min_effect:
             return self.found(False, detail, measured=seen.adapter_effect, limit=self.min_effect)
-        return self.found(passed, detail, measured=seen.logit_difference, limit=limit)
+        return compared
 
 
 class MergeKeepsFunction(NumericCheck):
@@ -157,22 +156,20 @@ class MergeKeepsFunction(NumericCheck):
         effective = seen.adapter_effect >= self.min_effect
         if not effective and seen.logit_difference <= limit and not trace.holds(Premise.EVERY_STEP_LEARNS):
             raise NotApplicable(f"the adapters change the logits by only {seen.adapter_effect:.2g}")
-        passed = seen.logit_difference <= limit
         detail = f"merged, logits differ by {seen.logit_difference:.2g}"
         detail += f"; without the adapter by {seen.adapter_effect:.2g}"
         detail += "" if seen.rounding is None else f"; by rounding to 16 bit {seen.rounding:.2g}"
+        share = []
         if seen.share is not None:
             detail += f"; {seen.share:.4g} of the expected change of {seen.share_at}"
-            if passed and not abs(seen.share - 1) <= self.max_share_error:
-                return self.found(False, detail, measured=abs(seen.share - 1), limit=self.max_share_error)
-        if seen.adapters_left:
-            detail += f"; still adapters: {some(seen.adapters_left)}"
-        if seen.packed_left:
-            detail += f"; still 4-bit: {some(seen.packed_left)}"
-        if passed and not effective:
+            share.append((abs(seen.share - 1), self.max_share_error))
+        left = [f"adapters: {some(seen.adapters_left)}"] if seen.adapters_left else []
+        left += [f"4-bit: {some(seen.packed_left)}"] if seen.packed_left else []
+        detail += "".join(f"; still {what}" for what in left)
+        compared = self.at_most(seen.logit_difference, limit, detail, *share, problems=left)
+        if seen.logit_difference <= limit and not effective:
             return self.found(False, detail, measured=seen.adapter_effect, limit=self.min_effect)
-        left = (*seen.adapters_left, *seen.packed_left)
-        return self.found(passed, detail, measured=seen.logit_difference, limit=limit, problems=left)
+        return compared
 
 
 class RepeatEquals(Check):
@@ -196,12 +193,10 @@ class RepeatEquals(Check):
         again = finished(trace, AttemptPurpose.REPEAT).all(Step)
         if len(again) < trace.run.probes.repeat_steps:
             raise MissingEvidence(f"the repeated run took {len(again)} steps")
-        different = [step for step in again if not _equal(step, first.get(step.step))]
+        different = _differing(first, again)
         detail = f"{len(again)} steps equal to the last bit"
         if different:
-            step = different[0]
-            detail = f"{len(different)} of {len(again)} steps differ, first step {step.step}: "
-            detail += _told_apart(step, first.get(step.step))
+            detail = f"{len(different)} of {len(again)} steps differ, first {different[0]}"
         return self.at_most(len(different), 0, detail)
 
 
@@ -233,25 +228,11 @@ class ResumeEquals(NumericCheck):
     def judge(self, trace: Trace) -> Finding:
         first = {step.step: step for step in trace.steps}
         again, limit = finished(trace, AttemptPurpose.RESUME), self.limit(trace)
-        steps = again.all(Step)
-        if _repeats(trace):
-            limit = 0.0
-        start, end = trace.run.probes.resume_from, trace.run.training.max_steps
-        if start is None:
-            raise MissingEvidence("the header of the trace lacks probes.resume_from")
-        if [step.step for step in steps] != list(range(start, end)):
-            detail = f"the resumed run took steps {[s.step for s in steps][:3]}..., not {start} to {end - 1}"
-            return self.found(False, detail, measured=len(steps), limit=f"{start} to {end - 1}")
-        if missing := [step.step for step in steps if step.step not in first]:
-            raise MissingEvidence(f"the uninterrupted run has no step {missing[0]}")
-        if lost := _lost(trace.records(TrainerState), again.all(TrainerState)):
-            detail = f"the resumed run starts with values that differ from the saved ones: {some(lost)}"
-            return self.found(False, detail, measured=len(lost), limit=0)
-        step = worst_of(steps, key=lambda step: _difference(step, first[step.step]))
-        worst = _difference(step, first[step.step])
-        detail = f"{len(steps)} steps equal from step {start} on"
-        if worst != 0:
-            detail = _losses(step, first[step.step])
+        if repeats := [a for a in trace.attempts if a.start.purpose == AttemptPurpose.REPEAT and a.finished]:
+            limit = limit if _differing(first, repeats[-1].all(Step)) else 0.0
+        worst, detail = _departure(trace, {0: again}, trace.records(TrainerState))
+        if worst == 0:
+            detail = f"{len(again.all(Step))} steps equal from step {trace.run.probes.resume_from} on"
         if worst <= limit and (drifted := _drifted(trace.one(Trained), again.all(Trained))):
             name, worst = worst_of(drifted.items(), key=lambda item: item[1])
             detail += f"; {name} differs by {worst:.2g} after the last one"
@@ -315,60 +296,49 @@ def _rescaled(trace: Trace, processes: int) -> dict[int, Attempt]:
 
 def _departure(trace: Trace, again: dict[int, Attempt], saved: list[TrainerState]) -> tuple[float, str]:
     """Return how far these ranks depart from the uninterrupted run, infinite for what must be equal, and where."""
-    first, rows = {step.step: step for step in trace.steps}, {seen.step: seen for seen in trace.all(Window)}
-    steps, windows = again[0].all(Step), again[0].all(Window)
-    wanted = list(range(trace.run.probes.resume_from or 0, trace.run.training.max_steps))
-    if [step.step for step in steps] != wanted:
-        return math.inf, f"it took steps {[step.step for step in steps][:3]}..., not {wanted[0]} to {wanted[-1]}"
+    first, start = {step.step: step for step in trace.steps}, trace.run.probes.resume_from
+    steps, end = again[0].all(Step), trace.run.training.max_steps
+    if start is None:
+        raise MissingEvidence("the header of the trace lacks probes.resume_from")
+    if [step.step for step in steps] != list(range(start, end)):
+        return math.inf, f"it took steps {[step.step for step in steps][:3]}..., not {start} to {end - 1}"
+    if missing := [step.step for step in steps if step.step not in first]:
+        raise MissingEvidence(f"the uninterrupted run has no step {missing[0]}")
     for rank, attempt in again.items():
         if lost := _lost(saved, attempt.all(TrainerState)):
             return math.inf, f"rank {rank} starts with values that differ from the saved ones: {some(lost)}"
-    if not windows or not {step.step for step in steps} <= first.keys():
-        raise MissingEvidence("one of the two runs did not record its rows or steps")
-    for seen in windows:
+    rescaled = again[0].start.purpose == AttemptPurpose.RESCALE
+    if rescaled and not again[0].all(Window):
+        raise MissingEvidence("one of the two runs did not record its rows")
+    rows = {seen.step: seen for seen in trace.records(Window)}
+    for seen in again[0].all(Window):
         if seen.step in rows and seen.digests != (uninterrupted := rows[seen.step]).digests:
             return math.inf, f"step {seen.step} has rows {some(seen.rows)}, uninterrupted {some(uninterrupted.rows)}"
-    comparable = "dropout" not in trace.run.features
+    comparable = not rescaled or "dropout" not in trace.run.features
     step = worst_of(steps, key=lambda step: _difference(step, first[step.step], losses=comparable))
-    departures = [(_difference(step, first[step.step], losses=comparable), _losses(step, first[step.step]))]
-    norm, other = steps[0].gradient_norm, first[wanted[0]].gradient_norm  # of the same weights on the same rows
-    if comparable and not (math.isnan(norm) and math.isnan(other)):  # fp16 leaves out a step that overflows
-        words = f"step {wanted[0]}: norm of the gradient {norm:.6g}, uninterrupted {other:.6g}"
-        departures.append((relative_error(norm, other), words))
+    other = first[step.step]
+    words = f"step {step.step}: loss {step.loss:.6f} and rate {step.learning_rate:.4g}, uninterrupted "
+    words += f"{other.loss:.6f} and {other.learning_rate:.4g}"
+    departures = [(_difference(step, other, losses=comparable), words)]
+    norm, wanted = steps[0].gradient_norm, first[start].gradient_norm  # of the same weights on the same rows
+    if rescaled and comparable and not (math.isnan(norm) and math.isnan(wanted)):  # fp16 skips a step that overflows
+        words = f"step {start}: norm of the gradient {norm:.6g}, uninterrupted {wanted:.6g}"
+        departures.append((relative_error(norm, wanted), words))
     return worst_of(departures, key=lambda departure: departure[0])
 
 
-def _losses(step: Step, other: Step) -> str:
-    """Return loss and rate of a step in both attempts."""
-    return (
-        f"step {step.step}: loss {step.loss:.6f} and rate {step.learning_rate:.4g}, uninterrupted "
-        f"{other.loss:.6f} and {other.learning_rate:.4g}"
-    )
-
-
-def _repeats(trace: Trace) -> bool:
-    """Return whether this run, repeated in another process, had the same losses and gradients to the last bit."""
-    first = {step.step: step for step in trace.steps}
-    again = [a for a in trace.attempts if a.start.purpose == AttemptPurpose.REPEAT and a.finished]
-    return bool(again) and all(_equal(step, first.get(step.step)) for step in again[-1].all(Step))
-
-
-def _equal(step: Step, other: Step | None) -> bool:
-    """Return whether loss and norm of the gradient have the same bits; a norm that neither reports is the same."""
-    if other is None:
-        return False
-    norms = step.gradient_norm, other.gradient_norm
-    return step.loss == other.loss and (norms[0] == norms[1] or all(map(math.isnan, norms)))
-
-
-def _told_apart(step: Step, other: Step | None) -> str:
-    """Return in words what of these two is not equal."""
-    if other is None:
-        return "the first run has no such step"
-    what, pair = "loss", (other.loss, step.loss)
-    if pair[0] == pair[1]:
-        what, pair = "norm of the gradient", (other.gradient_norm, step.gradient_norm)
-    return f"{what} {pair[0]!r} and {pair[1]!r}"
+def _differing(first: Mapping[int, Step], again: Iterable[Step]) -> list[str]:
+    """Return the steps whose loss or norm of the gradient has other bits; a norm that neither reports is the same."""
+    found = []
+    for step in again:
+        if (other := first.get(step.step)) is None:
+            found.append(f"step {step.step}: the first run has no such step")
+        elif step.loss != other.loss:
+            found.append(f"step {step.step}: loss {other.loss!r} and {step.loss!r}")
+        elif repr(step.gradient_norm) != repr(other.gradient_norm):  # by their spelling, so that NaN equals NaN
+            norms = f"{other.gradient_norm!r} and {step.gradient_norm!r}"
+            found.append(f"step {step.step}: norm of the gradient {norms}")
+    return found
 
 
 def _lost(saved: list[TrainerState], read: list[TrainerState]) -> list[str]:
