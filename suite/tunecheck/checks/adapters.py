@@ -2,7 +2,7 @@
 
 import math
 
-from tunecheck.core.check import Check, NumericCheck, knows_model, some, unwitnessed
+from tunecheck.core.check import Check, NumericCheck, holding, knows_model, some, unwitnessed
 from tunecheck.core.errors import MissingEvidence, NotApplicable
 from tunecheck.core.evidence import AdapterDropout, AdapterEffect, AdapterStart, Census, OwnLoss, Setup, Step, Window
 from tunecheck.core.finding import Finding
@@ -64,17 +64,18 @@ class AdaptersStartRandom(Check):
     def judge(self, trace: Trace) -> Finding:
         seen = _start(trace)
         smallest, largest = seen.a_sizes["smallest"], seen.a_sizes["largest"]
-        ratio, problems = max(largest, 1 / smallest if smallest else math.inf), []
-        if seen.seed != (wanted := trace.run.training.seed) and trace.holds(Premise.SEED_DECLARED):
-            problems.append(f"torch was seeded with {seen.seed}, configured {wanted}")
-        if seen.a_repeated:
-            problems.append(f"{len(seen.a_repeated)} A equal to another A: {some(seen.a_repeated)}")
-        if seen.a_dependent:
-            problems.append(f"{len(seen.a_dependent)} A of less than full rank: {some(seen.a_dependent)}")
-        told = [*problems] if (within := ratio <= self.max_ratio) else ["A has a wrong scale", *problems]
-        detail = f"A is {smallest:.3g} to {largest:.3g} times its expected size"
-        detail = "; ".join([*told, detail])
-        return self.found(within, detail, measured=ratio, limit=self.max_ratio, problems=problems)
+        ratio, wanted = max(largest, 1 / smallest if smallest else math.inf), trace.run.training.seed
+        reseeded = seen.seed != wanted and trace.holds(Premise.SEED_DECLARED)
+        problems = holding(
+            {
+                f"torch was seeded with {seen.seed}, configured {wanted}": reseeded,
+                f"{len(seen.a_repeated)} A equal to another A: {some(seen.a_repeated)}": seen.a_repeated,
+                f"{len(seen.a_dependent)} A of less than full rank: {some(seen.a_dependent)}": seen.a_dependent,
+            }
+        )
+        scale = [] if ratio <= self.max_ratio else ["A has a wrong scale"]
+        detail = "; ".join([*scale, *problems, f"A is {smallest:.3g} to {largest:.3g} times its expected size"])
+        return self.at_most(ratio, self.max_ratio, detail, problems=problems)
 
 
 class AdapterAlgebra(NumericCheck):
@@ -97,18 +98,19 @@ class AdapterAlgebra(NumericCheck):
     def judge(self, trace: Trace) -> Finding:
         seen, limit, expected = _start(trace), self.limit(trace), _adapted_linears(trace)
         formula = _formula(_lora(trace))
-        problems = []
-        if not (within := seen.algebra_error <= limit):
-            problems.append(f"{seen.algebra_error_at} is off by {seen.algebra_error:.3g} of {formula}")
-        if seen.modules != expected:
-            problems.append(f"{seen.modules} adapted linears found, {expected} expected")
-        if not seen.logit_change > 0:
-            problems.append("the logits do not change with the adapters: they are not applied")
+        error = seen.algebra_error
+        problems = holding(
+            {
+                f"{seen.algebra_error_at} is off by {error:.3g} of {formula}": not error <= limit,
+                f"{seen.modules} adapted linears found, {expected} expected": seen.modules != expected,
+                "the logits do not change with the adapters: they are not applied": not seen.logit_change > 0,
+            }
+        )
         detail = "; ".join(problems) or f"{seen.modules} adapted linears add {formula}"
         # of all modules the nearest one is off, too
         alike = seen.modules if seen.least_algebra_error > limit else 0
         meant = unwitnessed(alike, seen.modules, confirmed=knows_model(trace) or not seen.logit_change > 0)
-        return self.found(within, detail, measured=seen.algebra_error, limit=limit, problems=problems, meant=meant)
+        return self.at_most(error, limit, detail, problems=problems, meant=meant)
 
 
 def _start(trace: Trace) -> AdapterStart:
@@ -173,9 +175,8 @@ class DropoutVaries(Check):
         problems = self._problems(lora.dropout, dropped) if dropped else []
         detail = f"{len(states)} steps, {repeated} of them with the random state of an earlier step"
         detail += f"; {len(drawn)} forward passes, {again} of them likewise" if drawn else ""
-        repeated += again
         detail += "".join(f"; {problem}" for problem in problems)
-        return self.found(repeated == 0 and not problems, detail, measured=repeated + len(problems), limit=0)
+        return self.at_most(repeated + again + len(problems), 0, detail)
 
     def _problems(self, share: float, seen: AdapterDropout) -> list[str]:
         """Return what is wrong with the elements that one forward pass dropped, where this share is configured."""
@@ -216,10 +217,7 @@ class AdaptersApplied(Check):
     def judge(self, trace: Trace) -> Finding:
         trace.all(Step)  # raises where no step was trained: B is still zero
         seen = trace.one(AdapterEffect)
-        difference, detail = (
-            seen.difference,
-            "largest logit difference, adapters on and off, over the largest logit",
-        )
+        difference, detail = seen.difference, "largest logit difference, adapters on and off, over the largest logit"
         if difference == 0 and seen.enlarged_difference is not None:
             difference, detail = seen.enlarged_difference, f"{detail}: 0; with every B multiplied by 4096"
         limit = f"above {self.min_difference:g}"

@@ -30,8 +30,7 @@ class HeldoutIsDisjoint(Check):
             problems.append(f"token id {seen.largest_token_id} is beyond the embedding's {seen.embedding_rows} rows")
         repeated = f" ({len(seen.duplicates)} repeat an earlier one)" if seen.duplicates else ""
         detail = "; ".join(problems) or f"{seen.train_rows} training rows{repeated}, {seen.heldout_rows} held out"
-        wrong = len(seen.shared) or len(problems)
-        return self.found(not problems, detail, measured=wrong, limit=0, compared=seen.heldout_rows)
+        return self.at_most(len(seen.shared) or len(problems), 0, detail, compared=seen.heldout_rows)
 
 
 class TokensMatchTemplate(Check):
@@ -118,7 +117,7 @@ class BatchesDiffer(Check):
         detail = f"{len(digests)} micro-batches, {repeated} of them repeated"
         if by_data:
             detail += f"; {by_data} more repeat because the data set repeats their rows"
-        return self.found(repeated == 0, detail, measured=repeated, limit=0, compared=len(digests))
+        return self.at_most(repeated, 0, detail, compared=len(digests))
 
 
 def _prescribed_micro_batches(window: Window, duplicates: dict[str, str]) -> list[tuple[str, ...]]:

@@ -25,7 +25,7 @@ class HardwareHealthy(Check):
 
     def judge(self, trace: Trace) -> Finding:
         if faults := hardware_faults(trace):
-            return self.found(False, "; ".join(faults), measured=len(faults), limit=0)
+            return self.unless(faults, "")
         used = [attempt for attempt in trace.attempts if attempt.start.device.startswith("cuda")]
         if not used:
             device = trace.one(Setup).device  # a run that never began is no run on the CPU
@@ -35,8 +35,7 @@ class HardwareHealthy(Check):
                 raise MissingEvidence(
                     f"the GPU was not monitored until the end of the {attempt.start.purpose} attempt: {why}"
                 )
-        signs = unclear_signs(trace)
-        return self.found(True, "; ".join(signs) or f"{len(used)} attempts watched", measured=0, limit=0)
+        return self.unless((), "; ".join(unclear_signs(trace)) or f"{len(used)} attempts watched")
 
 
 CPU_STEPS = frozenset({"cpu", "evaluate_on_gpu"})
@@ -54,17 +53,17 @@ class DeviceAsConfigured(Check):
     )
 
     def judge(self, trace: Trace) -> Finding:
-        device = trace.main.start.device
-        configured = trace.run.device
+        device, configured = trace.main.start.device, trace.run.device
         places = {device, "cpu"} if trace.run.training.offloads_parameters else {device}
-        elsewhere = {
-            place: count
-            for census in trace.all(Census)
-            for place, count in census.devices.items()
-            if place not in places
-        }
+        seen = {place: count for census in trace.all(Census) for place, count in census.devices.items()}
+        elsewhere = {place: count for place, count in seen.items() if place not in places}
         kind = device.partition(":")[0]
-        fallback = kind == "cpu" and not CPU_STEPS.isdisjoint(trace.run.fallback) and _gpu_ran_out(trace)
+        # nothing else than a GPU whose memory ran out justifies the CPU
+        ran_out = [
+            attempt.start.device for attempt in trace.trainings if attempt.outcome == AttemptOutcome.OUT_OF_MEMORY
+        ]
+        on_gpu = any(tried.startswith("cuda") for tried in ran_out)
+        fallback = kind == "cpu" and not CPU_STEPS.isdisjoint(trace.run.fallback) and on_gpu
         as_configured = configured in ("auto", kind) or fallback
         nothing_here = any(device not in census.devices for census in trace.all(Census))
         detail = f"configured {configured}, ran on {device}" + (f", but tensors on {elsewhere}" if elsewhere else "")
@@ -73,14 +72,6 @@ class DeviceAsConfigured(Check):
             detail += f" after: {trace.main.start.explanation}"
         misplaced = [*elsewhere, *([device] if nothing_here else [])]
         return self.found(as_configured, detail, measured=device, limit=configured, problems=misplaced)
-
-
-def _gpu_ran_out(trace: Trace) -> bool:
-    """Return whether an earlier attempt to train ran out of GPU memory: nothing else justifies the CPU."""
-    return any(
-        attempt.start.device.startswith("cuda") and attempt.outcome == AttemptOutcome.OUT_OF_MEMORY
-        for attempt in trace.trainings
-    )
 
 
 class DtypesAsConfigured(Check):

@@ -95,18 +95,15 @@ class ScheduleEnds(Check):
         halving = min((one.halves for one in seen if one.taken >= one.optimizer_steps - 1 and one.halves), default=0.0)
         if 0 < halving < self.min_halving:
             detail = f"the schedule is stepped in each optimizer step, and halves the rate in {halving:.1f} of them"
-            limit = self.min_halving
-            return self.found(False, detail, measured=halving, limit=limit, causes=[DECAY_PER_BATCH])
+            return self.found(False, detail, measured=halving, limit=self.min_halving, causes=[DECAY_PER_BATCH])
         rising = [f"the warm-up has {one.warmup} of {one.taken} steps" for one in seen if one.warmup >= one.taken]
         over = [one for one in seen if 0 < one.made_for <= one.warmup < one.taken]
         ended = [f"the rate is 0 after the warm-up, in {one.taken - one.warmup} of {one.taken} steps" for one in over]
         detail = f"the schedule has {worst.made_for} steps, the training takes {worst.taken}: a ratio of {ratio:.1f}"
         detail = "; ".join([detail] * bool(worst.made_for) + rising + ended)
         detail = detail or (f"a warm-up of {worst.warmup} steps" if worst.warmup else "a schedule without an end")
-        limit = self.max_ratio
-        causes = [TOO_LONG] * (ratio > limit) + [WARMUP_COPIED] * bool(rising) + [NO_LENGTH] * bool(ended)
-        problems = rising + ended
-        return self.at_most(ratio, limit, detail, problems=problems, causes=causes)
+        causes = [TOO_LONG] * (ratio > self.max_ratio) + [WARMUP_COPIED] * bool(rising) + [NO_LENGTH] * bool(ended)
+        return self.at_most(ratio, self.max_ratio, detail, problems=rising + ended, causes=causes)
 
 
 class ClippingLeavesGradients(Check):

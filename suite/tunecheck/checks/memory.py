@@ -41,11 +41,10 @@ class LiveTensorsFlat(Check):
         ended_early = fewer and not trace.holds(Premise.STEPS_DECLARED)
         samples = (trace.main if ended_early else trace).all(LiveTensors)
         if len(samples) < 2:
-            raise (NotApplicable if ended_early else MissingEvidence)(
-                "fewer than two samples, because the run is too short"
-            )
-        steps = samples[-1].step - samples[0].step
+            short = "fewer than two samples, because the run is too short"
+            raise NotApplicable(short) if ended_early else MissingEvidence(short)
         first, last = samples[0], samples[-1]
+        steps = last.step - first.step
         detail = f"{first.tensors} tensors after step {first.step}, {last.tensors} after step {last.step}"
         kept = last.copies - first.copies
         grown = last.tensors - first.tensors
@@ -235,11 +234,8 @@ class MemoryReturned(Check):
         seen = trace.one(Released)
         if seen.session_bytes <= 0:
             raise MissingEvidence("the session held no memory that could be returned")
-        share = seen.bytes / seen.session_bytes
-        detail = (
-            f"{seen.tensors} tensors, {max(0, seen.bytes):,} of {seen.session_bytes:,} bytes are alive after teardown"
-        )
-        return self.at_most(share, self.max_share, detail)
+        alive = f"{seen.tensors} tensors, {max(0, seen.bytes):,} of {seen.session_bytes:,} bytes"
+        return self.at_most(seen.bytes / seen.session_bytes, self.max_share, f"{alive} are alive after teardown")
 
 
 class CardReturnsToBaseline(Check):

@@ -8,6 +8,7 @@ from tunecheck.core.check import (
     NOTHING_TRAINABLE,
     Check,
     NumericCheck,
+    holding,
     nothing_trainable,
     said_once,
     some,
@@ -68,9 +69,8 @@ class TrainableSet(Check):
             return self.found(False, f"{NOTHING_TRAINABLE} ({numbers})", measured=0, limit="at least 1")
         if not differing and trace.run.lora is not None and (lost := trace.run.lora.unmatched):
             detail = f"no module matches {' or '.join(lost)} of the adapter configuration; {numbers}"
-            return self.found(False, detail, measured=len(lost), limit=0, meant=NAMES_OF_OTHERS)
-        detail, causes = "; ".join([*problems, numbers]), problems.values()
-        return self.at_most(len(differing), 0, detail, causes=causes)
+            return self.at_most(len(lost), 0, detail, meant=NAMES_OF_OTHERS)
+        return self.at_most(len(differing), 0, "; ".join([*problems, numbers]), causes=problems.values())
 
 
 def _trained_wrongly(trace: Trace, census: Census) -> Iterator[tuple[str, str]]:
@@ -78,16 +78,12 @@ def _trained_wrongly(trace: Trace, census: Census) -> Iterator[tuple[str, str]]:
     wanted, got = set(census.expected_trainable), set(census.trainable)
     if missing := sorted(wanted - got):
         words = f"{len(missing)} of {len(wanted)} not trainable: {by_layer(missing)}"
-        yield words + _declaration(trace, missing, sorted(got)), ""
+        if trace.facts.get(Premise.TRAINED_SET_DECLARED, OF_THE_RUN).source is not Source.EXPECTED:
+            pattern = told_apart(missing, sorted(got)) or "REGEX"
+            words += f"; if this is intended, declare it with --expect 'frozen={pattern}'"
+        yield words, ""
     if extra := sorted(got - wanted):
         yield f"{len(extra)} trainable, but not configured: {some(extra)}", ""
-
-
-def _declaration(trace: Trace, missing: Sequence[str], others: Sequence[str]) -> str:
-    """Return by which expectation a script declares that these rest, as a clause; "" where the user has said so."""
-    if trace.facts.get(Premise.TRAINED_SET_DECLARED, OF_THE_RUN).source is Source.EXPECTED:
-        return ""
-    return f"; if this is intended, declare it with --expect 'frozen={told_apart(missing, others) or 'REGEX'}'"
 
 
 NAMES_OF_OTHERS = "one list of names may serve models of several architectures"
@@ -141,12 +137,10 @@ class StateInTraining(Check):
         detail = "; ".join(problems) or f"{forwards} forward passes of {len(steps)} steps"
         if not problems and all(state.dropping_nothing for state in steps):
             detail += f", all in eval mode, which disables dropout: {some(steps[0].dropping_nothing)}"
-            causes = [NEVER_TRAINING]
-            return self.found(False, detail, measured=len(steps), limit=0, meant=WITHOUT_DROPOUT, causes=causes)
+            return self.at_most(len(steps), 0, detail, meant=WITHOUT_DROPOUT, causes=[NEVER_TRAINING])
         if (others := [seen.model for seen in trace.records(OtherModelDrops)]) and not problems:
             detail += f"; {some(others)} is called without gradients, learns nothing, and draws dropout"
-            measured, causes = len(others), [TEACHER_TRAINING]
-            return self.found(False, detail, measured=measured, limit=0, meant=NOISY_TEACHER, causes=causes)
+            return self.at_most(len(others), 0, detail, meant=NOISY_TEACHER, causes=[TEACHER_TRAINING])
         never = all([how for names, how in _switches(state) if names] == [IN_EVAL] for state in steps)
         causes = [NEVER_TRAINING] * (len(problems) == 1 and never)
         return self.at_most(len(problems), 0, detail, compared=forwards, causes=causes)
@@ -193,7 +187,9 @@ class ParametersCounted(Check):
         if (wanted := censuses[0].expected_parameters) is None:
             raise NotApplicable("the parameter count of this architecture is not known")
         added = trace.run.added if trace.run.added is not None else wanted
-        total = _base_parameters(trace) + (added if trace.run.lora else 0)
+        if (base := trace.run.model.parameters) is None:
+            raise MissingEvidence("the header of the trace lacks model.parameters")
+        total = base + (added if trace.run.lora else 0)
         problems = said_once((c.when, *wrong) for c in censuses for wrong in _counted_wrongly(c, wanted, total))
         last = censuses[-1]
         detail = "; ".join(problems) or f"{wanted:,} of {total:,} parameters in {len(last.trainable)} tensors"
@@ -218,13 +214,6 @@ def _counted_wrongly(census: Census, wanted: int, total: int) -> Iterator[tuple[
         yield f"{trained:,} trained, {wanted:,} by arithmetic", ""
     if census.total_parameters != total:
         yield f"{census.total_parameters:,} in all, {total:,} by arithmetic", ""
-
-
-def _base_parameters(trace: Trace) -> int:
-    """Return the number of the base's parameters. Raises MissingEvidence where the header lacks it."""
-    if (parameters := trace.run.model.parameters) is None:
-        raise MissingEvidence("the header of the trace lacks model.parameters")
-    return parameters
 
 
 class QuantizationAsConfigured(Check):
@@ -301,35 +290,22 @@ class BaseMatchesFile(Check):
 
     def judge(self, trace: Trace) -> Finding:
         seen = trace.one(BaseFidelity)
-        problems = []
-        if seen.differing:
-            problems.append(
-                f"{len(seen.differing)} of {seen.tensors} tensors differ from the file: {some(seen.differing)}"
-            )
-        if seen.buffers_differing:
-            problems.append(f"rotary buffers differ from their closed form: {some(seen.buffers_differing)}")
-        if seen.tied != seen.tied_expected:
-            problems.append(
-                f"the head is {'tied' if seen.tied else 'not tied'} to the embedding, unlike in the configuration"
-            )
-        largest = seen.weight_errors.get("largest")
-        limit, within = None, True
-        if largest is not None:
+        differing, buffers, head = seen.differing, seen.buffers_differing, "tied" if seen.tied else "not tied"
+        wrong = {
+            f"{len(differing)} of {seen.tensors} tensors differ from the file: {some(differing)}": differing,
+            f"rotary buffers differ from their closed form: {some(buffers)}": buffers,
+            f"the head is {head} to the embedding, unlike in the configuration": seen.tied != seen.tied_expected,
+        }
+        limit, largest = 0.0, seen.weight_errors.get("largest", 0.0)
+        if seen.weight_errors:
             fp4 = trace.run.quantization is not None and trace.run.quantization.quant_type == "fp4"
             limit = self.max_error_fp4 if fp4 else self.max_error_nf4
-            if not (within := largest <= limit):
-                problems.append(f"{seen.worst_weight} differs from the file by {largest:.3f} of its norm")
+            wrong[f"{seen.worst_weight} differs from the file by {largest:.3f} of its norm"] = not largest <= limit
+        problems = holding(wrong)
+        causes = [UNTRAINED_TOKENS if NEW_TOKENS_FROZEN in problem else "" for problem in problems]
         detail = "; ".join(problems) or f"{seen.tensors} tensors compared"
-        return self.found(
-            within,
-            detail,
-            measured=largest,
-            limit=limit,
-            problems=problems,
-            compared=seen.tensors,
-            meant=unwitnessed(len(seen.differing), seen.tensors),
-            causes=[UNTRAINED_TOKENS if NEW_TOKENS_FROZEN in problem else "" for problem in problems],
-        )
+        meant, count = unwitnessed(len(differing), seen.tensors), seen.tensors
+        return self.at_most(largest, limit, detail, problems=problems, compared=count, meant=meant, causes=causes)
 
 
 class KernelAgrees(NumericCheck):
@@ -353,9 +329,8 @@ class KernelAgrees(NumericCheck):
         # the kernel is handed rows of the run's precision, and what a script's kernel computes in is declared apart
         fp32 = trace.one(Setup).precision == "fp32" and seen.compute_dtypes.keys() <= {"float32"}
         limit = self.max_error_fp32 if fp32 else self.max_error_16bit
-        detail = (
-            f"largest relative error at {seen.kernel_error_at}" if seen.kernel_error_at else "no error in any shape"
-        )
+        where = seen.kernel_error_at
+        detail = f"largest relative error at {where}" if where else "no error in any shape"
         return self.at_most(seen.kernel_error, limit, detail)
 
 
@@ -371,15 +346,13 @@ class BaseUntouched(Check):
 
     def judge(self, trace: Trace) -> Finding:
         seen = trace.one(Movement)
-        detail = f"{len(seen.frozen_changed)} of {seen.frozen_tensors} frozen tensors changed"
-        detail += (
-            f": {some(seen.frozen_changed)}" if seen.frozen_changed else f" ({seen.frozen_bytes:,} bytes compared)"
-        )
+        at_end = seen.frozen_changed
+        detail = f"{len(at_end)} of {seen.frozen_tensors} frozen tensors changed"
+        detail += f": {some(at_end)}" if at_end else f" ({seen.frozen_bytes:,} bytes compared)"
         during = {name: step for held in trace.records(Continuity) for name, step in held.frozen_changed.items()}
-        if passing := during.keys() - set(seen.frozen_changed):
+        if passing := during.keys() - set(at_end):
             detail += f"; changed during training and restored at the end: {some(_with_steps(during, passing))}"
-        changed = during.keys() | set(seen.frozen_changed)
-        return self.at_most(len(changed), 0, detail, compared=seen.frozen_tensors)
+        return self.at_most(len({*during, *at_end}), 0, detail, compared=seen.frozen_tensors)
 
 
 class WeightsChangeOnlyInSteps(Check):

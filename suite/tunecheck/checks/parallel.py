@@ -77,39 +77,27 @@ class ReplicasEqual(Check):
         ]
         if different:
             steps, rank, one, other = different[0]
-            again = [later for later in wanted if later > steps and _all_alike(later, first, replicas)]
+            digests = {
+                at: {held[at].digest if at in held else "" for held in (first, *replicas.values())} for at in wanted
+            }
+            again = [at for at in wanted if at > steps and len(digests[at]) == 1 and "" not in digests[at]]
             if again and not trace.holds(Premise.AVERAGED_EACH_STEP):  # local SGD
                 raise NotApplicable(f"ranks differ after {steps} steps and are equal after {again[0]}")
-            parts = not steps and not one.wrapped and _exchange_something(first, replicas)
-            if parts and not trace.holds(Premise.CAUSAL_LM):
+            # as far as what a process exchanges with others is counted
+            exchanged = [{seen.exchanges for seen in held.values()} for held in (first, *replicas.values())]
+            communicate = any(None in exchanges or len(exchanges) > 1 for exchanges in exchanged)
+            if communicate and not (steps or one.wrapped or trace.holds(Premise.CAUSAL_LM)):
                 reason = "ranks start with different weights and communicate in each step, like parts of one model"
                 raise NotApplicable(reason)
             when = f"after {steps} steps" if steps else "before the first step"
-            detail = f"{when} rank {rank} differs from rank 0{_tensors(one, other)}"
-            return self.found(False, detail, measured=len(different), limit=0)
+            names = [name for name, digest in one.tensors.items() if other.tensors.get(name) != digest]
+            names += sorted(other.tensors.keys() - one.tensors.keys())
+            where = f" in {len(names)} of {len(one.tensors)} tensors: {some(names)}" if names else ""
+            return self.at_most(len(different), 0, f"{when} rank {rank} differs from rank 0{where}")
         if lacking:
             raise MissingEvidence(f"rank {lacking[0]} did not take every step")
         detail = f"{len(replicas) + 1} ranks equal before and after each of {len(first) - 1} steps"
-        return self.found(True, detail, measured=0, limit=0, compared=len(replicas))
-
-
-def _all_alike(steps: int, first: dict[int, Replica], others: dict[int, dict[int, Replica]]) -> bool:
-    """Return whether all ranks have the same digest after so many steps."""
-    digests = {held[steps].digest if steps in held else None for held in (first, *others.values())}
-    return len(digests) == 1 and None not in digests
-
-
-def _exchange_something(first: dict[int, Replica], others: dict[int, dict[int, Replica]]) -> bool:
-    """Return whether any process exchanges anything with another in the steps, as far as that is counted."""
-    counts = [[seen.exchanges for seen in held.values()] for held in (first, *others.values())]
-    return any(None in held or len(set(held)) > 1 for held in counts)
-
-
-def _tensors(one: Replica, other: Replica) -> str:
-    """Return which tensors differ, at the end of a sentence; nothing where only their common digest is known."""
-    names = [name for name, digest in one.tensors.items() if other.tensors.get(name) != digest]
-    names += sorted(other.tensors.keys() - one.tensors.keys())
-    return f" in {len(names)} of {len(one.tensors)} tensors: {some(names)}" if names else ""
+        return self.unless((), detail, compared=len(replicas))
 
 
 class RowsTrainedOnce(Check):
@@ -127,7 +115,13 @@ class RowsTrainedOnce(Check):
         if not trace.holds(Premise.EVERY_ROW_SEEN):
             return self._of_loaders(trace)
         windows = of_every_rank(trace, Window)[0]
-        problems = [*_uneven(trace, windows), *_twice(windows, trace.one(DataSplit).train_rows, trace.run.processes)]
+        wanted = trace.run.training.gradient_accumulation_steps * trace.run.processes
+        problems = [
+            f"step {window.step}: {len(window.digests)} micro-batches, {wanted} configured"
+            for window in windows
+            if len(window.digests) != wanted
+        ]
+        problems += _twice(windows, trace.one(DataSplit).train_rows, trace.run.processes)
         rows = sum(len(window.rows) for window in windows)
         return self.unless(problems, f"{rows} rows, each on one of {trace.run.processes} ranks", most=3, compared=rows)
 
@@ -144,13 +138,13 @@ class RowsTrainedOnce(Check):
             kind = "rows" if causal else "batches"
             detail = f"rank {alike[0]} was given the same {len(streams[0])} {kind} as rank 0, in the same order"
             wrapped = causal or any(seen.wrapped for seen in trace.records(Replica))
-            return self.found(False, detail, measured=len(streams[0]), limit=0, meant="" if wrapped else PARTS)
+            return self.at_most(len(streams[0]), 0, detail, meant="" if wrapped else PARTS)
         counts = {rank: [len(micro_batches) for micro_batches, _ in held] for rank, held in given.items()}
         for rank, own in counts.items():
             if uneven := [at for at, (a, b) in enumerate(zip(counts[0], own, strict=False)) if a != b]:
                 detail = f"step {uneven[0]}: {own[uneven[0]]} micro-batches on rank {rank}, "
                 detail += f"{counts[0][uneven[0]]} on rank 0"
-                return self.found(False, detail, measured=len(uneven), limit=0, meant=UNEVEN)
+                return self.at_most(len(uneven), 0, detail, meant=UNEVEN)
         drawn = [seen[-1] for rank in trace.ranks if (seen := trace.of_rank(rank).records(RowsDrawn))]
         known = len(drawn) == len(given) and all(seen.dataset_rows and seen.passes and seen.passes[0] for seen in drawn)
         if known and (found := self._by_numbers(drawn)) is not None:
@@ -164,7 +158,7 @@ class RowsTrainedOnce(Check):
         sizes, first = [seen.dataset_rows for seen in drawn], [seen.passes[0] for seen in drawn]
         if (uneven := max(sizes) - min(sizes)) > 1:
             detail = f"the ranks' data sets have {some([f'{size:,}' for size in sizes])} rows"
-            return self.found(False, detail, measured=uneven, limit=1, meant=OWN_SIZES)
+            return self.at_most(uneven, 1, detail, meant=OWN_SIZES)
         size, filled = sizes[0], sum(seen.batch for seen in drawn)  # samplers fill the last batches with the first rows
         columns = [set(seen.columns) for seen in drawn]
         if uneven or not all(columns) or any(len(set(own)) < len(own) - filled for own in first):
@@ -205,16 +199,6 @@ def _given(trace: Trace) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
     if trace.holds(Premise.CAUSAL_LM):
         return [(seen.digests, seen.rows) for seen in trace.all(Window)]
     return [(seen.digests, seen.digests) for seen in trace.all(StepInputs)]
-
-
-def _uneven(trace: Trace, windows: list[Window]) -> Iterator[str]:
-    """Yield the windows that hold another number of micro-batches than all ranks should take."""
-    wanted = trace.run.training.gradient_accumulation_steps * trace.run.processes
-    yield from (
-        f"step {window.step}: {len(window.digests)} micro-batches, {wanted} configured"
-        for window in windows
-        if len(window.digests) != wanted
-    )
 
 
 def _twice(windows: list[Window], train_rows: int, processes: int) -> Iterator[str]:
@@ -309,7 +293,7 @@ class EpochsShuffled(Check):
         pairs = required(pairs, "no loader that shuffles was seen to begin a second pass")
         alike = sum(one == other for one, other in pairs)
         detail = f"{alike} of {len(pairs)} passes of all ranks draw the rows in the order of the pass before"
-        return self.found(not alike, detail, measured=alike, limit=0)
+        return self.at_most(alike, 0, detail)
 
 
 class DropoutDiffersByRank(Check):
@@ -352,15 +336,13 @@ class SavedByOneRank(Check):
             return self._of_files(trace)
         if "adapters" not in trace.run.features:
             raise NotApplicable("nothing is saved but by the checkpoint")
-        problems = []
+        problems: dict[str, str] = {}
         for rank, held in of_every_rank(trace, Saved).items():
-            writers = held[-1].writers
-            if len(writers) > 1:
-                problems.append(f"ranks {', '.join(map(str, writers))} wrote")
+            if len(writers := held[-1].writers) > 1:
+                problems[f"ranks {', '.join(map(str, writers))} wrote"] = ""
             elif not writers:
-                problems.append(f"saving returned on rank {rank} before any rank had written a file")
-        detail = "; ".join(dict.fromkeys(problems)) or "one rank wrote the files, and every rank found them"
-        return self.at_most(len(problems), 0, detail)
+                problems[f"saving returned on rank {rank} before any rank had written a file"] = ""
+        return self.unless(problems, "one rank wrote the files, and every rank found them")
 
     def _of_files(self, trace: Trace) -> Finding:
         """Judge the files that each process was heard to write."""
@@ -369,11 +351,9 @@ class SavedByOneRank(Check):
             file: [rank for rank, own in written.items() if file in own] for file in set().union(*written.values())
         }
         required(ranks, "no rank wrote tensors to a file")
-        problems = [
-            f"ranks {', '.join(map(str, by))} wrote {file}" for file, by in sorted(ranks.items()) if len(by) > 1
-        ]
-        detail = some(problems, 2) or f"{len(ranks)} files, each written by one rank"
-        return self.at_most(len(problems), 0, detail)
+        several = {file: ", ".join(map(str, by)) for file, by in sorted(ranks.items()) if len(by) > 1}
+        problems = [f"ranks {by} wrote {file}" for file, by in several.items()]
+        return self.unless(problems, f"{len(ranks)} files, each written by one rank", most=2)
 
 
 class ShardsEven(Check):
@@ -391,16 +371,11 @@ class ShardsEven(Check):
         shards = [(rank, seen) for rank, held in of_every_rank(trace, Shard).items() for seen in held]
         if not any("optimizer state" in shard.held or shard.larger for _, shard in shards):
             raise MissingEvidence("no step was recorded with an optimizer state")
-        rank, worst = max(shards, key=lambda pair: (len(pair[1].larger), _excess(pair[1])))
+        rank, worst = max(shards, key=lambda pair: (len(pair[1].larger), sum(pair[1].held.values())))
         held, even = sum(worst.held.values()), sum(worst.even.values())
         larger = f"; more than its shard of {some(worst.larger)}" if worst.larger else ""
         detail = f"rank {rank} holds {held:,} bytes in step {worst.step}, an even shard has {even:,}{larger}"
         return self.at_most(len(worst.larger), 0, detail)
-
-
-def _excess(shard: Shard) -> float:
-    even = sum(shard.even.values())
-    return sum(shard.held.values()) / even if even else math.inf
 
 
 class RanksKeepPace(Check):

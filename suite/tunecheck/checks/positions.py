@@ -37,8 +37,7 @@ class NoLossOnPadding(Check):
         worst = worst_of(padded, key=lambda seen: seen.padding_share)
         detail = f"step {worst.step}: {worst.padding_share:.2g} of the gradient is at {worst.padded} padded positions"
         meant = FILLED_UP if worst.padding_guessed else ""
-        share = worst.padding_share
-        return self.at_most(share, self.max_share, detail, meant=meant)
+        return self.at_most(worst.padding_share, self.max_share, detail, meant=meant)
 
 
 class PaddingHidden(Check):
@@ -126,12 +125,10 @@ class NoTargetLeakage(Check):
         asked, seeing = (sum(getattr(seen, name) for seen in steps) for name in ("asked_for_next", "seeing_next"))
         if asked and seeing / asked > self.max_seeing_share:
             detail = f"in {seeing} of {asked} rows the logits depend on the next token, which is their target"
-            limit = self.max_seeing_share
-            return self.found(False, detail, measured=seeing / asked, limit=limit, causes=[SEEN])
+            return self.at_most(seeing / asked, self.max_seeing_share, detail, causes=[SEEN])
         if (second := sum(seen.raising_second for seen in steps) / positions) > self.max_second_share:
             detail = f"{second:.1%} of {positions} positions have the token after the next one as their target"
-            limit, causes = self.max_second_share, [SHIFTED_TWICE]
-            return self.found(False, detail, measured=second, limit=limit, meant=FURTHER_AHEAD, causes=causes)
+            return self.at_most(second, self.max_second_share, detail, meant=FURTHER_AHEAD, causes=[SHIFTED_TWICE])
         detail = f"{share:.1%} of {positions} positions have their own input token as their target"
         detail += f"; none of {asked} rows attends to the next token" if asked and not seeing else ""
         return self.at_most(share, self.max_share, detail)

@@ -36,14 +36,11 @@ class MaskAndPositions(Check):
     def judge(self, trace: Trace) -> Finding:
         windows = trace.all(Window)
         problems = {kind: (w.step, row) for w in reversed(windows) for kind, row in w.inputs.items()}
-        detail = "; ".join(f"step {step}: {kind} (row beginning {row})" for kind, (step, row) in problems.items())
+        told = [f"step {step}: {kind} (row beginning {row})" for kind, (step, row) in problems.items()]
         rows = sum(len(window.rows) for window in windows)
-        unnamed = 0 if problems else trace.one(RowsGiven).padded_before
-        if unnamed:
-            detail = f"{unnamed} of {rows} rows begin with a repeated token: left padding that is attended to"
-        detail = detail or f"{rows} rows, all fully attended to"
-        wrong = len(problems) + bool(unnamed)
-        return self.found(not wrong, detail, measured=wrong, limit=0, compared=rows)
+        if not told and (unnamed := trace.one(RowsGiven).padded_before):
+            told = [f"{unnamed} of {rows} rows begin with a repeated token: left padding that is attended to"]
+        return self.unless(told, f"{rows} rows, all fully attended to", compared=rows)
 
 
 NO_END = (
@@ -80,20 +77,16 @@ class AnswersEnd(Check):
     """Share of the rows with a user's turn but none of the assistant's. Truncation may leave only the prompt."""
 
     def judge(self, trace: Trace) -> Finding:
-        seen = trace.one(RowSpans)
-        given = trace.one(RowsGiven)
-        if given.turns_unfilled >= self.min_unfilled:
-            share = given.turns_unfilled / given.turns
-            detail = f"{given.turns_unfilled} of {given.turns} assistant turns are empty and follow another one"
-            if share > self.max_unfilled_share:
-                limit = self.max_unfilled_share
-                return self.found(False, detail, measured=share, limit=limit, causes=[TURN_OPENED])
-        unopened, rows_seen = given.turns_unopened, len(seen.rows)
-        if unopened >= ENOUGH and unopened > self.max_unopened_share * rows_seen:
-            detail = f"{unopened} of {rows_seen} rows have the template's user turn and no assistant turn"
-            measured, limit = unopened / rows_seen, self.max_unopened_share
-            return self.found(False, detail, measured=measured, limit=limit, meant=OTHER_FORM, causes=[NO_HEADER])
-        rows = distinct(seen.rows)
+        seen, given = trace.one(RowSpans).rows, trace.one(RowsGiven)
+        unfilled, turns, unopened = given.turns_unfilled, given.turns, given.turns_unopened
+        if unfilled >= self.min_unfilled and unfilled / turns > self.max_unfilled_share:
+            detail = f"{unfilled} of {turns} assistant turns are empty and follow another one"
+            return self.at_most(unfilled / turns, self.max_unfilled_share, detail, causes=[TURN_OPENED])
+        if unopened >= ENOUGH and unopened > self.max_unopened_share * len(seen):
+            share = unopened / len(seen)
+            detail = f"{unopened} of {len(seen)} rows have the template's user turn and no assistant turn"
+            return self.at_most(share, self.max_unopened_share, detail, meant=OTHER_FORM, causes=[NO_HEADER])
+        rows = distinct(seen)
         longest = max((row.tokens for row in rows), default=0)
         answers = [row for row in rows if row.learned and row.first > 1]
         required(answers, "every row is supervised in full, as with plain text")
@@ -105,8 +98,7 @@ class AnswersEnd(Check):
         if share > self.max_open_share and (reason := _needs_no_end(loose)):
             raise NotApplicable(reason)
         detail = f"{len(loose)} of {whole} untruncated answers have no end token"
-        limit = self.max_open_share
-        return self.at_most(share, limit, detail, causes=[NO_END])
+        return self.at_most(share, self.max_open_share, detail, causes=[NO_END])
 
 
 def _needs_no_end(rows: Sequence[RowSpan]) -> str:

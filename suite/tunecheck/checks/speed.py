@@ -36,15 +36,11 @@ class SecondsReported(Check):
     def judge(self, trace: Trace) -> Finding:
         if on_gpu(trace):
             raise NotApplicable("on a GPU the timed calls return before their work ends")
-        pairs = [
-            (step.seconds, passed) for step, passed in zip(trace.steps, trace.one(StepTimes).seconds, strict=False)
-        ]
+        pairs = list(zip([step.seconds for step in trace.steps], trace.one(StepTimes).seconds, strict=False))
         if not pairs:
             raise NothingCompared("there was nothing to compare: no step was timed")
         if any(math.isnan(reported) or not passed > 0 for reported, passed in pairs):
-            return self.found(
-                False, "the time of a step is nan or not above 0", measured=math.nan, limit=self.max_error
-            )
+            return self.at_most(math.nan, self.max_error, "the time of a step is nan or not above 0")
         # The step that fits best: a busy machine takes the processor away between the two clocks in some steps, three
         # of five at a load of 6, while a trainer leaves the same part out of every step.
         reported, passed = min(pairs, key=lambda pair: abs(pair[0] - pair[1]) / pair[1])

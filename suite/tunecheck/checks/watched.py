@@ -5,7 +5,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tunecheck.core.check import Check, NumericCheck, enough, relative_error, required, some, worst_of
+from tunecheck.checks.rows import ENOUGH
+from tunecheck.core.check import Check, NumericCheck, enough, holding, relative_error, required, some, worst_of
 from tunecheck.core.errors import MissingEvidence, NotApplicable
 from tunecheck.core.evidence import (
     AttemptPurpose,
@@ -37,8 +38,6 @@ from tunecheck.core.trace import Trace
 SAME_BATCH = "a test of the training code overfits one batch"
 FEW = 4
 """Rows that may all be the same by chance of a data set."""
-ENOUGH = 8
-"""Rows of which a share says something."""
 
 
 LABEL_CAUSES = {
@@ -94,9 +93,8 @@ class LabelsAsConfigured(Check):
             if known.tokens >= ENOUGH and known.other > self.max_other_share * known.tokens:
                 words = f"{known.other} of {known.tokens} tokens have another id in the base model's tokenizer"
                 told[f"{words} ({known.example})"] = OTHER_TOKENIZER
-        return self.unless(
-            told, f"{seen.rows} rows, {seen.end_tokens_supervised} of their ends supervised", compared=seen.rows
-        )
+        fine = f"{seen.rows} rows, {seen.end_tokens_supervised} of their ends supervised"
+        return self.unless(told, fine, compared=seen.rows)
 
 
 REPLAYED = "A resume replays rows."
@@ -121,12 +119,12 @@ class RowsComeOnce(Check):
             if any(lengths.cut >= seen.rows for lengths in trace.records(RowLengths)):
                 raise NotApplicable("every row is truncated before the rows differ; see rows_whole")
             detail = f"all {seen.rows} rows are equal, from a data set of {seen.dataset_rows or 'unknown many'} rows"
-            meant = "" if seen.dataset_rows else SAME_BATCH
-            return self.found(False, detail, measured=seen.rows - 1, limit=0, meant=meant)
+            return self.at_most(seen.rows - 1, 0, detail, meant="" if seen.dataset_rows else SAME_BATCH)
         if seen.uncertain and not seen.repeated:
             if len(set(digests)) == 1:
-                detail = f"all {len(digests)} micro-batches are equal"
-                return self.found(False, detail, measured=len(digests) - 1, limit=0, meant=SAME_BATCH)
+                return self.at_most(
+                    len(digests) - 1, 0, f"all {len(digests)} micro-batches are equal", meant=SAME_BATCH
+                )
             reason = f"{seen.uncertain} rows recurred, and the data set does not show how often it holds them"
             raise NotApplicable(reason)
         detail = f"{seen.rows} rows of an epoch"
@@ -136,11 +134,10 @@ class RowsComeOnce(Check):
             detail += f", {len(seen.repeated)} of them more often than in the data set: {some(seen.repeated, 2)}"
         if seen.replayed:
             detail += f", {len(seen.replayed)} of them trained before the resume: {some(seen.replayed, 2)}"
-        wrong = len(seen.repeated) + len(seen.replayed)
         proven = seen.replayed or len(set(digests)) == 1  # no sampler draws one batch in every step
         meant = "" if proven else "a sampler with replacement, such as a weighted one, repeats rows"
         causes = (REPLAYED,) if seen.replayed and not seen.repeated else ()
-        return self.found(not wrong, detail, measured=wrong, limit=0, meant=meant, causes=causes)
+        return self.at_most(len(seen.repeated) + len(seen.replayed), 0, detail, meant=meant, causes=causes)
 
 
 BEGINNINGS_CUT = (
@@ -180,8 +177,7 @@ class RowsWhole(Check):
         padded = any(window.inputs for window in trace.all(Window))  # which is no beginning that is cut off
         if not padded and (share := beginnings_lost(trace.one(RowSpans).rows) / rows) > self.max_beginning_share:
             detail = f"{share:.0%} of {rows} rows have {lengths.longest} tokens and a supervised end: the start is cut"
-            limit = self.max_beginning_share
-            return self.found(False, detail, measured=share, limit=limit, causes=[BEGINNINGS_CUT])
+            return self.at_most(share, self.max_beginning_share, detail, causes=[BEGINNINGS_CUT])
         if seen.first_token_supervised >= seen.rows and not lengths.begin_alike:
             raise NotApplicable("every row is supervised in full, as with plain text")
         all_full = not lengths.short and (lengths.declared or lengths.begin_alike)
@@ -205,9 +201,9 @@ class ResumedAsConfigured(Check):
 
     def judge(self, trace: Trace) -> Finding:
         training = trace.run.training
-        detail = f"the training starts after step {training.first_step}, the declared checkpoint is of step "
-        detail += f"{training.resume_steps}"
-        return self.found(training.first_step > 0, detail, measured=training.first_step, limit=1)
+        first, declared = training.first_step, training.resume_steps
+        detail = f"the training starts after step {first}, the declared checkpoint is of step {declared}"
+        return self.found(first > 0, detail, measured=first, limit=1)
 
 
 class RatesAsConfigured(Check):
@@ -287,8 +283,8 @@ class LossLogged(NumericCheck):
                 pairs.append((logged, sum(losses[before : logged.steps]) / (logged.steps - before)))
             before = logged.steps
         pairs = required(pairs, "no loss was logged in the recorded steps")
-        logged, mean = worst_of(pairs, key=lambda pair: _beyond(pair[0].loss or 0.0, pair[1], self.rounding))
-        error = _beyond(logged.loss or 0.0, mean, self.rounding)
+        errors = [(_beyond(logged.loss or 0.0, mean, self.rounding), logged, mean) for logged, mean in pairs]
+        error, logged, mean = worst_of(errors, key=lambda found: found[0])
         detail = f"after step {logged.steps}: logged {logged.loss:.6g}, the steps' mean is {mean:.6g}"
         return self.at_most(error, limit, detail)
 
@@ -322,16 +318,15 @@ class EvaluationReported(NumericCheck):
 
     def judge(self, trace: Trace) -> Finding:
         seen, limit, problems = trace.all(EvaluationSeen), self.limit(trace), []
-        for evaluation in seen:
-            where = f"{evaluation.split} after step {evaluation.steps}"
-            if evaluation.training_modules_during > 0:
-                problems.append(f"{where}: {evaluation.training_modules_during} modules were in train mode")
-            if evaluation.gradients_enabled:
-                problems.append(f"{where}: gradients were enabled")
-            if evaluation.weights_changed:
-                problems.append(f"{where}: trained weights changed")
-            if evaluation.rows is not None and evaluation.rows < (evaluation.dataset_rows or 0):
-                problems.append(f"{where}: {evaluation.rows} of {evaluation.dataset_rows} rows were evaluated")
+        for e in seen:
+            wrong = {
+                f"{e.training_modules_during} modules were in train mode": e.training_modules_during > 0,
+                "gradients were enabled": e.gradients_enabled,
+                "trained weights changed": e.weights_changed,
+                f"{e.rows} of {e.dataset_rows} rows were evaluated": e.rows is not None
+                and e.rows < (e.dataset_rows or 0),
+            }
+            problems += [f"{e.split} after step {e.steps}: {sentence}" for sentence in holding(wrong)]
         told = [e for e in seen if e.reported_loss is not None and e.token_mean_loss is not None]
         errors = [(_evaluation_error(e, trace.run.smoothing), e) for e in told]
         if problems and not errors:
