@@ -97,7 +97,11 @@ class AdapterAlgebra(NumericCheck):
 
     def judge(self, trace: Trace) -> Finding:
         seen, limit, expected = _start(trace), self.limit(trace), _adapted_linears(trace)
-        formula = _formula(_lora(trace))
+        lora = _lora(trace)
+        scale = "alpha/sqrt(r)" if lora.use_rslora else "alpha/r"
+        formula = f"({scale}) B A x"
+        if lora.use_dora:
+            formula = f"(m/n - 1) W x + m/n {formula}, n the row norms of W + ({scale}) B A"
         error = seen.algebra_error
         problems = holding(
             {
@@ -132,14 +136,6 @@ def _lora(trace: Trace) -> LoraSnapshot:
     if (lora := trace.run.lora) is None:
         raise MissingEvidence("the run has no adapters")
     return lora
-
-
-def _formula(lora: LoraSnapshot) -> str:
-    """Return what an adapter of these settings adds to its linear's output."""
-    scale = "alpha/sqrt(r)" if lora.use_rslora else "alpha/r"
-    if not lora.use_dora:
-        return f"({scale}) B A x"
-    return f"(m/n - 1) W x + m/n ({scale}) B A x, n the row norms of W + ({scale}) B A"
 
 
 class DropoutVaries(Check):

@@ -5,7 +5,7 @@ from tunecheck.core.errors import NotApplicable
 from tunecheck.core.evidence import Dataset, DataSplit, Window
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import ROWS_KNOWN, Premise
-from tunecheck.core.row_spans import row_problems
+from tunecheck.core.row_spans import ROWS_OF_AN_ORDER, row_problems
 from tunecheck.core.trace import Trace
 
 
@@ -111,24 +111,17 @@ class BatchesDiffer(Check):
         if len(digests) == 1:
             raise NotApplicable("only one micro-batch in the first epoch: it has no other to equal")
         alike = len(digests) - len(set(digests))
-        prescribed = [rows for window in first_epoch for rows in _prescribed_micro_batches(window, seen.duplicates)]
+        prescribed = []  # rows of each micro-batch, each named by the first row of its content
+        for window in first_epoch:
+            due = [seen.duplicates.get(row, row) for row in window.expected_rows]
+            width = max(1, len(due) // max(1, len(window.digests)))
+            prescribed += [tuple(due[at : at + width]) for at in range(0, len(due), width)]
         by_data = min(alike, len(prescribed) - len(set(prescribed)))
         repeated = alike - by_data
         detail = f"{len(digests)} micro-batches, {repeated} of them repeated"
         if by_data:
             detail += f"; {by_data} more repeat because the data set repeats their rows"
         return self.at_most(repeated, 0, detail, compared=len(digests))
-
-
-def _prescribed_micro_batches(window: Window, duplicates: dict[str, str]) -> list[tuple[str, ...]]:
-    """Return the rows prescribed for each micro-batch of the window, each named by the first row of its content."""
-    rows = [duplicates.get(row, row) for row in window.expected_rows]
-    width = max(1, len(rows) // max(1, len(window.digests)))
-    return [tuple(rows[at : at + width]) for at in range(0, len(rows), width)]
-
-
-ROWS_THAT_MUST_DIFFER = 6
-"""From so many rows on two epochs have the same order by chance less than once in 700 times."""
 
 
 class RowOrder(Check):
@@ -174,5 +167,5 @@ def _epochs(windows: list[Window], train_rows: int) -> str:
     for number, epoch in enumerate(epochs):
         if len(set(epoch)) != len(epoch):
             return f"epoch {number}: {len(epoch) - len(set(epoch))} rows come more than once"
-    whole = [tuple(epoch) for epoch in epochs if len(epoch) == train_rows >= ROWS_THAT_MUST_DIFFER]
+    whole = [tuple(epoch) for epoch in epochs if len(epoch) == train_rows >= ROWS_OF_AN_ORDER]
     return "two epochs have the same order" if len(set(whole)) != len(whole) else ""

@@ -186,11 +186,13 @@ class CheckpointingAsConfigured(Check):
         times = 2 if trace.run.training.gradient_checkpointing else 1
         wanted = calls.layers * calls.micro_batches * times
         detail = f"{calls.calls} layer forwards in a step of {calls.micro_batches} micro-batches, {calls.layers} layers"
-        at_once = _most_logits(trace)
-        if at_once is not None and calls.head_tokens > at_once:
-            detail += f"; logits of {calls.head_tokens} tokens at a time, at most {at_once} configured"
-            if calls.calls == wanted:
-                return self.found(False, detail, measured=calls.head_tokens, limit=at_once)
+        if (chunk := trace.run.training.loss_chunk_tokens) is not None:
+            # a chunk has one position more per row than it scores, and at least one position
+            at_once = max(chunk, trace.run.training.micro_batch_size) + trace.run.training.micro_batch_size
+            if calls.head_tokens > at_once:
+                detail += f"; logits of {calls.head_tokens} tokens at a time, at most {at_once} configured"
+                if calls.calls == wanted:
+                    return self.at_most(calls.head_tokens, at_once, detail)
         if trace.holds(Premise.ONE_CALL_PER_BATCH):
             return self.found(calls.calls == wanted, detail, measured=calls.calls, limit=wanted, compared=wanted)
         detail += f", {calls.recomputed} of them within the backward pass"
@@ -200,16 +202,6 @@ class CheckpointingAsConfigured(Check):
             return self.found(False, detail, measured=forwards, limit=once)
         as_configured = calls.recomputed >= limit if limit else not calls.recomputed
         return self.found(as_configured, detail, measured=calls.recomputed, limit=limit, compared=wanted)
-
-
-def _most_logits(trace: Trace) -> int | None:
-    """Return the most tokens that a chunk of the loss may have; None for a loss in one piece.
-
-    A chunk has one position more per row than it scores, and at least one position.
-    """
-    training = trace.run.training
-    chunk, rows = training.loss_chunk_tokens, training.micro_batch_size
-    return None if chunk is None else max(chunk, rows) + rows
 
 
 class MatmulPrecision(Check):

@@ -8,7 +8,7 @@ from tunecheck.core.check import Check
 from tunecheck.core.errors import MissingEvidence
 from tunecheck.core.evidence import AttemptOutcome, AttemptReason, Beginning, Phase, ProbeFailed, Step
 from tunecheck.core.finding import Finding
-from tunecheck.core.trace import Attempt, Trace
+from tunecheck.core.trace import Trace
 
 ALLOCATOR_ERROR = "OutOfMemoryError:"
 """How a probe's failure begins when torch's allocator raised it, the only kind of which torch keeps a count."""
@@ -31,27 +31,20 @@ class FallbackInOrder(Check):
         tried = trace.trainings
         if not tried or not tried[-1].finished:
             raise MissingEvidence("the training did not finish, so the fallback chain did not end")
-        problems = [*_wrong_steps(trace, tried), *_wrong_reasons(tried), *_swallowed(trace)]
-        chain = " -> ".join(f"{attempt.start.configuration} on {attempt.start.device}" for attempt in tried)
-        fine = f"out of memory, then {chain}" if len(tried) > 1 else f"{chain}, memory never ran out"
+        problems, chain = [], trace.run.fallback
+        taken = [attempt.start.fallback_step for attempt in tried]
+        if taken != [step for step in ("", *chain) if step in taken]:
+            steps = ", ".join(attempt.start.configuration for attempt in tried)
+            problems.append(f"took {steps}; the fallback is configured as {', '.join(chain) or 'none'}")
+        for before, after in pairwise(tried):
+            if before.end is None or before.outcome != AttemptOutcome.OUT_OF_MEMORY:
+                problems.append(f"started again on {after.start.device} after an attempt that {before.ending}")
+            elif (after.start.reason, after.start.detail) != (AttemptReason.OUT_OF_MEMORY, before.end.detail):
+                problems.append(f"the attempt on {after.start.device} does not record the error that caused it")
+        problems += _swallowed(trace)
+        tries = " -> ".join(f"{attempt.start.configuration} on {attempt.start.device}" for attempt in tried)
+        fine = f"out of memory, then {tries}" if len(tried) > 1 else f"{tries}, memory never ran out"
         return self.unless(problems, fine)
-
-
-def _wrong_steps(trace: Trace, tried: list[Attempt]) -> Iterator[str]:
-    chain = trace.run.fallback
-    taken = [attempt.start.fallback_step for attempt in tried]
-    if taken != [step for step in ("", *chain) if step in taken]:
-        steps = ", ".join(attempt.start.configuration for attempt in tried)
-        yield f"took {steps}; the fallback is configured as {', '.join(chain) or 'none'}"
-
-
-def _wrong_reasons(tried: list[Attempt]) -> Iterator[str]:
-    for before, after in pairwise(tried):
-        if before.end is None or before.outcome != AttemptOutcome.OUT_OF_MEMORY:
-            yield f"started again on {after.start.device} after an attempt that {before.ending}"
-        # Of schema 3, the detail ends with the steps that were passed over.
-        elif after.start.reason != AttemptReason.OUT_OF_MEMORY or not after.start.detail.startswith(before.end.detail):
-            yield f"the attempt on {after.start.device} does not record the error that caused it"
 
 
 def _swallowed(trace: Trace) -> Iterator[str]:

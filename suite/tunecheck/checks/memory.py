@@ -93,7 +93,11 @@ class MemoryFlat(Check):
     """Probability that a series without a trend looks like this one (Mann-Kendall)."""
 
     def judge(self, trace: Trace) -> Finding:
-        steps, sizes, source = _series(trace, self.warm_up_steps)
+        known = [(s.step, s.allocated_bytes) for s in trace.steps if s.allocated_bytes is not None]
+        source = "allocated" if known else "live tensors"
+        known = known or [(s.step, s.bytes) for s in trace.all(LiveTensors)]
+        steps = [float(step) for step, _ in known if step >= self.warm_up_steps]
+        sizes = [float(size) for step, size in known if step >= self.warm_up_steps]
         if len(sizes) < FEWEST_SAMPLES:
             raise MissingEvidence(f"{len(sizes)} samples after {self.warm_up_steps} steps, {FEWEST_SAMPLES} are needed")
         found = trend(*block_medians(steps, sizes), confidence=0.95)
@@ -104,16 +108,6 @@ class MemoryFlat(Check):
             f"p = {found.p_rising:.2g}; a leak is more than {self.max_slope_bytes:g} a step at p < {self.max_p:g}"
         )
         return self.found(flat, detail, measured=rise, limit=self.max_rise_bytes)
-
-
-def _series(trace: Trace, warm_up_steps: int) -> tuple[list[float], list[float], str]:
-    """Return steps, bytes and what counted them: the allocator where there is one, else Python."""
-    known = [(s.step, s.allocated_bytes) for s in trace.steps if s.allocated_bytes is not None]
-    source = "allocated"
-    if not known:
-        known, source = [(s.step, s.bytes) for s in trace.all(LiveTensors)], "live tensors"
-    kept = [(float(step), float(size)) for step, size in known if step >= warm_up_steps]
-    return [step for step, _ in kept], [size for _, size in kept], source
 
 
 class VramCeiling(Check):

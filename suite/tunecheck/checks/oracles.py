@@ -78,7 +78,10 @@ class LossOracle(NumericCheck):
             told = {**steps, **replayed} if name == "oracle" else steps
             step = worst_of(wanted, key=lambda step: relative_error(told[step], wanted[step]))
             value, word = told[step], "again without dropout" if told is not steps and step in replayed else "reported"
-            if not relative_error(value, wanted[step]) <= limit and (tokens := _divided_later(trace, step)):
+            # a loop that writes to the gradients may divide the sum over its tokens there
+            sums = [] if trace.holds(Premise.GRADIENTS_UNEDITED) else trace.records(Window)
+            tokens = next((window.supervised_tokens for window in sums if window.step == step), 0)
+            if tokens and not relative_error(value, wanted[step]) <= limit:
                 value, word = value / tokens, f"reported as a sum over {tokens} tokens, with a mean of"
             error = relative_error(value, wanted[step])
             detail = f"step {step}: {word} {value:.6f}, {name} {wanted[step]:.6f} ({oracles[0].split})"
@@ -147,13 +150,6 @@ def named_ratio(trace: Trace, step: int, value: float, wanted: float) -> str:
 
 RATIO_ROUNDING = 0.01
 """Relative difference of a ratio from a whole number which it is named by."""
-
-
-def _divided_later(trace: Trace, step: int) -> int:
-    """Return the tokens over which a loop's loss may be a sum, as it writes to the gradients; 0 where it does not."""
-    if trace.holds(Premise.GRADIENTS_UNEDITED):
-        return 0
-    return next((window.supervised_tokens for window in trace.records(Window) if window.step == step), 0)
 
 
 MEANS_AVERAGED = "micro-batches may have equal weight on purpose, as with several tasks or sources"

@@ -43,6 +43,8 @@ HABITS = frozenset({DISCARDED, PILED_UP, PILED_UP_THERE, CLIPPED_NOTHING, SCHEDU
 
 ELSEWHERE = "step of another optimizer"
 """What ends the name of a call that steps one of other tensors."""
+MOST_CALLS = 16
+"""Calls of a step in a sentence; of more of them the middle ones are left out."""
 FEWEST = 4
 """Steps of an optimizer below which it is no wonder that a schedule is made for just as many."""
 
@@ -79,12 +81,21 @@ class CallsInOrder(Check):
         for window in windows:
             for fault in dict.fromkeys(_faults(window.calls, used, one_pass=whole)):
                 by_fault.setdefault(fault, []).append(window)
-            used = _leaves_used(window.calls)
-        wrong = {fault: seen for fault, seen in by_fault.items() if fault not in HABITS or self._habit(seen, windows)}
+            # whether the step ends with gradients that the optimizer has used
+            last = [call for call in window.calls if call in ("step", "backward", "clear", "edit")]
+            used = last[-1:] == ["step"]
+        wrong = {
+            fault: seen
+            for fault, seen in by_fault.items()
+            if fault not in HABITS or (len(seen) >= self.min_steps and len(seen) > self.habit_share * len(windows))
+        }
         shown = next(iter(wrong.values()), windows)[0]
-        order = ", ".join(_shortened(shown.calls))
+        calls, half = shown.calls, MOST_CALLS // 2
+        order = ", ".join(calls if len(calls) <= MOST_CALLS else (*calls[:half], "...", *calls[-half:]))
         told = [f"{fault} (in {len(seen)} of {len(windows)} steps)" for fault, seen in wrong.items()]
-        ahead = [seen for seen in trace.records(ScheduleTaken) if self._ahead(seen)]
+        schedules = [seen for seen in trace.records(ScheduleTaken) if seen.optimizer_steps >= FEWEST]
+        made_for_these = [seen for seen in schedules if abs(seen.made_for - seen.optimizer_steps) <= 1]
+        ahead = [seen for seen in made_for_these if seen.taken > self.max_schedule_share * seen.optimizer_steps]
         told += [f"{SCHEDULE_AHEAD}: {seen.taken} times in {seen.optimizer_steps} steps" for seen in ahead]
         scores = [seen for seen in trace.records(RanksScored) if seen.steps > seen.begins + 1 and not seen.scored]
         told += [f"{NEVER_ALLOCATED}: {seen.steps} steps, pruning declared from step {seen.begins}" for seen in scores]
@@ -93,20 +104,7 @@ class CallsInOrder(Check):
         told.append(f"step {shown.step}: {order}" if told else f"{len(windows)} steps, the first: {order}")
         meant = MEANT.get(next(iter(wrong), ""), "") if wrongs == len(wrong) == 1 else ""
         causes = [CAUSES.get(fault, "") for fault in faults]
-        return self.found(not wrongs, "; ".join(told), measured=wrongs, limit=0, meant=meant, causes=causes)
-
-    def _ahead(self, seen: ScheduleTaken) -> bool:
-        made_for_these = abs(seen.made_for - seen.optimizer_steps) <= 1 and seen.optimizer_steps >= FEWEST
-        return made_for_these and seen.taken > self.max_schedule_share * seen.optimizer_steps
-
-    def _habit(self, seen: Sequence[CallOrder], windows: Sequence[CallOrder]) -> bool:
-        return len(seen) >= self.min_steps and len(seen) > self.habit_share * len(windows)
-
-
-def _leaves_used(calls: Sequence[str]) -> bool:
-    """Return whether a step ends with gradients that the optimizer has used."""
-    last = [call for call in calls if call in ("step", "backward", "clear", "edit")]
-    return last[-1:] == ["step"]
+        return self.at_most(wrongs, 0, "; ".join(told), meant=meant, causes=causes)
 
 
 def _faults(calls: Sequence[str], used: bool, *, one_pass: bool) -> Iterator[str]:
@@ -162,8 +160,3 @@ def _faults(calls: Sequence[str], used: bool, *, one_pass: bool) -> Iterator[str
                 yield PILED_UP_THERE
     if discarded and not by_hand:
         yield DISCARDED
-
-
-def _shortened(calls: Sequence[str], most: int = 16) -> list[str]:
-    """Return the calls for a sentence, the middle ones left out where there are many."""
-    return list(calls) if len(calls) <= most else [*calls[: most // 2], "...", *calls[-most // 2 :]]

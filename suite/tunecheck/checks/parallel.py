@@ -27,6 +27,7 @@ from tunecheck.core.evidence import (
 )
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import Premise
+from tunecheck.core.row_spans import ROWS_OF_AN_ORDER
 from tunecheck.core.trace import Trace
 
 SHARED_ROWS = 0.5
@@ -40,8 +41,6 @@ OWN_SIZES = "each rank may be given a part of its own size"
 SOME_COLUMNS = "a column may be drawn at random on each rank"
 BY_STEPS = "a training that is counted in steps, not epochs, may draw rows by each rank's own seed"
 REPEATED_IN_DATA = "the data set may hold rows twice, next to each other"
-ROWS_OF_AN_ORDER = 6
-"""From so many rows on two passes have the same order by chance less than once in 700 times."""
 FEWEST_STEPS = 4
 """Steps from which a pace can be told."""
 

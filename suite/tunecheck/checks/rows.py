@@ -8,11 +8,9 @@ from tunecheck.core.errors import NotApplicable
 from tunecheck.core.evidence import AnswersRated, PairsGiven, RowsGiven, RowSpan, RowSpans, Window
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import ROWS_KNOWN, Premise
-from tunecheck.core.row_spans import distinct
+from tunecheck.core.row_spans import ENOUGH, distinct
 from tunecheck.core.trace import Trace
 
-ENOUGH = 8
-"""Rows of which a share says something."""
 ALIKE = 0.9
 """Share of rows that have something in common which is then no accident."""
 PUNCTUATION = ".!?:;,\"')]}"

@@ -88,7 +88,7 @@ def telemetry(attempt: Attempt) -> Telemetry | None:
     found = attempt.all(Telemetry)
     if not found:
         return None
-    used = _torch_uuid(attempt)
+    used = next((str((setup.cuda or {}).get("uuid") or "") for setup in reversed(attempt.all(Setup))), "")
     if used and found[-1].uuid.startswith("GPU-") and _bare(used) != _bare(found[-1].uuid):
         problem = f"{found[-1].uuid} was sampled, torch used {used}"
         return Telemetry(uuid=used, complete=False, problem=problem)
@@ -289,11 +289,6 @@ def _named(process: CardProcess) -> str:
 
 def _xid(number: int) -> str:
     return f"Xid {number}: {classified(number).meaning}"
-
-
-def _torch_uuid(attempt: Attempt) -> str:
-    setups = attempt.all(Setup)
-    return str((setups[-1].cuda or {}).get("uuid") or "") if setups else ""
 
 
 def _bare(uuid: str) -> str:

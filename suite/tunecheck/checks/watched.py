@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tunecheck.checks.rows import ENOUGH
 from tunecheck.core.check import Check, NumericCheck, enough, holding, relative_error, required, some, worst_of
 from tunecheck.core.errors import MissingEvidence, NotApplicable
 from tunecheck.core.evidence import (
@@ -26,6 +25,7 @@ from tunecheck.core.evidence import (
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import ROWS_KNOWN, Premise
 from tunecheck.core.row_spans import (
+    ENOUGH,
     LABELS_SHIFTED,
     PADDING_LEARNED,
     answers_lost,

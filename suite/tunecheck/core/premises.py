@@ -214,13 +214,8 @@ def edits(calls: Mapping[int, Sequence[str]]) -> dict[str, str]:
     for step, made in calls.items():
         if "move" in made:
             found.setdefault(Premise.WEIGHTS_STILL, f"the loop changes the weights between the passes of step {step}")
-        if _edits_gradients(made):
+        stepped = max((at for at, call in enumerate(made) if call == "step"), default=0)
+        if "backward" in made and "edit" in made[made.index("backward") : stepped]:
             why = f"the loop writes to the gradients of step {step} between backward and optimizer"
             found.setdefault(Premise.GRADIENTS_UNEDITED, why)
     return found
-
-
-def _edits_gradients(calls: Sequence[str]) -> bool:
-    """Return whether gradients are written to between the first backward pass and the optimizer's last step."""
-    stepped = max((at for at, call in enumerate(calls) if call == "step"), default=0)
-    return "backward" in calls and "edit" in calls[calls.index("backward") : stepped]

@@ -132,11 +132,9 @@ def _known_values(command: Sequence[str] = ()) -> list[str]:
     """
     named = [value for name, value in os.environ.items() if _is_secret(name, value)]
     named += [secret for words in (sys.argv, command) for secret in _secrets_of(tuple(words))]
-    return sorted({value for value in named if not _COMMON.fullmatch(value) and not _is_path(value)}, key=len)[::-1]
-
-
-def _is_path(value: str) -> bool:
-    return len(value) < 4096 and "\0" not in value and os.path.exists(value)
+    rare = {value for value in named if not _COMMON.fullmatch(value)}
+    paths = {value for value in rare if len(value) < 4096 and "\0" not in value and os.path.exists(value)}
+    return sorted(rare - paths, key=len)[::-1]
 
 
 def _hidden(text: str, known: Sequence[str]) -> str:

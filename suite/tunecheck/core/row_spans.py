@@ -7,6 +7,10 @@ from tunecheck.core.evidence import RowSpan, Window
 LABELS_SHIFTED = "labels are the next tokens"
 """What is wrong with rows whose labels are moved by one, in the words of a record."""
 PADDING_LEARNED = "padding is supervised"
+ENOUGH = 8
+"""Rows of which a share says something."""
+ROWS_OF_AN_ORDER = 6
+"""From so many rows on two passes have the same order by chance less than once in 700 times."""
 FEWEST_CUT = 3
 """Rows whose labels end at the same place by accident hardly ever."""
 

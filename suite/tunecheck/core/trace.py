@@ -289,7 +289,10 @@ def read(path: Path) -> Trace:
         if isinstance(record, RunHeader):
             header = record
         elif isinstance(record, AttemptStart):
-            _require_changes(path, header, record)
+            try:
+                require_settings(changed(header.run if header else {}, record.changes))
+            except MISFITS as error:
+                raise TraceError(f"{path}: an attempt changes what its header does not have: {error}") from None
             if start is not None:
                 attempts.append(_attempt(start, records, None))
             start = record
@@ -305,14 +308,6 @@ def read(path: Path) -> Trace:
     if start is not None:
         attempts.append(_attempt(start, records, None))
     return Trace(header, tuple(attempts))
-
-
-def _require_changes(path: Path, header: RunHeader | None, start: AttemptStart) -> None:
-    """Raise TraceError for an attempt that changes what its header does not have, or to another type."""
-    try:
-        require_settings(changed(header.run if header else {}, start.changes))
-    except MISFITS as error:
-        raise TraceError(f"{path}: an attempt changes what its header does not have: {error}") from None
 
 
 def _attempt(start: AttemptStart, records: dict[int, list[Record]], end: AttemptEnd | None) -> Attempt:

@@ -50,8 +50,9 @@ def rows_of(traces: Iterable[Trace]) -> list[AttemptRow]:
     """Return a row for each training attempt, whole or for a few steps, relative to the run as configured."""
     rows = []
     for trace in traces:
-        trainings = [attempt for attempt in trace.attempts if attempt.start.purpose in PURPOSES]
-        rows += _with_relatives([_row(trace, attempt) for attempt in trainings])
+        found = [_row(trace, attempt) for attempt in trace.attempts if attempt.start.purpose in PURPOSES]
+        full = [row for row in found if row.fallback_step == MemoryVariant.AS_CONFIGURED and row.step_seconds]
+        rows += [_relative(row, full[-1]) for row in found] if full else found
     return rows
 
 
@@ -97,13 +98,8 @@ def _row(trace: Trace, attempt: Attempt) -> AttemptRow:
     )
 
 
-def _with_relatives(rows: list[AttemptRow]) -> list[AttemptRow]:
-    """Return the rows with peak and speed relative to the last attempt as configured, where they are comparable."""
-    full = [row for row in rows if row.fallback_step == MemoryVariant.AS_CONFIGURED and row.step_seconds is not None]
-    return [_relative(row, full[-1]) for row in rows] if full else rows
-
-
 def _relative(row: AttemptRow, configured: AttemptRow) -> AttemptRow:
+    """Return the row with peak and speed relative to an attempt as configured, where they are comparable."""
     whole = row.outcome.startswith("finished") and configured.outcome.startswith("finished")
     comparable = whole and (row.device, row.peak_kind) == (configured.device, configured.peak_kind)
     peak = row.peak_bytes / configured.peak_bytes if comparable and row.peak_bytes and configured.peak_bytes else None

@@ -56,9 +56,6 @@ def unremarkable(comparisons: Sequence[FigureComparison]) -> Iterator[tuple[str,
         ]
         if new:
             sessions = f"no baseline yet: {new[0].sessions} of {FEWEST_SESSIONS} sessions"
-            yield run, f"{sessions}; against the previous one: {', '.join(filter(None, map(_since, new)))}"
-
-
-def _since(comparison: FigureComparison) -> str:
-    share = relative_change(comparison.previous or 0.0, comparison.value)
-    return f"{FIGURES[comparison.figure].title} {share}" if share else ""
+            shares = {FIGURES[one.figure].title: relative_change(one.previous or 0.0, one.value) for one in new}
+            since = ", ".join(f"{title} {share}" for title, share in shares.items() if share)
+            yield run, f"{sessions}; against the previous one: {since}"

@@ -1,7 +1,7 @@
 """A fleet in words: its headline, its odd places and its kinds, for the terminal and for the page."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from statistics import median
 
@@ -26,6 +26,9 @@ STYLES = {
     "inconclusive": "yellow",
     "skipped": "yellow",
 }
+
+
+AGREEMENT = {Status.PASSED: "agree to the last bit", Status.FAILED: "differ", Status.UNJUDGED: "not compared"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +84,14 @@ def kinds(report: FleetReport, figures: Iterable[str] = ()) -> list[Kind]:
     for row in report.rows:
         if row.kind:
             found.setdefault(row.kind, []).append(row)
-    return [
-        Kind(name, len(rows), _agreement(rows), tuple(_median(rows, figure) for figure in figures))
-        for name, rows in found.items()
-    ]
+    made = []
+    for name, rows in found.items():
+        values = {figure: [row.figures[figure] for row in rows if figure in row.figures] for figure in figures}
+        medians = [figure_words(figure, median(held) if held else None) for figure, held in values.items()]
+        agreed = Counter(f.status for row in rows for f in row.findings if f.check == "nodes_agree")
+        words = ", ".join(f"{number} {AGREEMENT[status]}" for status, number in agreed.most_common())
+        made.append(Kind(name, len(rows), words or "nothing to compare", tuple(medians)))
+    return made
 
 
 def print_fleet(report: FleetReport, console: Console) -> None:
@@ -116,14 +123,3 @@ def _print_row(row: NodeRow, console: Console) -> None:
         grid.add_row(label, Text(one_line(text, 400)))
     console.print(Padding.indent(grid, 2))
     console.print()
-
-
-def _agreement(rows: Sequence[NodeRow]) -> str:
-    found = Counter(f.status for row in rows for f in row.findings if f.check == "nodes_agree")
-    words = {Status.PASSED: "agree to the last bit", Status.FAILED: "differ", Status.UNJUDGED: "not compared"}
-    return ", ".join(f"{number} {words[status]}" for status, number in found.most_common()) or "nothing to compare"
-
-
-def _median(rows: Sequence[NodeRow], figure: str) -> str:
-    values = [row.figures[figure] for row in rows if figure in row.figures]
-    return figure_words(figure, median(values) if values else None)

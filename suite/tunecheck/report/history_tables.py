@@ -42,12 +42,8 @@ def print_last(entries: Sequence[HistoryEntry], console: Console) -> None:
 
 def print_figures(entry: HistoryEntry, comparisons: Sequence[FigureComparison], console: Console) -> None:
     """Print one session's figures with their baselines and statuses."""
-    columns = {
-        "this session": [FIGURES[one.figure].amount(one.value) for one in comparisons],
-        "previous": [FIGURES[one.figure].amount(one.previous) for one in comparisons],
-        "baseline": [FIGURES[one.figure].amount(one.median) for one in comparisons],
-        "limit": [FIGURES[one.figure].amount(one.limit) for one in comparisons],
-    }
+    heads = {"this session": "value", "previous": "previous", "baseline": "median", "limit": "limit"}
+    columns = {h: [FIGURES[one.figure].amount(getattr(one, name)) for one in comparisons] for h, name in heads.items()}
     filled = {head: cells for head, cells in columns.items() if any(cells)}  # first sessions have no baseline yet
     table = _table("figure", *filled, "status")
     for one, *cells in zip(comparisons, *filled.values(), strict=True):

@@ -24,7 +24,10 @@ def junit_xml(report: Report) -> str:
     root = Element("testsuites", {"name": "tunecheck"})
     for run in session_view(report).runs:
         _add_run(root, run, report)
-    if trouble := _session_trouble(report):
+    trouble = "" if report.runs else "no run was made"
+    if report.interrupted:
+        trouble = "the session was interrupted: what is missing here was not run"
+    if trouble:  # that no run can show
         suite = SubElement(root, "testsuite", {"name": "session", "timestamp": printable(report.started_at)})
         _add_case(suite, "session", "session", 0.0, ("error", trouble, ""))
         _count(suite, 0.0)
@@ -32,13 +35,6 @@ def junit_xml(report: Report) -> str:
     ElementTree.indent(root)
     written: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
     return written.decode() + "\n"
-
-
-def _session_trouble(report: Report) -> str:
-    """Return what is wrong with the session that no run can show; empty for nothing."""
-    if report.interrupted:
-        return "the session was interrupted: what is missing here was not run"
-    return "" if report.runs else "no run was made"
 
 
 def _add_run(root: Element, view: RunView, report: Report) -> None:

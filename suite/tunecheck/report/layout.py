@@ -32,9 +32,10 @@ class PlainTable(Table):
             return
         heads = [str(column.header) for column in self.columns]
         for row in zip(*(column.cells for column in self.columns), strict=True):
-            for head, cell in zip(heads, map(_as_text, row), strict=True):
-                if cell:
-                    yield Text.assemble((f"{head}: ", "bold"), cell) if head else cell
+            for head, cell in zip(heads, row, strict=True):
+                text = cell if isinstance(cell, Text) else Text(str(cell))
+                if text := Text(" ").join(text.split("\n")):  # its lines are those of a column
+                    yield Text.assemble((f"{head}: ", "bold"), text) if head else text
             yield Text()
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
@@ -42,9 +43,3 @@ class PlainTable(Table):
         if console.width >= NARROW_COLUMNS:
             return super().__rich_measure__(console, options)
         return Measurement(1, options.max_width)
-
-
-def _as_text(cell: object) -> Text:
-    """Return a cell as one line: its lines are those of a column."""
-    text = cell if isinstance(cell, Text) else Text(str(cell))
-    return Text(" ").join(text.split("\n"))

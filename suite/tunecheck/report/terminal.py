@@ -135,12 +135,15 @@ class _Printer:
         probe, steps = run.probe_loss, run.training_loss
         ends = f"probe {probe}" if probe else f"steps {steps}" if steps else ""
         curve = "" if self.ascii_only else sparkline(run.run.losses, cells - len("steps "))
+        tier, _, name = run.name.partition("/")  # broken where a reader would break it: after the tier, at hyphens
+        names = [run.name] if len(run.name) <= name_width else [f"{tier}/", *textwrap.wrap(name, name_width)]
+        index, _, card = run.device.partition(" ")
         return [
-            self.lines(_name_lines(run, name_width)),
+            self.lines(names),
             _joined([self.text(run.outcome, _STYLES[run.outcome]), self.text(run.seconds)]),
             self.checks(run),
             _joined([self.text(ends), Text.assemble("steps ", self.text(curve, "cyan")) if curve else Text()]),
-            self.lines([*_device_lines(run.device, device_width), run.precision]),
+            self.lines([index, *textwrap.wrap(card, device_width), run.precision]),
             self.lines((run.peak, run.peak_kind)),
         ]
 
@@ -253,18 +256,6 @@ def _halves(change: str) -> list[str]:
     """Return "4.3 → 1.9" as two lines."""
     before, arrow, after = change.partition(" → ")
     return [before, f"→ {after}" if arrow else ""]
-
-
-def _name_lines(run: RunView, width: int) -> list[str]:
-    """Return the run's name, broken where a reader would break it: after the tier and at hyphens."""
-    tier, _, name = run.name.partition("/")
-    return [run.name] if len(run.name) <= width else [f"{tier}/", *textwrap.wrap(name, width)]
-
-
-def _device_lines(device: str, width: int) -> list[str]:
-    """Return the device and below it the name of the GPU."""
-    index, _, name = device.partition(" ")
-    return [index, *textwrap.wrap(name, width)]
 
 
 LEVELS = "▁▂▃▄▅▆▇█"

@@ -291,7 +291,11 @@ def run_view(run: RunReport) -> RunView:
         tokens_per_second="" if run.tokens_per_second is None else f"{run.tokens_per_second:.1f}",
         seconds=human_seconds(run.seconds) if run.seconds else "",
         reason=remaining_reason(run),
-        remarks=tuple(_remarks(run)),
+        remarks=tuple(
+            Remark(kind=kind, text=text, important=kind != "CPU contention" or too_busy(run))
+            for kind, sentences in REMARKS.items()
+            for text in sentences(run)
+        ),
         failures=tuple(_with_consequences(run, run.failed)),
         suspicions=tuple(_with_consequences(run, run.suspected)),
         unjudged=tuple(_by_reason(run.unjudged)),
@@ -356,12 +360,6 @@ def check_page(check: str) -> str:
         return re.sub(r"\[(`\w+`)\]\(\w+\.md\)", r"\1", page.read_text(encoding="utf-8").partition("-->\n")[2])
     known = CHECKS[check]
     return f"# {check}\n\n**{rule(check)}**\n\n## Likely causes\n\n{known.meaning}\n\n## What to do\n\n{known.remedy}\n"
-
-
-def _remarks(run: RunReport) -> Iterator[Remark]:
-    for kind, sentences in REMARKS.items():
-        important = kind != "CPU contention" or too_busy(run)
-        yield from (Remark(kind=kind, text=text, important=important) for text in sentences(run))
 
 
 def _by_reason(findings: Sequence[Finding]) -> list[Unjudged]:

@@ -210,6 +210,8 @@ def summarize(
     outcome, reason = _outcome(main, findings)
     if outcome == "pass" and (lacking := without_core(trace, findings)):
         outcome, reason = "inconclusive", lacking
+    unjudged = {finding.detail for finding in findings if finding.status is Status.UNJUDGED}
+    opened = dict.fromkeys(why for seen in trace.records(PremisesOpen) for why in seen.reasons.values())
     failed = [finding for finding in findings if finding.status is Status.FAILED]
     if blamed := machine_fault(trace, failed):
         outcome, attribution = "error", blamed
@@ -228,16 +230,16 @@ def summarize(
         reason=reason,
         domain=attribution[0] if attribution else "",
         evidence=attribution[1] if attribution else "",
-        device=device_words(main, setup) if main else "",
+        device=_device(main, setup) if main else "",
         precision=setup.precision if setup else "",
         attempts=tuple(_attempt(attempt) for attempt in trace.attempts),
-        weights=weights_words(weights) if weights else "",
+        weights=_weights(weights) if weights else "",
         data=data_words(data) if data else "",
         data_instead_of=data.instead_of if data else "",
         repairs=tuple(repair for found in (weights, data) if found for repair in found.repairs),
         fingerprint=trace.header.fingerprint,
         findings=tuple(findings),
-        course=_course(trace, findings),
+        course=tuple(why for why in opened if why in unjudged),
         needless=needless,
         losses=tuple(step.loss for step in steps),
         probe_loss_start=probes[0] if probes else None,
@@ -293,13 +295,6 @@ def _outcome(main: Attempt | None, findings: Sequence[Finding]) -> tuple[Outcome
     return "pass", ""
 
 
-def _course(trace: Trace, findings: Sequence[Finding]) -> tuple[str, ...]:
-    """Return why checks are unjudged by what the training did, which no declaration foretold."""
-    unjudged = {finding.detail for finding in findings if finding.status is Status.UNJUDGED}
-    opened = [why for seen in trace.records(PremisesOpen) for why in seen.reasons.values()]
-    return tuple(why for why in dict.fromkeys(opened) if why in unjudged)
-
-
 CORE = ("what learns", "rows", "gradients", "optimizer")
 """Subjects that a pass of a training of the user's own rests on, each by one judged check at least."""
 CORE_OF_CAUSAL_LM = ("loss",)
@@ -327,7 +322,7 @@ def without_core(trace: Trace, findings: Sequence[Finding]) -> str:
 def _attempt(attempt: Attempt) -> Tried:
     return Tried(
         purpose=attempt.start.purpose,
-        device=attempt_device(attempt),
+        device=_device(attempt, None),
         outcome=attempt.outcome,
         reason=attempt.start.explanation,
         seconds=attempt.end.seconds if attempt.end else None,
@@ -343,8 +338,7 @@ def peak_of(phases: Sequence[Phase]) -> tuple[int | None, str]:
     return None, ""
 
 
-def weights_words(weights: Weights) -> str:
-    """Return source, identifier@revision, the start of the digest, pretrained or random."""
+def _weights(weights: Weights) -> str:
     kind = "pretrained" if weights.pretrained else "random"
     parts = (weights.source, _pinned(weights), weights.sha256[:12], kind)
     # Random weights name themselves twice: their source is "random" too.
@@ -360,28 +354,15 @@ def _pinned(found: Weights | Dataset) -> str:
     return f"{found.identifier}@{found.revision}" if found.revision else found.identifier
 
 
-def attempt_device(attempt: Attempt) -> str:
-    """Return the device that an attempt was given, with its fallback step and cap."""
-    return f"{attempt.start.device}{_fallback_step(attempt)}{_capped(attempt.start.vram_cap_bytes)}"
+def _device(attempt: Attempt, setup: Setup | None) -> str:
+    """Return the device that an attempt used, a GPU by name, else the one that it was given; with its fallback step.
 
-
-def device_words(main: Attempt, setup: Setup | None) -> str:
-    """Return the device that an attempt used, a GPU by name, with fallback step and cap."""
-    if setup is None:
-        return attempt_device(main)
-    # The CPU's model name is long and stands in the environment; a GPU's is what a reader of the row looks for.
-    if setup.device == "cpu":
-        return f"cpu{_fallback_step(main)}"
-    card = f"{setup.device} {setup.device_name}".strip()
-    return f"{card}{_fallback_step(main)}{_capped(setup.vram_cap_bytes)}"
-
-
-def _fallback_step(attempt: Attempt) -> str:
-    """Return the fallback step in brackets; empty for the run as configured, and for "cpu", which the device says."""
-    step = attempt.start.fallback_step
-    return f" ({step})" if step not in ("", "cpu") else ""
-
-
-def _capped(cap_bytes: int | None) -> str:
-    """Return the cap in brackets, so that no result of a large GPU under --vram-cap reads as that of a small one."""
-    return "" if cap_bytes is None else f" (capped at {cap_bytes / 2**30:.1f} GiB)"
+    A cap is named, so that no result of a large GPU under --vram-cap reads as that of a small one.
+    """
+    device, cap_bytes, step = attempt.start.device, attempt.start.vram_cap_bytes, attempt.start.fallback_step
+    if setup is not None:
+        # The CPU's model name is long and stands in the environment; a GPU's is what a reader of the row looks for.
+        device = "cpu" if setup.device == "cpu" else f"{setup.device} {setup.device_name}".strip()
+        cap_bytes = setup.vram_cap_bytes
+    device += f" ({step})" if step not in ("", "cpu") else ""  # which the device says
+    return device if cap_bytes is None else f"{device} (capped at {cap_bytes / 2**30:.1f} GiB)"

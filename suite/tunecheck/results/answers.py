@@ -58,15 +58,13 @@ class Settings(Frozen):
 
 def read_ignored(given: Iterable[str]) -> dict[str, str]:
     """Return check to reason of these NAME=REASON. Raises ConfigError with every problem."""
-    ignored: dict[str, str] = {}
-    problems = []
-    for words in given:
-        check, _, reason = words.partition("=")
-        problems += _problems(check, reason.strip(), f"--ignore {words}")
-        ignored[check] = reason.strip()
+    pairs = {words: words.partition("=") for words in given}
+    problems = [
+        p for words, (check, _, why) in pairs.items() for p in _problems(check, why.strip(), f"--ignore {words}")
+    ]
     if problems:
         raise ConfigError(problems)
-    return ignored
+    return {check: reason.strip() for check, _, reason in pairs.values()}
 
 
 def settings_for(script: str, folder: Path) -> Settings:
@@ -116,7 +114,8 @@ def _settings(path: Path, table: Mapping[str, Any], script: str) -> Settings:
     for section in (common, *matching):
         for key, value in section.items():
             held[key] = held[key] | value if isinstance(value, dict) else value
-    return Settings(**{**held, "expect": tuple(f"{key}={_word(value)}" for key, value in held["expect"].items())})
+    words = {key: str(value).lower() if isinstance(value, bool) else value for key, value in held["expect"].items()}
+    return Settings(**{**held, "expect": tuple(f"{key}={word}" for key, word in words.items())})
 
 
 def _misfits(path: Path, section: Mapping[str, Any]) -> Sequence[str]:
@@ -136,7 +135,3 @@ def _problems(check: str, reason: str, where: str) -> list[str]:
     if check not in CHECKS:
         return [f"{where}: {problem_with(check, ())}"]
     return [] if reason else [f'{where}: lacks a reason; for example {check}="sampled by weight"']
-
-
-def _word(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

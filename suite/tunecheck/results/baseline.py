@@ -58,9 +58,9 @@ class FigureComparison(Frozen):
     """Versions and commit that differ from the session before, where the figure is worse."""
 
 
-def baseline_of(values: Sequence[float]) -> FigureBaseline:
-    """Return median and scatter of the last MOST_SESSIONS of these values, the oldest first; at least one."""
-    last = values[-MOST_SESSIONS:]
+def baseline_of(values: Sequence[float], most: int = MOST_SESSIONS) -> FigureBaseline:
+    """Return median and scatter of the last of these values, the oldest first; at least one."""
+    last = values[-most:]
     middle = median(last)
     return FigureBaseline(median=middle, deviation=median([abs(value - middle) for value in last]), sessions=len(last))
 

@@ -117,6 +117,8 @@ def _lesson(run: RunReport) -> str:
 def _cells(place: str, run: RunReport) -> tuple[str, ...]:
     entry = run.entry
     assert entry is not None
+    ends = [(tried.device, tried.outcome.replace("_", " ")) for tried in run.trainings]
+    devices = [device if how == AttemptOutcome.FINISHED else f"{device} ({how})" for device, how in ends]
     trained = ""
     if entry.trained_parameters is not None and entry.total_parameters:
         trained = f"{entry.trained_parameters:,} ({100 * entry.trained_parameters / entry.total_parameters:.3g} %)"
@@ -129,14 +131,8 @@ def _cells(place: str, run: RunReport) -> tuple[str, ...]:
         "" if entry.training_seconds is None else human_seconds(entry.training_seconds),
         "" if entry.rows_per_second is None else f"{entry.rows_per_second:.3g}",
         "" if run.peak_bytes is None else f"{human_bytes(run.peak_bytes)} {run.peak_kind}",
-        _devices(run),
+        " → ".join(devices),
     )
-
-
-def _devices(run: RunReport) -> str:
-    """Return the devices of its attempts to train, in order: "cuda:0 (out of memory) → cpu"."""
-    ends = [(tried.device, tried.outcome.replace("_", " ")) for tried in run.trainings]
-    return " → ".join(device if how == AttemptOutcome.FINISHED else f"{device} ({how})" for device, how in ends)
 
 
 def _change(before: str, after: str) -> str:

@@ -57,8 +57,9 @@ class Chart(Frozen):
         """Return table rows: x, then a cell for each curve; of many points some, both ends included."""
         columns = [dict(series.points) for series in self.series]
         xs = sorted({x for column in columns for x in column})
-        kept = _evenly(xs, most)
-        return [(figure(x), *(figure(column[x]) if x in column else "" for column in columns)) for x in kept]
+        if len(xs) > most:
+            xs = [xs[round(place * (len(xs) - 1) / (most - 1))] for place in range(most)]
+        return [(figure(x), *(figure(column[x]) if x in column else "" for column in columns)) for x in xs]
 
     def shortened(self, most: int = MOST_ROWS) -> bool:
         """Return whether the table leaves points out."""
@@ -106,9 +107,3 @@ def _course(points: Sequence[Point]) -> str:
     words += f", lowest {figure(min(finite))}, highest {figure(max(finite))}"
     broken = len(points) - len(finite)
     return f"{words}, {broken} not finite" if broken else words
-
-
-def _evenly(values: Sequence[float], most: int) -> list[float]:
-    if len(values) <= most:
-        return list(values)
-    return [values[round(place * (len(values) - 1) / (most - 1))] for place in range(most)]

@@ -72,7 +72,12 @@ def judge_fleet(
     rows = []
     for asked in places:
         name, answer = asked.name, answers.get(asked.name)
-        row = _row(answer, findings[name], remarks[name], causes) if answer else _silent(asked)
+        if answer:
+            row = _row(answer, findings[name], remarks[name], causes)
+        else:
+            reason = asked.problem or "it was not asked before the session ended"
+            outcome: NodeOutcome = "skipped" if asked.drained else "no answer"
+            row = NodeRow(place=name, node=asked.node, card=asked.card, outcome=outcome, reason=reason)
         rows.append(_lost(row, missing.get(name)))
     rows.sort(key=lambda row: (not row.odd, _ORDER.index(row.outcome), natural(row.place)))
     status = _status(rows, given, interrupted=interrupted)
@@ -259,12 +264,6 @@ def _notes(rows: Iterable[NodeRow]) -> Iterator[str]:
         yield f"not asked, since out of service already: {', '.join(out)}"
     if unsafe := sorted({row.node for row in rows if row.drain and not NODE_NAME.fullmatch(row.node)}):
         yield f"to drain, and not in drain.txt, which takes names of Slurm alone: {', '.join(map(repr, unsafe))}"
-
-
-def _silent(place: Place) -> NodeRow:
-    reason = place.problem or "it was not asked before the session ended"
-    outcome: NodeOutcome = "skipped" if place.drained else "no answer"
-    return NodeRow(place=place.name, node=place.node, card=place.card, outcome=outcome, reason=reason)
 
 
 def _lost(row: NodeRow, missing: Missing | None) -> NodeRow:

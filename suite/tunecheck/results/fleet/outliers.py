@@ -6,10 +6,9 @@ A single session says less than two in a row, so the floors are wider here, and 
 
 import math
 from collections.abc import Iterator, Sequence
-from statistics import median
 
 from tunecheck.core.finding import Domain, Finding, Status
-from tunecheck.results.baseline import FigureBaseline, limit
+from tunecheck.results.baseline import baseline_of, judge
 from tunecheck.results.figures import MIB, Figure
 from tunecheck.results.fleet.agreement import Member
 
@@ -40,14 +39,11 @@ def outliers(group: Sequence[Member]) -> Iterator[tuple[Member, Figure, float, f
         values = [value for _, value in held if math.isfinite(value)]
         if len(values) < FEWEST_NODES:
             continue
-        middle = median(values)
-        around = FigureBaseline(
-            median=middle, deviation=median(abs(value - middle) for value in values), sessions=len(values)
-        )
-        last_good = limit(figure, around) if middle else middle
+        around = baseline_of(values, most=len(values))
         for member, value in held:
-            if not (value <= last_good if figure.lower_is_better else value >= last_good):
-                yield member, figure, value, middle, last_good
+            status, last_good = judge(figure, value, around, confirmed=True)
+            if status == "worse":
+                yield member, figure, value, around.median, last_good
 
 
 def slow(said: str, value: float, middle: float, last_good: float) -> Finding:
