@@ -667,6 +667,24 @@ def test_a_schedule_made_for_the_optimizers_steps_is_not_stepped_more_often(seen
 
 
 @pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ({}, Status.PASSED),
+        ({"steps": 0}, Status.SUSPECTED),
+        ({"steps": 0, "waiting": 5}, Status.SUSPECTED),
+        ({"steps": 0, "waiting": 3}, Status.PASSED),
+        ({"steps": 0, "waiting": 3, "model_steps": 3}, Status.PASSED),
+        ({"without_gradient": 6}, Status.SUSPECTED),
+        ({"without_gradient": 5}, Status.PASSED),
+    ],
+)
+def test_an_optimizer_of_other_tensors(changes, status):
+    """It may be made for later; few steps say nothing."""
+    seen = {"name": "Adam", "tensors": 6, "steps": 6, "without_gradient": 0, "model_steps": 6, "waiting": 6} | changes
+    assert CHECKS["steps_applied"]()(watched(e.OtherOptimizer(**seen))).status is status
+
+
+@pytest.mark.parametrize(
     ("seen", "passes"),
     [
         ({"steps": 10, "begins": 4, "scored": 0}, False),

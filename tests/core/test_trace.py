@@ -61,6 +61,7 @@ EXAMPLES: list[Record] = [
     ),
     e.BaseTokens(tokens=60, other=59, example="'a' is 3 in the rows, and 5 to the base"),
     e.ScheduleTaken(made_for=12, taken=24, optimizer_steps=12),
+    e.OtherOptimizer(name="Adam", tensors=6, steps=0, without_gradient=0, model_steps=6, waiting=5),
     e.RanksScored(steps=10, begins=4, scored=12),
     e.Written(own=True, tensors=8, trained=7, earlier=LORA[:1], other=0),
     e.WrittenByScript(lines={LORA[0]: "train.py:40"}),

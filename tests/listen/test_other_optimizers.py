@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from tunecheck.checks import CHECKS
+from tunecheck.core.finding import Status
 from tunecheck.core.trace import read
 from tunecheck.listen.loop import LoopHooks
 from tunecheck.listen.options import Options
@@ -14,8 +15,8 @@ from tunecheck.listen.options import Options
 STEPS = 6
 
 
-def judged(tmp_path, train):
-    """Train two networks against each other under watch; return what calls_in_order finds."""
+def judged(tmp_path, train, check="calls_in_order"):
+    """Train two networks against each other under watch; return what this check finds."""
     torch.manual_seed(0)
     made, critic = nn.Linear(4, 4), nn.Linear(4, 1)
     optimizers = [torch.optim.Adam(network.parameters(), lr=1e-3) for network in (made, critic)]
@@ -25,7 +26,7 @@ def judged(tmp_path, train):
         train(made, critic, *optimizers)
     hooks.detach()
     (path,) = tmp_path.glob("watch-*.jsonl")
-    return CHECKS["calls_in_order"]()(read(path))
+    return CHECKS[check]()(read(path))
 
 
 def fakes(made):
@@ -79,3 +80,50 @@ def test_gradients_of_another_optimizer(train, passed, tmp_path):
     finding = judged(tmp_path, train)
     assert finding.passed is passed, finding.detail
     assert ("another optimizer uses gradients again" in finding.detail) is not passed
+
+
+def critic_never_steps(made, critic, first, second):
+    """Its gradients are computed, and cleared."""
+    second.step, step = lambda: None, second.step
+    cleared_before(made, critic, first, second)
+    second.step = step
+
+
+def critic_without_loss(made, critic, first, second):
+    """It steps, though no loss depends on it."""
+    first.zero_grad()
+    fakes(made).square().mean().backward()
+    first.step()
+    second.step()
+
+
+def critic_not_yet(made, critic, first, second):
+    """It is to be trained later."""
+    first.zero_grad()
+    fakes(made).square().mean().backward()
+    first.step()
+
+
+def critic_with_loss_of_0(made, critic, first, second):
+    """As long as the weight of its loss is 0."""
+    critic_not_yet(made, critic, first, second)
+    (0 * critic(torch.randn(8, 4)).mean()).backward()
+    second.step()
+
+
+@pytest.mark.parametrize(
+    ("train", "told"),
+    [
+        (cleared_before, ""),
+        (cleared_by_hand, ""),
+        (critic_not_yet, ""),
+        (critic_with_loss_of_0, ""),
+        (critic_never_steps, "a further Adam of 2 tensors never steps, though they have gradients in 6 of 6 steps"),
+        (critic_without_loss, "a further Adam of 2 tensors steps 5 times, each time without a gradient"),
+    ],
+)
+def test_an_optimizer_beside_the_models(train, told, tmp_path):
+    """It steps where its tensors have gradients, and only there."""
+    finding = judged(tmp_path, train, "steps_applied")
+    assert finding.status is (Status.SUSPECTED if told else Status.PASSED), finding.detail
+    assert finding.detail.startswith(told)

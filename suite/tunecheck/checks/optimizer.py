@@ -15,7 +15,7 @@ from tunecheck.core.check import (
     worst_of,
 )
 from tunecheck.core.errors import MissingEvidence, NotApplicable
-from tunecheck.core.evidence import Census, CutOff, Gradients, Movement, Setup, Step, Update
+from tunecheck.core.evidence import Census, CutOff, Gradients, Movement, OtherOptimizer, Setup, Step, Update
 from tunecheck.core.finding import Finding
 from tunecheck.core.optimization import decays, learning_rate
 from tunecheck.core.premises import Premise
@@ -153,13 +153,21 @@ class LearningRateTrace(Check):
         return self.at_most(error, self.max_error, detail)
 
 
+NEVER_STEPS = "The loop computes gradients for an optimizer, and never calls its step."
+NEVER_LEARNS = "The loop steps an optimizer whose tensors are outside of every loss."
+RESTS = "a further optimizer may be made for a later part of the training"
+
+
 class StepsApplied(Check):
-    """The run takes every configured step, and applies nearly all of them at a rate above 0."""
+    """The run takes every configured step, and applies nearly all of them at a rate above 0.
+
+    Each further optimizer steps, too, if its tensors receive gradients, and they do if it steps.
+    """
 
     needs = frozenset()
     meaning = (
         "The run ended early. The gradient scaler skips steps after fp16 overflow. The schedule ended before the "
-        "training."
+        f"training. {NEVER_STEPS} {NEVER_LEARNS}"
     )
     remedy = (
         "Use bf16. Check the gradient norms of the skipped steps. Build the schedule for all optimizer steps of all "
@@ -170,6 +178,8 @@ class StepsApplied(Check):
     """fp16's scaler starts high and may skip its first one to three steps."""
     max_without_rate: int = 2
     """Consecutive steps, after one with a rate. The rate may be 0 at the end of a schedule or at a restart."""
+    min_steps_beside: int = 4
+    """Steps after which a further optimizer is judged. Some step once every few steps of the model."""
 
     def judge(self, trace: Trace) -> Finding:
         wanted, steps = trace.run.training.max_steps, trace.steps
@@ -195,7 +205,21 @@ class StepsApplied(Check):
             raise MissingEvidence(f"the training did not finish: {detail}")
         if trace.holds(Premise.STEPS_DECLARED):
             problems += range(abs(len(steps) - wanted))
+        if within and not problems and (beside := self._beside(trace)):
+            return self.unless(beside, "", meant=RESTS)
         return self.found(within, detail, measured=skipped, limit=self.max_skipped, problems=problems)
+
+    def _beside(self, trace: Trace) -> dict[str, str]:
+        """Return what is wrong with further optimizers, with its cause."""
+        found = {}
+        for seen in trace.records(OtherOptimizer):
+            which = f"a further {seen.name} of {seen.tensors} tensors"
+            if not seen.steps and self.min_steps_beside <= seen.waiting >= seen.model_steps - 1:
+                how = f"they have gradients in {seen.waiting} of {seen.model_steps} steps"
+                found[f"{which} never steps, though {how}"] = NEVER_STEPS
+            elif self.min_steps_beside <= seen.steps == seen.without_gradient:
+                found[f"{which} steps {seen.steps} times, each time without a gradient"] = NEVER_LEARNS
+        return found
 
 
 def _without_rate(steps: Sequence[Step]) -> list[int]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tunecheck.listen.division import LoopDivision
     from tunecheck.listen.listener import Listener
     from tunecheck.listen.loop_loss import LossCalls, Pass
-    from tunecheck.listen.optimizers import Schedules
+    from tunecheck.listen.optimizers import OtherOptimizers, Schedules
     from tunecheck.listen.options import Options
     from tunecheck.listen.user_writes import UserWrites
 
@@ -58,6 +58,7 @@ class LoopHooks(StepMoments):
         self.division: LoopDivision | None = None
         self.forwards = 0
         self.schedules: Schedules | None = None
+        self.others: OtherOptimizers | None = None
         self.user_writes: UserWrites | None = None
         self.loss_calls: LossCalls | None = None
         self.stepping = 0
@@ -97,7 +98,7 @@ class LoopHooks(StepMoments):
         if self.listener is not None:  # first: its probes have wrapped what is wrapped here, and put it back
             if error is None:
                 self.listener.tried(self._tell_schedule)
-                self.listener.tried(self._tell_user_writes)
+                self.listener.tried(self._tell_window)
             self.listener.close(error)
         self._unhook()
 
@@ -112,9 +113,12 @@ class LoopHooks(StepMoments):
             schedules.listened(self.step)
             self.listener.emit(*schedules.taken())
 
-    def _tell_user_writes(self) -> None:
+    def _tell_window(self) -> None:
+        """Tell what was seen beside the probes in the steps that were listened to."""
         if self.listener is not None and self.user_writes is not None:
             self.listener.emit(*self.user_writes.record())
+        if self.listener is not None and self.others is not None:
+            self.listener.emit(*self.others.records())
 
     def _failed(self, reason: str) -> None:
         if self.listener is not None:
@@ -227,7 +231,7 @@ class LoopHooks(StepMoments):
         from tunecheck.listen.listener import Listener
         from tunecheck.listen.loop_declared import cast_within, objective_of, run_of
         from tunecheck.listen.loop_loss import LossCalls, provisional
-        from tunecheck.listen.optimizers import Schedules, optimizers_of, together
+        from tunecheck.listen.optimizers import OtherOptimizers, Schedules, optimizers_of, together
         from tunecheck.listen.session import session_of
         from tunecheck.listen.trained_model import only_tokenizer, shared_loaders
         from tunecheck.listen.user_code import of_caller
@@ -239,6 +243,7 @@ class LoopHooks(StepMoments):
         if not self.optimizers:
             return False
         self.schedules, self.loss_calls = Schedules(self.optimizers), LossCalls()
+        self.others = OtherOptimizers(self.optimizers)
         optimizer, objective = together(self.optimizers), objective_of(self.model)
         batch = (unknown_batch if objective else provisional)(inputs_of(args, given), self._device())
         self.listener = Listener(self.options)
@@ -315,6 +320,8 @@ class LoopHooks(StepMoments):
         """An optimizer is about to step: with a closure the passes are yet to come, as in Lightning."""
         if not self.inside and not self._is_own(optimizer) and self._trains_ours(optimizer):
             self._end_before(optimizer)
+        if self.others is not None and not self.inside:
+            self.others.before_step(optimizer)
         self.stepping += not self.inside and self._is_own(optimizer)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if self.inside or not callable(closure):
@@ -359,6 +366,8 @@ class LoopHooks(StepMoments):
         if self.done_backward:
             return
         self.done_backward = True
+        if self.others is not None:
+            self.others.before_model_step()
         self.listener.left_open(self.left_open)
         self.gradients_complete(self.listener, self.model, self.present_rate())
 
@@ -441,12 +450,12 @@ class LoopHooks(StepMoments):
         """Release everything of the script's after the last step; its saves are still heard."""
         assert self.listener is not None
         self.listener.tried(self.listener.end_of_listening)
-        self.listener.tried(self._tell_user_writes)
+        self.listener.tried(self._tell_window)
         if self.schedules is not None:
             self.schedules.listened(self.step)
         self._unhook()
         weakref.finalize(self.model, self.listener.tried, self._tell_schedule).atexit = False
-        self.model = self.entry = self.user_writes = self.loss_calls = self.norm = None
+        self.model = self.entry = self.user_writes = self.others = self.loss_calls = self.norm = None
         self.optimizers, self.window, self.losses, self.parts = [], [], [], WeakSet()
 
     def _remember(self) -> None:

@@ -2,16 +2,18 @@
 
 import gc
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, LRScheduler, OneCycleLR, StepLR
 
-from tunecheck.core.evidence import ScheduleTaken
+from tunecheck.core.evidence import OtherOptimizer, ScheduleTaken
 from tunecheck.listen.options import rank_and_processes
 from tunecheck.probes.resumed import steps_taken
-from tunecheck.training.hooks import same_optimizer
+from tunecheck.training.hooks import nothing, same_optimizer
 
 
 def without_rate(*optimizers: Any) -> bool:
@@ -53,10 +55,8 @@ def adamw_settings(optimizer: Any, *, own: bool = False) -> tuple[dict[str, Any]
 def optimizers_of(model: Any) -> list[Any]:
     """Return the fewest optimizers that hold what the model learns, the one with most of it first; [] without any."""
     missing = {id(p) for p in model.parameters() if p.requires_grad}
-    # accelerate's is one around another; an old one that is not yet collected holds the same tensors
-    things = (t for t in gc.get_objects() if issubclass(type(t), torch.optim.Optimizer) and not hasattr(t, "optimizer"))
-    made = [optimizer for optimizer in things if hasattr(optimizer, "param_groups")]
-    waiting = [(optimizer, held_by(optimizer)) for optimizer in made]
+    # an old one that is not yet collected holds the same tensors
+    waiting = [(optimizer, held_by(optimizer)) for optimizer in _all_optimizers()]
     found = []
     while waiting:
         optimizer, held = max(waiting, key=lambda pair: len(pair[1] & missing))
@@ -68,9 +68,15 @@ def optimizers_of(model: Any) -> list[Any]:
     return found
 
 
+def _all_optimizers() -> list[Any]:
+    """Return the optimizers of this process, without those around another, as accelerate's."""
+    things = (t for t in gc.get_objects() if issubclass(type(t), torch.optim.Optimizer) and not hasattr(t, "optimizer"))
+    return [optimizer for optimizer in things if hasattr(optimizer, "param_groups")]
+
+
 def held_by(*optimizers: Any) -> set[int]:
     """Return the identities of the tensors that these optimizers hold."""
-    return {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    return {id(p) for optimizer in optimizers for p in _tensors(optimizer)}
 
 
 class _Together:
@@ -98,6 +104,59 @@ def scales_loss() -> bool:
     """Return whether this process has a gradient scaler at work."""
     scalers = (thing for thing in gc.get_objects() if issubclass(type(thing), torch.amp.GradScaler))
     return any(scaler.is_enabled() for scaler in scalers)
+
+
+class OtherOptimizers:
+    """The optimizers of other tensors than these hold: whether they step, and with gradients."""
+
+    def __init__(self, own: Sequence[Any]) -> None:
+        held = held_by(*own)
+        others = [optimizer for optimizer in _all_optimizers() if held.isdisjoint(held_by(optimizer))]
+        self._seen: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary((other, Counter()) for other in others)
+        # gradients that are there may be those of an earlier training in this process
+        self._waiting = {id(other): _waiting_of(other) for other in others}
+        self._model_steps = 0
+
+    def before_step(self, optimizer: Any) -> None:
+        """This one is about to step."""
+        if optimizer in self._seen:
+            self._seen[optimizer]["steps"] += 1
+            self._seen[optimizer]["without_gradient"] += all(p.grad is None for p in _tensors(optimizer))
+
+    def before_model_step(self) -> None:
+        """The gradients of the model are complete: those of others that wait for their step are there, too."""
+        self._model_steps += 1
+        for optimizer, seen in self._seen.items():
+            (before, count), now = self._waiting[id(optimizer)], _waiting_of(optimizer)
+            seen["waiting"] += now[0]() is not None and (now[0]() is not before() or now[1] != count)
+            self._waiting[id(optimizer)] = now
+
+    def records(self) -> list[OtherOptimizer]:
+        """Return what each of them did, once."""
+        found = [
+            OtherOptimizer(
+                name=type(optimizer).__name__,
+                tensors=len(_tensors(optimizer)),
+                steps=seen["steps"],
+                without_gradient=seen["without_gradient"],
+                model_steps=self._model_steps,
+                waiting=seen["waiting"],
+            )
+            for optimizer, seen in self._seen.items()
+        ]
+        self._seen.clear()
+        return found
+
+
+def _waiting_of(optimizer: Any) -> tuple[Callable[[], Any], int]:
+    """Return what tells the first gradient other than zero that its tensors hold, and how often it was written to."""
+    gradients = (p.grad for p in _tensors(optimizer) if p.grad is not None)
+    found = next((gradient for gradient in gradients if bool(gradient.any())), None)
+    return (nothing, 0) if found is None else (ref(found), found._version)
+
+
+def _tensors(optimizer: Any) -> list[Any]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 class Schedules:

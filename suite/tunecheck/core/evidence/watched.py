@@ -240,6 +240,22 @@ class ScheduleTaken(Record):
     """Steps in which one without an end, as StepLR is, halves its rate; 0 for others."""
 
 
+class OtherOptimizer(Record):
+    """An optimizer beside those of the trained model, none of whose tensors the model's own ones hold."""
+
+    name: str
+    """Its class."""
+    tensors: int
+    steps: int
+    """Steps that it made in the window."""
+    without_gradient: int
+    """Those of them before which none of its tensors had a gradient."""
+    model_steps: int
+    """Steps of the model's own optimizers in the window."""
+    waiting: int
+    """Those of them before which a tensor of it had a gradient other than zero."""
+
+
 class RanksScored(Record):
     """Whether adapters whose ranks are allocated while they train (AdaLoRA) were told of the steps listened to."""
 
