@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from tunecheck.core.trend import block_medians, running_minimum_kept, trend
+from tunecheck.core.trend import block_medians, trend
 
 
 def test_a_line_is_found_exactly() -> None:
@@ -56,18 +56,3 @@ def test_blocks_are_few_and_keep_the_middle() -> None:
     assert (len(xs), xs[0], ys[-1]) == (100, 4.5, 994.5)
     assert block_medians(range(5), [1.0, 9.0, 2.0, 3.0, 4.0]) == ([0, 1, 2, 3, 4], [1.0, 9.0, 2.0, 3.0, 4.0])
     assert len(block_medians(range(101), [0.0] * 101)[0]) == 51
-
-
-@pytest.mark.parametrize(
-    ("values", "kept"),
-    [
-        ([3.0, 2.0, 2.03, 1.0], True),
-        ([3.0, 2.0, 2.05, 1.0], False),
-        ([3.0, 2.0, math.nan, 1.0], False),
-        ([math.nan, 2.0], False),
-        ([3.0], True),
-    ],
-)
-def test_a_running_minimum_is_kept_or_not(values: list[float], kept: bool) -> None:
-    """Within 2 %, and NaN never."""
-    assert running_minimum_kept(values, 0.02) is kept

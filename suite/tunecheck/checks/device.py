@@ -8,7 +8,6 @@ from tunecheck.core.errors import MissingEvidence, NotApplicable
 from tunecheck.core.evidence import AttemptOutcome, Census, ForwardPaths, LayerCalls, Quantization, Setup, Trained
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import Premise
-from tunecheck.core.snapshot import LoraSnapshot
 from tunecheck.core.trace import Trace
 
 
@@ -110,26 +109,18 @@ class DtypesAsConfigured(Check):
                 problems.append(f"4-bit linears compute in {wrong}, not {dtype}")
         if precision == "fp16" and not json.loads(trace.one(Trained).scaler or "{}").get("scale", 1) > 1:
             problems.append("the loss is not scaled: in fp16 small gradients are lost")
-        if "several_steps" in trace.run.features:
-            problems += _while_training(trace.one(LayerCalls), lora, dtype)
+        calls = trace.one(LayerCalls) if "several_steps" in trace.run.features else None
+        if calls and (products := sorted({*calls.product_dtypes} - {dtype})):
+            problems.append(f"products in {some(products)}, not {dtype}")
+        if calls and lora:  # else autocast's hidden states are fp32 by design
+            if states := sorted({*calls.hidden_dtypes} - {dtype}):
+                problems.append(f"hidden states in {some(states)}, not {dtype}")
+            wanted = "float32" if lora.adapter_dtype == "fp32" else dtype
+            # DoRA multiplies the factors for the row norms of their sum, and takes these in fp32.
+            norms = {"float32"} if lora.use_dora else set()
+            if {*calls.adapter_dtypes, *norms} != {wanted, *norms}:
+                problems.append(f"adapters multiply in {some(calls.adapter_dtypes) or 'nothing'}, not {wanted}")
         return self.unless(problems, f"base in {base}, trained tensors in {learning}")
-
-
-def _while_training(calls: LayerCalls, lora: LoraSnapshot | None, dtype: str) -> list[str]:
-    """Return what is computed in another dtype than configured."""
-    problems = []
-    if products := sorted(set(calls.product_dtypes) - {dtype}):
-        problems.append(f"products in {some(products)}, not {dtype}")
-    if lora is None:  # autocast's hidden states are fp32 by design
-        return problems
-    if states := sorted(set(calls.hidden_dtypes) - {dtype}):
-        problems.append(f"hidden states in {some(states)}, not {dtype}")
-    wanted = "float32" if lora.adapter_dtype == "fp32" else dtype
-    # DoRA multiplies the factors for the row norms of their sum, and takes these in fp32.
-    norms = {"float32"} if lora.use_dora else set()
-    if set(calls.adapter_dtypes) | norms != {wanted} | norms:
-        problems.append(f"adapters multiply in {some(calls.adapter_dtypes) or 'nothing'}, not {wanted}")
-    return problems
 
 
 KERNELS = {"sdpa": "sdpa:", "eager": "eager", "flash_attention_2": "_flash_attn"}

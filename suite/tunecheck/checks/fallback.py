@@ -49,17 +49,14 @@ class FallbackInOrder(Check):
 
 def _swallowed(trace: Trace) -> Iterator[str]:
     """Yield the out-of-memory errors that torch counted in a finished attempt, less those recorded for a probe."""
-    for attempt in trace.attempts:
-        failures = attempt.all(ProbeFailed) if attempt.finished else []
-        recorded = sum(failure.error.startswith(ALLOCATOR_ERROR) for failure in failures)
-        for phase in attempt.all(Phase) if attempt.finished else ():
-            count = phase.out_of_memory_count
-            if count is None:
-                continue
-            explained = min(recorded, count) if count > 0 else 0
-            recorded, count = recorded - explained, count - explained
-            if not count <= 0:
-                where = f"{count} times in {phase.name!r}"
+    for attempt in (attempt for attempt in trace.attempts if attempt.finished):
+        recorded = sum(failure.error.startswith(ALLOCATOR_ERROR) for failure in attempt.all(ProbeFailed))
+        for phase in attempt.all(Phase):
+            count = phase.out_of_memory_count or 0
+            explained = min(recorded, count)
+            recorded -= explained
+            if not count <= explained:
+                where = f"{count - explained} times in {phase.name!r}"
                 yield f"the {attempt.start.purpose} attempt ran out of memory {where} and continued"
 
 

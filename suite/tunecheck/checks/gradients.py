@@ -5,6 +5,7 @@ import math
 from tunecheck.core.check import (
     Check,
     NumericCheck,
+    holding,
     relative_error,
     required,
     said_once,
@@ -158,19 +159,19 @@ class LoraGradientSchedule(Check):
         for gradients in trace.all(Gradients):
             if gradients.step in trace.skipped:  # gradients that overflowed: NaN is 0 x inf
                 continue
-            step = f"step {gradients.step}"
-            zero_b = [name for name in gradients.zero if ".lora_B." in name]
-            zero_a = [name for name in gradients.zero if ".lora_A." in name]
-            if zero_m := [name for name in gradients.zero if ".lora_magnitude_vector." in name]:
-                found.append((step, f"no gradient for {len(zero_m)} magnitudes: {some(zero_m)}", ""))
-            if zero_b:
-                found.append((step, f"no gradient for {len(zero_b)} lora_B: {some(zero_b)}", ""))
-            if moved and zero_a:
-                found.append((step, f"no gradient for {len(zero_a)} lora_A after B moved: {some(zero_a)}", ""))
-            if not moved and gradients.norms.get("lora_A", 0.0) != 0.0:
-                found.append((step, "lora_A has a gradient though B is zero: B did not start at zero", ""))
-            if frozen := gradients.frozen_with_gradient:
-                found.append((step, f"gradients on frozen tensors: {some(frozen)}", ""))
+            zero_a, zero_b, zero_m = (
+                [name for name in gradients.zero if f".{part}." in name]
+                for part in ("lora_A", "lora_B", "lora_magnitude_vector")
+            )
+            early = not moved and gradients.norms.get("lora_A", 0.0) != 0.0
+            wrong = {
+                f"no gradient for {len(zero_m)} magnitudes: {some(zero_m)}": zero_m,
+                f"no gradient for {len(zero_b)} lora_B: {some(zero_b)}": zero_b,
+                f"no gradient for {len(zero_a)} lora_A after B moved: {some(zero_a)}": moved and zero_a,
+                "lora_A has a gradient though B is zero: B did not start at zero": early,
+                f"gradients on frozen tensors: {some(gradients.frozen_with_gradient)}": gradients.frozen_with_gradient,
+            }
+            found += [(f"step {gradients.step}", sentence, "") for sentence in holding(wrong)]
             moved = moved or rates.get(gradients.step, 0.0) > 0
         if not moved:
             raise MissingEvidence("no step had a learning rate above zero")

@@ -11,7 +11,7 @@ from tunecheck.core.evidence import Evaluation, Generation, Setup
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Trace
-from tunecheck.core.trend import block_medians, running_minimum_kept, trend
+from tunecheck.core.trend import block_medians, trend
 
 
 class LossFalls(Check):
@@ -129,12 +129,11 @@ class LossKeepsFalling(Check):
 
     def _by_probes(self, probes: list[Evaluation]) -> Finding:
         losses = [evaluation.loss for evaluation in probes]
-        stays = running_minimum_kept(losses, self.max_rise)
         not_fallen = [] if losses[-1] < losses[0] else [losses[-1]]
         before = [(loss, min(losses[:at])) for at, loss in enumerate(losses) if at]
-        worst = max((loss / lowest - 1 for loss, lowest in before if lowest > 0), default=math.nan)
-        course = " -> ".join(f"{evaluation.loss:.3f}" for evaluation in probes)
-        return self.found(stays, f"probe batch {course}", measured=worst, limit=self.max_rise, problems=not_fallen)
+        worst = worst_of([loss / lowest - 1 if lowest else loss for loss, lowest in before], key=float)
+        course = " -> ".join(f"{loss:.3f}" for loss in losses)
+        return self.at_most(worst, self.max_rise, f"probe batch {course}", problems=not_fallen)
 
     def _by_blocks(self, trace: Trace) -> Finding:
         losses = [step.loss for step in trace.steps if step.applied]

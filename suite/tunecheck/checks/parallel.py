@@ -234,16 +234,13 @@ class RanksReportAlike(Check):
         models = {} if trace.holds(Premise.CAUSAL_LM) else of_every_rank(trace, Replica)
         if len({tuple(seen.digest for seen in held) for held in models.values()}) > 1:
             raise NotApplicable("the ranks' models differ: parts of one have numbers of their own")
-        names = NUMBERS if of_all else SHARED_NUMBERS
-        numbers = {
-            rank: [(f"step {step.step}", {name: getattr(step, name) for name in names}) for step in held]
-            for rank, held in of_every_rank(trace, Step).items()
-        }
-        for rank, steps in () if of_all else numbers.items():
-            clips = {seen.step: seen.clip_scale for seen in trace.of_rank(rank).records(CallOrder)}
-            numbers[rank] = [
-                (when, {**own, "share left by clipping": clips.get(at)}) for at, (when, own) in enumerate(steps)
-            ]
+        numbers: dict[int, list[tuple[str, dict[str, Any]]]] = {}
+        for rank, steps in of_every_rank(trace, Step).items():
+            told = [{name: getattr(step, name) for name in (NUMBERS if of_all else SHARED_NUMBERS)} for step in steps]
+            if not of_all:
+                clips = {seen.step: seen.clip_scale for seen in trace.of_rank(rank).records(CallOrder)}
+                told = [{**own, "share left by clipping": clips.get(at)} for at, own in enumerate(told)]
+            numbers[rank] = [(f"step {step.step}", own) for step, own in zip(steps, told, strict=True)]
         if of_all and trace.run.evaluation.splits:
             for rank, held in of_every_rank(trace, Evaluation).items():
                 numbers[rank] += [
@@ -397,7 +394,10 @@ class RanksKeepPace(Check):
     """Seconds that other ranks waited for this one before the training. The finding names a slower rank."""
 
     def judge(self, trace: Trace) -> Finding:
-        late = self._late(trace)
+        waited = {rank: held[-1].waited_seconds for rank, held in of_every_rank(trace, Joined).items()}
+        last = min(waited, key=waited.__getitem__)
+        lag = max(waited.values()) - waited[last]
+        late = f"; rank {last} started {lag:.0f} s after the first" if lag > self.late_seconds else ""
         paces = {
             rank: {seen.step: seen.seconds / seen.tokens for seen in held if seen.step > 0}
             for rank, held in of_every_rank(trace, Pace).items()
@@ -409,13 +409,6 @@ class RanksKeepPace(Check):
         ratio, often = median(ratios[slowest]), quantiles(ratios[slowest], n=4)[0]
         detail = f"rank {slowest} is the slowest: {ratio:.2f} times the time per token of the others{late}"
         return self.at_most(often, self.max_ratio, detail)
-
-    def _late(self, trace: Trace) -> str:
-        """Return which rank joined late, as a clause; empty where none did."""
-        waited = {rank: held[-1].waited_seconds for rank, held in of_every_rank(trace, Joined).items()}
-        last = min(waited, key=waited.__getitem__)
-        late = max(waited.values()) - waited[last]
-        return f"; rank {last} started {late:.0f} s after the first" if late > self.late_seconds else ""
 
 
 def _beside_others(paces: dict[int, dict[int, float]], rank: int, step: int) -> float:

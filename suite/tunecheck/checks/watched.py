@@ -283,17 +283,13 @@ class LossLogged(NumericCheck):
                 pairs.append((logged, sum(losses[before : logged.steps]) / (logged.steps - before)))
             before = logged.steps
         pairs = required(pairs, "no loss was logged in the recorded steps")
-        errors = [(_beyond(logged.loss or 0.0, mean, self.rounding), logged, mean) for logged, mean in pairs]
+        errors = []
+        for logged, mean in pairs:
+            rounded = abs((logged.loss or 0.0) - mean) <= self.rounding
+            errors.append((0.0 if rounded else relative_error(logged.loss or 0.0, mean), logged, mean))
         error, logged, mean = worst_of(errors, key=lambda found: found[0])
         detail = f"after step {logged.steps}: logged {logged.loss:.6g}, the steps' mean is {mean:.6g}"
         return self.at_most(error, limit, detail)
-
-
-def _beyond(value: float, wanted: float, rounding: float) -> float:
-    """Return the relative error that rounding by this much does not explain."""
-    if math.isnan(value) or math.isnan(wanted):
-        return math.nan
-    return 0.0 if abs(value - wanted) <= rounding else relative_error(value, wanted)
 
 
 class EvaluationReported(NumericCheck):

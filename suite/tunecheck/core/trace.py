@@ -282,9 +282,8 @@ def _decoded(line: str) -> tuple[int, Record]:
 def read(path: Path) -> Trace:
     """Read a trace. Raises TraceError with the line number for an unreadable, foreign or newer file."""
     header: RunHeader | None = None
-    attempts: list[Attempt] = []
-    records: dict[int, list[Record]] = defaultdict(list)
-    start: AttemptStart | None = None
+    begun: list[tuple[AttemptStart, dict[int, list[Record]]]] = []
+    ends: dict[int, AttemptEnd] = {}
     for rank, record in _records(path):
         if isinstance(record, RunHeader):
             header = record
@@ -293,28 +292,20 @@ def read(path: Path) -> Trace:
                 require_settings(changed(header.run if header else {}, record.changes))
             except MISFITS as error:
                 raise TraceError(f"{path}: an attempt changes what its header does not have: {error}") from None
-            if start is not None:
-                attempts.append(_attempt(start, records, None))
-            start = record
-        elif start is None:
+            begun.append((record, defaultdict(list)))
+        elif not begun or len(begun) in ends:
             raise TraceError(f"{path}: a {type(record).__name__} record before any attempt began")
         elif isinstance(record, AttemptEnd):
-            attempts.append(_attempt(start, records, record))
-            start = None
+            ends[len(begun)] = record
         else:
-            records[rank].append(record)
+            begun[-1][1][rank].append(record)
     if header is None:
         raise TraceError(f"{path}: no run header; this is not a trace, or its first line is lost")
-    if start is not None:
-        attempts.append(_attempt(start, records, None))
+    attempts = []
+    for number, (start, held) in enumerate(begun, start=1):
+        others = {rank: tuple(records) for rank, records in held.items()}
+        attempts.append(Attempt(start, others.pop(0, ()), ends.get(number), others))
     return Trace(header, tuple(attempts))
-
-
-def _attempt(start: AttemptStart, records: dict[int, list[Record]], end: AttemptEnd | None) -> Attempt:
-    """Return the attempt of these records, by rank, and clear them for the next one."""
-    first, others = tuple(records.pop(0, ())), {rank: tuple(held) for rank, held in records.items()}
-    records.clear()
-    return Attempt(start, first, end, others)
 
 
 def _records(path: Path) -> Iterator[tuple[int, Record]]:

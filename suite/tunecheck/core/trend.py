@@ -47,16 +47,6 @@ def block_medians(xs: Sequence[float], ys: Sequence[float], most: int = MOST_POI
     return [median(xs[at : at + size]) for at in starts], [median(ys[at : at + size]) for at in starts]
 
 
-def running_minimum_kept(values: Sequence[float], tolerance: float) -> bool:
-    """Return whether no value exceeds the smallest before it by more than this share; False with a NaN."""
-    lowest = math.inf
-    for value in values:
-        if not value <= lowest * (1 + tolerance):
-            return False
-        lowest = min(lowest, value)
-    return True
-
-
 def _variance(ys: Sequence[float]) -> float:
     """Return the variance of Kendall's sum without a trend: n(n-1)(2n+5)/18, less that of each group of ties."""
     ordered = sorted(ys)

@@ -25,12 +25,11 @@ from tunecheck.results.words import (
     cpu_contention_words,
     domain_words,
     headline,
+    loss_words,
     machine,
-    probe_loss_words,
     remaining_reason,
     retries,
     too_busy,
-    training_loss_words,
 )
 
 BLOCK_COLUMNS = 80
@@ -284,8 +283,8 @@ def run_view(run: RunReport) -> RunView:
         outcome=run.outcome,
         device=run.device,
         precision=run.precision,
-        training_loss=training_loss_words(run),
-        probe_loss=probe_loss_words(run),
+        training_loss=loss_words(run.losses[0], run.losses[-1]) if run.losses else "",
+        probe_loss=loss_words(run.probe_loss_start, run.probe_loss_end),
         peak=human_bytes(run.peak_bytes),
         peak_kind="" if run.peak_bytes is None else run.peak_kind,
         tokens_per_second="" if run.tokens_per_second is None else f"{run.tokens_per_second:.1f}",

@@ -1,37 +1,38 @@
 """Sentences about a run and a session, for the view model of all reports."""
 
+from collections import Counter
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
 from tunecheck.checks.telemetry import BUSY_SHARE_ON_CPU, BUSY_SHARE_ON_GPU, busy_words
+from tunecheck.core.check import holding
 from tunecheck.core.evidence import outcome_words
-from tunecheck.core.finding import Finding
+from tunecheck.core.finding import Finding, Status
 from tunecheck.core.text import counted, human_bytes
 from tunecheck.results import Report, RunReport
 
 
 def headline(report: Report) -> str:
     """Return the verdict with its counts: "PASS — 21 checks passed, 0 failed, 2 unjudged; 1 run skipped"."""
-    passed = sum(len(run.passed) for run in report.runs)
-    failed = sum(len(run.failed) for run in report.runs)
-    unjudged = sum(len(run.unjudged) for run in report.runs)
-    parts = [f"{counted(passed, 'check')} passed, {failed} failed, {unjudged} unjudged"]
-    if suspicions := sum(len(run.suspected) for run in report.runs):
-        parts.append(counted(suspicions, "suspicion"))
-    if ignored := sum(len(run.ignored) for run in report.runs):
-        parts.append(f"{ignored} ignored")
-    if refused := sum(run.outcome == "fail" and not run.failed for run in report.runs):
-        parts.append(f"{counted(refused, 'run')} failed without a check")
-    for outcome, words in (("error", "with an error"), ("skipped", "skipped")):
-        if runs := sum(run.outcome == outcome for run in report.runs):
-            parts.append(f"{counted(runs, 'run')} {words}")
-    if fallen := sum(bool(retries(run)) for run in report.runs):
-        parts.append(f"{counted(fallen, 'run')} after a fallback")
-    if report.regressions:
-        parts.append(f"{counted(len(report.regressions), 'figure')} worse than the baseline")
-    parts += ["interrupted"] if report.interrupted else []
-    return f"{report.verdict.upper()} — {'; '.join(parts)}"
+    runs = report.runs
+    checks = Counter(finding.status for run in runs for finding in run.findings)
+    numbers = {
+        "{} failed without a check": sum(run.outcome == "fail" and not run.failed for run in runs),
+        "{} with an error": sum(run.outcome == "error" for run in runs),
+        "{} skipped": sum(run.outcome == "skipped" for run in runs),
+        "{} after a fallback": sum(bool(retries(run)) for run in runs),
+    }
+    judged = f"{counted(checks[Status.PASSED], 'check')} passed, {checks[Status.FAILED]} failed"
+    parts = {
+        f"{judged}, {checks[Status.UNJUDGED]} unjudged": True,
+        counted(checks[Status.SUSPECTED], "suspicion"): checks[Status.SUSPECTED],
+        f"{checks[Status.IGNORED]} ignored": checks[Status.IGNORED],
+        **{words.format(counted(number, "run")): number for words, number in numbers.items()},
+        f"{counted(len(report.regressions), 'figure')} worse than the baseline": report.regressions,
+        "interrupted": report.interrupted,
+    }
+    return f"{report.verdict.upper()} — {'; '.join(holding(parts))}"
 
 
 def domain_words(finding: Finding | RunReport) -> str:
@@ -39,16 +40,12 @@ def domain_words(finding: Finding | RunReport) -> str:
     return ": ".join(filter(None, (finding.domain, finding.evidence)))
 
 
-def training_loss_words(run: RunReport) -> str:
-    """Return the training loss of the first step and of the last; empty without steps."""
-    return f"{_loss(run.losses[0])} → {_loss(run.losses[-1])}" if run.losses else ""
-
-
-def probe_loss_words(run: RunReport) -> str:
-    """Return the loss on the fixed probe batch before and after training; empty unless both were measured."""
-    if run.probe_loss_start is None or run.probe_loss_end is None:
+def loss_words(first: float | None, last: float | None) -> str:
+    """Return a loss before and after training; empty unless both were measured."""
+    if first is None or last is None:
         return ""
-    return f"{_loss(run.probe_loss_start)} → {_loss(run.probe_loss_end)}"
+    # A diverged loss has too many digits for a column.
+    return " → ".join(f"{value:.3f}" if abs(value) < 1000 else f"{value:.3g}" for value in (first, last))
 
 
 def machine(environment: Mapping[str, Any]) -> str:
@@ -96,8 +93,3 @@ def too_busy(run: RunReport) -> bool:
     """Return whether other processes used so much CPU time that the run's times mean nothing."""
     limit = BUSY_SHARE_ON_CPU if run.device.startswith("cpu") else BUSY_SHARE_ON_GPU
     return run.others_busy_share is not None and run.others_busy_share > limit
-
-
-def _loss(value: float) -> str:
-    # A diverged loss has too many digits for a column.
-    return f"{value:.3f}" if abs(value) < 1000 else f"{value:.3g}"
