@@ -26,8 +26,7 @@ from tunecheck.memory.prediction import Simulation, assumed_precision
 from tunecheck.models.shapes import is_layer_linear
 from tunecheck.training import native
 from tunecheck.training.data import Batch
-from tunecheck.training.load import DTYPES
-from tunecheck.training.merge import merge
+from tunecheck.training.load import DTYPES, merge
 from tunecheck.training.placement import home
 from tunecheck.training.session import Session
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from tunecheck.config.trainers import TRAINERS
 from tunecheck.core.errors import Unsupported
-from tunecheck.training.session import Session as Session
 
 if TYPE_CHECKING:
     import torch
@@ -15,21 +14,22 @@ if TYPE_CHECKING:
     from tunecheck.config.schema import Run
     from tunecheck.core.evidence import Step
     from tunecheck.training.events import Probes
+    from tunecheck.training.session import Session
 
 
 class Trainer(Protocol):
     """A backend: a module or object with these functions."""
 
-    def build(self, run: "Run", folder: Path, device: "torch.device") -> Session:
+    def build(self, run: "Run", folder: Path, device: "torch.device") -> "Session":
         """A session ready for its first step: weights loaded, adapters added, optimizer over the trainable tensors."""
 
-    def train(self, session: Session, probes: "Probes", steps: range, log: "Callable[[Step], None]") -> None:
+    def train(self, session: "Session", probes: "Probes", steps: range, log: "Callable[[Step], None]") -> None:
         """Carry out these optimizer steps, announcing each moment to the probes and logging every step in order."""
 
-    def save_checkpoint(self, session: Session, step: int, folder: Path) -> None:
+    def save_checkpoint(self, session: "Session", step: int, folder: Path) -> None:
         """Write all that a fresh process needs to go on before this step."""
 
-    def load_checkpoint(self, session: Session, folder: Path) -> int:
+    def load_checkpoint(self, session: "Session", folder: Path) -> int:
         """Have a fresh session go on from the saved state; returns the step to go on with. Raises WeightsDamaged."""
 
 

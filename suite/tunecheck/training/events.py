@@ -3,24 +3,21 @@
 The moments are those of transformers' TrainerCallback.
 """
 
-from __future__ import annotations
-
 import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+import torch
 
 from tunecheck.core.evidence import ProbeFailed, ProbeTimes, Record, StepTimes
 from tunecheck.core.out_of_memory import ran_out
+from tunecheck.training.data import Batch
 from tunecheck.training.hooks import Hooks, located
 from tunecheck.training.restore import random_state
-
-if TYPE_CHECKING:
-    from tunecheck.training.data import Batch
-    from tunecheck.training.session import Session
-
+from tunecheck.training.session import Session
 
 _working = False
 
@@ -186,8 +183,6 @@ class Probes:
 
 def _return_memory(error: BaseException, session: Session) -> None:
     """Free what the frames of a failed probe hold, and the allocator's cache: the training needs it now."""
-    import torch
-
     traceback.clear_frames(error.__traceback__)
     if session.device.type == "cuda":
         torch.cuda.empty_cache()

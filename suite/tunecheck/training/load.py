@@ -3,26 +3,23 @@
 Imports torch; used in the training child only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import torch
 
 from tunecheck.config.compatibility import config_error
+from tunecheck.config.schema import Quantization, Run
 from tunecheck.core.errors import BrokenRules, GpuUnusable, Unsupported, WeightsDamaged
 from tunecheck.core.known_bugs import CUDNN_ATTENTION, cudnn_attention_gives_nan
 from tunecheck.core.out_of_memory import ran_out
 from tunecheck.core.text import one_line
 from tunecheck.strategies import STRATEGIES
 from tunecheck.training.restore import REPACKS
-
-if TYPE_CHECKING:
-    from tunecheck.config.schema import Quantization, Run
+from tunecheck.training.session import Session
 
 SDPA_KERNELS = ("flash", "mem_efficient", "cudnn", "math")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -215,3 +212,18 @@ def apply_strategy(model: Any, run: Run) -> Any:
         return STRATEGIES[run.strategy].adapt(model, run)
     except BrokenRules as error:
         raise config_error(run, *error.rules) from error
+
+
+def merge(session: Session, saved: Path) -> Any:
+    """The session's base with this saved adapter in its weights: no peft left, 4-bit weights unpacked to its dtype.
+
+    The session's own model is used up, so that no second base is in memory. A 4-bit base is unpacked first: the adapter
+    was trained beside those values, neither beside the file's nor beside a sum that is rounded to 4 bit again (peft
+    issues 2321 and 1035). Raises ValueError for an adapter that is not finite.
+    """
+    from peft import PeftModel
+
+    base = session.model.unload()
+    if session.run.quantization is not None:
+        base = base.dequantize()
+    return PeftModel.from_pretrained(base, saved).merge_and_unload(safe_merge=True)

@@ -1,41 +1,37 @@
 """The plain PyTorch loop: the reference that other backends are compared with. Read it from top to bottom."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
+from tunecheck.config.schema import Run, Training
 from tunecheck.core.evidence import Step
 from tunecheck.strategies.mixed_precision import measure_magnitudes
 from tunecheck.training.checkpoint import load_checkpoint as load_checkpoint
 from tunecheck.training.checkpoint import save_checkpoint as save_checkpoint
 from tunecheck.training.data import IGNORED, Batch, Batches, Tokens
+from tunecheck.training.events import Probes
 from tunecheck.training.load import (
     DTYPES,
     apply_strategy,
     apply_workarounds,
     load_base,
     load_tokenizer,
+    merge,
     resolve_precision,
 )
-from tunecheck.training.merge import merge
 from tunecheck.training.placement import as_forward, home, kept_elsewhere, offload_parameters, whole_state
 from tunecheck.training.ranks import Exchange, Ranks
 from tunecheck.training.restore import model_mode
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import whole
-
-if TYPE_CHECKING:
-    from tunecheck.config.schema import Run, Training
-    from tunecheck.training.events import Probes
 
 LOG_EVERY_STEPS_ON_GPU = 10
 """Reading a loss waits for the GPU, so losses stay on it and are read this often."""

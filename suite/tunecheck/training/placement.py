@@ -8,21 +8,18 @@ with a part on the CPU leave those weights on the meta device between forward pa
 does not know the statistics of packed 4-bit weights, attributes in Python, which would stay where they are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+import torch.distributed as distributed
 
+from tunecheck.config.schema import Run
 from tunecheck.training.load import resolve_device
 from tunecheck.training.ranks import BACKEND
+from tunecheck.training.session import Session
 from tunecheck.training.tensors import shard
-
-if TYPE_CHECKING:
-    from tunecheck.config.schema import Run
-    from tunecheck.training.session import Session
 
 
 def home(run: Run, device: torch.device) -> torch.device:
@@ -36,7 +33,6 @@ def offload_parameters(model: Any, device: torch.device) -> None:
     FSDP2's fully_shard on one rank, a group for each decoder layer and one for the rest. The parameters are DTensors
     afterwards, each whole on this rank (`tunecheck.training.tensors.whole`). Call it before the optimizer is made.
     """
-    import torch.distributed as distributed
     from torch.distributed.fsdp import CPUOffloadPolicy, register_fsdp_forward_method
 
     if not distributed.is_initialized():  # one rank needs no network: the store is this process's own

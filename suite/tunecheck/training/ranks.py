@@ -4,24 +4,20 @@ Each process, a rank, trains on its share of the micro-batches; torch's Distribu
 gradients.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import chain, zip_longest
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as distributed
 
+from tunecheck.config.schema import Run
+from tunecheck.training.data import Batch
 from tunecheck.training.tensors import shard
-
-if TYPE_CHECKING:
-    from tunecheck.config.schema import Run
-    from tunecheck.training.data import Batch
 
 T = TypeVar("T")
 N = TypeVar("N", int, torch.Tensor)
@@ -81,7 +77,7 @@ class Ranks(Group):
     """The model, where FSDP2 has sharded it over the ranks."""
 
     @classmethod
-    def of(cls, run: Run) -> Ranks:
+    def of(cls, run: Run) -> "Ranks":
         """Return the ranks of this run, whose process group has been joined."""
         if run.parallel is None:
             return cls()
@@ -137,7 +133,7 @@ class Exchange(Group):
     """Time until all had joined the training's group."""
 
     @classmethod
-    def of(cls, run: Run) -> Exchange:
+    def of(cls, run: Run) -> "Exchange":
         """Make the group; every rank must. It waits as long as the training's own."""
         if run.parallel is None:
             return cls()

@@ -1,22 +1,18 @@
 """Everything that one training consists of."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from tunecheck.config.schema import Run
 from tunecheck.models.layer_names import decoder_of
-
-if TYPE_CHECKING:
-    import torch
-
-    from tunecheck.config.schema import Run
-    from tunecheck.training.data import Batch, Batches, Tokens
-    from tunecheck.training.ranks import Exchange, Ranks
-    from tunecheck.training.tensors import WholeModel
+from tunecheck.training.data import Batch, Batches, Tokens
+from tunecheck.training.ranks import Exchange, Ranks
+from tunecheck.training.tensors import WholeModel
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,16 +38,16 @@ class Session:
     """torch.amp.GradScaler, which does nothing unless the precision is fp16; None where the backend keeps its own."""
     loss: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
     """(logits, labels, supervised tokens of the window) -> this micro-batch's share of the window's mean loss."""
-    evaluate: Callable[[Session, Sequence[Tokens], int], tuple[float, int]]
+    evaluate: "Callable[[Session, Sequence[Tokens], int], tuple[float, int]]"
     """(session, rows, batch size) -> mean negative log-likelihood per supervised token, and their number."""
-    save_adapter: Callable[[Session, Path], None]
-    merge: Callable[[Session, Path], Any]
+    save_adapter: "Callable[[Session, Path], None]"
+    merge: "Callable[[Session, Path], Any]"
     """(session, folder of a saved adapter) -> the base with that adapter in its weights; the session is used up."""
-    ranks: Ranks = field(default_factory=lambda: _one_process().Ranks())
+    ranks: Ranks = field(default_factory=Ranks)
     """The processes of this training, as its loop uses them; one where the backend says nothing."""
     processes: int = 1
     """Processes that train together, of which probes may see this one alone."""
-    exchange: Exchange = field(default_factory=lambda: _one_process().Exchange())
+    exchange: Exchange = field(default_factory=Exchange)
     """The same processes, as probes ask them."""
     whole: WholeModel | None = None
     """The view in which probes see a sharded model; None outside of their moments, and of a model that is not."""
@@ -81,8 +77,6 @@ class Session:
         if self.ranks.sharded is None:
             yield
             return
-        from tunecheck.training.tensors import WholeModel
-
         trainers = self.optimizer
         self.whole = WholeModel(self.model, trainers)
         self.optimizer = self.whole.gather()
@@ -103,9 +97,3 @@ class Session:
             yield
         finally:
             self.optimizer = self.whole.gather()
-
-
-def _one_process() -> Any:
-    from tunecheck.training import ranks
-
-    return ranks

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as distributed
 
 from tunecheck.models.layer_names import decoder_layers
 
@@ -38,7 +39,6 @@ def shard(model: Any, device_type: str, **policy: Any) -> None:
 
     Call it before the optimizer is made.
     """
-    import torch.distributed as distributed
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 

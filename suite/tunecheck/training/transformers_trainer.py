@@ -6,8 +6,6 @@ pass is announced where accelerate unscales them. To replace a part of the train
 the session's fields show what the Trainer uses.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -17,24 +15,28 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
+from tunecheck.config.schema import Run
 from tunecheck.core.errors import WeightsDamaged
 from tunecheck.core.evidence import Step
 from tunecheck.strategies.mixed_precision import measure_magnitudes
 from tunecheck.training.data import IGNORED, Batch, Batches, RowsInOrder, Tokens
-from tunecheck.training.load import apply_strategy, apply_workarounds, load_base, load_tokenizer, resolve_precision
-from tunecheck.training.merge import merge
+from tunecheck.training.events import Probes
+from tunecheck.training.load import (
+    apply_strategy,
+    apply_workarounds,
+    load_base,
+    load_tokenizer,
+    merge,
+    resolve_precision,
+)
 from tunecheck.training.ranks import Exchange, Ranks
 from tunecheck.training.restore import having, model_mode
 from tunecheck.training.session import Session
-
-if TYPE_CHECKING:
-    from tunecheck.config.schema import Run
-    from tunecheck.training.events import Probes
 
 TRAINER_STATE = "trainer_state.json"
 
@@ -93,7 +95,7 @@ def session_around(make: MakeTrainer, run: Run, folder: Path, device: torch.devi
     )
 
 
-def listening_trainer(model: Any, batches: Batches, precision: str) -> ListeningTrainer:
+def listening_trainer(model: Any, batches: Batches, precision: str) -> "ListeningTrainer":
     """A Trainer of this model with the suite's own collator."""
     return ListeningTrainer(
         model=model,

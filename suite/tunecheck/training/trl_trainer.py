@@ -6,12 +6,13 @@ It is given tokens and which of them are the answer's; labels and padding are it
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from datasets import Dataset, disable_progress_bars
 from trl import SFTConfig, SFTTrainer
 
+from tunecheck.config.schema import Run
 from tunecheck.core.errors import Unsupported
 from tunecheck.training.data import IGNORED, Batches, RowsInOrder, Tokens
 from tunecheck.training.session import Session
@@ -20,11 +21,8 @@ from tunecheck.training.transformers_trainer import load_checkpoint as load_chec
 from tunecheck.training.transformers_trainer import save_checkpoint as save_checkpoint
 from tunecheck.training.transformers_trainer import train as train
 
-if TYPE_CHECKING:
-    from tunecheck.config.schema import Run
 
-
-def build(run: "Run", folder: Path, device: torch.device) -> Session:
+def build(run: Run, folder: Path, device: torch.device) -> Session:
     """A session ready for its first step, as for transformers' Trainer.
 
     Raises Unsupported where SFTTrainer would make fp32 adapters bf16.
