@@ -12,7 +12,7 @@ from injected import OutOfMemoryAt
 
 from tunecheck import runner as runner_module
 from tunecheck.core.evidence import AttemptEnd, Telemetry
-from tunecheck.runner.child import Request
+from tunecheck.runner.request import Request
 
 MIB = 2**20
 

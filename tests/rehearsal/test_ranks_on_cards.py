@@ -12,7 +12,7 @@ from tunecheck import runner as runner_module
 from tunecheck.config import find_run, load_run
 from tunecheck.core.evidence import AttemptEnd, Replica, Step
 from tunecheck.runner import Runner, ranks
-from tunecheck.runner.child import Request
+from tunecheck.runner.request import Request
 
 TWO = [*tiny.TRAINED, "parallel={processes: 2}", "training.max_steps=3", "probes.oracle_steps=[0]"]
 

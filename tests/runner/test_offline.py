@@ -13,7 +13,7 @@ import pytest
 
 from tunecheck.core.fork_server import hub_forbidden
 from tunecheck.core.paths import project_folder
-from tunecheck.runner import process
+from tunecheck.runner import child, process
 
 FAKE_KERNELS = """
 import json, os
@@ -92,7 +92,7 @@ def test_every_way_to_train_forbids_the_hub(monkeypatch, tmp_path):
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
     seen = []
-    monkeypatch.setattr(process, "carry_out", lambda request, progress: seen.append(os.environ.get("HF_HUB_OFFLINE")))
+    monkeypatch.setattr(child, "carry_out", lambda request, progress: seen.append(os.environ.get("HF_HUB_OFFLINE")))
     alone = SimpleNamespace(parallel=None)
     here = SimpleNamespace(device="cpu", cards=None, run=alone, written=(tmp_path / "checkpoint", tmp_path / "trace"))
     end = process.run_here(here, lambda step: None)

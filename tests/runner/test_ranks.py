@@ -34,8 +34,8 @@ from tunecheck.core.evidence import (
 from tunecheck.core.finding import Status
 from tunecheck.core.trace import encode, read
 from tunecheck.runner import Runner, ranks
-from tunecheck.runner.child import Request
 from tunecheck.runner.outcome import Outcome
+from tunecheck.runner.request import Request
 from tunecheck.session.admission import obstacle
 from tunecheck.training.checkpoint import _require_same_rows
 

@@ -15,7 +15,8 @@ from memory_runs import run_with
 
 from tunecheck.core.errors import CardBusy, MachineTooSmall, SuiteError, Unsupported
 from tunecheck.hardware import GpuProcess
-from tunecheck.runner.card import cap_memory, card_of_rank, require_card, show_only
+from tunecheck.runner.child import cap_memory, require_card
+from tunecheck.runner.request import card_of_rank, show_only
 from tunecheck.session.leases import Cards, usable
 
 pytestmark = pytest.mark.usefixtures("stated_needs")

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from math import sqrt
 from typing import Any
 
+import torch
+
 from tunecheck.core.evidence import RanksScored
 from tunecheck.core.premises import Premise, opened
 from tunecheck.models.adapters import Lora
@@ -179,8 +181,6 @@ def learnt_tokens(config: Any) -> dict[str, list[int]]:
 
 def _linears(model: Any) -> dict[str, tuple[tuple[int, int], Any]]:
     """Return name to shape [out, in] and module of every linear of the base, adapted or not."""
-    import torch
-
     found: dict[str, tuple[tuple[int, int], Any]] = {}
     for name, module in model.named_modules():
         inner = ("lora_", "modules_to_save", "original_module")
@@ -196,8 +196,6 @@ def _linears(model: Any) -> dict[str, tuple[tuple[int, int], Any]]:
 
 def _embeddings(model: Any) -> dict[str, tuple[int, int]]:
     """Return name to shape [tokens, width] of every embedding of the base, adapted or not."""
-    import torch
-
     inner = (".modules_to_save", ".original_module", ".token_adapter", ".base_layer")
     return {
         re.sub("|".join(map(re.escape, inner)), "", name.removeprefix(BASE)): (m.num_embeddings, m.embedding_dim)

@@ -9,6 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from rich.console import Console
+
 from tunecheck.core.errors import SuiteError
 from tunecheck.core.finding import Finding, Status
 from tunecheck.core.redaction import shown
@@ -16,6 +18,8 @@ from tunecheck.listen.expectations import read_expectations
 from tunecheck.listen.imports import hear_script
 from tunecheck.listen.launch import new_folder, reporting, rows_of
 from tunecheck.listen.options import Options, from_environment
+from tunecheck.report.page import rows_html
+from tunecheck.report.terminal import print_report
 from tunecheck.results import Report
 from tunecheck.results.answers import read_ignored
 from tunecheck.results.words import headline
@@ -114,21 +118,12 @@ class Watch(Heard):
         rows = rows_of(self.folder, self._options, 0, unheard)
         self.report = self._reported(rows, isinstance(error, KeyboardInterrupt))
         if self._tell:
-            from rich.console import Console
-
-            from tunecheck.report.terminal import print_report
-
             print_report(self.report, Console())
 
     def _repr_html_(self) -> str:
         """Return the report as a notebook shows it, and below it the rows as the model got them."""
         if self.report is None:
             return "<pre>tunecheck is recording; the report follows at the end of the block</pre>"
-        from rich.console import Console
-
-        from tunecheck.report.page import rows_html
-        from tunecheck.report.terminal import print_report
-
         console = Console(record=True, width=100, file=io.StringIO())
         print_report(self.report, console)
         told = console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")

@@ -29,6 +29,7 @@ from tunecheck.listen.user_code import departure, noise_by_hooks, user_modules
 from tunecheck.models.adapters import Quantization
 from tunecheck.models.description import Architecture, Model
 from tunecheck.models.layer_names import attention_of, stacked_layers
+from tunecheck.probes.reference.weight_file import WeightFile, file_name
 from tunecheck.training.restore import dropouts
 
 SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
@@ -315,8 +316,6 @@ def described(model: Any) -> tuple[Described, dict[Premise, str], dict[str, str]
 
 def drawn_heads(model: Any, folder: Path) -> frozenset[str]:
     """Return the tensors of a classifier's head that no file of the base holds: a training must learn them."""
-    from tunecheck.probes.reference.weight_file import WeightFile, file_name
-
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     if not type(inner).__name__.endswith(CLASSIFIERS):
         return frozenset()

@@ -13,10 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 import tunecheck
 from tunecheck.checks import problem_with
+from tunecheck.config.schema import Run
 from tunecheck.core.check import some
 from tunecheck.core.evidence import (
     AttemptEnd,
@@ -48,21 +51,16 @@ from tunecheck.probes.reference.adapted import adapted_layers
 from tunecheck.probes.reference.measures import norm
 from tunecheck.runner.outcome import Outcome, ending_of
 from tunecheck.runner.setup import setup_of
+from tunecheck.training.data import Batch
 from tunecheck.training.events import Probes, at_work
 from tunecheck.training.hooks import located
 from tunecheck.training.restore import having, random_state, unprinted, without_repacking
-
-if TYPE_CHECKING:
-    from tunecheck.config.schema import Run
-    from tunecheck.training.data import Batch
-    from tunecheck.training.session import Session
+from tunecheck.training.session import Session
 
 
 @contextmanager
 def _unseen(model: Any) -> Iterator[None]:
     """Hide the probes' writes to weights from autograd: a penalty's graph may hold them already."""
-    import torch
-
     with without_repacking(model), _unwarned(), unprinted(), ExitStack() as stack:
         for weight in model.parameters():
             stack.enter_context(torch.autograd.grad_mode._unsafe_preserve_version_counter(weight))
@@ -88,7 +86,7 @@ JUDGING = {
 """Keys of a watched run that say nothing of the training: its name, and how it is judged."""
 
 
-def fingerprint_of(run: "Run", session: "Session", processes: int) -> str:
+def fingerprint_of(run: Run, session: Session, processes: int) -> str:
     """Return the digest (16 hex digits) of the declared training, by which its sessions are comparable."""
     model, optimizer = session.model, getattr(session.optimizer, "optimizer", session.optimizer)
     settings = {
@@ -159,7 +157,7 @@ class Listener:
         sys.stderr.flush()
         os._exit(0)
 
-    def begin(self, session: "Session", optimizer: str) -> None:
+    def begin(self, session: Session, optimizer: str) -> None:
         """Write what is declared, and let the probes look at the model before its first step."""
         run: Any = session.run
         declare(run, self.options.expect, {name: p.numel() for name, p in session.model.named_parameters()})
@@ -263,7 +261,7 @@ class Listener:
         if fresh:
             self.emit(PremisesOpen(reasons=fresh))
 
-    def step_begin(self, step: int, window: "Sequence[Batch]") -> None:
+    def step_begin(self, step: int, window: Sequence[Batch]) -> None:
         """These micro-batches are about to be trained on; where other tensors learn by them, listening ends before."""
         if self._probes is None or self._session is None:
             return

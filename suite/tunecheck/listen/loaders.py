@@ -4,19 +4,18 @@ Only the lengths of the script's data set and sampler are called. Imports nothin
 """
 
 import hashlib
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
+from torch.utils.data import IterableDataset
+
+from tunecheck.core.evidence import RowsDrawn
 from tunecheck.listen.options import rank_and_processes
-
-if TYPE_CHECKING:
-    from tunecheck.core.evidence import RowsDrawn
-
 
 MOST_PASSES, MOST_ROWS = 3, 1024
 """Passes over a loader, and rows of each, whose numbers are noted."""
@@ -70,15 +69,13 @@ def drawing(iterator: Any) -> Callable[[Any], None] | None:
     return loader.drew if more else None
 
 
-def of_training() -> "Callable[[], RowsDrawn] | None":
+def of_training() -> Callable[[], RowsDrawn] | None:
     """Return what tells, now and later, which rows the loader that was drawn from last has drawn; None without one."""
-    from tunecheck.core.evidence import RowsDrawn
-
     global _last
     if _last is None:
         return None
     (sampler, dataset), _last = _last, None
-    if isinstance(dataset, sys.modules["torch.utils.data"].IterableDataset):
+    if isinstance(dataset, IterableDataset):
         return None
     loader, size, batches = _LOADERS[sampler], 0, 0
     content: tuple[str, ...] = ()
@@ -136,7 +133,7 @@ _KEPT: list[tuple[int, list[str]]] = []
 def delivering(iterator: Any) -> Callable[[Any], None] | None:
     """Workers are about to hand out a batch. Return what notes it, of those that each have a data set of their own."""
     if iterator not in _ROUNDS:
-        copied = isinstance(iterator._dataset, sys.modules["torch.utils.data"].IterableDataset)
+        copied = isinstance(iterator._dataset, IterableDataset)
         if len(_KEPT) >= MOST_LOADERS or not copied or iterator._num_workers < 2:
             return None
         _ROUNDS[iterator] = []
@@ -161,8 +158,6 @@ def parts_of(batch: Any) -> Iterator[bytes]:
     if isinstance(batch, Mapping):
         batch = batch.values()
     if hasattr(batch, "detach"):
-        import torch
-
         yield batch.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
     elif isinstance(batch, str | bytes) or not isinstance(batch, Iterable):
         yield repr(batch).encode()

@@ -4,17 +4,16 @@ import contextlib
 import gc
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from tunecheck.core.evidence import EvaluationRows
 from tunecheck.core.premises import Premise
 from tunecheck.listen.optimizers import held_by, optimizers_of
 from tunecheck.models.description import Architecture, Model
 from tunecheck.models.layer_names import is_compiled
-
-if TYPE_CHECKING:
-    import torch
-
 
 BY_ITS_CODE = {
     Premise.BASE_UNWRITTEN: "the script may write to frozen tensors, such as running averages",
@@ -66,8 +65,6 @@ def only_tokenizer() -> Any:
 
 def shared_loaders() -> list[EvaluationRows]:
     """Return the rows of the data set that one loader shuffles and another reads in order; [] where one has others."""
-    from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
-
     loaders = [thing for thing in gc.get_objects() if issubclass(type(thing), DataLoader)]
     if len({id(loader.dataset) for loader in loaders}) != 1 or not hasattr(loaders[0].dataset, "__len__"):
         return []
@@ -83,8 +80,6 @@ def trained_whole(module: Any, *, again: bool = False) -> tuple[Any, str]:
 
     `again`: it was called before. What it holds was then found, unless it only ever calls that one's `forward`.
     """
-    import torch
-
     if is_causal(module):
         return module, ""
     kind = type(module).__name__
@@ -115,18 +110,14 @@ def _parameters(module: Any) -> set[int]:
     return set()
 
 
-def device_of(model: Any) -> "torch.device":
+def device_of(model: Any) -> torch.device:
     """Return where the model's first parameter is."""
-    import torch
-
     first = next(model.parameters(), None)
     return torch.device("cpu") if first is None else first.device
 
 
-def dtype_of(model: Any) -> "torch.dtype":
+def dtype_of(model: Any) -> torch.dtype:
     """Return the dtype of the model's first parameter of floating point."""
-    import torch
-
     return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
 
 

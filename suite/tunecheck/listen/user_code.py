@@ -14,6 +14,8 @@ from traceback import walk_stack
 from types import CellType, FrameType, FunctionType, MethodType
 from typing import Any
 
+import torch
+
 from tunecheck.core.evidence import UserCode
 from tunecheck.training.restore import model_mode, random_state, uncached, without_dropout, without_repacking
 
@@ -145,8 +147,6 @@ def noise_by_hooks(model: Any) -> str:
 
 def _varies(model: Any, *, training: bool) -> bool:
     """Return whether two equal forward passes differ although nothing is dropped."""
-    import torch
-
     ids = torch.arange(TOKENS, device=model.device)[None] % len(model.get_input_embeddings().weight)
     alike = (random_state(model.device), without_repacking(model), without_dropout(model), model_mode(model, training))
     with ExitStack() as stack, torch.no_grad():

@@ -28,11 +28,11 @@ from tunecheck.core.frozen import Frozen
 from tunecheck.core.log import log
 from tunecheck.core.trace import SCHEMA, Trace, TraceWriter, read
 from tunecheck.hardware.monitor import Meter
-from tunecheck.runner.child import Request
 from tunecheck.runner.fallback_chain import Try, every_fallback_step, tries
 from tunecheck.runner.outcome import outcome_of
 from tunecheck.runner.process import run_child, run_here
 from tunecheck.runner.ranks import merge_traces
+from tunecheck.runner.request import Request
 from tunecheck.runner.scratch import scratch_folder
 from tunecheck.runner.variants import VARIANTS, rescaled, variant
 
@@ -58,7 +58,7 @@ class Runner(Frozen):
     in_process: bool = False
     """Train in this process, for a debugger."""
     faults: tuple[Callable[[Any], None], ...] = ()
-    """See child.Request."""
+    """See Request."""
 
     def execute(self, run: Run) -> Trace:
         """Train as the run asks and return its trace, whatever happened: errors are in it, not raised.

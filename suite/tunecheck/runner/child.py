@@ -7,65 +7,41 @@ import gc
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tunecheck.config.schema import Run
+import torch
+
 from tunecheck.config.trainers import TRAINERS
-from tunecheck.core.evidence import Beginning, Dataset, Record, Released, Step, Trained, Weights
-from tunecheck.core.frozen import Frozen
+from tunecheck.core.errors import Unsupported
+from tunecheck.core.evidence import Beginning, Record, Released, Step, Trained
 from tunecheck.core.trace import TraceWriter
+from tunecheck.probes import PROBES
+from tunecheck.probes.data_audit import DataProbe
+from tunecheck.probes.reference.four_bit import is_packed, statistics
+from tunecheck.probes.reference.measures import digest, live_tensors, norm
+from tunecheck.probes.resumed import ResumedProbe
+from tunecheck.probes.round_trip import RoundTripProbe
+from tunecheck.probes.training_state import TrainingStateProbe
 from tunecheck.runner import read_back
-from tunecheck.runner.card import cap_memory, require_card
 from tunecheck.runner.phases import Phases
+from tunecheck.runner.request import VISIBLE, Request
 from tunecheck.runner.setup import setup_of
+from tunecheck.training import trainer_of
+from tunecheck.training.checkpoint import trained
+from tunecheck.training.events import Probes
+from tunecheck.training.load import resolve_device, resolve_precision
+from tunecheck.training.session import Session
 
-if TYPE_CHECKING:
-    from tunecheck.training.session import Session
-
+UUID_DIGITS = 32
 COMPARED_STEPS = 3
 """The peak of a step is reached in the second one, when the optimizer has its state; the third shows that it stays."""
 
 
-class Request(Frozen):
-    """What the parent asks of a child; everything in it can be pickled."""
-
-    run: Run
-    purpose: str
-    """An AttemptPurpose."""
-    device: str
-    weights: Weights
-    folder: Path
-    """The model's files."""
-    dataset: Dataset
-    """Where the rows come from that the run's data names."""
-    trace: Path
-    checkpoint: Path
-    """Where a checkpoint is written (train) or read (resume)."""
-    saved: Path
-    """Where what was trained is saved (train), read back or merged."""
-    faults: tuple[Callable[[Any], None], ...] = ()
-    """Functions that break a healthy session from outside, called when it is built: to see what the suite catches."""
-    cards: tuple[str, ...] | None = None
-    """UUIDs of the GPUs or MIG instances that are this attempt's, one for each process; None where the parent knows of
-    no card."""
-    vram_cap_bytes: int | None = None
-    """What torch's allocator may use of the card; None for all of it, and without meaning on the CPU."""
-
-    @property
-    def written(self) -> tuple[Path, ...]:
-        """The folders that the attempt writes into."""
-        return (self.checkpoint.parent, self.trace.parent)
-
-
 def carry_out(request: Request, progress: Callable[[Step], None], rank: int = 0) -> None:
     """Do what is asked, as this rank, and write every record into the trace. Raises whatever the training raises."""
-    import torch
-
-    from tunecheck.training.load import resolve_device, resolve_precision
-
     run = request.run
     if run.training.threads is not None:  # else torch's own choice: OMP_NUM_THREADS, or the cores it may use
         torch.set_num_threads(run.training.threads)
@@ -103,8 +79,6 @@ def _be_deterministic() -> None:
     With warn_only the backward passes of flash and memory-efficient attention keep their nondeterministic variant, and
     a healthy run seems not to repeat or resume.
     """
-    import torch
-
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts; its default has races
     torch.use_deterministic_algorithms(True)
     # filling new tensors would hide bugs and cost a pass over each
@@ -118,14 +92,6 @@ def _train(
 
     Nothing of the session outlives the call.
     """
-    from tunecheck.probes import PROBES
-    from tunecheck.probes.data_audit import DataProbe
-    from tunecheck.probes.resumed import ResumedProbe
-    from tunecheck.probes.round_trip import RoundTripProbe
-    from tunecheck.probes.training_state import TrainingStateProbe
-    from tunecheck.training import trainer_of
-    from tunecheck.training.events import Probes
-
     run, max_steps = request.run, request.run.training.max_steps
     trainer = trainer_of(run)
 
@@ -194,9 +160,7 @@ def _train(
     return _live(device)[1]
 
 
-def _session(request: Request, device: Any) -> "Session":
-    from tunecheck.training import trainer_of
-
+def _session(request: Request, device: Any) -> Session:
     session = trainer_of(request.run).build(request.run, request.folder, device)
     for fault in request.faults:
         fault(session)
@@ -204,24 +168,17 @@ def _session(request: Request, device: Any) -> "Session":
 
 
 def _trained(session: Any) -> Trained:
-    from tunecheck.probes.reference.measures import norm
-    from tunecheck.training.checkpoint import trained
-
     return Trained(
         norms={name: norm(tensor) for name, tensor in trained(session).items()},
         scaler="" if session.scaler is None else json.dumps(session.scaler.state_dict(), sort_keys=True),
     )
 
 
-def _beginning(session: "Session") -> Beginning:
+def _beginning(session: Session) -> Beginning:
     """Return a digest of all that training starts from: tensors by name, quantisation statistics, the random state.
 
     Two attempts with the same settings must begin alike.
     """
-    import torch
-
-    from tunecheck.probes.reference.measures import digest
-
     state = hashlib.sha256()
     tensors = 0
     for tensors, (name, tensor) in enumerate(_named_tensors(session.model), start=1):  # noqa: B007 - the count is wanted
@@ -232,8 +189,6 @@ def _beginning(session: "Session") -> Beginning:
 
 
 def _named_tensors(model: Any) -> Iterator[tuple[str, Any]]:
-    from tunecheck.probes.reference.four_bit import is_packed, statistics
-
     for name, parameter in model.named_parameters():
         yield name, parameter
         if is_packed(parameter):
@@ -264,8 +219,6 @@ def _in_phases(
 
 def _let_go(device: Any) -> None:
     """What nobody holds is given back to the allocator, cuBLAS's workspaces too: up to 64 MiB that no tensor holds."""
-    import torch
-
     gc.collect()
     if device.type == "cuda":
         torch._C._cuda_clearCublasWorkspaces()
@@ -273,10 +226,39 @@ def _let_go(device: Any) -> None:
 
 def _live(device: Any) -> tuple[int, int]:
     """Tensors and bytes alive on the device: the allocator's count on a GPU, Python's objects on the CPU."""
-    import torch
-
-    from tunecheck.probes.reference.measures import live_tensors
-
     if device.type == "cuda":
         return live_tensors("cuda")[0], torch.cuda.memory_allocated(device)
     return live_tensors("cpu")
+
+
+def require_card(device: Any, cards: Sequence[str] | None) -> None:
+    """The device is the card of this UUID. Raises Unsupported when torch shows another one.
+
+    Only whole UUIDs of GPUs are compared: torch may not tell one, and a MIG instance's in other words.
+    """
+    shown = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
+    card = next(iter(cards or ()), "")
+    leased_digits, shown_digits = _digits(card), _digits(shown)
+    comparable = card.startswith("GPU-") and len(leased_digits) == len(shown_digits) == UUID_DIGITS
+    if comparable and leased_digits != shown_digits:
+        raise Unsupported(
+            f"the run has a lease on {card}, but torch shows {shown}: CUDA was initialised before {VISIBLE} was set. "
+            "What to do: run without --in-process, or set that variable yourself"
+        )
+
+
+def _digits(uuid: str) -> str:
+    return re.sub("[^0-9a-f]", "", uuid.lower())
+
+
+def cap_memory(device: Any, cap_bytes: int | None) -> int | None:
+    """torch's allocator takes at most this many bytes of the card; returns the cap, None where there is none to set.
+
+    To be called before anything is allocated. What is more than the card has is no cap. Only the allocator is capped:
+    the CUDA context and what libraries allocate past it come on top, so a real card of this size holds a little less.
+    """
+    total_bytes = torch.cuda.get_device_properties(device).total_memory
+    if cap_bytes is None or cap_bytes >= total_bytes:
+        return None
+    torch.cuda.set_per_process_memory_fraction(cap_bytes / total_bytes, device)
+    return cap_bytes

@@ -5,6 +5,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import psutil
+import torch
+
 from tunecheck.core.evidence import Phase, Record
 from tunecheck.hardware.contention import CpuContention
 
@@ -18,11 +21,7 @@ class Phases:
     def __init__(self, device: Any, emit: Callable[[Record], None], memory: Any = None) -> None:
         """`memory` stands in for torch.cuda."""
         self._device, self._emit = device, emit
-        self._memory: Any = memory if device.type == "cuda" else None
-        if device.type == "cuda" and memory is None:
-            import torch
-
-            self._memory = torch.cuda
+        self._memory: Any = (memory or torch.cuda) if device.type == "cuda" else None
         self._own: dict[str, int] = {}
         self._probes: dict[str, int] = {}
 
@@ -70,8 +69,6 @@ class Phases:
         return {name: statistics[name] for name in ("num_alloc_retries", "num_ooms")}
 
     def _end(self, name: str, started_at: float, before: dict[str, int], company: CpuContention) -> None:
-        import psutil
-
         figures: dict[str, int | None] = {}
         if self._memory is not None:
             self._memory.synchronize(self._device)

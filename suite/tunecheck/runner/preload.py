@@ -25,9 +25,7 @@ import peft  # noqa: F401
 import transformers
 import transformers.models.llama.modeling_llama  # noqa: F401
 
-import tunecheck.probes
 import tunecheck.runner.child
-import tunecheck.training.checkpoint
 import tunecheck.training.native  # noqa: F401 - brings torch
 
 # The libraries' half million objects need not be walked each time that live tensors are counted (0.12 s) or the garbage

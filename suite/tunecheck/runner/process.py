@@ -21,10 +21,9 @@ from tunecheck.core.errors import Unsupported
 from tunecheck.core.evidence import AttemptCause, AttemptEnd, AttemptOutcome, Step
 from tunecheck.core.fork_server import OFFLINE, hub_forbidden, start_method, warm_up
 from tunecheck.core.helper import die_with_parent
-from tunecheck.runner.card import show_only
-from tunecheck.runner.child import Request, carry_out
 from tunecheck.runner.outcome import GONE, Outcome, carried_out, crash_of, imported
 from tunecheck.runner.ranks import hanging, train_in_ranks
+from tunecheck.runner.request import Request, show_only
 
 TAIL_LINES = 20
 UNKNOWN_STATUS = 255
@@ -89,13 +88,7 @@ def run_child(
 
 
 def _ended(outcome: Outcome, begun: float, tail: str = "") -> AttemptEnd:
-    return AttemptEnd(
-        outcome=outcome.outcome,
-        detail=outcome.detail,
-        seconds=time.monotonic() - begun,
-        log_tail=tail,
-        cause=outcome.cause,
-    )
+    return AttemptEnd(**outcome._asdict(), seconds=time.monotonic() - begun, log_tail=tail)
 
 
 def _served(exit_code: int | None) -> bool:
@@ -197,6 +190,8 @@ def _log_file(log: Path) -> TextIO:
 def _work(request: Request, progress: Callable[[Any], None]) -> None:
     if request.run.parallel is not None:
         raise Unsupported("--in-process trains in one process, and parallel.processes are several: leave one out")
+    from tunecheck.runner.child import carry_out
+
     carry_out(request, progress)
 
 

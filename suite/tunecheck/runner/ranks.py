@@ -19,9 +19,8 @@ from pathlib import Path
 from tunecheck.core.evidence import AttemptCause, AttemptOutcome, Record
 from tunecheck.core.helper import die_with_parent
 from tunecheck.core.trace import TraceWriter
-from tunecheck.runner.card import card_of_rank, show_only
-from tunecheck.runner.child import Request, carry_out
 from tunecheck.runner.outcome import Outcome, carried_out, crash_of, imported
+from tunecheck.runner.request import Request, card_of_rank, show_only
 
 SHUTDOWN_SECONDS = 5
 """How long the agent waits for the other ranks to end when one has failed, before it kills them."""
@@ -103,6 +102,7 @@ def _rank(request: Request, connection: Connection) -> None:
         os.environ["LOCAL_RANK"] = "0"  # accelerate and torch's device meshes take it for the number of the card
 
     def work() -> None:
+        from tunecheck.runner.child import carry_out
         from tunecheck.training.ranks import join, leave
 
         join(request.run, request.device)

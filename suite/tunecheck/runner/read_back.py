@@ -1,23 +1,30 @@
-"""What was trained, read back in a fresh process by transformers and peft alone, as its user would."""
-
-from __future__ import annotations
+"""What was trained, read back in a fresh process by transformers and peft alone, as its user would. Imports torch."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from peft import PeftModel
+from safetensors import safe_open
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+
+from tunecheck.config.schema import Run
 from tunecheck.core.evidence import Merged, ReadBack
-
-if TYPE_CHECKING:
-    from tunecheck.config.schema import Run
-    from tunecheck.training.session import Session
+from tunecheck.probes.reference.adapted import adapted_layers
+from tunecheck.probes.reference.four_bit import is_packed
+from tunecheck.probes.reference.in_fp32 import WIDENED_BYTES, in_fp32, widened_bytes
+from tunecheck.probes.reference.measures import relative_difference
+from tunecheck.probes.reference.merged import MergedShare
+from tunecheck.training.load import apply_workarounds, load_base
+from tunecheck.training.restore import model_mode, uncached
+from tunecheck.training.session import Session
 
 EXPECTED = "expected-logits.safetensors"
 
 
 def leave(session: Session, folder: Path) -> None:
     """Save what was trained into this folder, and beside it the logits that whoever reads it must get."""
-    from safetensors.torch import save_file
-
     folder.mkdir(parents=True, exist_ok=True)
     session.save_adapter(session, folder)
     ids = list(session.batches.heldout[0].input_ids)
@@ -31,8 +38,6 @@ def leave(session: Session, folder: Path) -> None:
 
 def read(run: Run, weights: Path, saved: Path, device: Any, precision: str) -> ReadBack:
     """Load the saved folder without the trainer and compare its logits with those that were left beside it."""
-    from tunecheck.probes.reference.measures import relative_difference
-
     held, ids = _expected(saved)
     wanted = held["logits"]
     model = _load(run, weights, saved, device, precision)
@@ -56,11 +61,6 @@ def merged(session: Session, saved: Path) -> Merged:
 
     The session is one before its first step, whose adapters do nothing yet, and is used up.
     """
-    from tunecheck.probes.reference.adapted import adapted_layers
-    from tunecheck.probes.reference.four_bit import is_packed
-    from tunecheck.probes.reference.measures import relative_difference
-    from tunecheck.probes.reference.merged import MergedShare
-
     held, ids = _expected(saved)
     wanted = held["logits"]
     base = _logits(session.model, ids, session.device)
@@ -84,8 +84,6 @@ def merged(session: Session, saved: Path) -> Merged:
 
 def _exact_logits(model: Any, ids: list[int], device: Any) -> Any:
     """Return the logits in fp32 arithmetic, whatever the model's own is; None for a base too large to be widened."""
-    from tunecheck.probes.reference.in_fp32 import WIDENED_BYTES, in_fp32, widened_bytes
-
     if widened_bytes(model) > WIDENED_BYTES:
         return None
     with in_fp32(model):
@@ -94,8 +92,6 @@ def _exact_logits(model: Any, ids: list[int], device: Any) -> Any:
 
 def _expected(saved: Path) -> tuple[dict[str, Any], list[int]]:
     """The logits that were left beside the saved files, and the tokens that they are for."""
-    from safetensors import safe_open
-
     with safe_open(saved / EXPECTED, framework="pt") as file:
         ids = [int(token) for token in file.metadata()["ids"].split()]
         names = file.keys()  # a safe_open is no mapping
@@ -103,11 +99,6 @@ def _expected(saved: Path) -> tuple[dict[str, Any], list[int]]:
 
 
 def _load(run: Run, weights: Path, saved: Path, device: Any, precision: str) -> Any:
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
-    from tunecheck.training.load import apply_workarounds, load_base
-
     if run.lora is None:
         return AutoModelForCausalLM.from_pretrained(
             saved, dtype="float32", device_map={"": device}, local_files_only=True, use_safetensors=True
@@ -118,9 +109,5 @@ def _load(run: Run, weights: Path, saved: Path, device: Any, precision: str) -> 
 
 
 def _logits(model: Any, ids: list[int], device: Any) -> Any:
-    import torch
-
-    from tunecheck.training.restore import model_mode, uncached
-
     with model_mode(model, False), torch.no_grad():
         return uncached(model, input_ids=torch.tensor([ids], device=device)).logits.float().cpu()

@@ -2,14 +2,16 @@
 
 import inspect
 import os
-from typing import TYPE_CHECKING, Any
+import platform
+from typing import Any
+
+import torch
 
 from tunecheck.core.evidence import Setup
 from tunecheck.hardware.host import distribution_version
 from tunecheck.models.layer_names import attention_kernel
-
-if TYPE_CHECKING:
-    from tunecheck.training.session import Session
+from tunecheck.training.load import chosen_kernel, enabled_kernels
+from tunecheck.training.session import Session
 
 LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", "tokenizers", "safetensors", "trl")
 """Distributions whose versions a trace names."""
@@ -20,8 +22,6 @@ def optimizer_kind(optimizer: Any) -> str:
 
     A class that derives from it is another where it has a step of its own, and so is one that has its name alone.
     """
-    import torch
-
     kind = type(optimizer)
     own = inspect.unwrap(kind.step).__module__ if hasattr(kind, "step") else ""  # torch wraps the first one's
     if issubclass(kind, torch.optim.AdamW) and own.startswith("torch.optim."):
@@ -31,10 +31,6 @@ def optimizer_kind(optimizer: Any) -> str:
 
 def setup_of(session: Any, cap_bytes: int | None, *, declared_optimizer: str) -> Setup:
     """Return what the session resolved, and the numeric modes that it runs under."""
-    import platform
-
-    import torch
-
     cuda = None
     name = platform.processor() or platform.machine()
     if session.device.type == "cuda":
@@ -72,10 +68,8 @@ def setup_of(session: Any, cap_bytes: int | None, *, declared_optimizer: str) ->
     )
 
 
-def _attention_kernels(session: "Session") -> dict[str, Any]:
+def _attention_kernels(session: Session) -> dict[str, Any]:
     """Return which kernels sdpa may take, and takes for the run's longest rows; nothing for other attention."""
-    from tunecheck.training.load import chosen_kernel, enabled_kernels
-
     if session.run.training.attention != "sdpa":
         return {}
     tokens = session.run.data.max_length

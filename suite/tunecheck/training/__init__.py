@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
-from tunecheck.config.trainers import TRAINERS
 from tunecheck.core.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -35,6 +34,8 @@ class Trainer(Protocol):
 
 def trainer_of(run: "Run") -> Trainer:
     """The backend that this run asks for. Imports torch. Raises Unsupported where its package is not installed."""
+    from tunecheck.config.trainers import TRAINERS  # brings pydantic; whoever hooks a loop need not
+
     trainer = TRAINERS[run.trainer]
     if trainer.lacks:
         raise Unsupported(f"trainer {run.trainer} {trainer.lacks}")
