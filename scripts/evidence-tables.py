@@ -22,7 +22,7 @@ from tunecheck.core.evidence import Phase, Setup
 from tunecheck.core.trace import Attempt, Trace, read
 from tunecheck.memory import predict
 from tunecheck.memory.constants import CUBLAS_WORKSPACE
-from tunecheck.runner.variants import variant
+from tunecheck.runner.fallback_chain import variant
 
 MIB = 2**20
 TRAINS = ("train", "compare", "fallback step")

@@ -8,7 +8,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from tunecheck.listen import trained_model
-from tunecheck.listen.hf_evaluation import shared_rows
+from tunecheck.listen.hf_trainer import shared_rows
 
 
 class Table:

@@ -13,7 +13,7 @@ from tunecheck.cli import main
 from tunecheck.memory import need_of, predict
 from tunecheck.memory.constants import CUDA_CONTEXT, UNMEASURED, own_constants_file, share_of
 from tunecheck.memory.measured import MeasuredPeak
-from tunecheck.runner.variants import VARIANTS
+from tunecheck.runner.fallback_chain import VARIANTS
 
 NUMBERS = {"cublas_workspace_bytes": 7, "context_with_libraries_bytes": 11, "torch": "2.13.0"}
 FOUND = {"card": CARD, "driver": "580", "default": NUMBERS, "deterministic": {**NUMBERS, "cublas_workspace_bytes": 3}}

@@ -12,9 +12,9 @@ from tunecheck.core.check import binary_digits
 from tunecheck.core.evidence import Continuity, WeightGradient
 from tunecheck.core.optimization import decays
 from tunecheck.probes.continuity import ContinuityProbe
-from tunecheck.probes.reference.merged import MergedShare
-from tunecheck.probes.reference.replay import first_call
+from tunecheck.probes.reference.forwards import first_call
 from tunecheck.probes.weight_gradients import WeightGradientProbe
+from tunecheck.runner.read_back import MergedShare
 from tunecheck.training.hooks import Hooks
 from tunecheck.training.ranks import Exchange
 

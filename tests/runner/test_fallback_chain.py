@@ -22,8 +22,7 @@ from tunecheck.probes.generation import GenerationProbe
 from tunecheck.results import summarize
 from tunecheck.results.words import retries
 from tunecheck.runner import Runner
-from tunecheck.runner.fallback_chain import FALLBACK_CHAIN, tries
-from tunecheck.runner.variants import variant
+from tunecheck.runner.fallback_chain import FALLBACK_CHAIN, tries, variant
 from tunecheck.training import native, placement
 from tunecheck.training.events import Probes
 from tunecheck.training.session import Session

@@ -12,8 +12,7 @@ import torch
 
 from tunecheck.core.evidence import Phase, ProbeTimes
 from tunecheck.probes.resources import sampled_steps
-from tunecheck.runner.child import _in_phases
-from tunecheck.runner.phases import Phases
+from tunecheck.runner.child import Phases, _in_phases
 from tunecheck.training.events import Probe, Probes
 from tunecheck.training.ranks import Exchange
 

@@ -144,8 +144,7 @@ def _estimate(options: argparse.Namespace) -> int:
         print_prediction,
         print_savings,
     )
-    from tunecheck.runner.fallback_chain import fallback_runs
-    from tunecheck.runner.variants import VARIANTS, variant
+    from tunecheck.runner.fallback_chain import VARIANTS, fallback_runs, variant
 
     first = next(iter(probe().visible_gpus), None)
     card = {"card": first.name, "capability": first.compute_capability} if first else {}

@@ -47,14 +47,13 @@ from tunecheck.listen.options import Options, new_trace_file, rank_and_processes
 from tunecheck.listen.provenance import loads_of
 from tunecheck.listen.saves import append
 from tunecheck.probes import ANY_OBJECTIVE, WATCHED
-from tunecheck.probes.reference.adapted import adapted_layers
 from tunecheck.probes.reference.measures import norm
 from tunecheck.runner.outcome import Outcome, ending_of
 from tunecheck.runner.setup import setup_of
 from tunecheck.training.data import Batch
 from tunecheck.training.events import Probes, at_work
 from tunecheck.training.hooks import located
-from tunecheck.training.restore import having, random_state, unprinted, without_repacking
+from tunecheck.training.restore import adapted_layers, having, random_state, unprinted, without_repacking
 from tunecheck.training.session import Session
 
 

@@ -36,12 +36,12 @@ from tunecheck.core.evidence import (
 )
 from tunecheck.core.trace import TraceWriter
 from tunecheck.listen.options import rank_and_processes
-from tunecheck.probes.reference.adapted import adapted_layers
 from tunecheck.probes.reference.four_bit import is_packed
 from tunecheck.probes.reference.measures import relative_difference, sample
 from tunecheck.training.events import probing
 from tunecheck.training.hooks import nothing
 from tunecheck.training.restore import (
+    adapted_layers,
     model_mode,
     random_state,
     uncached,

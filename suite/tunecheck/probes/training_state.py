@@ -13,12 +13,11 @@ import torch
 from tunecheck.core.evidence import TrainingState
 from tunecheck.core.premises import Premise, Source
 from tunecheck.models.layer_names import attention_kernel, attention_of, stacked_layers
-from tunecheck.probes.reference.adapted import adapted_layers
 from tunecheck.probes.reference.measures import random_digest
 from tunecheck.probes.reference.weight_file import WeightFile
 from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe, probing
-from tunecheck.training.restore import dropouts
+from tunecheck.training.restore import adapted_layers, dropouts
 from tunecheck.training.session import Session
 
 Named = Sequence[tuple[str, Any]]

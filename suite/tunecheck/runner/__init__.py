@@ -28,13 +28,12 @@ from tunecheck.core.frozen import Frozen
 from tunecheck.core.log import log
 from tunecheck.core.trace import SCHEMA, Trace, TraceWriter, read
 from tunecheck.hardware.monitor import Meter
-from tunecheck.runner.fallback_chain import Try, every_fallback_step, tries
+from tunecheck.runner.fallback_chain import VARIANTS, Try, every_fallback_step, rescaled, tries, variant
 from tunecheck.runner.outcome import outcome_of
 from tunecheck.runner.process import run_child, run_here
 from tunecheck.runner.ranks import merge_traces
 from tunecheck.runner.request import Request
 from tunecheck.runner.scratch import scratch_folder
-from tunecheck.runner.variants import VARIANTS, rescaled, variant
 
 TRAIN, REQUESTED = AttemptPurpose.TRAIN, AttemptReason.REQUESTED
 ALONE = (AttemptPurpose.READ_BACK, AttemptPurpose.MERGE)

@@ -5,17 +5,48 @@ weights anew. Steps on the GPU add to those before them; a training on the CPU i
 losses are those of a run that began there.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field, replace
 from typing import Any, NamedTuple
 
-from tunecheck.config.schema import Run
+from tunecheck.config.schema import Parallel, Run
 from tunecheck.core.evidence import MemoryVariant
 from tunecheck.core.frozen import Frozen
-from tunecheck.runner.variants import variant
 
 Changes = dict[str, Any]
 """Settings of the run by their dotted path."""
+
+
+VARIANTS: dict[MemoryVariant, dict[str, Any]] = {
+    MemoryVariant.AS_CONFIGURED: {},
+    MemoryVariant.CHECKPOINTING: {"training.gradient_checkpointing": True},
+    MemoryVariant.NO_CHECKPOINTING: {"training.gradient_checkpointing": False},
+    MemoryVariant.FOUR_ROWS: {"training.micro_batch_size": 4},
+    MemoryVariant.LORA: {"strategy": "lora", "quantization": None},
+    MemoryVariant.FULL: {"strategy": "full", "quantization": None, "lora": None},
+}
+"""Name to the settings in which it differs from the run as configured, a QLoRA run of micro_batch_size 1."""
+
+
+def variant(run: Run, changes: Mapping[str, Any]) -> Run:
+    """The run with these settings; the rules between keys are not looked at again."""
+    for path, value in changes.items():
+        if path == "parallel" and value is not None:
+            value = Parallel(**value)
+        section, _, key = path.rpartition(".")
+        if section:
+            value = getattr(run, section).model_copy(update={key: value})
+        run = run.model_copy(update={section or key: value})
+    return run
+
+
+def rescaled(run: Run, processes: int) -> dict[str, Any]:
+    """Return the settings with which so many processes train the same rows in every step."""
+    engine = run.parallel.engine if run.parallel else "ddp"
+    return {
+        "parallel": {"engine": engine, "processes": processes} if processes > 1 else None,
+        "training.gradient_accumulation_steps": run.micro_batches_per_step // processes,
+    }
 
 
 class FallbackStep(NamedTuple):

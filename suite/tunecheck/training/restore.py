@@ -196,3 +196,14 @@ def without_repacking(model: Any) -> AbstractContextManager[None]:
     bitsandbytes 0.50 on CPUs with AVX512-BF16 repacks them for inference in the first one, and trains no adapter after.
     """
     return having((module, REPACKS, False) for module in model.modules() if getattr(module, REPACKS, False))
+
+
+def adapted_layers(model: Any) -> dict[str, Any]:
+    """Return the layers of `model` that hold an adapter of any kind of peft's, by their names.
+
+    peft is not imported for it, which takes 4 s: without it a model has none of its layers.
+    """
+    peft: Any = sys.modules.get("peft.tuners.tuners_utils")
+    if peft is None:
+        return {}
+    return {name: module for name, module in model.named_modules() if isinstance(module, peft.BaseTunerLayer)}
