@@ -15,7 +15,7 @@ from torch.nn.functional import (
 )
 from torch.utils.data import IterableDataset
 
-from tunecheck.listen.loaders import MOST_BATCHES, delivering, rounds_of_workers
+from tunecheck.listen.loaders import MOST_BATCHES, batches_of_workers, delivering
 from tunecheck.listen.loop_loss import LossCalls, scores_given
 from tunecheck.listen.moments import LOSSES
 from tunecheck.listen.provenance import loading, loads_of
@@ -41,7 +41,7 @@ def others(module, prefix=""):
 
 def left_out(model):
     """Number of tensors taken and left out though they fit, of each load."""
-    return [(seen.taken, len(left)) for seen, left in loads_of(model)]
+    return [(seen.taken, len(seen.misnamed)) for seen in loads_of(model)]
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "a.longer.way.to."])
@@ -95,10 +95,7 @@ def rounds(batches, workers=2, dataset=None):
     for batch in batches:
         if (note := delivering(iterator)) is not None:
             note(batch)
-    return [
-        (count, [[len(set(each)) for each in found], len({each[0] for each in found})])
-        for count, found in rounds_of_workers()
-    ]
+    return [(seen.workers, seen.rounds, seen.distinct, seen.alike) for seen in batches_of_workers()]
 
 
 class Iterator:
@@ -115,16 +112,16 @@ def batch(value):
 
 def test_batches_of_workers_are_compared_by_round():
     """Both the same in each, or different ones; the last round may lack a worker."""
-    assert rounds(batch(value // 2) for value in range(7)) == [(2, [[1, 1, 1], 3])]
-    assert rounds(batch(value) for value in range(6)) == [(2, [[2, 2, 2], 3])]
-    assert rounds(torch.full((2,), value) for value in range(6)) == [(2, [[2, 2, 2], 3])]
+    assert rounds(batch(value // 2) for value in range(7)) == [(2, 3, 3, 3)]
+    assert rounds(batch(value) for value in range(6)) == [(2, 3, 3, 0)]
+    assert rounds(torch.full((2,), value) for value in range(6)) == [(2, 3, 3, 0)]
 
 
 def test_what_no_workers_copy_is_not_noted():
     """A data set with indices is shared by the sampler; of one worker there is nothing to compare."""
     assert rounds([batch(1)] * 4, dataset=[1, 2, 3]) == []
     assert rounds([batch(1)] * 4, workers=1) == []
-    assert len(rounds([batch(1)] * 3 * MOST_BATCHES)[0][1][0]) == MOST_BATCHES // 2
+    assert rounds([batch(1)] * 3 * MOST_BATCHES)[0][1] == MOST_BATCHES // 2
 
 
 def logits(rows=6, classes=5):

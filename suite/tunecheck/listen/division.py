@@ -67,7 +67,8 @@ class Division:
         if self._has_factor or any(not math.isclose(loss, other, rel_tol=SAME) for other in others):
             return [LossDivided(micro_batches=several, by="compute_loss")]
         # a sum over the rows is to be added up, and of rows that are compared with each other nobody can tell
-        twice = call_again(lambda: self._again({name: _twice(value) for name, value in given.items()}, self._items))
+        rows_twice = {n: torch.cat([v, v]) if isinstance(v, torch.Tensor) and v.ndim else v for n, v in given.items()}
+        twice = call_again(lambda: self._again(rows_twice, self._items))
         return [LossDivided(micro_batches=several, by="")] if math.isclose(loss, twice, rel_tol=SAME_MEAN) else []
 
     def _again(self, given: dict[str, Any], items: Any) -> float:
@@ -108,11 +109,6 @@ def factor_of_mean(tensor: torch.Tensor) -> float | None:
     edge = torch.autograd.graph.GradientEdge(means[0], 0)
     (factor,) = torch.autograd.grad(tensor, [edge], retain_graph=True)
     return float(factor)
-
-
-def _twice(value: Any) -> Any:
-    """Return these rows twice."""
-    return torch.cat([value, value]) if isinstance(value, torch.Tensor) and value.ndim else value
 
 
 def _may_be_called(trainer: Any) -> bool:

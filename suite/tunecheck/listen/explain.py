@@ -72,8 +72,11 @@ def lines(groups: list[Group], width: int) -> Iterator[str]:
 
 
 def _answered(finding: Finding) -> Group:
-    if finding.status is Status.UNJUDGED:
-        return Group("unjudged", finding.detail, _opened_by(finding.check), [finding.check])
+    if finding.status is Status.UNJUDGED:  # of expectations by which it may be judged all the same
+        keys = [
+            f"--expect {key}=..." for key, expectation in EXPECTATIONS.items() if finding.check in expectation.opens
+        ]
+        return Group("unjudged", finding.detail, f"declare it with {' '.join(keys)}" if keys else "", [finding.check])
     states = {Status.PASSED: "passed", Status.SUSPECTED: "SUSPECTED"}
     return Group(states.get(finding.status, "FAILED"), checks=[finding.check])
 
@@ -86,12 +89,6 @@ def _not_asked(name: str, features: frozenset[str]) -> Group:
         return Group("judged in every training that declares what it needs", checks=[name])
     needed = " and ".join(FEATURES[feature] for feature in lacking)
     return Group("judged with", needed, checks=[name])
-
-
-def _opened_by(check: str) -> str:
-    """Return the expectations by which a check may be judged where the training's objects leave it open."""
-    keys = [key for key, expectation in EXPECTATIONS.items() if check in expectation.opens]
-    return f"declare it with {' '.join(f'--expect {key}=...' for key in keys)}" if keys else ""
 
 
 def _grouped(parts: list[Group]) -> list[Group]:

@@ -313,15 +313,10 @@ def merge_ranks(options: Options) -> None:
             traces = [read(file) for file in files]
         except TraceError:
             continue  # told where the traces are judged
-        if len(files) > 1 and _alike(traces):
+        ends = {(trace.main.outcome, tuple(trace.header.run.get("features", ()))) for trace in traces}
+        whole = traces[0].header.environment.get("processes") == len(files)
+        if len(files) > 1 and whole and len(ends) == 1 and "features" in traces[0].header.run:
             _merge(files, traces)
-
-
-def _alike(traces: list[Trace]) -> bool:
-    """Return whether these are all processes of one training."""
-    processes = traces[0].header.environment.get("processes")
-    facts = {(trace.main.outcome, tuple(trace.header.run.get("features", ()))) for trace in traces}
-    return processes == len(traces) and len(facts) == 1 and "features" in traces[0].header.run
 
 
 def _merge(files: list[Path], traces: list[Trace]) -> None:

@@ -35,14 +35,12 @@ from tunecheck.core.evidence import (
     Step,
     Trained,
     WindowEnded,
-    WorkerBatches,
 )
 from tunecheck.core.premises import Premise, Source, facts
 from tunecheck.core.trace import SCHEMA, TraceWriter
 from tunecheck.listen import loaders, provenance, saves
 from tunecheck.listen.adapters import ranks_scored
 from tunecheck.listen.expectations import declare
-from tunecheck.listen.loaders import rounds_of_workers
 from tunecheck.listen.options import Options, new_trace_file, rank_and_processes, trace_file
 from tunecheck.listen.provenance import loads_of
 from tunecheck.listen.saves import append
@@ -59,23 +57,15 @@ from tunecheck.training.session import Session
 
 @contextmanager
 def _unseen(model: Any) -> Iterator[None]:
-    """Hide the probes' writes to weights from autograd: a penalty's graph may hold them already."""
-    with without_repacking(model), _unwarned(), unprinted(), ExitStack() as stack:
+    """Hide the probes' writes to weights from autograd, whose graph may hold them already, and drop warnings."""
+    filters: Any = warnings.filters
+    dropping = ("ignore", None, Warning, None, 0)  # unlike catch_warnings, this forgets none that was shown
+    with without_repacking(model), unprinted(), ExitStack() as stack:
+        filters.insert(0, dropping)
+        stack.callback(filters.remove, dropping)
         for weight in model.parameters():
             stack.enter_context(torch.autograd.grad_mode._unsafe_preserve_version_counter(weight))
         yield
-
-
-@contextmanager
-def _unwarned() -> Iterator[None]:
-    """Drop warnings in the block. Unlike catch_warnings, it forgets none that was shown."""
-    filters: Any = warnings.filters
-    dropping = ("ignore", None, Warning, None, 0)
-    filters.insert(0, dropping)
-    try:
-        yield
-    finally:
-        filters.remove(dropping)
 
 
 JUDGING = {
@@ -172,7 +162,7 @@ class Listener:
         self.emit(setup_of(session, None, declared_optimizer=optimizer))
         probes = WATCHED if run.holds(Premise.CAUSAL_LM) else ANY_OBJECTIVE
         self._probes = Probes(() if self.ends_early else probes, self.emit)
-        self._tell_loads(session.model)
+        self.look(StateLoaded, lambda: loads_of(session.model))
         self._drawn = loaders.of_training()
         self._aside = self._probes.set_aside(lambda: _unseen(session.model))
         self._aside.__enter__()
@@ -188,16 +178,6 @@ class Listener:
         """Write which rows the loader has drawn."""
         if self._drawn is not None:
             self.emit(self._drawn())
-
-    def _tell_loads(self, model: Any) -> None:
-        """Write what the script has loaded into the model."""
-        self.look(
-            StateLoaded,
-            lambda: [
-                StateLoaded(into=load.into, offered=load.offered, taken=load.taken, misnamed=tuple(left))
-                for load, left in loads_of(model)
-            ],
-        )
 
     def look(self, kind: type[Record], call: Callable[[], Iterable[Record]]) -> None:
         """Write what the listener finds by passes of its own, between those of the training; else a ProbeFailed."""
@@ -304,16 +284,7 @@ class Listener:
             del self._aside
             if (scored := ranks_scored(session.model, self._steps)) is not None:
                 self.emit(scored)
-            for workers, rounds in rounds_of_workers():
-                told_apart = [len(set(batches)) for batches in rounds]
-                self.emit(
-                    WorkerBatches(
-                        workers=workers,
-                        rounds=len(rounds),
-                        distinct=len({batches[0] for batches in rounds}),
-                        alike=sum(count < workers for count in told_apart),
-                    )
-                )
+            self.emit(*loaders.batches_of_workers())
             if self.options.twice:
                 learnt = (pair for pair in session.model.named_parameters() if pair[1].requires_grad)
                 self.emit(Trained(norms={name: norm(tensor) for name, tensor in learnt}, scaler=""))

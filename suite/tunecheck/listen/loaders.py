@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils.data import IterableDataset
 
-from tunecheck.core.evidence import RowsDrawn
+from tunecheck.core.evidence import RowsDrawn, WorkerBatches
 from tunecheck.listen.options import rank_and_processes
 
 MOST_PASSES, MOST_ROWS = 3, 1024
@@ -146,11 +146,13 @@ def delivering(iterator: Any) -> Callable[[Any], None] | None:
     return delivered if len(noted) < MOST_BATCHES else None
 
 
-def rounds_of_workers() -> Iterator[tuple[int, list[list[str]]]]:
-    """Yield for each loader its workers and their rounds of batches, each by its digest."""
+def batches_of_workers() -> Iterator[WorkerBatches]:
+    """Yield for each loader how many rounds of batches its workers delivered, and how many of them are alike."""
     while _KEPT:
         workers, digests = _KEPT.pop(0)
-        yield workers, [digests[at : at + workers] for at in range(0, len(digests) - workers + 1, workers)]
+        rounds = [digests[at : at + workers] for at in range(0, len(digests) - workers + 1, workers)]
+        distinct, alike = len({batches[0] for batches in rounds}), sum(len({*batches}) < workers for batches in rounds)
+        yield WorkerBatches(workers=workers, rounds=len(rounds), distinct=distinct, alike=alike)
 
 
 def parts_of(batch: Any) -> Iterator[bytes]:

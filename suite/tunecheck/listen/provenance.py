@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
+from tunecheck.core.evidence import StateLoaded
+
 LARGE_SHARE = 0.5
 """Of a state dict: whoever loads a part of one on purpose does not leave out as much that would fit."""
 
@@ -49,8 +51,8 @@ def loading(module: Any, state_dict: Mapping[str, Any], *_: Any, **__: Any) -> C
     return loaded
 
 
-def loads_of(model: Any) -> Iterator[tuple[Load, list[str]]]:
-    """Yield the last load into each part of the model, and the tensors that fit but were left out and never copied."""
+def loads_of(model: Any) -> Iterator[StateLoaded]:
+    """Yield the last load into each part of the model, with tensors that fit but were left out and never copied."""
     for module in model.modules():
         if module not in _LOADS:
             continue
@@ -60,7 +62,8 @@ def loads_of(model: Any) -> Iterator[tuple[Load, list[str]]]:
         if load.values and load.values & {_value(tensor) for tensor in tensors.values()}:
             load.taken = len(load.values)
         left = {n: other for n, (other, value) in load.fits.items() if n in tensors and _value(tensors[n]) != value}
-        yield load, [f"{other} (the model has {name})" for name, other in left.items()]
+        misnamed = tuple(f"{other} (the model has {name})" for name, other in left.items())
+        yield StateLoaded(into=load.into, offered=load.offered, taken=load.taken, misnamed=misnamed)
 
 
 def _fitting(offered: Iterable[str], missing: Iterable[str]) -> Iterator[tuple[str, str]]:

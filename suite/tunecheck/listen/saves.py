@@ -144,8 +144,10 @@ class _Trained:
         lost = {name for name in moved & self._telling if values[name] not in found}
         earlier = {name for name in lost if self._before[name] in found - present}
         earlier |= {name for name in returned if values[name] in found}
+        own = next((saver for saver in _saving() if saver.get("self") is model), None)
         seen = Written(
-            own=_saves_itself(model),
+            # not one that converts its tensors on the way
+            own=own is not None and own.get("path_initial_model_for_weight_conversion") is None,
             tensors=len(held),
             trained=sum(values[name] in found for name in moved),
             earlier=tuple(sorted(earlier)),
@@ -194,17 +196,9 @@ def tensors_of(thing: Any, depth: int = DEPTH) -> Iterator[tuple[str, torch.Tens
                 yield from ((f"{name}.{inner}", tensor) for inner, tensor in tensors_of(held, depth - 1))
 
 
-def within_save_pretrained() -> bool:
-    """Return whether a library's save_pretrained writes now."""
-    return any(frame.f_code.co_name == "save_pretrained" for frame, _ in walk_stack(sys._getframe(1)))
-
-
-def _saves_itself(model: Any) -> bool:
-    """Return whether it is this model's own save_pretrained that writes, and converts nothing on the way."""
-    for frame, _ in walk_stack(sys._getframe(1)):
-        if frame.f_code.co_name == "save_pretrained" and frame.f_locals.get("self") is model:
-            return frame.f_locals.get("path_initial_model_for_weight_conversion") is None
-    return False
+def _saving() -> Iterator[dict[str, Any]]:
+    """Yield the locals of each save_pretrained that writes now, the innermost first."""
+    return (frame.f_locals for frame, _ in walk_stack(sys._getframe(1)) if frame.f_code.co_name == "save_pretrained")
 
 
 MEMORY_FACTOR = 1.5
@@ -292,7 +286,7 @@ def writing(thing: Any, path: Any = None, *_: Any, **named: Any) -> Callable[[An
         return None
     found = [(model, heard) for model, heard in _HEARD.items() if _can_be_read(model, heard)]
     model, heard = next((pair for pair in found if _holds_all(thing, pair[0])), (None, None))
-    if heard is None or within_save_pretrained():
+    if heard is None or any(True for _ in _saving()):
         return None
     folder, functions = Path(name).absolute().parent, _functions(model, heard)
 

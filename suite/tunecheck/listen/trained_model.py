@@ -147,7 +147,9 @@ def other_objective(model: Any, micro_batches: Sequence[Mapping[str, Any]], trai
             return f"the model receives {', '.join(sorted(given))}, but not both input_ids and labels"
         if labels.shape != ids.shape:
             return f"labels of shape {list(labels.shape)} do not match tokens of shape {list(ids.shape)}"
-        if other := sorted(name for name, value in given.items() if _is_input(name, value)):
+        # pixels, sound, embeddings; a mask may be of numbers, too
+        numbers = [n for n, value in given.items() if getattr(value, "is_floating_point", bool)() and value.dim() > 1]
+        if other := sorted(name for name in numbers if "mask" not in name):
             return f"the model receives {', '.join(other)} besides tokens, which tunecheck cannot replay"
     return ""
 
@@ -163,8 +165,3 @@ def other_model(model: Any) -> str:
     if task and task not in ("CausalLM", "ConditionalGeneration"):
         return f"{kind} is not a causal language model"
     return ""
-
-
-def _is_input(name: str, value: Any) -> bool:
-    """Return whether this is an input of numbers: pixels, sound, embeddings; a mask may be of numbers, too."""
-    return "mask" not in name and bool(getattr(value, "is_floating_point", bool)()) and value.dim() > 1

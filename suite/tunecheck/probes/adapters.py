@@ -12,6 +12,7 @@ import torch
 
 from tunecheck.core.evidence import AdapterStart
 from tunecheck.core.frozen import Frozen
+from tunecheck.probes.reference.architecture import relative_error
 from tunecheck.probes.reference.forwards import PROMPT_TOKENS, first_tokens, logits_of
 from tunecheck.probes.reference.four_bit import matrix
 from tunecheck.probes.reference.measures import relative_difference, worst
@@ -52,7 +53,8 @@ class AdapterProbe(Probe):
             return
         expected = session.run.expected_trainable(WeightFile(session.folder).names)
         modules = _modules(expected) | _modules(name for name, _ in session.model.named_parameters())
-        ids = _with_learnt_tokens(session)
+        first = first_tokens(session)  # and those whose rows of the embedding learn
+        ids = torch.cat([first, first.new_tensor([session.run.lora.learnt_tokens()[:PROMPT_TOKENS]])], dim=1)
         training = not session.run.uses_dropout  # what adds noise in train mode, NEFTune, say, is off in eval mode
         with without_dropout(session.model) if training else nullcontext(), _recorded(session, modules) as calls:
             start = logits_of(session, ids, training=True)
@@ -90,13 +92,6 @@ class AdapterProbe(Probe):
                 seed=torch.initial_seed() - session.exchange.rank,  # each rank's dropout has a seed of its own
             )
         )
-
-
-def _with_learnt_tokens(session: Session) -> torch.Tensor:
-    """The first tokens, then those whose rows of the embedding learn, as [1, count]."""
-    assert session.run.lora is not None
-    first = first_tokens(session)
-    return torch.cat([first, first.new_tensor([session.run.lora.learnt_tokens()[:PROMPT_TOKENS]])], dim=1)
 
 
 def _modules(names: Iterable[str]) -> set[str]:
@@ -185,14 +180,14 @@ def _algebra_errors(session: Session, name: str, call: list[torch.Tensor], facto
             ratio = further[-1] / (weight + scale * (b @ a).detach()).norm(dim=1)
             plain = base if linear.bias is None else base - linear.bias.float()
             wanted = (ratio - 1) * plain + ratio * wanted
-    errors = {"": _error(out - base, wanted.detach())}
+    errors = {"": relative_error(out - base, wanted)}
     if call[2].requires_grad and all(p.requires_grad for p in learnt.values()):
         above = torch.linspace(-1, 1, wanted.numel(), device=wanted.device).cos().view_as(wanted)
         ours = torch.autograd.grad(wanted, copies, above)
         given = above.to(call[2].dtype)
         theirs = torch.autograd.grad(call[2], [*learnt.values()], given, retain_graph=True, allow_unused=True)
         for part, it, own in zip(learnt, theirs, ours, strict=True):
-            errors[f"'s gradient by {part}"] = math.nan if it is None else _error(it, own)
+            errors[f"'s gradient by {part}"] = math.nan if it is None else relative_error(it.float(), own)
         if factors.magnitude is None and call[0].requires_grad:
             passed_down = scale * (above @ copies[1] @ copies[0]).detach()
             errors["'s gradient by its input"] = _passed_down_error(call, above, passed_down)
@@ -212,9 +207,3 @@ def _passed_down_error(call: list[torch.Tensor], above: torch.Tensor, wanted: to
         for y in (out, base)
     )
     return float((whole - plain - wanted).norm() / (plain + wanted).norm())
-
-
-def _error(got: torch.Tensor, wanted: torch.Tensor) -> float:
-    missing, size = (got.float() - wanted).norm(), wanted.norm()
-    # a row of padding may be all zeros, to which an adapter adds nothing
-    return float(missing / size) if size or missing else 0.0

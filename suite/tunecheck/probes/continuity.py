@@ -1,7 +1,6 @@
 """Between two optimizer steps nothing changes: neither what learns, nor what is frozen."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
@@ -72,7 +71,10 @@ class _Samples:
     def __init__(self, tensors: Named, elements: int) -> None:
         self._tensors, self._elements = [tensor for _, tensor in tensors], elements
         self.names = [name for name, _ in tensors]
-        self._parts = [list(part) for part in _by_dtype(self._tensors)]
+        by_kind: dict[object, list[int]] = {}
+        for number, tensor in enumerate(self._tensors):
+            by_kind.setdefault((tensor.dtype, tensor.device), []).append(number)
+        self._parts = [*by_kind.values()]
         self._kept = [self._taken(part) for part in self._parts]
         self._first: list[torch.Tensor] = []
         """For each element the step in which it first differed, -1 while it has not."""
@@ -107,10 +109,3 @@ class _Samples:
                 if len(seen := steps[steps >= 0]):
                     found[self.names[number]] = int(seen.min())
         return found
-
-
-def _by_dtype(tensors: Sequence[Any]) -> Iterator[Iterator[int]]:
-    """Yield the numbers of the tensors of each dtype and device."""
-    kinds = [(tensor.dtype, tensor.device) for tensor in tensors]
-    for kind in dict.fromkeys(kinds):
-        yield (number for number, own in enumerate(kinds) if own == kind)

@@ -52,6 +52,8 @@ class DataProbe(Probe):
         self._expected: dict[str, tuple[Ids, int]] = rendered
         self._known = {ids: key for key, (ids, _) in reversed(rendered.items())}  # of equal rows the first
         self._train_rows = len(rows["train"])
+        first: dict[Ids, str] = {}
+        duplicates = {k: first[ids] for k, (ids, _) in rows["train"].items() if first.setdefault(ids, k) != k}
         evaluated = {example.key: _given(example) for example in session.batches.heldout}
         self.emit(
             DataSplit(
@@ -61,7 +63,7 @@ class DataProbe(Probe):
                 largest_token_id=max(max(ids) for ids, _ in rendered.values()),
                 embedding_rows=session.model.get_input_embeddings().weight.shape[0],
                 misplaced=tuple(_misplaced(session, rendered)),
-                duplicates=_duplicates(rows["train"]),
+                duplicates=duplicates,
                 dataset=data.name,
                 dataset_sha256=hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest(),
             )
@@ -78,7 +80,9 @@ class DataProbe(Probe):
         for batch in window:
             ids, labels, masks = batch.input_ids.tolist(), batch.labels.tolist(), batch.attention_mask.tolist()
             digests.append(digest(ids, labels))
-            if problem := _width_problem(session, len(ids[0]), max(map(sum, masks))):
+            width, longest, data = len(ids[0]), max(map(sum, masks)), session.run.data
+            if width != (asked := data.max_length if data.pad_to_sequence_len else longest):
+                problem = f"{width} tokens wide, its longest row has {longest}, {asked} are asked for"
                 problems.setdefault("rows are padded to another length", problem)
             for row_ids, row_labels, mask in zip(ids, labels, masks, strict=True):
                 wanted = prescribed[len(rows)] if len(rows) < len(prescribed) else "?"
@@ -93,16 +97,14 @@ class DataProbe(Probe):
                 rows=tuple(rows),
                 expected_rows=tuple(prescribed),
                 supervised_tokens=supervised,
-                expected_supervised_tokens=sum(self._answer_tokens(key) for key in prescribed),
+                expected_supervised_tokens=sum(
+                    len(ids) - prompt for ids, prompt in map(self._expected.__getitem__, prescribed)
+                ),
                 tokens=tokens,
                 random_state=random_digest(session.device),
                 problems=problems,
             )
         )
-
-    def _answer_tokens(self, key: str) -> int:
-        ids, prompt = self._expected[key]
-        return len(ids) - prompt
 
     def _audit_row(
         self,
@@ -140,13 +142,6 @@ class DataProbe(Probe):
                 text = tokenizer.decode([label for label in real_labels if label != IGNORED])
                 problems.setdefault(kind, f"{key}: supervised text {text!r}")
         return key
-
-
-def _width_problem(session: Session, width: int, longest: int) -> str:
-    """What is wrong with the length to which a micro-batch is padded; empty when nothing is."""
-    data = session.run.data
-    wanted = data.max_length if data.pad_to_sequence_len else longest
-    return "" if width == wanted else f"{width} tokens wide, its longest row has {longest}, {wanted} are asked for"
 
 
 def _label_problems(labels: list[int], ids: Ids, prompt: int) -> list[str]:
@@ -276,12 +271,6 @@ def _shared(
         if _plain(instruction) in seen or (len(response) >= LONG_ANSWER and _plain(response) in seen)
     ]
     return texts + [key for key, ids in evaluated.items() if ids in trained]
-
-
-def _duplicates(rendered: dict[str, tuple[Ids, int]]) -> dict[str, str]:
-    """Each row that has the tokens of an earlier one, with the first such row."""
-    first: dict[Ids, str] = {}
-    return {key: first[ids] for key, (ids, _) in rendered.items() if first.setdefault(ids, key) != key}
 
 
 def _misplaced(session: Session, rendered: dict[str, tuple[Ids, int]]) -> list[str]:

@@ -51,6 +51,10 @@ class EvaluationProbe(Probe):
             own.close()
             restored = modes == [module.training for module in session.model.modules()]
             offloaded = session.run.training.offload == "parameters"  # a decoder alone would not gather them
+            plain = None
+            if step == 0 and loss > HIGH_SHARE * uniform:  # right weights know the plain row, whatever the others hold
+                template = "alpaca" if session.run.data.template == "blocks" else session.run.data.template
+                plain = _again(session, [encode(PLAIN, session.tokenizer, template)])[0]
             self.emit(
                 Evaluation(
                     step=step,
@@ -59,7 +63,7 @@ class EvaluationProbe(Probe):
                     tokens=tokens,
                     logits_loss=own.loss_of(exchange),
                     model_repeats=None if offloaded else call.repeats(session.model),
-                    plain_loss=_plain_loss(session) if step == 0 and loss > HIGH_SHARE * uniform else None,
+                    plain_loss=plain,
                 )
             )
             if not last:
@@ -89,12 +93,6 @@ class EvaluationProbe(Probe):
                     ),
                 )
             )
-
-
-def _plain_loss(session: Session) -> float:
-    """Return the loss of the plain row, with this tokenizer: right weights know it, whatever the rows hold."""
-    template = "alpaca" if session.run.data.template == "blocks" else session.run.data.template
-    return _again(session, [encode(PLAIN, session.tokenizer, template)])[0]
 
 
 def _evaluated(session: Session, rows: Sequence[Tokens], size: int) -> tuple[float, int]:

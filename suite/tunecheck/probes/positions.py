@@ -51,7 +51,7 @@ class PositionProbe(Probe):
         self._around = [model for model in self._models if sum(map(_is_model, model.modules())) > 1]
         """Those whose padding is looked at in the model inside of them."""
         # a causal model of transformers is looked at with rows of our own; of several processes all would have to call
-        self._looks_ahead = not session.run.holds(Premise.CAUSAL_LM) and not _are_several()
+        self._looks_ahead = not session.run.holds(Premise.CAUSAL_LM) and session.processes == 1
         self._turned = False
         """Whether rows are seen to be columns: a model of the script's own may read [positions, rows]."""
 
@@ -122,7 +122,8 @@ class PositionProbe(Probe):
         if mask is None and isinstance(read, torch.Tensor):
             decodes = given.get("encoder_hidden_states") is not None
             mask = _mask_of_decoder(model, read) if decodes else _mask_by_ends(model, read, self._pads)
-        self._look_at_padding(mask, hidden)
+        if _learns(hidden) and _of_positions(mask, hidden):
+            self._add_at_padding(mask, partial(self.hooks.gradient, hidden))
         if isinstance(read, torch.Tensor) and _learns(hidden) and _of_positions(read, hidden) and _reads(model, {True}):
             self.hooks.gradient(hidden, partial(self._add_unseen, _tokens(read, mask)))
         if model.config.is_encoder_decoder:  # that makes its decoder's tokens of the labels, unless it is given them
@@ -204,10 +205,6 @@ class PositionProbe(Probe):
             self._guessed = mask is not None
         if mask is not None:
             self._add_at_padding(mask, when_known, call)
-
-    def _look_at_padding(self, mask: torch.Tensor | None, states: Any) -> None:
-        if _learns(states) and _of_positions(mask, states):
-            self._add_at_padding(mask, partial(self.hooks.gradient, states))
 
     def _add_at_padding(self, mask: torch.Tensor, when_known: Callable[..., None], call: "_Call | None" = None) -> None:
         """Sum up the gradients, and those at padding."""
@@ -346,11 +343,6 @@ class _Raised:
 
 def _call_with(gradient: torch.Tensor, add: Callable[[torch.Tensor], None]) -> None:
     add(gradient)
-
-
-def _are_several() -> bool:
-    distributed = torch.distributed
-    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 def _is_model(module: Any) -> bool:

@@ -182,7 +182,8 @@ def _wrong_settings(session: Session, modules: Named, adapted: Named, matmul: st
     declared = run.training.attention  # of a model that is not known, nothing
     if declared and (attention := attention_kernel(session.model)) != declared:
         yield f"the layers call {attention} attention"
-    layers = [(name, module) for name, module in modules if _checkpoints(module)]
+    checkpointing = "GradientCheckpointingLayer"  # transformers' class from 4.52 on
+    layers = [(name, m) for name, m in modules if any(kind.__name__ == checkpointing for kind in type(m).__mro__)]
     wrong = [n for n, layer in layers if layer.gradient_checkpointing != run.training.gradient_checkpointing]
     yield from (
         f"gradient checkpointing is {'off' if run.training.gradient_checkpointing else 'on'} in {n}" for n in wrong
@@ -201,8 +202,3 @@ ADAPTER_SWITCHES: dict[str, Callable[[Any], bool]] = {
     "adapters_merged": lambda layer: bool(layer.merged),
 }
 """Field of TrainingState to whether an adapted layer's switch is wrong."""
-
-
-def _checkpoints(module: Any) -> bool:
-    """Return whether a module checkpoints itself, by the class that transformers has for it from 4.52 on."""
-    return any(kind.__name__ == "GradientCheckpointingLayer" for kind in type(module).__mro__)

@@ -93,7 +93,12 @@ class WeightGradientProbe(Probe):
         """List the linears and the embedding, with a head that is tied to it, and how many to follow in a step."""
         parameters = [p for _, module in session.model.named_modules() for p in module.parameters(recurse=False)]
         owners = Counter(id(parameter) for parameter in parameters)
-        named = [(name, (module,)) for name, module in session.model.named_modules() if _is_trained(module)]
+        named = [
+            (name, (module,))
+            for name, module in session.model.named_modules()
+            if type(module) is torch.nn.Linear  # 4-bit ones and fused ones compute otherwise
+            and any(p.requires_grad for p in module.parameters(recurse=False))
+        ]
         embedding = _embedding(session)
         self._special = _special_tokens(session) if embedding else frozenset[int]()
         self._followed: list[tuple[str, tuple[Any, ...]]] = [*named, *embedding]
@@ -181,11 +186,6 @@ def _mean(parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
 def _every(rows: int) -> slice:
     """Return which of so many rows are compared; all of few, and of a bias."""
     return slice(None, None, max(1, rows // ROWS))
-
-
-def _is_trained(module: Any) -> bool:
-    """Return whether this is a plain linear that learns; subclasses (4-bit ones, fused ones) compute otherwise."""
-    return type(module) is torch.nn.Linear and any(p.requires_grad for p in module.parameters(recurse=False))
 
 
 def _embedding(session: Session) -> list[tuple[str, tuple[Any, ...]]]:

@@ -91,11 +91,6 @@ def _lean(run: Run) -> Changes:
     return wanted
 
 
-def _offload(run: Run) -> Changes:
-    """Return parameters, gradients and optimizer on the CPU (FSDP2); with adapters what the backward pass needs."""
-    return {"training.offload": "parameters" if run.trains_base else "activations"}
-
-
 def _cannot_offload(run: Run) -> str:
     if run.trainer != "native":
         return "transformers' Trainer offloads nothing"
@@ -109,8 +104,13 @@ FALLBACK_CHAIN: dict[str, FallbackStep] = {
     "lean": FallbackStep(
         "cuda", _lean, lambda run: "" if run.trainer == "native" else "transformers' Trainer has no loss in chunks"
     ),
-    # needs host memory for what it moves, and NCCL for parameters
-    "offload": FallbackStep("cuda", _offload, _cannot_offload),
+    # parameters, gradients and optimizer by FSDP2, or with adapters what the backward pass needs: takes host memory for
+    # what it moves, and NCCL for parameters
+    "offload": FallbackStep(
+        "cuda",
+        lambda run: {"training.offload": "parameters" if run.trains_base else "activations"},
+        _cannot_offload,
+    ),
     # trains on the CPU; evaluations and texts need a GPU that holds weights and logits, but no gradients
     "evaluate_on_gpu": FallbackStep(
         "cpu",

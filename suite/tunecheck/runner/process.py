@@ -103,16 +103,11 @@ def _served(exit_code: int | None) -> bool:
     if pid is None:
         return True
     until = time.monotonic() + (GRACE_SECONDS if exit_code == UNKNOWN_STATUS else 0)
-    while _runs(pid):
-        if time.monotonic() >= until:
-            return True
-        time.sleep(0.01)
-    return False
-
-
-def _runs(pid: int) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            if time.monotonic() >= until:
+                return True
+            time.sleep(0.01)
     return False
 
 

@@ -95,7 +95,8 @@ def deviations(model: Any, architecture: Architecture, calls: Calls, logits: tor
     given, out = calls["head"]
     exact["head's input"] = _exact_error(given, calls["norm"][1])
     ends = [0, -1]  # two positions: the whole product would cost as much as a layer
-    wanted = given[ends] @ _weight(modules["head"], given).float().T if _plain(modules["head"]) else out[ends]
+    weight = _weight(modules["head"], given)
+    wanted = given[ends] @ weight.float().T if weight.dim() == 2 and weight.is_floating_point() else out[ends]
     errors["head"] = relative_error(out[ends], wanted)
     exact["logits"] = _exact_error(logits[0].float(), out)
     return found
@@ -205,10 +206,6 @@ def _modules(model: Any) -> dict[str, Any]:
         for name in ("input_layernorm", "post_attention_layernorm", *LINEARS):
             found[f"layers.{number}.{name}"] = layer.get_submodule(name)
     return found
-
-
-def _plain(head: Any) -> bool:
-    return bool(head.weight.dim() == 2 and head.weight.is_floating_point())
 
 
 def _layer(

@@ -24,7 +24,8 @@ class Turns:
 
         A turn of its own after a user's may be empty on purpose; one more after that is a prompt that was left there.
         """
-        marks = [(found.start(), found.end(), found.group() == self.own) for found in self._marks().finditer(text)]
+        either = re.compile("|".join(map(re.escape, sorted((self.own, self.users), key=len, reverse=True))))
+        marks = [(found.start(), found.end(), found.group() == self.own) for found in either.finditer(text)]
         places = [*marks, (len(text), len(text), False)]
         left = 0
         for number in range(1, len(marks)):
@@ -34,9 +35,6 @@ class Turns:
                 content = content.replace(mark, "")
             left += own and before and not content.strip()
         return sum(own for _, _, own in marks), left
-
-    def _marks(self) -> re.Pattern[str]:
-        return re.compile("|".join(map(re.escape, sorted((self.own, self.users), key=len, reverse=True))))
 
 
 def turns_of(tokenizer: Any) -> Turns | None:

@@ -6,12 +6,13 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from tunecheck.core.frozen import Frozen
 
 PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 """Bytes that stand for themselves in a byte-level vocabulary (GPT-2's encoder.py); the others follow from U+0100 on."""
+_OTHERS = [byte for byte in range(256) if byte not in PRINTABLE]
+_BYTES = {chr(byte): byte for byte in PRINTABLE} | {chr(256 + at): byte for at, byte in enumerate(_OTHERS)}
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -65,7 +66,8 @@ def read_vocabulary(folder: Path) -> Vocabulary | None:
     byte_level = "ByteLevel" in json.dumps([held.get("decoder"), held.get("pre_tokenizer")])
     added = {entry["content"]: entry["id"] for entry in held.get("added_tokens", ())}
     names = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    start, end = (added.get(_content(names.get(f"{side}_token"))) for side in ("bos", "eos"))
+    named = [names.get(f"{side}_token") for side in ("bos", "eos")]  # older files keep them in a mapping
+    start, end = (added.get(str(name["content"] if isinstance(name, dict) else name)) for name in named)
     return Vocabulary(
         tokens={number: token for token, number in vocabulary.items()},
         added={number: content for content, number in added.items()},
@@ -73,11 +75,6 @@ def read_vocabulary(folder: Path) -> Vocabulary | None:
         start=start,
         end=end,
     )
-
-
-def _content(name: Any) -> str:
-    """The text of a special token, which older files keep in a mapping."""
-    return str(name["content"] if isinstance(name, dict) else name)
 
 
 @cache  # a row's text is 500 tokens, of which most are in other rows too
@@ -88,14 +85,6 @@ def _byte_level(token: str) -> bytes:
 def _sentence_piece(token: str) -> bytes:
     found = BYTE_TOKEN.fullmatch(token)
     return bytes([int(found[1], 16)]) if found else token.replace("\u2581", " ").encode()
-
-
-def _byte_characters() -> dict[str, int]:
-    others = [byte for byte in range(256) if byte not in PRINTABLE]
-    return {chr(byte): byte for byte in PRINTABLE} | {chr(256 + at): byte for at, byte in enumerate(others)}
-
-
-_BYTES = _byte_characters()
 
 
 def _plain(text: str) -> str:
