@@ -4,10 +4,9 @@
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from tunecheck.config.schema import Data, Evaluate, Probes, Run, Training
 from tunecheck.core.errors import Unsupported
@@ -115,6 +114,13 @@ class WatchedRun(Run):
     rows_per_micro_batch: int | None = None
     """Rows that each micro-batch is declared to have."""
 
+    def under(
+        self, *, training: WatchedTraining, left_open: dict[Premise, str], sources: dict[str, str], **others: Any
+    ) -> Self:
+        """Return this run with this optimisation, which leaves these premises open."""
+        known = known_by(sources, adapted=self.lora is not None) | self.premises | facts(OF_A_SCRIPT | left_open)
+        return self.model_copy(update={"training": training, "premises": known, "sources": sources, **others})
+
     def expected_trainable(self, weights: Sequence[str]) -> set[str]:
         """Return the declared tensors."""
         return set(self.trained)
@@ -155,45 +161,6 @@ class WatchedRun(Run):
         return frozenset(name for name, on in flags.items() if on)
 
 
-@dataclass(frozen=True, slots=True)
-class Described:
-    """What a model's own objects declare."""
-
-    model: Model
-    strategy: str
-    lora: WatchedLora | None
-    quantization: Quantization | None
-    trained: frozenset[str]
-    parameters: int | None
-    attention: str
-    drops: bool
-    presumed: dict[Premise, str]
-
-    def run(
-        self, *, training: WatchedTraining, left_open: dict[Premise, str], sources: dict[str, str], **others: Any
-    ) -> WatchedRun:
-        """Return the run of this model under this optimisation, which leaves these premises open."""
-        known = known_by(sources, adapted=self.lora is not None) | facts(self.presumed, Source.PRESUMED)
-        return WatchedRun.model_construct(
-            model=self.model,
-            strategy=self.strategy,
-            lora=self.lora,
-            quantization=self.quantization,
-            trained=self.trained,
-            parameters=self.parameters,
-            training=training,
-            device="auto",
-            checks={},
-            premises=known | facts(OF_A_SCRIPT | left_open),
-            sources=sources,
-            **{"drops": self.drops, **others},
-            # sections that another's training does not have
-            data=Data.model_construct(name="the training's own", template="", max_length=64),
-            evaluation=Evaluate.model_construct(splits=[], at=[], rows=0, batch_size=1),
-            probes=Probes.model_construct(oracle_steps=[0, 1], directional_gradient=False),
-        )
-
-
 OF_ADAPTERS = {
     *(Premise.TRAINED_SET_DECLARED, Premise.COUNT_DECLARED, Premise.ADAPTERS_ENUMERATED, Premise.ADAPTERS_FRESH),
 }
@@ -225,8 +192,19 @@ def known_by(sources: Mapping[str, str], *, adapted: bool) -> dict[Premise, Fact
     return told
 
 
-def described(model: Any) -> tuple[Described, dict[Premise, str], dict[str, str]]:
-    """Return what the model declares, the premises that it leaves open with the reason, and what was read where."""
+def _run_of(**declared: Any) -> WatchedRun:
+    """Return the run of a model, which lacks its optimisation so far."""
+    return WatchedRun.model_construct(
+        # sections that another's training does not have
+        data=Data.model_construct(name="the training's own", template="", max_length=64),
+        evaluation=Evaluate.model_construct(splits=[], at=[], rows=0, batch_size=1),
+        probes=Probes.model_construct(oracle_steps=[0, 1], directional_gradient=False),
+        **declared,
+    )
+
+
+def described(model: Any) -> tuple[WatchedRun, dict[Premise, str]]:
+    """Return what the model declares, and the premises that it leaves open with the reason."""
     config = sole_adapter(model)
     variant = adapter_variant(model)
     lora = adapters_of(config, model) if is_lora(config) and not variant else None
@@ -300,18 +278,18 @@ def described(model: Any) -> tuple[Described, dict[Premise, str], dict[str, str]
         sources["lora"] = f"{type(config).__name__} of the {type(model).__name__}"
     quantization = quantization_of(model)
     adapted = "qlora" if quantization is not None else "lora"
-    found = Described(
+    run = _run_of(
         model=model_of(model, base_parameters(model)),
         strategy=adapted if lora is not None else "full" if len(trained) == len(parameters) else "partial",
         lora=lora,
         quantization=quantization,
         trained=trained,
         parameters=elements,
-        attention=attention,
         drops=bool(noise) or any(True for _ in dropouts(model)),
-        presumed=opened([Premise.ARCHITECTURE_KNOWN], departure(model)),
+        premises=facts(opened([Premise.ARCHITECTURE_KNOWN], departure(model)), Source.PRESUMED),
+        sources=sources,
     )
-    return found, left_open, sources
+    return run, left_open
 
 
 def drawn_heads(model: Any, folder: Path) -> frozenset[str]:
@@ -335,23 +313,20 @@ def sole_adapter(model: Any) -> Any:
     return held.get(ADAPTER) if len(held) == 1 else None
 
 
-def described_by_itself(model: Any) -> tuple[Described, dict[Premise, str], dict[str, str]]:
+def described_by_itself(model: Any) -> tuple[WatchedRun, dict[Premise, str]]:
     """Return the same of a model that is none of transformers, of which its tensors alone are known."""
     parameters = dict(model.named_parameters())
     refuse_shards(parameters.values())
     trained = frozenset(name for name, parameter in parameters.items() if parameter.requires_grad)
-    found = Described(
+    run = _run_of(
         model=trained_model.model_of(model),
         strategy="full" if len(trained) == len(parameters) else "partial",
-        lora=None,
-        quantization=None,
         trained=trained,
-        parameters=None,
-        attention="",
         drops=any(True for _ in dropouts(model)),
-        presumed={},
+        premises={},
+        sources={"model": f"{type(model).__name__}.named_parameters()"},
     )
-    return found, trained_model.BY_ITS_CODE | left_to_others(), {"model": f"{type(model).__name__}.named_parameters()"}
+    return run, trained_model.BY_ITS_CODE | left_to_others()
 
 
 def left_to_others() -> dict[Premise, str]:

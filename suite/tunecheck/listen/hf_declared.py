@@ -17,6 +17,7 @@ from tunecheck.listen.optimizers import adamw_settings, made_for
 from tunecheck.listen.preferences import declares_pairs, declares_ratings
 from tunecheck.listen.session import session_of
 from tunecheck.listen.trained_model import device_of, dtype_of, is_transformers
+from tunecheck.models.layer_names import attention_kernel
 from tunecheck.training.session import Session
 
 ADAMW_ARGUMENTS = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
@@ -134,8 +135,8 @@ def run_of(trainer: Any, hooks: Any, state: Any, loader: Any = None) -> declared
     if getattr(trainer, "is_deepspeed_enabled", False):
         raise Unsupported("tunecheck does not support DeepSpeed, whose engine hides gradients, clipping and steps")
     kind = type(args).__name__
-    describe = declared.described if is_transformers(model) else declared.described_by_itself
-    described, left_open, sources = describe(model)
+    known = is_transformers(model)
+    described, left_open = (declared.described if known else declared.described_by_itself)(model)
     total = state.max_steps
     listened = min(hooks.listener.options.steps, total)
     schedule = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
@@ -183,21 +184,21 @@ def run_of(trainer: Any, hooks: Any, state: Any, loader: Any = None) -> declared
         precision=precision_of(trainer),
         # LLaMA-Factory turns it on itself, and leaves the argument as it is
         gradient_checkpointing=bool(args.gradient_checkpointing or declared.checkpoints(model)),
-        attention=described.attention,
+        attention=attention_kernel(model) if known else "",
         seed=args.seed,
     )
     if Premise.SCHEDULE_KNOWN in left_open:
         training._rate = math.nan
     names = ("learning_rate", "lr_scheduler_type", "weight_decay", "max_grad_norm", "gradient_accumulation_steps")
-    sources |= {f"training.{name}": f"{kind}.{name} = {getattr(args, name)!s}" for name in names}
+    sources = described.sources | {f"training.{name}": f"{kind}.{name} = {getattr(args, name)!s}" for name in names}
     masked = "assistant" if getattr(args, "assistant_only_loss", False) else ""
     masked = masked or ("completion" if getattr(args, "completion_only_loss", False) else "")
     evaluates = str(getattr(args, "eval_strategy", "no")).rpartition(".")[2].lower() != "no"
-    return described.run(
-        id=hooks.listener.run_id,
-        trainer=type(trainer).__name__,
+    return described.under(
         training=training,
         left_open=left_open,
+        id=hooks.listener.run_id,
+        trainer=type(trainer).__name__,
         sources=sources,
         masked=masked,
         longest=getattr(args, "max_length", None) or getattr(args, "max_seq_length", None),

@@ -395,11 +395,9 @@ class WatchedEvaluation:
         self.labels: Any = None
         """Those of the batch that is evaluated now, where the model is not given them."""
         self._hooks = Hooks()
-        self._sum, self._tokens = 0.0, 0
         self._rows: int | None = 0
-        self._means: list[tuple[float, float, int]] = []
-        """Of each batch: mean loss, the same against a uniform guess, rows."""
-        self._uniform = 0.0
+        self._batches: list[tuple[float, float, int, int]] = []
+        """Of each: summed loss, the same against a uniform guess, tokens, rows."""
         self._hooks.after(model, self._look, with_kwargs=True)
 
     def _look(self, _model: Any, args: Any, given: dict[str, Any], out: Any) -> None:
@@ -419,27 +417,29 @@ class WatchedEvaluation:
             total -= float((chosen.gather(1, wanted[1:][learnt][:, None])[:, 0] - scale).sum())
             uniform -= float((chosen.mean(dim=-1) - scale).sum())
             tokens += int(learnt.sum())
-        self._sum, self._uniform, self._tokens = self._sum + total, self._uniform + uniform, self._tokens + tokens
-        means = (total / tokens, uniform / tokens) if tokens else (math.nan, math.nan)
-        self._means.append((*means, len(labels)))
+        self._batches.append((total, uniform, tokens, len(labels)))
 
     def close(self) -> dict[str, Any]:
         """Stop watching; return the fields of EvaluationSeen that were seen."""
         self._hooks.remove()
         # a script's own evaluation may call its model as it likes
-        whole = self._seen and not self._hooks.error and self._tokens > 0
-        rows = sum(rows for *_, rows in self._means)
+        whole = self._seen and not self._hooks.error and any(tokens for _, _, tokens, _ in self._batches)
+        loss, uniform = (self._means(at) if whole else (None, None) for at in (0, 1))
         return {
-            "token_mean_loss": self._sum / self._tokens if whole else None,
-            "batch_mean_loss": sum(mean * rows for mean, _, rows in self._means) / rows if whole else None,
-            "token_mean_uniform": self._uniform / self._tokens if whole else None,
-            "batch_mean_uniform": sum(mean * rows for _, mean, rows in self._means) / rows if whole else None,
-            "tokens": self._tokens,
+            **{"token_mean_loss": loss[0], "batch_mean_loss": loss[1]},
+            **{"token_mean_uniform": uniform[0], "batch_mean_uniform": uniform[1]},
+            "tokens": sum(tokens for _, _, tokens, _ in self._batches),
             "rows": None if self._hooks.error else self._rows,
             "training_modules_during": self._training,
             "gradients_enabled": self._gradients,
             "weights_changed": [digest(p) for p in self._learning] != self._before,
         }
+
+    def _means(self, at: int) -> tuple[float, float]:
+        """Return the mean over all tokens, and that of the batches' means by their rows."""
+        total, tokens, rows = (sum(batch[place] for batch in self._batches) for place in (at, 2, 3))
+        means = (batch[at] / batch[2] if batch[2] else math.nan for batch in self._batches)
+        return total / tokens, sum(mean * batch[3] for mean, batch in zip(means, self._batches, strict=True)) / rows
 
 
 def _documents(given: dict[str, Any], labels: Any) -> int:

@@ -131,7 +131,7 @@ def _wrap_torch(module: ModuleType) -> None:
             from tunecheck.listen.loop import listen
 
             listen(options)
-            hear_writes(module, "save")
+            hear_saves(module, "save")
             hear_inputs(module)
     except Exception as error:
         say(f"cannot watch loops ({type(error).__name__}: {error})")
@@ -174,7 +174,7 @@ def _where(module: str, function: str) -> Any:
     return getattr(sys.modules.get(module), function, None)
 
 
-def _hear_saves(owner: Any, name: str, function: str) -> Undo:
+def hear_saves(owner: Any, name: str, function: str = "writing") -> Undo:
     """Have calls of this function of a library told to this one of saves.py, once that is loaded."""
 
     def before(*args: Any, **kwargs: Any) -> Any:
@@ -182,11 +182,6 @@ def _hear_saves(owner: Any, name: str, function: str) -> Undo:
         return call(*args, **kwargs) if call else None
 
     return _tell(owner, name, before)
-
-
-def hear_writes(owner: Any, name: str) -> Undo:
-    """Have what this function writes to a file looked at: tensors by name, its first argument."""
-    return _hear_saves(owner, name, "writing")
 
 
 def hear_inputs(torch: ModuleType) -> list[Undo]:
@@ -206,7 +201,7 @@ def hear_script() -> Undo:
     """Hear what the libraries that are imported by now load, merge and save; return what ends it."""
     owners = [(sys.modules.get(module), name) for module, name in WRITERS]
     wraps = [(sys.modules.get(module), wrap) for module, wrap in SAVERS.items()]
-    undo = [hear_writes(owner, name) for owner, name in owners if hasattr(owner, name)]
+    undo = [hear_saves(owner, name) for owner, name in owners if hasattr(owner, name)]
     undo += [wrap(module) for module, wrap in wraps if module is not None]
     undo += hear_inputs(sys.modules["torch"])
 
@@ -225,15 +220,15 @@ WRITERS = (
 )
 """Functions that write tensors, and the names by which libraries hold them."""
 SAVERS: dict[str, Callable[[ModuleType], Undo]] = {
-    "peft.tuners.lora.model": lambda module: _hear_saves(module.LoraModel, "merge_and_unload", "merging"),
-    "transformers.modeling_utils": lambda module: _hear_saves(module.PreTrainedModel, "save_pretrained", "saving"),
-    "transformers.configuration_utils": lambda module: _hear_saves(
+    "peft.tuners.lora.model": lambda module: hear_saves(module.LoraModel, "merge_and_unload", "merging"),
+    "transformers.modeling_utils": lambda module: hear_saves(module.PreTrainedModel, "save_pretrained", "saving"),
+    "transformers.configuration_utils": lambda module: hear_saves(
         getattr(module, "PretrainedConfig", None) or module.PreTrainedConfig, "save_pretrained", "describing"
     ),
 }
 """Modules of the libraries that merge and save models to what hears it."""
 WRAPPED |= SAVERS
-WRAPPED["safetensors.torch"] = lambda module: hear_writes(module, "save_file")
+WRAPPED["safetensors.torch"] = lambda module: hear_saves(module, "save_file")
 
 
 def _hear_peft(owner: Any, name: str, function: str) -> Undo:

@@ -9,7 +9,7 @@ from tunecheck.listen.declared import WatchedRun, WatchedTraining, checkpoints, 
 from tunecheck.listen.listener import Listener
 from tunecheck.listen.optimizers import adamw_settings, highest_rate, scales_loss
 from tunecheck.listen.trained_model import dtype_of, is_causal, is_transformers, other_model, own_objective
-from tunecheck.models.layer_names import decoder_of
+from tunecheck.models.layer_names import attention_kernel, decoder_of
 from tunecheck.training.data import Batch
 from tunecheck.training.hooks import OwnHooks
 from tunecheck.training.restore import model_mode, random_state, uncached, without_repacking
@@ -22,7 +22,7 @@ def objective_of(model: Any) -> str:
 
 def run_of(model: Any, optimizer: Any, listener: Listener, autocast: torch.dtype | None, objective: str) -> WatchedRun:
     """Return what the model and the optimizer of a loop declare."""
-    declared, left_open, sources = described(model) if is_transformers(model) else described_by_itself(model)
+    declared, left_open = described(model) if is_transformers(model) else described_by_itself(model)
     left_open |= OF_A_LOOP | opened([Premise.CAUSAL_LM], objective)
     settings, why = adamw_settings(optimizer, own=True)
     left_open |= opened([Premise.UPDATE_RULE_KNOWN], why)
@@ -41,16 +41,11 @@ def run_of(model: Any, optimizer: Any, listener: Listener, autocast: torch.dtype
         max_grad_norm=None,
         precision={torch.bfloat16: "bf16", torch.float16: "fp16"}.get(autocast or dtype_of(model), "fp32"),
         gradient_checkpointing=checkpoints(model),
-        attention=declared.attention,
+        attention=attention_kernel(model) if is_transformers(model) else "",
     )
     training._rate = highest_rate(optimizer)
-    return declared.run(
-        id=listener.run_id,
-        trainer="a loop",
-        training=training,
-        left_open=left_open,
-        sources={**sources, "training": f"parameter groups of the {type(optimizer).__name__}"},
-    )
+    sources = {**declared.sources, "training": f"parameter groups of the {type(optimizer).__name__}"}
+    return declared.under(training=training, left_open=left_open, sources=sources, id=listener.run_id, trainer="a loop")
 
 
 def cast_within(model: Any, batch: Batch) -> torch.dtype | None:

@@ -6,6 +6,7 @@ The rate is the schedule's closed form, the clip factor min(1, max_norm / (norm 
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 import torch
 
@@ -157,28 +158,30 @@ class UpdateProbe(Probe):
 
     def _take_over(self, session: Session) -> bool:
         """Go on from the optimizer's own averages and step count; False where a tensor that learns has none."""
-        states = [session.optimizer.state.get(parameter, {}) for _, parameter in self._followed]
-        held = [{"exp_avg", "exp_avg_sq", "step"} <= state.keys() for state in states]
-        if any(count and not known for known, count in zip(held, self._counts, strict=True)):
-            return False
-        for flat, key in ((self._m, "exp_avg"), (self._v, "exp_avg_sq")):
-            own = [state[key] if known else None for state, known in zip(states, held, strict=True)]
+        averages = self._averages(session, "step")
+        for flat, own in zip((self._m, self._v), averages, strict=False):
             _place(torch.split(flat, self._sizes), own)
-        return True
+        return bool(averages)
+
+    def _averages(self, session: Session, *more: str) -> list[list[Any]]:
+        """Return the optimizer's averages of each tensor, None where it has not stepped; [] where it keeps none."""
+        states = [session.optimizer.state.get(parameter, {}) for _, parameter in self._followed]
+        held = [{"exp_avg", "exp_avg_sq", *more} <= state.keys() for state in states]  # Lion keeps the first alone
+        if any(count and not known for known, count in zip(held, self._counts, strict=True)):
+            return []
+        return [
+            [state[key] if known else None for state, known in zip(states, held, strict=True)]
+            for key in ("exp_avg", "exp_avg_sq")
+        ]
 
     def _moment_error(self, session: Session) -> float:
         """Largest relative difference of the optimizer's moments from ours; NaN when it keeps none for some tensor."""
-        states = [session.optimizer.state.get(parameter, {}) for _, parameter in self._followed]
-        held = [{"exp_avg", "exp_avg_sq"} <= state.keys() for state in states]  # Lion keeps the first alone
-        if any(count and not known for known, count in zip(held, self._counts, strict=True)):
-            return float("nan")
-        errors = [torch.zeros(1)]
-        for flat, key in ((self._m, "exp_avg"), (self._v, "exp_avg_sq")):
+        errors = []
+        for flat, own in zip((self._m, self._v), self._averages(session), strict=False):
             theirs = flat.clone()
-            own = [state[key] if known else None for state, known in zip(states, held, strict=True)]
             _place(torch.split(theirs, self._sizes), own)
             errors.append(_relative(theirs, flat, self._sizes))
-        return float(torch.cat(errors).nan_to_num(nan=torch.inf).max())
+        return float(torch.cat(errors).nan_to_num(nan=torch.inf).max()) if errors else float("nan")
 
 
 def explained(after: torch.Tensor, before: torch.Tensor, predicted: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
