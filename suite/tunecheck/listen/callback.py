@@ -24,8 +24,12 @@ class WatchCallback(Heard, TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin to listen."""
         self.report = None
+        # a callback is told of everything but of the Trainer that calls it
+        calling = (frame.f_locals.get("self") for frame, _ in walk_stack(sys._getframe(1)))
+        if (trainer := next((held for held in calling if isinstance(held, Trainer)), None)) is None:
+            raise SuiteError("watch: only a transformers Trainer may call this callback")
         try:
-            self._watch = Watch(_calling_trainer(), **self._given)
+            self._watch = Watch(trainer, **self._given)
             self._watch.__enter__()
         except SuiteError:
             raise  # of what it was given
@@ -43,11 +47,3 @@ class WatchCallback(Heard, TrainerCallback):
         raise SuiteError("watch: pass a trainer or a model, as in tunecheck.watch(trainer)")
 
     def __exit__(self, *_: object) -> None: ...
-
-
-def _calling_trainer() -> Trainer:
-    """Return the Trainer that calls its callbacks now: they are told of everything but of it. Raises SuiteError."""
-    for frame, _ in walk_stack(sys._getframe(1)):
-        if isinstance(trainer := frame.f_locals.get("self"), Trainer):
-            return trainer
-    raise SuiteError("watch: only a transformers Trainer may call this callback")

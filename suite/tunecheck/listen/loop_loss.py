@@ -130,7 +130,11 @@ class Loss:
             batch, reason = provisional(each.given, device), UNKNOWN
         else:
             batch = _compared(each.given, own[0][1], device) if own else batch_of(each.given, device)
-            reason = FURTHER if self.further or each in self.others else _no_mean(own[0][0]) if own else ""
+            reason = FURTHER if self.further or each in self.others else ""
+            if own and not reason and (reduction := REDUCTIONS[own[0][0]._saved_reduction]) != "mean":
+                reason = f"cross_entropy(reduction={reduction!r}) leaves the normalisation to the loop"
+            elif own and not reason and own[0][0]._saved_weight is not None:
+                reason = "the loop's cross_entropy has class weights"
             reason = reason or WEIGHED * self.weighed
         premise = Premise.LABELS_KNOWN if reason == UNKNOWN and not declared else Premise.TOKEN_MEAN_LOSS
         left_open = opened([premise], reason) | opened([Premise.GRADIENT_BY_FORWARD], FURTHER * self.further)
@@ -288,13 +292,6 @@ def _highest_of_itself(likelihoods: torch.Tensor) -> bool:
 
 def _plainly(node: Any) -> str:
     return str(node.name()).partition("Backward")[0]
-
-
-def _no_mean(entropy: Any) -> str:
-    """Return why a negative log-likelihood is no mean over the supervised tokens; "" where it is."""
-    if (reduction := REDUCTIONS[entropy._saved_reduction]) != "mean":
-        return f"cross_entropy(reduction={reduction!r}) leaves the normalisation to the loop"
-    return "" if entropy._saved_weight is None else "the loop's cross_entropy has class weights"
 
 
 def _compared(given: dict[str, Any], labels: torch.Tensor, device: torch.device) -> Batch:

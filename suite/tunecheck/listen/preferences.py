@@ -69,13 +69,11 @@ def _prompts_again(pairs: Sequence[tuple[list[int], list[int], list[int]]]) -> i
     shared = next((at for at, tokens in enumerate(columns) if len({*tokens}) > 1), len(columns))
     if len(pairs) < 2 or shared < SHARED:
         return 0
-    return sum(all(_begins_with(answer, prompt) for answer in answers) for prompt, *answers in pairs)
-
-
-def _begins_with(answer: Sequence[int], prompt: Sequence[int]) -> bool:
-    """Return whether an answer begins with a prompt, which may lack its start token there, or its last one."""
-    parts = [prompt[first : len(prompt) - left] for first in (0, 1) for left in (0, 1)]
-    return any(answer[: len(part)] == part for part in parts)
+    again = 0
+    for prompt, *answers in pairs:  # a prompt may lack its start token there, or its last one
+        parts = [prompt[first : len(prompt) - left] for first in (0, 1) for left in (0, 1)]
+        again += all(any(answer[: len(part)] == part for part in parts) for answer in answers)
+    return again
 
 
 def _halves(given: Mapping[str, Any], rows: int | None) -> tuple[Any, Any] | None:

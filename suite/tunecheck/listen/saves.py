@@ -144,6 +144,9 @@ class _Trained:
         lost = {name for name in moved & self._telling if values[name] not in found}
         earlier = {name for name in lost if self._before[name] in found - present}
         earlier |= {name for name in returned if values[name] in found}
+        # adapters that are gone were taken off, or merged
+        alone = self._base and not found and not (now and not moved)
+        of_base = len(self._base & {value_of(tensor) for tensor in held.values()}) if alone else 0
         own = next((saver for saver in _saving() if saver.get("self") is model), None)
         seen = Written(
             # not one that converts its tensors on the way
@@ -155,8 +158,9 @@ class _Trained:
             overwrites=file in self._files and not any(values[name] in found for name in moved) and bool(earlier),
             other=len(found - {*values.values(), *self._before.values()}),
             resting=len(found & self._resting - {*values.values(), *self._before.values()}),
-            # adapters that are gone were taken off, or merged
-            without_adapters=0 if found or (now and not moved) else self._of_base(held),
+            without_adapters=of_base
+            if 2 * of_base > len(self._base)
+            else 0,  # few are no sign: a merge may change none
         )
         moved |= returned
         if file and seen.trained:
@@ -167,11 +171,6 @@ class _Trained:
         self._told[kind] += 1
         if told and self._told[kind] <= ALIKE:
             self._tell(seen)
-
-    def _of_base(self, held: Mapping[str, torch.Tensor]) -> int:
-        """Return how many are weights under adapters from before the training; 0 for few: a merge may change none."""
-        found = len(self._base & {value_of(tensor) for tensor in held.values()}) if self._base else 0
-        return found if 2 * found > len(self._base) else 0
 
 
 def value_of(tensor: torch.Tensor) -> str:

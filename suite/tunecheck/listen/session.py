@@ -9,6 +9,7 @@ from tunecheck.core.errors import Unsupported
 from tunecheck.listen import declared
 from tunecheck.listen.options import rank_and_processes
 from tunecheck.listen.trained_model import device_of
+from tunecheck.probes.reference.own_logits import unpadded
 from tunecheck.training.data import Batch, Tokens, collate
 from tunecheck.training.session import Session
 
@@ -23,12 +24,7 @@ class GivenRows:
         self, window: Sequence[Batch], dataset: Any, pad_token_id: int, done: tuple[float, frozenset[str]], most: int
     ) -> None:
         """`most` are the positions that the model has."""
-        rows = [
-            Tokens("?", tuple(ids[mask.bool()].tolist()), tuple(labels[mask.bool()].tolist()))
-            for batch in window
-            for ids, labels, mask in zip(batch.input_ids, batch.labels, batch.attention_mask, strict=True)
-            if mask.any()
-        ]
+        rows = [Tokens("?", (*ids.tolist(),), (*labels.tolist(),)) for ids, labels in unpadded(window) if len(ids)]
         self.dataset = dataset
         self.done_share, self.done_rows = done
         """What the training that this one resumes did of its first epoch: the share, and digests of rows."""
@@ -36,6 +32,7 @@ class GivenRows:
         first, last = rows[0], rows[-1]
         other = last if last is not first else Tokens("?", first.input_ids[::-1], first.labels[::-1])
         self.heldout = [_long_enough(first, most), _long_enough(other, most)]
+        self.collate = collate
         self.tokenizer = type("Padding", (), {"pad_token_id": pad_token_id})
 
     def rows(self, step: int) -> list[list[Tokens]]:
@@ -45,10 +42,6 @@ class GivenRows:
     def fixed(self, split: str) -> list[Tokens]:
         """The same."""
         return self.train
-
-    def collate(self, rows: Sequence[Tokens], pad_token_id: int) -> dict[str, list[list[int]]]:
-        """Pad to the longest row."""
-        return collate(rows, pad_token_id)
 
 
 def _long_enough(row: Tokens, most: int) -> Tokens:

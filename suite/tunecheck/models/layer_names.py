@@ -78,16 +78,6 @@ def attention_of(layer: Any) -> Any | None:
     return next((module for module in layer.modules() if "attention" in type(module).__name__.lower()), None)
 
 
-def is_norm(part: str) -> bool:
-    """Return whether this part of a name is a norm's: input_layernorm, post_attention_layernorm, norm, q_norm."""
-    return part.endswith("norm")
-
-
 def head_name(tied: bool) -> str:
     """Return the head's name in the weight file: a tied head is the embedding, and has no other name."""
     return EMBEDDING if tied else HEAD
-
-
-def base_names(names: Iterable[str], tied: bool) -> list[str]:
-    """Return the weight file's tensors without a tied head, which some files hold a second time."""
-    return [name for name in names if not (tied and name == HEAD)]

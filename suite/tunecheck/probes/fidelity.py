@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -140,12 +139,6 @@ def _is_among(row: torch.Tensor, rows: torch.Tensor) -> bool:
     return any(torch.equal(row, rows[at]) for at in alike.tolist())
 
 
-def _tokens_known(folder: Path) -> int:
-    """Return the number of tokens that the base's own tokenizer has; a very large one where it is not known."""
-    vocabulary = read_vocabulary(folder)
-    return max([*vocabulary.tokens, *vocabulary.added], default=0) + 1 if vocabulary is not None else 1 << 62
-
-
 def _adapters(model: Any) -> set[int]:
     """Return the identities of the tensors that peft's layers of any kind added."""
     held: list[Any] = [
@@ -165,7 +158,8 @@ def _difference(session: Session, parameter: Any, wanted: torch.Tensor, learns: 
     held, wanted = whole(parameter).detach().cpu(), wanted.to(parameter.dtype)
     rows, vocabulary = len(wanted), session.run.model.architecture.vocab_size
     if held.shape[1:] == wanted.shape[1:] and len(held) == vocabulary != rows:
-        first = min(rows, _tokens_known(session.folder))
+        known = read_vocabulary(session.folder)
+        first = rows if known is None else min(rows, max([*known.tokens, *known.added], default=0) + 1)
         if not learns and any(token >= first for row in session.batches.train for token in row.input_ids):
             return f" ({NEW_TOKENS_FROZEN}: from {first} on)"
         held, wanted = held[:rows], wanted[:vocabulary]

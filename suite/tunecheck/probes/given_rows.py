@@ -7,6 +7,7 @@ model: a label is the token at its place, padding is not learned, the end of an 
 import re
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -52,7 +53,9 @@ class GivenRowsProbe(Probe):
     def start(self, session: Session) -> None:
         """Count from nothing."""
         self._dataset = session.batches.dataset  # type: ignore[attr-defined]
-        self._size = _length(self._dataset)
+        self._size: int | None = None
+        with suppress(TypeError):  # of a stream
+            self._size = len(self._dataset)
         # a resume begins in the middle of an epoch
         share = session.batches.done_share  # type: ignore[attr-defined]
         self._epoch_rows = None if self._size is None else round(self._size * (1 - share))
@@ -232,13 +235,6 @@ def _row_lengths(rows: Sequence[RowSpan], declared: int | None) -> RowLengths:
 
 def _as_numbers(tokens: Sequence[int]) -> str:
     return f"token {' '.join(map(str, tokens))}"
-
-
-def _length(dataset: Any) -> int | None:
-    try:
-        return len(dataset)
-    except TypeError:
-        return None
 
 
 def _held(dataset: Any, size: int | None, wanted: set[Ids]) -> Counter[Ids] | None:

@@ -32,7 +32,8 @@ class MovementProbe(Probe):
         # on the CPU: what is kept from step to step would be in the run's peak
         self._samples = [sample(p).cpu() for _, p in self._trainable]
         self._digests = [digest(p) for _, p in self._trainable]
-        self._lookup = _lookup_table(session.model) if session.run.holds(Premise.CAUSAL_LM) else None
+        table = session.model.get_input_embeddings().weight if session.run.holds(Premise.CAUSAL_LM) else None
+        self._lookup = None if table is _head(session.model) else table  # only a head's every row has a gradient
         self._read: set[int] = set()
         self._idle = set() if session.run.holds(Premise.CAUSAL_LM) else {name for name, _ in self._trainable}
         """Tensors that need not move: a model that is not known may have parts that take no part."""
@@ -70,10 +71,16 @@ class MovementProbe(Probe):
         # Names are looked up afresh: a tensor that was exchanged for another must show as changed.
         now = dict(_frozen(session))
         found = dict(zip(now, digests(now.values()), strict=True))
+        # bitsandbytes has a packed layer's bias in its input's dtype
+        rounded = {
+            name
+            for name, bias in self._biases.items()
+            if name in now and bias.dtype != (dtype := now[name].dtype) and torch.equal(bias.to(dtype), now[name])
+        }
         changed = [
             name
             for name, (before, _) in self._frozen.items()
-            if name not in now or (found[name] != before and not self._only_rounded(name, now[name]))
+            if name not in now or (found[name] != before and name not in rounded)
         ]
         appeared = [name for name in now if name not in self._frozen and name not in dict(self._trainable)]
         live = dict(session.model.named_parameters())
@@ -112,11 +119,6 @@ class MovementProbe(Probe):
         )
         self._frozen.clear()
 
-    def _only_rounded(self, name: str, now: torch.Tensor) -> bool:
-        """Return whether this is a packed layer's bias in another dtype: bitsandbytes has it in its input's."""
-        before = self._biases.get(name)
-        return before is not None and before.dtype != now.dtype and torch.equal(before.to(now.dtype), now)
-
     def _moved_share(self, name: str, parameter: torch.Tensor, before: torch.Tensor) -> float:
         """Changed elements over those that could change."""
         moved = sample(parameter).cpu() != before
@@ -136,12 +138,6 @@ def _is_below_last_digit(rate: float, weights: torch.Tensor) -> bool:
         return False
     sizes = weights.abs()
     return bool((torch.nextafter(sizes, sizes.new_tensor(math.inf)) - sizes > rate).float().mean() > 0.5)
-
-
-def _lookup_table(model: Any) -> Any:
-    """The embedding, where it is no head: only a head's every row has a gradient. None where they are tied."""
-    table = model.get_input_embeddings().weight
-    return None if table is _head(model) else table
 
 
 def _head(model: Any) -> Any:

@@ -168,14 +168,9 @@ def _differences(got: list[torch.Tensor], wanted: list[torch.Tensor]) -> tuple[t
 
     One after the other: all differences at once would be another copy of the model where the base learns.
     """
-    pairs = [_difference(a, b) for a, b in zip(got, wanted, strict=True)]
+    moved = ((a, b.to(a.device)) for a, b in zip(got, wanted, strict=True))  # what is wanted lies on the CPU
+    pairs = [((a - b).float().norm(), b.norm().float()) for a, b in moved]
     return torch.stack([difference for difference, _ in pairs]), torch.stack([norm for _, norm in pairs])
-
-
-def _difference(got: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the norm of the difference and that of the wanted tensor, which lies on the CPU."""
-    wanted = wanted.to(got.device)
-    return (got - wanted).float().norm(), wanted.norm().float()
 
 
 def _slope_error(

@@ -6,6 +6,7 @@ of a model that is given tokens.
 """
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -126,9 +127,11 @@ class PositionProbe(Probe):
             self._add_at_padding(mask, partial(self.hooks.gradient, hidden))
         if isinstance(read, torch.Tensor) and _learns(hidden) and _of_positions(read, hidden) and _reads(model, {True}):
             self.hooks.gradient(hidden, partial(self._add_unseen, _tokens(read, mask)))
+        config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+        vocabulary = int(getattr(config, "vocab_size", 0)) or math.inf
         if model.config.is_encoder_decoder:  # that makes its decoder's tokens of the labels, unless it is given them
             read = given.get("decoder_input_ids")
-        if _learns(logits) and _of_positions(read, logits) and logits.shape[-1] >= _vocabulary(model):
+        if _learns(logits) and _of_positions(read, logits) and logits.shape[-1] >= vocabulary:
             self.hooks.gradient(logits, partial(self._add_raised, _Call(model, args, given, read)))
 
     def _look_at_mask(self, mask: torch.Tensor | None, real: torch.Tensor | None) -> None:
@@ -417,8 +420,3 @@ def _padding(mask: torch.Tensor) -> torch.Tensor:
     begun = real.cumsum(dim=1) > 0
     begun[:, :-1] |= begun[:, 1:].clone()
     return ~begun | ~_and_before(real)
-
-
-def _vocabulary(model: Any) -> int:
-    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
-    return int(getattr(config, "vocab_size", 0)) or 1 << 62

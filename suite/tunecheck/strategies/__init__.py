@@ -11,7 +11,7 @@ from tunecheck.strategies.base_weights import (
     FULL,
     LAST_LAYERS_AND_HEAD,
 )
-from tunecheck.strategies.lora import LoraAdapters, QLoraAdapters, target_layers
+from tunecheck.strategies.lora import LoraAdapters, target_layers
 
 STRATEGIES: dict[str, Strategy] = {
     "full": FULL,
@@ -21,7 +21,7 @@ STRATEGIES: dict[str, Strategy] = {
     "last_layers_and_head": LAST_LAYERS_AND_HEAD,
     "bitfit": BITFIT,
     "lora": LoraAdapters(),
-    "qlora": QLoraAdapters(),
+    "qlora": LoraAdapters(sections=("lora", "quantization")),
 }
 """Every strategy by its name in a run's YAML."""
 

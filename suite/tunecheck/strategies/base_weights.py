@@ -5,15 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunecheck.core.errors import Unsupported
-from tunecheck.models.layer_names import (
-    EMBEDDING,
-    base_names,
-    decoder_layers,
-    head_name,
-    is_norm,
-    layer_count,
-    layer_of,
-)
+from tunecheck.models.layer_names import EMBEDDING, HEAD, decoder_layers, head_name, layer_count, layer_of
 from tunecheck.strategies.base import Strategy, StrategyConfig
 
 LAST_LAYERS = 2
@@ -40,7 +32,8 @@ class BaseWeights(Strategy):
     def expected_trainable(self, run: StrategyConfig, weights: Sequence[str]) -> set[str]:
         """Return the tensors of the weight file that learn. Raises Unsupported."""
         tied = run.model.architecture.tie_word_embeddings
-        return set(self._held(self.names(base_names(weights, tied), tied), run))
+        own = [name for name in weights if not (tied and name == HEAD)]  # which some files hold a second time
+        return set(self._held(self.names(own, tied), run))
 
     def _held(self, found: Iterable[Any], run: StrategyConfig) -> list[Any]:
         if not (held := list(found)):
@@ -94,7 +87,7 @@ ADAPTER_LAYERS = BaseWeights(
         *_last_modules(model),
         *(module for module in model.modules() if type(module).__name__.endswith("Norm")),
     ],
-    names=lambda names, tied: [*_last_layers(names), *(name for name in names if is_norm(name.split(".")[-2]))],
+    names=lambda names, tied: [*_last_layers(names), *(name for name in names if name.split(".")[-2].endswith("norm"))],
 )
 # Training a tied head trains the embedding too: inputs are embedded differently as well, the gradient flows through
 # every frozen layer, and the matrix is by far the largest part (on Qwen2-0.5B 136,134,656 of 165,959,424 parameters).

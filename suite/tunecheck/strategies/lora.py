@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tunecheck.core.errors import BrokenRules, Unsupported
@@ -10,10 +11,11 @@ from tunecheck.strategies.base import Strategy, StrategyConfig
 from tunecheck.strategies.mixed_precision import multiply_in_input_dtype
 
 
+@dataclass(frozen=True)
 class LoraAdapters(Strategy):
     """Train lora_A and lora_B of every target module in every layer, and with DoRA its magnitude."""
 
-    trains = "low-rank adapters"
+    trains: str = "low-rank adapters"
     sections: tuple[str, ...] = ("lora",)
 
     def adapt(self, model: Any, run: StrategyConfig) -> Any:
@@ -48,12 +50,6 @@ class LoraAdapters(Strategy):
             for module in target_layers(run, weights)
             for part in parts
         }
-
-
-class QLoraAdapters(LoraAdapters):
-    """Train LoRA adapters on a 4-bit base, which the section `quantization` describes."""
-
-    sections = ("lora", "quantization")
 
 
 def target_layers(run: StrategyConfig, weights: Sequence[str]) -> list[str]:
