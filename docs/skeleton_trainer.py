@@ -10,12 +10,18 @@ import time
 from functools import partial
 
 import torch
-from tunecheck.training.merge import merge
 
 from tunecheck.core.evidence import Step
 from tunecheck.training.checkpoint import load_checkpoint, save_checkpoint  # noqa: F401 - a trainer has them
 from tunecheck.training.data import Batches
-from tunecheck.training.load import apply_strategy, apply_workarounds, load_base, load_tokenizer, resolve_precision
+from tunecheck.training.load import (
+    apply_strategy,
+    apply_workarounds,
+    load_base,
+    load_tokenizer,
+    merge,
+    resolve_precision,
+)
 from tunecheck.training.native import evaluate, make_scheduler, save_adapter, token_weighted_loss
 from tunecheck.training.session import Session
 

@@ -52,7 +52,7 @@ def test_padding_among_which_a_position_is_chosen_may_be_learned(loss, padded):
     model, seen = Reader(), []
     probe = PositionProbe(seen.append)
     session = SimpleNamespace(
-        model=model, called=model, entry=None, tokenizer=None, run=SimpleNamespace(holds=lambda _: False)
+        model=model, called=model, entry=None, tokenizer=None, processes=1, run=SimpleNamespace(holds=lambda _: False)
     )
     probe.start(session)
     probe.step_begin(session, 0, ())

@@ -14,14 +14,16 @@ from transformers import TrainerCallback
 from tunecheck import assets as models
 from tunecheck.config import find_run, load_run
 from tunecheck.config.schema import Run
+from tunecheck.config.trainers import TRAINERS
 from tunecheck.core.errors import ConfigError, Unsupported, WeightsDamaged
 from tunecheck.core.evidence import AttemptEnd, Census, Phase, Resumed, Setup, Step
 from tunecheck.core.finding import Finding, Status
 from tunecheck.core.trace import Trace
 from tunecheck.session.admission import obstacle
-from tunecheck.training import TRAINERS, Session, trainer_of
+from tunecheck.training import trainer_of
 from tunecheck.training.data import RowsInOrder
 from tunecheck.training.events import Probes
+from tunecheck.training.session import Session
 
 MOVING = ["training.learning_rate=2e-3", "training.weight_decay=0"]
 FULL = ["strategy=full", "lora=null", "quantization=null", "training.gradient_checkpointing=true"]
