@@ -32,8 +32,7 @@ from tunecheck.core.trace import encode
 from tunecheck.history.baseline import baseline_file
 from tunecheck.history.store import Store, history_file
 from tunecheck.results.verdict import write_verdict
-from tunecheck.training.data import read_texts
-from tunecheck.training.data.rows import read_rows
+from tunecheck.training.data import read_rows, read_texts
 
 FACTOR = int(os.environ.get("TUNECHECK_FUZZ", "1"))
 STATUSES = {0, 1, 2, 4, 5, 6, 7}

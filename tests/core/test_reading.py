@@ -15,8 +15,7 @@ from tunecheck.hardware.locks import OwnedLock
 from tunecheck.history.baseline import read_baseline
 from tunecheck.history.store import Store
 from tunecheck.results.verdict import read_verdict
-from tunecheck.training.data import read_texts
-from tunecheck.training.data.rows import read_rows
+from tunecheck.training.data import read_rows, read_texts
 
 READERS = {
     "a trace": (read, TraceError),

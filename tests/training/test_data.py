@@ -13,6 +13,7 @@ from tunecheck import assets
 from tunecheck.config import find_run, load_data, load_run
 from tunecheck.core.errors import ConfigError, DataError, WeightsDamaged
 from tunecheck.training.data import (
+    ALPACA,
     IGNORED,
     Batches,
     Row,
@@ -22,10 +23,11 @@ from tunecheck.training.data import (
     digest,
     encode,
     order,
+    prompt_ids,
+    prompt_text,
     read_rows,
     window_rows,
 )
-from tunecheck.training.data.rows import ALPACA, prompt_ids, prompt_text
 from tunecheck.training.load import load_tokenizer
 
 PAD, START, END = 256, 257, 258

@@ -230,7 +230,7 @@ def described(model: Any) -> tuple[WatchedRun, dict[Premise, str]]:
     if lora is not None and getattr(config, "target_parameters", None):
         why = "tunecheck does not enumerate the adapters of LoraConfig.target_parameters"
         left_open[Premise.ADAPTERS_ENUMERATED] = why
-    elif lora is not None and provenance.adapters_loaded(model):
+    elif lora is not None and model in provenance.LOADED:
         left_open[Premise.ADAPTERS_FRESH] = "the adapters were loaded, not created"
     elif lora is not None and provenance.trained_before(model, adapters=True):
         left_open[Premise.ADAPTERS_FRESH] = "an earlier training of this process trained the adapters"

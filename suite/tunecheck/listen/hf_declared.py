@@ -34,7 +34,7 @@ def declared_rates(hooks: Any) -> Rates | None:
     trainer = hooks.trainer
     optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
     own = type(trainer).create_optimizer.__module__.startswith("transformers.")
-    wanted = provenance.declared_rates_of(optimizer)
+    wanted = provenance.DECLARED.get(optimizer)
     if wanted is None and own and not hooks.own_optimizer and declared_optimizer(trainer):
         rate = float(trainer.args.learning_rate), f"{type(trainer.args).__name__}.learning_rate"
         wanted = dict.fromkeys((name for name, _ in trainer.model.named_parameters()), rate)

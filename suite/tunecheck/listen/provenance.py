@@ -98,15 +98,12 @@ def _value(tensor: Any) -> str:
 
 Declared = dict[str, tuple[float, str]]
 """Tensor to its rate and the argument that declares it."""
-_LOADED: WeakSet[Any] = WeakSet()
+LOADED: WeakSet[Any] = WeakSet()
+"""Models whose adapters were loaded, so that they are trained already."""
 _TRAINED: WeakSet[Any] = WeakSet()
 """Modules whose own tensors were to learn in a training of this process."""
-_DECLARED: WeakKeyDictionary[Any, Declared] = WeakKeyDictionary()
-
-
-def declared_rates_of(optimizer: Any) -> Declared | None:
-    """Return the rates that were declared when this optimizer was made; None where none were."""
-    return _DECLARED.get(optimizer)
+DECLARED: WeakKeyDictionary[Any, Declared] = WeakKeyDictionary()
+"""Optimizers whose rates were declared when they were made."""
 
 
 def lora_plus(
@@ -129,19 +126,14 @@ def lora_plus(
                 declared[name] = lr * loraplus_lr_ratio, "lr x loraplus_lr_ratio"
             elif ".lora_A." in name:
                 declared[name] = lr, "lr"
-        _DECLARED[optimizer] = declared
+        DECLARED[optimizer] = declared
 
     return made
 
 
 def adapter_loading(model: Any, *_: Any, **__: Any) -> Callable[[Any], None]:
     """peft's load_adapter is called. Return what notes that this model's adapters are no fresh ones."""
-    return lambda _: _LOADED.add(model)
-
-
-def adapters_loaded(model: Any) -> bool:
-    """Return whether this model's adapters were loaded, so that they are trained already."""
-    return model in _LOADED
+    return lambda _: LOADED.add(model)
 
 
 def training_begins(model: Any) -> None:

@@ -80,8 +80,9 @@ def watch(model: Any, tell: Callable[[Written | FileWritten], None]) -> None:
 
 def trained(model: Any) -> None:
     """The steps that are listened to are done: note what of this model has moved by now."""
-    if model in _TRAINED:
-        _TRAINED[model].note_moved(model)
+    if (held := _TRAINED.get(model)) is not None:
+        live = dict(model.named_parameters())
+        held.moved = {n for n, value in held.before.items() if n in live and value_of(live[n]) != value}
 
 
 def written(thing: Any, path: Any = None) -> None:
@@ -116,33 +117,28 @@ class _Trained:
         """Weights under adapters, which merging changes."""
         self._resting = {value_of(p) for p in resting if not _is_constant(sample(p))}
         """Frozen tensors of a trained one's shape: of another adapter, say."""
-        self._before = {name: value_of(p) for name, p in learns.items()}
+        self.before = {name: value_of(p) for name, p in learns.items()}
         self._telling = {name for name, p in learns.items() if not _is_constant(sample(p))}
         """Tensors that no other is likely to equal: those that begin at 0 or 1 are not."""
         self._told: Counter[tuple[bool, ...]] = Counter()
-        self._moved = set[str]()
+        self.moved = set[str]()
         """What had moved when the steps that are listened to were done."""
         self._files = set[str]()
         """Those that hold trained tensors."""
 
-    def note_moved(self, model: Any) -> None:
-        """Note what differs from the start by now."""
-        live = dict(model.named_parameters())
-        self._moved = {n for n, value in self._before.items() if n in live and value_of(live[n]) != value}
-
     def written(self, model: Any, held: Mapping[str, torch.Tensor], file: str = "") -> None:
         """Record what of the trained tensors is in these, if any of them has moved by now."""
-        now = {name: p for name, p in model.named_parameters() if name in self._before}
+        now = {name: p for name, p in model.named_parameters() if name in self.before}
         values = {name: value_of(p) for name, p in now.items()}
-        moved = {name for name, value in values.items() if value != self._before[name]}
+        moved = {name for name, value in values.items() if value != self.before[name]}
         # as an average that is never updated leaves a model into which it is copied for a save
-        returned = {name for name in (self._moved & self._telling) - moved if name in now} if not moved else set()
+        returned = {name for name in (self.moved & self._telling) - moved if name in now} if not moved else set()
         shapes = {now[name].shape for name in moved | returned}
         found = {value_of(tensor) for tensor in held.values() if tensor.shape in shapes}
         # an adapter that rests beside the trained one, as a reference, may be what that was
         present = {value_of(p) for p in model.parameters() if p.shape in shapes}
         lost = {name for name in moved & self._telling if values[name] not in found}
-        earlier = {name for name in lost if self._before[name] in found - present}
+        earlier = {name for name in lost if self.before[name] in found - present}
         earlier |= {name for name in returned if values[name] in found}
         # adapters that are gone were taken off, or merged
         alone = self._base and not found and not (now and not moved)
@@ -156,8 +152,8 @@ class _Trained:
             earlier=tuple(sorted(earlier)),
             returned=bool(returned),
             overwrites=file in self._files and not any(values[name] in found for name in moved) and bool(earlier),
-            other=len(found - {*values.values(), *self._before.values()}),
-            resting=len(found & self._resting - {*values.values(), *self._before.values()}),
+            other=len(found - {*values.values(), *self.before.values()}),
+            resting=len(found & self._resting - {*values.values(), *self.before.values()}),
             without_adapters=of_base
             if 2 * of_base > len(self._base)
             else 0,  # few are no sign: a merge may change none

@@ -41,7 +41,6 @@ _OWN_CODE = (
     "models/*.py",
     "strategies/*.py",
     "training/*.py",
-    "training/data/__init__.py",
 )
 ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 

@@ -136,7 +136,8 @@ class DataProbe(Probe):
         if not supervised:
             problems.setdefault("nothing is supervised", f"{wanted}: every label is {IGNORED}")
         elif problem := label_problem(ids, labels, IGNORED):
-            problems.setdefault(problem, f"{wanted}: {_pairs(supervised, tokenizer)}")
+            token, label = (tokenizer.decode([of]) for of in next(pair for pair in supervised if pair[0] != pair[1]))
+            problems.setdefault(problem, f"{wanted}: at {token!r} the label is {label!r}")
         elif key != "?":
             for kind in _label_problems(real_labels, expected, prompt):
                 text = tokenizer.decode([label for label in real_labels if label != IGNORED])
@@ -170,12 +171,6 @@ def _token_problem(ids: Ids, wanted: Ids, tokenizer: object) -> tuple[str, str]:
         "tokens differ from the template's",
         f"at token {at}: {decode(ids[at:][:8])!r}, not {decode(wanted[at:][:8])!r}",
     )
-
-
-def _pairs(supervised: list[tuple[int, int]], tokenizer: object) -> str:
-    token, label = next(pair for pair in supervised if pair[0] != pair[1])
-    decode = tokenizer.decode  # type: ignore[attr-defined]
-    return f"at {decode([token])!r} the label is {decode([label])!r}"
 
 
 def _prescribed_rows(session: Session, step: int, train_rows: int) -> list[str]:

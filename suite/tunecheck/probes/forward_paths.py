@@ -82,7 +82,11 @@ class ForwardProbe(Probe):
                     zip(("gain_error", "gain_error_at"), worst_gain(session.model, architecture, calls), strict=True)
                 )
             if longest.shape[1] > REFERENCE_TOKENS:
-                errors |= self._longest(session, longest)
+                padless = longest.to(session.device), torch.ones_like(longest)
+                with OwnHooks() as hooks:
+                    watched = WatchedAttention(session.model, architecture, lambda: [padless], hooks)
+                    self._logits(session, *padless)
+                errors[f"first layer's attention of {longest.shape[1]} tokens"] = watched.seen()[1]
             if session.run.training.offload != "parameters":  # a forward that ends in its middle would keep them here
                 of_layers = partial(
                     layer_errors, session.model, architecture, session.device, training=not session.run.uses_dropout
@@ -103,14 +107,6 @@ class ForwardProbe(Probe):
                 has_formulas=known, relations=len(errors), error=errors.get(at, math.nan), worst=at, **exact
             )
         )
-
-    def _longest(self, session: Session, ids: torch.Tensor) -> dict[str, float]:
-        """The attention of the first layer alone, for this row as a whole."""
-        rows = (ids.to(session.device), torch.ones_like(ids))
-        with OwnHooks() as hooks:
-            watched = WatchedAttention(session.model, session.run.model.architecture, lambda: [rows], hooks)
-            self._logits(session, *rows)
-        return {f"first layer's attention of {ids.shape[1]} tokens": watched.seen()[1]}
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Count layer calls during the second step, of a single one during that."""
@@ -197,20 +193,15 @@ class _AttentionKernels:
     @contextmanager
     def seen_in(self) -> Iterator[None]:
         """Note the kernels of the block."""
-        self._calls_sdpa, self._ops = False, set[str]()
-        with _Functions(self._hooks.guarded(self._call)), _Operators(self._hooks.guarded(self._run)):
+        functions, operators, sdpa = set[Any](), set[Any](), torch.nn.functional.scaled_dot_product_attention
+        with _Functions(self._hooks.guarded(functions.add)), _Operators(self._hooks.guarded(operators.add)):
             yield
-        kernels = {name for name in self._ops if "attention" in name or "flash_attn" in name}
-        if self._calls_sdpa:
+        names = {operator.overloadpacket.__name__ for operator in operators}
+        kernels = {name for name in names if "attention" in name or "flash_attn" in name}
+        if sdpa in functions:
             self.seen |= {f"sdpa:{name}" for name in kernels or {"math"}}
         else:
             self.seen |= kernels or {"eager"}
-
-    def _call(self, function: Any) -> None:
-        self._calls_sdpa |= function is torch.nn.functional.scaled_dot_product_attention
-
-    def _run(self, operator: Any) -> None:
-        self._ops.add(operator.overloadpacket.__name__)
 
 
 class _Functions(TorchFunctionMode):

@@ -9,8 +9,7 @@ import torch
 from tunecheck.core.evidence import Generation
 from tunecheck.core.frozen import Frozen
 from tunecheck.probes.reference.in_fp32 import WIDENED_BYTES, in_fp32, widened_bytes
-from tunecheck.training.data import IGNORED, Row, read_rows
-from tunecheck.training.data.rows import prompt_ids, prompt_text
+from tunecheck.training.data import IGNORED, Row, prompt_ids, prompt_text, read_rows
 from tunecheck.training.events import Probe
 from tunecheck.training.placement import where_evaluated
 from tunecheck.training.restore import model_mode, uncached

@@ -111,7 +111,8 @@ class GivenRowsProbe(Probe):
                 self._compare(session, row_labels)
                 supervised += sum(label != IGNORED for label in row_labels[1:])
                 tokens += sum(given_mask)
-            if _shows_targets(batch):
+            learned = batch.labels[:, 1:] != IGNORED
+            if batch.sees is not None and bool((batch.sees.diagonal(1, dim1=1, dim2=2) & learned).any()):
                 problem = "the attention mask shows what is learned to the position that predicts it"
                 inputs.setdefault(problem, repr(self._show(ids[0][:16])))
             self._micro_batches += 1
@@ -209,13 +210,6 @@ class GivenRowsProbe(Probe):
         for (_, before), (token, label) in pairwise(real):
             if token in self._ends and before != IGNORED:
                 self._counts["ends" if label != IGNORED else "masked ends"] += 1
-
-
-def _shows_targets(batch: Batch) -> bool:
-    """Return whether a supervised token is seen, under the trainer's own mask, by the position before it."""
-    return batch.sees is not None and bool(
-        (batch.sees.diagonal(1, dim1=1, dim2=2) & (batch.labels[:, 1:] != IGNORED)).any()
-    )
 
 
 def _row_lengths(rows: Sequence[RowSpan], declared: int | None) -> RowLengths:

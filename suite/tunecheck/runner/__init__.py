@@ -200,7 +200,11 @@ class _Attempt:
             cards=(cards or None) if on_card else () if runner.gpu else None,
             vram_cap_bytes=cap_bytes,
         )
-        meters = [self._meter(rank, card) for rank, card in enumerate(cards or (None,))] if on_card else []
+        meters = []
+        for rank, card in enumerate(cards or (None,)) if on_card else ():
+            folder = self.request.checkpoint.with_name(f"card-{rank}")
+            folder.mkdir(exist_ok=True)
+            meters.append(Meter(card, folder))
         end, started = None, time.monotonic()
         try:
             end = self._train(request, meters)
@@ -214,12 +218,6 @@ class _Attempt:
         if end.outcome != AttemptOutcome.FINISHED:
             log.warning(f"{run.name}: {purpose} {end.outcome.replace('_', ' ')}: {end.detail}")
         return end
-
-    def _meter(self, rank: int, card: str | None) -> Meter:
-        """Start to sample this card."""
-        folder = self.request.checkpoint.with_name(f"card-{rank}")
-        folder.mkdir(exist_ok=True)
-        return Meter(card, folder)
 
     def _train(self, request: Request, meters: Sequence[Meter]) -> AttemptEnd:
         """The attempt itself, in a child process or in this one."""

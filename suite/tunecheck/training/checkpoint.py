@@ -27,8 +27,11 @@ def save_checkpoint(session: Session, step: int, folder: Path) -> None:
     groups = session.optimizer.state_dict()
     for index, state in groups["state"].items():
         tensors |= {f"optimizer/{index}/{key}": whole(value) for key, value in state.items()}
-    for rank, states in enumerate(session.ranks.gathered(_random_states(session))):
-        tensors |= {_of_rank(name, rank): state for name, state in states.items()}
+    own = {"rng/cpu": torch.get_rng_state()}
+    if session.device.type == "cuda":
+        own["rng/cuda"] = torch.cuda.get_rng_state(session.device).cpu()
+    for rank, states in enumerate(session.ranks.gathered(own)):
+        tensors |= {_of_rank(name, rank): held for name, held in states.items()}
     if session.ranks.rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, folder / TENSORS)
@@ -89,14 +92,6 @@ def _require_same_rows(session: Session, state: dict[str, Any]) -> None:
             session.run,
             ("training.gradient_accumulation_steps", f"{rule}, as before the checkpoint after {rows} rows ({given})"),
         )
-
-
-def _random_states(session: Session) -> dict[str, torch.Tensor]:
-    """Return this process's random states by their names in the file."""
-    states = {"rng/cpu": torch.get_rng_state()}
-    if session.device.type == "cuda":
-        states["rng/cuda"] = torch.cuda.get_rng_state(session.device).cpu()
-    return states
 
 
 def _restore_random_state(session: Session, tensors: dict[str, torch.Tensor], step: int) -> None:

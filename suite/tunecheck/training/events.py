@@ -169,8 +169,10 @@ class Probes:
                 if out_of_memory and probe.runs_evaluations:
                     raise  # the fallback must see it
                 self._leave_out(probe, moment, located(error))
-                if out_of_memory == "gpu":
-                    _return_memory(error, session)
+                if out_of_memory == "gpu":  # the training needs now what the probe's frames hold
+                    traceback.clear_frames(error.__traceback__)
+                    if session.device.type == "cuda":
+                        torch.cuda.empty_cache()
             self._cost[type(probe).__name__] += time.perf_counter() - begun
 
     def _leave_out(self, probe: Probe, moment: str, reason: str) -> None:
@@ -179,10 +181,3 @@ class Probes:
         probe.hooks.remove()
         kinds = tuple(kind.__name__ for kind in probe.emits)
         self._emit(ProbeFailed(probe=type(probe).__name__, moment=moment, error=reason, kinds=kinds))
-
-
-def _return_memory(error: BaseException, session: Session) -> None:
-    """Free what the frames of a failed probe hold, and the allocator's cache: the training needs it now."""
-    traceback.clear_frames(error.__traceback__)
-    if session.device.type == "cuda":
-        torch.cuda.empty_cache()

@@ -83,7 +83,10 @@ def session_around(make: MakeTrainer, run: Run, folder: Path, device: torch.devi
         tokenizer=tokenizer,
         batches=batches,
         optimizer=trainer.create_optimizer(),
-        loss=lambda logits, labels, tokens: model_loss(model, logits, labels, tokens),
+        # the model's own, which the Trainer's compute_loss asks for it with the window's number of tokens
+        loss=lambda logits, labels, tokens: model.loss_function(
+            logits=logits, labels=labels, vocab_size=logits.shape[-1], num_items_in_batch=tokens
+        ),
         evaluate=evaluate,
         save_adapter=save_adapter,
         merge=merge,
@@ -215,14 +218,6 @@ def collated(batches: Batches, rows: Sequence[Tokens]) -> dict[str, torch.Tensor
     """These rows as the suite's own collator pads them, on the CPU: the Trainer moves them."""
     columns = batches.collate(rows, batches.tokenizer.pad_token_id)
     return {name: torch.tensor(column) for name, column in columns.items()}
-
-
-def model_loss(model: Any, logits: torch.Tensor, labels: torch.Tensor, tokens: int) -> torch.Tensor:
-    """The model's own loss, which the Trainer's compute_loss asks it for with the window's number of tokens."""
-    loss: torch.Tensor = model.loss_function(
-        logits=logits, labels=labels, vocab_size=logits.shape[-1], num_items_in_batch=tokens
-    )
-    return loss
 
 
 class Listening:

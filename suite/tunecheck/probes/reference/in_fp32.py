@@ -30,7 +30,9 @@ def in_fp32(model: Any) -> Iterator[dict[torch.Tensor, torch.Tensor]]:
     try:
         for place, name, tensor in kept:
             if tensor not in wide:  # a tied one has several places
-                wide[tensor] = _widened(tensor)
+                wide[tensor] = data = tensor.detach().float()
+                if isinstance(tensor, torch.nn.Parameter):
+                    wide[tensor] = torch.nn.Parameter(data, tensor.requires_grad)
             place[name] = wide[tensor]
         for linear in linears:
             linear.compute_dtype = torch.float32
@@ -40,11 +42,6 @@ def in_fp32(model: Any) -> Iterator[dict[torch.Tensor, torch.Tensor]]:
             place[name] = tensor
         for linear, dtype in zip(linears, dtypes, strict=True):
             linear.compute_dtype = dtype
-
-
-def _widened(tensor: torch.Tensor) -> torch.Tensor:
-    data = tensor.detach().float()
-    return torch.nn.Parameter(data, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else data
 
 
 def widened_bytes(model: Any) -> int:

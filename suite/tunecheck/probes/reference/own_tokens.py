@@ -27,7 +27,8 @@ def tokens_and_scores(args: Any, given: Any, out: Any) -> tuple[torch.Tensor, to
 
     Scores may come flat, [rows * positions, vocabulary]. None where it takes or returns something else.
     """
-    read = next((value for value in (*args, *given.values()) if _are_tokens(value)), None)
+    tensors = [value for value in (*args, *given.values()) if isinstance(value, torch.Tensor)]
+    read = next((value for value in tensors if value.ndim == 2 and value.dtype in (torch.int64, torch.int32)), None)
     if read is None or not read.numel():
         return None
     parts = out.values() if isinstance(out, dict) else out if isinstance(out, tuple | list) else (out,)
@@ -86,10 +87,6 @@ def _moved(
         return None
     largest = before.float().abs().max()
     return [(scores.float() - before.float()).abs().amax(dim=2) / largest for scores in after if scores is not None]
-
-
-def _are_tokens(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.ndim == 2 and value.dtype in (torch.int64, torch.int32)
 
 
 def fill_of(read: torch.Tensor) -> int | None:
