@@ -3,21 +3,23 @@
 The moments are those of transformers' TrainerCallback.
 """
 
+from __future__ import annotations
+
 import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, ClassVar
-
-import torch
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tunecheck.core.evidence import ProbeFailed, ProbeTimes, Record, StepTimes
 from tunecheck.core.out_of_memory import ran_out
-from tunecheck.training.data import Batch
 from tunecheck.training.hooks import Hooks, located
 from tunecheck.training.restore import random_state
-from tunecheck.training.session import Session
+
+if TYPE_CHECKING:  # a check of another package may import this while the configuration imports that check
+    from tunecheck.training.data import Batch
+    from tunecheck.training.session import Session
 
 _working = False
 
@@ -172,6 +174,8 @@ class Probes:
                 if out_of_memory == "gpu":  # the training needs now what the probe's frames hold
                     traceback.clear_frames(error.__traceback__)
                     if session.device.type == "cuda":
+                        import torch
+
                         torch.cuda.empty_cache()
             self._cost[type(probe).__name__] += time.perf_counter() - begun
 

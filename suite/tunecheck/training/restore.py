@@ -10,9 +10,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from itertools import chain
 from operator import is_
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 @contextmanager
@@ -64,8 +65,10 @@ REPACKS = "support_avx512bf16_for_cpu"
 CONTAINERS = {list, dict, set, deque, OrderedDict, defaultdict}
 
 
-def _put_back(buffer: torch.Tensor, value: torch.Tensor) -> None:
+def _put_back(buffer: "torch.Tensor", value: "torch.Tensor") -> None:
     """Write to the buffer if it has changed; a graph that holds it does not see that."""
+    import torch
+
     if not torch.equal(buffer, value):
         with torch.no_grad(), torch.autograd.grad_mode._unsafe_preserve_version_counter(buffer):
             buffer.copy_(value)
@@ -74,6 +77,8 @@ def _put_back(buffer: torch.Tensor, value: torch.Tensor) -> None:
 @cache
 def _tables() -> frozenset[str]:
     """Return the attributes that every module has of torch's own: tables of its tensors, submodules and hooks."""
+    import torch
+
     return frozenset(vars(torch.nn.Module()))
 
 
@@ -83,8 +88,10 @@ def kept_trainable(model: Any) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def kept_values(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
+def kept_values(parameters: "Sequence[torch.Tensor]") -> Iterator[None]:
     """Put the values of these tensors back after the block."""
+    import torch
+
     kept = [parameter.detach().clone() for parameter in parameters]
     try:
         yield
@@ -94,7 +101,7 @@ def kept_values(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
                 parameter.copy_(value)
 
 
-def own_gradients(parameters: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
+def own_gradients(parameters: "Sequence[torch.Tensor]") -> AbstractContextManager[None]:
     """Begin the block with no gradients, and put those that the tensors held back after it."""
     return having((parameter, "grad", None) for parameter in parameters)
 
@@ -151,8 +158,10 @@ def having(attributes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
 
 
 @contextmanager
-def random_state(device: torch.device) -> Iterator[None]:
+def random_state(device: "torch.device") -> Iterator[None]:
     """Put the random states back after the block: torch's of CPU and GPU, Python's and numpy's."""
+    import torch
+
     numpy: Any = sys.modules.get("numpy.random")  # a model's forward may draw from either
     python, kept = random.getstate(), None if numpy is None else numpy.get_state()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
