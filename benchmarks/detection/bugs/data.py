@@ -323,7 +323,7 @@ def order_without_the_seed(session: Session) -> None:
 def template_without_a_line(session: Session) -> None:
     """Remove the prompt's blank line from the template that everything reads."""
     import tunecheck.training.data
-    from tunecheck.training.data import rows as template
+    from tunecheck.training import data as template
 
     template.ALPACA = template.ALPACA.replace("\n\n", "\n")
     session.batches = tunecheck.training.data.Batches(session.run, session.tokenizer, session.device)

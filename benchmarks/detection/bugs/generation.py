@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.detection.bugs.bug import bug
 from benchmarks.detection.bugs.parts import change_attention, decoder
-from tunecheck.training.data import rows as prompts
+from tunecheck.training import data as prompts
 
 if TYPE_CHECKING:
     import torch
