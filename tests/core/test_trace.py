@@ -365,7 +365,6 @@ def test_records_are_found_by_kind() -> None:
     """All of them in order, or the last one."""
     assert [step.step for step in HEALTHY.steps] == list(range(6))
     assert HEALTHY.one(e.Census).when == "end"
-    assert HEALTHY.pretrained
     assert HEALTHY.run.id == "two-layers-qlora"
     assert attempt("train").all(e.Step) == []
 
@@ -376,7 +375,7 @@ def test_what_is_not_there_is_missing_evidence() -> None:
     with pytest.raises(MissingEvidence, match="the trace holds no Census record"):
         empty.all(e.Census)
     with pytest.raises(MissingEvidence, match="the trace holds no Weights record"):
-        _ = empty.pretrained
+        empty.one(e.Weights)
     with pytest.raises(MissingEvidence, match="no attempt with the purpose 'resume' was made"):
         empty.last("resume")
     with pytest.raises(MissingEvidence, match="no attempt with the purpose 'train' was made"):

@@ -3,7 +3,7 @@
 import math
 
 from tunecheck.core.check import Check, NumericCheck, holding, relative_error, some, worst_of
-from tunecheck.core.evidence import Evaluation, EvaluationAudit, Generation, Setup
+from tunecheck.core.evidence import Evaluation, EvaluationAudit, Generation, Setup, Weights
 from tunecheck.core.finding import Finding
 from tunecheck.core.trace import Trace
 
@@ -130,7 +130,7 @@ class PerplexityBelowVocabulary(Check):
         vocabulary = architecture.vocab_size
         uniform = math.log(vocabulary)
         limit = uniform * self.max_share
-        if not trace.pretrained:
+        if not trace.one(Weights).pretrained:
             variance = architecture.hidden_size * architecture.initializer_range**2
             limit = max(uniform * self.max_share_random, uniform + self.max_variance_share_random * variance)
         evaluations = trace.all(Evaluation)
@@ -171,7 +171,16 @@ class GenerationIsGreedy(NumericCheck):
         farthest = worst_of(answers, key=lambda answer: answer.logit_difference)
         detail = f"{worst.greedy_agreement:.0%} of the tokens of {worst.text[:60]!r} ({worst.when}); "
         detail += f"logits off by {farthest.logit_difference:.2g} of the largest"
-        problems = _problems(answers)
+        other = [answer.prompt[-40:] for answer in answers if answer.prompt_as_trained is False]
+        tokens, changed = (sum(getattr(a, name) for a in answers) for name in ("not_largest", "scores_changed"))
+        problems = holding(
+            {
+                f"the tokens of the prompt {''.join(other[:1])!r} differ from those of its training row": other,
+                f"{tokens} tokens do not have the largest score": tokens,
+                f"{changed} tokens are chosen by scores that are not the model's logits": changed,
+                "generation goes on after the end token": not all(answer.stops for answer in answers),
+            }
+        )
         detail += "".join(f"; {problem}" for problem in problems)
         difference, agreement = farthest.logit_difference, worst.greedy_agreement
         exact = [answer.fp32_difference for answer in answers if answer.fp32_difference is not None]
@@ -180,17 +189,3 @@ class GenerationIsGreedy(NumericCheck):
         if all(value <= most for value, most in [(difference, limit), *finer]) and not agreement >= self.min_agreement:
             return self.found(False, detail, measured=agreement, limit=self.min_agreement)
         return self.at_most(difference, limit, detail, *finer, problems=problems)
-
-
-def _problems(answers: list[Generation]) -> list[str]:
-    """Return errors of generate with right scores: another prompt, another token, going on after the end token."""
-    problems = []
-    if other := [answer for answer in answers if answer.prompt_as_trained is False]:
-        problems.append(f"the tokens of the prompt {other[0].prompt[-40:]!r} differ from those of its training row")
-    if tokens := sum(answer.not_largest for answer in answers):
-        problems.append(f"{tokens} tokens do not have the largest score")
-    if changed := sum(answer.scores_changed for answer in answers):
-        problems.append(f"{changed} tokens are chosen by scores that are not the model's logits")
-    if not all(answer.stops for answer in answers):
-        problems.append("generation goes on after the end token")
-    return problems

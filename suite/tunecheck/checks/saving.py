@@ -305,7 +305,9 @@ def _departure(trace: Trace, again: dict[int, Attempt], saved: list[TrainerState
     if missing := [step.step for step in steps if step.step not in first]:
         raise MissingEvidence(f"the uninterrupted run has no step {missing[0]}")
     for rank, attempt in again.items():
-        if lost := _lost(saved, attempt.all(TrainerState)):
+        states = [seen.tensors | seen.settings for seen in (*saved[-1:], *attempt.all(TrainerState)[-1:])]
+        before, after = states if len(states) == 2 else ({}, {})  # one of both was not looked at
+        if lost := sorted(name for name in before | after if before.get(name) != after.get(name)):
             return math.inf, f"rank {rank} starts with values that differ from the saved ones: {some(lost)}"
     rescaled = again[0].start.purpose == AttemptPurpose.RESCALE
     if rescaled and not again[0].all(Window):
@@ -339,14 +341,6 @@ def _differing(first: Mapping[int, Step], again: Iterable[Step]) -> list[str]:
             norms = f"{other.gradient_norm!r} and {step.gradient_norm!r}"
             found.append(f"step {step.step}: norm of the gradient {norms}")
     return found
-
-
-def _lost(saved: list[TrainerState], read: list[TrainerState]) -> list[str]:
-    """Return what is not as it was when it was saved; nothing where one of both was not looked at."""
-    if not saved or not read:
-        return []
-    before, after = saved[-1].tensors | saved[-1].settings, read[-1].tensors | read[-1].settings
-    return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
 
 
 def _difference(step: Step, other: Step, *, losses: bool = True) -> float:

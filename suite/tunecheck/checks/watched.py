@@ -361,20 +361,16 @@ class AsExpected(Check):
         return self.unless(problems, f"as expected: {', '.join(f'{key}={value}' for key, value in judged.items())}")
 
 
-def _texts(key: str, told: str) -> Callable[[Trace, Any], Iterator[str]]:
-    """Return what judges the texts that are learned, which the probe has compared with the expression."""
-
-    def problems(trace: Trace, _expression: str) -> Iterator[str]:
-        seen = trace.one(RowsGiven)
-        if key not in seen.expected:
-            raise MissingEvidence(
-                "the text of the rows is unknown, because tunecheck finds no tokenizer: "
-                "call tunecheck.watch(..., tokenizer=...) in the script"
-            )
-        if rows := seen.expected[key]:
-            yield f"{told} in {len(rows)} of {seen.rows} rows, for example {rows[0]}"
-
-    return problems
+def _texts(trace: Trace, key: str, told: str) -> Iterator[str]:
+    """Yield in which rows the learned text, which the probe has compared with the expression, is another."""
+    seen = trace.one(RowsGiven)
+    if key not in seen.expected:
+        raise MissingEvidence(
+            "the text of the rows is unknown, because tunecheck finds no tokenizer: "
+            "call tunecheck.watch(..., tokenizer=...) in the script"
+        )
+    if rows := seen.expected[key]:
+        yield f"{told} in {len(rows)} of {seen.rows} rows, for example {rows[0]}"
 
 
 def _trained(trace: Trace, expression: str) -> Iterator[str]:
@@ -404,8 +400,8 @@ def _accumulation(trace: Trace, count: int) -> Iterator[str]:
 
 
 JUDGED: dict[str, Callable[[Trace, Any], Iterator[str]]] = {
-    "supervised": _texts("supervised", "no matching text is supervised"),
-    "unsupervised": _texts("unsupervised", "matching text is supervised"),
+    "supervised": lambda trace, _: _texts(trace, "supervised", "no matching text is supervised"),
+    "unsupervised": lambda trace, _: _texts(trace, "unsupervised", "matching text is supervised"),
     "trained": _trained,
     "frozen": _frozen,
     "accumulation": _accumulation,

@@ -185,11 +185,6 @@ class Trace:
         """The numbers of its steps that the gradient scaler skipped."""
         return {step.step for step in self.steps if not step.applied}
 
-    @property
-    def pretrained(self) -> bool:
-        """Whether the weights came from training, not from a random number generator."""
-        return self.one(evidence.Weights).pretrained
-
 
 def _left_open(trace: Trace) -> Iterator[tuple[str, str]]:
     """Yield the premises that what was recorded leaves open, each with the reason."""

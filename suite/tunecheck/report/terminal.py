@@ -2,7 +2,7 @@
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -13,7 +13,7 @@ from rich.text import Text
 from tunecheck.core.finding import Status
 from tunecheck.core.text import one_line
 from tunecheck.report.layout import PlainTable
-from tunecheck.report.view import Failure, RunView, SessionView, Unjudged, run_view, session_view
+from tunecheck.report.view import Failure, RunView, SessionView, run_view, session_view
 from tunecheck.results import Report
 from tunecheck.results.benchmark import Benchmark
 from tunecheck.results.comparison import Comparison
@@ -45,12 +45,7 @@ def print_report(
         printer.comparison(comparison)
     for run in view.table:
         printer.notes(run)
-    for failure in (*(view.failures if failures else ()), *view.suspicions):
-        printer.failure(failure)
-    for run in view.runs:
-        printer.unjudged(run.folded(expected=False), f"UNJUDGED {run.name}", "yellow")
-        if verbose:
-            printer.unjudged([group for group in run.unjudged if group.expected], f"unjudged {run.name}", "dim")
+    printer.judged((*(view.failures if failures else ()), *view.suspicions), view.runs, verbose=verbose)
     printer.history(view)
     printer.coverage(view, verbose)
     printer.verdict(view, "verdict so far" if so_far else "verdict")
@@ -61,7 +56,7 @@ def print_changes(report: Report, before: Report, console: Console) -> None:
     said = {(run.name, found.check, found.status) for run in before.runs for found in run.findings}
     printer, view, earlier = _Printer(console), session_view(report), session_view(before)
     for whole in view.runs:
-        if whole.reason and whole.reason not in [run.reason for run in earlier.runs]:
+        if whole.reason not in [run.reason for run in earlier.runs]:
             printer.reason(whole)
         news = [found for found in whole.run.findings if (whole.name, found.check, found.status) not in said]
         # a consequence of what was said before has nothing here to be folded into
@@ -72,9 +67,7 @@ def print_changes(report: Report, before: Report, console: Console) -> None:
         ]
         if mended:
             printer.block(f"{whole.name}: passed after all: {', '.join(mended)}", "green")
-        for failure in (*changed.failures, *changed.suspicions):
-            printer.failure(failure)
-        printer.unjudged(changed.folded(expected=False), f"UNJUDGED {whole.name}", "yellow")
+        printer.judged((*changed.failures, *changed.suspicions), [changed])
     if view.coverage != earlier.coverage:
         printer.coverage(view, verbose=False)
     printer.verdict(view)
@@ -89,12 +82,8 @@ def print_benchmark(report: Report, console: Console) -> None:
     for benchmark in view.benchmarks:
         printer.benchmark(benchmark)
     for run in view.runs:
-        if run.reason:
-            printer.reason(run)
-    for failure in view.failures:
-        printer.failure(failure)
-    for run in view.runs:
-        printer.unjudged(run.folded(expected=False), f"UNJUDGED {run.name}", "yellow")
+        printer.reason(run)
+    printer.judged((*view.failures, *view.suspicions), view.runs)
     printer.verdict(view)
 
 
@@ -193,12 +182,23 @@ class _Printer:
         for remark in run.remarks:
             if remark.important:
                 self.block(f"{run.name}: {remark.text}", "yellow")
-        if run.reason:
-            self.reason(run)
+        self.reason(run)
 
     def reason(self, run: RunView) -> None:
-        """Print why there is no judgement, or no training to the end."""
-        self.block(f"{run.name}: {run.outcome}: {run.reason}", _STYLES[run.outcome])
+        """Print why there is no judgement, or no training to the end, if there is a reason."""
+        if run.reason:
+            self.block(f"{run.name}: {run.outcome}: {run.reason}", _STYLES[run.outcome])
+
+    def judged(self, failures: Iterable[Failure], runs: Sequence[RunView], *, verbose: bool = False) -> None:
+        """Print what failed or is suspected, then what these runs leave unjudged with the reason that checks share."""
+        for failure in failures:
+            self.failure(failure)
+        for run in runs:
+            groups = [(f"UNJUDGED {run.name}", "yellow", group) for group in run.folded(expected=False)]
+            if verbose:
+                groups += [(f"unjudged {run.name}", "dim", group) for group in run.unjudged if group.expected]
+            for label, style, group in groups:
+                self.block(f"{label}: {group.names}", style, self.text(group.reason))
 
     def failure(self, failure: Failure) -> None:
         """Print a check that did not pass: its rule, what was measured, the likely cause and what to do."""
@@ -210,11 +210,6 @@ class _Printer:
             text.stylize("dim", 0, failure.indent)
             self.console.print(text)
         self.console.print()
-
-    def unjudged(self, groups: Sequence[Unjudged], label: str, style: str) -> None:
-        """Print unjudged checks with the reason they share."""
-        for group in groups:
-            self.block(f"{label}: {group.names}", style, self.text(group.reason))
 
     def history(self, view: SessionView) -> None:
         """Print the figures that differ from their baseline, then what else previous sessions say."""

@@ -45,12 +45,10 @@ def domain_of(trace: Trace, finding: Finding) -> Attribution:
     if faults := hardware_faults(trace):
         return Domain.HARDWARE, "; ".join(faults)
     try:
-        if speed and (others := other_gpu_processes(trace)):
-            return Domain.ENVIRONMENT, f"other GPU processes: {others}"
-        if speed and (others := busy_host(trace)):
-            return Domain.ENVIRONMENT, others
-        if speed and (reasons := throttled(trace)):
-            return Domain.ENVIRONMENT, reasons
+        others = other_gpu_processes(trace) if speed else ""
+        others = f"other GPU processes: {others}" if others else ""
+        if speed and (slowed := others or busy_host(trace) or throttled(trace)):
+            return Domain.ENVIRONMENT, slowed
         return _by_repeat(trace, finding) or _by_watch(trace)
     except MissingEvidence as missing:
         return Domain.UNKNOWN, str(missing)

@@ -26,9 +26,9 @@ def fleet_html(report: FleetReport) -> str:
         headline=fleet_headline(report),
         seconds=human_seconds(report.seconds),
         odd=[_cells(row, checks, figures) for row in odd[:MOST_ODD]],
-        odd_names=_names(odd[MOST_ODD:]),
+        odd_names=[(row.place, _link(row)) for row in odd[MOST_ODD:]],
         sound=[_cells(row, (), figures) for row in sound[:MOST_WHOLE]],
-        sound_names=_names(sound[MOST_WHOLE:]),
+        sound_names=[(row.place, _link(row)) for row in sound[MOST_WHOLE:]],
         checks=checks,
         figures=figures.values(),
         kinds=kinds(report, figures),
@@ -53,10 +53,6 @@ def _cells(row: NodeRow, checks: Iterable[str], figures: Iterable[str]) -> dict[
         "checks": ["failed" if check in failed else "" for check in checks],
         "figures": [figure_words(name, row.figures.get(name)) for name in figures],
     }
-
-
-def _names(rows: Iterable[NodeRow]) -> list[tuple[str, str]]:
-    return [(row.place, _link(row)) for row in rows]
 
 
 def _link(row: NodeRow) -> str:

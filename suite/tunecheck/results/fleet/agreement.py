@@ -66,28 +66,22 @@ def agreements(group: Sequence[Member]) -> Iterator[tuple[str, Finding]]:
     for member in group:
         by_bits.setdefault(member.bits, []).append(member)
     most = max(by_bits.values(), key=len)
-    if len(by_bits) == 1:
-        yield from ((m.answer.place, _passed(len(group), len(group))) for m in group)
-    elif 2 * len(most) <= len(group) or (len(_nodes(most)) == 1 and len(_nodes(group)) > 1):
+    if len(by_bits) > 1 and (2 * len(most) <= len(group) or (len(_nodes(most)) == 1 and len(_nodes(group)) > 1)):
         words = (
             f"{counted(len(group), 'place')} of this kind gave {len(by_bits)} results: which is wrong cannot be said"
         )
         (one, *_), (other, *_), *_ = by_bits.values()
         yield from _unjudged(group, f"{words}; ask a third node. {_departure(one, other)}", expected=False)
-    else:
-        yield from _against(most, by_bits.values(), len(group))
-
-
-def _against(most: list[Member], results: Iterable[list[Member]], total: int) -> Iterator[tuple[str, Finding]]:
-    for members in results:
+        return
+    for members in by_bits.values():
         if members is most:
-            yield from ((m.answer.place, _passed(len(most), total)) for m in most)
+            yield from ((m.answer.place, _passed(len(most), len(group))) for m in most)
         elif len(_nodes(members)) > 1:
             words = f"{counted(len(members), 'place')} on {len(_nodes(members))} nodes agree, and differ from the other"
             why = f"{words} {len(most)}: another setting of these machines is likelier than {len(members)} broken ones"
             yield from _unjudged(members, f"{why}. {_departure(members[0], most[0])}", expected=False)
         else:
-            yield from ((m.answer.place, _failed(m, most, total)) for m in members)
+            yield from ((m.answer.place, _failed(m, most, len(group))) for m in members)
 
 
 def _failed(member: Member, most: Sequence[Member], total: int) -> Finding:
