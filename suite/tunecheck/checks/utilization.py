@@ -61,7 +61,9 @@ def flops_per_token(run: RunSnapshot, row_tokens: float, trainable_parameters: i
     forward = 2.0 * (layers * sum(linears.values()) + head) + layers * attention
     if run.lora is not None:
         return 2 * forward + layers * attention + 6.0 * trainable_parameters
-    passed = layers - _lowest_layer(trained, layers)
+    lowest = min((number for name in trained if (number := layer_of(name)) is not None), default=layers)
+    embedding = any("embed_tokens" in name.split(".") for name in trained)
+    passed = layers if embedding else layers - lowest  # the layers that the gradient reaches
     down = 2.0 * (passed * sum(linears.values()) + head) + 2 * passed * attention
     matrices = linears | {head_name(shape.tie_word_embeddings).split(".")[-2]: head}
     own = 2.0 * sum(matrices.get(name.split(".")[-2], 0) for name in trained if name.endswith(".weight"))
@@ -87,13 +89,6 @@ def _linears(shape: ArchitectureSnapshot) -> tuple[dict[str, int], int]:
     outputs = {"q_proj": query, "k_proj": value, "v_proj": value, "o_proj": query}
     mlp = dict.fromkeys(("gate_proj", "up_proj", "down_proj"), inner)
     return {name: hidden * width for name, width in (outputs | mlp).items()}, query
-
-
-def _lowest_layer(trained: Collection[str], layers: int) -> int:
-    """Return the lowest layer that the gradient reaches: 0 where the embedding is trained, `layers` where none is."""
-    if any("embed_tokens" in name.split(".") for name in trained):
-        return 0
-    return min((number for name in trained if (number := layer_of(name)) is not None), default=layers)
 
 
 def peak_flops_per_second(gpu: str, precision: str) -> float | None:

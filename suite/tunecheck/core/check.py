@@ -287,16 +287,11 @@ class NumericCheck(Check):
 
     def limit(self, trace: Trace) -> float:
         """Return the limit for the precision that the run used. Raises MissingEvidence without a Setup record."""
-        fine = trace.one(Setup).precision == "fp32" and not rounds_to_8_bit(trace)
+        # A base in 8 bit rounds what a layer is given to 127 steps in fp32 too. Two orders of a sum that differ in the
+        # last place then differ by a step somewhere (LLM.int8, arXiv 2208.07339).
+        in_8_bit = any("int8" in census.frozen_dtypes for census in trace.records(Census))
+        fine = trace.one(Setup).precision == "fp32" and not in_8_bit
         return self.max_error_fp32 if fine else self.max_error_16bit
-
-
-def rounds_to_8_bit(trace: Trace) -> bool:
-    """Return whether the base multiplies in 8 bit, where what a layer is given is rounded to 127 steps in fp32 too.
-
-    Two orders of a sum that differ in the last place then differ by a step somewhere (LLM.int8, arXiv 2208.07339).
-    """
-    return any("int8" in census.frozen_dtypes for census in trace.records(Census))
 
 
 def trains_16bit_weights(trace: Trace) -> bool:

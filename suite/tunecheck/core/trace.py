@@ -329,16 +329,12 @@ def _records(path: Path) -> Iterator[tuple[int, Record]]:
 
 def _require_known_schema(path: Path, line: bytes) -> None:
     """Raise TraceError for the header of a schema that is not read here, whatever fields it has."""
-    if b'"RunHeader"' not in line[:40]:
-        return
     try:
-        header = parse_json(line)
-        if header.get("schema") == SCHEMA:
-            return
+        header: Any = parse_json(line) if b'"RunHeader"' in line[:40] else {"schema": SCHEMA}
         commit = ((header.get("environment") or {}).get("git") or {}).get("commit")
     except (ValueError, AttributeError):  # no header at all: told when it is decoded
         return
-    else:
+    if header.get("schema") != SCHEMA:
         writer = str(header.get("tunecheck_version")) + (f", commit {str(commit)[:12]}" if commit else "")
         raise TraceError(
             f"{path}: trace schema {header.get('schema')}, this tunecheck reads {SCHEMA}; "

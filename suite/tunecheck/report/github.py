@@ -43,7 +43,8 @@ def workflow_commands(report: Report, environment: Mapping[str, str]) -> list[st
 
 
 def _commands(level: str, troubles: list[tuple[str, str]]) -> list[str]:
-    lines = [f"::{level} title={_property(head)}::{_data(text)}" for head, text in troubles]
+    heads = [_data(one_line(head)).replace(":", "%3A").replace(",", "%2C") for head, _ in troubles]
+    lines = [f"::{level} title={head}::{_data(text)}" for head, (_, text) in zip(heads, troubles, strict=True)]
     if len(lines) > MOST_ANNOTATIONS:
         rest = len(lines) - MOST_ANNOTATIONS + 1
         lines[MOST_ANNOTATIONS - 1 :] = [f"::{level} title=tunecheck::{rest} more: see the summary of this step"]
@@ -60,10 +61,5 @@ def _troubles(view: SessionView) -> Iterator[tuple[str, str]]:
 
 
 def _data(text: str) -> str:
-    """Escape a command's message as actions/toolkit's core package does."""
+    """Escape a command's message as actions/toolkit's core package does; a property's `:` and `,` besides."""
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: str) -> str:
-    """Escape a command's property as actions/toolkit's core package does."""
-    return _data(one_line(text)).replace(":", "%3A").replace(",", "%2C")

@@ -11,7 +11,7 @@ from rich.text import Text
 from tunecheck.core.text import counted, one_line
 from tunecheck.history.baseline import AcceptedBaseline
 from tunecheck.history.compare import Comparison
-from tunecheck.history.entry import HistoryEntry, Key
+from tunecheck.history.entry import HistoryEntry
 from tunecheck.history.remember import compare_figures
 from tunecheck.report.figures import relative_change
 from tunecheck.report.layout import PlainTable
@@ -26,7 +26,26 @@ _STYLES = {"worse": "bold red", "suspect": "yellow", "better": "green", "no base
 def print_entries(run: str, entries: Sequence[HistoryEntry], console: Console) -> None:
     """Print a table for each key of this run, the newest key last: its sessions below each other, and the baseline."""
     for key in dict.fromkeys(entry.key for entry in entries):
-        _print_key(run, key, [entry for entry in entries if entry.key == key], console)
+        of_key = [entry for entry in entries if entry.key == key]
+        passed = [entry for entry in of_key if entry.outcome == "pass"]
+        enough = len(passed) >= FEWEST_SESSIONS
+        status = "" if enough else f", no baseline: {len(passed)} of {FEWEST_SESSIONS} passed sessions"
+        sessions = counted(len(of_key), "session")
+        _line(console, f"{run} as {key.fingerprint} on {key.device}, {key.majors}: {sessions}{status}")
+        names = [name for name in FIGURES if any(name in entry.figures for entry in of_key)]
+        table = _table("session", "outcome", *(FIGURES[name].title for name in names))
+        for entry in of_key[-MOST_ROWS:]:
+            table.add_row(
+                entry.session, entry.outcome, *(FIGURES[name].amount(entry.figures.get(name)) for name in names)
+            )
+        if enough:
+            values = {name: [entry.figures[name] for entry in passed if name in entry.figures] for name in names}
+            known = {name: baseline_of(values[name] or [float("nan")]) for name in names}
+            table.add_section()
+            table.add_row("baseline", "", *(FIGURES[name].amount(known[name].median) for name in names))
+            table.add_row("limit", "", *(FIGURES[name].amount(limit(FIGURES[name], known[name])) for name in names))
+        console.print(table)
+        console.print()
 
 
 def print_last(entries: Sequence[HistoryEntry], console: Console) -> None:
@@ -59,32 +78,30 @@ def print_figures(entry: HistoryEntry, comparisons: Sequence[FigureComparison], 
 def print_comparisons(comparisons: Sequence[Comparison], console: Console) -> None:
     """Print each run of two sessions side by side."""
     for comparison in comparisons:
-        _print_comparison(comparison, console)
-
-
-def _print_comparison(comparison: Comparison, console: Console) -> None:
-    before, after = comparison.outcomes
-    _line(console, f"{comparison.run}: {before} → {after}")
-    for answer in comparison.answers:
-        _line(console, f"  {answer}")
-    if comparison.changed:
-        _line(console, f"  changed: {comparison.changed}")
-    if comparison.incomparable:
-        _line(console, f"  figures cannot be compared: {comparison.incomparable}")
-        return
-    for line in comparison.disturbed:
-        _line(console, f"  {line}")
-    table = _table("figure", "A", "B", "change", "counts from", "status")
-    for one in comparison.differences:
-        amount = FIGURES[one.figure].amount
-        status = _status(one.status, ", scatter unknown" if one.status == "suspect" else "")
-        room = f"± {amount(one.room)}"
-        change = relative_change(one.before, one.after)
-        table.add_row(FIGURES[one.figure].title, amount(one.before), amount(one.after), change, room, status)
-    console.print(table)
-    known = f"the scatter of {counted(comparison.sessions, 'session')}" if comparison.sessions else "the floors alone"
-    few = "" if comparison.sessions else f": fewer than {FEWEST_SESSIONS} sessions are in the history"
-    _line(console, f"  limits are those of {known}{few}")
+        before, after = comparison.outcomes
+        _line(console, f"{comparison.run}: {before} → {after}")
+        for answer in comparison.answers:
+            _line(console, f"  {answer}")
+        if comparison.changed:
+            _line(console, f"  changed: {comparison.changed}")
+        if comparison.incomparable:
+            _line(console, f"  figures cannot be compared: {comparison.incomparable}")
+            continue
+        for line in comparison.disturbed:
+            _line(console, f"  {line}")
+        table = _table("figure", "A", "B", "change", "counts from", "status")
+        for one in comparison.differences:
+            amount = FIGURES[one.figure].amount
+            status = _status(one.status, ", scatter unknown" if one.status == "suspect" else "")
+            room = f"± {amount(one.room)}"
+            change = relative_change(one.before, one.after)
+            table.add_row(FIGURES[one.figure].title, amount(one.before), amount(one.after), change, room, status)
+        console.print(table)
+        known = (
+            f"the scatter of {counted(comparison.sessions, 'session')}" if comparison.sessions else "the floors alone"
+        )
+        few = "" if comparison.sessions else f": fewer than {FEWEST_SESSIONS} sessions are in the history"
+        _line(console, f"  limits are those of {known}{few}")
 
 
 def print_baselines(baselines: Mapping[Path, AcceptedBaseline], of: str, console: Console) -> None:
@@ -99,26 +116,6 @@ def print_baselines(baselines: Mapping[Path, AcceptedBaseline], of: str, console
             median = FIGURES[figure].amount(known.median) if figure in FIGURES else f"{known.median:g}"
             table.add_row(figure, median, limits, str(known.sessions))
         console.print(table)
-
-
-def _print_key(run: str, key: Key, entries: list[HistoryEntry], console: Console) -> None:
-    passed = [entry for entry in entries if entry.outcome == "pass"]
-    enough = len(passed) >= FEWEST_SESSIONS
-    status = "" if enough else f", no baseline: {len(passed)} of {FEWEST_SESSIONS} passed sessions"
-    sessions = counted(len(entries), "session")
-    _line(console, f"{run} as {key.fingerprint} on {key.device}, {key.majors}: {sessions}{status}")
-    names = [name for name in FIGURES if any(name in entry.figures for entry in entries)]
-    table = _table("session", "outcome", *(FIGURES[name].title for name in names))
-    for entry in entries[-MOST_ROWS:]:
-        table.add_row(entry.session, entry.outcome, *(FIGURES[name].amount(entry.figures.get(name)) for name in names))
-    if enough:
-        values = {name: [entry.figures[name] for entry in passed if name in entry.figures] for name in names}
-        known = {name: baseline_of(values[name] or [float("nan")]) for name in names}
-        table.add_section()
-        table.add_row("baseline", "", *(FIGURES[name].amount(known[name].median) for name in names))
-        table.add_row("limit", "", *(FIGURES[name].amount(limit(FIGURES[name], known[name])) for name in names))
-    console.print(table)
-    console.print()
 
 
 def _table(*heads: str) -> PlainTable:

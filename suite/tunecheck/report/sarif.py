@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,7 +19,12 @@ SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 def sarif(report: Report) -> str:
     """Return the session as a SARIF log: a rule for each check that did not pass, a result for each time it did not."""
-    found = [(view, finding) for view in session_view(report).runs for finding in _told(view)]
+    found = [  # failures, and what should have been judged
+        (view, finding)
+        for view in session_view(report).runs
+        for finding in (*view.run.failed, *view.run.suspected, *view.run.unjudged)
+        if not finding.expected
+    ]
     rules = list(dict.fromkeys(finding.check for _, finding in found))
     log = {
         "$schema": SCHEMA,
@@ -40,13 +44,6 @@ def sarif(report: Report) -> str:
         ],
     }
     return json.dumps(log, indent=2, ensure_ascii=False) + "\n"
-
-
-def _told(view: RunView) -> Iterator[Finding]:
-    """Yield what a reader must see: failures, and what should have been judged."""
-    yield from view.run.failed
-    yield from view.run.suspected
-    yield from (finding for finding in view.run.unjudged if not finding.expected)
 
 
 def _rule(name: str) -> dict[str, Any]:

@@ -27,7 +27,6 @@ from tunecheck.results.words import (
     headline,
     loss_words,
     machine,
-    remaining_reason,
     retries,
     too_busy,
 )
@@ -277,6 +276,7 @@ def session_view(report: Report) -> SessionView:
 
 def run_view(run: RunReport) -> RunView:
     """Return the view of a run."""
+    stated = run.outcome == "inconclusive" and any(not finding.expected for finding in run.unjudged)
     return RunView(
         run=run,
         name=run.name,
@@ -289,7 +289,7 @@ def run_view(run: RunReport) -> RunView:
         peak_kind="" if run.peak_bytes is None else run.peak_kind,
         tokens_per_second="" if run.tokens_per_second is None else f"{run.tokens_per_second:.1f}",
         seconds=human_seconds(run.seconds) if run.seconds else "",
-        reason=remaining_reason(run),
+        reason="" if stated else "; attribution: ".join(filter(None, (run.reason, domain_words(run)))),
         remarks=tuple(
             Remark(kind=kind, text=text, important=kind != "CPU contention" or too_busy(run))
             for kind, sentences in REMARKS.items()

@@ -141,11 +141,8 @@ WORST = ("fail", "error", "inconclusive", "skipped", "pass")
 
 def _whole(runs: Iterable[RunReport]) -> list[RunReport]:
     """Return the turns that trained to their end."""
-
-    def ended(run: RunReport) -> bool:
-        return all(tried.outcome == AttemptOutcome.FINISHED for tried in run.trainings[-1:])
-
-    return [run for run in runs if run.losses and ended(run)]
+    ended = (run for run in runs if all(tried.outcome == AttemptOutcome.FINISHED for tried in run.trainings[-1:]))
+    return [run for run in ended if run.losses]
 
 
 def _difference(losses: Sequence[float], others: Sequence[float]) -> float:

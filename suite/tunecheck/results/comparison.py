@@ -127,7 +127,7 @@ def _cells(place: str, run: RunReport) -> tuple[str, ...]:
         entry.name,
         trained,
         _change(_perplexity(entry.heldout_loss_start), _perplexity(entry.heldout_loss_end)),
-        _change(_nats(run.probe_loss_start), _nats(run.probe_loss_end)),
+        _change(*("" if loss is None else f"{loss:.3f}" for loss in (run.probe_loss_start, run.probe_loss_end))),
         "" if entry.training_seconds is None else human_seconds(entry.training_seconds),
         "" if entry.rows_per_second is None else f"{entry.rows_per_second:.3g}",
         "" if run.peak_bytes is None else f"{human_bytes(run.peak_bytes)} {run.peak_kind}",
@@ -143,10 +143,6 @@ def _perplexity(loss: float | None) -> str:
     if loss is None:
         return ""
     return f"{math.exp(loss):,.4g}" if loss < math.log(10_000) else f"{math.exp(min(loss, 700.0)):.3g}"
-
-
-def _nats(loss: float | None) -> str:
-    return "" if loss is None else f"{loss:.3f}"
 
 
 def condensed(runs: Sequence[RunReport]) -> list[RunReport]:

@@ -48,21 +48,16 @@ def checks_of(trace: Trace, overrides: Sequence[str], *, trace_file: str = "the 
 
     Raises ConfigError for a limit that does not exist, TraceError for a header that describes no run.
     """
-    _require_run(trace, trace_file)
-    run = trace.run
-    return asked_of(run.features, with_limits(run.checks, overrides, run.features))
-
-
-def _require_run(trace: Trace, trace_file: str) -> None:
-    """Raise TraceError where the header lacks what names a run, as in a file that was edited or cut."""
-    settings = trace.settings
+    run, settings = trace.run, trace.settings
     lacking = [key for key in ("id", "tier", "model", "training", "checks", "features") if key not in settings]
-    if lacking:
-        raise TraceError(f"{trace_file}: its header describes no run: {', '.join(lacking)} missing")
+    problem = f"{', '.join(lacking)} missing" if lacking else ""
     try:
-        _ = trace.run.model
+        _ = problem or run.model
     except MissingEvidence as error:
-        raise TraceError(f"{trace_file}: its header describes no run: {error}") from None
+        problem = str(error)
+    if problem:  # as in a file that was edited or cut
+        raise TraceError(f"{trace_file}: its header describes no run: {problem}")
+    return asked_of(run.features, with_limits(run.checks, overrides, run.features))
 
 
 def session_report(folder: Path) -> Report:

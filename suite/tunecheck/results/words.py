@@ -68,12 +68,6 @@ def machine(environment: Mapping[str, Any]) -> str:
     return ", ".join(part.strip() for part in parts if part)
 
 
-def remaining_reason(run: RunReport) -> str:
-    """Return the run's reason; empty where its unjudged findings state it."""
-    stated = run.outcome == "inconclusive" and any(not finding.expected for finding in run.unjudged)
-    return "" if stated else "; attribution: ".join(filter(None, (run.reason, domain_words(run))))
-
-
 def retries(run: RunReport) -> list[str]:
     """Return a sentence for each training attempt that was repeated: "ran out of memory on cuda:0, repeated on cpu"."""
     return [

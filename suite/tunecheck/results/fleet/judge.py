@@ -80,9 +80,15 @@ def judge_fleet(
             row = NodeRow(place=name, node=asked.node, card=asked.card, outcome=outcome, reason=reason)
         rows.append(_lost(row, missing.get(name)))
     rows.sort(key=lambda row: (not row.odd, _ORDER.index(row.outcome), natural(row.place)))
+    notes = []  # what the headline does not say of places
+    if out := [row.place for row in rows if row.outcome == "skipped" and row.status is None]:
+        notes.append(f"not asked, since out of service already: {', '.join(out)}")
+    if unsafe := sorted({row.node for row in rows if row.drain and not NODE_NAME.fullmatch(row.node)}):
+        named = ", ".join(map(repr, unsafe))
+        notes.append(f"to drain, and not in drain.txt, which takes names of Slurm alone: {named}")
     status = _status(rows, given, interrupted=interrupted)
     return FleetReport(
-        **{**about, "notes": (*about.get("notes", ()), *causes.notes(), *_notes(rows))},
+        **{**about, "notes": (*about.get("notes", ()), *causes.notes(), *notes)},
         verdict=_verdict(status),
         status=status,
         interrupted=interrupted,
@@ -256,14 +262,6 @@ def _ended_early(answer: Answer, run: RunAnswer) -> bool:
 def _lacks_gpu(run: RunAnswer) -> bool:
     """Return whether --require-gpu found no GPU: a failure with a domain, and without a failed check."""
     return run.outcome == "fail" and not run.failed and bool(run.domain)
-
-
-def _notes(rows: Iterable[NodeRow]) -> Iterator[str]:
-    """Yield what the headline does not say of places."""
-    if out := [row.place for row in rows if row.outcome == "skipped" and row.status is None]:
-        yield f"not asked, since out of service already: {', '.join(out)}"
-    if unsafe := sorted({row.node for row in rows if row.drain and not NODE_NAME.fullmatch(row.node)}):
-        yield f"to drain, and not in drain.txt, which takes names of Slurm alone: {', '.join(map(repr, unsafe))}"
 
 
 def _lost(row: NodeRow, missing: Missing | None) -> NodeRow:
