@@ -23,7 +23,7 @@ from tiny_models import (
     write_folder,
 )
 
-from tunecheck.assets import build, cached, resolve
+from tunecheck.assets import build, is_cached, resolve
 from tunecheck.config import load_model
 from tunecheck.core.errors import ConfigError, WeightsUnavailable
 from tunecheck.core.paths import cache_folder, configs_folders, project_folder, shipped_folder
@@ -220,6 +220,7 @@ def test_cached_knows_trained_weights_only(builder, tmp_path):
     resolve(tiny(), allow_random=True)
     found = resolve(tiny(local(write_folder(tmp_path / "mine")), name="other"), allow_random=False)
 
-    assert cached(["tiny", "other", "unknown"]) == ["other"]
+    assert [is_cached(name) for name in ("tiny", "other", "unknown")] == [False, True, False]
     cut((found.path / WEIGHTS).resolve())
-    assert cached(["tiny", "other"]) == []
+    assert not is_cached("tiny")
+    assert not is_cached("other")

@@ -24,11 +24,11 @@ from tunecheck.cli import main
 from tunecheck.core.errors import SuiteError, TraceError
 from tunecheck.fleet import engines, node
 from tunecheck.fleet.engines import News
-from tunecheck.fleet.request import EngineOptions, read_request, write_request
+from tunecheck.fleet.request import EngineOptions, Request, read_request, write_request
 from tunecheck.fleet.session import FleetSession, new_request, read_answers
 from tunecheck.history.remember import rebuild
 from tunecheck.history.store import Store, history_file
-from tunecheck.results.fleet import Place, read_fleet, write_answer
+from tunecheck.results.fleet import Answer, Place, answer_from, read_fleet, write_answer
 from tunecheck.results.stored import plain
 
 NODES = [Place(name=f"n{number}", node=f"n{number}") for number in range(4)]
@@ -208,13 +208,17 @@ def test_a_node_that_cannot_take_part_says_why(tmp_path, monkeypatch, change, wo
     assert found["status"] is None
 
 
+def answered(request: Request, place: Place, **device: str) -> Answer:
+    """What this place answers to the request."""
+    write_request(request)
+    return answer_from(node.answer(request.folder, request.id, request.tunecheck, place, **device), "the answer")
+
+
 def test_a_node_whose_session_cannot_begin_says_what_it_printed(tmp_path, monkeypatch):
     """A usage error there is the node's answer."""
     monkeypatch.setenv("TUNECHECK_REPORTS", str(tmp_path))
     request = new_request("slurm", EngineOptions(), ["no-such-run"], "")
-    write_request(request)
-
-    found = node.answered(request, NODES[0], {})
+    found = answered(request, NODES[0])
 
     assert found.status == 4
     assert "no-such-run" in found.problem
@@ -252,7 +256,7 @@ def test_a_place_with_a_gpu_does_not_pass_on_its_cpu(tmp_path, monkeypatch, devi
     arguments = [part for one in (*settings, "training.max_steps=2", f"device={device}") for part in ("--set", one)]
     request = new_request("slurm", EngineOptions(), ["quick/smollm2-135m-qlora", *arguments], "")
 
-    found = node.answered(request, replace(NODES[0], card=0), {"CUDA_VISIBLE_DEVICES": "7"})
+    found = answered(request, replace(NODES[0], card=0), CUDA_VISIBLE_DEVICES="7")
     row = row_of(judged(found, answer(1)), "n0")
 
     assert found.runs[0].outcome == outcome
@@ -279,7 +283,7 @@ def test_a_session_that_is_killed_from_outside_drains_nobody(tmp_path, monkeypat
 
     thread = threading.Thread(target=kill)
     thread.start()
-    found = node.answered(request, NODES[0], {})
+    found = answered(request, NODES[0])
     thread.join()
     report = judged(found, *(replace(answer(n, run=found.runs[0].run)) for n in (1, 2, 3)))
 

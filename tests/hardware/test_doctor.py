@@ -337,9 +337,9 @@ def test_disk_of_the_work_folder() -> None:
 
 def test_weights() -> None:
     """The default model is in the cache, or it is said how to get it."""
-    assert only(host.weights("small", ["small", "big"])) == ok("weights", "cached: big, small")
-    diagnosis = bad(host.weights("small", ["big"]))
-    assert (diagnosis.level, diagnosis.found) == ("warning", "small is not in the cache")
+    assert host.weights(cached=True) == ok("weights", "cached: smollm2-135m")
+    diagnosis = host.weights(cached=False)
+    assert (diagnosis.level, diagnosis.found) == ("warning", "smollm2-135m is not in the cache")
 
 
 def test_variables_that_distort() -> None:
@@ -426,7 +426,7 @@ def test_examine_deep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "probe", lambda: machine(CARD))
     monkeypatch.setattr(doctor, "torch_view", lambda: torch_with(CARD))
     monkeypatch.setattr(network, "hub_offline", lambda: True)
-    diagnoses = doctor.examine([doctor.DEFAULT_MODEL])
+    diagnoses = doctor.examine(cached=True)
     topics = [
         "driver",
         "GPU 0",

@@ -25,8 +25,7 @@ from tunecheck.memory import Need, need_of, predict
 from tunecheck.memory.constants import CARD_CLASSES_GB, CUBLAS_WORKSPACE, CUDA_CONTEXT, holds
 from tunecheck.memory.measured import measured_peaks
 from tunecheck.memory.prediction import cached_prediction
-from tunecheck.memory.savings import changes_of
-from tunecheck.memory.table import fit_words, print_prediction, print_savings
+from tunecheck.memory.table import changes_of, fit_words, print_prediction, print_savings
 from tunecheck.results import VERDICT_SCHEMA
 
 
@@ -319,7 +318,7 @@ def test_the_fallback_steps_are_predicted_where_they_are_asked_for(capsys, answe
     assert main(["estimate", QUICK, "--fallback"]) == 0
     printed = capsys.readouterr().out
     assert re.search(r"fallback +weights +allocator +process +GPU", printed)
-    assert re.search(r"offload +2\.86 GiB +3\.32 GiB +6 GB", printed)
+    assert re.search(r"offload +107 MiB +2\.86 GiB +3\.32 GiB +6 GB", printed)
 
 
 def test_offloaded_bytes_are_the_hosts(capsys, answering):

@@ -1,10 +1,10 @@
 """Model weights: taken from the first source that has them, verified, converted and cached once. No torch."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
-from tunecheck.assets import hub, local, package, random_weights
+from tunecheck.assets import hub, local, package
 from tunecheck.assets.cache import Wanted, shelf
 from tunecheck.assets.fit import check_fit
 from tunecheck.assets.folder import ModelFolder, PassedOver, is_whole
@@ -13,13 +13,13 @@ from tunecheck.core.log import log
 from tunecheck.core.paths import cache_folder
 from tunecheck.models.description import HubSource, LocalSource, Model, PackageSource, RandomSource
 
-__all__ = ["ModelFolder", "cached", "resolve"]
+__all__ = ["ModelFolder", "is_cached", "resolve"]
 
 DELIVERIES: dict[type, Callable[[Any, Wanted], ModelFolder]] = {
     LocalSource: local.deliver,
     HubSource: hub.deliver,
     PackageSource: package.deliver,
-    RandomSource: random_weights.deliver,
+    RandomSource: local.draw,
 }
 
 
@@ -51,10 +51,9 @@ def resolve(model: Model, *, allow_random: bool) -> ModelFolder:
     raise WeightsUnavailable(_nothing_found(model, answers))
 
 
-def cached(model_names: Iterable[str]) -> list[str]:
-    """Return those of the models whose pretrained weights are complete in the cache; nothing is hashed."""
-    shelves = cache_folder() / "models"
-    return [name for name in model_names if any(is_whole(path) for path in (shelves / name).glob("[!.]*"))]
+def is_cached(model: str) -> bool:
+    """Return whether this model's pretrained weights are complete in the cache; nothing is hashed."""
+    return any(map(is_whole, (cache_folder() / "models" / model).glob("[!.]*")))
 
 
 def _nothing_found(model: Model, answers: list[str]) -> str:

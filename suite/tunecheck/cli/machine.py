@@ -21,12 +21,12 @@ def add_commands(commands: Any) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from tunecheck.assets import cached
+    from tunecheck.assets import is_cached
     from tunecheck.hardware import probe
     from tunecheck.hardware.doctor import DEFAULT_MODEL, examine
     from tunecheck.hardware.gpu_symptoms import format_diagnoses
 
-    diagnoses = examine(cached([DEFAULT_MODEL]))
+    diagnoses = examine(cached=is_cached(DEFAULT_MODEL))
     facts = {"hardware": probe().to_json(), "diagnoses": [asdict(diagnosis) for diagnosis in diagnoses]}
     if not as_json(options, facts):
         print(format_diagnoses(diagnoses))
@@ -36,7 +36,7 @@ def _doctor(options: argparse.Namespace) -> int:
 def _fetch(options: argparse.Namespace) -> int:
     from tunecheck.assets import resolve
     from tunecheck.assets.rows import fetch
-    from tunecheck.config.references import known_names
+    from tunecheck.config.source import known_names
 
     fetched = []
     if options.name in known_names("data"):

@@ -136,8 +136,8 @@ def _estimate(options: argparse.Namespace) -> int:
     from tunecheck.hardware import probe
     from tunecheck.memory import predict
     from tunecheck.memory.measured import measured_peaks
-    from tunecheck.memory.savings import changes_of
     from tunecheck.memory.table import (
+        changes_of,
         print_asked,
         print_each,
         print_measured,

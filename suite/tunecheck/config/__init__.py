@@ -15,10 +15,18 @@ from tunecheck.config.comparisons import RunFile as RunFile
 from tunecheck.config.comparisons import drop_unused, entries, split
 from tunecheck.config.compatibility import report_incompatibilities
 from tunecheck.config.problems import report_all, report_limits, report_unanswerable
-from tunecheck.config.references import REFERENCES, described, fill, settle_files, shown
 from tunecheck.config.rules import broken_rules
 from tunecheck.config.schema import Data, Run
-from tunecheck.config.source import Document, parse, parse_value
+from tunecheck.config.source import (
+    REFERENCES,
+    Document,
+    described,
+    fill,
+    parse,
+    parse_value,
+    settle_files,
+    shown,
+)
 from tunecheck.core.errors import ConfigError
 from tunecheck.core.paths import config_files
 from tunecheck.core.reading import YAML_BYTES, read_text

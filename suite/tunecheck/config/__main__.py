@@ -10,8 +10,8 @@ from pydantic import Field, TypeAdapter, WithJsonSchema, create_model
 
 from tunecheck.checks import CHECKS
 from tunecheck.config.comparisons import COMPARE, VARIED
-from tunecheck.config.references import REFERENCES
 from tunecheck.config.schema import Run
+from tunecheck.config.source import REFERENCES
 from tunecheck.config.trainers import TRAINERS
 
 

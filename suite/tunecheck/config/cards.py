@@ -6,8 +6,7 @@ from pydantic import BeforeValidator, NonNegativeInt, ValidationError
 
 from tunecheck.config.comparisons import COMPARE
 from tunecheck.config.problems import report_all
-from tunecheck.config.references import shown
-from tunecheck.config.source import Document, leaves, parse
+from tunecheck.config.source import Document, leaves, parse, shown
 from tunecheck.core.errors import ConfigError
 from tunecheck.core.paths import config_file, config_files
 from tunecheck.core.spelling import nearest

@@ -1,9 +1,14 @@
-"""YAML with positions: plain data, the place of every key, and the problems found so far."""
+"""YAML with positions: plain data, the place of every key, and the problems found so far.
 
+A run names its model and its data set, each a file of its own.
+"""
+
+import os
 import re
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +17,9 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from tunecheck.core.errors import ConfigError
+from tunecheck.core.paths import config_file, config_files, configs_folders, project_folder
 from tunecheck.core.reading import YAML_BYTES, read_text
+from tunecheck.core.spelling import nearest
 
 KeyPath = tuple[str | int, ...]
 MOST_DEPTH, MOST_VALUES = 40, 20_000
@@ -24,6 +31,8 @@ _HALVES = re.compile("[\ud800-\udfff]")
 _TOO_DEEP = f"nested more than {MOST_DEPTH} levels deep"
 UNREADABLE = (YAMLError, ValueError)
 """Errors of broken YAML. ValueError: a number that Python cannot hold, or what is nested too deeply."""
+REFERENCES = {"model": "models", "data": "data"}
+"""Key of a run to the folder under configs/ whose files it may name."""
 
 
 @dataclass(slots=True)
@@ -43,6 +52,10 @@ class Document:
         while written not in self.places:
             written = written[:-1]
         return self.places[written]
+
+    def section(self, path: tuple[str, ...]) -> dict[str, Any]:
+        """Return the section at this path."""
+        return reduce(getitem, path, self.data)
 
     def report(self, path: KeyPath, rule: str) -> None:
         """Add a problem, unless this path or a parent has one already: what follows from it is noise."""
@@ -201,3 +214,49 @@ def _written(path: KeyPath) -> tuple[str, ...]:
 
 def _at(node: Node, shown: str) -> str:
     return f"{shown}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
+
+
+def known_names(key: str) -> list[str]:
+    """Return the names that `key` may refer to, sorted."""
+    return [path.stem for path in config_files(REFERENCES[key])]
+
+
+def described(key: str, name: Any) -> Document:
+    """Return the document that `key` refers to by this name. Raises ConfigError for a name that no file has."""
+    if name not in (known := known_names(key)):
+        hint = nearest(name, known) if isinstance(name, str) else ""
+        raise ConfigError([f"configs/{REFERENCES[key]} has no {name!r}{hint}; known: {', '.join(known)}"])
+    path = config_file(f"{REFERENCES[key]}/{name}.yaml")
+    return parse(path, shown(path))
+
+
+def fill(document: Document, path: tuple[str, ...], values: dict[str, str]) -> None:
+    """Add the values that follow from the file's name and folder. A key that is also written there is a problem."""
+    section = document.section(path)
+    for key, value in values.items():
+        if key in section:
+            document.report((*path, key), f"cannot be written: it follows from the file's name and folder ({value!r})")
+        section[key] = value
+
+
+def settle_files(document: Document, path: tuple[str, ...]) -> None:
+    """Make a data set's files relative to configs/, so that a run's fingerprint is the same on every machine.
+
+    A file that does not exist is a problem, and so is one that is set beside rows of the hub, which replace it.
+    """
+    data = document.section(path)
+    for split in ("train", "heldout"):
+        if data.get("hub") is not None and document.place((*path, split)).startswith("--set "):
+            document.report((*path, split), "is replaced by the rows of data.hub: add --set data.hub=null")
+        if isinstance(given := data.get(split), str):
+            data[split] = str(Path(REFERENCES["data"]) / given)
+            if not os.path.isfile(config_file(data[split])):
+                document.report((*path, split), f"there is no file {given!r} (a relative path starts at configs/data)")
+
+
+def shown(path: Path) -> str:
+    """Return the path as a person would type it: relative to the project, or to what holds the configs."""
+    for folder in (*(configs.parent for configs in configs_folders()), project_folder()):
+        if path.is_relative_to(folder):
+            return str(path.relative_to(folder))
+    return str(path)

@@ -33,18 +33,20 @@ STOPPED = "stopped before its end: its fleet or its job was cancelled, preempted
 def answer(
     folder: str, fleet: str, version: str, place: Place, stop: threading.Event | None = None, **device: str
 ) -> dict[str, Any]:
-    """Run the request of this folder on this node and return the answer as plain data; never raise an error.
+    """Run the session of this place, write its answer beside it, and return it as plain data; never raise an error.
 
     `fleet` and `version` are what the asking machine knows: a folder of that name that holds something else is not
     shared, and another tunecheck is not asked. `stop` ends the session early; `device` is the environment that shows
     the place's card.
     """
+    now = time.time()
+    begun = Answer(place=place.name, node=place.node, card=place.card, host=platform.node(), began_at=now, ended_at=now)
     if version != tunecheck.__version__:
         problem = (
             f"tunecheck {tunecheck.__version__} is installed here, and {version} asks: their checks differ. "
             f"What to do: install {version} on this node"
         )
-        return plain(replace(_begun(place), problem=problem))
+        return plain(replace(begun, problem=problem))
     try:
         request = read_request(Path(folder))
         if request.id != fleet:
@@ -54,13 +56,8 @@ def answer(
             f"{folder} is another folder here than on the machine that asks ({error}). What to do: set "
             "TUNECHECK_REPORTS to a folder that all nodes share"
         )
-        return plain(replace(_begun(place), problem=problem))
-    return plain(answered(request, place, device, stop))
-
-
-def answered(request: Request, place: Place, device: dict[str, str], stop: threading.Event | None = None) -> Answer:
-    """Run the session of this place, write its answer beside it, and return it; `stop` ends it early."""
-    begun, own = _begun(place), request.place_folder(place.name)
+        return plain(replace(begun, problem=problem))
+    own = request.place_folder(place.name)
     try:
         own.mkdir(parents=True, exist_ok=True)
         before = set(own.iterdir())
@@ -70,15 +67,10 @@ def answered(request: Request, place: Place, device: dict[str, str], stop: threa
         found = replace(found, status=status, ended_at=time.time(), problem=problem)
         write_answer(found, own)
     except (SuiteError, OSError) as error:
-        return replace(begun, ended_at=time.time(), problem=str(error))
+        found = replace(begun, ended_at=time.time(), problem=str(error))
     except Exception as error:  # one node's surprise must not end the others' session
-        return replace(begun, ended_at=time.time(), problem=f"an error of tunecheck itself: {described(error)}")
-    return found
-
-
-def _begun(place: Place) -> Answer:
-    now = time.time()
-    return Answer(place=place.name, node=place.node, card=place.card, host=platform.node(), began_at=now, ended_at=now)
+        found = replace(begun, ended_at=time.time(), problem=f"an error of tunecheck itself: {described(error)}")
+    return plain(found)
 
 
 def _run(

@@ -1,6 +1,6 @@
 """Doctor: everything on this machine that prevents or distorts fine-tuning, each with its remedy."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from tunecheck.config.cards import card_for
@@ -27,11 +27,11 @@ _DISTORTING = {
 }
 
 
-def examine(cached_models: Sequence[str]) -> list[Diagnosis]:
+def examine(*, cached: bool) -> list[Diagnosis]:
     """Return all diagnoses, those without problems included. Needs no GPU.
 
-    torch is queried in a child process that takes some seconds. `cached_models` are the names of the models whose
-    weights are on this machine.
+    torch is queried in a child process that takes some seconds. `cached` says whether the default model's weights are
+    on this machine.
     """
     hardware, torch = probe(), torch_view()
     return [
@@ -45,7 +45,7 @@ def examine(cached_models: Sequence[str]) -> list[Diagnosis]:
         *processor(hardware),
         *disk(hardware),
         *environment(hardware),
-        *weights(DEFAULT_MODEL, cached_models),
+        weights(cached=cached),
         *hub(),
     ]
 
@@ -116,14 +116,12 @@ def _room(topic: str, space: Disk, minimum_bytes: int, otherwise: str) -> Diagno
     return ok(topic, f"{memory_size(space.free_bytes)} free")
 
 
-def weights(model: str, cached_models: Sequence[str]) -> Iterator[Diagnosis]:
+def weights(*, cached: bool) -> Diagnosis:
     """Diagnose whether the default model's weights are on this machine."""
-    if model in cached_models:
-        yield ok("weights", f"cached: {', '.join(sorted(cached_models))}")
-    else:
-        yield warning(
-            "weights", f"{model} is not in the cache", "`scripts/gpu-test.sh quick` fetches it; it needs a network"
-        )
+    if cached:
+        return ok("weights", f"cached: {DEFAULT_MODEL}")
+    remedy = "`scripts/gpu-test.sh quick` fetches it; it needs a network"
+    return warning("weights", f"{DEFAULT_MODEL} is not in the cache", remedy)
 
 
 def hub() -> Iterator[Diagnosis]:

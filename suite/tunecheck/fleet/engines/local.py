@@ -7,14 +7,14 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from tunecheck.core.errors import ConfigError
+from tunecheck.fleet import node
 from tunecheck.fleet.engines import News
-from tunecheck.fleet.node import answered
 from tunecheck.fleet.request import EngineOptions, Request
 from tunecheck.hardware import probe
-from tunecheck.results.fleet import Answer, Place
-from tunecheck.results.stored import plain
+from tunecheck.results.fleet import Place
 from tunecheck.session.leases import usable
 
 
@@ -28,7 +28,7 @@ class Local:
         self._stop = threading.Event()
         # on one processor sessions would slow each other down, and none would have its speed
         self._threads = ThreadPoolExecutor(max_workers=self._number if self._cards else 1)
-        self._tasks: dict[str, Future[Answer]] = {}
+        self._tasks: dict[str, Future[dict[str, Any]]] = {}
         self._running: set[str] = set()
 
     def places(self) -> list[Place]:
@@ -56,7 +56,7 @@ class Local:
         for name, task in list(self._tasks.items()):
             if task.done():
                 del self._tasks[name]
-                yield News(place=name, state="answered", answer=plain(task.result()))
+                yield News(place=name, state="answered", answer=task.result())
 
     def cancel(self) -> None:
         """End every session and wait for it: each writes what it has."""
@@ -64,9 +64,9 @@ class Local:
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._tasks = {name: task for name, task in self._tasks.items() if not task.cancelled()}
 
-    def _run(self, request: Request, place: Place, shown: dict[str, str]) -> Answer:
+    def _run(self, request: Request, place: Place, shown: dict[str, str]) -> dict[str, Any]:
         self._running.add(place.name)
-        return answered(request, place, shown, self._stop)
+        return node.answer(request.folder, request.id, request.tunecheck, place, self._stop, **shown)
 
 
 def make(options: EngineOptions, folder: Path) -> Local:
