@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tunecheck.cli.counts import count_all
+from tunecheck.cli.runs import count_all
 from tunecheck.config import load_model
 from tunecheck.core.trace import Trace, read
 from tunecheck.report.page.tables import said

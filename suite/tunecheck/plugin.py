@@ -477,19 +477,15 @@ class SessionHooks:
             interrupts.stop()
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        try:
-            self.print_report(terminalreporter)
-        except Exception as error:  # the files are written, and the exit status says the verdict
-            log.error(unexpected(error, self.session.folder))
-
-    def print_report(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the report and, on GitHub, the commands that mark the failures."""
-        if self.report is not None:
-            from rich.console import Console
+        if self.report is None:
+            return
+        from rich.console import Console
 
-            from tunecheck.report.github import workflow_commands
-            from tunecheck.report.terminal import print_report
+        from tunecheck.report.github import workflow_commands
+        from tunecheck.report.terminal import print_report
 
+        try:
             if isinstance(sys.stdout, io.TextIOWrapper):  # a locale may lack an arrow or a user's own letters
                 sys.stdout.reconfigure(errors="backslashreplace")
             # Failed checks are in pytest's own section above, unless --tb=no has left that out.
@@ -497,3 +493,5 @@ class SessionHooks:
             for line in workflow_commands(self.report, os.environ):
                 terminalreporter.write_line(line)
             terminalreporter.write_line(f"report: {os.path.relpath(self.session.folder)}")
+        except Exception as error:  # the files are written, and the exit status says the verdict
+            log.error(unexpected(error, self.session.folder))

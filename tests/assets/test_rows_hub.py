@@ -20,8 +20,8 @@ from rich.console import Console
 from tiny_models import cut, flip
 
 from tunecheck import runner as runner_module
-from tunecheck.assets import alpaca
 from tunecheck.assets import hub as models_hub
+from tunecheck.assets import rows as data_rows
 from tunecheck.assets.rows import resolve
 from tunecheck.cli import main
 from tunecheck.config import find_run, load_data, load_run
@@ -351,7 +351,7 @@ def test_a_users_own_files_are_called_local(tmp_path):
 def chosen(listed, **asked):
     """The splits of these records."""
     described = data(**{"rows": 4, "heldout_rows": 2, **asked})
-    return alpaca.splits(listed, described.hub, 128)
+    return data_rows.splits(listed, described.hub, 128)
 
 
 def test_rows_that_cannot_be_used_are_left_out_and_counted():
@@ -406,10 +406,10 @@ class Bytes:
 @pytest.mark.parametrize("text", ["x", "é", "語", "🙂"])
 def test_the_longest_row_fits_whatever_the_tokenizer(text):
     """A token for each byte is the worst that there is."""
-    longest = alpaca.longest_row_bytes(512)
+    longest = data_rows.longest_row_bytes(512)
     output = text * ((longest - 5) // len(text.encode()))
     rows = [{"instruction": f"Fac{i}", "output": f"{i}{output}"} for i in range(2)]
-    found = alpaca.splits(rows, data(rows=1, heldout_rows=1).hub, 512)
+    found = data_rows.splits(rows, data(rows=1, heldout_rows=1).hub, 512)
     row = Row("train:0", *found.train[0])
 
     assert longest - 8 < len("".join(found.train[0]).encode()) <= longest

@@ -429,7 +429,7 @@ def test_a_session_that_cannot_be_removed_is_named(reports, capsys, monkeypatch)
     def refuse(*_):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("tunecheck.history.prune.shutil.rmtree", refuse)
+    monkeypatch.setattr("tunecheck.history.remember.shutil.rmtree", refuse)
     assert main(["prune", "--keep", "1"]) == 4
     assert "cannot be removed: Permission denied; its figures are in the history" in told(capsys)
 

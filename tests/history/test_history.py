@@ -34,7 +34,8 @@ from tunecheck.results.baseline import MOST_SESSIONS, FigureBaseline, baseline_o
 from tunecheck.results.figures import FIGURES
 from tunecheck.results.verdict import read_verdict, write_verdict
 from tunecheck.results.words import headline
-from tunecheck.session import TierSession, _write
+from tunecheck.session import TierSession
+from tunecheck.session import written as write_files
 from tunecheck.session.admission import shortage
 
 SPEED, MEMORY, RESIDENT = FIGURES["tokens_per_second"], FIGURES["live_tensor_bytes"], FIGURES["resident_bytes"]
@@ -365,7 +366,7 @@ def test_a_broken_store_costs_a_session_nothing(tmp_path, caplog, how):
     broken(history_file(), how)
     report, folder = write_session(tmp_path, 2)
     (folder / "verdict.json").unlink()
-    _write(with_history(report, folder), folder)
+    write_files(with_history(report, folder), folder)
 
     written = read_verdict(folder / "verdict.json")
     assert "is not compared with previous sessions" in written.history_notes[0]
@@ -393,7 +394,7 @@ def test_a_regression_is_a_warning_everywhere(tmp_path):
     report, folder = regressed_session(tmp_path)
     made = with_history(report, folder)
     write_verdict(made, folder)
-    _write(made, folder)
+    write_files(made, folder)
 
     assert read_verdict(folder / "verdict.json") == made
     assert (made.verdict, exit_code(made)) == ("pass", 0)
@@ -420,7 +421,7 @@ def test_a_regression_fails_the_session_where_that_is_asked_for(tmp_path, asked,
 def test_a_session_joins_the_history_when_it_ends(tmp_path):
     """And finds no baseline in itself."""
     report, folder = write_session(tmp_path, 2)
-    _write(with_history(report, folder), folder)
+    write_files(with_history(report, folder), folder)
     remember(report, folder)
 
     (held,) = Store(history_file()).entries(run="convergence/two-layers-qlora")
@@ -459,7 +460,7 @@ def test_a_crash_after_the_verdict_leaves_it_whole(tmp_path, monkeypatch, caplog
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("tunecheck.core.files.os.replace", crash)
-    _write(dataclasses.replace(report, verdict="fail"), folder)
+    write_files(dataclasses.replace(report, verdict="fail"), folder)
 
     assert (folder / "verdict.json").read_bytes() == before
     assert sorted(path.name for path in folder.iterdir()) == ["run-0.jsonl", "verdict.json"]

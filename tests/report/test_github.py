@@ -8,7 +8,7 @@ from report_rows import FAILED, MISSING, PASSED, other, report, row
 from tunecheck.core.errors import SuiteError
 from tunecheck.report.github import MOST_ANNOTATIONS, append_summary, workflow_commands
 from tunecheck.report.summary import summary_markdown
-from tunecheck.session import _write
+from tunecheck.session import written
 
 ACTIONS = {"GITHUB_ACTIONS": "true"}
 
@@ -44,11 +44,11 @@ def test_a_session_appends_its_summary_and_survives_a_refusal(tmp_path, monkeypa
     """The verdict is on disk before."""
     folder, step = tmp_path / "session", tmp_path / "step.md"
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(step))
-    _write(report(row(PASSED)), folder)
+    written(report(row(PASSED)), folder)
     assert step.read_text(encoding="utf-8").startswith("## tunecheck: PASS")
 
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path))
-    _write(report(row(PASSED)), folder)
+    written(report(row(PASSED)), folder)
     assert "$GITHUB_STEP_SUMMARY" in caplog.text
     assert (folder / "verdict.json").exists()
 

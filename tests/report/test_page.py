@@ -32,7 +32,7 @@ from tunecheck.report.page.series import charts
 from tunecheck.report.page.svg import labelled, legend, svg, ticks
 from tunecheck.results.rejudge import session_report
 from tunecheck.results.verdict import write_verdict
-from tunecheck.session import _write
+from tunecheck.session import written
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
@@ -475,7 +475,7 @@ def test_a_page_that_fails_costs_no_verdict(tmp_path, monkeypatch, caplog):
     """Whatever the reason: the other files are there, and the way to try again is told."""
     made = session(tmp_path, healthy())
     monkeypatch.setattr("tunecheck.report.page._run", lambda *_: 1 / 0)
-    _write(made, tmp_path)
+    written(made, tmp_path)
 
     assert {"verdict.json", "junit.xml", "summary.md"} <= {path.name for path in tmp_path.iterdir()}
     assert not (tmp_path / PAGE_FILE).exists()
@@ -484,7 +484,7 @@ def test_a_page_that_fails_costs_no_verdict(tmp_path, monkeypatch, caplog):
 
 def test_a_session_writes_its_page(tmp_path):
     """Beside the verdict."""
-    _write(session(tmp_path, healthy()), tmp_path)
+    written(session(tmp_path, healthy()), tmp_path)
 
     assert (tmp_path / PAGE_FILE).read_text(encoding="utf-8").startswith("<!doctype html>")
 

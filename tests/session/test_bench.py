@@ -9,12 +9,12 @@ import tiny
 from in_process import forget_earlier_trainings
 
 from tunecheck.cli import main
+from tunecheck.cli.run import carry_out, plan
 from tunecheck.config.trainers import TRAINERS
 from tunecheck.core.errors import ConfigError
 from tunecheck.results.benchmark import benchmarks
 from tunecheck.results.verdict import read_verdict
 from tunecheck.session import TierSession
-from tunecheck.session.bench import carry_out, plan
 
 RUN = "quick/smollm2-135m-qlora"
 SETTINGS = [*tiny.TRAINED, "strategy=lora", "quantization=null", "evaluation.batch_size=2", "training.max_steps=4"]
@@ -81,7 +81,7 @@ def test_two_trainers_side_by_side(tmp_path, monkeypatch, capsys):
     assert [str(finding) for run in report.runs for finding in run.failed] == []
     assert report.verdict == "pass"
     (benchmark,) = benchmarks(read_verdict(session.folder / "verdict.json").runs)
-    monkeypatch.setattr("tunecheck.session.bench.carry_out", lambda runs, session: report)
+    monkeypatch.setattr("tunecheck.cli.run.carry_out", lambda runs, session: report)
     capsys.readouterr()
     settings = [word for key in SETTINGS for word in ("--set", key)]
     command = ["bench", RUN, "--trainer", "native", "--trainer", "transformers", *settings]

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tunecheck.checks.device import DtypesAsConfigured
 from tunecheck.cli import main
-from tunecheck.cli.counts import count_all
+from tunecheck.cli.runs import count_all
 from tunecheck.config import find_run, load_model, load_run
 from tunecheck.config.schema import Run
 from tunecheck.core.errors import ConfigError, Unsupported

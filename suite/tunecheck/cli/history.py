@@ -141,7 +141,7 @@ def _diff(options: argparse.Namespace) -> int:
 def _prune(options: argparse.Namespace) -> int:
     from tunecheck.core.paths import reports_folder
     from tunecheck.core.text import counted, human_bytes
-    from tunecheck.history.prune import plan, prune
+    from tunecheck.history.remember import plan, prune
     from tunecheck.history.store import Store, history_file
 
     what = plan(reports_folder(), keep=options.keep)

@@ -88,31 +88,20 @@ def cards(hardware: Hardware) -> Iterator[Diagnosis]:
                 "create an instance with `nvidia-smi mig -cgi`, or leave MIG mode",
             )
     for gpu in _shown(hardware):
-        yield _card(gpu)
-        yield from _compute_mode(gpu)
+        bf16 = {True: "bf16", False: "no bf16: fp16 or fp32", None: "bf16 unknown"}[gpu.bf16]
+        free, total = memory_size(gpu.free_bytes), memory_size(gpu.total_bytes)
+        named = f"{gpu.name or 'of unknown name'} ({gpu.uuid}): {free} of {total} free"
+        yield ok(f"GPU {gpu.index}", f"{named}, compute capability {gpu.compute_capability or '?'}, {bf16}")
+        remedy = f"run `nvidia-smi -i {gpu.index} -c DEFAULT` as an administrator"
+        if gpu.compute_mode == "prohibited":
+            yield error(f"GPU {gpu.index}", "compute mode prohibited: no process can use it", remedy)
+        elif gpu.compute_mode in ("exclusive_process", "exclusive_thread"):
+            yield warning(f"GPU {gpu.index}", "exclusive compute mode: a second process fails", remedy)
         yield from _neighbours(gpu)
 
 
 def _shown(hardware: Hardware) -> tuple[Gpu, ...]:
     return hardware.gpus if hardware.visible is None else hardware.visible_gpus
-
-
-def _card(gpu: Gpu) -> Diagnosis:
-    bf16 = {True: "bf16", False: "no bf16: fp16 or fp32", None: "bf16 unknown"}[gpu.bf16]
-    free, total = memory_size(gpu.free_bytes), memory_size(gpu.total_bytes)
-    return ok(
-        f"GPU {gpu.index}",
-        f"{gpu.name or 'of unknown name'} ({gpu.uuid}): {free} of {total} free, "
-        f"compute capability {gpu.compute_capability or '?'}, {bf16}",
-    )
-
-
-def _compute_mode(gpu: Gpu) -> Iterator[Diagnosis]:
-    remedy = f"run `nvidia-smi -i {gpu.index} -c DEFAULT` as an administrator"
-    if gpu.compute_mode == "prohibited":
-        yield error(f"GPU {gpu.index}", "compute mode prohibited: no process can use it", remedy)
-    elif gpu.compute_mode in ("exclusive_process", "exclusive_thread"):
-        yield warning(f"GPU {gpu.index}", "exclusive compute mode: a second process fails", remedy)
 
 
 def _neighbours(gpu: Gpu) -> Iterator[Diagnosis]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tunecheck.core.errors import SuiteError, TraceError
 from tunecheck.core.finding import Status as Answer
@@ -61,9 +61,8 @@ class Comparison(Frozen):
         return held
 
 
-class _Side(NamedTuple):
-    row: RunReport
-    entry: HistoryEntry | None
+_Side = tuple[RunReport, HistoryEntry | None]
+"""A run's row, and its entry where its training finished."""
 
 
 def compare(a: Path, b: Path, store: Store) -> list[Comparison]:
@@ -93,30 +92,31 @@ def _sides(path: Path) -> dict[str, _Side]:
         if row.trace_file:
             held = read(folder / row.trace_file)
             entry = history_entry(row, held, session=folder.name, started_at=started_at)
-        sides[row.name] = _Side(row, entry)
+        sides[row.name] = row, entry
     return sides
 
 
-def _compared(name: str, a: _Side, b: _Side, store: Store) -> Comparison:
-    incomparable = _incomparable(a.entry, b.entry)
+def _compared(name: str, first: _Side, second: _Side, store: Store) -> Comparison:
+    (row_a, a), (row_b, b) = first, second
+    incomparable = _incomparable(a, b)
     known: list[HistoryEntry] = []
     differences: tuple[Difference, ...] = ()
-    if a.entry and b.entry and not incomparable:
+    if a and b and not incomparable:
         try:
-            known = store.entries(key=a.entry.key, outcome="pass", last=RECENT)
+            known = store.entries(key=a.key, outcome="pass", last=RECENT)
         except SuiteError as error:
             log.warning(f"the scatter of the figures is not known: {error}")
-        differences = tuple(_differences(a.entry, b.entry, known))
-    answers = _answers(a.row, b.row)
+        differences = tuple(_differences(a, b, known))
+    answers = _answers(row_a, row_b)
     return Comparison(
         run=name,
-        outcomes=(a.row.outcome, b.row.outcome),
+        outcomes=(row_a.outcome, row_b.outcome),
         answers=tuple(f"{check}: {old} → {new}" for check, (old, new) in answers.items()),
-        changed=changed(a.entry, b.entry) if a.entry and b.entry else "",
+        changed=changed(a, b) if a and b else "",
         incomparable=incomparable,
         disturbed=tuple(
             f"{side}: {words}"
-            for side, row in (("A", a.row), ("B", b.row))
+            for side, row in (("A", row_a), ("B", row_b))
             if too_busy(row)
             for words in cpu_contention_words(row)
         ),
