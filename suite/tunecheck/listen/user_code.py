@@ -115,7 +115,9 @@ def is_held(thing: Any, depth: int = 3, aside: frozenset[int] = frozenset()) -> 
     holders = gc.get_referrers(thing)
     aside |= {id(holders)}
     for holder in holders:  # no generator, which would be a holder, too
-        if id(holder) in aside or _is_ours(holder):
+        own = isinstance(holder, FrameType) and holder.f_code.co_filename.startswith(SUITE)
+        module = holder.__module__ if isinstance(holder, FunctionType) else type(holder).__module__
+        if own or id(holder) in aside or str(module).partition(".")[0] == "tunecheck":
             continue
         if not depth or not isinstance(holder, CONTAINERS) or is_held(holder, depth - 1, aside):
             return True
@@ -123,13 +125,6 @@ def is_held(thing: Any, depth: int = 3, aside: frozenset[int] = frozenset()) -> 
 
 
 CONTAINERS = dict, tuple, list, CellType, MethodType, partial
-
-
-def _is_ours(holder: Any) -> bool:
-    if isinstance(holder, FrameType):
-        return holder.f_code.co_filename.startswith(SUITE)
-    module = holder.__module__ if isinstance(holder, FunctionType) else type(holder).__module__
-    return str(module).partition(".")[0] == "tunecheck"
 
 
 TOKENS = 16

@@ -31,7 +31,10 @@ def tensor_shapes(architecture: Architecture) -> dict[str, Shape]:
         "mlp.up_proj": (inner, hidden),
         "mlp.down_proj": (hidden, inner),
     }
-    biased = _biased(architecture.model_type, extra)
+    biased = {"q_proj", "k_proj", "v_proj"}  # in Qwen2; Llama is configured
+    if architecture.model_type != "qwen2":
+        biased = {"q_proj", "k_proj", "v_proj", "o_proj"} if extra.get("attention_bias") else set()
+        biased |= {"gate_proj", "up_proj", "down_proj"} if extra.get("mlp_bias") else set()
     shapes: dict[str, Shape] = {"model.embed_tokens.weight": (architecture.vocab_size, hidden)}
     for layer in range(architecture.num_hidden_layers):
         prefix = f"model.layers.{layer}."
@@ -61,11 +64,3 @@ def packed_bytes(elements: int, double_quant: bool, block_size: int = 64) -> int
     scales = ceil(elements / block_size)
     outer = scales + 4 * ceil(scales / 256) + 1024 + 4
     return elements // 2 + (outer if double_quant else 4 * scales) + 64
-
-
-def _biased(model_type: str, extra: dict[str, object]) -> set[str]:
-    """Return the linears that have a bias: q, k and v in Qwen2; in Llama as attention_bias and mlp_bias configure."""
-    if model_type == "qwen2":
-        return {"q_proj", "k_proj", "v_proj"}
-    attention = {"q_proj", "k_proj", "v_proj", "o_proj"} if extra.get("attention_bias") else set()
-    return attention | ({"gate_proj", "up_proj", "down_proj"} if extra.get("mlp_bias") else set())

@@ -1,7 +1,6 @@
 """Which tensors exist, which are trained, which the optimizer holds, where they live and in which dtype."""
 
 from math import prod
-from typing import Any
 
 import torch
 
@@ -68,12 +67,12 @@ class CensusProbe(Probe):
                     names.get(id(p), "?") for group in groups if not group.get("weight_decay") for p in group["params"]
                 )
             ),
-            adam_settings=counted(_adam(group) for group in groups for _ in group["params"]),
+            adam_settings=counted(
+                " ".join(map(str, (*group["betas"], group["eps"]))) if {"betas", "eps"} <= group.keys() else "none"
+                for group in groups
+                for _ in group["params"]
+            ),
             optimizer_switches=counted(
                 switch for group in groups for switch in SWITCHES if group.get(switch) for _ in group["params"]
             ),
         )
-
-
-def _adam(group: dict[str, Any]) -> str:
-    return " ".join(map(str, (*group["betas"], group["eps"]))) if {"betas", "eps"} <= group.keys() else "none"

@@ -44,7 +44,14 @@ class EvaluationProbe(Probe):
             rows = session.batches.fixed(split)
             modes = [module.training for module in session.model.modules()]
             last = step == session.run.training.max_steps
-            with _watched(session) as seen, _logits(session) as logits, OwnHooks() as hooks:
+            seen: list[tuple[int, bool]] = []
+            """Of each forward: how many modules were in train mode, and whether gradients were enabled."""
+
+            def look(*_: object, seen: list[tuple[int, bool]] = seen) -> None:
+                seen.append((sum(module.training for module in session.model.modules()), torch.is_grad_enabled()))
+
+            with _logits(session) as logits, OwnHooks() as hooks:
+                hooks.before(session.model.get_decoder(), look)  # which a loss in chunks calls, and the head, alone
                 call = first_call(session.model, hooks)
                 own = OwnLogits(session.model, _tensors(rows), hooks)
                 loss, tokens = _evaluated(session, rows, size)
@@ -110,21 +117,6 @@ def _alive(session: Session) -> int:
     """Tensors that Python reaches, those of a finished evaluation's cycles not counted."""
     gc.collect()
     return live_tensors(session.device.type)[0]
-
-
-@contextmanager
-def _watched(session: Session) -> Iterator[list[tuple[int, bool]]]:
-    """For each forward: how many modules were in train mode, and whether gradients were enabled."""
-    seen: list[tuple[int, bool]] = []
-    modules = list(session.model.modules())
-
-    def look(*_: object) -> None:
-        seen.append((sum(module.training for module in modules), torch.is_grad_enabled()))
-
-    # the decoder, not the model: a loss in chunks calls it and the head by themselves
-    with OwnHooks() as hooks:
-        hooks.before(session.model.get_decoder(), look)
-        yield seen
 
 
 @dataclass(slots=True)

@@ -128,15 +128,12 @@ def _has_rows(matrix: torch.Tensor, weights: WeightFile, names: Sequence[str]) -
     for name in names:
         if sought and weights.shape(name)[-1:] == matrix.shape[-1:]:
             rows = weights.tensor(name).to(matrix.dtype).reshape(-1, matrix.shape[-1])
-            sought = [row for row in sought if not _is_among(row, rows)]
+            columns = torch.linspace(0, matrix.shape[-1] - 1, min(COLUMNS_COMPARED, matrix.shape[-1])).long()
+            for row in tuple(sought):  # a few columns tell which rows to compare whole
+                alike = (rows[:, columns] == row[columns]).all(-1).nonzero().flatten()
+                if any(torch.equal(row, rows[at]) for at in alike.tolist()):
+                    sought = [other for other in sought if other is not row]
     return not sought
-
-
-def _is_among(row: torch.Tensor, rows: torch.Tensor) -> bool:
-    """Return whether one of the rows is this one; a few columns tell which to compare whole."""
-    columns = torch.linspace(0, len(row) - 1, min(COLUMNS_COMPARED, len(row))).long()
-    alike = (rows[:, columns] == row[columns]).all(-1).nonzero().flatten()
-    return any(torch.equal(row, rows[at]) for at in alike.tolist())
 
 
 def _adapters(model: Any) -> set[int]:

@@ -131,6 +131,7 @@ def _answer(session: Session, question: _Question, when: str) -> Generation:
     probabilities = logits.log_softmax(dim=-1)
     ended = bool((answer == tokenizer.eos_token_id).any())
     text = tokenizer.decode(answer, skip_special_tokens=True)
+    broken = sum(c == "\ufffd" or (unicodedata.category(c) in UNREADABLE and not c.isspace()) for c in text)
     return Generation(
         when=when,
         prompt=question.prompt,
@@ -146,7 +147,7 @@ def _answer(session: Session, question: _Question, when: str) -> Generation:
         mean_logprob=float(probabilities.gather(1, answer[:, None]).mean()),
         tokens=len(answer),
         most_frequent_share=int(answer.unique(return_counts=True)[1].max()) / len(answer),
-        readable_share=_readable_share(text),
+        readable_share=1 - broken / len(text) if text else 1.0,
     )
 
 
@@ -161,8 +162,3 @@ def _stops(model: Any, ids: torch.Tensor, first: int) -> bool:
         eos_token_id=first,
     )
     return bool(made.shape[1] == ids.shape[1] + 1)
-
-
-def _readable_share(text: str) -> float:
-    broken = sum(c == "\ufffd" or (unicodedata.category(c) in UNREADABLE and not c.isspace()) for c in text)
-    return 1 - broken / len(text) if text else 1.0

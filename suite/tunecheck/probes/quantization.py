@@ -1,7 +1,7 @@
 """The 4-bit linears as they really are, and their kernel against our own dequantisation."""
 
 from collections.abc import Iterator, Sequence
-from math import isnan, prod
+from math import prod
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from tunecheck.core.evidence import Quantization
 from tunecheck.core.premises import Premise
 from tunecheck.models.shapes import is_layer_linear, packed_bytes
 from tunecheck.probes.reference.four_bit import is_packed, matrix, quantised, scales, statistics, values
-from tunecheck.probes.reference.measures import counted
+from tunecheck.probes.reference.measures import counted, worst
 from tunecheck.probes.reference.weight_file import WeightFile, file_name
 from tunecheck.training.data import Tokens
 from tunecheck.training.events import Probe
@@ -73,19 +73,17 @@ class QuantizationProbe(Probe):
         generator = torch.Generator().manual_seed(0)
         dtype = DTYPES[session.precision]
         counts = token_counts(session)
-        worst, worst_at = 0.0, ""
+        errors: dict[str, float] = {}
         for name, module in _of_each_shape(modules):
             rows, columns = module.weight.quant_state.shape
             weight = matrix(module.weight).to(dtype).double()
             for count in counts:
                 x = torch.randn(count, columns, generator=generator).to(session.device, dtype)
                 above = torch.randn(count, rows, generator=generator).to(session.device, dtype)
-                for what, error in _errors(module, weight, x, above):
-                    if isnan(error):  # no later good product may hide it
-                        return error, f"{what} of {name}, {count} tokens"
-                    if error > worst:
-                        worst, worst_at = error, f"{what} of {name}, {count} tokens"
-        return worst, worst_at
+                found = _errors(module, weight, x, above)
+                errors |= {f"{what} of {name}, {count} tokens": error for what, error in found}
+        at = worst(errors) or ""
+        return errors.get(at, 0.0), at
 
 
 def token_counts(session: Session) -> list[int]:

@@ -181,7 +181,8 @@ def _read_back(
     # a file that holds biases is loaded into the base itself
     biases = [p for name, p in model.named_parameters() if _is_learnt_bias(name, p)]
     with kept_values(biases), kept_trainable(model), ExitStack() as stack:
-        stack.callback(_only_default, model)
+        stack.callback(lambda: "from_disk" in model.peft_config and model.delete_adapter("from_disk"))
+        stack.callback(model.set_adapter, "default")
         kind = session.run.lora.adapter_dtype if session.run.lora else "fp32"
         model.load_adapter(str(folder), "from_disk", is_trainable=False, autocast_adapter_dtype=kind != "model")
         _read_tied(model, WeightFile(folder))
@@ -219,10 +220,3 @@ def _read_tied(model: Any, saved: WeightFile) -> None:
             module.update("from_disk")
             weight = module.modules_to_save["from_disk"].weight
             weight.data = saved.tensor(file).to(weight)
-
-
-def _only_default(model: Any) -> None:
-    """Leave the trained adapter as the only one."""
-    model.set_adapter("default")
-    if "from_disk" in model.peft_config:
-        model.delete_adapter("from_disk")

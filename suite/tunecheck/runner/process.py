@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, TextIO
@@ -97,8 +98,6 @@ def _served(exit_code: int | None) -> bool:
     It is looked at, not waited for: multiprocessing reaps it itself when it starts the next one. A server that is
     killed closes its pipes, and the status is taken for 255, a moment before it counts as dead.
     """
-    from multiprocessing import forkserver
-
     pid = getattr(forkserver._forkserver, "_forkserver_pid", None)
     if pid is None:
         return True
@@ -118,16 +117,11 @@ def run_here(request: Request, progress: Callable[[Step], None]) -> AttemptEnd:
         show_only(request.cards)
     with hub_forbidden():
         outcome = imported() or carried_out(lambda: _work(request, progress), request.device, request.written)
-    _give_back()
-    return _ended(outcome, started)
-
-
-def _give_back() -> None:
-    """What this process no longer needs of a card is the next attempt's: a child's goes with it."""
     gc.collect()
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
+    if torch is not None and torch.cuda.is_initialized():  # what is left of a card is the next attempt's
         torch.cuda.empty_cache()
+    return _ended(outcome, started)
 
 
 def child_main(request: Request, connection: Connection, log: Path) -> None:
@@ -145,7 +139,10 @@ def child_main(request: Request, connection: Connection, log: Path) -> None:
         tempfile.tempdir = os.environ["TMPDIR"] = str(request.checkpoint.parent)  # removed, however this process ends
         os.environ[OFFLINE] = "1"  # already there, but for a fork server that somebody else had started
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        outcome = imported(quiet=True) or _outcome(request, connection)
+        outcome = imported(quiet=True)
+        if outcome is None and request.run.parallel is not None:
+            outcome = train_in_ranks(request, connection)
+        outcome = outcome or carried_out(lambda: _work(request, connection.send), request.device, request.written)
         file.flush()
         with contextlib.suppress(BrokenPipeError):
             connection.send(outcome)
@@ -160,18 +157,10 @@ def _let_server_end() -> None:
     Every child is handed it. Kept open, it would have the server, and so this process, outlive a session that was
     killed while the training hangs.
     """
-    from multiprocessing import forkserver
-
     server: Any = forkserver._forkserver
     if (alive := getattr(server, "_forkserver_alive_fd", None)) is not None:
         server._forkserver_alive_fd = None
         os.close(alive)
-
-
-def _outcome(request: Request, connection: Connection) -> Outcome:
-    if request.run.parallel is not None:
-        return train_in_ranks(request, connection)
-    return carried_out(lambda: _work(request, connection.send), request.device, request.written)
 
 
 def _log_file(log: Path) -> TextIO:
