@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, wraps
 from itertools import islice
 from typing import Any
 
@@ -65,6 +65,16 @@ def listening(trainer: Any, options: Options) -> Iterator[Listener]:
         listener.close()
         if listener.ends_early:
             listener.leave()
+
+
+def _guarded(callback: Callable[..., None]) -> Callable[..., None]:
+    """Have a callback raise nothing, as all that is hooked."""
+
+    @wraps(callback)
+    def called(self: "TrainerHooks", *args: Any, **kwargs: Any) -> None:
+        self.hooks.guarded(callback)(self, *args, **kwargs)
+
+    return called
 
 
 class TrainerHooks(StepMoments, TrainerCallback):
@@ -246,11 +256,9 @@ class TrainerHooks(StepMoments, TrainerCallback):
 
     # Callbacks, which must not raise either.
 
+    @_guarded
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A window is about to be trained on."""
-        self.hooks.guarded(self._step_begin)(state, kwargs)
-
-    def _step_begin(self, state: Any, kwargs: dict[str, Any]) -> None:
         if self.first is not None and not self.listener.listening:
             return
         given, model = [named_inputs(inputs) for inputs in self.samples], self.trainer.model
@@ -283,11 +291,9 @@ class TrainerHooks(StepMoments, TrainerCallback):
             self.listener.left_open(not_followed(inputs, batch))
         self.step_begins(self.listener)
 
+    @_guarded
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The gradients are as the optimizer will see them."""
-        self.hooks.guarded(self._before_the_optimizer)()
-
-    def _before_the_optimizer(self) -> None:
         self.backward_end()
         if self.listener.listening:
             self.rate = self.present_rate()
@@ -318,11 +324,10 @@ class TrainerHooks(StepMoments, TrainerCallback):
             self.hooks.remove()
             self.samples, self.window, self.losses, self.norm, self.items = [], [], [], None, None
 
+    @_guarded
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The Trainer reports."""
-        self.hooks.guarded(self._log)(state, kwargs.get("logs") or {})
-
-    def _log(self, state: Any, logs: dict[str, Any]) -> None:
+        logs = kwargs.get("logs") or {}
         if self.first is not None and "loss" in logs:
             self.listener.emit(
                 Logged(

@@ -8,7 +8,7 @@ import torch
 
 from tunecheck.core.evidence import Movement
 from tunecheck.core.premises import Premise
-from tunecheck.probes.reference.four_bit import is_packed, statistics
+from tunecheck.probes.reference.four_bit import is_packed, with_statistics
 from tunecheck.probes.reference.measures import digest, digests, sample, sampled_columns, sampled_rows
 from tunecheck.training.events import Probe
 from tunecheck.training.session import Session
@@ -47,7 +47,8 @@ class MovementProbe(Probe):
         frozen = list(_frozen(session))
         held = zip(digests(tensor for _, tensor in frozen), frozen, strict=True)
         self._frozen = {name: (before, tensor) for before, (name, tensor) in held}
-        self._biases = {name: bias.detach().clone() for name, bias in _biases_of_packed(session.model)}
+        packed = [(n, m.bias) for n, m in session.model.named_modules() if is_packed(getattr(m, "weight", None))]
+        self._biases = {f"{n}.bias": b.detach().clone() for n, b in packed if b is not None and not b.requires_grad}
 
     def backward_end(self, session: Session, step: int) -> None:
         """Note the tokens that were read: a table of its own learns in their rows alone; of others, what learns."""
@@ -162,20 +163,8 @@ def _learning_in_part(model: Any, lookup: Any) -> dict[str, torch.Tensor]:
     }
 
 
-def _biases_of_packed(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the frozen biases of linears whose weights are packed, by name."""
-    for name, module in model.named_modules():
-        bias = getattr(module, "bias", None)
-        if isinstance(bias, torch.Tensor) and not bias.requires_grad and is_packed(getattr(module, "weight", None)):
-            yield f"{name}.bias", bias
-
-
 def _frozen(session: Session) -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor that must not change: frozen parameters, their quantisation statistics, buffers."""
-    for name, parameter in session.model.named_parameters():
-        if not parameter.requires_grad:
-            yield name, parameter.detach()
-            if is_packed(parameter):
-                yield from ((f"{name}.{part}", tensor) for part, tensor in statistics(parameter))
+    yield from with_statistics((name, p) for name, p in session.model.named_parameters() if not p.requires_grad)
     if session.run.holds(Premise.CAUSAL_LM):  # of other models some keep averages in them, as batch normalisation does
         yield from session.model.named_buffers()

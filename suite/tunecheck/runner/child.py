@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from typing import Any
 
 import psutil
@@ -23,7 +24,7 @@ from tunecheck.core.trace import TraceWriter
 from tunecheck.hardware.contention import CpuContention
 from tunecheck.probes import PROBES
 from tunecheck.probes.data_audit import DataProbe
-from tunecheck.probes.reference.four_bit import is_packed, statistics
+from tunecheck.probes.reference.four_bit import with_statistics
 from tunecheck.probes.reference.measures import digest, live_tensors, norm
 from tunecheck.probes.resumed import ResumedProbe
 from tunecheck.probes.round_trip import RoundTripProbe
@@ -266,19 +267,12 @@ def _beginning(session: Session) -> Beginning:
     """
     state = hashlib.sha256()
     tensors = 0
-    for tensors, (name, tensor) in enumerate(_named_tensors(session.model), start=1):  # noqa: B007 - the count is wanted
+    every = chain(with_statistics(session.model.named_parameters()), session.model.named_buffers())
+    for tensors, (name, tensor) in enumerate(every, start=1):  # noqa: B007 - the count is wanted
         state.update(f"{name} {digest(tensor)}\n".encode())
     state.update(torch.get_rng_state().numpy().tobytes())
     held = sum(bool(values) for values in session.optimizer.state.values())
     return Beginning(tensors=tensors, digest=state.hexdigest()[:16], optimizer_states=held)
-
-
-def _named_tensors(model: Any) -> Iterator[tuple[str, Any]]:
-    for name, parameter in model.named_parameters():
-        yield name, parameter
-        if is_packed(parameter):
-            yield from ((f"{name}.{part}", tensor) for part, tensor in statistics(parameter))
-    yield from model.named_buffers()
 
 
 @contextmanager

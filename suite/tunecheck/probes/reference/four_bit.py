@@ -5,7 +5,7 @@ With double quantisation the sizes, less their mean, are quantised likewise in b
 8-bit dynamic map (arXiv 2110.02861, section 1.3). Imports torch; child process only.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -39,6 +39,14 @@ def statistics(parameter: Any) -> Iterator[tuple[str, torch.Tensor]]:
         yield "absmax.absmax", state.state2.absmax
         yield "absmax.code", state.state2.code
         yield "absmax.offset", state.offset
+
+
+def with_statistics(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield these parameters by name, and behind a packed one the tensors of its quantisation state."""
+    for name, parameter in named:
+        yield name, parameter.detach()
+        if is_packed(parameter):
+            yield from ((f"{name}.{part}", tensor) for part, tensor in statistics(parameter))
 
 
 def unpack(parameter: Any, first: int, last: int) -> torch.Tensor:
