@@ -318,7 +318,7 @@ class LoopHooks(StepMoments):
 
     def on_step(self, optimizer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
         """An optimizer is about to step: with a closure the passes are yet to come, as in Lightning."""
-        if not self.inside and not self._is_own(optimizer) and self._trains_ours(optimizer):
+        if not self.inside and not self._is_own(optimizer):
             self._end_before(optimizer)
         if self.others is not None and not self.inside:
             self.others.before_step(optimizer)
@@ -346,16 +346,13 @@ class LoopHooks(StepMoments):
     def _is_own(self, optimizer: Any) -> bool:
         return any(same_optimizer(optimizer, own) for own in self.optimizers)
 
-    def _trains_ours(self, optimizer: Any) -> bool:
-        """Return whether this optimizer, which is none of the model's so far, holds tensors of it."""
-        if self.listener is None or not self.listener.listening:
-            return False
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        return any(id(p) in held for p in self.model.parameters())
-
     def _end_before(self, optimizer: Any) -> None:
-        """Another training of the model begins, as that of a second call of the same function: this one is over."""
-        assert self.listener is not None
+        """End this one where another training of the model begins, as that of a second call of the same function."""
+        if self.listener is None or not self.listener.listening:
+            return
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if held.isdisjoint(map(id, self.model.parameters())):
+            return
         kind = type(optimizer).__name__
         why = f"from step {self.step} another {kind} trains the model: only earlier steps are judged"
         self.listener.left_open({Premise.TRAINED_SET_DECLARED: why})

@@ -44,14 +44,7 @@ class EvaluationProbe(Probe):
             rows = session.batches.fixed(split)
             modes = [module.training for module in session.model.modules()]
             last = step == session.run.training.max_steps
-            seen: list[tuple[int, bool]] = []
-            """Of each forward: how many modules were in train mode, and whether gradients were enabled."""
-
-            def look(*_: object, seen: list[tuple[int, bool]] = seen) -> None:
-                seen.append((sum(module.training for module in session.model.modules()), torch.is_grad_enabled()))
-
             with _logits(session) as logits, OwnHooks() as hooks:
-                hooks.before(session.model.get_decoder(), look)  # which a loss in chunks calls, and the head, alone
                 call = first_call(session.model, hooks)
                 own = OwnLogits(session.model, _tensors(rows), hooks)
                 loss, tokens = _evaluated(session, rows, size)
@@ -89,9 +82,9 @@ class EvaluationProbe(Probe):
                     oracle_loss=oracle_loss,
                     oracle_tokens=oracle_tokens,
                     logit_digits=min(logits.digits, default=0),
-                    training_modules_during=max((training for training, _ in seen), default=-1),
+                    training_modules_during=max((training for training, _ in logits.forwards), default=-1),
                     mode_restored=restored,
-                    built_graph=any(gradients for _, gradients in seen),
+                    built_graph=any(gradients for _, gradients in logits.forwards),
                     kept_tensors=kept,
                     weights_changed=changed,
                     batch_tokens=tuple(
@@ -121,12 +114,19 @@ def _alive(session: Session) -> int:
 
 @dataclass(slots=True)
 class _Seen:
-    """The logits of an evaluation on their way to its loss."""
+    """The forwards of an evaluation, and the logits on their way to its loss."""
 
+    modules: list[Any]
+    forwards: list[tuple[int, bool]] = field(default_factory=list)
+    """Of each: how many modules were in train mode, and whether gradients were enabled."""
     first: Digest | None = None
     """Of the first ones."""
     digits: list[int] = field(default_factory=list)
     """Of each tensor: how many binary digits its numbers have."""
+
+    def called(self, *_: object) -> None:
+        """A forward hook, too."""
+        self.forwards.append((sum(module.training for module in self.modules), torch.is_grad_enabled()))
 
     def look(self, _module: object, _args: object, out: Any) -> None:
         """A forward hook."""
@@ -145,10 +145,11 @@ def _scores(out: Any) -> torch.Tensor:
 
 @contextmanager
 def _logits(session: Session) -> Iterator[_Seen]:
-    seen = _Seen()
+    seen = _Seen([*session.model.modules()])
     # the head for a loss in chunks, which does not call the model; the model for what comes after the head
     parts = (session.model.get_output_embeddings(), session.model)
     with OwnHooks() as hooks:
+        hooks.before(session.model.get_decoder(), seen.called)
         for part in parts:
             hooks.after(part, seen.look)
         yield seen
