@@ -131,7 +131,7 @@ HEAD = """\
 # Memory of a run before it runs
 
 `tunecheck estimate RUN` predicts a run's GPU memory on a machine without GPU and without weights. **No number on this
-page was measured on a GPU.** tunecheck prefers measurements as soon as there are any (`tunecheck.memory.measured`).
+page was measured on a GPU.** tunecheck prefers measurements as soon as there are any (`tunecheck.memory`).
 
 1. Memory that stays on the card is arithmetic on the configuration, exact to the byte (`tunecheck.memory.prediction`).
    It holds packed 4-bit weights with both levels of statistics, the rest in its real dtype, adapters, gradients, and

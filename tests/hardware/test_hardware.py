@@ -14,10 +14,9 @@ import pytest
 from fake_nvml import GIB, UUIDS, answer, card, error, fake_pynvml
 
 from tunecheck import hardware
-from tunecheck.hardware import NvmlState, host, nvml, probe
+from tunecheck.hardware import NvmlState, host, nvml, probe, visible_devices
 from tunecheck.hardware.facts import Gpu, NvmlView
 from tunecheck.hardware.nvml import read_nvml
-from tunecheck.hardware.visible import visible_devices
 
 
 @pytest.fixture

@@ -10,9 +10,8 @@ from estimates import ANSWER, CARD, QUICK, quick
 from tiny_models import as_python
 
 from tunecheck.cli import main
-from tunecheck.memory import need_of, predict
+from tunecheck.memory import MeasuredPeak, need_of, predict
 from tunecheck.memory.constants import CUDA_CONTEXT, UNMEASURED, own_constants_file, share_of
-from tunecheck.memory.measured import MeasuredPeak
 from tunecheck.runner.fallback_chain import VARIANTS
 
 NUMBERS = {"cublas_workspace_bytes": 7, "context_with_libraries_bytes": 11, "torch": "2.13.0"}

@@ -21,9 +21,8 @@ from tunecheck.cli import main
 from tunecheck.config import find_run, load_run, run_sources
 from tunecheck.core.errors import EstimateFailed
 from tunecheck.core.paths import project_folder
-from tunecheck.memory import Need, need_of, predict
+from tunecheck.memory import Need, measured_peaks, need_of, predict
 from tunecheck.memory.constants import CARD_CLASSES_GB, CUBLAS_WORKSPACE, CUDA_CONTEXT, holds
-from tunecheck.memory.measured import measured_peaks
 from tunecheck.memory.prediction import cached_prediction
 from tunecheck.memory.table import changes_of, fit_words, print_prediction, print_savings
 from tunecheck.results import VERDICT_SCHEMA

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tiny
 
-from tunecheck.assets.fit import parameter_count
+from tunecheck.assets.folder import parameter_count
 from tunecheck.config import TIERS, find_run, load_run, mentions, read_runs, run_sources
 from tunecheck.core.errors import ConfigError
 from tunecheck.core.finding import Status

@@ -6,8 +6,7 @@ from typing import Any
 
 from tunecheck.assets import hub, local, package
 from tunecheck.assets.cache import Wanted, shelf
-from tunecheck.assets.fit import check_fit
-from tunecheck.assets.folder import ModelFolder, PassedOver, is_whole
+from tunecheck.assets.folder import ModelFolder, PassedOver, check_fit, is_whole
 from tunecheck.core.errors import WeightsUnavailable
 from tunecheck.core.log import log
 from tunecheck.core.paths import cache_folder

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from tunecheck.assets.cache import Shelf, Wanted, disk_full_is_said
-from tunecheck.assets.fit import AnotherModel, check_fit
 from tunecheck.assets.folder import (
     FILE_PATTERNS,
+    AnotherModel,
     ModelFolder,
     PassedOver,
+    check_fit,
     model_files,
     note_repair,
     open_sealed,

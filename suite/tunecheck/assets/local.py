@@ -9,11 +9,11 @@ from pathlib import Path
 
 from tunecheck.assets import build
 from tunecheck.assets.cache import Wanted
-from tunecheck.assets.fit import check_fit
 from tunecheck.assets.folder import (
     MANIFEST,
     ModelFolder,
     PassedOver,
+    check_fit,
     model_files,
     open_sealed,
     read_json,

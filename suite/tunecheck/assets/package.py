@@ -11,8 +11,7 @@ from pathlib import Path
 
 from tunecheck.assets import build
 from tunecheck.assets.cache import Wanted
-from tunecheck.assets.fit import check_fit
-from tunecheck.assets.folder import ModelFolder, PassedOver, check_digest, open_sealed, seal
+from tunecheck.assets.folder import ModelFolder, PassedOver, check_digest, check_fit, open_sealed, seal
 from tunecheck.core.errors import WeightsUnavailable
 from tunecheck.core.log import log
 from tunecheck.hardware.host import distribution_version

@@ -119,7 +119,7 @@ def _show(options: argparse.Namespace) -> int:
     run = load_run(find_run(options.run), options.set, options.card)
     checks = run.resolved_checks()
     settings = run.model_dump(mode="json", exclude={"checks"})
-    by_check = {name: _limits(check) for name, check in checks.items()}
+    by_check = {name: asdict(check) for name, check in checks.items()}
     if as_json(options, {**settings, "fingerprint": run.fingerprint, "checks": by_check}):
         return 0
     from ruamel.yaml import YAML
@@ -130,23 +130,16 @@ def _show(options: argparse.Namespace) -> int:
     yaml.dump(settings, sys.stdout)
     print(f"\nfingerprint: {run.fingerprint}\n{len(checks)} checks:")
     for name, check in checks.items():
-        limits = ", ".join(f"{key}={value:g}" for key, value in _limits(check).items() if value is not None)
+        limits = ", ".join(f"{key}={value:g}" for key, value in by_check[name].items() if value is not None)
         print(f"  {name}: {check.question}{f' ({limits})' if limits else ''}")
     return 0
-
-
-def _limits(check: object) -> dict[str, float | None]:
-    import dataclasses
-
-    return dataclasses.asdict(check)  # type: ignore[call-overload, no-any-return]
 
 
 def _estimate(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from tunecheck.hardware import probe
-    from tunecheck.memory import predict
-    from tunecheck.memory.measured import measured_peaks
+    from tunecheck.memory import measured_peaks, predict
     from tunecheck.memory.table import (
         changes_of,
         print_asked,

@@ -8,7 +8,7 @@ from rich.text import Text
 from tunecheck.checks.memory import VramCeiling
 from tunecheck.config.schema import Run
 from tunecheck.core.text import human_bytes
-from tunecheck.memory.measured import MeasuredPeak
+from tunecheck.memory import MeasuredPeak
 from tunecheck.memory.prediction import Prediction
 from tunecheck.report.layout import PlainTable
 
