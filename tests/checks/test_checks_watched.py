@@ -41,6 +41,8 @@ MEANT = {
     ("saved_as_trained", "the base over the trained model"),
     ("saved_as_trained", "a model that is loaded again"),
     ("saved_as_trained", "an average of the start alone"),
+    ("saved_as_trained", "an average that is never updated"),
+    ("saved_as_trained", "the base behind the trained model"),
     ("schedule_ends", "made for micro-batches"),
     ("schedule_ends", "a warm-up as long as the training"),
     ("schedule_ends", "a warm-up alone"),
@@ -323,6 +325,10 @@ FAULTS = {
             written(), written(own=False, trained=0, earlier=LORA_B, overwrites=True)
         ),
         "a model that is loaded again": lambda: watched(written(own=False, trained=0, earlier=LORA_B, other=2)),
+        "an average that is never updated": lambda: watched(written(start=True)),
+        "the base behind the trained model": lambda: watched(
+            written(), written(own=False, trained=0, earlier=LORA_B, start=True)
+        ),
         "an average of the start alone": lambda: watched(written(trained=0, earlier=LORA_B, returned=True)),
         "the base alone": lambda: watched(written(own=False, trained=0, without_adapters=4)),
         "an adapter that rested": lambda: watched(written(trained=0, other=4, resting=4)),
@@ -710,6 +716,8 @@ def test_ranks_that_are_to_be_allocated_are(seen, passes):
         (written(own=False, tensors=0, trained=0),),
         (written(own=False, trained=0, without_adapters=4),),
         (written(trained=0, other=4, resting=4),),
+        (written(own=False, trained=0, earlier=LORA_B, start=True), written(own=False, trained=0, other=8)),
+        (written(start=True), written(other=8)),
     ],
     ids=[
         "alone",
@@ -719,6 +727,8 @@ def test_ranks_that_are_to_be_allocated_are(seen, passes):
         "with an empty file",
         "with the base",
         "with another",
+        "with an average that begins late",
+        "with one in the same file",
     ],
 )
 def test_what_is_saved_beside_the_trained_model_is_the_scripts_own(others):

@@ -114,6 +114,21 @@ def test_an_average_is_neither(heard):
     assert [(seen.trained, seen.earlier, seen.other) for seen in records] == [(0, (), 2)]
 
 
+@pytest.mark.parametrize("updated", [True, False])
+@pytest.mark.parametrize("with_model", [True, False])
+def test_an_average_that_is_never_updated(updated, with_model, heard):
+    """It is the start, beside the trained model or in a file of its own."""
+    model, records = heard
+    average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+    average.update_parameters(model)
+    learn(model)
+    if updated:
+        average.update_parameters(model)
+    saves.written({"model": taken(model), "average": taken(average)} if with_model else taken(average))
+
+    assert [seen.start for seen in records] == [not updated]
+
+
 def test_what_rests_in_the_model_may_be_what_the_trained_one_was():
     """A reference adapter is saved with the trained one, each into a file of its own."""
     torch.manual_seed(0)

@@ -362,6 +362,7 @@ def _drifted(first: Trained, again: list[Trained]) -> dict[str, float]:
 
 
 COPY_OF_START = "a copy of the start may be kept on purpose, and the trained weights be saved by other means"
+NEVER_UPDATED = "An average is never updated, or the base is loaded again and saved."
 
 
 class SavedAsTrained(Check):
@@ -374,7 +375,7 @@ class SavedAsTrained(Check):
     needs = frozenset({"user_code"})
     meaning = (
         "The adapter file is empty, because its state dict was filtered twice. A state dict from before training was "
-        "saved, or an average that is never updated. unload removed the adapters, and the plain base was saved. The "
+        f"saved. {NEVER_UPDATED} unload removed the adapters, and the plain base was saved. The "
         "saved adapter is not the active one that was trained."
     )
     remedy = (
@@ -393,6 +394,12 @@ class SavedAsTrained(Check):
         stale = stale or [w for w in seen if w.overwrites]
         copied = not proven and any(w.other or w.returned or w.overwrites for w in stale)
         problems += [f"{len(w.earlier)} tensors still have their initial values: {some(w.earlier)}" for w in stale[-1:]]
+        # an average begins as a copy of the start, and is another by the end
+        copies = [w for w in seen if w.start or w.other or not w.trained]
+        if not problems and copies and copies[-1].start:
+            beside = "beside the trained ones" if copies[-1].trained else "in a file of their own"
+            told = {f"all trained tensors are saved with their initial values, {beside}": NEVER_UPDATED}
+            return self.unless(told, "", meant=COPY_OF_START)
         if (base := max(w.without_adapters for w in seen)) and not any(w.trained or w.other for w in seen):
             problems.append(f"{base} plain base weights are saved, without the trained adapters")
         merged = any(attempt.all(Merged) or attempt.all(ReadBack) for attempt in trace.attempts)

@@ -151,6 +151,8 @@ class _Trained:
             trained=sum(values[name] in found for name in moved),
             earlier=tuple(sorted(earlier)),
             returned=bool(returned),
+            start=bool(moved & self._telling)
+            and all(self.before[name] in found - present for name in moved & self._telling),
             overwrites=file in self._files and not any(values[name] in found for name in moved) and bool(earlier),
             other=len(found - {*values.values(), *self.before.values()}),
             resting=len(found & self._resting - {*values.values(), *self.before.values()}),
@@ -161,7 +163,15 @@ class _Trained:
         moved |= returned
         if file and seen.trained:
             self._files.add(file)
-        counts = seen.tensors, seen.trained, seen.earlier, seen.other, seen.without_adapters, seen.overwrites
+        counts = (
+            seen.tensors,
+            seen.trained,
+            seen.earlier,
+            seen.other,
+            seen.without_adapters,
+            seen.overwrites,
+            seen.start,
+        )
         kind = seen.own, *map(bool, counts)
         told = seen.without_adapters or (moved and (found or (seen.own and not held)))
         self._told[kind] += 1

@@ -285,6 +285,8 @@ class Written(Record):
     """Of the `other`: tensors that were in the model before the training, frozen, as those of another adapter are."""
     returned: bool = False
     """Whether the model itself has the values from before the training again, after steps that moved it."""
+    start: bool = False
+    """Whether every trained tensor that has moved is in it with the values from before the training."""
     overwrites: bool = False
     """Whether the file held trained tensors, and holds those from before the training now."""
 
