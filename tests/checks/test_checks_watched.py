@@ -864,6 +864,15 @@ def test_a_model_that_drops_may_be_trained_in_eval_mode_on_purpose(dropping, sta
     assert ("which disables dropout: h.0.drop" in finding.detail) is bool(dropping)
 
 
+@pytest.mark.parametrize(("steps", "status"), [((0, 1, 2, 3, 4, 5), Status.SUSPECTED), ((0,), Status.PASSED)])
+def test_a_normalisation_that_has_seen_no_batch(steps, status):
+    """In every step, since an evaluation may come before the first one."""
+    trace = watched()
+    for step in steps:
+        trace = with_record(trace, e.TrainingState, step, uncalibrated=("norm",))
+    assert CHECKS["state_in_training"]()(trace).status is status
+
+
 def test_a_teacher_that_drops_may_be_meant():
     """A model that is in eval mode by mistake is no question."""
     trace = watched(e.OtherModelDrops(model="Teacher"))

@@ -148,6 +148,36 @@ def test_a_mode_within_a_wrapper(training, tmp_path):
     assert finding.status is (Status.PASSED if training else Status.SUSPECTED), finding.detail
 
 
+class Normalised(nn.Module):
+    """A layer behind a batch normalisation, which may be frozen as it was built, or with statistics."""
+
+    def __init__(self, how):
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.head = nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, 3)
+        if how == "pretrained":
+            self.norm(torch.randn(64, WIDTH))
+        self.norm.train(how == "trained")
+
+    def forward(self, x):
+        """Return scores of three classes."""
+        return self.head(self.norm(x))
+
+
+@pytest.mark.parametrize("how", ["trained", "pretrained", "as built"])
+def test_a_normalisation_by_no_statistics(how, tmp_path):
+    """A frozen one has those of its pretraining."""
+    finding = judged(
+        "state_in_training",
+        tmp_path,
+        Normalised(how),
+        lambda model: cross_entropy(model(torch.randn(8, WIDTH)), torch.arange(8) % 3),
+    )
+
+    assert finding.status is (Status.SUSPECTED if how == "as built" else Status.PASSED), finding.detail
+    assert ("norm normalise by their first statistics" in finding.detail) is (how == "as built")
+
+
 class Parts(nn.Module):
     """A body under a head, beside a part that nothing uses."""
 

@@ -89,7 +89,8 @@ def _trained_wrongly(trace: Trace, census: Census) -> Iterator[tuple[str, str]]:
 NAMES_OF_OTHERS = "one list of names may serve models of several architectures"
 WITHOUT_DROPOUT = "a policy, or a small model with much data, may train in eval mode to disable dropout"
 
-
+WITHOUT_STATISTICS = "a network may be built to do without the statistics of its normalisations"
+UNCALIBRATED = "A normalisation is set to eval mode before it has seen a batch, so that it normalises nothing."
 NOISY_TEACHER = "noise in a teacher's answers may be meant, as in a mean teacher or for an uncertainty"
 TEACHER_TRAINING = "A teacher or a reference model is in train mode: nothing calls its eval()."
 NEVER_TRAINING = (
@@ -109,9 +110,9 @@ class StateInTraining(Check):
 
     needs = frozenset({Premise.ADAPTERS_ENUMERATED})
     meaning = (
-        f"{NEVER_TRAINING} {TEACHER_TRAINING} An evaluation, a generation, a save, a resume or a callback changed the "
-        "model and did not restore it. It left eval mode on, adapters disabled, merged or replaced, or a requires_grad "
-        "flag or torch switch changed."
+        f"{NEVER_TRAINING} {UNCALIBRATED} {TEACHER_TRAINING} An evaluation, a generation, a save, a resume or a "
+        "callback changed the model and did not restore it. It left eval mode on, adapters disabled, merged or "
+        "replaced, or a requires_grad flag or torch switch changed."
     )
     remedy = (
         "Call model.train() before the first step and after each evaluation. Check what runs just before the first "
@@ -138,6 +139,9 @@ class StateInTraining(Check):
         if not problems and all(state.dropping_nothing for state in steps):
             detail += f", all in eval mode, which disables dropout: {some(steps[0].dropping_nothing)}"
             return self.at_most(len(steps), 0, detail, meant=WITHOUT_DROPOUT, causes=[NEVER_TRAINING])
+        if not problems and all(state.uncalibrated for state in steps):
+            detail += f", in which {some(steps[0].uncalibrated)} normalise by their first statistics, of no batch"
+            return self.at_most(len(steps[0].uncalibrated), 0, detail, meant=WITHOUT_STATISTICS, causes=[UNCALIBRATED])
         if (others := [seen.model for seen in trace.records(OtherModelDrops)]) and not problems:
             detail += f"; {some(others)} is called without gradients, learns nothing, and draws dropout"
             return self.at_most(len(others), 0, detail, meant=NOISY_TEACHER, causes=[TEACHER_TRAINING])

@@ -75,6 +75,7 @@ class TrainingStateProbe(Probe):
         self._seen: dict[str, dict[str, None]] = {}  # names in the order in which they were seen, each once
         modules = list(session.model.named_modules())
         awake = [(name, module) for name, module in modules if name not in self._resting]
+        counting = [(name, m) for name, m in modules if getattr(m, "num_batches_tracked", None) is not None]
         adapted = list(adapted_layers(session.model).items())
         parameters = list(session.model.named_parameters())
         whole = session.model
@@ -90,6 +91,8 @@ class TrainingStateProbe(Probe):
                 self._seen.setdefault("settings", {})[name] = None
             if self._dropping and not whole.training:
                 self._seen["dropping_nothing"] = dict.fromkeys(self._dropping)
+            if found := [name for name, module in counting if not module.training and _is_uncalibrated(module)]:
+                self._seen["uncalibrated"] = dict.fromkeys(found)
             if (
                 healthy and self._seen and not self._unknown
             ):  # now: a step whose adapters are off or frozen may end in an error of torch
@@ -139,6 +142,12 @@ class TrainingStateProbe(Probe):
     def _record(self, step: int) -> None:
         seen = {switch: tuple(names) for switch, names in self._seen.items()}
         self.emit(TrainingState(step=step, forwards=self._forwards, random_state=self._state, **seen))
+
+
+def _is_uncalibrated(module: Any) -> bool:
+    """Return whether a normalisation has its first statistics: files of old versions of torch count no batches."""
+    started = not module.num_batches_tracked and not module.running_mean.any()
+    return bool(started and (module.running_var == 1).all())
 
 
 def _dropping(model: Any, resting: Collection[str]) -> tuple[str, ...]:

@@ -52,6 +52,8 @@ class TrainingState(Record):
     """Digest of the device's random state before the first forward pass; empty where the step drew nothing from it."""
     dropping_nothing: tuple[str, ...] = ()
     """Modules that drop in training, beside what learns, where the whole model was in eval mode from its start on."""
+    uncalibrated: tuple[str, ...] = ()
+    """Normalisations in eval mode by statistics that no batch has changed: a mean of 0, a variance of 1."""
 
 
 class Gradients(Record):
