@@ -32,6 +32,7 @@ MEANT = {
     ("rows_reach_loss", "the first position"),
     ("loss_receives_logits", "rows against themselves"),
     ("loss_receives_logits", "outputs against all targets"),
+    ("loss_receives_logits", "targets above 1"),
     ("loss_receives_logits", "logits in nll_loss"),
     ("answers_end", "no mark of the assistant's turn"),
     ("no_target_leakage", "labels that are shifted twice"),
@@ -309,6 +310,7 @@ FAULTS = {
         "probabilities": lambda: watched(e.ScoresGiven(functions=2, probabilities=("LogSoftmax of a Softmax",))),
         "rows against themselves": lambda: watched(e.ScoresGiven(functions=2, probabilities=(), of_itself=1)),
         "logits in nll_loss": lambda: watched(e.ScoresGiven(functions=1, probabilities=(), unnormalised=1)),
+        "targets above 1": lambda: watched(e.ScoresGiven(functions=0, probabilities=(), outside=1)),
         "outputs against all targets": lambda: watched(e.ScoresGiven(functions=0, probabilities=(), crossed=1)),
     },
     "loss_normalised_over_accumulation": {

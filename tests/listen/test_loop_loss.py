@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.nn.functional import cross_entropy, l1_loss, log_softmax, mse_loss, nll_loss, normalize, smooth_l1_loss
+from torch.nn.functional import (
+    binary_cross_entropy_with_logits,
+    cross_entropy,
+    l1_loss,
+    log_softmax,
+    mse_loss,
+    nll_loss,
+    normalize,
+    smooth_l1_loss,
+)
 
 from tunecheck.checks import CHECKS
 from tunecheck.core.premises import Premise
@@ -293,3 +302,22 @@ def test_what_nll_loss_is_given(of, unnormalised):
     loss = nll_loss(scores, torch.zeros(6, *scores.shape[2:], dtype=torch.long))
 
     assert scores_given(loss, LossCalls()).unnormalised == unnormalised
+
+
+@pytest.mark.parametrize(
+    ("targets", "masked", "outside"),
+    [
+        ([0.0, 1.0, 0.3], False, 0),
+        ([1.0, 2.0, 1.0], False, 1),
+        ([-1.0, 1.0, 1.0], False, 1),
+        ([-1.0, 1.0, 0.0], True, 0),
+    ],
+)
+def test_targets_that_are_no_probabilities(targets, masked, outside):
+    """Those that the loss leaves out may be anything."""
+    scores, targets = torch.nn.Linear(3, 1)(torch.randn(3, 3))[:, 0], torch.tensor(targets)
+    entropies = binary_cross_entropy_with_logits(scores, targets, reduction="none")
+    loss = (entropies * (targets >= 0)).sum() if masked else entropies.mean()
+
+    assert scores_given(loss, LossCalls()).outside == outside
+    loss.backward()  # the graph is still there

@@ -36,6 +36,7 @@ class StateDictKeysMatch(Check):
 OF_ITSELF = "A contrastive loss compares rows with themselves: both sides are the same embeddings, unmasked."
 CROSSED = "Outputs of shape [n, 1] meet targets of shape [n], and torch broadcasts both to [n, n]."
 NO_LIKELIHOODS = "nll_loss receives logits, without a log_softmax. The loss falls below 0 without end."
+NO_PROBABILITIES = "Targets of a binary cross entropy are class numbers, or -1 and 1. The loss has no lower bound."
 DOUBTFUL = {
     "of_itself": (
         "log-softmaxes of symmetric scores, in which each row scores itself highest",
@@ -47,6 +48,11 @@ DOUBTFUL = {
         "nll_loss may serve to select values",
         NO_LIKELIHOODS,
     ),
+    "outside": (
+        "binary cross entropies of targets below 0 or above 1",
+        "targets above 1 may be meant to push scores, as noisy labels",
+        NO_PROBABILITIES,
+    ),
     "crossed": ("losses of each output with all targets", "all pairs may be meant", CROSSED),
 }
 """Field of ScoresGiven to what it shows, who does so on purpose, and the usual cause."""
@@ -56,14 +62,15 @@ class LossReceivesLogits(Check):
     """Loss functions of torch receive what they are defined for.
 
     Cross entropies and log-softmaxes receive logits, not probabilities, and scores of other rows, not of rows with
-    themselves. Losses of pairs receive targets of -1 and 1.
+    themselves. Losses of pairs receive targets of -1 and 1, binary cross entropies those from 0 to 1.
     """
 
     needs = frozenset({"user_code"})
     meaning = (
         "The model or the loss applies a softmax or a sigmoid before a loss function that applies its own. Gradients "
         "are then small, and the loss cannot come near 0. Or the targets of a loss of pairs are 0 and 1: pairs with 0 "
-        f"teach nothing, or the wrong thing. {OF_ITSELF} {NO_LIKELIHOODS} {CROSSED}"
+        f"teach nothing, or the wrong thing. {OF_ITSELF} {NO_LIKELIHOODS} "
+        f"{NO_PROBABILITIES} {CROSSED}"
     )
     remedy = (
         "Pass logits to cross_entropy and binary_cross_entropy_with_logits. Pass log-probabilities to nll_loss. "
@@ -74,7 +81,7 @@ class LossReceivesLogits(Check):
     def judge(self, trace: Trace) -> Finding:
         given = trace.records(ScoresGiven)
         functions = sum(seen.functions for seen in given)
-        if not any(seen.crossed for seen in given):
+        if not any(seen.crossed or seen.outside for seen in given):
             required(functions, "no torch function that expects logits was found in the loss")
         wrong = [name for seen in given for name in seen.probabilities]
         for field, (detail, meant, cause) in DOUBTFUL.items():

@@ -236,9 +236,10 @@ class LossCalls:
 def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
     """Return what the loss's functions of scores are given: a softmax of probabilities is nearly flat."""
     functions, found = calls.functions, calls.wrong[:1]
-    crossed = of_itself = unnormalised = 0
+    crossed = of_itself = unnormalised = outside = 0
     for node in islice(graph_of(tensor.grad_fn), MOST_NODES):
         crossed += _crossed(node)
+        outside += node.name().startswith("BinaryCrossEntropy") and _learns_outside(tensor, node)
         squashed = OF_SCORES.get(node.name())
         if squashed is not None:
             functions += 1
@@ -249,8 +250,19 @@ def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
             elif node.name() in ENTROPIES and given is not None and given.name() != "LogSoftmaxBackward0":
                 total = node._saved_self.detach()[:ROWS_SUMMED].float().logsumexp(dim=min(1, node._saved_self.ndim - 1))
                 unnormalised += bool(total.abs().median() > MOST_OF_LOG_1)
-    counts = {"crossed": crossed, "of_itself": of_itself, "unnormalised": unnormalised}
+    counts = {"crossed": crossed, "outside": outside, "of_itself": of_itself, "unnormalised": unnormalised}
     return ScoresGiven(functions=functions, probabilities=tuple(found), **counts)
+
+
+def _learns_outside(tensor: torch.Tensor, node: Any) -> bool:
+    """Return whether a binary cross entropy learns targets that are no probabilities: others may be left out of it."""
+    target = node._saved_target
+    outside = (target < -MOST_DIFFERENCE) | (target > 1 + MOST_DIFFERENCE)
+    if not outside.any():
+        return False
+    edge = torch.autograd.graph.GradientEdge(*node.next_functions[0])
+    (gradient,) = torch.autograd.grad(tensor, [edge], retain_graph=True)
+    return bool((gradient[outside] != 0).any())
 
 
 def _crossed(node: Any) -> bool:

@@ -329,6 +329,8 @@ class ScoresGiven(Record):
     """Losses of each output of a model with each of as many targets, as torch stretches [n, 1] and [n] to [n, n]."""
     unnormalised: int = 0
     """Negative log-likelihoods of scores that are no logarithms of probabilities."""
+    outside: int = 0
+    """Binary cross entropies that learn targets below 0 or above 1."""
     of_itself: int = 0
     """Log-softmaxes of scores of rows with one another, in which each row scores itself highest."""
 
