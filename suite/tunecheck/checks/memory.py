@@ -186,30 +186,24 @@ class MemoryOrder(Check):
     def judge(self, trace: Trace) -> Finding:
         if not on_gpu(trace):
             raise NotApplicable("trained on the CPU, which records no peak of allocated memory")
-        peaks = _peaks(trace)
+        peaks: dict[MemoryVariant, float] = {}
+        for attempt in trace.attempts:
+            if attempt.start.purpose != AttemptPurpose.COMPARE or (variant := attempt.start.variant) is None:
+                continue
+            found = [phase.peak_allocated_bytes for phase in attempt.all(Phase) if phase.name == "steady"]
+            if not attempt.finished:
+                raise MissingEvidence(f"the variant {variant.value!r} {attempt.ending}")
+            if not found or not found[-1]:
+                raise MissingEvidence(f"the variant {variant.value!r} recorded no peak")
+            peaks[variant] = float(found[-1])
+        if lacking := {name for pair in ORDER for name in pair} - peaks.keys():
+            raise MissingEvidence(f"no attempt trained the variant {', '.join(sorted(lacking))}")
         pairs = [(less, more, peaks[less] / peaks[more]) for less, more in ORDER]
         wrong = [(less, more) for less, more, ratio in pairs if not ratio <= self.max_ratio]
         sizes = ", ".join(f"{name} {peak / MIB:,.0f} MiB" for name, peak in peaks.items())
         broken = "; ".join(f"{less} does not take less than {more}" for less, more in wrong)
         worst = max(ratio for _, _, ratio in pairs)
         return self.found(not wrong, f"{broken}: {sizes}" if wrong else sizes, measured=worst, limit=self.max_ratio)
-
-
-def _peaks(trace: Trace) -> dict[MemoryVariant, float]:
-    """Return the peak of allocated bytes by variant. Raises MissingEvidence for a variant that did not finish."""
-    peaks = {}
-    for attempt in trace.attempts:
-        if attempt.start.purpose != AttemptPurpose.COMPARE or (variant := attempt.start.variant) is None:
-            continue
-        found = [phase.peak_allocated_bytes for phase in attempt.all(Phase) if phase.name == "steady"]
-        if not attempt.finished:
-            raise MissingEvidence(f"the variant {variant.value!r} {attempt.ending}")
-        if not found or not found[-1]:
-            raise MissingEvidence(f"the variant {variant.value!r} recorded no peak")
-        peaks[variant] = float(found[-1])
-    if lacking := {name for pair in ORDER for name in pair} - peaks.keys():
-        raise MissingEvidence(f"no attempt trained the variant {', '.join(sorted(lacking))}")
-    return peaks
 
 
 class MemoryReturned(Check):

@@ -231,6 +231,15 @@ def unclear_signs(trace: Trace) -> list[str]:
     return [*(_xid(number) for number in xids), *events]
 
 
+COUNTERS = {
+    "uncorrected_ecc": "uncorrected memory errors",
+    "remapped_rows_uncorrected": "rows of memory remapped after uncorrected errors",
+    "remap_pending": "remapping a row of memory became pending",
+    "retired_pages_pending": "retiring a page of memory became pending",
+}
+"""Counters that show a fault where they grow during an attempt; one that a reading lacks is neither good nor bad."""
+
+
 def _faults(attempt: Attempt) -> Iterator[str]:
     health = attempt.all(Health)
     yield from (record.fault for record in health if record.fault)
@@ -244,18 +253,7 @@ def _faults(attempt: Attempt) -> Iterator[str]:
         yield f"the driver requests recovery action {after.recovery_action}"
     if after.remap_failed:
         yield "remapping a row of memory failed"
-    yield from _grown(before, after)
-
-
-def _grown(before: Health, after: Health) -> Iterator[str]:
-    """Yield counters that grew during the attempt; one that either reading lacks is neither good nor bad."""
-    counters = {
-        "uncorrected_ecc": "uncorrected memory errors",
-        "remapped_rows_uncorrected": "rows of memory remapped after uncorrected errors",
-        "remap_pending": "remapping a row of memory became pending",
-        "retired_pages_pending": "retiring a page of memory became pending",
-    }
-    for name, words in counters.items():
+    for name, words in COUNTERS.items():
         first, last = getattr(before, name), getattr(after, name)
         if first is not None and last is not None and last > first:
             yield f"{words}: {first:d} before, {last:d} after"

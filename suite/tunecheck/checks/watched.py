@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from tunecheck.core.check import Check, NumericCheck, enough, holding, relative_error, required, some, worst_of
@@ -19,22 +19,17 @@ from tunecheck.core.evidence import (
     ReadBack,
     RowLengths,
     RowsGiven,
+    RowSpan,
     RowSpans,
     Window,
 )
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import ROWS_KNOWN, Premise
-from tunecheck.core.row_spans import (
-    ENOUGH,
-    LABELS_SHIFTED,
-    PADDING_LEARNED,
-    answers_lost,
-    beginnings_lost,
-    labels_lost,
-    row_problems,
-)
+from tunecheck.core.row_spans import ENOUGH, LABELS_SHIFTED, PADDING_LEARNED, distinct, row_problems
 from tunecheck.core.trace import Trace
 
+FEWEST_CUT = 3
+"""Rows whose labels end at the same place by accident hardly ever."""
 SAME_BATCH = "a test of the training code overfits one batch"
 FEW = 4
 """Rows that may all be the same by chance of a data set."""
@@ -78,11 +73,14 @@ class LabelsAsConfigured(Check):
         told = {words: LABEL_CAUSES.get(kind, "") for words, kind in row_problems(windows).items()}
         if seen.end_tokens_masked and not seen.end_tokens_supervised:
             told[f"none of the {seen.end_tokens_masked} end tokens after supervised text is supervised"] = ENDS_MASKED
+        rows, share = trace.one(RowSpans).rows, self.max_unsupervised_share
+        longest = max((row.tokens for row in rows), default=0)
+        short = [row for row in distinct(rows) if row.tokens < longest]
         if seen.unsupervised == seen.rows:
             told["no row has a supervised token"] = ""
-        elif lost := answers_lost(trace.one(RowSpans).rows, self.max_unsupervised_share):
-            told[lost] = ""
-        if lost := labels_lost(trace.one(RowSpans).rows):
+        elif (empty := sum(not row.learned for row in short)) >= FEWEST_CUT and empty > share * len(short):
+            told[f"in {empty} of {len(short)} untruncated rows no token is supervised"] = ""
+        if lost := _labels_lost(rows):
             told[lost] = LABELS_CUT
         if seen.beginnings >= seen.rows > 1:
             told["every row is supervised at its start and none at its end: the prompt, not the answer"] = ""
@@ -95,6 +93,22 @@ class LabelsAsConfigured(Check):
                 told[f"{words} ({known.example})"] = OTHER_TOKENIZER
         fine = f"{seen.rows} rows, {seen.end_tokens_supervised} of their ends supervised"
         return self.unless(told, fine, compared=seen.rows)
+
+
+def _labels_lost(rows: Iterable[RowSpan]) -> str:
+    """Return that the labels of rows end at one place of the batch, while their tokens go on; "" where they do not.
+
+    What follows an answer rightly, as a user's turn, begins at another place in each row.
+    """
+    answers = [row for row in distinct(rows) if row.learned]
+    column = max((row.column for row in answers), default=0)
+    cut = [row for row in answers if row.behind and row.column == column]
+    others = {row.behind for row in answers if row.column < column}
+    if len(cut) < FEWEST_CUT or len({row.behind for row in cut}) < 2 or len(others) != 1:
+        return ""
+    return (
+        f"the labels of {len(cut)} of {len(answers)} rows end at column {column} of their batch, before their tokens do"
+    )
 
 
 REPLAYED = "A resume replays rows."
@@ -175,7 +189,11 @@ class RowsWhole(Check):
         rows = lengths.full + lengths.short
         enough(rows, ENOUGH, "rows")
         padded = any(window.inputs for window in trace.all(Window))  # which is no beginning that is cut off
-        if not padded and (share := beginnings_lost(trace.one(RowSpans).rows) / rows) > self.max_beginning_share:
+        spans = trace.one(RowSpans).rows
+        longest = max((row.tokens for row in spans), default=0)
+        ended = [r for r in spans if r.tokens == longest and r.ended and not r.behind and r.stretches == 1]
+        several = len({row.learned for row in ended}) > 2  # else whole rows may have one length, too
+        if not padded and several and (share := len(ended) / rows) > self.max_beginning_share:
             detail = f"{share:.0%} of {rows} rows have {lengths.longest} tokens and a supervised end: the start is cut"
             return self.at_most(share, self.max_beginning_share, detail, causes=[BEGINNINGS_CUT])
         if seen.first_token_supervised >= seen.rows and not lengths.begin_alike:

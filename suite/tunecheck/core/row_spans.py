@@ -11,8 +11,6 @@ ENOUGH = 8
 """Rows of which a share says something."""
 ROWS_OF_AN_ORDER = 6
 """From so many rows on two passes have the same order by chance less than once in 700 times."""
-FEWEST_CUT = 3
-"""Rows whose labels end at the same place by accident hardly ever."""
 
 
 def label_problem(ids: Sequence[int], labels: Sequence[int], ignored: int, ends: Collection[int] = ()) -> str:
@@ -27,41 +25,6 @@ def label_problem(ids: Sequence[int], labels: Sequence[int], ignored: int, ends:
     known = [at for at in supervised if at + 1 < len(ids)]
     moved = len(known) > 1 and all(labels[at] == ids[at + 1] for at in known)
     return LABELS_SHIFTED if moved else "labels are not the tokens at their place"
-
-
-def labels_lost(rows: Iterable[RowSpan]) -> str:
-    """Return that the labels of rows end at one place of the batch, while their tokens go on; "" where they do not.
-
-    What follows an answer rightly, as a user's turn, begins at another place in each row.
-    """
-    answers = [row for row in distinct(rows) if row.learned]
-    column = max((row.column for row in answers), default=0)
-    cut = [row for row in answers if row.behind and row.column == column]
-    others = {row.behind for row in answers if row.column < column}
-    if len(cut) < FEWEST_CUT or len({row.behind for row in cut}) < 2 or len(others) != 1:
-        return ""
-    return (
-        f"the labels of {len(cut)} of {len(answers)} rows end at column {column} of their batch, before their tokens do"
-    )
-
-
-def answers_lost(rows: Sequence[RowSpan], limit: float) -> str:
-    """Return that no token is supervised in more than this share of the rows that are not cut off; "" else."""
-    longest = max((row.tokens for row in rows), default=0)
-    short = [row for row in distinct(rows) if row.tokens < longest]
-    empty = sum(not row.learned for row in short)
-    many = empty >= FEWEST_CUT and empty > limit * len(short)
-    return f"in {empty} of {len(short)} untruncated rows no token is supervised" if many else ""
-
-
-def beginnings_lost(rows: Sequence[RowSpan]) -> int:
-    """Return how many rows end in a learned end, at the longest length: those of which the beginning is cut off.
-
-    0 where their answers have nearly all the same length, so that whole rows may have, too.
-    """
-    longest = max((row.tokens for row in rows), default=0)
-    full = [r for r in rows if r.tokens == longest and r.ended and not r.behind and r.stretches == 1]
-    return len(full) if len({row.learned for row in full}) > 2 else 0
 
 
 def distinct(rows: Iterable[RowSpan]) -> list[RowSpan]:
