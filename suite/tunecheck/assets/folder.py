@@ -108,7 +108,7 @@ def seal(folder: Path, origin: Mapping[str, Any], expected: Mapping[str, str], *
     """
     files, stamps = {}, {}
     for path in sorted(folder.iterdir()):
-        stamp = _stamp(path)
+        stamp = stamp_of(path)
         digest = check_digest(path, expected.get(path.name), remedy=remedy)
         files[path.name] = {"bytes": stamp[0], "sha256": digest}
         stamps[path.name] = stamp
@@ -154,11 +154,6 @@ def verified(folder: Path, kind: Callable[..., K]) -> tuple[K, dict[str, tuple[i
         raise damaged(folder / MANIFEST, "it is not a manifest", f"delete {folder}; it is built again") from error
     _verify(folder, files)
     return origin, files
-
-
-def stamp_of(path: Path) -> str:
-    """Return a text that changes as soon as the file is written to, replaced or touched."""
-    return "-".join(map(str, _stamp(path)))
 
 
 def check_digest(path: Path, expected: str | None, *, remedy: str) -> str:
@@ -209,7 +204,7 @@ def _verify(folder: Path, files: Mapping[str, tuple[int, str]]) -> None:
         known = reading.read_json(folder / _STAMPS)
     for name, (size_bytes, sha256) in files.items():
         path = folder / name
-        stamps[name] = _stamp(path)
+        stamps[name] = stamp_of(path)
         if isinstance(known, dict) and known.get(name) == stamps[name]:
             continue
         if stamps[name][0] != size_bytes:
@@ -220,7 +215,7 @@ def _verify(folder: Path, files: Mapping[str, tuple[int, str]]) -> None:
             _write_json(folder / _STAMPS, stamps)
 
 
-def _stamp(path: Path) -> list[int]:
+def stamp_of(path: Path) -> list[int]:
     """Return bytes, both times in ns and inode. The change time cannot be set back, so a write always shows."""
     status = path.stat()
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]

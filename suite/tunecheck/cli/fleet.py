@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,15 +89,9 @@ def _request(options: argparse.Namespace) -> "Request":
         return unasked(options.judge) if several else read_request(known)
     if not options.engine or not options.what:
         raise ConfigError(["fleet: name an engine and a tier, such as: tunecheck fleet --engine local quick"])
-    if wrong := sorted(set(_foreign(options))):
+    own = ENGINES[options.engine].options
+    given = {name: value for one in ENGINES.values() for name in one.options if (value := getattr(options, name))}
+    if wrong := sorted(f"--{name}" for name in given if name not in own):
         raise ConfigError([f"fleet: --engine {options.engine} does not support {', '.join(wrong)}"])
-    given = {name: getattr(options, name) for name in ENGINES[options.engine].options if getattr(options, name)}
     asked = EngineOptions(nodes=options.nodes, cpus=options.cpus, seconds=options.time, **given)
     return new_request(options.engine, asked, forwarded(options), shown(["tunecheck", *sys.argv[1:]]))
-
-
-def _foreign(options: argparse.Namespace) -> Iterator[str]:
-    """Yield the options that belong to another engine."""
-    own = ENGINES[options.engine].options
-    for engine in ENGINES.values():
-        yield from (f"--{name}" for name in engine.options if name not in own and getattr(options, name))

@@ -169,9 +169,12 @@ def carry_out(runs: "Sequence[Run]", session: "TierSession") -> "Report | None":
 
 def pytest_arguments(options: argparse.Namespace) -> list[str]:
     """Return pytest's arguments for these options. Raises ConfigError with every problem."""
+    # an installed tunecheck reads no settings of the user's project and leaves no cache there
+    alone = ("-c", os.devnull, "--rootdir", str(project_folder()), "-o", "timeout=600", "-p", "no:cacheprovider")
     return [
         *_selection(options.what),
-        *_configuration(),
+        *("-p", "tunecheck.plugin"),
+        *(alone if checkout_folder() is None else ()),
         *_forwarded(options),
         *(f"--set=ignore.{check}={json.dumps(reason)}" for check, reason in read_ignored(options.ignore).items()),
         *(("-n", options.n) if options.n is not None else ()),
@@ -192,14 +195,6 @@ def _selection(what: list[str]) -> Iterator[str]:
         yield from (str(folder / f"test_{tier}.py") for tier in TIERS if tier in wanted)
     for run in runs:
         yield from ("--run", run)
-
-
-def _configuration() -> Iterator[str]:
-    """Yield pytest settings: an installed tunecheck reads none from the user's project and leaves no cache there."""
-    yield from ("-p", "tunecheck.plugin")
-    if checkout_folder() is None:
-        yield from ("-c", os.devnull, "--rootdir", str(project_folder()), "-o", "timeout=600")
-        yield from ("-p", "no:cacheprovider")
 
 
 def _forwarded(options: argparse.Namespace) -> Iterator[str]:

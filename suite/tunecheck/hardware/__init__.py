@@ -35,7 +35,7 @@ def probe() -> Hardware:
         python=platform.python_version(),
         platform=f"{platform.system()} {platform.machine()}",
         kernel=platform.release(),
-        versions=host.read_versions(),
+        versions={name: host.distribution_version(name) for name in host.DISTRIBUTIONS},
         git=host.read_git(),
         environment=host.read_environment(os.environ),
     )

@@ -133,11 +133,6 @@ def distribution_version(name: str) -> str | None:
         return None
 
 
-def read_versions() -> dict[str, str | None]:
-    """Return the versions of all distributions that results depend on."""
-    return {name: distribution_version(name) for name in DISTRIBUTIONS}
-
-
 def read_git(folder: Path = _SUITE) -> Git | None:
     """Return the commit of this folder's code; None outside a checkout, without git or before the first commit."""
     # An installed copy may lie inside somebody else's checkout: only a tracked file proves that the commit is ours.
