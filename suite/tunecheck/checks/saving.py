@@ -233,7 +233,12 @@ class ResumeEquals(NumericCheck):
         worst, detail = _departure(trace, {0: again}, trace.records(TrainerState))
         if worst == 0:
             detail = f"{len(again.all(Step))} steps equal from step {trace.run.probes.resume_from} on"
-        if worst <= limit and (drifted := _drifted(trace.one(Trained), again.all(Trained))):
+        if worst <= limit and not again.all(Trained):
+            raise MissingEvidence("the resume attempt recorded no norms of its tensors")
+        norms = {name: norm for ended in again.all(Trained) for name, norm in ended.norms.items()}
+        pairs = {name: (norms.get(name, math.nan), norm) for name, norm in trace.one(Trained).norms.items()}
+        drifted = {name: relative_error(norm, wanted) for name, (norm, wanted) in pairs.items() if norm != wanted}
+        if worst <= limit and drifted:
             name, worst = worst_of(drifted.items(), key=lambda item: item[1])
             detail += f"; {name} differs by {worst:.2g} after the last one"
         same_scaler = all(ended.scaler == trace.one(Trained).scaler for ended in again.all(Trained))
@@ -348,17 +353,6 @@ def _difference(step: Step, other: Step, *, losses: bool = True) -> float:
     if not relative_error(step.learning_rate, other.learning_rate) <= MAX_RATE_ERROR:
         return math.inf
     return relative_error(step.loss, other.loss) if losses else 0.0
-
-
-def _drifted(first: Trained, again: list[Trained]) -> dict[str, float]:
-    """Return the relative differences of the trained tensors' norms. Raises MissingEvidence without them."""
-    if not again:
-        raise MissingEvidence("the resume attempt recorded no norms of its tensors")
-    return {
-        name: relative_error(again[-1].norms.get(name, math.nan), norm)
-        for name, norm in first.norms.items()
-        if again[-1].norms.get(name, math.nan) != norm
-    }
 
 
 COPY_OF_START = "a copy of the start may be kept on purpose, and the trained weights be saved by other means"

@@ -106,17 +106,13 @@ def _at_equal_length(steps: list[Step]) -> tuple[list[float], list[float]]:
     proportional to the tokens.
     """
     lengths, seconds = [math.log(max(step.tokens, 1)) for step in steps], [math.log(step.seconds) for step in steps]
-    share = min(1.0, max(0.0, _slope(lengths, seconds)))
-    times = [second - share * length for second, length in zip(seconds, lengths, strict=True)]
-    return [float(step.step) for step in steps], times
-
-
-def _slope(xs: list[float], ys: list[float]) -> float:
-    """Return the median slope of the pairs that lie half the list apart in x: Theil's incomplete method, one pass."""
-    points = sorted(zip(xs, ys, strict=True), key=itemgetter(0))
+    # the median slope of the pairs that lie half the list apart in x: Theil's incomplete method, one pass
+    points = sorted(zip(lengths, seconds, strict=True), key=itemgetter(0))
     pairs = zip(points, points[len(points) // 2 :], strict=False)
     slopes = [(second[1] - first[1]) / (second[0] - first[0]) for first, second in pairs if second[0] > first[0]]
-    return median(slopes) if slopes else 0.0
+    share = min(1.0, max(0.0, median(slopes or [0.0])))
+    times = [second - share * length for second, length in zip(seconds, lengths, strict=True)]
+    return [float(step.step) for step in steps], times
 
 
 class ModelFlopsUtilization(Check):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tunecheck.core.evidence import TRAINING_PHASES, CardProcess, DeviceSample, Health, Phase, Setup, Telemetry
+from tunecheck.core.evidence import TRAINING_PHASES, DeviceSample, Health, Phase, Setup, Telemetry
 from tunecheck.core.trace import Attempt, Trace
 
 XidClass = Literal["hardware", "unclear", "warning"]
@@ -148,7 +148,9 @@ def _other_processes(trace: Trace) -> str:
         # The training is listed under the host's number, so one newcomer, the largest, is taken for it.
         strangers = [p for p in strangers if p.pid in before] + newcomers[:-1]
     if strangers:
-        return ", ".join(_named(process) for process in strangers)
+        sizes = ("memory unknown" if p.used_bytes is None else f"{p.used_bytes / MIB:,.0f} MiB" for p in strangers)
+        named = zip(strangers, sizes, strict=True)
+        return ", ".join(f"process {p.pid} ({p.name or 'name unknown'}, {size})" for p, size in named)
     return "" if others or seen.processes_before else _unnamed(trace, seen, during)
 
 
@@ -278,11 +280,6 @@ def _clock_fall(trace: Trace) -> str:
         return ""
     first, last = sum(clocks[:third]) / third, sum(clocks[-third:]) / third
     return f"the SM clock fell from {first:.0f} to {last:.0f} MHz" if last < (1 - CLOCK_FALL) * first else ""
-
-
-def _named(process: CardProcess) -> str:
-    held = "memory unknown" if process.used_bytes is None else f"{process.used_bytes / MIB:,.0f} MiB"
-    return f"process {process.pid} ({process.name or 'name unknown'}, {held})"
 
 
 def _xid(number: int) -> str:

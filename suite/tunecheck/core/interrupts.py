@@ -139,16 +139,12 @@ def on_its_own() -> None:
 
 def _received(number: int, frame: FrameType | None) -> None:
     if _state == "starting" or (_state == "closing" and time.monotonic() - _closing_since > CLOSING_SECONDS):
-        _end_at_once()
+        with contextlib.suppress(OSError):
+            os.write(_terminal, b"tunecheck: interrupted\n")
+        os._exit(INTERRUPTED)
     if _state == "working":
         close()
         raise Interrupted
-
-
-def _end_at_once() -> None:
-    with contextlib.suppress(OSError):
-        os.write(_terminal, b"tunecheck: interrupted\n")
-    os._exit(INTERRUPTED)
 
 
 def _raise_again(unraisable: Any, default: Callable[[Any], object] = sys.__unraisablehook__) -> None:

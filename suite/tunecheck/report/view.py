@@ -276,6 +276,9 @@ def session_view(report: Report) -> SessionView:
 
 def run_view(run: RunReport) -> RunView:
     """Return the view of a run."""
+    reasons: dict[tuple[bool, str], list[str]] = {}
+    for finding in run.unjudged:
+        reasons.setdefault((finding.expected, finding.detail), []).append(finding.check)
     stated = run.outcome == "inconclusive" and any(not finding.expected for finding in run.unjudged)
     return RunView(
         run=run,
@@ -297,7 +300,7 @@ def run_view(run: RunReport) -> RunView:
         ),
         failures=tuple(_with_consequences(run, run.failed)),
         suspicions=tuple(_with_consequences(run, run.suspected)),
-        unjudged=tuple(_by_reason(run.unjudged)),
+        unjudged=tuple(Unjudged(checks=tuple(c), reason=why, expected=exp) for (exp, why), c in reasons.items()),
         subjects=_by_subject(run.findings),
     )
 
@@ -359,13 +362,6 @@ def check_page(check: str) -> str:
         return re.sub(r"\[(`\w+`)\]\(\w+\.md\)", r"\1", page.read_text(encoding="utf-8").partition("-->\n")[2])
     known = CHECKS[check]
     return f"# {check}\n\n**{rule(check)}**\n\n## Likely causes\n\n{known.meaning}\n\n## What to do\n\n{known.remedy}\n"
-
-
-def _by_reason(findings: Sequence[Finding]) -> list[Unjudged]:
-    groups: dict[tuple[bool, str], list[str]] = {}
-    for finding in findings:
-        groups.setdefault((finding.expected, finding.detail), []).append(finding.check)
-    return [Unjudged(checks=tuple(c), reason=reason, expected=expected) for (expected, reason), c in groups.items()]
 
 
 def _by_subject(findings: Sequence[Finding]) -> dict[str, list[Finding]]:

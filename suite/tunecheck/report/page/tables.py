@@ -8,7 +8,7 @@ from tunecheck.checks.telemetry import card_bytes
 from tunecheck.core.evidence import DataSplit, Generation, Phase, ProbeTimes, Setup, StepTimes, Weights
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.text import facts, human_bytes, human_seconds
-from tunecheck.core.trace import Attempt, Trace
+from tunecheck.core.trace import Trace
 from tunecheck.results import RunReport
 from tunecheck.results.benchmark import Benchmark
 from tunecheck.results.comparison import Comparison
@@ -77,7 +77,14 @@ def attempts(trace: Trace, run: RunReport) -> Table:
     """Return every training process, in order."""
     pairs = zip(trace.attempts, run.attempts, strict=False)
     heads = ("purpose", "time", "peak", "device", "why", "outcome")
-    return _filled(heads, [_attempt(attempt, row.device) for attempt, row in pairs])
+    rows: list[tuple[str, ...]] = []
+    for attempt, row in pairs:
+        start, end = attempt.start, attempt.end
+        peaks = [phase.peak_allocated_bytes for phase in attempt.all(Phase) if phase.peak_allocated_bytes is not None]
+        device = f"{row.device}{f' ({start.card})' if start.card else ''}"
+        seconds, peak = human_seconds(end.seconds) if end else "", human_bytes(max(peaks, default=None))
+        rows.append((str(start.purpose), seconds, peak, device, start.explanation, attempt.ending))
+    return _filled(heads, rows)
 
 
 def texts(trace: Trace) -> list[dict[str, str]]:
@@ -107,19 +114,6 @@ def settings(trace: Trace) -> list[tuple[str, str]]:
     run = {key: value for key, value in trace.settings.items() if key not in _NOT_SETTINGS}
     model = {key: value for key, value in run.pop("model").items() if key not in _NOT_OF_MODEL}
     return list(facts({"model": model, **run}))
-
-
-def _attempt(attempt: Attempt, device: str) -> tuple[str, ...]:
-    end = attempt.end
-    peaks = [phase.peak_allocated_bytes for phase in attempt.all(Phase) if phase.peak_allocated_bytes is not None]
-    return (
-        attempt.start.purpose,
-        human_seconds(end.seconds) if end else "",
-        human_bytes(max(peaks, default=None)),
-        f"{device}{f' ({attempt.start.card})' if attempt.start.card else ''}",
-        attempt.start.explanation,
-        attempt.ending,
-    )
 
 
 def _filled(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
