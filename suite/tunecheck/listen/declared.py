@@ -30,6 +30,7 @@ from tunecheck.models.description import Architecture, Model
 from tunecheck.models.layer_names import attention_of, stacked_layers
 from tunecheck.probes.reference.weight_file import WeightFile, file_name
 from tunecheck.training.restore import dropouts
+from tunecheck.training.tensors import learning
 
 SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
 """transformers' schedules whose closed form is known here."""
@@ -317,7 +318,7 @@ def described_by_itself(model: Any) -> tuple[WatchedRun, dict[Premise, str]]:
     """Return the same of a model that is none of transformers, of which its tensors alone are known."""
     parameters = dict(model.named_parameters())
     refuse_shards(parameters.values())
-    trained = frozenset(name for name, parameter in parameters.items() if parameter.requires_grad)
+    trained = frozenset(name for name, _ in learning(model))
     run = _run_of(
         model=trained_model.model_of(model),
         strategy="full" if len(trained) == len(parameters) else "partial",

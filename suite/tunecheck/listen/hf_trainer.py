@@ -470,7 +470,7 @@ def shared_rows(trainer: Any) -> list[EvaluationRows]:
     return [EvaluationRows(rows=len(evaluated), among=among, trained=len(trained))] if evaluated else []
 
 
-def _rows(dataset: Any, most: int) -> list[tuple[int, ...]]:
+def _rows(dataset: Any, most: int) -> list[Any]:
     """Return the tokens of the first rows of a list, or of a table of `datasets`: to read another may cost anything."""
     if type(dataset).__module__.startswith("datasets.") and hasattr(dataset, "select_columns"):
         if "input_ids" not in (dataset.column_names or ()) or dataset.format["type"] == "custom":
@@ -480,4 +480,10 @@ def _rows(dataset: Any, most: int) -> list[tuple[int, ...]]:
         rows = [row["input_ids"] for row in dataset[:most]]
     else:
         return []
-    return [tuple(int(token) for token in row) for row in rows]
+    return [_tokens(row) for row in rows]
+
+
+def _tokens(row: Any) -> Any:
+    """Return a row, or one of several choices, as tuples of numbers."""
+    row = row.tolist() if hasattr(row, "tolist") else row
+    return tuple(map(_tokens, row)) if isinstance(row, list | tuple) else int(row)

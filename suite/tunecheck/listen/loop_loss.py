@@ -4,7 +4,6 @@ The tensor's graph leads to the model's loss, or to a negative log-likelihood of
 the logits makes the loss unknown.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -17,7 +16,7 @@ from tunecheck.core.evidence import ScoresGiven
 from tunecheck.core.premises import Premise, opened
 from tunecheck.listen.batches import batch_of, is_of_pairs
 from tunecheck.listen.moments import SIGNS
-from tunecheck.probes.reference.loss_graph import graph_of, straight_back
+from tunecheck.probes.reference.loss_graph import graph_of, size_of, straight_back
 from tunecheck.training.data import IGNORED, Batch
 
 UNKNOWN = "the loop computes its loss from the logits in a way that tunecheck does not follow"
@@ -270,21 +269,15 @@ def _crossed(node: Any) -> bool:
     edge: Any = node.next_functions[0] if node.name() in ELEMENTWISE else (None, 0)
     if edge[0] is None:
         return False
-    all_pairs, operands = _size(edge), [edge]
+    all_pairs, operands = size_of(edge), [edge]
     if node.name() in OF_DIFFERENCES:
         operands = [operand for operand in edge[0].next_functions if operand[0] is not None]
         if edge[0].name() not in DIFFERENCES or len(operands) != 1:  # of two outputs all pairs may be meant
             return False
     own = operands[0]
     own = own[0].next_functions[0] if own[0].name() == "ExpandBackward0" else own
-    outputs = _size(own)
+    outputs = size_of(own)
     return outputs > 1 and all_pairs == outputs**2
-
-
-def _size(edge: Any) -> int:
-    """Return how many numbers a function gave; 0 where nobody knows."""
-    told = getattr(edge[0], "_input_metadata", ())
-    return math.prod(told[edge[1]].shape) if len(told) > edge[1] else 0
 
 
 def _highest_of_itself(likelihoods: torch.Tensor) -> bool:

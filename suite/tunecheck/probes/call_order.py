@@ -148,7 +148,7 @@ class CallOrderProbe(Probe):
         for other in self._others.values():
             other.differentiated()
 
-    def _on_clipped(self, norm: Any, _parameters: Any, max_norm: float, *_: Any, **__: Any) -> None:
+    def _on_clipped(self, norm: Any, parameters: Any, max_norm: float, *_: Any, **__: Any) -> None:
         """Note it where it has a limit; out of place also only where it has an effect, since it measures the norm."""
         # of a DTensor's gradient no count tells that it was written to in place
         ours = any(witness.touched() or hasattr(witness.parameter, "to_local") for witness in self._witnesses)

@@ -10,6 +10,7 @@ from tunecheck.probes.reference.measures import counted, dtype_name
 from tunecheck.probes.reference.weight_file import WeightFile
 from tunecheck.training.events import Probe
 from tunecheck.training.session import Session
+from tunecheck.training.tensors import learning
 
 SWITCHES = ("amsgrad", "maximize", "nesterov")
 """Keys of a parameter group that make another optimizer of it; no run can ask for one."""
@@ -46,7 +47,7 @@ class CensusProbe(Probe):
         # optimizers keep their step count as a scalar on the CPU by design
         matrices = [value for value in state if isinstance(value, torch.Tensor) and value.dim() > 0]
         everything = [*parameters.values(), *session.model.buffers(), *matrices]
-        trained = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
+        trained = dict(learning(session.model))
         frozen = [parameter for name, parameter in parameters.items() if name not in trained]
         return Census(
             when=when,

@@ -20,6 +20,7 @@ from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe
 from tunecheck.training.restore import as_found, kept_values, random_state, unprinted
 from tunecheck.training.session import Session
+from tunecheck.training.tensors import learning
 
 AT_STEP = 2
 """In which parts are changed: a part that starts behind a zero learns from the second step on."""
@@ -56,11 +57,11 @@ class CutOffProbe(Probe):
         """List what learns."""
         held = {id(p) for group in session.optimizer.param_groups for p in group["params"]}
         alone = session.processes == 1 and not session.run.holds(Premise.CAUSAL_LM)
-        learning = [pair for pair in session.model.named_parameters() if pair[1].requires_grad and id(pair[1]) in held]
-        self._idle = dict(learning) if alone else {}
+        trained = [pair for pair in learning(session.model) if id(pair[1]) in held]
+        self._idle = dict(trained) if alone else {}
         """Tensors without a gradient so far."""
         self._digests: dict[str, object] = {}
-        self._tensors = len(learning)
+        self._tensors = len(trained)
         self._entry = session.model if session.entry is None else session.entry
         self._pass: _Pass | None = None
         self._cut_off: dict[str, set[str]] = {}

@@ -10,7 +10,7 @@ from tunecheck.core.evidence import Gradients
 from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe
 from tunecheck.training.session import Session
-from tunecheck.training.tensors import whole
+from tunecheck.training.tensors import learning, whole
 
 READ_EVERY = 10
 """Steps whose norms stay on the device before they are read together: reading waits for the GPU."""
@@ -23,9 +23,8 @@ class GradientProbe(Probe):
 
     def start(self, session: Session) -> None:
         """List the tensors to watch."""
-        parameters = list(session.model.named_parameters())
-        self._trainable = [(name, p) for name, p in parameters if p.requires_grad]
-        self._frozen = [(name, p) for name, p in parameters if not p.requires_grad]
+        self._trainable = learning(session.model)
+        self._frozen = [(name, p) for name, p in session.model.named_parameters() if not p.requires_grad]
         self._waiting: list[Callable[..., Gradients]] = []
         # One buffer: a tensor for each waiting step would count as one that stays alive.
         self._norms = torch.zeros(READ_EVERY, len(self._trainable) + 1, device=session.device)

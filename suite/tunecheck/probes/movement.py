@@ -12,7 +12,7 @@ from tunecheck.probes.reference.four_bit import is_packed, with_statistics
 from tunecheck.probes.reference.measures import digest, digests, sample, sampled_columns, sampled_rows
 from tunecheck.training.events import Probe
 from tunecheck.training.session import Session
-from tunecheck.training.tensors import whole
+from tunecheck.training.tensors import learning, whole
 
 ADDED_TOKENS = ".trainable_tokens_delta."
 """In the names of the rows that peft trains of an embedding."""
@@ -28,7 +28,7 @@ class MovementProbe(Probe):
 
     def start(self, session: Session) -> None:
         """Note the start."""
-        self._trainable = [(name, p) for name, p in session.model.named_parameters() if p.requires_grad]
+        self._trainable = learning(session.model)
         # on the CPU: what is kept from step to step would be in the run's peak
         self._samples = [sample(p).cpu() for _, p in self._trainable]
         self._digests = [digest(p) for _, p in self._trainable]

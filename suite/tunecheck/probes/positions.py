@@ -66,7 +66,7 @@ class PositionProbe(Probe):
         self._shapes: set[torch.Size] = set()
         self._chosen_among = self._guessed = False
         self._own_call: _Call | None = None
-        self._by_graph = False
+        self._by_graph = self._by_model = False
         """Whether the loss's graph told of the scores, so that what the model returns is not looked at."""
         self._seen_ahead: tuple[int, int] | None = None
         """Rows that are asked for their next token, and those that see it, where the loss's graph tells."""
@@ -77,6 +77,7 @@ class PositionProbe(Probe):
             self.hooks.after(session.model if session.entry is None else session.entry, self._returned_choices)
         elif step < STEPS:
             self.hooks.after(session.called, self._returned_scores, with_kwargs=True)
+        if step < STEPS:
             self.hooks.function(torch.autograd, "backward", before=partial(self._differentiated, ref(session.model)))
 
     def backward_end(self, session: Session, step: int) -> None:
@@ -118,21 +119,26 @@ class PositionProbe(Probe):
         hidden = None if hasattr(out, "encoder_last_hidden_state") else hidden
         named = {**inspect.signature(model.forward).bind_partial(*args, **given).arguments, **given}
         mask, read = named.get("attention_mask"), named.get("input_ids", next(iter(args), None))
+        self._by_model |= isinstance(read, torch.Tensor)
         if isinstance(read, torch.Tensor) and model not in self._around and _reads(model, {False}):
             self._look_at_mask(mask, _mask_by_ends(model, read, self._pads))
         if mask is None and isinstance(read, torch.Tensor):
             decodes = given.get("encoder_hidden_states") is not None
             mask = _mask_of_decoder(model, read) if decodes else _mask_by_ends(model, read, self._pads)
         if _learns(hidden) and _of_positions(mask, hidden):
-            self._add_at_padding(mask, partial(self.hooks.gradient, hidden))
+            self._add_at_padding(mask, partial(self._when_known, hidden))
         if isinstance(read, torch.Tensor) and _learns(hidden) and _of_positions(read, hidden) and _reads(model, {True}):
-            self.hooks.gradient(hidden, partial(self._add_unseen, _tokens(read, mask)))
+            self._when_known(hidden, partial(self._add_unseen, _tokens(read, mask)))
         config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
         vocabulary = int(getattr(config, "vocab_size", 0)) or math.inf
         if model.config.is_encoder_decoder:  # that makes its decoder's tokens of the labels, unless it is given them
             read = given.get("decoder_input_ids")
         if _learns(logits) and _of_positions(read, logits) and logits.shape[-1] >= vocabulary:
-            self.hooks.gradient(logits, partial(self._add_raised, _Call(model, args, given, read)))
+            self._when_known(logits, partial(self._add_raised, _Call(model, args, given, read)))
+
+    def _when_known(self, tensor: torch.Tensor, call: Callable[[torch.Tensor], None]) -> None:
+        """Call this with the tensor's gradient, in the training's own backward pass."""
+        self.hooks.gradient(tensor, lambda gradient: None if probing() else call(gradient))
 
     def _look_at_mask(self, mask: torch.Tensor | None, real: torch.Tensor | None) -> None:
         """Count padded positions, those that are not `real`, and those of them that the model's mask does not hide."""
@@ -149,7 +155,7 @@ class PositionProbe(Probe):
             if not isinstance(scores, torch.Tensor) or not scores.requires_grad or scores.shape[:2] not in self._shapes:
                 continue
             if scores.ndim == 2 or (scores.ndim == 3 and scores.shape[-1] <= MOST_CHOICES):
-                self.hooks.gradient(scores, self._see_choice)
+                self._when_known(scores, self._see_choice)
 
     def _see_choice(self, gradient: torch.Tensor) -> None:
         """Note whether a softmax was taken over positions: what raises one of them lowers the others by as much."""
@@ -165,13 +171,13 @@ class PositionProbe(Probe):
             if scores.requires_grad:
                 self._look_at_scores(_Call(module, args, given, read, self._turned), scores)
 
-    def _differentiated(self, held: "ref[Any]", loss: Any, *_: Any, **__: Any) -> None:
+    def _differentiated(self, held: "ref[Any]", tensors: Any, *_: Any, **__: Any) -> None:
         """Look at the scores of a loss that is about to be differentiated, whatever the model returns."""
-        if probing() or not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        if probing() or self._by_model or not isinstance(tensors, torch.Tensor) or tensors.numel() != 1:
             return
         model = held()  # a hook that is taken back stays, in a cycle of its own, until it is collected
-        with at_work(), as_found(model), random_state(loss.device):
-            for ways in scores_of(loss):
+        with at_work(), as_found(model), random_state(tensors.device):
+            for ways in scores_of(tensors):
                 self._look_at_ways(model, ways)
 
     def _look_at_ways(self, model: Any, ways: Sequence[Scored]) -> None:
@@ -194,7 +200,7 @@ class PositionProbe(Probe):
 
     def _look_at_scores(self, call: "_Call", scores: torch.Tensor) -> None:
         def unless_by_graph(add: Callable[[torch.Tensor], None]) -> None:
-            self.hooks.gradient(scores, lambda gradient: None if self._by_graph else add(gradient))
+            self._when_known(scores, lambda gradient: None if self._by_graph else add(gradient))
 
         self._own_call = call
         self._add_padding(call, unless_by_graph)

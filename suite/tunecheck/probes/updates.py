@@ -15,7 +15,7 @@ from tunecheck.core.optimization import decays
 from tunecheck.core.premises import Premise
 from tunecheck.training.events import Probe
 from tunecheck.training.session import Session
-from tunecheck.training.tensors import whole
+from tunecheck.training.tensors import learning, whole
 
 STEPS = 20
 """Steps all of which are followed, the averages by sums of our own from the first one on."""
@@ -40,10 +40,8 @@ class UpdateProbe(Probe):
 
     def start(self, session: Session) -> None:
         """Choose the tensors to follow."""
-        self._all = [p for p in session.model.parameters() if p.requires_grad]
-        named = sorted(
-            ((n, p) for n, p in session.model.named_parameters() if p.requires_grad), key=lambda x: x[1].numel()
-        )
+        named = sorted(learning(session.model), key=lambda pair: pair[1].numel())
+        self._all = [p for _, p in named]
         sizes = accumulate(p.numel() for _, p in named)
         self._followed = [pair for pair, size in zip(named, sizes, strict=True) if size <= ELEMENTS] or named[:1]
         self._sizes = [whole(p).numel() for _, p in self._followed]

@@ -98,7 +98,8 @@ def _configured(view: RunView) -> tuple[Place, ...]:
 
 
 def _location(place: Place) -> dict[str, Any]:
-    path, here = Path(place.file), Path.cwd()
+    here = Path.cwd()
+    path = here / place.file
     inside = path.is_relative_to(here)
     artifact = (
         {"uri": quote(path.relative_to(here).as_posix()), "uriBaseId": "%SRCROOT%"}

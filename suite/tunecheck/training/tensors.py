@@ -24,6 +24,15 @@ def whole(tensor: Any) -> torch.Tensor:
     return gathered
 
 
+def learning(model: Any) -> list[tuple[str, Any]]:
+    """Return the parameters that require a gradient, by name; those alone that the model's own `parameters` offers.
+
+    A class may leave a part out of that on purpose, as a captioner does its frozen language model.
+    """
+    offered = {id(parameter) for parameter in model.parameters()}
+    return [(name, p) for name, p in model.named_parameters() if p.requires_grad and id(p) in offered]
+
+
 def sharded_as(parameter: Any, tensor: torch.Tensor) -> torch.Tensor:
     """Return the whole tensor as an optimizer must hold it beside this parameter: a DTensor where that is one."""
     if not hasattr(parameter, "to_local"):

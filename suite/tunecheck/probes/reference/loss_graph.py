@@ -4,6 +4,7 @@ Whatever a model returns, and by whatever method it is called, a cross entropy l
 trained embedding the tokens that it looked up.
 """
 
+import math
 from collections import deque
 from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
@@ -85,9 +86,20 @@ def graph_of(begin: Any, ends: Collection[Any] = ()) -> Iterator[Any]:
 
 def straight_back(edge: Any, ends: Collection[Any] = ()) -> Any:
     """Return the edge, (function, number of its output), of these ends or of what first computes something."""
-    while edge[0] is not None and edge[0] not in ends and edge[0].name() in STRAIGHT:
-        edge = edge[0].next_functions[0]
-    return edge
+    return _way_back(edge, ends)[-1]
+
+
+def _way_back(edge: Any, ends: Collection[Any] = ()) -> list[Any]:
+    way = [edge]
+    while way[-1][0] is not None and way[-1][0] not in ends and way[-1][0].name() in STRAIGHT:
+        way.append(way[-1][0].next_functions[0])
+    return way
+
+
+def size_of(edge: Any) -> int:
+    """Return how many numbers a function gave; 0 where torch does not tell."""
+    told = getattr(edge[0], "_input_metadata", ())
+    return math.prod(told[edge[1]].shape) if len(told) > edge[1] else 0
 
 
 def scores_of(loss: torch.Tensor) -> Iterator[list[Scored]]:
@@ -98,13 +110,15 @@ def scores_of(loss: torch.Tensor) -> Iterator[list[Scored]]:
     for node in [node for node in graph_of(loss.grad_fn) if node.name() == "LogSoftmaxBackward0"]:
         result, dim = node._saved_result, node._saved_dim
         classes = result.shape[dim if dim < result.ndim else -1]
-        made = straight_back(node.next_functions[0])
-        if made[0] is None:
+        way = _way_back(node.next_functions[0])
+        if way[-1][0] is None:
             continue
-        behind = [*graph_of(made[0])]
+        behind = [*graph_of(way[-1][0])]
         looked_up = [n for n in behind if n.name() == "EmbeddingBackward0" and _fits(n, classes)]
         if not looked_up or any(name in n.name() for n in behind for name in APART):
             continue
+        read = {n._saved_indices.numel() for n in looked_up}  # by a part of the scores, where rows begin with others
+        made = next((edge for edge in reversed(way) if size_of(edge) // classes in read), way[-1])
         edge = GradientEdge(*made)
         (gradient,) = torch.autograd.grad(loss, [edge], retain_graph=True, allow_unused=True)
         if gradient is None:
