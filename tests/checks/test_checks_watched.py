@@ -886,6 +886,29 @@ def test_a_teacher_that_drops_may_be_meant():
     assert finding.meaning.startswith("A teacher or a reference model is in train mode")
 
 
+@pytest.mark.parametrize(("scale", "status"), [(1.0, Status.PASSED), (0.9, Status.FAILED)], ids=["all", "not all"])
+def test_a_trainer_that_counts_first_labels_is_told_once(scale, status):
+    """The checks of loss and gradient pass where that explains all of their error."""
+    trace = watched()
+    rows = {window.step: len(window.rows) for window in trace.all(e.Window)}
+    for number, step in enumerate(trace.steps):
+        tokens = step.supervised_tokens + rows[step.step]
+        loss = scale * step.loss * step.supervised_tokens / tokens
+        trace = with_record(trace, e.Step, number, supervised_tokens=tokens, loss=loss)
+    counted = {step.step: step.supervised_tokens for step in trace.steps}
+    for number, oracle in enumerate(trace.all(e.Oracle)):
+        error = rows[oracle.step] / counted[oracle.step] + (1 - scale)
+        error = {"gradient_error": error, "worst_gradient_error": error}
+        trace = with_record(trace, e.Oracle, number, replayed_loss=None, **error)
+    for number, own in enumerate(trace.all(e.OwnLoss)):
+        error = rows[own.step] / counted[own.step] + (1 - scale)
+        trace = with_record(trace, e.OwnLoss, number, gradient_error=error)
+
+    found = {name: CHECKS[name]()(trace) for name in ("supervised_tokens", "loss_oracle", "accumulation_oracle")}
+    assert found["supervised_tokens"].status is Status.SUSPECTED
+    assert {found["loss_oracle"].status, found["accumulation_oracle"].status} == {status}, found
+
+
 def test_added_tokens_that_never_learn_are_their_own_cause():
     """Told from a base that was not loaded."""
     frozen = f"embed_tokens.weight ({e.setup.NEW_TOKENS_FROZEN}: from 259 on)"

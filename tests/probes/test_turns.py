@@ -54,6 +54,7 @@ def test_a_prompt_that_was_left_behind_an_answer_is_found(template, between):
     assert turns.unfilled(3 * whole) == (6, 0)
     assert turns.unfilled(3 * left) == (9, 3)
     assert turns.unfilled("no turns at all") == (0, 0)
+    assert turns.unfilled(3 * whole.replace("so", f"{turns.own}\nso")) == (9, 3)
 
 
 @pytest.mark.parametrize("tokenizer", [Tokenizer(MISTRAL), Tokenizer("{{ 1 / 0 }}"), object()])

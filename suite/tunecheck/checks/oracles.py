@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from operator import mul
 
 from tunecheck.checks.attempts import of_every_rank
+from tunecheck.checks.data import WITH_FIRST_LABELS, first_labels_counted
 from tunecheck.core.check import (
     NumericCheck,
     binary_digits,
@@ -88,6 +89,8 @@ class LossOracle(NumericCheck):
             ratio = "" if error <= limit else named_ratio(trace, step, value, wanted[step])
             meant = "" if ratio else meant  # a number of this training's confirms it
             causes = [NORMALISED] * bool(ratio)
+            if abs(error - (share := first_labels_counted(trace, step))) <= limit < share:
+                error, ratio = abs(error - share), WITH_FIRST_LABELS
             findings.append(self.at_most(error, limit, detail + ratio, meant=meant, causes=causes))
         digits = max(map(binary_digits, steps.values()))
         if len(steps) >= self.min_steps_of_digits and digits < self.min_digits:
@@ -219,7 +222,7 @@ class AccumulationOracle(WindowGradient):
         named = "" if passed else named_ratio(trace, worst.step, norms.get(worst.step, math.nan), worst.norm)
         detail += named
         own = {loss.step: loss.gradient_error for loss in trace.records(OwnLoss) if loss.step not in skipped}
-        logits = {step: error for step, error in own.items() if error is not None}
+        logits = {s: min(e, abs(e - first_labels_counted(trace, s))) for s, e in own.items() if e is not None}
         if logits:
             noise = {seen.step: seen.gradient_noise or 0.0 for seen in trace.records(OwnLoss)}
             limits = {step: max(self.max_error_own_logits, noise.get(step, 0.0)) for step in logits}
@@ -241,6 +244,8 @@ class AccumulationOracle(WindowGradient):
         ):
             detail = f"micro-batch means are averaged, and token counts differ by a factor of {ratio:.1f}; {detail}"
             return self.at_most(ratio, self.max_token_ratio, detail, meant=MEANS_AVERAGED, causes=[AVERAGED])
+        if abs(worst.gradient_error - (share := first_labels_counted(trace, worst.step))) <= limit < share:
+            return self.at_most(abs(worst.gradient_error - share), limit, detail + WITH_FIRST_LABELS)
         differing, confirmed = sum(not seen.gradient_error <= limit for seen in oracles), bool(named)
         meant = unwitnessed(differing, len(oracles), confirmed=confirmed or _oracle_confirmed(trace, limit))
         causes = [NORMALISED] * bool(named)

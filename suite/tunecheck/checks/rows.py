@@ -46,7 +46,7 @@ NO_END = (
 )
 NO_HEADER = "The rows lack the mark of the assistant's turn that apply_chat_template writes. Generation begins with it."
 OTHER_FORM = "a model may be taught another form of chat than its template's"
-TURN_OPENED = "add_generation_prompt=True opens an empty turn after each answer."
+TURN_OPENED = "add_generation_prompt=True opens an empty turn after each answer, or a mark of a turn is written twice."
 
 
 class AnswersEnd(Check):
@@ -78,7 +78,7 @@ class AnswersEnd(Check):
         seen, given = trace.one(RowSpans).rows, trace.one(RowsGiven)
         unfilled, turns, unopened = given.turns_unfilled, given.turns, given.turns_unopened
         if unfilled >= self.min_unfilled and unfilled / turns > self.max_unfilled_share:
-            detail = f"{unfilled} of {turns} assistant turns are empty and follow another one"
+            detail = f"{unfilled} of {turns} assistant turns are empty beside another one"
             return self.at_most(unfilled / turns, self.max_unfilled_share, detail, causes=[TURN_OPENED])
         if unopened >= ENOUGH and unopened > self.max_unopened_share * len(seen):
             share = unopened / len(seen)

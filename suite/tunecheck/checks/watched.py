@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from tunecheck.checks.data import WITH_FIRST_LABELS, first_labels_counted
 from tunecheck.core.check import Check, NumericCheck, enough, holding, relative_error, required, some, worst_of
 from tunecheck.core.errors import MissingEvidence, NotApplicable
 from tunecheck.core.evidence import (
@@ -310,6 +311,10 @@ class LossLogged(NumericCheck):
         return self.at_most(error, limit, detail)
 
 
+MOST_BY_FIRST_LABELS = 2.0
+"""Error of an evaluation by the share of first labels that the training's steps count: its rows may be shorter."""
+
+
 class EvaluationReported(NumericCheck):
     """An evaluation covers every row, runs in eval mode without gradients, and reports the mean loss of its logits.
 
@@ -343,13 +348,19 @@ class EvaluationReported(NumericCheck):
             problems += [f"{e.split} after step {e.steps}: {sentence}" for sentence in holding(wrong)]
         told = [e for e in seen if e.reported_loss is not None and e.token_mean_loss is not None]
         errors = [(_evaluation_error(e, trace.run.smoothing), e) for e in told]
-        if problems and not errors:
+        other_loss = trace.why({Premise.TOKEN_MEAN_LOSS})
+        if problems and (other_loss or not errors):
             return self.unless(problems, "")
+        if other_loss:
+            raise NotApplicable(other_loss)
         errors = required(errors, "no evaluation returned logits, as with a chunked loss")
         error, worst = worst_of(errors, key=lambda pair: pair[0])
         detail = f"{worst.split} after step {worst.steps}: reported {worst.reported_loss:.6g}, its logits give "
         detail += f"{worst.token_mean_loss:.6g} over {worst.tokens} tokens, {worst.batch_mean_loss:.6g} over batches"
         detail = "; ".join([*problems, detail])
+        first = max((first_labels_counted(trace, step.step) for step in trace.steps), default=0.0)
+        if not problems and limit < error <= MOST_BY_FIRST_LABELS * first:
+            raise NotApplicable(detail + WITH_FIRST_LABELS)
         return self.at_most(error, limit, detail, problems=problems)
 
 

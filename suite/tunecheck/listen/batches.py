@@ -1,6 +1,7 @@
 """Micro-batches in the form that probes know, with the attention masks of packed rows. Imports torch."""
 
 import hashlib
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeGuard
 
@@ -9,6 +10,7 @@ import torch
 from tunecheck.probes.reference.measures import word_sums
 from tunecheck.training.data import IGNORED, Batch
 
+_UNKNOWN = itertools.count()
 HIDDEN = -1.0
 """Number below which an additive mask hides a token: it has 0, and the dtype's smallest number or -inf."""
 
@@ -104,18 +106,27 @@ def unknown_batch(inputs: Any, device: torch.device) -> Batch:
     )
 
 
-def _content(value: Any) -> Iterator[object]:
-    """Yield what tells this value from another: of tensors dtype, shape and sums over their bytes."""
+def _content(value: Any, depth: int = 6) -> Iterator[object]:
+    """Yield what tells this value from another: of tensors dtype, shape and sums over their bytes.
+
+    An object that cannot be looked into differs from every other.
+    """
     if isinstance(value, torch.Tensor):
         yield value.dtype, tuple(value.shape)
         if value.layout is torch.strided and value.device.type != "meta":
             yield word_sums(value.detach().contiguous().view(-1).view(torch.uint8))
-    elif isinstance(value, Mapping):
+    elif isinstance(value, Mapping) and depth:
         for key in value:
             yield key
-            yield from _content(value[key])
-    elif isinstance(value, list | tuple):
+            yield from _content(value[key], depth - 1)
+    elif isinstance(value, list | tuple) and depth:
         for part in value:
-            yield from _content(part)
-    elif isinstance(value, str | int | float):
+            yield from _content(part, depth - 1)
+    elif isinstance(value, str | int | float | None):
         yield value
+    elif hasattr(value, "tobytes"):  # of NumPy
+        yield value.dtype, value.shape, hashlib.sha256(value.tobytes()).digest()
+    elif hasattr(value, "__dict__") and not isinstance(value, torch.nn.Module) and depth:
+        yield from _content(vars(value), depth - 1)
+    else:
+        yield next(_UNKNOWN)

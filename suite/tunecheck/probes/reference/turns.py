@@ -20,20 +20,22 @@ class Turns:
     """What may stand at the end of a conversation."""
 
     def unfilled(self, text: str) -> tuple[int, int]:
-        """Return how many of the model's own turns a text has, and how many of them follow another one, and are empty.
+        """Return how many of the model's own turns a text has, and how many of them are empty beside another one.
 
-        A turn of its own after a user's may be empty on purpose; one more after that is a prompt that was left there.
+        A turn of its own after a user's may be empty on purpose. One more after that is a prompt that was left there,
+        and two marks with nothing between them are one that was written twice.
         """
         either = re.compile("|".join(map(re.escape, sorted((self.own, self.users), key=len, reverse=True))))
         marks = [(found.start(), found.end(), found.group() == self.own) for found in either.finditer(text)]
         places = [*marks, (len(text), len(text), False)]
         left = 0
-        for number in range(1, len(marks)):
-            (_, _, before), (_, end, own), (following, _, _) = places[number - 1 : number + 2]
-            content = text[end:following]
+        for number, (_, end, own) in enumerate(marks):
+            following, _, again = places[number + 1]
+            content = text[end:following].strip()
+            twice = again and not content
             for mark in self.ends:
                 content = content.replace(mark, "")
-            left += own and before and not content.strip()
+            left += own and (twice or (places[number - 1][2] and not content.strip()))
         return sum(own for _, _, own in marks), left
 
 
