@@ -740,6 +740,23 @@ def test_what_is_saved_beside_the_trained_model_is_the_scripts_own(others):
 
 
 @pytest.mark.parametrize(
+    ("last", "status"),
+    [
+        ([written(own=False, trained=0, earlier=LORA_B, other=2)], Status.SUSPECTED),
+        ([written(own=False, trained=0, earlier=LORA_B), written()], Status.PASSED),
+        ([written(own=False, trained=0, earlier=LORA_B[:1], other=8)], Status.PASSED),
+        ([], Status.PASSED),
+    ],
+    ids=["the start", "both", "an average", "nothing"],
+)
+def test_what_is_saved_after_the_training_counts_by_itself(last, status):
+    """A checkpoint of the training says nothing of the file that the script keeps."""
+    trace = watched(written())
+    trace = Trace(trace.header, (trace.main, *(attempt("read back", record) for record in last)))
+    assert CHECKS["saved_as_trained"]()(trace).status is status
+
+
+@pytest.mark.parametrize(
     ("lines", "status"),
     [(dict.fromkeys(LORA_B, "train.py:40"), Status.UNJUDGED), ({LORA_B[0]: "train.py:40"}, Status.FAILED)],
 )

@@ -386,7 +386,11 @@ class SavedAsTrained(Check):
         if not stale and not any(w.trained or w.other > len(w.earlier) for w in seen):
             stale = [w for w in seen if w.earlier]
         stale = stale or [w for w in seen if w.overwrites]
-        copied = not proven and any(w.other or w.returned or w.overwrites for w in stale)
+        last = [w for attempt in trace.attempts if attempt is not trace.main for w in attempt.all(Written)]
+        kept_start = [w for w in last if len(w.earlier) > w.other]
+        if not stale and kept_start and not any(w.trained for w in last):  # a checkpoint is no answer to that
+            stale = kept_start
+        copied = not proven and any(w.other or w.returned or w.overwrites or w in kept_start for w in stale)
         problems += [f"{len(w.earlier)} tensors still have their initial values: {some(w.earlier)}" for w in stale[-1:]]
         # an average begins as a copy of the start, and is another by the end
         copies = [w for w in seen if w.start or w.other or not w.trained]
