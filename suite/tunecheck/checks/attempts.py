@@ -3,7 +3,7 @@
 from typing import TypeVar
 
 from tunecheck.core.errors import MissingEvidence, NotApplicable
-from tunecheck.core.evidence import AttemptPurpose, Record
+from tunecheck.core.evidence import AttemptPurpose, Record, Window
 from tunecheck.core.trace import Attempt, Trace
 
 R = TypeVar("R", bound=Record)
@@ -40,3 +40,14 @@ def of_every_rank(trace: Trace, kind: type[R]) -> dict[int, list[R]]:
         except MissingEvidence as error:
             raise MissingEvidence(f"rank {rank}: {error}") from None
     return found
+
+
+WITH_FIRST_LABELS = "; the trainer also counts each row's first label"
+
+
+def first_labels_counted(trace: Trace, step: int) -> float:
+    """Return the share of the tokens that a trainer counts beside the supervised ones: each row's first label, or 0."""
+    counted = next((seen.supervised_tokens for seen in trace.steps if seen.step == step), 0)
+    window = next((seen for seen in trace.records(Window) if seen.step == step), None)
+    rows = 0 if window is None else len(window.rows)
+    return rows / counted if window is not None and counted == window.supervised_tokens + rows else 0.0

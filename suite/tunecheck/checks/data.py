@@ -1,5 +1,6 @@
 """The rows that the model received: split, template, supervised tokens, order."""
 
+from tunecheck.checks.attempts import first_labels_counted
 from tunecheck.core.check import Check, some
 from tunecheck.core.errors import NotApplicable
 from tunecheck.core.evidence import Dataset, DataSplit, Window
@@ -61,16 +62,7 @@ FIRST_COUNTED = (
 )
 
 
-WITH_FIRST_LABELS = "; the trainer also counts each row's first label"
 BY_LIBRARY = "the library counts so for this class of models, and no line of the script does"
-
-
-def first_labels_counted(trace: Trace, step: int) -> float:
-    """Return the share of the tokens that a trainer counts beside the supervised ones: each row's first label, or 0."""
-    counted = next((seen.supervised_tokens for seen in trace.steps if seen.step == step), 0)
-    window = next((seen for seen in trace.records(Window) if seen.step == step), None)
-    rows = 0 if window is None else len(window.rows)
-    return rows / counted if window is not None and counted == window.supervised_tokens + rows else 0.0
 
 
 class SupervisedTokens(Check):

@@ -4,8 +4,7 @@ import math
 from collections.abc import Sequence
 from operator import mul
 
-from tunecheck.checks.attempts import of_every_rank
-from tunecheck.checks.data import WITH_FIRST_LABELS, first_labels_counted
+from tunecheck.checks.attempts import WITH_FIRST_LABELS, first_labels_counted, of_every_rank
 from tunecheck.core.check import (
     NumericCheck,
     binary_digits,

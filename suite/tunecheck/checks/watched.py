@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from tunecheck.checks.data import WITH_FIRST_LABELS, first_labels_counted
+from tunecheck.checks.attempts import WITH_FIRST_LABELS, first_labels_counted
 from tunecheck.core.check import Check, NumericCheck, enough, holding, relative_error, required, some, worst_of
 from tunecheck.core.errors import MissingEvidence, NotApplicable
 from tunecheck.core.evidence import (

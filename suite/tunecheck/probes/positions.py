@@ -184,12 +184,13 @@ class PositionProbe(Probe):
         """Look at scores by the tokens that they are to predict, else by those that their model may just copy."""
         calls = [(way, _Call(model, (), {}, way.read, turned)) for way in ways for turned in (False, True)]
         found = [(way, _Raised(call, way.gradient)) for way, call in calls]
-        found = [(way, raised) for way, raised in found if raised.ask_for_later or not raised.call.turned]
+        found = [(way, raised) for way, raised in found if raised.ask_for_later or raised.call.turned is self._turned]
         found.sort(key=lambda pair: (pair[1].ask_for_later, int(pair[1].own.sum())), reverse=True)
         self._by_graph |= bool(found)
         for way, raised in found:
             if 2 * int(raised.own.sum()) > int(raised.telling.sum()) and not way.copies():
                 continue
+            self._turned = raised.call.turned
             self._add_padding(raised.call, partial(_call_with, way.gradient))
             self._count(raised)
             if self._looks_ahead and raised.ask_for_next:
