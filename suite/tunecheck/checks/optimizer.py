@@ -355,7 +355,11 @@ class TrainableMoved(Check):
             why = "weights are trained in 16 bit, which rounds small updates away: keep them in fp32"
             raise NotApplicable(f"{detail}; {why}")
         share = seen.smallest_moved_share
-        parts = [] if problems else trace.whole(CutOff)
+        parts = []
+        try:
+            parts = [] if problems else trace.whole(CutOff)
+        except MissingEvidence as error:  # one look of several
+            detail += f"; whether the loss depends on those could not be seen: {error}"
         cut_off = [name for found in parts for name in found.tensors]
         if names := cut_off or [name for found in parts for name in found.left_out]:
             whose, meant, cause = ("the", STOPPED, NO_GRADIENT) if cut_off else ("another", MONITORED, NOT_ADDED)
