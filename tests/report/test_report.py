@@ -737,7 +737,7 @@ def test_unexpected_gaps_come_before_expected_ones() -> None:
     made = report(row(PASSED, RANDOM, replace(RANDOM, check="canary"), MISSING, outcome="inconclusive", reason="gaps"))
     text = shown(made)
     unexpected = text.index("UNJUDGED quick/tiny-qlora: memory_returned\n  the trace holds no Released record")
-    assert unexpected < text.index("not judged: 2 checks that do not apply; report.html says why\nverdict: ")
+    assert unexpected < text.index("not judged: 2 checks; report.html says why of each\nverdict: ")
     assert "gaps" not in text
     in_full = shown(made, verbose=True)
     assert "unjudged quick/tiny-qlora: loss_falls, canary\n  the weights are random" in in_full

@@ -150,13 +150,21 @@ class StateInTraining(Check):
         return self.at_most(len(problems), 0, detail, compared=forwards, causes=causes)
 
 
+WHOLE = "the model"
+"""Name of the root among a model's modules."""
+
+
 def _wrong_steps(states: Iterable[TrainingState]) -> dict[int, str]:
     """Return the steps in which something is switched wrongly, and what."""
     return {
         state.step: told
         for state in states
-        if (told := "; ".join(f"{some(names)} {words}".rstrip() for names, words in _switches(state) if names))
+        if (told := "; ".join(f"{_whole(names)} {words}".rstrip() for names, words in _switches(state) if names))
     }
+
+
+def _whole(names: tuple[str, ...]) -> str:
+    return WHOLE if WHOLE in names else some(names)
 
 
 def _switches(state: TrainingState) -> Iterator[tuple[tuple[str, ...], str]]:

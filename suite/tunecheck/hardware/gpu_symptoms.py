@@ -217,7 +217,9 @@ def bitsandbytes_fits(torch: dict[str, Any] | str) -> Iterator[Diagnosis]:
         return
     facts = torch["bitsandbytes"]
     if facts["version"] is None:
-        yield error("bitsandbytes", f"cannot be imported: {facts['error']}", "reinstall bitsandbytes")
+        yield error(
+            "bitsandbytes", f"cannot be imported: {facts['error']}", "pip install --force-reinstall bitsandbytes"
+        )
     elif facts["cuda_binary_fits"] is False:
         yield error(
             "bitsandbytes",

@@ -21,7 +21,8 @@ def problem_of(trace: Trace) -> str:
     try:
         _ = trace.run.name, trace.all(RowShown)
     except MissingEvidence as error:
-        return f"shows no rows: {trace.settings.get('objective') or error}"
+        known = "tunecheck shows rows of a causal language model that is given input_ids"
+        return f"shows no rows: {trace.settings.get('objective') or (known if trace.trainings else error)}"
     return ""
 
 

@@ -210,7 +210,7 @@ class SessionView(Frozen):
         """Number of the checks that the runs themselves rule out, and where each one's reason is; empty for none."""
         count = sum(len(group.checks) for run in self.runs for group in run.unjudged if group.expected)
         where = "`tunecheck explain SESSION`" if self.coverage else "report.html"
-        return f"not judged: {counted(count, 'check')} that do not apply; {where} says why" if count else ""
+        return f"not judged: {counted(count, 'check')}; {where} says why of each" if count else ""
 
     @cached_property
     def table(self) -> tuple[RunView, ...]:

@@ -171,6 +171,8 @@ class Hooks:
                     self._failed(self.error)
             traceback.clear_frames(error.__traceback__)  # they hold tensors of the pass
             return None
+        except KeyboardInterrupt:  # the script's own, which came while it was looked at
+            raise KeyboardInterrupt from None
 
 
 class OwnHooks(Hooks):
