@@ -47,6 +47,7 @@ MEANT = {
     ("schedule_ends", "made for micro-batches"),
     ("schedule_ends", "a warm-up as long as the training"),
     ("schedule_ends", "a warm-up alone"),
+    ("schedule_ends", "made for one epoch"),
     ("schedule_ends", "a decay of epochs in each step"),
 }
 """Faults that some trainings mean."""
@@ -288,6 +289,7 @@ FAULTS = {
         "made for micro-batches": lambda: watched(taken(made_for=48)),
         "a warm-up as long as the training": lambda: watched(taken(made_for=0, warmup=100)),
         "a warm-up alone": lambda: watched(taken(made_for=4, warmup=4)),
+        "made for one epoch": lambda: watched(taken(made_for=6)),
         "a decay of epochs in each step": lambda: watched(taken(), taken(made_for=0, warmup=0, taken=11, halves=1.9)),
     },
     "loss_logged": {
@@ -990,6 +992,12 @@ def test_a_rate_that_16_bit_weights_round_away(share, first_rate, status):
     trace = with_record(trace, e.Update, 0, expected_learning_rate=first_rate)
 
     assert CHECKS["trainable_moved"]()(trace).status is status
+
+
+@pytest.mark.parametrize(("made_for", "steps"), [(10, 12), (100, 104), (100, 110), (0, 12)])
+def test_a_schedule_may_end_a_little_before_the_training(made_for, steps):
+    """As where the last window of an epoch is not counted."""
+    assert CHECKS["schedule_ends"]()(watched(taken(made_for=made_for, taken=steps, optimizer_steps=steps))).passed
 
 
 def test_a_part_that_no_gradient_reaches():

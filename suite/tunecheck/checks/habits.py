@@ -63,6 +63,8 @@ TOO_LONG = (
 WARMUP_COPIED = "A warm-up in steps was copied from a longer training. The rate then hardly rises."
 NO_LENGTH = "num_training_steps is -1, or not more than the warm-up."
 DECAY_PER_BATCH = "A decay per epoch is stepped in each batch."
+TOO_SHORT = "The schedule counts one epoch, or epochs, but advances in each batch. The rate then is 0, or rises again."
+COMES_AGAIN = "a rate may rest at its end, or a cosine come again, on purpose"
 
 
 class ScheduleEnds(Check):
@@ -73,7 +75,7 @@ class ScheduleEnds(Check):
 
     needs = frozenset({"user_code"})
     convention = "a trial of a few steps, or the first part of a longer training, leaves a schedule early"
-    meaning = f"{TOO_LONG} {WARMUP_COPIED} {NO_LENGTH} {DECAY_PER_BATCH}"
+    meaning = f"{TOO_LONG} {WARMUP_COPIED} {NO_LENGTH} {DECAY_PER_BATCH} {TOO_SHORT}"
     remedy = (
         "Divide the loader's length by the accumulation steps. Set the warm-up as a ratio. Step a schedule of epochs "
         "after the loop over batches."
@@ -84,6 +86,8 @@ class ScheduleEnds(Check):
     2."""
     min_steps: int = 4
     """Optimizer steps. A shorter training counts as a trial."""
+    max_after_end: float = 0.1
+    """Share of the steps behind the schedule's end. A last partial window adds a step or two."""
     min_halving: float = 5.0
     """Optimizer steps in which a decay without an end halves the rate. PyTorch's MNIST example has 1.9 epochs."""
 
@@ -96,6 +100,12 @@ class ScheduleEnds(Check):
         if 0 < halving < self.min_halving:
             detail = f"the schedule is stepped in each optimizer step, and halves the rate in {halving:.1f} of them"
             return self.found(False, detail, measured=halving, limit=self.min_halving, causes=[DECAY_PER_BATCH])
+        after = max(seen, key=lambda one: (one.taken - one.made_for) / one.taken if one.made_for else 0)
+        steps_after = after.taken - after.made_for if after.made_for > after.warmup else 0
+        if steps_after >= self.min_steps and steps_after > self.max_after_end * after.taken:
+            detail = f"the schedule ends after {after.made_for} of the {after.taken} steps that are taken from it"
+            share, limit = steps_after / after.taken, self.max_after_end
+            return self.found(False, detail, measured=share, limit=limit, meant=COMES_AGAIN, causes=[TOO_SHORT])
         rising = [f"the warm-up has {one.warmup} of {one.taken} steps" for one in seen if one.warmup >= one.taken]
         over = [one for one in seen if 0 < one.made_for <= one.warmup < one.taken]
         ended = [f"the rate is 0 after the warm-up, in {one.taken - one.warmup} of {one.taken} steps" for one in over]
