@@ -405,3 +405,19 @@ def test_a_teacher_in_train_mode(how, status, tmp_path):
     optimizer = torch.optim.AdamW(student.parameters(), lr=1e-3)
     finding = judged("state_in_training", tmp_path, student, step, optimizer, after)
     assert finding.status is status, finding.detail
+
+
+@pytest.mark.parametrize(
+    ("causal", "at", "status"),
+    [(True, 0, Status.SUSPECTED), (True, -1, Status.PASSED), (False, 0, Status.PASSED)],
+    ids=["first", "last", "both ways"],
+)
+def test_a_row_is_read_where_a_model_of_the_scripts_own_has_seen_it(causal, at, status, tmp_path):
+    """A classifier of tokens, by the scores of one position."""
+
+    def step(model):
+        ids = torch.randint(1, TOKENS, (6, 12))
+        return cross_entropy(model(ids)[:, at], ids.sum(1) % TOKENS)
+
+    finding = judged("rows_reach_loss", tmp_path, Reader(causal=causal), step)
+    assert finding.status is status, finding.detail

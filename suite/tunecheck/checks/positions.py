@@ -85,7 +85,7 @@ class RowsReachLoss(Check):
         unseen, tokens = (
             sum(getattr(one, name) for one in trace.records(PositionGradients)) for name in ("unseen", "tokens")
         )
-        enough(tokens, self.min_tokens, "tokens of a causal transformers model")
+        enough(tokens, self.min_tokens, "tokens of a causal model")
         share = unseen / tokens
         detail = f"{share:.1%} of {tokens} tokens stand behind the last position of their row that the loss uses"
         return self.at_most(share, self.max_unseen_share, detail)

@@ -191,6 +191,7 @@ class PositionProbe(Probe):
             if 2 * int(raised.own.sum()) > int(raised.telling.sum()) and not way.copies():
                 continue
             self._turned = raised.call.turned
+            self._look_behind(way, turned=self._turned)
             self._add_padding(raised.call, partial(_call_with, way.gradient))
             self._count(raised)
             if self._looks_ahead and raised.ask_for_next:
@@ -198,6 +199,18 @@ class PositionProbe(Probe):
                 seeing, asked = way.rows_that_see(at, turned=raised.call.turned), raised.everywhere()[:, at]
                 self._seen_ahead = None if seeing is None else (int(asked.sum()), int((seeing & asked).sum()))
             return
+
+    def _look_behind(self, way: Scored, *, turned: bool) -> None:
+        """Count tokens as `_add_unseen` does; those behind the last used position where it sees none of them."""
+        used, read = (way.gradient != 0).any(dim=-1).view_as(way.read), way.read
+        used, read = (used.t(), read.t()) if turned else (used, read)
+        at = int(used.any(dim=0).nonzero().max()) if bool(used.any()) else read.shape[1]
+        behind = at + 1 < read.shape[1] and bool(used[:, at].all())
+        seen = way.rows_that_see(at, turned=turned) if behind else None
+        if at < read.shape[1] and (seen is not None or not behind):
+            real = _tokens(read, None)
+            self._read += int(real.sum())
+            self._unseen += 0 if seen is None or bool(seen.any()) else int(real[:, at + 1 :].sum())
 
     def _look_at_scores(self, call: "_Call", scores: torch.Tensor) -> None:
         def unless_by_graph(add: Callable[[torch.Tensor], None]) -> None:
