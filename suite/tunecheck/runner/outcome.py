@@ -102,7 +102,8 @@ def ending_of(error: BaseException, device: str, folders: Sequence[Path] = ()) -
         )
     unclear = "CUDA" in text and any(words in text for words in GPU_ERROR_WORDS)
     cause = AttemptCause.GPU_ERROR if unclear else AttemptCause.ERROR
-    return Outcome(AttemptOutcome.FAILED, f"{type(error).__name__}: {text} ({place_of(error)})", cause)
+    where = f" ({place_of(error)})" if error.__traceback__ else ""
+    return Outcome(AttemptOutcome.FAILED, f"{type(error).__name__}: {text}{where}", cause)
 
 
 def _disk_full(error: BaseException, text: str, folders: Sequence[Path]) -> str:
