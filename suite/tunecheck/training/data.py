@@ -10,14 +10,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
-
-import torch
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tunecheck.config.compatibility import config_error
 from tunecheck.config.schema import Run
 from tunecheck.core.errors import DataError
 from tunecheck.core.records import INSTRUCTION, TEXT, read_records
+
+if TYPE_CHECKING:  # the catalogue of injected bugs is listed without torch
+    import torch
 
 T = TypeVar("T")
 
@@ -89,19 +90,19 @@ class Batch:
     """One micro-batch on the device of the model."""
 
     keys: tuple[str, ...]
-    input_ids: torch.Tensor
+    input_ids: "torch.Tensor"
     """[rows, tokens], int64, padded on the right."""
-    attention_mask: torch.Tensor
+    attention_mask: "torch.Tensor"
     """[rows, tokens], 1 where there is a token."""
-    labels: torch.Tensor
+    labels: "torch.Tensor"
     """[rows, tokens]: the token id where it is supervised, else -100. Not shifted: the loss shifts."""
     supervised_tokens: int
     tokens: int
     """Tokens without padding."""
-    position_ids: torch.Tensor | None = None
+    position_ids: "torch.Tensor | None" = None
     """[rows, tokens], where the trainer gives positions of its own: a row then holds several documents, one after the
     other, each beginning at position 0."""
-    sees: torch.Tensor | None = None
+    sees: "torch.Tensor | None" = None
     """[rows, tokens, tokens], whether a position sees another, under a mask that does more than to part documents."""
     content: str = ""
     """Digest of all that the model is given, where its rows are no tokens that are known."""
@@ -146,7 +147,7 @@ def collate(examples: Sequence[Tokens], pad_token_id: int, width: int = 0) -> di
 class Batches:
     """The training set as micro-batches, and fixed rows for evaluation."""
 
-    def __init__(self, run: Run, tokenizer: Any, device: torch.device) -> None:
+    def __init__(self, run: Run, tokenizer: Any, device: "torch.device") -> None:
         """Read and tokenise both splits. Raises DataError for a bad row, ConfigError for a too long one or too few."""
         self.run, self.tokenizer, self.device = run, tokenizer, device
         self.collate: Callable[[Sequence[Tokens], int], dict[str, list[list[int]]]] = partial(
@@ -211,6 +212,8 @@ class Batches:
 
     def batch(self, examples: Sequence[Tokens]) -> Batch:
         """These rows as one batch on the device."""
+        import torch
+
         columns = self.collate(examples, self.tokenizer.pad_token_id)
         labels = columns["labels"]
         return Batch(
