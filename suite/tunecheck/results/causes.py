@@ -68,6 +68,7 @@ CONSEQUENCES: dict[str, tuple[str, ...]] = {
         "lora_gradient_schedule",
         "clipping_leaves_gradients",
         "learning_rate_trace",
+        "schedule_ends",
         "steps_applied",
         "updates_match_adamw",
         "finite",
