@@ -99,7 +99,8 @@ def _watch(options: argparse.Namespace) -> int:
         ends: bool = options.stop or (options.stop_on_fail and report.verdict == "fail")
         if log.isEnabledFor(logging.INFO):
             said.append(report)
-            console, goes = Console(stderr=True), "ends" if ends else "continues"
+            console = Console(stderr=True)
+            goes = "ends by SIGINT, and may print a KeyboardInterrupt" if ends else "continues"
             console.print()  # a progress bar may hold the line
             print_report(report, console, so_far=True)
             console.print(f"after {steps} steps; the training {goes}. report: {folder}", soft_wrap=True)
