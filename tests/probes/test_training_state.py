@@ -84,7 +84,7 @@ def test_a_healthy_run_with_an_evaluation_in_its_middle_is_seen_at_every_forward
 @pytest.mark.parametrize(
     ("bug", "words"),
     [
-        (eval_mode_stays, "first in step 2: the model, "),
+        (eval_mode_stays, "first in step 2: the model in eval mode"),
         (one_module_stays_in_eval_mode, "first in step 3: base_model.model.model.norm in eval mode"),
         (
             one_adapter_disabled,

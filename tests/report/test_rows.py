@@ -66,7 +66,10 @@ def test_a_folder_is_its_first_trace(capsys, file):
 @pytest.mark.parametrize(
     ("trace", "words"),
     [
-        (without(healthy(), e.RowShown), "shows no rows: the trace holds no RowShown record"),
+        (
+            without(healthy(), e.RowShown),
+            "shows no rows: tunecheck shows rows of a causal language model that is given input_ids",
+        ),
         (with_run(without(healthy(), e.RowShown), objective="a classifier"), "shows no rows: a classifier"),
     ],
 )
