@@ -476,6 +476,14 @@ def test_two_steps_with_one_batch_are_unjudged():
     assert (finding.status, finding.expected) == (Status.UNJUDGED, True)
 
 
+def test_batches_with_an_object_that_nobody_can_read_are_told_apart_by_their_tensors():
+    """Equal tensors then prove nothing."""
+    for digests, status in ((("batch",), Status.UNJUDGED), (("batch", "other"), Status.PASSED)):
+        seen = [e.StepInputs(step=step, digests=(digests[step % len(digests)],), opaque=True) for step in range(4)]
+        finding = CHECKS["batches_change"]()(watched(*seen))
+        assert (finding.status, "cannot look into" in finding.detail) == (status, status is Status.UNJUDGED)
+
+
 def test_an_end_that_nobody_knows_is_said_to_be_unasked():
     """A Trainer without a processing_class, of a model whose configuration names none."""
     finding = CHECKS["answers_end"]()(watched(spans(end_tokens=())))

@@ -43,7 +43,7 @@ EXAMPLES: list[Record] = [
     e.EvaluationRows(rows=50, among=3, trained=400),
     e.WindowEnded(steps=10),
     e.CutOff(tensors=("conv.bias",)),
-    e.StepInputs(step=1, digests=("0123456789ab",)),
+    e.StepInputs(step=1, digests=("0123456789ab",), opaque=True),
     e.FileWritten(path="/home/model.safetensors"),
     e.RowsDrawn(columns=("0123456789abcdef",), dataset_rows=40, batch=4, batches=5, passes=((3, 1), (1, 3))),
     e.OwnRowsGradient(step=1, got=(0.5, -1.0), own=((0.5, -1.0), (0.25, 2.0)), tokens=12),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -420,4 +421,47 @@ def test_a_row_is_read_where_a_model_of_the_scripts_own_has_seen_it(causal, at, 
         return cross_entropy(model(ids)[:, at], ids.sum(1) % TOKENS)
 
     finding = judged("rows_reach_loss", tmp_path, Reader(causal=causal), step)
+    assert finding.status is status, finding.detail
+
+
+class Opaque:
+    """Holds its numbers where nobody finds them, as an object of another language does."""
+
+    __slots__ = ("numbers",)
+
+    def __init__(self, numbers):
+        self.numbers = numbers
+
+
+class OfAnObject(nn.Module):
+    """A layer over numbers of an object, and others beside it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 3)
+
+    def forward(self, held, beside):
+        """Return scores."""
+        return self.layer(held.numbers + beside)
+
+
+@pytest.mark.parametrize(
+    ("held", "beside", "status"),
+    [
+        ("opaque", "same", Status.UNJUDGED),
+        ("opaque", "new", Status.PASSED),
+        ("read", "same", Status.SUSPECTED),
+    ],
+)
+def test_batches_of_objects_that_nobody_can_look_into(held, beside, status, tmp_path):
+    """Equal or not, nobody can tell; tensors beside them can tell that they differ."""
+    fixed = torch.randn(8, WIDTH)
+
+    def step(model):
+        numbers = torch.randn(8, WIDTH) if held == "opaque" else fixed
+        given = Opaque(numbers) if held == "opaque" else SimpleNamespace(numbers=numbers)
+        scores = model(given, torch.randn(8, WIDTH) if beside == "new" else fixed)
+        return cross_entropy(scores, torch.arange(8) % 3)
+
+    finding = judged("batches_change", tmp_path, OfAnObject(), step)
     assert finding.status is status, finding.detail

@@ -133,7 +133,9 @@ class RowsTrainedOnce(Check):
         if len(given) < trace.run.processes:
             raise MissingEvidence(f"rank {len(given)} left no evidence")
         streams = {rank: [row for _, rows in held for row in rows] for rank, held in given.items()}
-        if alike := [rank for rank, own in streams.items() if rank and own == streams[0] and len(set(own)) > 1]:
+        opaque = not causal and any(seen.opaque for seen in trace.all(StepInputs))  # what differs may lie in there
+        same = [rank for rank, own in streams.items() if rank and own == streams[0] and len(set(own)) > 1]
+        if alike := [] if opaque else same:
             kind = "rows" if causal else "batches"
             detail = f"rank {alike[0]} was given the same {len(streams[0])} {kind} as rank 0, in the same order"
             wrapped = causal or any(seen.wrapped for seen in trace.records(Replica))

@@ -1,7 +1,6 @@
 """Micro-batches in the form that probes know, with the attention masks of packed rows. Imports torch."""
 
 import hashlib
-import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeGuard
 
@@ -10,7 +9,6 @@ import torch
 from tunecheck.probes.reference.measures import word_sums
 from tunecheck.training.data import IGNORED, Batch
 
-_UNKNOWN = itertools.count()
 HIDDEN = -1.0
 """Number below which an additive mask hides a token: it has 0, and the dtype's smallest number or -inf."""
 
@@ -95,6 +93,7 @@ def unknown_batch(inputs: Any, device: torch.device) -> Batch:
     labels, mask = inputs.get("labels"), inputs.get("attention_mask")
     rows = next((len(value) for value in inputs.values() if hasattr(value, "__len__")), 0)
     nothing = torch.zeros(rows, 1, dtype=torch.long, device=device)
+    content = list(_content(inputs))
     return Batch(
         keys=("?",) * rows,
         input_ids=nothing,
@@ -102,19 +101,20 @@ def unknown_batch(inputs: Any, device: torch.device) -> Batch:
         labels=nothing + IGNORED,
         supervised_tokens=0 if labels is None else int((labels != IGNORED).sum()),
         tokens=rows if mask is None else int(mask.sum()),
-        content=hashlib.sha256(repr(list(_content(inputs))).encode()).hexdigest()[:12],
+        content=hashlib.sha256(repr(content).encode()).hexdigest()[:12],
+        opaque=any(part is ... for part in content),
     )
 
 
 def _content(value: Any, depth: int = 6) -> Iterator[object]:
     """Yield what tells this value from another: of tensors dtype, shape and sums over their bytes.
 
-    An object that cannot be looked into differs from every other.
+    An ellipsis stands for what cannot be looked into.
     """
     if isinstance(value, torch.Tensor):
         yield value.dtype, tuple(value.shape)
-        if value.layout is torch.strided and value.device.type != "meta":
-            yield word_sums(value.detach().contiguous().view(-1).view(torch.uint8))
+        readable = value.layout is torch.strided and value.device.type != "meta"
+        yield word_sums(value.detach().contiguous().view(-1).view(torch.uint8)) if readable else ...
     elif isinstance(value, Mapping) and depth:
         for key in value:
             yield key
@@ -126,7 +126,7 @@ def _content(value: Any, depth: int = 6) -> Iterator[object]:
         yield value
     elif hasattr(value, "tobytes"):  # of NumPy
         yield value.dtype, value.shape, hashlib.sha256(value.tobytes()).digest()
-    elif hasattr(value, "__dict__") and not isinstance(value, torch.nn.Module) and depth:
+    elif getattr(value, "__dict__", None) and not isinstance(value, torch.nn.Module) and depth:
         yield from _content(vars(value), depth - 1)
     else:
-        yield next(_UNKNOWN)
+        yield ...

@@ -18,7 +18,9 @@ class StepInputsProbe(Probe):
 
     def backward_end(self, session: Session, step: int) -> None:
         """Record this window, which a loop fills until now."""
-        self.emit(StepInputs(step=step, digests=tuple(batch.digest for batch in session.window)))
+        window = session.window
+        opaque = any(batch.opaque for batch in window)
+        self.emit(StepInputs(step=step, digests=tuple(batch.digest for batch in window), opaque=opaque))
 
 
 MOST_ROWS, MOST_TOKENS = 4, 512

@@ -106,6 +106,8 @@ class Batch:
     """[rows, tokens, tokens], whether a position sees another, under a mask that does more than to part documents."""
     content: str = ""
     """Digest of all that the model is given, where its rows are no tokens that are known."""
+    opaque: bool = False
+    """Whether the model is also given an object whose contents are unknown, which the digest leaves out."""
 
     @property
     def digest(self) -> str:

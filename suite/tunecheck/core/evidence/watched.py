@@ -25,6 +25,8 @@ class StepInputs(Record):
     step: int
     digests: tuple[str, ...]
     """One digest a micro-batch, over all tensors that the model is given."""
+    opaque: bool = False
+    """Whether the model is also given an object whose contents are unknown, so that equal digests prove nothing."""
 
 
 class RowsGiven(Record):
