@@ -113,7 +113,7 @@ def metered(
     records.append(e.Evaluation(step=steps, split="probe", loss=1.0 + 3.2 * math.exp(-steps / 60), tokens=38))
     records += [_phase("first step", 10, peak_allocated_bytes=PEAK_BYTES), _phase("steady", 11, 90.0)]
     records += [e.LiveTensors(step=step, tensors=242, bytes=18314280) for step in range(20, steps, 10)]
-    records += [health("before"), health("after", energy_joules=5000.0, temperature_celsius=61.0)]
+    records += [health("before"), health("after")]
     records += [sample(at) for at in range(5, 101, 5)]
     records.append(telemetry())
     made = attempt("train", *records)
@@ -201,18 +201,10 @@ def health(when: str, **changes: object) -> e.Health:
     """The counters of a card in order."""
     counters = {
         "uncorrected_ecc": 3,
-        "corrected_ecc": 17,
-        "remapped_rows_corrected": 1,
         "remapped_rows_uncorrected": 0,
         "remap_pending": False,
         "remap_failed": False,
         "recovery_action": 0,
-        "temperature_celsius": 40.0,
-        "power_limit_watts": 700.0,
-        "default_power_limit_watts": 700.0,
-        "clock_reasons": ("idle",),
-        "energy_joules": 1000.0,
-        "pcie_replays": 0,
     }
     return e.Health(**{**counters, "when": when, **changes})
 
@@ -228,7 +220,6 @@ def sample(at: float, **changes: object) -> e.DeviceSample:
         "process_seen": True,
         "sm_clock_mhz": 1980.0,
         "temperature_celsius": 61.0,
-        "power_watts": 300.0,
         "clock_reasons": {"software power cap": 2},
         "others": (),
     }

@@ -90,7 +90,6 @@ def healthy(*, precision: str = "fp32", skipped_steps: int = 0) -> Trace:
     scaler = '{"scale": 65536.0, "_growth_tracker": 6}' if precision == "fp16" else "{}"
     trained = dataclasses.replace(TRAINED, scaler=scaler)
     main = [*_start(precision, dtype), *_training(steps, skipped_steps, dtype), trained, *_end(dtype)]
-    resumed = e.Resumed(step=3, optimizer_steps=3 - skipped_steps)
     header = e.RunHeader(
         schema=SCHEMA,
         tunecheck_version="0.1",
@@ -104,7 +103,7 @@ def healthy(*, precision: str = "fp32", skipped_steps: int = 0) -> Trace:
         (
             attempt("train", *main),
             attempt("repeat", *steps[:3]),
-            attempt("resume", resumed, STATE, *steps[3:], trained),
+            attempt("resume", STATE, *steps[3:], trained),
         ),
     )
 

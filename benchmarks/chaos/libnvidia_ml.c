@@ -148,12 +148,7 @@ int nvmlDeviceGetComputeMode(void *device, unsigned *mode) { return one(device, 
 int nvmlDeviceGetMaxMigDeviceCount(void *device, unsigned *count) { return one(device, __func__, count); }
 int nvmlDeviceGetTemperature(void *device, int sensor, unsigned *celsius) { return one(device, __func__, celsius); }
 int nvmlDeviceGetClockInfo(void *device, int clock, unsigned *mhz) { return one(device, __func__, mhz); }
-int nvmlDeviceGetPowerUsage(void *device, unsigned *milliwatts) { return one(device, __func__, milliwatts); }
-int nvmlDeviceGetEnforcedPowerLimit(void *device, unsigned *milliwatts) { return one(device, __func__, milliwatts); }
-int nvmlDeviceGetPowerManagementDefaultLimit(void *device, unsigned *limit) { return one(device, __func__, limit); }
-int nvmlDeviceGetPcieReplayCounter(void *device, unsigned *replays) { return one(device, __func__, replays); }
 int nvmlDeviceGetRetiredPagesPendingStatus(void *device, unsigned *pending) { return one(device, __func__, pending); }
-int nvmlDeviceGetTotalEnergyConsumption(void *device, number *millijoules) { return large(device, __func__, millijoules); }
 int nvmlDeviceGetCurrentClocksEventReasons(void *device, number *reasons) { return large(device, __func__, reasons); }
 int nvmlDeviceGetSupportedEventTypes(void *device, number *types) { return large(device, __func__, types); }
 

@@ -49,8 +49,6 @@ CONSUMER = tuple(
         "nvmlDeviceGetRemappedRows",
         "nvmlDeviceGetCurrentClocks*",
         "nvmlDeviceGetSupportedEventTypes",
-        "nvmlDeviceGetTotalEnergyConsumption",
-        "nvmlDeviceGetPower*",
     )
 )
 HIDDEN = "nvmlDeviceGetComputeRunningProcesses_v3 1"

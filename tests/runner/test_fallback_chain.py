@@ -13,7 +13,7 @@ from tunecheck import assets as models
 from tunecheck.checks import asked_of
 from tunecheck.config.schema import FALLBACK_STEPS, Run
 from tunecheck.core.errors import ConfigError
-from tunecheck.core.evidence import Evaluation, ForwardReference, ProbeFailed, Released, Resumed, Step
+from tunecheck.core.evidence import Evaluation, ForwardReference, ProbeFailed, Released, Step, TrainerState
 from tunecheck.core.finding import Status
 from tunecheck.core.log import on_terminal
 from tunecheck.probes import PROBES
@@ -324,7 +324,7 @@ def test_the_result_is_that_of_a_run_that_began_on_the_cpu(fallen):
     assert [step.loss for step in trace.steps] == wanted
     assert len(wanted) == STEPS
     assert {name: check(trace).status for name, check in asked.items()} == dict.fromkeys(asked, Status.PASSED)
-    assert trace.last("resume").all(Resumed)
+    assert trace.last("resume").all(TrainerState)
     assert trace.one(Released).bytes >= 0
 
 

@@ -76,11 +76,10 @@ def test_an_attempt_that_ends_badly_says_how(tmp_path, fault, outcome, words):
     assert not trace.main.finished
 
 
-def test_an_error_leaves_its_traceback_in_the_log_and_in_the_trace(tmp_path):
+def test_an_error_leaves_its_traceback_in_the_log(tmp_path):
     """A person sees where it happened without running again."""
-    trace = execute(tmp_path, fault="error")
+    execute(tmp_path, fault="error")
 
-    assert "in error" in trace.main.end.log_tail
     assert "in error" in (tmp_path / "quick-smollm2-135m-qlora.log").read_text()
 
 
@@ -113,7 +112,7 @@ def test_a_hang_is_ended_at_the_deadline_with_its_stacks(tmp_path):
 
     assert trace.main.end.outcome == "hung"
     assert "6 s" in trace.main.end.detail
-    assert "in hang" in trace.main.end.log_tail
+    assert "in hang" in (tmp_path / "quick-smollm2-135m-qlora.log").read_text()
     assert trace.main.end.seconds < 12
     assert not [child for child in psutil.Process().children(recursive=True) if "injected" in " ".join(child.cmdline())]
 

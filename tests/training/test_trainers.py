@@ -16,7 +16,7 @@ from tunecheck.config import find_run, load_run
 from tunecheck.config.schema import Run
 from tunecheck.config.trainers import TRAINERS
 from tunecheck.core.errors import ConfigError, Unsupported, WeightsDamaged
-from tunecheck.core.evidence import AttemptEnd, Census, Phase, Resumed, Setup, Step
+from tunecheck.core.evidence import AttemptEnd, Census, Phase, Setup, Step, TrainerState
 from tunecheck.core.finding import Finding, Status
 from tunecheck.core.trace import Trace
 from tunecheck.session.admission import obstacle
@@ -175,11 +175,11 @@ def test_a_trainer_that_is_not_installed_is_told(monkeypatch, tmp_path):
 
 
 def test_the_trainer_resumes_from_its_own_checkpoint(healthy):
-    """With its optimizer's steps, and the rest of the steps alone."""
+    """With its optimizer's state, and the rest of the steps alone."""
     _, trace = healthy
     resumed = trace.last("resume")
 
-    assert resumed.all(Resumed) == [Resumed(step=2, optimizer_steps=2)]
+    assert resumed.all(TrainerState) == trace.main.all(TrainerState)
     assert [step.step for step in resumed.all(Step)] == [2, 3, 4]
 
 

@@ -5,25 +5,21 @@ from typing import Any
 
 import torch
 
-from tunecheck.core.evidence import Resumed, TrainerState
+from tunecheck.core.evidence import TrainerState
 from tunecheck.probes.reference.measures import digest, hex_digest
 from tunecheck.training.events import Probe
 from tunecheck.training.session import Session
 
 
 class ResumedProbe(Probe):
-    """Looks once: before the first step, where that is not the run's first, and before the one that is resumed from."""
+    """Looks once, before the step that is resumed from: where it was saved and where it was read."""
 
-    emits = (Resumed, TrainerState)
-    _seen = False
+    emits = (TrainerState,)
 
     def step_begin(self, session: Session, step: int, window: object) -> None:
-        """Note how many steps the optimizer has behind it, and its state; most steps of most runs leave no record."""
-        if step and not self._seen:
-            self.emit(Resumed(step=step, optimizer_steps=steps_taken(session.optimizer)))
+        """Note what the optimizer goes on from; most steps of most runs leave no record."""
         if step == session.run.probes.resume_from:
             self.emit(TrainerState(step=step, tensors=_tensors(session), settings=_settings(session)))
-        self._seen = True
 
 
 def steps_taken(optimizer: Any) -> int:

@@ -82,14 +82,13 @@ def run_child(
     finally:
         _end(process)
         receiver.close()
-    tail = "" if outcome.outcome == AttemptOutcome.FINISHED else _tail(log, log_start)
     if outcome == GONE:
-        outcome = crash_of(process.exitcode, tail, began=log.exists(), served=served)
-    return _ended(outcome, begun, tail)
+        outcome = crash_of(process.exitcode, _tail(log, log_start), began=log.exists(), served=served)
+    return _ended(outcome, begun)
 
 
-def _ended(outcome: Outcome, begun: float, tail: str = "") -> AttemptEnd:
-    return AttemptEnd(**outcome._asdict(), seconds=time.monotonic() - begun, log_tail=tail)
+def _ended(outcome: Outcome, begun: float) -> AttemptEnd:
+    return AttemptEnd(**outcome._asdict(), seconds=time.monotonic() - begun)
 
 
 def _served(exit_code: int | None) -> bool:

@@ -159,7 +159,5 @@ class AttemptEnd(Record):
     detail: str
     """The error in a sentence, with the signal's name after a crash."""
     seconds: float
-    log_tail: str = ""
-    """The last lines of the child's output when it did not finish."""
     cause: AttemptCause | None = None
     """None for an attempt that finished, was refused or interrupted."""

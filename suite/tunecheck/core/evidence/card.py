@@ -33,8 +33,6 @@ class DeviceSample(Record):
     """Mean."""
     temperature_celsius: float | None
     """Largest."""
-    power_watts: float | None
-    """Largest."""
     clock_reasons: dict[str, int] | None
     """Why the clock was below its highest, and in how many of the readings."""
     others: tuple[CardProcess, ...]
@@ -54,22 +52,13 @@ class Health(Record):
     """That the card is lost or must be reset, in the words for NVML's errors 15 and 16; else empty."""
     uncorrected_ecc: int | None = None
     """Memory errors since the driver was loaded that could not be corrected."""
-    corrected_ecc: int | None = None
-    remapped_rows_corrected: int | None = None
-    """Rows of memory replaced after correctable errors."""
     remapped_rows_uncorrected: int | None = None
+    """Rows of memory replaced after uncorrectable errors."""
     remap_pending: bool | None = None
     remap_failed: bool | None = None
     retired_pages_pending: bool | None = None
     recovery_action: int | None = None
     """NVML's field 230: 0 none, 1 reset, 2 reboot, 3 drain, 4 drain and reset; newer drivers know more."""
-    temperature_celsius: float | None = None
-    power_limit_watts: float | None = None
-    default_power_limit_watts: float | None = None
-    clock_reasons: tuple[str, ...] | None = None
-    energy_joules: float | None = None
-    """Since the driver was loaded."""
-    pcie_replays: int | None = None
 
 
 class Telemetry(Record):

@@ -149,14 +149,6 @@ class Merged(Record):
     in fp32, and for a base too large to be widened."""
 
 
-class Resumed(Record):
-    """A checkpoint was read in this attempt."""
-
-    step: int
-    optimizer_steps: int
-    """The optimizer's own count after loading."""
-
-
 class TrainerState(Record):
     """What a training goes on from at the beginning of a step, to be compared between two attempts to the last bit."""
 

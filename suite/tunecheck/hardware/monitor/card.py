@@ -36,10 +36,10 @@ EVENTS = {
 XID = 0x8
 RECOVERY_ACTION_FIELD = 230
 GPU_TEMPERATURE, SM_CLOCK = 0, 1
-CORRECTED, UNCORRECTED, VOLATILE = 0, 1, 0
+UNCORRECTED, VOLATILE = 1, 0
 MOST_SAMPLES = 300
 """Samples kept per attempt: one a second for a short one, one in half a minute for three hours; 100 kB in a trace."""
-MAXIMA = ("used_bytes", "process_bytes", "temperature_celsius", "power_watts")
+MAXIMA = ("used_bytes", "process_bytes", "temperature_celsius")
 """Figures of which a merged sample has the largest, None when none is known."""
 MOST_EVENTS = 100
 """Largest number of events per reading: a failing GPU must not hold up the sampling."""
@@ -64,23 +64,13 @@ class Card:
         """Return the GPU's counters now, and whether it was lost since the session began."""
         before, self._reader = self._reader.faults, Reader(self._nvml)
         remapped = self._ask("nvmlDeviceGetRemappedRows") or (None,) * 4
-        energy_millijoules = self._ask("nvmlDeviceGetTotalEnergyConsumption")
-        reasons = self._clock_reasons()
         counters = {
             "uncorrected_ecc": self._ask("nvmlDeviceGetTotalEccErrors", UNCORRECTED, VOLATILE),
-            "corrected_ecc": self._ask("nvmlDeviceGetTotalEccErrors", CORRECTED, VOLATILE),
-            "remapped_rows_corrected": remapped[0],
             "remapped_rows_uncorrected": remapped[1],
             "remap_pending": _flag(remapped[2]),
             "remap_failed": _flag(remapped[3]),
             "retired_pages_pending": _flag(self._ask("nvmlDeviceGetRetiredPagesPendingStatus")),
             "recovery_action": self._field(RECOVERY_ACTION_FIELD),
-            "temperature_celsius": self._ask("nvmlDeviceGetTemperature", GPU_TEMPERATURE),
-            "power_limit_watts": _thousandth(self._ask("nvmlDeviceGetEnforcedPowerLimit")),
-            "default_power_limit_watts": _thousandth(self._ask("nvmlDeviceGetPowerManagementDefaultLimit")),
-            "clock_reasons": None if reasons is None else tuple(reasons),
-            "energy_joules": _thousandth(energy_millijoules),
-            "pcie_replays": self._ask("nvmlDeviceGetPcieReplayCounter"),
         }
         faults = [*before, *self._reader.faults]
         lost = dict.fromkeys(fault.problem for fault in faults if fault.state is NvmlState.GPU_LOST)
@@ -102,7 +92,6 @@ class Card:
             process_seen=bool(own),
             sm_clock_mhz=self._ask("nvmlDeviceGetClockInfo", SM_CLOCK),
             temperature_celsius=self._ask("nvmlDeviceGetTemperature", GPU_TEMPERATURE),
-            power_watts=_thousandth(self._ask("nvmlDeviceGetPowerUsage")),
             clock_reasons=self._clock_reasons(),
             others=tuple(process for process in processes if process not in own),
             xids=xids,
@@ -172,11 +161,6 @@ class Card:
 
 def _flag(value: int | None) -> bool | None:
     return None if value is None else bool(value)
-
-
-def _thousandth(value: int | None) -> float | None:
-    """Convert from milliwatts or millijoules."""
-    return None if value is None else value / 1000
 
 
 def thinned(samples: Sequence[DeviceSample], most: int = MOST_SAMPLES) -> list[DeviceSample]:
