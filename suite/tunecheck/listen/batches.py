@@ -66,16 +66,7 @@ def batch_of(inputs: Any, device: torch.device) -> Batch:
         else:
             mask, places = found
             positions = places if positions is None or counts_up(positions, places, mask) else positions
-    return Batch(
-        keys=("?",) * len(ids),
-        input_ids=ids,
-        attention_mask=mask,
-        labels=labels,
-        supervised_tokens=int((labels[:, 1:] != IGNORED).sum()),
-        tokens=int(mask.sum()),
-        position_ids=positions,
-        sees=sees,
-    )
+    return Batch.of(ids, labels, mask, position_ids=positions, sees=sees)
 
 
 def named_inputs(inputs: Any) -> Mapping[str, Any]:

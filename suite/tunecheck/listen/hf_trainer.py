@@ -92,7 +92,7 @@ class TrainerHooks(StepMoments, TrainerCallback):
         self.first: int | None = None
         self.replaying = False
         self.evaluations = 0
-        self.evaluating: list[tuple[WatchedEvaluation, int | None] | None] = []
+        self.evaluating: list[WatchedEvaluation | None] = []
         """Evaluations that have begun: one of several sets calls itself for each. None for one that is not watched."""
         self.hooks, self.later = Hooks(listener.failed), Hooks(listener.failed)
         """For as long as steps are listened to; and of evaluations, which may come after."""
@@ -139,7 +139,7 @@ class TrainerHooks(StepMoments, TrainerCallback):
         self.hooks.remove()
         self.later.remove()
         for begun in filter(None, self.evaluating):
-            begun[0].close()
+            begun.close()
         self.trainer.remove_callback(self)
 
     def on_samples(self, result: Any, *_: Any, **__: Any) -> None:
@@ -223,22 +223,19 @@ class TrainerHooks(StepMoments, TrainerCallback):
         begun = None
         if self.evaluations <= EVALUATIONS or self.listener.listening:
             due = rows_due(self.trainer, self.trainer.eval_dataset if eval_dataset is None else eval_dataset)
-            begun = WatchedEvaluation(self.trainer.model), due
+            begun = WatchedEvaluation(self.trainer.model, due)
         self.evaluating.append(begun)
 
     def on_prediction(self, _model: Any, inputs: Any, *_: Any, **__: Any) -> None:
         """A batch is about to be evaluated; where labels are smoothed the model is not given them."""
         if self.evaluating and self.evaluating[-1] is not None:
-            self.evaluating[-1][0].labels = named_inputs(inputs).get("labels")
+            self.evaluating[-1].labels = named_inputs(inputs).get("labels")
 
     def evaluation_ends(self, metrics: Any, *_: Any, **__: Any) -> None:
         """It has returned."""
         begun = self.evaluating.pop()
-        if begun is None:
-            return
-        watched, due = begun
-        seen = watched.close()
-        if self.first is None or not isinstance(metrics, dict):
+        seen = None if begun is None else begun.close()
+        if seen is None or self.first is None or not isinstance(metrics, dict):
             return
         losses = {name: value for name, value in metrics.items() if name.endswith("_loss")}
         split, loss = next(iter(losses.items()), ("eval_loss", None))
@@ -249,7 +246,6 @@ class TrainerHooks(StepMoments, TrainerCallback):
                 steps=self.trainer.state.global_step - self.first,
                 split=split.removesuffix("_loss"),
                 reported_loss=_number(loss),
-                dataset_rows=due,
                 **seen,
             )
         )
@@ -392,8 +388,9 @@ MOST_TRAINED, MOST_EVALUATED = 2000, 500
 class WatchedEvaluation:
     """The forward passes of one evaluation: modes, gradients, and the loss of their own logits."""
 
-    def __init__(self, model: Any) -> None:
-        self._modules = list(model.modules())
+    def __init__(self, model: Any, due: int | None) -> None:
+        """`due` are the rows that it must take, None where nobody knows."""
+        self._due, self._modules = due, list(model.modules())
         self._learning = [p for p in model.parameters() if p.requires_grad]
         self._before = [digest(p) for p in self._learning]
         self._training, self._gradients, self._seen = 0, False, True
@@ -435,6 +432,7 @@ class WatchedEvaluation:
             **{"token_mean_uniform": uniform[0], "batch_mean_uniform": uniform[1]},
             "tokens": sum(tokens for _, _, tokens, _ in self._batches),
             "rows": None if self._hooks.error else self._rows,
+            "dataset_rows": self._due,
             "training_modules_during": self._training,
             "gradients_enabled": self._gradients,
             "weights_changed": [digest(p) for p in self._learning] != self._before,

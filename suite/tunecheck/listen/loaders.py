@@ -114,18 +114,10 @@ def _columns(thing: Any, rows: int = -1, depth: int = 4) -> Iterator[Any]:
             yield from _columns(part, rows if plain or named else own, depth - 1)
 
 
-MOST_BATCHES = 64
-"""Of a loader that are looked at."""
-
-
-MOST_LOADERS = 4
-"""Iterators of loaders that are looked at."""
-
-
+MOST_BATCHES, MOST_LOADERS = 64, 4
+"""Batches of a loader, and iterators of loaders, that are looked at."""
 _ROUNDS: WeakKeyDictionary[Any, list[str]] = WeakKeyDictionary()
 """Iterator of a loader to the digests of its batches."""
-
-
 _KEPT: list[tuple[int, list[str]]] = []
 """Workers of a loader, and the digests of its batches: they outlive the iterator."""
 

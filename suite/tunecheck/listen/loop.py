@@ -368,14 +368,10 @@ class LoopHooks(StepMoments):
         if self.others is not None:
             self.others.before_model_step()
         self.listener.left_open(self.left_open)
-        self.gradients_complete(self.listener, self.model, self.present_rate())
-
-    def present_rate(self) -> float:
-        """Return the highest rate of all groups."""
         from tunecheck.listen.optimizers import highest_rate, without_rate
 
         self.rate, self.without_rate = highest_rate(*self.optimizers), without_rate(*self.optimizers)
-        return self.rate
+        self.gradients_complete(self.listener, self.model, self.rate)
 
     def on_stepped(self, optimizer: Any, *_: Any) -> None:
         """An optimizer has stepped."""

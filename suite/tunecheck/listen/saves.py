@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from traceback import walk_stack
 from typing import Any
@@ -156,23 +156,13 @@ class _Trained:
             overwrites=file in self._files and not any(values[name] in found for name in moved) and bool(earlier),
             other=len(found - {*values.values(), *self.before.values()}),
             resting=len(found & self._resting - {*values.values(), *self.before.values()}),
-            without_adapters=of_base
-            if 2 * of_base > len(self._base)
-            else 0,  # few are no sign: a merge may change none
+            # few are no sign: a merge may change none
+            without_adapters=of_base if 2 * of_base > len(self._base) else 0,
         )
         moved |= returned
         if file and seen.trained:
             self._files.add(file)
-        counts = (
-            seen.tensors,
-            seen.trained,
-            seen.earlier,
-            seen.other,
-            seen.without_adapters,
-            seen.overwrites,
-            seen.start,
-        )
-        kind = seen.own, *map(bool, counts)
+        kind = tuple(map(bool, astuple(seen)))
         told = seen.without_adapters or (moved and (found or (seen.own and not held)))
         self._told[kind] += 1
         if told and self._told[kind] <= ALIKE:
@@ -208,8 +198,6 @@ def _saving() -> Iterator[dict[str, Any]]:
 
 MEMORY_FACTOR = 1.5
 """Free memory that reading a model back needs, over the size of its weights."""
-
-
 FILES = ("model.safetensors", "pytorch_model.bin")
 """Names under which `from_pretrained` looks for weights in one file."""
 MOST_READ = 2

@@ -27,6 +27,8 @@ CALLABLES = (
 LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 SUITE = str(Path(__file__).parents[1])
 DEFINITION = re.compile(r"\s*(async\s+def|def|class)\s")
+CONTAINERS = dict, tuple, list, CellType, MethodType, partial
+TOKENS = 16
 SOURCE_LINES, LINE_CHARACTERS = 400, 200
 """Most lines of a part whose source a trace keeps, and most characters of each."""
 
@@ -122,12 +124,6 @@ def is_held(thing: Any, depth: int = 3, aside: frozenset[int] = frozenset()) -> 
         if not depth or not isinstance(holder, CONTAINERS) or is_held(holder, depth - 1, aside):
             return True
     return False
-
-
-CONTAINERS = dict, tuple, list, CellType, MethodType, partial
-
-
-TOKENS = 16
 
 
 def noise_by_hooks(model: Any) -> str:

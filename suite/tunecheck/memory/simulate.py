@@ -24,6 +24,7 @@ from tunecheck.memory.live import CUDA_ROUNDING_BYTES, LiveStorages
 from tunecheck.memory.placed import Placed, copies_left_out, placed
 from tunecheck.memory.prediction import Simulation, assumed_precision
 from tunecheck.models.shapes import is_layer_linear
+from tunecheck.probes.reference.four_bit import is_packed, statistics
 from tunecheck.training import native
 from tunecheck.training.data import Batch
 from tunecheck.training.load import DTYPES, merge
@@ -116,8 +117,9 @@ def claim(live: LiveStorages, session: Session) -> None:
     live.hold(session.model.buffers(), "other_weights")
     for parameter in session.model.parameters():
         kind = "other_weights"
-        if (state := getattr(parameter, "quant_state", None)) is not None:
-            live.hold([parameter, *_state_tensors(state)], "quantised_weights")
+        if is_packed(parameter):
+            held = [tensor for _, tensor in statistics(parameter)]
+            live.hold([parameter, parameter.quant_state.code, *held], "quantised_weights")
             continue
         if parameter.requires_grad:
             kind = "adapters" if adapted else kind
@@ -261,11 +263,6 @@ def _dora_unpacks_plain_parameters() -> Any:
     return mock.patch.multiple(
         "peft.tuners.lora.dora", dequantize_module_weight=weight_of, deepcopy=lambda linear: linear
     )
-
-
-def _state_tensors(state: Any) -> list[torch.Tensor]:
-    nested = [state.offset, state.state2.absmax, state.state2.code] if state.nested else []
-    return [state.absmax, state.code, *nested]
 
 
 def _dtypes_of_fake_parameters_can_change() -> Any:

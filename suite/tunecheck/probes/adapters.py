@@ -11,7 +11,6 @@ from contextlib import contextmanager, nullcontext
 import torch
 
 from tunecheck.core.evidence import AdapterStart
-from tunecheck.core.frozen import Frozen
 from tunecheck.probes.reference.architecture import relative_error
 from tunecheck.probes.reference.forwards import PROMPT_TOKENS, first_tokens, logits_of
 from tunecheck.probes.reference.four_bit import matrix
@@ -26,17 +25,8 @@ RANK_TOLERANCE = 1e-4
 """Of the largest singular value: rows that repeat each other give 1e-7, random ones 0.1 and more at usual ranks."""
 
 
-class Factors(Frozen):
-    """One adapter's tensors."""
-
-    a: torch.Tensor
-    """[r, in]"""
-    b: torch.Tensor
-    """[out, r]"""
-    magnitude: torch.Tensor | None
-    """DoRA's, [out]."""
-    bias: torch.Tensor | None = None
-    """B's, [out]."""
+Factors = dict[str, torch.Tensor]
+"""One adapter's tensors: A [r, in], B [out, r], B's bias [out] and DoRA's magnitude [out], those that it has."""
 
 
 class AdapterProbe(Probe):
@@ -135,7 +125,8 @@ def _touched(session: Session) -> Iterator[dict[str, Factors]]:
                     magnitude.mul_((0.5 + torch.rand(magnitude.shape, generator=generator)).to(magnitude))
                 if (bias := parameters.get(f"{name.removesuffix('weight')}bias")) is not None:
                     bias.copy_(enlarged * torch.randn(bias.shape, generator=generator).to(bias))
-                factors[module] = Factors(a=a, b=b, magnitude=magnitude, bias=bias)
+                every = {"A": a, "B": b, "bias": bias, "magnitude": magnitude}
+                factors[module] = {part: p for part, p in every.items() if p is not None}
         yield factors
 
 
@@ -160,36 +151,34 @@ def _algebra_errors(session: Session, name: str, call: list[torch.Tensor], facto
     """
     lora = session.run.lora
     assert lora is not None
-    if len(call) != 3 or lora.use_dora != (factors.magnitude is not None):
+    if len(call) != 3 or lora.use_dora != ("magnitude" in factors):
         # no adapter (its own hook and its base's are one and the same call), or one of another kind
         return {"": math.nan}
     x, base, out = (tensor.detach().float() for tensor in call)
-    every = {"A": factors.a, "B": factors.b, "bias": factors.bias, "magnitude": factors.magnitude}
-    learnt = {part: p for part, p in every.items() if p is not None}  # peft has no DoRA with a bias
-    copies = [p.detach().float().requires_grad_(True) for p in learnt.values()]
-    a, b, *further = copies
+    copies = {part: p.detach().float().requires_grad_(True) for part, p in factors.items()}
+    a, b = copies["A"], copies["B"]
     with torch.enable_grad():
         scale = lora.scale_of(name)
-        wanted = scale * (x @ a.T @ b.T + (further[0] if factors.bias is not None else 0))
-        if factors.magnitude is not None:
+        wanted = scale * (x @ a.T @ b.T + copies.get("bias", 0))
+        if "magnitude" in factors:
             adapted = session.model.get_submodule(f"base_model.model.{name}")
             linear = adapted.base_layer
             # held constant, see section 4.3 of DoRA
             weight = matrix(linear.weight)
             weight = weight.T if getattr(adapted, "fan_in_fan_out", False) else weight
-            ratio = further[-1] / (weight + scale * (b @ a).detach()).norm(dim=1)
+            ratio = copies["magnitude"] / (weight + scale * (b @ a).detach()).norm(dim=1)
             plain = base if linear.bias is None else base - linear.bias.float()
             wanted = (ratio - 1) * plain + ratio * wanted
     errors = {"": relative_error(out - base, wanted)}
-    if call[2].requires_grad and all(p.requires_grad for p in learnt.values()):
+    if call[2].requires_grad and all(p.requires_grad for p in factors.values()):
         above = torch.linspace(-1, 1, wanted.numel(), device=wanted.device).cos().view_as(wanted)
-        ours = torch.autograd.grad(wanted, copies, above)
+        ours = torch.autograd.grad(wanted, [*copies.values()], above)
         given = above.to(call[2].dtype)
-        theirs = torch.autograd.grad(call[2], [*learnt.values()], given, retain_graph=True, allow_unused=True)
-        for part, it, own in zip(learnt, theirs, ours, strict=True):
+        theirs = torch.autograd.grad(call[2], [*factors.values()], given, retain_graph=True, allow_unused=True)
+        for part, it, own in zip(factors, theirs, ours, strict=True):
             errors[f"'s gradient by {part}"] = math.nan if it is None else relative_error(it.float(), own)
-        if factors.magnitude is None and call[0].requires_grad:
-            passed_down = scale * (above @ copies[1] @ copies[0]).detach()
+        if "magnitude" not in factors and call[0].requires_grad:
+            passed_down = scale * (above @ b @ a).detach()
             errors["'s gradient by its input"] = _passed_down_error(call, above, passed_down)
     return errors
 

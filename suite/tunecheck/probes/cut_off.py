@@ -75,10 +75,7 @@ class CutOffProbe(Probe):
         if self._idle and step == AT_STEP:
             self.hooks.after(self._entry, self._returned, with_kwargs=True)
         for name in [*self._cut_off, *self._left_out]:
-            self.hooks.before(session.model.get_submodule(name), partial(self._see_call, name))
-
-    def _see_call(self, name: str, *_: Any) -> None:
-        self._called.add(name)
+            self.hooks.before(session.model.get_submodule(name), lambda *_, name=name: self._called.add(name))
 
     def _returned(self, _module: Any, args: Any, given: dict[str, Any], out: Any) -> None:
         if torch.is_grad_enabled():

@@ -9,7 +9,7 @@ import torch
 from tunecheck.core.evidence import Movement
 from tunecheck.core.premises import Premise
 from tunecheck.probes.reference.four_bit import is_packed, with_statistics
-from tunecheck.probes.reference.measures import digest, digests, sample, sampled_columns, sampled_rows
+from tunecheck.probes.reference.measures import digest, digests, sample, sampled_places
 from tunecheck.training.events import Probe
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import learning, whole
@@ -122,14 +122,11 @@ class MovementProbe(Probe):
 
     def _moved_share(self, name: str, parameter: torch.Tensor, before: torch.Tensor) -> float:
         """Changed elements over those that could change."""
-        moved = sample(parameter).cpu() != before
+        moved, (rows, columns) = sample(parameter).cpu() != before, sampled_places(parameter)
         if parameter is self._lookup:
-            rows = sampled_rows(parameter).cpu()
-            moved = moved[torch.isin(rows, torch.tensor(sorted(self._read)))]
-        elif name in self._columns:
-            moved = moved[self._learnt[name][sampled_columns(parameter)].cpu()]
+            moved = moved[torch.isin(rows.cpu(), torch.tensor(sorted(self._read)))]
         elif name in self._learnt:
-            moved = moved[self._learnt[name][sampled_rows(parameter)].cpu()]
+            moved = moved[self._learnt[name][columns if name in self._columns else rows].cpu()]
         return float(moved.float().mean()) if moved.numel() else 0.0
 
 

@@ -69,10 +69,11 @@ class OracleProbe(Probe):
     def _compute(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         if not any(batch.supervised_tokens for batch in window):  # the mean of no tokens is 0/0
             return
-        means = {"": partial(_window_loss_backward, session, window)}
+        means: dict[str, Callable[[], float]] = {"": partial(_window_loss_backward, session, window)}
         tokens = {batch.supervised_tokens for batch in window}
         if not session.run.holds(Premise.MEAN_DECLARED) and len(tokens) > 1 and 0 not in tokens:
-            means[OF_MEANS] = partial(_mean_of_means_backward, session, window)
+            alone = partial(_window_loss_backward, session, share=1 / len(window))
+            means[OF_MEANS] = lambda: sum(alone([batch]) for batch in window)  # of a loop that declares nothing
         self._waiting = []
         for how, loss_backward in means.items():
             with without_dropout(session.model) if self._dropout else nullcontext():
@@ -81,19 +82,15 @@ class OracleProbe(Probe):
             gradients = [gradient.cpu() for gradient in gradients]
             self._waiting.append((loss, gradients, f"{len(window)} x {len(window[0].keys)} rows{how}"))
         if step == self._directional:
-            self._slope_error = self._slope(session, window)
+            with in_fp32(session.model) as wide:  # whatever the run's own arithmetic is
+                parameters = [wide.get(p, p) for p in self._parameters]
+                loss, gradients = _loss_and_gradients(parameters, partial(_window_loss_backward, session, window))
+                with torch.no_grad():
+                    self._slope_error = _slope_error(session, window, [*map(whole, parameters)], gradients, loss)
 
     @property
     def _parameters(self) -> list[torch.Tensor]:
         return [parameter for _, parameter in self._trainable]
-
-    def _slope(self, session: Session, window: Sequence[Batch]) -> float:
-        """Return the relative error of the loss's slope in fp32 arithmetic, whatever the run's own is."""
-        with in_fp32(session.model) as wide:
-            parameters = [wide.get(p, p) for p in self._parameters]
-            loss, gradients = _loss_and_gradients(parameters, partial(_window_loss_backward, session, window))
-            with torch.no_grad():
-                return _slope_error(session, window, [*map(whole, parameters)], gradients, loss)
 
     def backward_end(self, session: Session, step: int) -> None:
         """Compare the trainer's gradients with the oracle's."""
@@ -196,11 +193,6 @@ def _slope_error(
                 parameter.add_(side * gradient / norm.clamp(min=1e-30))
             losses.append(_window_loss_backward(session, window))
     return abs((losses[0] - losses[1]) / (2 * width) - promised) / promised
-
-
-def _mean_of_means_backward(session: Session, window: Sequence[Batch]) -> float:
-    """Mean over the micro-batches of their own means: what a loop that declares nothing may as well mean."""
-    return sum(_window_loss_backward(session, [batch], 1 / len(window)) for batch in window)
 
 
 def _window_loss_backward(session: Session, window: Sequence[Batch], share: float = 1.0) -> float:

@@ -5,7 +5,7 @@ the model in eval mode changes nothing that a later look could compare with, and
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -172,7 +172,10 @@ def _wrong_switches(
     """
     yield from (("modules_in_eval", name or "the model") for name, module in modules if not module.training)
     for name, layer in adapted:
-        yield from ((switch, name) for switch, wrong in ADAPTER_SWITCHES.items() if wrong(layer))
+        if layer.disable_adapters:
+            yield "adapters_disabled", name
+        if layer.merged:
+            yield "adapters_merged", name
         if list(layer.active_adapters) != active.get(name, [TRAINED_ADAPTER]):
             yield "adapters_inactive", name
     if expected is None:
@@ -204,10 +207,3 @@ def _wrong_settings(session: Session, modules: Named, adapted: Named, matmul: st
             own = scaling.get(TRAINED_ADAPTER)
             if own != run.lora.scale_of(name.removeprefix("base_model.model.")):
                 yield f"the adapter of {name} is scaled by {own}"
-
-
-ADAPTER_SWITCHES: dict[str, Callable[[Any], bool]] = {
-    "adapters_disabled": lambda layer: bool(layer.disable_adapters),
-    "adapters_merged": lambda layer: bool(layer.merged),
-}
-"""Field of TrainingState to whether an adapted layer's switch is wrong."""

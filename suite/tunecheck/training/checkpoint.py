@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tunecheck.config.compatibility import config_error
 from tunecheck.core.errors import WeightsDamaged
 from tunecheck.training.session import Session
-from tunecheck.training.tensors import sharded_as, whole
+from tunecheck.training.tensors import learning, sharded_as, whole
 
 STATE, TENSORS = "trainer_state.json", "trainer_state.safetensors"
 
@@ -59,7 +59,7 @@ def load_checkpoint(session: Session, folder: Path) -> int:
             f"{folder}: the checkpoint cannot be read: {error}; train again to write a new one"
         ) from error
     _require_same_rows(session, state)
-    current = _learning(session)
+    current = dict(learning(session.model))
     saved = {name.removeprefix("model/"): tensor for name, tensor in tensors.items() if name.startswith("model/")}
     if saved.keys() != current.keys():
         raise WeightsDamaged(f"{folder}: the checkpoint holds other tensors than this run trains; train again")
@@ -112,8 +112,4 @@ def _of_rank(name: str, rank: int) -> str:
 
 def trained(session: Session) -> dict[str, torch.Tensor]:
     """The tensors that learn, whole, by name."""
-    return {name: whole(tensor) for name, tensor in _learning(session).items()}
-
-
-def _learning(session: Session) -> dict[str, Any]:
-    return {name: tensor for name, tensor in session.model.named_parameters() if tensor.requires_grad}
+    return {name: whole(tensor) for name, tensor in learning(session.model)}

@@ -109,6 +109,12 @@ class Batch:
     opaque: bool = False
     """Whether the model is also given an object whose contents are unknown, which the digest leaves out."""
 
+    @classmethod
+    def of(cls, ids: "torch.Tensor", labels: "torch.Tensor", mask: "torch.Tensor", **others: Any) -> "Batch":
+        """These tensors with their tokens counted; which rows they are is for others to find out."""
+        supervised = int((labels[:, 1:] != IGNORED).sum())
+        return cls(("?",) * len(ids), ids, mask, labels, supervised, int(mask.sum()), **others)
+
     @property
     def digest(self) -> str:
         """Digest of token ids and labels, or of the other content, 12 hex digits."""

@@ -39,6 +39,8 @@ from tunecheck.training.restore import having, model_mode
 from tunecheck.training.session import Session
 
 TRAINER_STATE = "trainer_state.json"
+GIVEN = ("input_ids", "labels", "attention_mask")
+"""What a collator gives the model."""
 
 WRAPPED = "accelerate 1.15: a model that has been evaluated before its training is wrapped in DDP all the same"
 """Preparing a model for an evaluation marks it as prepared: the training would never average its gradients."""
@@ -269,7 +271,7 @@ class Listener(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A window has been read and is about to be trained on."""
         session, self._step = self._session, state.global_step
-        window = [_batch(inputs) for inputs in session.trainer.window]
+        window = [Batch.of(*(inputs[name] for name in GIVEN)) for inputs in session.trainer.window]
         if self._step in session.run.evaluation.at:
             self._probes.evaluate(session, self._step)
         self._probes.step_begin(session, self._step, window)
@@ -311,16 +313,3 @@ class Listener(TrainerCallback):
         if self._session.device.type == "cuda":
             torch.cuda.synchronize(self._session.device)
         return time.perf_counter()
-
-
-def _batch(inputs: dict[str, torch.Tensor]) -> Batch:
-    """What the model is given, in the form that probes know; which rows these are is theirs to find out."""
-    labels, mask = inputs["labels"], inputs["attention_mask"]
-    return Batch(
-        keys=("?",) * len(labels),
-        input_ids=inputs["input_ids"],
-        attention_mask=mask,
-        labels=labels,
-        supervised_tokens=int((labels[:, 1:] != IGNORED).sum()),
-        tokens=int(mask.sum()),
-    )

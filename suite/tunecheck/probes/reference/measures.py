@@ -111,16 +111,11 @@ def sample(tensor: torch.Tensor) -> torch.Tensor:
     return whole(tensor).detach().flatten()[:: max(1, tensor.numel() // SAMPLED)].clone()
 
 
-def sampled_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """The index along the first dimension of each element that `sample` takes of this tensor."""
-    stride = max(1, tensor.numel() // SAMPLED)
-    return torch.arange(0, tensor.numel(), stride, device=tensor.device) // (tensor.numel() // len(tensor))
-
-
-def sampled_columns(matrix: torch.Tensor) -> torch.Tensor:
-    """The index along the second dimension of each element that `sample` takes of this matrix."""
-    stride = max(1, matrix.numel() // SAMPLED)
-    return torch.arange(0, matrix.numel(), stride, device=matrix.device) % matrix.shape[1]
+def sampled_places(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The index along the first dimension, and that within it, of each element that `sample` takes of this tensor."""
+    width = tensor.numel() // len(tensor)
+    places = torch.arange(0, tensor.numel(), max(1, tensor.numel() // SAMPLED), device=tensor.device)
+    return places // width, places % width
 
 
 def significant_digits(tensor: torch.Tensor) -> int:
