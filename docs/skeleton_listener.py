@@ -73,12 +73,8 @@ class EngineHooks(StepMoments):
     def on_gradients(self):
         """The window's gradients are complete, unscaled and not yet clipped."""
         if self.listener.listening:
-            self.gradients_complete(self.listener, self.engine.model, self.present_rate())
-
-    def present_rate(self):
-        """Return the rate of the present step."""
-        self.rate = highest_rate(self.engine.optimizer)
-        return self.rate
+            self.rate = highest_rate(self.engine.optimizer)
+            self.gradients_complete(self.listener, self.engine.model)
 
     def on_updated(self, *_):
         """The optimizer has stepped. After the last step that is listened to, nothing is hooked any more."""

@@ -115,10 +115,10 @@ def test_probes_work_aside_only_where_asked() -> None:
 
     session: Any = SimpleNamespace(device=CPU, exchange=Exchange(), seen_whole=nullcontext)
     probes, none = Probes([Probe], lambda *records: None), Probes((), lambda *records: None)
-    with probes.set_aside(Context), none.set_aside(Context):
-        probes.evaluate(session, 0)
-        none.evaluate(session, 0)
+    probes.evaluate(session, 0)
+    probes.aside = none.aside = Context
     probes.evaluate(session, 1)
+    none.evaluate(session, 1)
     assert entered == ["in", "out"]
 
 
@@ -165,10 +165,7 @@ def test_phases_follow_a_trainer_that_is_called_once(max_steps: int, checkpoint:
     between: list[int] = []
     probes = Probes((), lambda *records: None)
     session: Any = SimpleNamespace(device=CPU, exchange=Exchange(), seen_whole=nullcontext)
-    with (
-        _in_phases(Phases(CPU, written.append), max_steps, checkpoint, between.append) as after_step,
-        probes.set_aside(nullcontext, after_step),
-    ):
+    with _in_phases(Phases(CPU, written.append), max_steps, checkpoint, between.append) as probes.after_step:
         for step in range(max_steps):
             probes.step_end(session, step, applied=True)
 

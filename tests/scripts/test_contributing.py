@@ -212,8 +212,7 @@ def a_strategy(copy: Copy) -> None:
     """Its two choices and its line."""
     copy.add("suite/tunecheck/strategies/base_weights.py", STRATEGY)
     table = "suite/tunecheck/strategies/__init__.py"
-    copy.insert(table, "    FREEZE_EMBEDDINGS,", "    FIRST_LAYER,\n")
-    copy.insert(table, '    "lora": LoraAdapters(', '    "first_layer": FIRST_LAYER,\n')
+    copy.insert(table, '    "lora": LoraAdapters(', '    "first_layer": base_weights.FIRST_LAYER,\n')
     copy.generate()
     of_strategies = ["tests/strategies/test_strategies.py", "tests/checks/test_utilization.py"]
     copy.test(

@@ -152,7 +152,7 @@ class TrainerHooks(StepMoments, TrainerCallback):
         kind, read_all = type(result), self.read_windows
         change = vars(object)["__class__"].__set__  # accelerate's loaders pretend to be of another class
         change(result, type(kind.__name__, (kind,), {"__iter__": lambda loader: read_all(kind.__iter__(loader))}))
-        self.hooks.undo(lambda: change(result, kind))
+        self.hooks.callback(lambda: change(result, kind))
 
     def read_windows(self, micro_batches: Iterator[Any]) -> Iterator[Any]:
         """Yield these micro-batches; while the training is listened to, a window of them is read at once."""
@@ -208,14 +208,12 @@ class TrainerHooks(StepMoments, TrainerCallback):
         """Tell the probes once per step."""
         if self.listener.listening and not self.done_backward:
             self.done_backward = True
-            self.gradients_complete(self.listener, self.trainer.model, self.present_rate())
+            self.rate = float(self.trainer.optimizer.param_groups[0]["lr"])
+            self.without_rate = without_rate(self.trainer.optimizer)
+            self.gradients_complete(self.listener, self.trainer.model)
             if not self.step and self.losses:
                 self.listener.look(LossDivided, lambda: self.division.divided(float(self.losses[0])))
                 self.since = time.perf_counter()
-
-    def present_rate(self) -> float:
-        """Return the rate of the first group."""
-        return float(self.trainer.optimizer.param_groups[0]["lr"])
 
     def evaluation_begins(self, eval_dataset: Any = None, *_: Any, **__: Any) -> None:
         """An evaluation begins; the later ones are not watched."""
@@ -291,9 +289,6 @@ class TrainerHooks(StepMoments, TrainerCallback):
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The gradients are as the optimizer will see them."""
         self.backward_end()
-        if self.listener.listening:
-            self.rate = self.present_rate()
-            self.without_rate = without_rate(self.trainer.optimizer)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The optimizer has stepped."""

@@ -164,8 +164,7 @@ class Listener:
         self._probes = Probes(() if self.ends_early else probes, self.emit)
         self.look(StateLoaded, lambda: loads_of(session.model))
         self._drawn = loaders.of_training()
-        self._aside = self._probes.set_aside(lambda: _unseen(session.model))
-        self._aside.__enter__()
+        self._probes.aside = lambda: _unseen(session.model)
         declared = run.fact(Premise.TRAINED_SET_DECLARED).source in (Source.DECLARED, Source.EXPECTED)
         if run.holds(Premise.CAUSAL_LM) and not declared:
             self._learning = Learning(session.model)
@@ -280,8 +279,6 @@ class Listener:
         if probes is not None and session is not None:
             probes.end(session)
             saves.trained(session.model)
-            self._aside.__exit__(None, None, None)
-            del self._aside
             if (scored := ranks_scored(session.model, self._steps)) is not None:
                 self.emit(scored)
             self.emit(*loaders.batches_of_workers())

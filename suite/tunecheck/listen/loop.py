@@ -371,7 +371,7 @@ class LoopHooks(StepMoments):
         from tunecheck.listen.optimizers import highest_rate, without_rate
 
         self.rate, self.without_rate = highest_rate(*self.optimizers), without_rate(*self.optimizers)
-        self.gradients_complete(self.listener, self.model, self.rate)
+        self.gradients_complete(self.listener, self.model)
 
     def on_stepped(self, optimizer: Any, *_: Any) -> None:
         """An optimizer has stepped."""

@@ -40,14 +40,14 @@ class StepMoments:
         """Count what has passed as the training's own."""
         self.seconds += time.perf_counter() - self.since
 
-    def gradients_complete(self, listener: "Listener", model: Any, rate: float) -> None:
+    def gradients_complete(self, listener: "Listener", model: Any) -> None:
         """Tell the listener that the window's gradients are complete, and the step's rate; it is not timed."""
         from tunecheck.probes.reference.measures import norm
 
         self.stop_clock()
         norms = [norm(p.grad) for p in model.parameters() if p.grad is not None]
         self.own_norm = math.hypot(*norms) if norms else 0.0
-        listener.tell_rate(rate)
+        listener.tell_rate(self.rate)
         listener.backward_end(self.step)
         self.since = time.perf_counter()
 

@@ -129,15 +129,11 @@ def model_of(model: Any) -> Model:
     return Model.model_construct(name=type(inner).__name__, parameters=parameters, architecture=unknown, sources=[])
 
 
-_OWN_LOSSES = ("SFTTrainer",)
-"""TRL's trainers whose loss is the mean over the supervised tokens."""
-
-
 def other_objective(model: Any, micro_batches: Sequence[Mapping[str, Any]], trainer: type | None = None) -> str:
     """Return why this is not the training of a causal language model on its own tokens; "" where it is."""
     if trainer is not None:
         own = next((base.__name__ for base in trainer.__mro__ if base.__module__.startswith("trl.")), None)
-        if own is not None and own not in _OWN_LOSSES and not own.startswith("_"):
+        if own not in (None, "SFTTrainer") and not own.startswith("_"):
             return f"{own} trains another objective than the mean token loss"
     if reason := other_model(model):
         return reason

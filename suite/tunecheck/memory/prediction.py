@@ -36,12 +36,7 @@ SIMULATE_SECONDS = 600.0
 _CHILD_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1"}
 """Environment of the child: no GPU, no network, and without the compiler that bitsandbytes would import."""
 _LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes")
-_OWN_CODE = (
-    "memory/*.py",
-    "models/*.py",
-    "strategies/*.py",
-    "training/*.py",
-)
+_OWN_CODE = ("memory", "models", "strategies", "training")
 ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
@@ -266,6 +261,6 @@ def _cache_file(run: Run) -> Path:
 def _conditions() -> str:
     """Return a digest of what a simulation depends on besides the run: library versions and the trainer's code."""
     parts = [f"{name} {version(name)}" for name in _LIBRARIES]
-    sources = sorted(path for pattern in _OWN_CODE for path in Path(__file__).parent.parent.glob(pattern))
+    sources = sorted(path for package in _OWN_CODE for path in Path(__file__).parents[1].glob(f"{package}/*.py"))
     content = b"".join(path.read_bytes() for path in sources)
     return hashlib.sha256("\n".join(parts).encode() + content).hexdigest()[:12]

@@ -28,7 +28,7 @@ from tunecheck.probes.reference.given import (
 )
 from tunecheck.probes.reference.measures import random_digest
 from tunecheck.probes.reference.turns import turns_of
-from tunecheck.training.data import IGNORED, Batch, digest
+from tunecheck.training.data import IGNORED, Batch
 from tunecheck.training.events import Probe
 from tunecheck.training.session import Session
 
@@ -89,12 +89,12 @@ class GivenRowsProbe(Probe):
         """Audit this window's micro-batches."""
         problems: dict[str, str] = {}
         inputs: dict[str, str] = {}
-        rows, digests, supervised, tokens = [], [], 0, 0
+        rows = []
+        supervised = sum(batch.supervised_tokens for batch in session.window)
         given: list[Ids] = []
         for batch in session.window:
             ids, labels, masks = batch.input_ids.tolist(), batch.labels.tolist(), batch.attention_mask.tolist()
             placed = [None] * len(ids) if batch.position_ids is None else batch.position_ids.tolist()
-            digests.append(digest(ids, labels))
             place: dict[str, Any] = {"micro_batch": self._micro_batches, "ends": self._marks, "show": self._show}
             for row, row_labels, given_mask, positions in zip(ids, labels, masks, placed, strict=True):
                 mask = without_padding(row, row_labels, given_mask)
@@ -109,8 +109,6 @@ class GivenRowsProbe(Probe):
                 self._beginnings.append(beginning_of(row, row_labels, mask))
                 self._spans.append(span_of(row, row_labels, mask, positions, **place))
                 self._compare(session, row_labels)
-                supervised += sum(label != IGNORED for label in row_labels[1:])
-                tokens += sum(given_mask)
             learned = batch.labels[:, 1:] != IGNORED
             if batch.sees is not None and bool((batch.sees.diagonal(1, dim1=1, dim2=2) & learned).any()):
                 problem = "the attention mask shows what is learned to the position that predicts it"
@@ -121,12 +119,12 @@ class GivenRowsProbe(Probe):
         self.emit(
             Window(
                 step=step,
-                digests=tuple(digests),
+                digests=tuple(batch.digest for batch in session.window),
                 rows=tuple(rows),
                 expected_rows=tuple(rows),
                 supervised_tokens=supervised,
                 expected_supervised_tokens=supervised,
-                tokens=tokens,
+                tokens=sum(batch.tokens for batch in session.window),
                 random_state=self._state,
                 problems=problems,
                 inputs=inputs,

@@ -36,6 +36,7 @@ from tunecheck.training import trainer_of
 from tunecheck.training.checkpoint import trained
 from tunecheck.training.events import Probes
 from tunecheck.training.load import resolve_device, resolve_precision
+from tunecheck.training.restore import having
 from tunecheck.training.session import Session
 
 UUID_DIGITS = 32
@@ -233,7 +234,7 @@ def _train(
 
     with (
         _in_phases(phases, max_steps, run.probes.resume_from, save) as after_step,
-        probes.set_aside(phases.aside, after_step),
+        having([(probes, "aside", phases.aside), (probes, "after_step", after_step)]),
     ):
         trainer.train(session, probes, range(max_steps), log)
     emit(_trained(session))

@@ -1,25 +1,18 @@
 """Training strategies: which parameters are trained. A strategy changes the model, never the loop."""
 
 from tunecheck.models.shapes import Shape, is_layer_linear
+from tunecheck.strategies import base_weights
 from tunecheck.strategies.base import Strategy as Strategy
 from tunecheck.strategies.base import StrategyConfig
-from tunecheck.strategies.base_weights import (
-    ADAPTER_LAYERS,
-    BITFIT,
-    FREEZE_EMBEDDINGS,
-    FREEZE_LOWER,
-    FULL,
-    LAST_LAYERS_AND_HEAD,
-)
 from tunecheck.strategies.lora import LoraAdapters, target_layers
 
 STRATEGIES: dict[str, Strategy] = {
-    "full": FULL,
-    "freeze_lower": FREEZE_LOWER,
-    "freeze_embeddings": FREEZE_EMBEDDINGS,
-    "adapter_layers": ADAPTER_LAYERS,
-    "last_layers_and_head": LAST_LAYERS_AND_HEAD,
-    "bitfit": BITFIT,
+    "full": base_weights.FULL,
+    "freeze_lower": base_weights.FREEZE_LOWER,
+    "freeze_embeddings": base_weights.FREEZE_EMBEDDINGS,
+    "adapter_layers": base_weights.ADAPTER_LAYERS,
+    "last_layers_and_head": base_weights.LAST_LAYERS_AND_HEAD,
+    "bitfit": base_weights.BITFIT,
     "lora": LoraAdapters(),
     "qlora": LoraAdapters(sections=("lora", "quantization")),
 }

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tunecheck.core.evidence import ProbeFailed, ProbeTimes, Record, StepTimes
 from tunecheck.core.out_of_memory import ran_out
-from tunecheck.training.hooks import Hooks, located
+from tunecheck.training.hooks import Hooks, located, nothing
 from tunecheck.training.restore import random_state
 
 if TYPE_CHECKING:  # a check of another package may import this while the configuration imports that check
@@ -85,25 +85,13 @@ class Probes:
     def __init__(self, kinds: Sequence[type[Probe]], emit: Callable[[Record], None]) -> None:
         self._probes = [kind(emit) for kind in kinds]
         self._emit = emit
-        self._aside: Callable[[], AbstractContextManager[None]] = nullcontext
-        self._after_step: Callable[[int], None] | None = None
+        self.aside: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Makes the context of every moment's work, which is not the training's own."""
+        self.after_step: Callable[[int], None] = nothing
+        """Called when all probes have seen the end of a step, with the number of steps that are done."""
         self._seconds: list[float] = []
         self._since = self._so_far = 0.0
         self._cost: dict[str, float] = defaultdict(float)
-
-    @contextmanager
-    def set_aside(
-        self, aside: Callable[[], AbstractContextManager[None]], after_step: Callable[[int], None] | None = None
-    ) -> Iterator[None]:
-        """In the block, every moment's work is done inside one of these contexts: it is not the training's own.
-
-        `after_step` is called when all probes have seen the end of a step, with the number of steps that are done.
-        """
-        self._aside, self._after_step = aside, after_step
-        try:
-            yield
-        finally:
-            self._aside, self._after_step = nullcontext, None
 
     def start(self, session: Session) -> None:
         """See Probe.start."""
@@ -130,8 +118,7 @@ class Probes:
         """See Probe.step_end."""
         self._seconds.append(self._so_far + time.perf_counter() - self._since)
         self._each(f"end of step {step}", "step_end", session, step, applied)
-        if self._after_step is not None:
-            self._after_step(step + 1)
+        self.after_step(step + 1)
 
     def end(self, session: Session) -> None:
         """See Probe.end. The steps' times are told too, and the probes' own."""
@@ -152,7 +139,7 @@ class Probes:
         if self._probes:
             # the last to begin watching is the first to end, so that it sees no passes of the probes before it
             probes = tuple(reversed(self._probes) if method == "backward_end" else self._probes)
-            with at_work(), self._aside(), session.seen_whole():
+            with at_work(), self.aside(), session.seen_whole():
                 self._each_in_turn(probes, moment, method, session, *args)
 
     def _each_in_turn(self, probes: Sequence[Probe], moment: str, method: str, session: Session, *args: Any) -> None:

@@ -40,38 +40,26 @@ def nothing(*_: Any, **__: Any) -> None:
     """Do nothing."""
 
 
-class Hooks:
+class Hooks(ExitStack):
     """Hooks of one listener, removed together. After an error of one of them none of them does anything any more."""
 
     def __init__(self, failed: Callable[[str], None] = nothing) -> None:
         """`failed` is called once, with what went wrong."""
+        super().__init__()
         self.error = ""
         """What went wrong first, and where; empty while nothing did."""
         self._failed = failed
-        self._undo: list[Callable[[], object]] = []
 
-    def __enter__(self) -> "Hooks":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.remove()
-
-    def remove(self) -> None:
-        """Leave everything as it was before."""
-        while self._undo:
-            self._undo.pop()()
-
-    def undo(self, call: Callable[[], object]) -> None:
-        """Call this when the hooks are removed."""
-        self._undo.append(call)
+    remove = ExitStack.close
+    """Leave everything as it was before."""
 
     def before(self, module: Any, call: Call, *, with_kwargs: bool = False) -> None:
         """Call this before each forward of the module."""
-        self._undo.append(_hook(module, "before", self.guarded(call), with_kwargs))
+        self.callback(_hook(module, "before", self.guarded(call), with_kwargs))
 
     def after(self, module: Any, call: Call, *, with_kwargs: bool = False, always_call: bool = False) -> None:
         """Call this after each forward of the module; `always_call` also after one that raised."""
-        self._undo.append(_hook(module, "after", self.guarded(call), with_kwargs, always_call))
+        self.callback(_hook(module, "after", self.guarded(call), with_kwargs, always_call))
 
     def around(self, module: Any, context: Callable[[], AbstractContextManager[Any]]) -> None:
         """Have each forward of the module run inside of such a context, which is left whatever goes wrong."""
@@ -85,17 +73,17 @@ class Hooks:
             if entered:
                 self._caught(entered.pop().close)
 
-        self._undo.append(_hook(module, "before", enter))
-        self._undo.append(_hook(module, "after", leave, always=True))
+        self.callback(_hook(module, "before", enter))
+        self.callback(_hook(module, "after", leave, always=True))
 
     def gradient(self, tensor: Any, call: Call) -> None:
         """Call this with the tensor's gradient."""
-        self._undo.append(tensor.register_hook(self.guarded(call)).remove)
+        self.callback(tensor.register_hook(self.guarded(call)).remove)
 
     def first_modules(self, call: Call) -> Callable[[], None]:
         """Call this before each forward of any module, with its keywords. Return what ends it: it slows every call."""
         remove = _hook(None, "before", self.guarded(call), with_kwargs=True)
-        self._undo.append(remove)
+        self.callback(remove)
         return remove
 
     def optimizer_steps(self, before: Call, after: Call) -> None:
@@ -108,7 +96,7 @@ class Hooks:
             _STEPS.pop(number)
             _sweep()
 
-        self._undo.append(undo)
+        self.callback(undo)
 
     def function(self, owner: Any, name: str, *, before: Call = nothing, after: Call = nothing) -> None:
         """Call these before a function, with its arguments, and after it, with its result before them.
@@ -139,14 +127,14 @@ class Hooks:
             return result
 
         telling.__dict__.update(ended=False, replaces=function)
-        self._undo.append(partial(telling.__dict__.update, ended=True))
+        self.callback(partial(telling.__dict__.update, ended=True))
         holders = [owner]
         if isinstance(owner, ModuleType):
             holders += [m for m in list(sys.modules.values()) if m is not owner and vars(m).get(name) is function]
         for holder in holders:
             inherited = name not in vars(holder)
             setattr(holder, name, telling)
-            self._undo.append(partial(_put_back, holder, name, telling, inherited))
+            self.callback(partial(_put_back, holder, name, telling, inherited))
 
     def guarded(self, call: Call, *, returns: bool = False) -> Call:
         """Return what calls this and raises nothing of it; with `returns` it hands on what it returns.
