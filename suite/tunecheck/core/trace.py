@@ -13,11 +13,13 @@ import typing
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+import tunecheck
 from tunecheck.core import evidence
 from tunecheck.core.errors import MissingEvidence, TraceError
 from tunecheck.core.evidence import (
@@ -247,6 +249,18 @@ class TraceWriter:
                 data = data[self._file.write(data) :]
         except OSError as error:
             raise TraceError(f"{self.path}: cannot be written: {error.strerror}; make room and run again") from error
+
+
+def header_of(run: dict[str, Any], fingerprint: str, environment: dict[str, Any]) -> RunHeader:
+    """Return the header of a trace that begins now."""
+    return RunHeader(
+        schema=SCHEMA,
+        tunecheck_version=tunecheck.__version__,
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        run=run,
+        fingerprint=fingerprint,
+        environment=environment,
+    )
 
 
 def encode(record: Record, rank: int = 0) -> str:

@@ -11,13 +11,11 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 import torch
 
-import tunecheck
 from tunecheck.checks import problem_with
 from tunecheck.config.schema import Run
 from tunecheck.core.check import some
@@ -25,19 +23,17 @@ from tunecheck.core.evidence import (
     AttemptEnd,
     AttemptOutcome,
     AttemptPurpose,
-    AttemptReason,
     AttemptStart,
     PremisesOpen,
     ProbeFailed,
     Record,
-    RunHeader,
     StateLoaded,
     Step,
     Trained,
     WindowEnded,
 )
 from tunecheck.core.premises import Premise, Source, facts
-from tunecheck.core.trace import SCHEMA, TraceWriter
+from tunecheck.core.trace import TraceWriter, header_of
 from tunecheck.listen import loaders, provenance, saves
 from tunecheck.listen.adapters import ranks_scored
 from tunecheck.listen.expectations import declare
@@ -190,21 +186,10 @@ class Listener:
 
     def _write_header(self, run: dict[str, Any], device: str, fingerprint: str = "") -> None:
         self._begun = True
-        self.emit(
-            RunHeader(
-                schema=SCHEMA,
-                tunecheck_version=tunecheck.__version__,
-                started_at=datetime.now(UTC).isoformat(timespec="seconds"),
-                run=run,
-                fingerprint=fingerprint,
-                environment={
-                    "python": sys.version.split()[0],
-                    "command": self.options.command,
-                    "processes": self._processes,
-                },
-            ),
-            AttemptStart(purpose=AttemptPurpose.TRAIN, device=device, reason=AttemptReason.REQUESTED, changes={}),
-        )
+        python, command = sys.version.split()[0], self.options.command
+        environment = {"python": python, "command": command, "processes": self._processes}
+        start = AttemptStart(purpose=AttemptPurpose.TRAIN, device=device)
+        self.emit(header_of(run, fingerprint, environment), start)
 
     def emit(self, *records: Record) -> None:
         """Write these records."""

@@ -26,7 +26,6 @@ from tunecheck.core.evidence import (
     AttemptEnd,
     AttemptOutcome,
     AttemptPurpose,
-    AttemptReason,
     AttemptStart,
     FileWritten,
     Merged,
@@ -36,15 +35,14 @@ from tunecheck.core.evidence import (
 )
 from tunecheck.core.trace import TraceWriter
 from tunecheck.listen.options import rank_and_processes
+from tunecheck.probes.reference.forwards import logits_of
 from tunecheck.probes.reference.four_bit import is_packed
 from tunecheck.probes.reference.measures import relative_difference, sample
 from tunecheck.training.events import probing
 from tunecheck.training.hooks import nothing
 from tunecheck.training.restore import (
     adapted_layers,
-    model_mode,
     random_state,
-    uncached,
     unprinted,
     without_adapters,
     without_repacking,
@@ -344,16 +342,15 @@ def _read_back(model: Any, heard: _Heard, folder: Path, functions: list[torch.Te
 
 
 def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    with model_mode(model, False), torch.no_grad(), without_repacking(model), unprinted():
-        logits: torch.Tensor = uncached(model, input_ids=ids.to(model.device)).logits
-        return logits.detach().float()
+    with without_repacking(model), unprinted():
+        return logits_of(model, ids.to(model.device), training=False)
 
 
 def append(trace: Path, purpose: AttemptPurpose, device: str, seconds: float, record: Record) -> None:
     """Write this record behind the end of a trace, as an attempt of its own."""
     writer = TraceWriter(trace)
     writer.write(
-        AttemptStart(purpose=purpose, device=device, reason=AttemptReason.REQUESTED, changes={}),
+        AttemptStart(purpose=purpose, device=device),
         record,
         AttemptEnd(outcome=AttemptOutcome.FINISHED, detail="", seconds=seconds),
     )

@@ -15,7 +15,6 @@ from tunecheck.core.evidence import (
     AttemptEnd,
     AttemptOutcome,
     AttemptPurpose,
-    AttemptReason,
     AttemptStart,
     Record,
     Step,
@@ -104,7 +103,7 @@ def _checkpoint(folder: Path, trace: Trace) -> tuple[int, Path | None]:
 
 def _attempt(purpose: AttemptPurpose, trace: Trace, first: int, shift: int) -> Iterator[Record]:
     """Yield the records of a run as an attempt whose steps are counted from those of the watched one."""
-    yield AttemptStart(purpose=purpose, device=trace.main.start.device, reason=AttemptReason.REQUESTED, changes={})
+    yield AttemptStart(purpose=purpose, device=trace.main.start.device)
     for record in trace.main.records:
         if isinstance(record, Step):
             yield replace(record, step=record.step + shift)

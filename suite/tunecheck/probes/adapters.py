@@ -47,11 +47,11 @@ class AdapterProbe(Probe):
         ids = torch.cat([first, first.new_tensor([session.run.lora.learnt_tokens()[:PROMPT_TOKENS]])], dim=1)
         training = not session.run.uses_dropout  # what adds noise in train mode, NEFTune, say, is off in eval mode
         with without_dropout(session.model) if training else nullcontext(), _recorded(session, modules) as calls:
-            start = logits_of(session, ids, training=True)
+            start = logits_of(session.model, ids, training=True)
         with without_dropout(session.model):
-            adapted = start if training else logits_of(session, ids, training=False)
+            adapted = start if training else logits_of(session.model, ids, training=False)
             with without_adapters(session.model):
-                base_difference = relative_difference(adapted, logits_of(session, ids, training=training))
+                base_difference = relative_difference(adapted, logits_of(session.model, ids, training=training))
         differences = [relative_difference(*call[1:]) if len(call) == 3 else math.nan for call in calls.values()]
         sizes, repeated, dependent = _starts(session)
         with _touched(session) as factors:
@@ -60,7 +60,7 @@ class AdapterProbe(Probe):
                 graph = session.run.training.offload != "parameters"
                 # dropout on a touched adapter's input changes what it adds, so only eval mode is comparable then; and
                 # what drops anywhere else in a checkpointed layer would be missing when it is recomputed, below
-                changed = logits_of(session, ids, training=training, graph=graph)
+                changed = logits_of(session.model, ids, training=training, graph=graph)
             errors = {
                 name + part: error
                 for name in factors

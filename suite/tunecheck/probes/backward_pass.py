@@ -86,7 +86,7 @@ def _calls(session: Session, layers: list[Any]) -> list[tuple[torch.Tensor, dict
     with OwnHooks() as hooks:
         for layer in layers:
             hooks.before(layer, lambda _m, args, kwargs: seen.append((args[0].detach(), kwargs)), with_kwargs=True)
-        logits_of(session, first_tokens(session, TOKENS), training=True)
+        logits_of(session.model, first_tokens(session, TOKENS), training=True)
     return seen
 
 

@@ -73,7 +73,7 @@ def _calls(session: Session, modules: list[str]) -> dict[str, list[torch.Tensor]
                 hooks.after(linear.base_layer, lambda _m, _args, out: torch.zeros_like(out))
             for part in (linear.base_layer, linear):
                 hooks.after(part, lambda _m, args, out, name=name: calls[name].extend((args[0].clone(), out.clone())))
-        logits_of(session, first_tokens(session, TOKENS), training=True)
+        logits_of(session.model, first_tokens(session, TOKENS), training=True)
     return calls
 
 

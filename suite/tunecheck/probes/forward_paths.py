@@ -177,7 +177,7 @@ class ForwardProbe(Probe):
     def _logits(self, session: Session, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Return the logits in train mode, the training path itself, or with dropout in eval mode."""
         training = not session.run.uses_dropout
-        return logits_of(session, ids.to(session.device), training=training, mask=mask.to(session.device))
+        return logits_of(session.model, ids.to(session.device), training=training, mask=mask.to(session.device))
 
 
 class _AttentionKernels:

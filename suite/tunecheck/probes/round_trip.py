@@ -33,16 +33,16 @@ class RoundTripProbe(Probe):
         """Save, compare the file tensor by tensor, load it as a second adapter, compare logits."""
         if session.run.lora is None:
             return
-        trained = logits_of(session, first_tokens(session), training=False)
+        trained = logits_of(session.model, first_tokens(session), training=False)
         with without_adapters(session.model):
-            base = logits_of(session, first_tokens(session), training=False)
+            base = logits_of(session.model, first_tokens(session), training=False)
         enlarged = None
         if not (difference := relative_difference(base, trained)):
             factors = [p for name, p in session.model.named_parameters() if ".lora_B." in name]
             with kept_values(factors), torch.no_grad():
                 for factor in factors:
                     factor.mul_(ENLARGED)
-                enlarged = relative_difference(base, logits_of(session, first_tokens(session), training=False))
+                enlarged = relative_difference(base, logits_of(session.model, first_tokens(session), training=False))
         self.emit(AdapterEffect(difference=difference, enlarged_difference=enlarged))
         with tempfile.TemporaryDirectory(prefix="tunecheck-") as name, as_found(session.model):
             folders = [Path(own) for own in session.exchange.gathered(name)]
@@ -204,7 +204,7 @@ def _read_back(
             and (saved := _saved_name(name.replace(".from_disk", ".default"))) in trained
             and not torch.equal(parameter.detach().cpu(), trained[saved])
         )
-        return relative_difference(logits_of(session, first_tokens(session), training=False), wanted), differing
+        return relative_difference(logits_of(session.model, first_tokens(session), training=False), wanted), differing
 
 
 def _read_tied(model: Any, saved: WeightFile) -> None:

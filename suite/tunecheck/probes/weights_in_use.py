@@ -57,7 +57,7 @@ class WeightsInUseProbe(Probe):
 
 
 def _logits(session: Session) -> torch.Tensor:
-    return logits_of(session, first_tokens(session), training=True)
+    return logits_of(session.model, first_tokens(session), training=True)
 
 
 @contextmanager

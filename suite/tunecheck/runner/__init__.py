@@ -4,11 +4,9 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import tunecheck
 from tunecheck import assets as models
 from tunecheck.assets import rows
 from tunecheck.config.compatibility import require_count
@@ -21,12 +19,11 @@ from tunecheck.core.evidence import (
     AttemptReason,
     AttemptStart,
     MemoryVariant,
-    RunHeader,
     Step,
 )
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.log import log
-from tunecheck.core.trace import SCHEMA, Trace, TraceWriter, read
+from tunecheck.core.trace import Trace, TraceWriter, header_of, read
 from tunecheck.hardware.monitor import Meter
 from tunecheck.runner.fallback_chain import VARIANTS, Try, every_fallback_step, rescaled, tries, variant
 from tunecheck.runner.outcome import outcome_of
@@ -70,7 +67,8 @@ class Runner(Frozen):
         path = self.folder / f"{run.stem}.jsonl"
         writer = TraceWriter(path)
         try:
-            writer.write(self._header(run))
+            described = {**run.model_dump(mode="json"), "features": sorted(run.features)}
+            writer.write(header_of(described, run.fingerprint, self.environment))
             with scratch_folder() as scratch:
                 self._attempts(run, writer, scratch)
         finally:
@@ -84,7 +82,7 @@ class Runner(Frozen):
             dataset, data = rows.resolve(run.data)  # first: the smaller download
             weights, folder = models.resolve(run.model, allow_random=run.allow_random_weights)
         except SuiteError as error:
-            writer.write(AttemptStart(purpose=TRAIN, device=device, reason=REQUESTED, changes={}))
+            writer.write(AttemptStart(purpose=TRAIN, device=device))
             writer.write(AttemptEnd(outcome=outcome_of(error), detail=str(error), seconds=0.0))
             return
         request = Request(
@@ -135,16 +133,6 @@ class Runner(Frozen):
         gpu_only = probes.rungs == "gpu"
         for trial in every_fallback_step(run, taken.device, gpu_only=gpu_only) if probes.rungs else ():
             attempt.make(AttemptPurpose.FALLBACK_STEP, trial)
-
-    def _header(self, run: Run) -> RunHeader:
-        return RunHeader(
-            schema=SCHEMA,
-            tunecheck_version=tunecheck.__version__,
-            started_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            run={**run.model_dump(mode="json"), "features": sorted(run.features)},
-            fingerprint=run.fingerprint,
-            environment=self.environment,
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,13 @@ from transformers import AutoModelForCausalLM
 
 from tunecheck.config.schema import Run
 from tunecheck.core.evidence import Merged, ReadBack
+from tunecheck.probes.reference.forwards import logits_of
 from tunecheck.probes.reference.four_bit import is_packed, matrix
 from tunecheck.probes.reference.in_fp32 import WIDENED_BYTES, in_fp32, widened_bytes
 from tunecheck.probes.reference.measures import relative_difference
 from tunecheck.probes.reference.weight_file import WeightFile
 from tunecheck.training.load import apply_workarounds, load_base
-from tunecheck.training.restore import adapted_layers, model_mode, uncached
+from tunecheck.training.restore import adapted_layers
 from tunecheck.training.session import Session
 
 EXPECTED = "expected-logits.safetensors"
@@ -108,8 +109,7 @@ def _load(run: Run, weights: Path, saved: Path, device: Any, precision: str) -> 
 
 
 def _logits(model: Any, ids: list[int], device: Any) -> Any:
-    with model_mode(model, False), torch.no_grad():
-        return uncached(model, input_ids=torch.tensor([ids], device=device)).logits.float().cpu()
+    return logits_of(model, torch.tensor([ids], device=device), training=False).cpu()
 
 
 ROWS = 64

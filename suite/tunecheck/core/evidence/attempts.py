@@ -1,5 +1,6 @@
 """The run and its attempts: written by the runner."""
 
+from dataclasses import field
 from enum import StrEnum
 from typing import Any
 
@@ -122,14 +123,14 @@ class AttemptStart(Record):
 
     purpose: AttemptPurpose
     device: str
-    reason: AttemptReason
+    reason: AttemptReason = AttemptReason.REQUESTED
     detail: str = ""
     """The error of the attempt before, as its end states it."""
     skipped_steps: tuple[str, ...] = ()
     """Fallback steps that were passed over, each with why it does not apply: "lean: the run is that already"."""
     variant: MemoryVariant | None = None
     """Of an attempt made to compare."""
-    changes: dict[str, Any]
+    changes: dict[str, Any] = field(default_factory=dict)
     """Settings in which this attempt differs from the run as configured; empty for the first one."""
     card: str | None = None
     """UUID of the GPU or MIG instance that it has to itself; None on the CPU."""

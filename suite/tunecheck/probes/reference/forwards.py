@@ -22,20 +22,14 @@ def first_tokens(session: Session, count: int = PROMPT_TOKENS) -> torch.Tensor:
 
 
 def logits_of(
-    session: Session,
-    ids: torch.Tensor,
-    *,
-    training: bool,
-    mask: torch.Tensor | None = None,
-    graph: bool = False,
+    model: Any, ids: torch.Tensor, *, training: bool, mask: torch.Tensor | None = None, graph: bool = False
 ) -> torch.Tensor:
     """Return the model's detached fp32 logits of these tokens, [rows, positions, vocabulary].
 
     `graph` records one for autograd all the same, for hooks that take gradients from what passes them.
     """
-    with model_mode(session.model, training), torch.set_grad_enabled(graph):
-        output = uncached(session.model, input_ids=ids, attention_mask=mask)
-        logits: torch.Tensor = output.logits.detach().float()
+    with model_mode(model, training), torch.set_grad_enabled(graph):
+        logits: torch.Tensor = uncached(model, input_ids=ids, attention_mask=mask).logits.detach().float()
         return logits
 
 
