@@ -44,8 +44,8 @@ def seen(model: Any) -> tuple[dict[str, float], float]:
     ids = torch.arange(64)[None]
     with torch.no_grad(), recorded(model) as calls:
         logits = model(input_ids=ids, use_cache=False).logits
-    found = deviations(model, ARCHITECTURE, calls, logits)
-    return found.computed | found.exact, worst_gain(model, ARCHITECTURE, calls)[0]
+    computed, exact = deviations(model, ARCHITECTURE, calls, logits)
+    return computed | exact, worst_gain(model, ARCHITECTURE, calls)[0]
 
 
 def test_what_is_recorded_keeps_no_graph(model: Any) -> None:

@@ -206,7 +206,8 @@ def _run_of(**declared: Any) -> WatchedRun:
 
 def described(model: Any) -> tuple[WatchedRun, dict[Premise, str]]:
     """Return what the model declares, and the premises that it leaves open with the reason."""
-    config = sole_adapter(model)
+    adapters = getattr(model, "peft_config", {})
+    config = adapters.get(ADAPTER) if len(adapters) == 1 else None  # the one that get_peft_model added
     variant = adapter_variant(model)
     lora = adapters_of(config, model) if is_lora(config) and not variant else None
     parameters = dict(model.named_parameters())
@@ -237,7 +238,7 @@ def described(model: Any) -> tuple[WatchedRun, dict[Premise, str]]:
         left_open[Premise.ADAPTERS_FRESH] = "an earlier training of this process trained the adapters"
     elif lora is not None and init is not True:
         left_open[Premise.ADAPTERS_FRESH] = f"LoraConfig.init_lora_weights = {init!r} selects another initialisation"
-    inits = [getattr(held, "init_lora_weights", True) for held in getattr(model, "peft_config", {}).values()]
+    inits = [getattr(held, "init_lora_weights", True) for held in adapters.values()]
     if moving := [held for held in inits if held not in KEEP_THE_BASE]:
         moves = f"LoraConfig.init_lora_weights = {moving[0]!r} moves part of the base into the adapters"
         left_open[Premise.BASE_FROM_FILE] = moves
@@ -269,8 +270,8 @@ def described(model: Any) -> tuple[WatchedRun, dict[Premise, str]]:
             f"{own[0]} computes attention in its own code, whatever the configuration selects"
         )
     sources = {"model": f"{type(model.config).__name__}, weights in {folder or 'no known file'}"}
-    if config is None and (held := getattr(model, "peft_config", None)):
-        names = ", ".join(map(repr, held))
+    if config is None and adapters:
+        names = ", ".join(map(repr, adapters))
         left_open[Premise.TRAINED_SET_DECLARED] = (
             f"the model holds {names}, and no object declares which adapters are trained"
         )
@@ -306,12 +307,6 @@ def drawn_heads(model: Any, folder: Path) -> frozenset[str]:
         and not (own := file_name(name)).startswith(body)
         and own not in held
     )
-
-
-def sole_adapter(model: Any) -> Any:
-    """Return the configuration of the one adapter that get_peft_model added; None without, and for any others."""
-    held = getattr(model, "peft_config", {})
-    return held.get(ADAPTER) if len(held) == 1 else None
 
 
 def described_by_itself(model: Any) -> tuple[WatchedRun, dict[Premise, str]]:

@@ -75,8 +75,8 @@ class ForwardProbe(Probe):
             whole = longest[:, :REFERENCE_TOKENS]
             with recorded(session.model) as calls:
                 logits = self._logits(session, whole, torch.ones_like(whole))
-            found = deviations(session.model, architecture, calls, logits)
-            errors, finer = found.computed | found.exact, found.exact
+            computed, finer = deviations(session.model, architecture, calls, logits)
+            errors = computed | finer
             if session.precision != "fp32":  # in fp32 the relations' own limit is as fine
                 exact = dict(
                     zip(("gain_error", "gain_error_at"), worst_gain(session.model, architecture, calls), strict=True)

@@ -1,7 +1,6 @@
 """The Setup record: what a session resolved, on which device and libraries. Imports torch; child process only."""
 
 import inspect
-import os
 import platform
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from tunecheck.core.evidence import Setup
 from tunecheck.hardware.host import distribution_version
 from tunecheck.models.layer_names import attention_kernel
-from tunecheck.training.load import chosen_kernel, enabled_kernels
+from tunecheck.training.load import chosen_kernel
 from tunecheck.training.session import Session
 
 LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", "tokenizers", "safetensors", "trl")
@@ -58,9 +57,6 @@ def setup_of(session: Any, cap_bytes: int | None, *, declared_optimizer: str) ->
             "tf32_cudnn": torch.backends.cudnn.allow_tf32,
             "deterministic": torch.are_deterministic_algorithms_enabled(),
             **_attention_kernels(session),
-            "openmp_spin_count": os.environ.get("GOMP_SPINCOUNT"),
-            "torch_compile_off": os.environ.get("TORCHDYNAMO_DISABLE") == "1",
-            "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
         },
         versions=versions(),
         cuda=cuda,
@@ -69,12 +65,11 @@ def setup_of(session: Any, cap_bytes: int | None, *, declared_optimizer: str) ->
 
 
 def _attention_kernels(session: Session) -> dict[str, Any]:
-    """Return which kernels sdpa may take, and takes for the run's longest rows; nothing for other attention."""
+    """Return which kernels sdpa takes for the run's longest rows; nothing for other attention."""
     if session.run.training.attention != "sdpa":
         return {}
     tokens = session.run.data.max_length
     return {
-        "attention_kernels": enabled_kernels(),
         "attention_kernel": chosen_kernel(session.model, session.device, tokens, masked=False),
         "attention_kernel_masked": chosen_kernel(session.model, session.device, tokens, masked=True),
     }

@@ -21,7 +21,6 @@ from tunecheck.strategies import STRATEGIES
 from tunecheck.training.restore import REPACKS
 from tunecheck.training.session import Session
 
-SDPA_KERNELS = ("flash", "mem_efficient", "cudnn", "math")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -184,11 +183,6 @@ def _choose_kernels(run: Run, device: torch.device) -> tuple[str, ...]:
                 )
     torch.backends.cuda.enable_cudnn_sdp(wanted is not False and not run.training.deterministic)
     return sentences
-
-
-def enabled_kernels() -> list[str]:
-    """Return the kernels that attention may use in this process."""
-    return [name for name in SDPA_KERNELS if getattr(torch.backends.cuda, f"{name}_sdp_enabled")()]
 
 
 def chosen_kernel(model: Any, device: torch.device, tokens: int, *, masked: bool) -> str:

@@ -8,7 +8,6 @@ queries (2305.13245), as Llama (2302.13971) puts them together. Imports torch; c
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -64,23 +63,18 @@ def recorded(model: Any) -> Iterator[Calls]:
         yield calls
 
 
-@dataclass(frozen=True, slots=True)
-class Deviations:
-    """Relation to its relative error: norm of the difference over the norm of what the formula gives."""
-
-    computed: dict[str, float] = field(default_factory=dict)
-    """Of what is rounded on its way. A module that was not called is an infinite error."""
-    exact: dict[str, float] = field(default_factory=dict)
-    """Of what is looked up, handed on or added once: in 16 bit, too, it is known to the last bit."""
+Deviations = tuple[dict[str, float], dict[str, float]]
+"""Relation to its relative error, norm of the difference over the norm of what the formula gives. First of what is
+rounded on its way, where a module that was not called is an infinite error. Then of what is looked up, handed on or
+added once: in 16 bit, too, it is known to the last bit."""
 
 
 def deviations(model: Any, architecture: Architecture, calls: Calls, logits: torch.Tensor) -> Deviations:
     """Return the errors of one forward pass, whose modules' calls and logits these are."""
     modules = _modules(model)
     if missing := [name for name in modules if name not in calls]:
-        return Deviations({f"{name} was not called": float("inf") for name in missing})
-    found = Deviations()
-    errors, exact = found.computed, found.exact
+        return {f"{name} was not called": float("inf") for name in missing}, {}
+    errors, exact = found = dict[str, float](), dict[str, float]()
     ids, hidden = calls["embedding"]
     plain = type(modules["embedding"]) is torch.nn.Embedding  # an adapter around it computes in 16 bit
     looked_up = _weight(modules["embedding"], ids)[ids].float()
@@ -212,7 +206,7 @@ def _layer(
     at: str, modules: dict[str, Any], architecture: Architecture, calls: Calls, hidden: torch.Tensor, found: Deviations
 ) -> torch.Tensor:
     """Add the errors of one layer's relations; returns the hidden states that it hands on."""
-    errors, exact = found.computed, found.exact
+    errors, exact = found
     normed = _norm(f"{at}.input_layernorm", modules, architecture, calls, hidden, found)
     q, k, v, o = (calls[f"{at}.self_attn.{side}_proj"] for side in "qkvo")
     for side, (given, _) in zip("qkv", (q, k, v), strict=True):
@@ -233,8 +227,9 @@ def _norm(
 ) -> torch.Tensor:
     """Add the errors of a norm's input and output; returns the output."""
     given, out = calls[name]
-    to.exact[f"what {name} is given"] = _exact_error(given, wanted)
-    to.computed[name] = relative_error(out, normalised(given, _weight(modules[name], given).float(), architecture))
+    errors, exact = to
+    exact[f"what {name} is given"] = _exact_error(given, wanted)
+    errors[name] = relative_error(out, normalised(given, _weight(modules[name], given).float(), architecture))
     return out
 
 
