@@ -52,14 +52,9 @@ class OracleProbe(Probe):
         known = not self._dropout or session.replay is not None
         self._steps = {step % last for step in asked} if known else set()  # -1 is the last one
         self._trainable = [(name, p) for name, p in session.model.named_parameters() if p.requires_grad]
-        self._evaluated = False
         self._waiting: list[Wanted] = []
         self._directional = max(self._steps, default=-1) if session.run.probes.directional_gradient else -1
         self._slope_error: float | None = None
-
-    def evaluate(self, session: Session, step: int) -> None:
-        """Remember that an evaluation came before."""
-        self._evaluated = True
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Compute this window's loss and gradient; the trainer's gradients (left over or not) are put back."""
@@ -115,7 +110,6 @@ class OracleProbe(Probe):
             self.emit(
                 Oracle(
                     step=step,
-                    after_evaluation=self._evaluated,
                     loss=loss,
                     replayed_loss=replayed,
                     gradient_error=whole / norm if norm else float("nan"),

@@ -76,7 +76,6 @@ class Oracle(Record):
     """One accumulation window computed again by other code: its rows without masks, losses summed."""
 
     step: int
-    after_evaluation: bool
     loss: float
     replayed_loss: float | None = None
     """The trainer's own loss of this window without dropout, where the step itself had dropout: its forward and
