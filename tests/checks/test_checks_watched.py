@@ -77,12 +77,6 @@ def rows(**changes):
     return e.RowsGiven(**{**seen, **changes})
 
 
-def lengths(**changes):
-    """How long the rows of a healthy training are, but for these."""
-    seen = {"longest": 64, "declared": False, "full": 4, "cut": 1, "short": 20, "short_ended": 20}
-    return e.RowLengths(**{**seen, **changes})
-
-
 def span(number, **changes):
     """The part of a healthy row that is learned, but for this."""
     seen = {
@@ -102,9 +96,15 @@ def span(number, **changes):
     return e.RowSpan(**{**seen, **changes})
 
 
-def spans(change=lambda number: {}, *, end_tokens=(2,)):
+def spans(change=lambda number: {}, *, count=24, **others):
     """The rows of a healthy training, each with this change of its own."""
-    return e.RowSpans(rows=tuple(span(number, **change(number)) for number in range(24)), end_tokens=end_tokens)
+    made = tuple(span(number, **change(number)) for number in range(count))
+    return e.RowSpans(**{"rows": made, "end_tokens": (2,), **others})
+
+
+def cut(number):
+    """A row of the longest length whose end is not supervised."""
+    return {"tokens": 64, "ended": False}
 
 
 def loose(number):
@@ -185,7 +185,7 @@ def watched(*records):
     for number in range(len(trace.all(e.TrainingState))):
         trace = with_record(trace, e.TrainingState, number, random_state=f"state {number}")
     trace = with_record(with_record(trace, e.CallOrder, clip_scale=1e-5), e.CallOrder, 1, clip_scale=0.4)
-    usual = [rows(), lengths(), spans(), positions(), evaluation(), e.Rates(tensors=8, wrong={}), *logged(trace)]
+    usual = [rows(), spans(), positions(), evaluation(), e.Rates(tensors=8, wrong={}), *logged(trace)]
     usual += [written(), e.PairsGiven(step=0, pairs=24, alike=3), loaded(), handed_out()]
     usual += [taken(), *inputs(), e.EvaluationRows(rows=50, among=3, trained=400)]
     usual += [e.ScoresGiven(functions=2, probabilities=()), e.LossDivided(micro_batches=2, by="the Trainer")]
@@ -249,14 +249,15 @@ FAULTS = {
     },
     "rows_whole": {
         "beginnings cut off": lambda: watched(spans(lambda number: {"tokens": 64} if number % 3 else {})),
-        "most answers cut off": lambda: watched(lengths(full=20, cut=19, short=4, short_ended=4)),
-        "some answers cut off": lambda: watched(lengths(cut=2)),
-        "all of them, by a declared length": lambda: watched(
-            rows(end_tokens_supervised=0), lengths(declared=True, full=24, cut=24, short=0, short_ended=0)
+        "most answers cut off": lambda: watched(spans(lambda number: cut(number) if number < 19 else {})),
+        "some answers cut off": lambda: watched(
+            spans(lambda number: {"tokens": 64, "ended": number > 1} if number < 4 else {})
+        ),
+        "all of them, by a declared length": lambda: with_run(
+            watched(rows(end_tokens_supervised=0), spans(cut)), longest=64
         ),
         "all of them, in a template that is learned": lambda: watched(
-            rows(end_tokens_supervised=0, first_token_supervised=24),
-            lengths(begin_alike=True, full=24, cut=24, short=0, short_ended=0),
+            rows(end_tokens_supervised=0, first_token_supervised=24), spans(cut, begin_alike=True)
         ),
     },
     "no_loss_on_padding": {
@@ -412,11 +413,11 @@ def test_the_suites_own_runs_know_no_suspicion(changes, told):
 
 def test_rows_cut_off_where_they_are_the_same_are_told_as_cut_off():
     """A template's first words are in all of them; one that is whole is not explained by that."""
-    check, same = CHECKS["rows_come_once"](), one_row(watched())
-    cut, whole = (with_record(same, e.RowLengths, full=24, cut=number, short=0) for number in (24, 0))
+    check = CHECKS["rows_come_once"]()
+    truncated, whole = (one_row(watched(spans(change))) for change in (cut, lambda number: {"tokens": 64}))
 
-    assert (check(cut).status, check(whole).status) == (Status.UNJUDGED, Status.FAILED)
-    assert "see rows_whole" in check(cut).detail
+    assert (check(truncated).status, check(whole).status) == (Status.UNJUDGED, Status.FAILED)
+    assert "see rows_whole" in check(truncated).detail
 
 
 def test_what_rests_on_a_presumed_premise_is_suspected_at_most():
@@ -644,16 +645,13 @@ def test_what_the_training_did_can_leave_a_check_unjudged():
 @pytest.mark.parametrize(
     ("records", "why"),
     [
-        ((rows(first_token_supervised=24), lengths(full=24, cut=24, short=0)), "every row is supervised in full"),
+        ((rows(first_token_supervised=24), spans(cut)), "every row is supervised in full"),
         (
-            (rows(end_tokens_supervised=0), lengths(short_ended=0)),
+            (rows(end_tokens_supervised=0), spans(lambda number: {"ended": False})),
             "no row is supervised up to the tokenizer's end token",
         ),
-        (
-            (rows(end_tokens_supervised=0), lengths(full=24, cut=24, short=0, short_ended=0)),
-            "no row is supervised up to",
-        ),
-        ((lengths(full=3, short=4),), "7 rows, 8 are needed"),
+        ((rows(end_tokens_supervised=0), spans(cut)), "no row is supervised up to"),
+        ((spans(count=7),), "7 rows, 8 are needed"),
     ],
     ids=["running text", "an end of its own", "rows of one length", "few rows"],
 )

@@ -73,7 +73,6 @@ EXAMPLES: list[Record] = [
     e.PairsGiven(step=1, pairs=4, alike=1),
     e.AnswersRated(rows=4, kinds=("False", "True")),
     e.PositionGradients(step=1, padded=12, padding_share=0.0, raising=40, raising_own=1),
-    e.RowLengths(longest=64, declared=True, full=4, cut=3, short=12, short_ended=12),
     e.RowSpans(
         rows=(
             e.RowSpan(

@@ -18,7 +18,6 @@ from tunecheck.core.evidence import (
     Movement,
     Rates,
     ReadBack,
-    RowLengths,
     RowsGiven,
     RowSpan,
     RowSpans,
@@ -26,7 +25,7 @@ from tunecheck.core.evidence import (
 )
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import ROWS_KNOWN, Premise
-from tunecheck.core.row_spans import ENOUGH, LABELS_SHIFTED, PADDING_LEARNED, distinct, row_problems
+from tunecheck.core.row_spans import ENOUGH, LABELS_SHIFTED, PADDING_LEARNED, cut_off, distinct, row_problems
 from tunecheck.core.trace import Trace
 
 FEWEST_CUT = 3
@@ -131,7 +130,8 @@ class RowsComeOnce(Check):
         if len(digests) < 2:
             raise NotApplicable("only one micro-batch: it has no other to equal")
         if seen.dataset_rows != 1 and len({row for window in windows for row in window.rows}) == 1 and seen.rows >= FEW:
-            if any(lengths.cut >= seen.rows for lengths in trace.records(RowLengths)):
+            spans = [given.rows for given in trace.records(RowSpans) if given.end_tokens]
+            if any(cut_off(rows, trace.run.longest)[1] >= seen.rows for rows in spans):
                 raise NotApplicable("every row is truncated before the rows differ; see rows_whole")
             detail = f"all {seen.rows} rows are equal, from a data set of {seen.dataset_rows or 'unknown many'} rows"
             return self.at_most(seen.rows - 1, 0, detail, meant="" if seen.dataset_rows else SAME_BATCH)
@@ -185,26 +185,26 @@ class RowsWhole(Check):
     """Truncated rows needed for a failure. Fewer may be chance."""
 
     def judge(self, trace: Trace) -> Finding:
-        seen = trace.one(RowsGiven)
-        lengths = trace.one(RowLengths)
-        rows = lengths.full + lengths.short
+        seen, given, declared = trace.one(RowsGiven), trace.one(RowSpans), trace.run.longest
+        rows = len(given.rows)
         enough(rows, ENOUGH, "rows")
+        longest, cut = cut_off(given.rows, declared)
         padded = any(window.inputs for window in trace.all(Window))  # which is no beginning that is cut off
-        spans = trace.one(RowSpans).rows
-        longest = max((row.tokens for row in spans), default=0)
-        ended = [r for r in spans if r.tokens == longest and r.ended and not r.behind and r.stretches == 1]
+        most = max(row.tokens for row in given.rows)
+        ended = [r for r in given.rows if r.tokens == most and r.ended and not r.behind and r.stretches == 1]
         several = len({row.learned for row in ended}) > 2  # else whole rows may have one length, too
         if not padded and several and (share := len(ended) / rows) > self.max_beginning_share:
-            detail = f"{share:.0%} of {rows} rows have {lengths.longest} tokens and a supervised end: the start is cut"
+            detail = f"{share:.0%} of {rows} rows have {longest} tokens and a supervised end: the start is cut"
             return self.at_most(share, self.max_beginning_share, detail, causes=[BEGINNINGS_CUT])
-        if seen.first_token_supervised >= seen.rows and not lengths.begin_alike:
+        if seen.first_token_supervised >= seen.rows and not given.begin_alike:
             raise NotApplicable("every row is supervised in full, as with plain text")
-        all_full = not lengths.short and (lengths.declared or lengths.begin_alike)
-        if not lengths.short_ended and not all_full and not seen.end_tokens_supervised:
+        short = [row for row in given.rows if row.tokens < longest]
+        all_full = not short and (declared is not None or given.begin_alike)
+        if not any(row.ended for row in short) and not all_full and not seen.end_tokens_supervised:
             raise NotApplicable("no row is supervised up to the tokenizer's end token")
-        share = lengths.cut / rows
-        detail = f"{lengths.cut} of {rows} rows ({share:.0%}) are truncated at {lengths.longest} tokens"
-        fits = share <= self.max_cut_share or lengths.cut < self.min_cut
+        share = cut / rows
+        detail = f"{cut} of {rows} rows ({share:.0%}) are truncated at {longest} tokens"
+        fits = share <= self.max_cut_share or cut < self.min_cut
         return self.found(fits, detail, measured=share, limit=self.max_cut_share, causes=[ENDS_CUT])
 
 

@@ -27,6 +27,16 @@ def label_problem(ids: Sequence[int], labels: Sequence[int], ignored: int, ends:
     return LABELS_SHIFTED if moved else "labels are not the tokens at their place"
 
 
+def cut_off(rows: Sequence[RowSpan], declared: int | None) -> tuple[int, int]:
+    """Return the declared length, else that of the longest row, and how many rows of that length lose their end.
+
+    In those no end token is supervised, and the last token is, or nothing.
+    """
+    longest = declared or max((row.tokens for row in rows), default=0)
+    full = (row for row in rows if row.tokens >= longest)
+    return longest, sum(not row.ended and (not row.behind or not row.learned) for row in full)
+
+
 def distinct(rows: Iterable[RowSpan]) -> list[RowSpan]:
     """Return each row once, however many epochs it came in."""
     return list({(row.row, row.answer): row for row in rows}.values())

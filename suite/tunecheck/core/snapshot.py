@@ -198,6 +198,7 @@ class RunSnapshot:
     """Elements of the adapters, where a watched training is expected to have others learn; None elsewhere."""
     rests = _Key[tuple[str, ...]](tuple[str, ...], ())
     """Tensors of the adapters that a watched training is expected to freeze."""
+    longest = _Key[int | None](int, None)
     rows_per_micro_batch = _Key[int | None](int, None)
     """Rows that a watched training declares for each micro-batch; None where it declares none."""
     expected = _Key[Mapping[str, Any]](dict[str, Any], {})

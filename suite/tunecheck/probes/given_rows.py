@@ -8,11 +8,10 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from tunecheck.core.evidence import BaseTokens, RowLengths, RowsGiven, RowSpan, RowSpans, Window
+from tunecheck.core.evidence import BaseTokens, RowsGiven, RowSpan, RowSpans, Window
 from tunecheck.core.row_spans import PADDING_LEARNED, label_problem
 from tunecheck.probes.reference.base_tokens import base_tokens_of
 from tunecheck.probes.reference.given import (
@@ -48,7 +47,7 @@ Ids = tuple[int, ...]
 class GivenRowsProbe(Probe):
     """Audits every window that is listened to."""
 
-    emits = (Window, RowsGiven, RowLengths, RowSpans, BaseTokens)
+    emits = (Window, RowsGiven, RowSpans, BaseTokens)
 
     def start(self, session: Session) -> None:
         """Count from nothing."""
@@ -71,7 +70,6 @@ class GivenRowsProbe(Probe):
         self._ends, self._marks = end_tokens(session.tokenizer, session.model)
         self._show = getattr(session.tokenizer, "decode", _as_numbers)
         run: Any = session.run
-        self._longest: int | None = run.longest
         known = hasattr(session.tokenizer, "decode")
         self._template = turns_of(session.tokenizer) if known else None
         self._wanted = {key: run.expected[key] for key in TEXTS if key in run.expected and known}
@@ -160,9 +158,8 @@ class GivenRowsProbe(Probe):
                 expected={key: tuple(texts) for key, texts in self._unmet.items()},
             )
         )
-        self.emit(RowSpans(rows=tuple(self._spans), end_tokens=tuple(sorted(self._ends))))
-        if self._ends:
-            self.emit(replace(_row_lengths(self._spans, self._longest), begin_alike=len(self._starts) == 1))
+        ends, alike = tuple(sorted(self._ends)), len(self._starts) == 1
+        self.emit(RowSpans(rows=tuple(self._spans), end_tokens=ends, begin_alike=alike))
 
     def _count(self, row: Ids, name: str) -> None:
         """Count the row, unless the first epoch is over."""
@@ -208,21 +205,6 @@ class GivenRowsProbe(Probe):
         for (_, before), (token, label) in pairwise(real):
             if token in self._ends and before != IGNORED:
                 self._counts["ends" if label != IGNORED else "masked ends"] += 1
-
-
-def _row_lengths(rows: Sequence[RowSpan], declared: int | None) -> RowLengths:
-    """Count rows by their length, and those that are learned to their last token, or not at all, without an end."""
-    longest = declared or max((row.tokens for row in rows), default=0)
-    full = [row for row in rows if row.tokens >= longest]
-    short = [row for row in rows if row.tokens < longest]
-    return RowLengths(
-        longest=longest,
-        declared=declared is not None,
-        full=len(full),
-        cut=sum(not row.ended and (not row.behind or not row.learned) for row in full),
-        short=len(short),
-        short_ended=sum(row.ended for row in short),
-    )
 
 
 def _as_numbers(tokens: Sequence[int]) -> str:

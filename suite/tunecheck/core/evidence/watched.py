@@ -141,24 +141,6 @@ class EvaluationRows(Record):
     """Rows of the training's data set that were looked at."""
 
 
-class RowLengths(Record):
-    """How many of the rows that were trained on reach the longest length, and whether their end is learned."""
-
-    longest: int
-    """Tokens: what the script declares, else those of the longest row."""
-    declared: bool
-    full: int
-    """Rows of that many tokens."""
-    cut: int
-    """Those of them in which no end token is supervised, and the last token is, or nothing."""
-    short: int
-    """Rows of fewer tokens."""
-    short_ended: int
-    """Those of them in which an end token is supervised."""
-    begin_alike: bool = False
-    """Whether all rows begin with the same few tokens, as those of a template do and parts of running text do not."""
-
-
 class RowSpan(Frozen):
     """Which part of a row is learned; its tokens are those that are attended to."""
 
@@ -192,6 +174,8 @@ class RowSpans(Record):
     rows: tuple[RowSpan, ...]
     end_tokens: tuple[int, ...]
     """Those that the tokenizer or the model's configuration names; empty where nothing does."""
+    begin_alike: bool = False
+    """Whether all rows begin with the same few tokens, as those of a template do and parts of running text do not."""
 
 
 class RowPiece(Frozen):
