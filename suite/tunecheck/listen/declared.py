@@ -280,8 +280,10 @@ def described(model: Any) -> tuple[WatchedRun, dict[Premise, str]]:
         sources["lora"] = f"{type(config).__name__} of the {type(model).__name__}"
     quantization = quantization_of(model)
     adapted = "qlora" if quantization is not None else "lora"
+    name = Path(getattr(model.config, "_name_or_path", "") or type(model).__name__).name
+    architecture, size = architecture_of(model.config), base_parameters(model)
     run = _run_of(
-        model=model_of(model, base_parameters(model)),
+        model=Model.model_construct(name=name, parameters=size, architecture=architecture, sources=[]),
         strategy=adapted if lora is not None else "full" if len(trained) == len(parameters) else "partial",
         lora=lora,
         quantization=quantization,
@@ -405,14 +407,6 @@ def stores_quantised(folder: Path) -> bool:
     """Return whether the model's own configuration file says that its weights are stored quantised."""
     config = folder / "config.json"
     return config.is_file() and '"quantization_config"' in config.read_text(encoding="utf-8")
-
-
-def model_of(model: Any, parameters: int | None) -> Model:
-    """Return the description of the model."""
-    name = getattr(model.config, "_name_or_path", "") or type(model).__name__
-    return Model.model_construct(
-        name=Path(name).name, parameters=parameters, architecture=architecture_of(model.config), sources=[]
-    )
 
 
 def base_parameters(model: Any) -> int:

@@ -27,7 +27,7 @@ from tunecheck.training.load import (
     merge,
     resolve_precision,
 )
-from tunecheck.training.placement import as_forward, home, kept_elsewhere, offload_parameters, whole_state
+from tunecheck.training.placement import activations_on_cpu, as_forward, home, offload_parameters, whole_state
 from tunecheck.training.ranks import Exchange, Ranks
 from tunecheck.training.restore import model_mode
 from tunecheck.training.session import Session
@@ -135,7 +135,8 @@ def forward(session: Session, batch: Batch, supervised_tokens: int) -> torch.Ten
     """One micro-batch's share of the window's loss. The logits, the largest tensor of all, do not outlive the call."""
     padded = batch.tokens < batch.input_ids.numel()
     mask = batch.attention_mask if padded else None  # without a mask attention may take its fastest causal kernel
-    with autocast(session), kept_elsewhere(session.run, session.model):
+    elsewhere = session.run.training.offload == "activations"
+    with autocast(session), activations_on_cpu(session.model) if elsewhere else nullcontext():
         if (chunk_tokens := session.run.training.loss_chunk_tokens) is not None:
             return as_forward(
                 session.model, lambda: chunked_loss(session, batch, mask, supervised_tokens, chunk_tokens)

@@ -9,7 +9,7 @@ does not know the statistics of packed 4-bit weights, attributes in Python, whic
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -48,11 +48,6 @@ def as_forward(model: Any, function: Callable[[], torch.Tensor]) -> torch.Tensor
     gathered = getattr(model, "as_forward", None)
     result: torch.Tensor = function() if gathered is None else gathered(function)
     return result
-
-
-def kept_elsewhere(run: Run, model: Any) -> AbstractContextManager[Any]:
-    """The context of a forward pass: in it, what the backward pass needs goes to the CPU where the run says so."""
-    return activations_on_cpu(model) if run.training.offload == "activations" else nullcontext()
 
 
 @contextmanager

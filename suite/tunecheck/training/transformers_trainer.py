@@ -26,6 +26,7 @@ from tunecheck.core.evidence import Step
 from tunecheck.strategies.mixed_precision import measure_magnitudes
 from tunecheck.training.data import IGNORED, Batch, Batches, RowsInOrder, Tokens
 from tunecheck.training.events import Probes
+from tunecheck.training.hooks import OwnHooks
 from tunecheck.training.load import (
     apply_strategy,
     apply_workarounds,
@@ -154,21 +155,13 @@ def arguments(kind: type[A], batches: Batches, precision: str, **more: Any) -> A
 def train(session: Session, probes: Probes, steps: range, log: Callable[[Step], None]) -> None:
     """Carry out these optimizer steps, announcing each moment to the probes and logging every step in order."""
     trainer, listener = session.trainer, Listener(session, probes, steps, log)
-    accelerator, unscale = trainer.accelerator, trainer.accelerator.unscale_gradients
-
-    def unscaled(*args: Any) -> None:
-        unscale(*args)
-        listener.backward_end()
-
-    accelerator.unscale_gradients = unscaled
-    trainer.add_callback(listener)
     if session.ranks.count > 1:  # see WRAPPED
         session.model._is_accelerate_prepared = False
-    try:
+    with OwnHooks() as hooks:
+        hooks.function(trainer.accelerator, "unscale_gradients", after=lambda *_, **__: listener.backward_end())
+        trainer.add_callback(listener)
+        hooks.callback(trainer.remove_callback, listener)
         trainer.train(resume_from_checkpoint=trainer.resume_from if steps.start else None)
-    finally:
-        trainer.remove_callback(listener)
-        accelerator.unscale_gradients = unscale
 
 
 def evaluate(session: Session, rows: Sequence[Tokens], batch_size: int) -> tuple[float, int]:

@@ -3,8 +3,7 @@
 The file is read by our own code, as the base's tokenizer is what the training may not have used.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +18,6 @@ MOST_TOKENS = 2000
 """Different tokens of the rows that are looked up."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """An embedding's rows in the model and in the base's file."""
-
-    name: str
-    table: Any
-    file: WeightFile
-
-    def same(self, token: int) -> bool:
-        """Return whether this token's row is the file's."""
-        if token >= min(len(self.table), self.file.shape(self.name)[0]):
-            return False
-        held = self.file.rows(self.name, token, token + 1)[0]
-        return torch.equal(held.to(self.table.dtype), self.table[token].detach().cpu())
-
-
 def base_tokens_of(model: Any, tokenizer: Any, folder: Path, tokens: Iterable[int]) -> BaseTokens | None:
     """Return how many of these tokens have another number in the base's tokenizer.
 
@@ -45,13 +28,13 @@ def base_tokens_of(model: Any, tokenizer: Any, folder: Path, tokens: Iterable[in
     base = str(getattr(model.config, "_name_or_path", "") or "")
     if not hasattr(tokenizer, "convert_ids_to_tokens") or (named and named in (base, str(folder))):
         return None
-    own, rows = _pieces(folder / FILE), _rows(model, folder)
-    if own is None or rows is None:
+    own, is_bases = _pieces(folder / FILE), _rows_of_base(model, folder)
+    if own is None or is_bases is None:
         return None
     known, other, example = 0, 0, ""
     for token in sorted({*tokens})[:MOST_TOKENS]:
         piece = tokenizer.convert_ids_to_tokens(token)
-        if piece in own and rows.same(token):
+        if piece in own and is_bases(token):
             known += 1
             if own[piece] != token:
                 other += 1
@@ -71,8 +54,11 @@ def _pieces(path: Path) -> dict[str, int] | None:
         return None
 
 
-def _rows(model: Any, folder: Path) -> Rows | None:
-    """Return the embedding's rows; None where the file has no tensor of its name, or of another width."""
+def _rows_of_base(model: Any, folder: Path) -> Callable[[int], bool] | None:
+    """Return what tells whether a token's row of the embedding is the file's.
+
+    None where the file has no tensor of the embedding's name, or of another width.
+    """
     table: Any = getattr(model.get_input_embeddings(), "weight", None)
     named = next((file_name(name) for name, p in model.named_parameters() if p is table), None)
     if named is None:
@@ -82,4 +68,10 @@ def _rows(model: Any, folder: Path) -> Rows | None:
     held = next((name for name in file.names if name == named or named.endswith(f".{name}")), None)
     if held is None or len(file.shape(held)) != 2 or file.shape(held)[1] != table.shape[1]:
         return None
-    return Rows(held, table, file)
+
+    def is_bases(token: int) -> bool:
+        if token >= min(len(table), file.shape(held)[0]):
+            return False
+        return torch.equal(file.rows(held, token, token + 1)[0].to(table.dtype), table[token].detach().cpu())
+
+    return is_bases
