@@ -14,7 +14,8 @@ from fake_machine import CARD, CPU, GIB, SECOND, VERSIONS, machine
 from huggingface_hub import constants
 
 from tunecheck.core.errors import TRAIN_EXTRA
-from tunecheck.hardware import Disk, Gpu, GpuProcess, NvmlState, doctor, network
+from tunecheck.core.evidence import CardProcess
+from tunecheck.hardware import Disk, Gpu, NvmlState, doctor, network
 from tunecheck.hardware import doctor as host
 from tunecheck.hardware import gpu_symptoms as gpus
 from tunecheck.hardware.gpu_symptoms import Diagnosis, error, format_diagnoses, ok, warning
@@ -118,8 +119,12 @@ def test_compute_mode(mode: str, level: str, found: str) -> None:
 
 def test_other_processes_on_the_card() -> None:
     """They are named with pid and memory; this process itself is no neighbour."""
-    own = GpuProcess(pid=os.getpid(), used_bytes=GIB, name="python")
-    others = (own, GpuProcess(pid=1, used_bytes=3 * GIB, name="python3"), GpuProcess(pid=2, used_bytes=None, name=None))
+    own = CardProcess(pid=os.getpid(), used_bytes=GIB, name="python")
+    others = (
+        own,
+        CardProcess(pid=1, used_bytes=3 * GIB, name="python3"),
+        CardProcess(pid=2, used_bytes=None, name=None),
+    )
     diagnosis = bad(gpus.cards(machine(dataclasses.replace(CARD, memory_by_process=others))))
     assert diagnosis.level == "warning"
     assert diagnosis.found == (
@@ -129,7 +134,7 @@ def test_other_processes_on_the_card() -> None:
 
 
 @pytest.mark.parametrize("processes", [(), None])
-def test_memory_in_use_by_nobody(processes: tuple[GpuProcess, ...] | None) -> None:
+def test_memory_in_use_by_nobody(processes: tuple[CardProcess, ...] | None) -> None:
     """In a container the driver hides other processes, but not their memory."""
     busy = dataclasses.replace(CARD, free_bytes=100 * GIB, memory_by_process=processes)
     diagnosis = bad(gpus.cards(machine(busy)))

@@ -9,8 +9,9 @@ import pytest
 from fake_machine import CARD, GIB, SECOND, machine
 from memory_runs import run_with
 
+from tunecheck.core.evidence import CardProcess
 from tunecheck.core.units import size_option
-from tunecheck.hardware import GpuProcess, NvmlState
+from tunecheck.hardware import NvmlState
 from tunecheck.memory import Need
 from tunecheck.session import admission as gate
 from tunecheck.session.admission import obstacle, prospect, room, shortage
@@ -21,7 +22,7 @@ SMALL = dataclasses.replace(
     name="NVIDIA RTX 4060 Ti",
     total_bytes=8 * GIB,
     free_bytes=round(7.8 * GIB),
-    memory_by_process=(GpuProcess(pid=4711, used_bytes=round(0.2 * GIB), name="python"),),
+    memory_by_process=(CardProcess(pid=4711, used_bytes=round(0.2 * GIB), name="python"),),
 )
 
 
@@ -60,9 +61,9 @@ def test_a_need_just_above_what_is_free_is_told_with_more_decimals():
     [
         (None, "140.0 GiB held by processes that the driver does not show here"),
         ((), "140.0 GiB held by processes that the driver does not show here"),
-        ((GpuProcess(pid=7, used_bytes=None, name=None),), "memory held by process 7"),
+        ((CardProcess(pid=7, used_bytes=None, name=None),), "memory held by process 7"),
         (
-            tuple(GpuProcess(pid=pid, used_bytes=pid * GIB, name="python") for pid in (1, 2, 3, 4)),
+            tuple(CardProcess(pid=pid, used_bytes=pid * GIB, name="python") for pid in (1, 2, 3, 4)),
             "4.0 GiB held by process 4 (python), 3.0 GiB held by process 3 (python), more by 2 others",
         ),
     ],

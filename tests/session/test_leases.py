@@ -14,7 +14,7 @@ from fake_machine import CARD, GIB, SECOND, machine
 from memory_runs import run_with
 
 from tunecheck.core.errors import CardBusy, MachineTooSmall, SuiteError, Unsupported
-from tunecheck.hardware import GpuProcess
+from tunecheck.core.evidence import CardProcess
 from tunecheck.runner.child import cap_memory, require_card
 from tunecheck.runner.request import card_of_rank, show_only
 from tunecheck.session.leases import Cards, usable
@@ -134,7 +134,7 @@ def test_a_cap_makes_every_card_small():
 
 def test_a_card_that_a_named_process_fills_is_busy_not_too_small():
     """What others hold is no property of the machine: the run is neither skipped nor judged."""
-    full = dataclasses.replace(CARD, free_bytes=GIB, memory_by_process=(GpuProcess(pid=9, used_bytes=GIB, name="x"),))
+    full = dataclasses.replace(CARD, free_bytes=GIB, memory_by_process=(CardProcess(pid=9, used_bytes=GIB, name="x"),))
 
     with pytest.raises(CardBusy, match=r"1\.0 GiB held by process 9 \(x\)\. What to do: end that process, or wait"):
         cards(machine(full)).lease(run_with()).__enter__()

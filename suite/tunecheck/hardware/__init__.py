@@ -9,10 +9,10 @@ from typing import Any
 
 from tunecheck.core.paths import cache_folder
 from tunecheck.hardware import host
-from tunecheck.hardware.facts import Cpu, Disk, Git, Gpu, GpuProcess, Hardware, NvmlState
+from tunecheck.hardware.facts import Cpu, Disk, Git, Gpu, Hardware, NvmlState
 from tunecheck.hardware.nvml import nvml_view
 
-__all__ = ["Cpu", "Disk", "Git", "Gpu", "GpuProcess", "Hardware", "NvmlState", "look_again", "probe", "visible_devices"]
+__all__ = ["Cpu", "Disk", "Git", "Gpu", "Hardware", "NvmlState", "look_again", "probe", "visible_devices"]
 
 FASTEST_FIRST = "FASTEST_FIRST"
 """CUDA's default order of devices; NVML counts by PCI bus."""

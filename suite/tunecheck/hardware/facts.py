@@ -5,6 +5,7 @@ import json
 from enum import StrEnum
 from typing import Any, cast
 
+from tunecheck.core.evidence import CardProcess
 from tunecheck.core.frozen import Frozen
 
 
@@ -29,15 +30,6 @@ class NvmlState(StrEnum):
     OTHER = "other"
 
 
-class GpuProcess(Frozen):
-    """Compute process on a GPU, as the driver lists it: inside a container its pid may be the host's."""
-
-    pid: int
-    used_bytes: int | None
-    name: str | None
-    """Name of the executable without its path and arguments."""
-
-
 class Gpu(Frozen):
     """One GPU as NVML describes it."""
 
@@ -52,7 +44,7 @@ class Gpu(Frozen):
     """Major and minor version, such as "9.0"."""
     bf16: bool | None
     """Whether bfloat16 is native: from compute capability 8.0 on."""
-    memory_by_process: tuple[GpuProcess, ...] | None
+    memory_by_process: tuple[CardProcess, ...] | None
     """Compute processes; None when the driver does not list them, empty when there are none."""
     mig: bool | None
     mig_instances: tuple["Gpu", ...] | None

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Any
 
+from tunecheck.core.evidence import CardProcess
 from tunecheck.core.helper import HelperFailed, HelperHung, ask, command_for
-from tunecheck.hardware.facts import Gpu, GpuProcess, NvmlState, NvmlView
+from tunecheck.hardware.facts import Gpu, NvmlState, NvmlView
 
 LIBRARY = "libnvidia-ml.so.1"
 TIMEOUT_SECONDS = 20.0
@@ -240,15 +241,14 @@ def _gpu(reader: Reader, index: int, driver_version: str | None) -> Gpu | None:
     return replace(gpu, mig_instances=_mig_instances(reader, handle, gpu)) if gpu.mig else gpu
 
 
-def processes_of(reader: Reader, handle: Any, about: str, kind: str = "Compute") -> tuple[GpuProcess, ...] | None:
+def processes_of(reader: Reader, handle: Any, about: str, kind: str = "Compute") -> tuple[CardProcess, ...] | None:
     """Return the processes that compute on a GPU, or draw (kind Graphics); None where the driver lists none."""
     processes = reader.ask(f"nvmlDeviceGet{kind}RunningProcesses", handle, about=about)
     if processes is None:
         return None
-    return tuple(
-        GpuProcess(pid=process.pid, used_bytes=process.usedGpuMemory, name=_process_name(reader, process.pid))
-        for process in processes
-    )
+    draws = kind == "Graphics"
+    found = [(process.pid, process.usedGpuMemory, _process_name(reader, process.pid)) for process in processes]
+    return tuple(CardProcess(pid=pid, name=name, used_bytes=used, graphics=draws) for pid, used, name in found)
 
 
 def _process_name(reader: Reader, pid: int) -> str | None:

@@ -9,6 +9,7 @@ class CardProcess(Frozen):
     pid: int
     """As the driver knows it: inside a container it may be the host's number."""
     name: str | None
+    """Of the executable, without its path and arguments."""
     used_bytes: int | None
     graphics: bool = False
     """Whether it draws alone, as a desktop's windows do."""

@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import psutil
@@ -116,8 +117,7 @@ class Card:
         found: dict[int, CardProcess] = {}
         for kind in ("Graphics", "Compute"):
             for p in processes_of(self._reader, self._handle, "the GPU", kind) or ():
-                told = {"graphics": kind == "Graphics", "descendant": self._descends(p.pid)}
-                found[p.pid] = CardProcess(pid=p.pid, name=p.name, used_bytes=p.used_bytes, **told)
+                found[p.pid] = replace(p, descendant=self._descends(p.pid))
         return list(found.values())
 
     def _clock_reasons(self) -> dict[str, int] | None:
