@@ -22,7 +22,7 @@ from tunecheck.core.evidence import Census
 from tunecheck.core.finding import Status
 from tunecheck.models.layer_names import layer_count, layer_of
 from tunecheck.models.shapes import tensor_shapes
-from tunecheck.probes.reference.measures import sample, sampled_rows
+from tunecheck.probes.reference.measures import sample, sampled_places
 from tunecheck.probes.reference.weight_file import file_name
 from tunecheck.runner import Runner
 from tunecheck.strategies import STRATEGIES
@@ -344,7 +344,7 @@ def test_a_sampled_element_knows_its_row():
     """Of a small matrix and of one that is sampled with a stride."""
     for rows, columns in ((7, 5), (1000, 300)):
         numbers = torch.arange(rows)[:, None].expand(rows, columns)
-        assert torch.equal(sampled_rows(numbers), sample(numbers))
+        assert torch.equal(sampled_places(numbers)[0], sample(numbers))
 
 
 @pytest.mark.parametrize("strategy", QWEN2)
