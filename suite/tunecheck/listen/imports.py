@@ -52,48 +52,38 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return the module's own spec with a loader that wraps it; None for all others."""
+        """Return the module's own spec, whose loader will wrap it; None for all others."""
         if fullname not in self._wrapped:
             return None
         others = [finder for finder in sys.meta_path if finder is not self]
         specs = (finder.find_spec(fullname, path, target) for finder in others if hasattr(finder, "find_spec"))
         spec = next((found for found in specs if found is not None), None)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._wrapped[fullname])
+        if spec is not None and hasattr(spec.loader, "exec_module"):
+            _wrap_once_executed(spec, self._wrapped[fullname])
         return spec
 
 
-class _Loader(importlib.abc.Loader):
-    """A module's own loader; what it loaded is wrapped."""
+def _wrap_once_executed(spec: Any, wrap: Callable[[ModuleType], object]) -> None:
+    """Have the module of this spec wrapped once its own loader, which may be that of others, too, has executed it."""
+    execute = spec.loader.exec_module
 
-    def __init__(self, loader: Any, wrap: Callable[[ModuleType], object]) -> None:
-        self._loader, self._wrap = loader, wrap
+    def executed(module: ModuleType) -> None:
+        execute(module)
+        if module.__name__ == spec.name:
+            try:
+                wrap(module)
+            except Exception as error:
+                say(f"cannot watch {module.__name__} ({type(error).__name__}: {error})")
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """Return what the module's own loader makes."""
-        made: ModuleType | None = self._loader.create_module(spec)
-        return made
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Execute the module, then wrap it."""
-        self._loader.exec_module(module)
-        try:
-            self._wrap(module)
-        except Exception as error:
-            say(f"cannot watch {module.__name__} ({type(error).__name__}: {error})")
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
+    spec.loader.exec_module = executed
 
 
 def say(problem: str) -> None:
     """Tell what went wrong in listening, by the file beside this one: there may be no package to import it from."""
+    import runpy
+
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "problems.py")
-    found = importlib.util.spec_from_file_location("_tunecheck_problems", path)
-    if found is not None and found.loader is not None:
-        module = importlib.util.module_from_spec(found)
-        found.loader.exec_module(module)
-        module.say(problem)
+    runpy.run_path(path)["say"](problem)
 
 
 def _wrap_trainer(module: ModuleType) -> None:
