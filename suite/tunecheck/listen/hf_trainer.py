@@ -29,7 +29,7 @@ from tunecheck.listen.listener import Listener
 from tunecheck.listen.loop_loss import OUTSIDE_FORWARD, LossCalls, Pass, another_kind, not_followed, scores_given
 from tunecheck.listen.moments import LOSSES, StepMoments
 from tunecheck.listen.optimizers import without_rate
-from tunecheck.listen.options import Options, from_environment
+from tunecheck.listen.options import Options
 from tunecheck.listen.preferences import answers_rated, declares_pairs, declares_ratings, pairs_of
 from tunecheck.listen.session import ROW_TOKENS
 from tunecheck.listen.trained_model import device_of, is_transformers, other_objective, own_objective
@@ -41,12 +41,6 @@ from tunecheck.training.hooks import Hooks, nothing
 
 EVALUATIONS = 2
 """Evaluations that are watched however late they come: each has all trained tensors read twice."""
-
-
-def listen(trainer: Any) -> Any:
-    """Return a context in which this Trainer's training is listened to; None where it is not to be."""
-    options = from_environment()
-    return listening(trainer, options) if options is not None else None
 
 
 @contextmanager

@@ -94,12 +94,13 @@ def _wrap_trainer(module: ModuleType) -> None:
         with contextlib.ExitStack() as stack:
             checkpoint = ""
             try:
-                from tunecheck.listen.hf_trainer import listen
+                from tunecheck.listen.hf_trainer import listening
                 from tunecheck.listen.loop import stand_aside
+                from tunecheck.listen.options import from_environment
 
                 stand_aside()
-                if (listening := listen(self)) is not None:
-                    checkpoint = stack.enter_context(listening).options.checkpoint
+                if (options := from_environment()) is not None:
+                    checkpoint = stack.enter_context(listening(self, options)).options.checkpoint
             except Exception as error:
                 say(f"cannot watch this training ({type(error).__name__}: {error})")
             if checkpoint:  # a run of --twice
