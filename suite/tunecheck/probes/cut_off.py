@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from tunecheck.core.evidence import CutOff
 from tunecheck.core.premises import Premise
+from tunecheck.probes.reference.forwards import FunctionCalls
 from tunecheck.probes.reference.measures import digest
 from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe
@@ -120,16 +120,21 @@ class CutOffProbe(Probe):
         model may return something else, or raise.
         """
         assert self._pass is not None
-        parameters = [self._idle[name] for name in changed]
+        parameters, losses = [self._idle[name] for name in changed], list[torch.Tensor]()
+
+        def called(function: Any, result: Any) -> None:
+            if function in LOSSES:
+                losses.append(result)
+
         device = next(model.parameters()).device
         with kept_values(parameters), as_found(model):
             with random_state(device), torch.no_grad():
                 for parameter in parameters:
                     parameter.add_(torch.randn_like(parameter) * (parameter.abs().mean() + LEAST))
-            with random_state(device), torch.enable_grad(), _Losses() as losses:
+            with random_state(device), torch.enable_grad(), FunctionCalls(called):
                 results = list(_results(self._entry(*self._pass.args, **self._pass.given)))
             used = [results[number] for number in sorted(self._pass.used)]
-            return [one.detach() for one in used], [one.detach() for one in losses.found]
+            return [one.detach() for one in used], [one.detach() for one in losses]
 
     def _differ(self, before: Sequence[Sequence[torch.Tensor]], after: Sequence[Sequence[torch.Tensor]]) -> list[bool]:
         """Return whether the results differ, and the losses."""
@@ -147,20 +152,6 @@ class CutOffProbe(Probe):
     def _called_since(self, parts: Mapping[str, set[str]]) -> tuple[str, ...]:
         found = {name for part in self._called & parts.keys() for name in parts[part] if name in self._idle}
         return tuple(sorted(name for name in found if digest(self._idle[name]) == self._digests[name]))
-
-
-class _Losses(TorchFunctionMode):
-    """Keeps what loss functions return."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[torch.Tensor] = []
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        if function in LOSSES:
-            self.found.append(result)
-        return result
 
 
 def _results(out: Any, depth: int = 3) -> Iterator[torch.Tensor]:

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tunecheck.core.evidence import ForwardPaths, ForwardReference, LayerCalls
@@ -21,7 +20,7 @@ from tunecheck.probes.reference.architecture import (
     worst_gain,
 )
 from tunecheck.probes.reference.backward import layer_errors, negative_score_errors
-from tunecheck.probes.reference.forwards import logits_of
+from tunecheck.probes.reference.forwards import FunctionCalls, logits_of
 from tunecheck.probes.reference.measures import dtype_name, worst
 from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe
@@ -194,7 +193,8 @@ class _AttentionKernels:
     def seen_in(self) -> Iterator[None]:
         """Note the kernels of the block."""
         functions, operators, sdpa = set[Any](), set[Any](), torch.nn.functional.scaled_dot_product_attention
-        with _Functions(self._hooks.guarded(functions.add)), _Operators(self._hooks.guarded(operators.add)):
+        called = self._hooks.guarded(lambda function, _: functions.add(function))
+        with FunctionCalls(called), _Operators(self._hooks.guarded(operators.add)):
             yield
         names = {operator.overloadpacket.__name__ for operator in operators}
         kernels = {name for name in names if "attention" in name or "flash_attn" in name}
@@ -202,16 +202,6 @@ class _AttentionKernels:
             self.seen |= {f"sdpa:{name}" for name in kernels or {"math"}}
         else:
             self.seen |= kernels or {"eager"}
-
-
-class _Functions(TorchFunctionMode):
-    def __init__(self, seen: Callable[[Any], None]) -> None:
-        super().__init__()
-        self._seen = seen
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._seen(func)
-        return func(*args, **(kwargs or {}))
 
 
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -1,11 +1,12 @@
 """Short forward passes of a session's model, its modes put back. Imports torch; child process only."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
+from torch.overrides import TorchFunctionMode
 
 from tunecheck.probes.reference.measures import Digest, digest
 from tunecheck.training.data import IGNORED
@@ -31,6 +32,19 @@ def logits_of(
     with model_mode(model, training), torch.set_grad_enabled(graph):
         logits: torch.Tensor = uncached(model, input_ids=ids, attention_mask=mask).logits.detach().float()
         return logits
+
+
+class FunctionCalls(TorchFunctionMode):
+    """Tells each call of a function of torch's, with its result."""
+
+    def __init__(self, called: Callable[[Any, Any], None]) -> None:
+        super().__init__()
+        self._called = called
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        self._called(function, result)
+        return result
 
 
 TOGETHER_TOKENS = 256
