@@ -465,3 +465,45 @@ def test_batches_of_objects_that_nobody_can_look_into(held, beside, status, tmp_
 
     finding = judged("batches_change", tmp_path, OfAnObject(), step)
     assert finding.status is status, finding.detail
+
+
+class Counted(torch.autograd.Function):
+    """The identity; counts its backward passes."""
+
+    passes = 0
+
+    @staticmethod
+    def forward(_, x):
+        """Return it."""
+        return x.clone()
+
+    @staticmethod
+    def backward(_, gradient):
+        """Return it."""
+        Counted.passes += 1
+        return gradient
+
+
+@pytest.mark.parametrize("way", ["function", "function of scores", "hook"])
+def test_code_of_the_script_runs_once_in_each_backward_pass(way, tmp_path):
+    """No part of a backward pass is made again with a function or a hook of the script's own in it."""
+    arrived = []
+    ordinary = next_tokens(turned=False)
+
+    def hooked(_module, _args, out):
+        if way == "hook":
+            out.register_hook(arrived.append)
+            return None
+        return Counted.apply(out) if way == "function of scores" else None
+
+    def step(model):
+        loss = ordinary(model)
+        return Counted.apply(loss) if way == "function" else loss
+
+    Counted.passes = 0
+    model = Reader(causal=True)
+    model.layer.register_forward_hook(hooked)
+    finding = judged("no_target_leakage", tmp_path, model, step)
+
+    assert Counted.passes + len(arrived) == STEPS
+    assert finding.status is Status.PASSED

@@ -12,18 +12,22 @@ from tunecheck.training.restore import model_mode, unprinted, without_adapters
 
 
 class Carries(torch.nn.Module):
-    """A module whose forward leaves a buffer, a number, a list and a new attribute behind."""
+    """A module whose forward leaves two buffers, a number, a tensor, a list and a new attribute behind."""
 
     def __init__(self):
         super().__init__()
         self.linear, self.calls, self.seen = torch.nn.Linear(2, 2), 0, []
         self.register_buffer("mean", torch.zeros(2))
+        self.register_buffer("another", torch.zeros(2))
+        self.state = torch.zeros(2)
 
     def forward(self, x):
         """Count, remember and average."""
         self.calls += 1
         self.seen.append(x)
         self.mean += x.mean(0)
+        self.another = 0.9 * self.another + x.mean(0)
+        self.state.add_(x.mean(0))
         self.last = x
         return self.linear(x)
 
@@ -39,7 +43,7 @@ def test_what_a_forward_pass_leaves_behind_is_put_back():
 
     assert (model.calls, model.seen, hasattr(model, "last")) == (0, [], False)
     assert model.seen is seen
-    assert not model.mean.any()
+    assert not any(tensor.any() for tensor in (model.mean, model.another, model.state))
     assert (model.training, model.linear.training) == (True, False)
 
 

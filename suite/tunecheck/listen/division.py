@@ -15,7 +15,7 @@ import torch
 from tunecheck.core.evidence import LossDivided
 from tunecheck.listen.loop_loss import ENTROPIES, MOST_NODES, REDUCTIONS
 from tunecheck.listen.user_code import overrides
-from tunecheck.probes.reference.loss_graph import graph_of
+from tunecheck.probes.reference.loss_graph import gradients, graph_of
 from tunecheck.training.restore import model_mode
 
 SAME = 1e-4
@@ -106,9 +106,8 @@ def factor_of_mean(tensor: torch.Tensor) -> float | None:
     means = list(ends)
     if len(means) != 1 or REDUCTIONS[means[0]._saved_reduction] != "mean":
         return None
-    edge = torch.autograd.graph.GradientEdge(means[0], 0)
-    (factor,) = torch.autograd.grad(tensor, [edge], retain_graph=True)
-    return float(factor)
+    factors = gradients(tensor, [torch.autograd.graph.GradientEdge(means[0], 0)])
+    return None if factors is None else float(factors[0])
 
 
 def _may_be_called(trainer: Any) -> bool:

@@ -16,7 +16,7 @@ from tunecheck.core.evidence import ScoresGiven
 from tunecheck.core.premises import Premise, opened
 from tunecheck.listen.batches import batch_of, is_of_pairs
 from tunecheck.listen.moments import SIGNS
-from tunecheck.probes.reference.loss_graph import graph_of, size_of, straight_back
+from tunecheck.probes.reference.loss_graph import gradients, graph_of, size_of, straight_back
 from tunecheck.training.data import IGNORED, Batch
 
 UNKNOWN = "the loop computes its loss from the logits in a way that tunecheck does not follow"
@@ -180,7 +180,10 @@ def _weighed(tensor: torch.Tensor, losses: Sequence[Any]) -> bool:
     if len(losses) < 2:
         return False
     edges = [torch.autograd.graph.GradientEdge(node, 0) for node in losses]
-    factors = torch.stack([*torch.autograd.grad(tensor, edges, retain_graph=True)])
+    found = gradients(tensor, edges)
+    if found is None:
+        return True
+    factors = torch.stack([*found])
     return bool((factors.max() - factors.min()).abs() > MOST_DIFFERENCE * factors.abs().max())
 
 
@@ -260,8 +263,8 @@ def _learns_outside(tensor: torch.Tensor, node: Any) -> bool:
     if not outside.any():
         return False
     edge = torch.autograd.graph.GradientEdge(*node.next_functions[0])
-    (gradient,) = torch.autograd.grad(tensor, [edge], retain_graph=True)
-    return bool((gradient[outside] != 0).any())
+    found = gradients(tensor, [edge])
+    return found is not None and bool((found[0][outside] != 0).any())
 
 
 def _crossed(node: Any) -> bool:

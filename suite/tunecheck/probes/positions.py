@@ -22,6 +22,7 @@ from tunecheck.probes.reference.loss_graph import Scored, scores_of
 from tunecheck.probes.reference.own_tokens import copies, fill_of, rows_that_see, tokens_and_scores
 from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe, at_work, probing
+from tunecheck.training.hooks import Hooks
 from tunecheck.training.restore import as_found, random_state
 from tunecheck.training.session import Session
 
@@ -77,7 +78,10 @@ class PositionProbe(Probe):
             self.hooks.after(session.model if session.entry is None else session.entry, self._returned_choices)
         elif step < STEPS:
             self.hooks.after(session.called, self._returned_scores, with_kwargs=True)
+        self._has_hooks = False
+        """Whether the script's own code is called in the backward pass, so that no part of that is made twice."""
         if step < STEPS:
+            self.hooks.function(torch.Tensor, "register_hook", before=self._hooked)
             self.hooks.function(torch.autograd, "backward", before=partial(self._differentiated, ref(session.model)))
 
     def backward_end(self, session: Session, step: int) -> None:
@@ -171,9 +175,13 @@ class PositionProbe(Probe):
             if scores.requires_grad:
                 self._look_at_scores(_Call(module, args, given, read, self._turned), scores)
 
+    def _hooked(self, tensor: torch.Tensor, hook: Any) -> None:
+        self._has_hooks |= tensor.grad_fn is not None and getattr(hook, "__module__", "") != Hooks.__module__
+
     def _differentiated(self, held: "ref[Any]", tensors: Any, *_: Any, **__: Any) -> None:
         """Look at the scores of a loss that is about to be differentiated, whatever the model returns."""
-        if probing() or self._by_model or not isinstance(tensors, torch.Tensor) or tensors.numel() != 1:
+        looked_at_otherwise = probing() or self._by_model or self._has_hooks
+        if looked_at_otherwise or not isinstance(tensors, torch.Tensor) or tensors.numel() != 1:
             return
         model = held()  # a hook that is taken back stays, in a cycle of its own, until it is collected
         with at_work(), as_found(model), random_state(tensors.device):

@@ -32,23 +32,27 @@ def model_mode(model: Any, training: bool) -> Iterator[None]:
 def as_found(model: Any) -> Iterator[None]:
     """Put back after the block what calls of the model leave behind: in buffers, and in attributes of its modules.
 
-    Modes, peft's switches, a carried state, a cache, a list that grows. Parameters, submodules and hooks lie in tables
-    of their own, which stay as they are.
+    Modes, peft's switches, a carried state, a cache, a list that grows, another tensor as buffer. Parameters,
+    submodules and hooks lie in tables of their own, which stay as they are.
     """
+    import torch
+
     tables = _tables()
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    modules = [vars(module) for module in model.modules()]
+    holders = [held for module in model.modules() for held in (vars(module), module._buffers)]
     # flat: a dictionary of each of some thousand modules would have the garbage collector go through all objects
-    names, values = [*chain.from_iterable(modules)], [*chain.from_iterable(map(dict.values, modules))]
-    sizes = [*map(len, modules)]
+    names, values = [*chain.from_iterable(holders)], [*chain.from_iterable(map(dict.values, holders))]
+    sizes = [*map(len, holders)]
+    plain = [v for v in values if type(v) is torch.Tensor and v.layout is torch.strided and not v.requires_grad]
+    carried = [*model.buffers(), *(tensor for tensor in plain if tensor.numel() <= MOST_CARRIED)]
+    tensors = [(tensor, tensor.clone()) for tensor in carried]
     contents = [(v, v.copy()) for n, v in zip(names, values, strict=True) if type(v) in CONTAINERS and n not in tables]
     try:
         yield
     finally:
-        for buffer, value in buffers:
-            _put_back(buffer, value)
+        for tensor, value in tensors:
+            _put_back(tensor, value)
         end = 0
-        for now, size in zip(modules, sizes, strict=True):
+        for now, size in zip(holders, sizes, strict=True):
             begin, end = end, end + size
             if len(now) != size or not all(map(is_, now.values(), values[begin:end])):
                 before = dict(zip(names[begin:end], values[begin:end], strict=True))
@@ -60,6 +64,8 @@ def as_found(model: Any) -> Iterator[None]:
             (held.update if isinstance(held, dict | set) else held.extend)(content)
 
 
+MOST_CARRIED = 2**20
+"""Numbers of a tensor in a module's attribute that is kept: a state of its own, rather than activations to look at."""
 REPACKS = "support_avx512bf16_for_cpu"
 """Attribute of bitsandbytes' layers: whether a forward pass in eval mode repacks their weights."""
 CONTAINERS = {list, dict, set, deque, OrderedDict, defaultdict}

@@ -6,10 +6,11 @@ trained embedding the tokens that it looked up.
 
 import math
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
 
 _MOVES = "View UnsafeView ReshapeAlias Unsqueeze Squeeze Slice Select Index Transpose Permute Clone Alias ToCopy"
@@ -17,8 +18,8 @@ STRAIGHT = frozenset(f"{name}Backward0" for name in _MOVES.split())
 """What selects, moves or casts scores, and computes nothing of them."""
 
 
-APART = "BatchNorm", "BackwardHook"
-"""Functions that couple rows by the statistics of a batch, or that call the script's own code."""
+COUPLES_ROWS = "BatchNorm"
+"""In the names of functions that couple rows by the statistics of a batch."""
 LEAST_AHEAD = 1e-5
 """Of the largest dependence of a score on a token, what one on a token that is not to be seen is at most: 0 but for
 rounding."""
@@ -62,13 +63,8 @@ class Scored(NamedTuple):
         classes = torch.arange(self.gradient.shape[-1], device=places.device).cos()  # no plain sum: it may be constant
         given = (places[..., None] * classes).to(self.gradient.dtype).reshape(self.gradient.shape)
         given = given if self.classes_last else given.movedim(-1, 1)
-        try:
-            edges = [GradientEdge(self.embedding, 0)]
-            found: torch.Tensor = torch.autograd.grad([self.edge], edges, [given], retain_graph=True)[0]
-        except RuntimeError:  # of a compiled part
-            return None
-        sizes: torch.Tensor = torch.linalg.vector_norm(found.float(), dim=-1)
-        return sizes
+        found = gradients(self.edge, [GradientEdge(self.embedding, 0)], given)
+        return None if found is None else torch.linalg.vector_norm(found[0].float(), dim=-1)
 
 
 def graph_of(begin: Any, ends: Collection[Any] = ()) -> Iterator[Any]:
@@ -82,6 +78,23 @@ def graph_of(begin: Any, ends: Collection[Any] = ()) -> Iterator[Any]:
         yield node
         if node not in ends:
             waiting.extend(following for following, _ in node.next_functions)
+
+
+def gradients(
+    output: torch.Tensor | GradientEdge, edges: Sequence[GradientEdge], given: torch.Tensor | None = None
+) -> tuple[torch.Tensor, ...] | None:
+    """Return the gradients of an output by what these edges carry; None where the graph refuses, or one gets none.
+
+    It refuses where a function written in Python stands before the edges: to run it once more may do more than compute,
+    as a hook, a checkpoint and a script's own function do.
+    """
+    begin = output.node if isinstance(output, GradientEdge) else output.grad_fn
+    if any(isinstance(node, BackwardCFunction) for node in graph_of(begin, {edge.node for edge in edges})):
+        return None
+    try:
+        return torch.autograd.grad([output], edges, None if given is None else [given], retain_graph=True)
+    except RuntimeError:
+        return None
 
 
 def straight_back(edge: Any, ends: Collection[Any] = ()) -> Any:
@@ -105,7 +118,7 @@ def size_of(edge: Any) -> int:
 def scores_of(loss: torch.Tensor) -> Iterator[list[Scored]]:
     """Yield for each log-softmax of this loss the ways in which its scores' model reads tokens.
 
-    Without those whose gradient tells no row from another, or calls code of the script's.
+    Without those whose gradient tells no row from another.
     """
     for node in [node for node in graph_of(loss.grad_fn) if node.name() == "LogSoftmaxBackward0"]:
         result, dim = node._saved_result, node._saved_dim
@@ -115,14 +128,15 @@ def scores_of(loss: torch.Tensor) -> Iterator[list[Scored]]:
             continue
         behind = [*graph_of(way[-1][0])]
         looked_up = [n for n in behind if n.name() == "EmbeddingBackward0" and _fits(n, classes)]
-        if not looked_up or any(name in n.name() for n in behind for name in APART):
+        if not looked_up or any(COUPLES_ROWS in n.name() for n in behind):
             continue
         read = {n._saved_indices.numel() for n in looked_up}  # by a part of the scores, where rows begin with others
         made = next((edge for edge in reversed(way) if size_of(edge) // classes in read), way[-1])
         edge = GradientEdge(*made)
-        (gradient,) = torch.autograd.grad(loss, [edge], retain_graph=True, allow_unused=True)
-        if gradient is None:
+        found = gradients(loss, [edge])
+        if found is None:
             continue
+        (gradient,) = found
         last = gradient.shape[-1] == classes
         if not last and (gradient.ndim < 3 or gradient.shape[1] != classes):
             continue
