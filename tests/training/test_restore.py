@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import threading
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, inject_adapter_in_model
@@ -12,14 +15,16 @@ from tunecheck.training.restore import model_mode, unprinted, without_adapters
 
 
 class Carries(torch.nn.Module):
-    """A module whose forward leaves two buffers, a number, a tensor, a list and a new attribute behind."""
+    """A module whose forward leaves buffers, numbers, a tensor, a list, drawn generators and a new attribute behind."""
 
     def __init__(self):
         super().__init__()
         self.linear, self.calls, self.seen = torch.nn.Linear(2, 2), 0, []
         self.register_buffer("mean", torch.zeros(2))
         self.register_buffer("another", torch.zeros(2))
-        self.state = torch.zeros(2)
+        self.state, self.counter = torch.zeros(2), SimpleNamespace(calls=0)
+        self.python, self.torch = random.Random(0), torch.Generator()
+        self.numpy, self.newer = np.random.RandomState(0), np.random.default_rng(0)
 
     def forward(self, x):
         """Count, remember and average."""
@@ -28,8 +33,15 @@ class Carries(torch.nn.Module):
         self.mean += x.mean(0)
         self.another = 0.9 * self.another + x.mean(0)
         self.state.add_(x.mean(0))
+        self.counter.calls += 1
+        self.draws()
         self.last = x
         return self.linear(x)
+
+    def draws(self):
+        """Return a number of each generator."""
+        given = self.python.random(), float(torch.rand((), generator=self.torch)), self.numpy.rand()
+        return *given, self.newer.random()
 
 
 def test_what_a_forward_pass_leaves_behind_is_put_back():
@@ -41,7 +53,8 @@ def test_what_a_forward_pass_leaves_behind_is_put_back():
         model(torch.ones(1, 2))
         assert model.calls == 1
 
-    assert (model.calls, model.seen, hasattr(model, "last")) == (0, [], False)
+    assert (model.calls, model.counter.calls, model.seen, hasattr(model, "last")) == (0, 0, [], False)
+    assert model.draws() == Carries().draws()
     assert model.seen is seen
     assert not any(tensor.any() for tensor in (model.mean, model.another, model.state))
     assert (model.training, model.linear.training) == (True, False)

@@ -5,11 +5,12 @@ import random
 import sys
 import threading
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from itertools import chain
 from operator import is_
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ def model_mode(model: Any, training: bool) -> Iterator[None]:
 def as_found(model: Any) -> Iterator[None]:
     """Put back after the block what calls of the model leave behind: in buffers, and in attributes of its modules.
 
-    Modes, peft's switches, a carried state, a cache, a list that grows, another tensor as buffer. Parameters,
-    submodules and hooks lie in tables of their own, which stay as they are.
+    Modes, peft's switches, a carried state, a cache, a list that grows, another tensor as buffer, a generator, and what
+    plain objects among these hold. Parameters, submodules and hooks lie in tables of their own, which stay as they are.
     """
     import torch
 
@@ -41,16 +42,27 @@ def as_found(model: Any) -> Iterator[None]:
     holders = [held for module in model.modules() for held in (vars(module), module._buffers)]
     # flat: a dictionary of each of some thousand modules would have the garbage collector go through all objects
     names, values = [*chain.from_iterable(holders)], [*chain.from_iterable(map(dict.values, holders))]
+    kinds, drawn = dict(zip(map(type, values), values, strict=True)), _generators()
+    others = ModuleType, torch.Tensor, *CONTAINERS
+    own = {kind for kind, v in kinds.items() if kind.__dictoffset__ and not callable(v) and not isinstance(v, others)}
+    found = [value for value in values if type(value) in own or type(value) in drawn or type(value) is torch.Tensor]
+    for value in {id(value): value for value in found if type(value) in own}.values():
+        holders.append(vars(value))
+        names += vars(value)
+        values += vars(value).values()
     sizes = [*map(len, holders)]
-    plain = [v for v in values if type(v) is torch.Tensor and v.layout is torch.strided and not v.requires_grad]
+    plain = [v for v in found if type(v) is torch.Tensor and v.layout is torch.strided and not v.requires_grad]
     carried = [*model.buffers(), *(tensor for tensor in plain if tensor.numel() <= MOST_CARRIED)]
     tensors = [(tensor, tensor.clone()) for tensor in carried]
+    generators = [(value, drawn[type(value)][0](value)) for value in found if type(value) in drawn]
     contents = [(v, v.copy()) for n, v in zip(names, values, strict=True) if type(v) in CONTAINERS and n not in tables]
     try:
         yield
     finally:
         for tensor, value in tensors:
             _put_back(tensor, value)
+        for generator, state in generators:
+            drawn[type(generator)][1](generator, state)
         end = 0
         for now, size in zip(holders, sizes, strict=True):
             begin, end = end, end + size
@@ -69,6 +81,24 @@ MOST_CARRIED = 2**20
 REPACKS = "support_avx512bf16_for_cpu"
 """Attribute of bitsandbytes' layers: whether a forward pass in eval mode repacks their weights."""
 CONTAINERS = {list, dict, set, deque, OrderedDict, defaultdict}
+
+
+@cache
+def _generators() -> dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]]:
+    """Return the kinds of generators of random numbers, with what reads and what sets their state."""
+    import numpy as np
+    import torch
+
+    return {
+        random.Random: (random.Random.getstate, random.Random.setstate),
+        torch.Generator: (torch.Generator.get_state, torch.Generator.set_state),
+        np.random.RandomState: (np.random.RandomState.get_state, np.random.RandomState.set_state),
+        np.random.Generator: (lambda own: own.bit_generator.state, _set_bits),
+    }
+
+
+def _set_bits(generator: Any, state: Any) -> None:
+    generator.bit_generator.state = state
 
 
 def _put_back(buffer: "torch.Tensor", value: "torch.Tensor") -> None:

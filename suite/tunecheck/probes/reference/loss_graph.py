@@ -92,7 +92,7 @@ def gradients(
     if any(isinstance(node, BackwardCFunction) for node in graph_of(begin, {edge.node for edge in edges})):
         return None
     try:
-        return torch.autograd.grad([output], edges, None if given is None else [given], retain_graph=True)
+        return torch.autograd.grad(output, edges, given, retain_graph=True)
     except RuntimeError:
         return None
 
