@@ -11,8 +11,9 @@ import torch
 from benchmarks.detection.bugs.forward import norms_in_sixteen_bit, rotary_table_in_bf16
 from tunecheck.checks.forward import EPSILON, ForwardMatchesArchitecture
 from tunecheck.models.description import Architecture
-from tunecheck.probes.reference.architecture import ROTARY, deviations, recorded, worst_gain
+from tunecheck.probes.reference.architecture import ROTARY, WatchedAttention, deviations, recorded, worst_gain
 from tunecheck.probes.reference.backward import layer_errors
+from tunecheck.training.hooks import OwnHooks
 
 ARCHITECTURE = Architecture(
     model_type="llama",
@@ -55,6 +56,20 @@ def test_what_is_recorded_keeps_no_graph(model: Any) -> None:
         model(input_ids=torch.arange(8)[None], use_cache=False)
 
     assert not [name for name, kept in calls.items() if any(tensor.requires_grad for tensor in kept)]
+
+
+@pytest.mark.parametrize("padded", [slice(0, 9), slice(9, 30), slice(50, 64)], ids=["before", "within", "behind"])
+def test_attention_of_a_padded_row_is_compared_at_its_positions(model: Any, padded: slice) -> None:
+    """Padding within a row leaves a gap between the tokens' positions, which their rotations have, too."""
+    ids, mask = torch.arange(64)[None], torch.ones(1, 64, dtype=torch.long)
+    mask[:, padded] = 0
+    with OwnHooks() as hooks:
+        watched = WatchedAttention(model, ARCHITECTURE, lambda: [(ids, mask)], hooks)
+        model(input_ids=ids, attention_mask=mask, use_cache=False)
+    rows, error = watched.seen()
+
+    assert rows == 1
+    assert error < 1e-6
 
 
 def test_a_rotary_table_in_16_bit_is_seen(model: Any) -> None:

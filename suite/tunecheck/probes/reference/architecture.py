@@ -81,7 +81,7 @@ def deviations(model: Any, architecture: Architecture, calls: Calls, logits: tor
     (exact if plain else errors)["embedding"] = _exact_error(hidden, looked_up)
     if ROTARY in calls:
         cos, sin = calls[ROTARY]
-        angles = _angles(len(cos), cos.shape[-1], architecture, cos).repeat(1, 2)
+        angles = _angles(torch.arange(len(cos), device=cos.device), cos.shape[-1], architecture, cos).repeat(1, 2)
         errors[ROTARY] = relative_error(torch.cat([cos, sin]), torch.cat([angles.cos(), angles.sin()]))
     for number in range(architecture.num_hidden_layers):
         hidden = _layer(f"layers.{number}", modules, architecture, calls, hidden, found)
@@ -188,7 +188,7 @@ class WatchedAttention:
                 if not real.any():
                     continue
                 q, k, v = (self._projected[side][row][real].float() for side in "qkv")
-                wanted = attention(q, k, v, self._architecture)
+                wanted = attention(q, k, v, self._architecture, real.nonzero().squeeze(1))
                 self._errors.append((given[row][real].float() - wanted).norm() / wanted.norm())
         self._projected.clear()
 
@@ -248,15 +248,22 @@ def gated(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return gate / (1 + (-gate).exp()) * up
 
 
-def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, architecture: Architecture) -> torch.Tensor:
-    """Causal attention of one row: [tokens, heads x dim] from queries, and keys and values of fewer heads."""
+def attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, architecture: Architecture, at: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Causal attention of one row: [tokens, heads x dim] from queries, and keys and values of fewer heads.
+
+    `at` are the tokens' positions: those of a row with padding in its middle have gaps.
+    """
     tokens, heads, groups = len(q), architecture.num_attention_heads, architecture.num_key_value_heads
     q, k, v = (x.view(tokens, number, -1).transpose(0, 1) for x, number in ((q, heads), (k, groups), (v, groups)))
-    q, k = _rotated(q, architecture), _rotated(k, architecture)
-    future = torch.ones(tokens, tokens, dtype=torch.bool, device=q.device).triu(1)
+    at = torch.arange(tokens, device=q.device) if at is None else at
+    q, k = _rotated(q, architecture, at), _rotated(k, architecture, at)
+    behind = at[:, None] - at
+    future = behind < 0
     if architecture.model_type == "mistral":  # its configuration's default; the others have no window
         window = (architecture.model_extra or {}).get("sliding_window", 4096) or tokens
-        future |= torch.ones_like(future).tril(-window)
+        future |= behind >= window
     mixed = []
     # one group after the other: all scores at once are gigabytes for a long row
     for queries, key, value in zip(torch.split(q, heads // groups), k, v, strict=True):
@@ -266,19 +273,19 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, architecture: A
     return torch.cat(mixed).transpose(0, 1).reshape(tokens, -1)
 
 
-def _rotated(x: torch.Tensor, architecture: Architecture) -> torch.Tensor:
+def _rotated(x: torch.Tensor, architecture: Architecture, at: torch.Tensor) -> torch.Tensor:
     """[heads, tokens, dim] turned by position x theta^(-2i/dim), halves paired as transformers pairs them."""
-    tokens, dim = x.shape[1:]
-    angles = _angles(tokens, dim, architecture, x)
+    dim = x.shape[-1]
+    angles = _angles(at, dim, architecture, x)
     cos, sin = angles.cos(), angles.sin()
     first, second = x[..., : dim // 2], x[..., dim // 2 :]
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
-def _angles(tokens: int, dim: int, architecture: Architecture, like: torch.Tensor) -> torch.Tensor:
-    """[tokens, dim / 2], of this one's dtype and device."""
+def _angles(at: torch.Tensor, dim: int, architecture: Architecture, like: torch.Tensor) -> torch.Tensor:
+    """[positions, dim / 2], of this one's dtype and device."""
     exponents = torch.arange(0, dim, 2, dtype=like.dtype, device=like.device) / dim
-    return torch.arange(tokens, device=like.device)[:, None] * architecture.rope_theta**-exponents
+    return at[:, None] * architecture.rope_theta**-exponents
 
 
 def _exact_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
