@@ -93,7 +93,7 @@ EXAMPLES: list[Record] = [
         end_tokens=(2,),
     ),
     e.Rates(tensors=8, wrong={LORA[0]: "0.0001, declared 1e-06 by loraplus_lr_embedding"}),
-    e.Logged(steps=1, loss=4.25, learning_rate=None, gradient_norm=0.5),
+    e.Logged(steps=1, loss=4.25, learning_rate=None),
     e.EvaluationSeen(
         steps=4,
         split="eval",

@@ -319,7 +319,6 @@ class TrainerHooks(StepMoments, TrainerCallback):
                     steps=state.global_step - self.first,
                     loss=_number(logs.get("loss")),
                     learning_rate=_number(logs.get("learning_rate")),
-                    gradient_norm=_number(logs.get("grad_norm")),
                 )
             )
 

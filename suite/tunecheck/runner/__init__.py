@@ -172,7 +172,6 @@ class _Attempt:
             card=", ".join(cards) or None,
             vram_cap_bytes=cap_bytes,
             fallback_step=trial.step,
-            arithmetic=trial.arithmetic,
         )
         self.writer.write(start)
         weights, data = self.request.weights, self.request.dataset

@@ -67,8 +67,6 @@ class Try(Frozen):
     """Name in FALLBACK_CHAIN; empty for the run as configured."""
     device: str
     changes: Changes = field(default_factory=dict)
-    arithmetic: tuple[str, ...] = ()
-    """What is computed otherwise than configured; empty when only the order of sums may differ."""
     passed_over: tuple[str, ...] = ()
     """Steps before it that were not tried, each with its reason."""
 
@@ -146,13 +144,7 @@ def tries(run: Run, device: str) -> Iterator[Try]:
             continue
         changes = {**before, **wanted}
         so_far = changes if step.device == "cuda" else so_far
-        yield Try(
-            step=name,
-            device=step.device,
-            changes=changes,
-            arithmetic=arithmetic(run, changes),
-            passed_over=tuple(passed_over),
-        )
+        yield Try(step=name, device=step.device, changes=changes, passed_over=tuple(passed_over))
         passed_over = []
 
 
@@ -168,21 +160,6 @@ def fallback_runs(run: Run) -> dict[str, Run]:
     """Return the run as configured and at every fallback step that uses a GPU, whether or not the run names it."""
     trials = [trial for trial in every_fallback_step(run, "cuda") if trial.device == "cuda"]
     return {trial.step or MemoryVariant.AS_CONFIGURED.value: variant(run, trial.changes) for trial in trials}
-
-
-def arithmetic(run: Run, changes: Changes) -> tuple[str, ...]:
-    """Return in words what these changes compute otherwise. Empty: the same losses, but for the rounding of other sums.
-
-    A checkpointed layer draws its dropout again as it drew it first; another split of the rows draws other masks.
-    """
-    differences = []
-    if "training.precision" in changes:
-        differences.append(f"bf16 where the card computes it, not {run.training.precision}")
-    if "lora.adapter_dtype" in changes and (run.training.precision != "fp32" or "training.precision" in changes):
-        differences.append("the adapters' products in the model's dtype, not in fp32")
-    if "training.micro_batch_size" in changes and run.lora is not None and run.lora.dropout > 0:
-        differences.append("other rows share a forward pass, so dropout draws other masks")
-    return tuple(differences)
 
 
 def setting(run: Run, path: str) -> Any:

@@ -138,8 +138,6 @@ class AttemptStart(Record):
     """--vram-cap: how much of the GPU's memory gate and allocator were allowed; None for all of it, and on the CPU."""
     fallback_step: str = ""
     """Name of the fallback step, see tunecheck.runner.fallback_chain; empty for the run as configured."""
-    arithmetic: tuple[str, ...] = ()
-    """What the fallback step computes otherwise than the run; empty when only the order of sums may differ."""
 
     @property
     def explanation(self) -> str:

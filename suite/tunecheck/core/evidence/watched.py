@@ -365,7 +365,6 @@ class Logged(Record):
     """Optimizer steps that were done."""
     loss: float | None = None
     learning_rate: float | None = None
-    gradient_norm: float | None = None
 
 
 class EvaluationSeen(Record):
