@@ -102,10 +102,10 @@ def probe(number: int, loss: float, split: str = "probe") -> Evaluation:
     return Evaluation(step=number, split=split, loss=loss, tokens=40)
 
 
-def shown(made: Report, width: int = 80, *, verbose: bool = False) -> str:
+def shown(made: Report, width: int = 80) -> str:
     """What a person without colours sees."""
     out = io.StringIO()
-    print_report(made, Console(width=width, no_color=True, force_terminal=False, file=out), verbose=verbose)
+    print_report(made, Console(width=width, no_color=True, force_terminal=False, file=out))
     return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
 
 
@@ -733,15 +733,12 @@ def test_a_failure_without_words_has_no_empty_labels() -> None:
 
 
 def test_unexpected_gaps_come_before_expected_ones() -> None:
-    """What needs a person is told in full; the rest is one line, and in full where that is asked."""
+    """What needs a person is told in full; the rest is one line."""
     made = report(row(PASSED, RANDOM, replace(RANDOM, check="canary"), MISSING, outcome="inconclusive", reason="gaps"))
     text = shown(made)
     unexpected = text.index("UNJUDGED quick/tiny-qlora: memory_returned\n  the trace holds no Released record")
     assert unexpected < text.index("not judged: 2 checks; report.html says why of each\nverdict: ")
     assert "gaps" not in text
-    in_full = shown(made, verbose=True)
-    assert "unjudged quick/tiny-qlora: loss_falls, canary\n  the weights are random" in in_full
-    assert "report.html says why" not in in_full
 
 
 def test_a_suspicion_is_a_question(monkeypatch: pytest.MonkeyPatch) -> None:

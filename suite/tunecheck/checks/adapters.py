@@ -2,8 +2,7 @@
 
 import math
 
-from tunecheck.core.check import Check, NumericCheck, holding, knows_model, some, unwitnessed
-from tunecheck.core.errors import MissingEvidence, NotApplicable
+from tunecheck.core.check import Check, NumericCheck, holding, knows_model, recorded, required, some, unwitnessed
 from tunecheck.core.evidence import AdapterDropout, AdapterEffect, AdapterStart, Census, OwnLoss, Setup, Step, Window
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import Premise
@@ -120,8 +119,7 @@ class AdapterAlgebra(NumericCheck):
 def _start(trace: Trace) -> AdapterStart:
     """Return the adapters before training. Raises NotApplicable where only embeddings have any."""
     seen = trace.one(AdapterStart)
-    if not seen.modules and not _adapted_linears(trace):
-        raise NotApplicable("no linear has an adapter")
+    required(seen.modules or _adapted_linears(trace), "no linear has an adapter")
     return seen
 
 
@@ -133,9 +131,7 @@ def _adapted_linears(trace: Trace) -> int:
 
 def _lora(trace: Trace) -> LoraSnapshot:
     """Return the adapters' settings. Raises MissingEvidence where the run has none."""
-    if (lora := trace.run.lora) is None:
-        raise MissingEvidence("the run has no adapters")
-    return lora
+    return recorded(trace.run.lora, "the run has no adapters")
 
 
 class DropoutVaries(Check):
@@ -164,10 +160,10 @@ class DropoutVaries(Check):
         repeated, again, lora = len(states) - len(set(states)), len(drawn) - len(set(drawn)), _lora(trace)
         visible = not (trace.run.training.offloads_parameters or lora.use_dora)
         dropped = trace.one(AdapterDropout) if visible else None
-        if dropped is not None and not dropped.pairs:
-            raise NotApplicable("every adapter is too wide to identify a dropped element from a sum")
-        if dropped is None and len(states) < 2:
-            raise NotApplicable("only one step: its random state has no other to equal")
+        if dropped is None:
+            required(len(states) >= 2, "only one step: its random state has no other to equal")
+        else:
+            required(dropped.pairs, "every adapter is too wide to identify a dropped element from a sum")
         problems = self._problems(lora.dropout, dropped) if dropped else []
         detail = f"{len(states)} steps, {repeated} of them with the random state of an earlier step"
         detail += f"; {len(drawn)} forward passes, {again} of them likewise" if drawn else ""

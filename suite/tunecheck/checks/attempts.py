@@ -2,6 +2,7 @@
 
 from typing import TypeVar
 
+from tunecheck.core.check import recorded, required
 from tunecheck.core.errors import MissingEvidence, NotApplicable
 from tunecheck.core.evidence import AttemptPurpose, Record, Window
 from tunecheck.core.trace import Attempt, Trace
@@ -14,8 +15,7 @@ def reference(trace: Trace) -> Attempt:
 
     Raises NotApplicable where no fallback to the CPU happened.
     """
-    if len(trace.trainings) < 2:
-        raise NotApplicable("no fallback happened")
+    required(len(trace.trainings) >= 2, "no fallback happened")
     if not (device := trace.main.start.device).startswith("cpu"):
         raise NotApplicable(f"the fallback ended on {device}: only a fallback to the CPU has a reference")
     return finished(trace, AttemptPurpose.REFERENCE)
@@ -24,8 +24,7 @@ def reference(trace: Trace) -> Attempt:
 def finished(trace: Trace, purpose: AttemptPurpose) -> Attempt:
     """Return the last attempt of this purpose. Raises MissingEvidence when there was none or it did not finish."""
     found = trace.last(purpose)
-    if not found.finished:
-        raise MissingEvidence(f"the {purpose} attempt did not finish: it {found.ending}")
+    recorded(found.finished, f"the {purpose} attempt did not finish: it {found.ending}")
     return found
 
 
@@ -33,8 +32,7 @@ def of_every_rank(trace: Trace, kind: type[R]) -> dict[int, list[R]]:
     """Return each rank's records of this kind. Raises MissingEvidence where one of the run's processes has none."""
     found = {}
     for rank in range(trace.run.processes):
-        if rank not in trace.ranks:
-            raise MissingEvidence(f"rank {rank} left no trace")
+        recorded(rank in trace.ranks, f"rank {rank} left no trace")
         try:
             found[rank] = trace.of_rank(rank).all(kind)
         except MissingEvidence as error:

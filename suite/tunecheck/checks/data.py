@@ -1,8 +1,7 @@
 """The rows that the model received: split, template, supervised tokens, order."""
 
 from tunecheck.checks.attempts import first_labels_counted
-from tunecheck.core.check import Check, some
-from tunecheck.core.errors import NotApplicable
+from tunecheck.core.check import Check, required, some
 from tunecheck.core.evidence import Dataset, DataSplit, Window
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import ROWS_KNOWN, Premise
@@ -113,8 +112,7 @@ class BatchesDiffer(Check):
         per_epoch = max(1, seen.train_rows // max(1, len({*windows[0].rows} - {"canary"})))
         first_epoch = [window for window in windows if window.step < per_epoch]
         digests = [digest for window in first_epoch for digest in window.digests]
-        if len(digests) == 1:
-            raise NotApplicable("only one micro-batch in the first epoch: it has no other to equal")
+        required(len(digests) != 1, "only one micro-batch in the first epoch: it has no other to equal")
         alike = len(digests) - len(set(digests))
         prescribed = []  # rows of each micro-batch, each named by the first row of its content
         for window in first_epoch:

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from tunecheck.checks.attempts import reference
-from tunecheck.core.check import Check
-from tunecheck.core.errors import MissingEvidence
+from tunecheck.core.check import Check, recorded
 from tunecheck.core.evidence import AttemptOutcome, AttemptReason, Beginning, Phase, ProbeFailed, Step
 from tunecheck.core.finding import Finding
 from tunecheck.core.trace import Trace
@@ -29,8 +28,7 @@ class FallbackInOrder(Check):
 
     def judge(self, trace: Trace) -> Finding:
         tried = trace.trainings
-        if not tried or not tried[-1].finished:
-            raise MissingEvidence("the training did not finish, so the fallback chain did not end")
+        recorded(tried and tried[-1].finished, "the training did not finish, so the fallback chain did not end")
         problems, chain = [], trace.run.fallback
         taken = [attempt.start.fallback_step for attempt in tried]
         if taken != [step for step in ("", *chain) if step in taken]:
@@ -50,11 +48,11 @@ class FallbackInOrder(Check):
 def _swallowed(trace: Trace) -> Iterator[str]:
     """Yield the out-of-memory errors that torch counted in a finished attempt, less those recorded for a probe."""
     for attempt in (attempt for attempt in trace.attempts if attempt.finished):
-        recorded = sum(failure.error.startswith(ALLOCATOR_ERROR) for failure in attempt.all(ProbeFailed))
+        of_probes = sum(failure.error.startswith(ALLOCATOR_ERROR) for failure in attempt.all(ProbeFailed))
         for phase in attempt.all(Phase):
             count = phase.out_of_memory_count or 0
-            explained = min(recorded, count)
-            recorded -= explained
+            explained = min(of_probes, count)
+            of_probes -= explained
             if not count <= explained:
                 where = f"{count - explained} times in {phase.name!r}"
                 yield f"the {attempt.start.purpose} attempt ran out of memory {where} and continued"
@@ -72,8 +70,7 @@ class FallbackStartsFresh(Check):
 
     def judge(self, trace: Trace) -> Finding:
         wanted, begun = reference(trace).all(Beginning), trace.one(Beginning)
-        if not wanted:
-            raise MissingEvidence("the reference did not record its start")
+        recorded(wanted, "the reference did not record its start")
         problems = []
         if (begun.digest, begun.tensors) != (wanted[-1].digest, wanted[-1].tensors):
             problems.append(f"started as {begun.digest}, a run that starts on the CPU as {wanted[-1].digest}")

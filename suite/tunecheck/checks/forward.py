@@ -2,8 +2,8 @@
 
 import math
 
-from tunecheck.core.check import Check, NumericCheck, worst_of
-from tunecheck.core.errors import MissingEvidence, NotApplicable
+from tunecheck.core.check import Check, NumericCheck, recorded, worst_of
+from tunecheck.core.errors import NotApplicable
 from tunecheck.core.evidence import Evaluation, ForwardPaths, ForwardReference, LayerCalls, OwnLoss, Setup
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import Premise
@@ -117,9 +117,8 @@ class FirstLossBelowUniform(Check):
     """Share of ln V. SmolLM2-135M starts at 0.39 of it on the shipped data."""
 
     def judge(self, trace: Trace) -> Finding:
-        first = next((e for e in trace.all(Evaluation) if e.step == 0), None)
-        if first is None:
-            raise MissingEvidence("no evaluation ran before the first step")
+        begun = [evaluation for evaluation in trace.all(Evaluation) if evaluation.step == 0]
+        first = recorded(begun, "no evaluation ran before the first step")[0]
         uniform = math.log(trace.run.architecture.vocab_size)
         limit = self.max_share * uniform
         detail = f"{first.loss:.3f} nats per token before training; a uniform guess has ln V = {uniform:.3f}"

@@ -6,6 +6,7 @@ from tunecheck.core.check import (
     Check,
     NumericCheck,
     holding,
+    recorded,
     relative_error,
     required,
     said_once,
@@ -13,7 +14,6 @@ from tunecheck.core.check import (
     trains_16bit_weights,
     worst_of,
 )
-from tunecheck.core.errors import MissingEvidence
 from tunecheck.core.evidence import (
     Evaluation,
     Gradients,
@@ -105,8 +105,7 @@ class GradientMatchesLoss(Check):
 
     def judge(self, trace: Trace) -> Finding:
         errors = {o.step: o.directional_error for o in trace.all(Oracle) if o.directional_error is not None}
-        if not errors:
-            raise MissingEvidence("the slope of the loss was not measured")
+        recorded(errors, "the slope of the loss was not measured")
         step, error = worst_of(errors.items(), key=lambda item: item[1])
         layers = trace.one(LayerGradients)
         detail = f"step {step}: the slope of the loss differs from the gradient's by {error:.3g}"
@@ -173,8 +172,7 @@ class LoraGradientSchedule(Check):
             }
             found += [(f"step {gradients.step}", sentence, "") for sentence in holding(wrong)]
             moved = moved or rates.get(gradients.step, 0.0) > 0
-        if not moved:
-            raise MissingEvidence("no step had a learning rate above zero")
+        recorded(moved, "no step had a learning rate above zero")
         return self.unless(said_once(found), f"{len(trace.all(Gradients))} steps as expected", most=3)
 
 
@@ -198,8 +196,7 @@ class GradientNormReported(NumericCheck):
         limit = self.max_error_16bit_weights if trains_16bit_weights(trace) else self.limit(trace)
         reported = {step.step: step.gradient_norm for step in trace.steps if step.applied}
         norms = {g.step: math.hypot(*g.norms.values()) for g in trace.all(Gradients) if g.step in reported}
-        if not norms:
-            raise MissingEvidence("no applied step has both a reported norm and gradients")
+        recorded(norms, "no applied step has both a reported norm and gradients")
         errors = {step: relative_error(reported[step], norm) for step, norm in norms.items()}
         step = worst_of(errors, key=lambda step: errors[step])
         detail = f"step {step}: reported {reported[step]:.6g}, the gradients have {norms[step]:.6g}"

@@ -51,8 +51,7 @@ class RandomnessVaries(Check):
     """Steps that start from the same state."""
 
     def judge(self, trace: Trace) -> Finding:
-        if "dropout" in trace.run.features:
-            raise NotApplicable("dropout_varies judges the random states of adapters that drop")
+        required("dropout" not in trace.run.features, "dropout_varies judges the random states of adapters that drop")
         drawing = {seen.step: seen.random_state for seen in trace.all(TrainingState) if seen.random_state}
         states = Counter(drawing.values())
         enough(states.total(), self.max_alike + 1, "steps with random numbers")

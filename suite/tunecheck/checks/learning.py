@@ -5,7 +5,7 @@ from itertools import pairwise
 from statistics import median
 from typing import ClassVar
 
-from tunecheck.core.check import Check, binary_digits, holding, trains_16bit_weights, worst_of
+from tunecheck.core.check import Check, binary_digits, holding, recorded, required, trains_16bit_weights, worst_of
 from tunecheck.core.errors import MissingEvidence, NotApplicable
 from tunecheck.core.evidence import Evaluation, Generation, Setup
 from tunecheck.core.finding import Finding
@@ -80,8 +80,7 @@ class LossMoves(Check):
         if spread <= self.min_spread and not any(step.gradient_norm for step in steps):
             detail += ", and every gradient is 0: nothing is learned"
             return self.found(False, detail, measured=spread, limit=self.min_spread)
-        if not largest:
-            raise NotApplicable("the loss is 0 in every step")
+        required(largest, "the loss is 0 in every step")
         if all(largest <= self.max_rounding and step.gradient_norm <= self.max_rounding for step in steps):
             norm = max(step.gradient_norm for step in steps)
             detail = f"the losses of {len(steps)} steps are at most {largest:.2g}, and their gradients {norm:.2g}"
@@ -137,8 +136,7 @@ class LossKeepsFalling(Check):
 
     def _by_blocks(self, trace: Trace) -> Finding:
         losses = [step.loss for step in trace.steps if step.applied]
-        if len(losses) < FEWEST_STEPS:
-            raise MissingEvidence(f"{len(losses)} steps, {FEWEST_STEPS} are needed")
+        recorded(len(losses) >= FEWEST_STEPS, f"{len(losses)} steps, {FEWEST_STEPS} are needed")
         if not all(map(math.isfinite, losses)):
             return self.found(False, "a training loss is not finite", measured=math.nan, limit=self.max_late_rise)
         edges = [len(losses) * block // BLOCKS for block in range(BLOCKS + 1)]
@@ -233,8 +231,7 @@ class CanaryLearned(Check):
         answers = [g for g in trace.all(Generation) if g.expected]
         before = [g for g in answers if g.when == "start"]
         after = [g for g in answers if g.when == "end"]
-        if not before or not after:
-            raise MissingEvidence("the canary was not generated before and after training")
+        recorded(before and after, "the canary was not generated before and after training")
         known = before[-1].text.strip() == before[-1].expected
         detail = f"before {before[-1].text[:80]!r}, after {after[-1].text[:80]!r}"
         detail += "" if after[-1].ended else ", without an end token"

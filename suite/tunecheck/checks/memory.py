@@ -1,7 +1,7 @@
 """Memory during the run and after it: leaks, ceilings, what the memory-saving settings save."""
 
 from tunecheck.checks.telemetry import MIB, card_memory, on_gpu, other_gpu_processes, telemetry
-from tunecheck.core.check import Check, required, worst_of
+from tunecheck.core.check import Check, recorded, required, worst_of
 from tunecheck.core.errors import MissingEvidence, NotApplicable
 from tunecheck.core.evidence import (
     TRAINING_PHASES,
@@ -132,8 +132,7 @@ class VramCeiling(Check):
             raise (NotApplicable if not fell_back else MissingEvidence)("trained on the CPU: no GPU memory was used")
         phases = trace.all(Phase)
         peaks = [p.peak_allocated_bytes for p in phases if p.name in TRAINING_PHASES and p.peak_allocated_bytes]
-        if not peaks:
-            raise MissingEvidence("no training phase recorded its peak of allocated memory")
+        recorded(peaks, "no training phase recorded its peak of allocated memory")
         peak_mib = max(peaks) / MIB
         if peak_mib <= self.ceiling_mib and trace.main.outcome == AttemptOutcome.OUT_OF_MEMORY:
             others = other_gpu_processes(trace)
@@ -184,18 +183,14 @@ class MemoryOrder(Check):
     limit."""
 
     def judge(self, trace: Trace) -> Finding:
-        if not on_gpu(trace):
-            raise NotApplicable("trained on the CPU, which records no peak of allocated memory")
+        required(on_gpu(trace), "trained on the CPU, which records no peak of allocated memory")
         peaks: dict[MemoryVariant, float] = {}
         for attempt in trace.attempts:
             if attempt.start.purpose != AttemptPurpose.COMPARE or (variant := attempt.start.variant) is None:
                 continue
-            found = [phase.peak_allocated_bytes for phase in attempt.all(Phase) if phase.name == "steady"]
-            if not attempt.finished:
-                raise MissingEvidence(f"the variant {variant.value!r} {attempt.ending}")
-            if not found or not found[-1]:
-                raise MissingEvidence(f"the variant {variant.value!r} recorded no peak")
-            peaks[variant] = float(found[-1])
+            found = [phase.peak_allocated_bytes or 0 for phase in attempt.all(Phase) if phase.name == "steady"]
+            recorded(attempt.finished, f"the variant {variant.value!r} {attempt.ending}")
+            peaks[variant] = recorded(sum(found[-1:]), f"the variant {variant.value!r} recorded no peak")
         if lacking := {name for pair in ORDER for name in pair} - peaks.keys():
             raise MissingEvidence(f"no attempt trained the variant {', '.join(sorted(lacking))}")
         pairs = [(less, more, peaks[less] / peaks[more]) for less, more in ORDER]
@@ -220,8 +215,7 @@ class MemoryReturned(Check):
 
     def judge(self, trace: Trace) -> Finding:
         seen = trace.one(Released)
-        if seen.session_bytes <= 0:
-            raise MissingEvidence("the session held no memory that could be returned")
+        recorded(seen.session_bytes > 0, "the session held no memory that could be returned")
         alive = f"{seen.tensors} tensors, {max(0, seen.bytes):,} of {seen.session_bytes:,} bytes"
         return self.at_most(seen.bytes / seen.session_bytes, self.max_share, f"{alive} are alive after teardown")
 

@@ -10,11 +10,12 @@ from tunecheck.core.check import (
     NumericCheck,
     holding,
     nothing_trainable,
+    recorded,
     said_once,
     some,
     unwitnessed,
 )
-from tunecheck.core.errors import MissingEvidence, NotApplicable
+from tunecheck.core.errors import NotApplicable
 from tunecheck.core.evidence import (
     NEW_TOKENS_FROZEN,
     AttemptPurpose,
@@ -199,8 +200,7 @@ class ParametersCounted(Check):
         if (wanted := censuses[0].expected_parameters) is None:
             raise NotApplicable("the parameter count of this architecture is not known")
         added = trace.run.added if trace.run.added is not None else wanted
-        if (base := trace.run.model.parameters) is None:
-            raise MissingEvidence("the header of the trace lacks model.parameters")
+        base = recorded(trace.run.model.parameters, "the header of the trace lacks model.parameters")
         total = base + (added if trace.run.lora else 0)
         problems = said_once((c.when, *wrong) for c in censuses for wrong in _counted_wrongly(c, wanted, total))
         last = censuses[-1]
@@ -246,9 +246,7 @@ class QuantizationAsConfigured(Check):
     )
 
     def judge(self, trace: Trace) -> Finding:
-        seen, wanted = trace.one(Quantization), trace.run.quantization
-        if wanted is None:
-            raise MissingEvidence("the run has no quantization")
+        seen, wanted = trace.one(Quantization), recorded(trace.run.quantization, "the run has no quantization")
         expected, got = set(seen.expected_modules), set(seen.quantized_modules)
         problems = []
         if missing := sorted(expected - got):

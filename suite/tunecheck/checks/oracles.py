@@ -10,13 +10,14 @@ from tunecheck.core.check import (
     binary_digits,
     knows_model,
     or_infinite,
+    recorded,
     relative_error,
     required,
     some,
     unwitnessed,
     worst_of,
 )
-from tunecheck.core.errors import MissingEvidence, NotApplicable
+from tunecheck.core.errors import NotApplicable
 from tunecheck.core.evidence import Gradients, Oracle, OwnLoss, OwnRowsGradient, Setup, Step, Window
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import ROWS_KNOWN, UNCHANGED, Premise
@@ -60,8 +61,7 @@ class LossOracle(NumericCheck):
         if trace.run.smoothing:
             return self._smoothed(trace, steps)
         oracles = [oracle for oracle in _nearest(trace) if oracle.step in steps]
-        if not oracles:
-            raise MissingEvidence("no oracle step was trained")
+        recorded(oracles, "no oracle step was trained")
         own = {loss.step: loss for loss in trace.records(OwnLoss) if loss.step in steps}
         if foreign := [f"step {loss.step}: {loss.foreign_rows}" for loss in own.values() if loss.foreign_rows]:
             detail = f"the model received rows with tokens of another step: {some(foreign)}"

@@ -7,7 +7,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from tunecheck.checks.attempts import of_every_rank
-from tunecheck.core.check import Check, enough, or_infinite, required, some
+from tunecheck.core.check import Check, enough, or_infinite, recorded, required, some
 from tunecheck.core.errors import MissingEvidence, NotApplicable
 from tunecheck.core.evidence import (
     CallOrder,
@@ -130,8 +130,7 @@ class RowsTrainedOnce(Check):
         if not causal and trace.holds(Premise.STEP_DECLARED):  # as GRPO's, whose ranks complete the same prompts
             raise NotApplicable("a Trainer of another objective may give several ranks the same rows")
         given = {rank: _given(trace.of_rank(rank)) for rank in trace.ranks}
-        if len(given) < trace.run.processes:
-            raise MissingEvidence(f"rank {len(given)} left no evidence")
+        recorded(len(given) >= trace.run.processes, f"rank {len(given)} left no evidence")
         streams = {rank: [row for _, rows in held for row in rows] for rank, held in given.items()}
         opaque = not causal and any(seen.opaque for seen in trace.all(StepInputs))  # what differs may lie in there
         same = [rank for rank, own in streams.items() if rank and own == streams[0] and len(set(own)) > 1]
@@ -150,8 +149,7 @@ class RowsTrainedOnce(Check):
         known = len(drawn) == len(given) and all(seen.dataset_rows and seen.passes and seen.passes[0] for seen in drawn)
         if known and (found := self._by_numbers(drawn)) is not None:
             return found
-        if not causal:
-            raise NotApplicable("no loader shares out the numbers of rows that every process holds")
+        required(causal, "no loader shares out the numbers of rows that every process holds")
         return self._by_content(streams, trace.one(RowsGiven).dataset_rows)
 
     def _by_numbers(self, drawn: Sequence[RowsDrawn]) -> Finding | None:
@@ -332,8 +330,7 @@ class SavedByOneRank(Check):
     def judge(self, trace: Trace) -> Finding:
         if not trace.holds(Premise.SAVING_DECLARED):
             return self._of_files(trace)
-        if "adapters" not in trace.run.features:
-            raise NotApplicable("nothing is saved but by the checkpoint")
+        required("adapters" in trace.run.features, "nothing is saved but by the checkpoint")
         problems: dict[str, str] = {}
         for rank, held in of_every_rank(trace, Saved).items():
             if len(writers := held[-1].writers) > 1:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from tunecheck.checks.attempts import finished, of_every_rank
-from tunecheck.core.check import Check, NumericCheck, relative_error, required, some, worst_of
+from tunecheck.core.check import Check, NumericCheck, recorded, relative_error, required, some, worst_of
 from tunecheck.core.errors import MissingEvidence, NotApplicable
 from tunecheck.core.evidence import (
     AttemptPurpose,
@@ -102,8 +102,7 @@ class AdapterReadsBack(NumericCheck):
 
     def judge(self, trace: Trace) -> Finding:
         limit, found = self.limit(trace), finished(trace, AttemptPurpose.READ_BACK).all(ReadBack)
-        if not found:
-            raise MissingEvidence("the read back attempt recorded no ReadBack")
+        recorded(found, "the read back attempt recorded no ReadBack")
         seen, exact = found[-1], []
         detail = f"{len(seen.files)} files, logits differ by {seen.logit_difference:.2g}"
         if seen.adapter_effect is not None:
@@ -148,8 +147,7 @@ class MergeKeepsFunction(NumericCheck):
 
     def judge(self, trace: Trace) -> Finding:
         limit, found = self.limit(trace), finished(trace, AttemptPurpose.MERGE).all(Merged)
-        if not found:
-            raise MissingEvidence("the merge attempt recorded no Merged")
+        recorded(found, "the merge attempt recorded no Merged")
         seen = found[-1]
         if seen.rounding is not None:
             limit = max(min(self.max_noise_factor * seen.rounding, limit), self.max_error_fp32)
@@ -191,8 +189,7 @@ class RepeatEquals(Check):
     def judge(self, trace: Trace) -> Finding:
         first = {step.step: step for step in trace.steps}
         again = finished(trace, AttemptPurpose.REPEAT).all(Step)
-        if len(again) < trace.run.probes.repeat_steps:
-            raise MissingEvidence(f"the repeated run took {len(again)} steps")
+        recorded(len(again) >= trace.run.probes.repeat_steps, f"the repeated run took {len(again)} steps")
         different = _differing(first, again)
         detail = f"{len(again)} steps equal to the last bit"
         if different:
@@ -290,8 +287,7 @@ def _rescaled(trace: Trace, processes: int) -> dict[int, Attempt]:
         section = attempt.start.changes.get("parallel") or {"processes": 1}
         if attempt.start.purpose != AttemptPurpose.RESCALE or section["processes"] != processes:
             continue
-        if not attempt.finished:
-            raise MissingEvidence(f"{processes} processes did not finish after the resume: it {attempt.ending}")
+        recorded(attempt.finished, f"{processes} processes did not finish after the resume: it {attempt.ending}")
         ranks = {rank: attempt.of_rank(rank) for rank in range(processes) if not rank or rank in attempt.of_ranks}
         if silent := [rank for rank in range(processes) if rank not in ranks or not ranks[rank].all(TrainerState)]:
             raise MissingEvidence(f"rank {silent[0]} of {processes} did not record its resumed state")
@@ -301,10 +297,9 @@ def _rescaled(trace: Trace, processes: int) -> dict[int, Attempt]:
 
 def _departure(trace: Trace, again: dict[int, Attempt], saved: list[TrainerState]) -> tuple[float, str]:
     """Return how far these ranks depart from the uninterrupted run, infinite for what must be equal, and where."""
-    first, start = {step.step: step for step in trace.steps}, trace.run.probes.resume_from
-    steps, end = again[0].all(Step), trace.run.training.max_steps
-    if start is None:
-        raise MissingEvidence("the header of the trace lacks probes.resume_from")
+    first, steps = {step.step: step for step in trace.steps}, again[0].all(Step)
+    start = recorded(trace.run.probes.resume_from, "the header of the trace lacks probes.resume_from")
+    end = trace.run.training.max_steps
     if [step.step for step in steps] != list(range(start, end)):
         return math.inf, f"it took steps {[step.step for step in steps][:3]}..., not {start} to {end - 1}"
     if missing := [step.step for step in steps if step.step not in first]:
@@ -315,8 +310,7 @@ def _departure(trace: Trace, again: dict[int, Attempt], saved: list[TrainerState
         if lost := sorted(name for name in before | after if before.get(name) != after.get(name)):
             return math.inf, f"rank {rank} starts with values that differ from the saved ones: {some(lost)}"
     rescaled = again[0].start.purpose == AttemptPurpose.RESCALE
-    if rescaled and not again[0].all(Window):
-        raise MissingEvidence("one of the two runs did not record its rows")
+    recorded(not rescaled or again[0].all(Window), "one of the two runs did not record its rows")
     rows = {seen.step: seen for seen in trace.records(Window)}
     for seen in again[0].all(Window):
         if seen.step in rows and seen.digests != (uninterrupted := rows[seen.step]).digests:

@@ -6,7 +6,7 @@ from statistics import median
 
 from tunecheck.checks.telemetry import busy_host, on_gpu, other_gpu_processes, throttled
 from tunecheck.checks.utilization import flops_per_token, formula, peak_flops_per_second, tokens_per_second
-from tunecheck.core.check import Check
+from tunecheck.core.check import Check, recorded, required
 from tunecheck.core.errors import MissingEvidence, NotApplicable, NothingCompared
 from tunecheck.core.evidence import Census, Setup, Step, StepTimes
 from tunecheck.core.finding import Finding
@@ -34,8 +34,7 @@ class SecondsReported(Check):
     dispatch. These add 0.4 ms in each of 270 healthy steps on a 2-core machine."""
 
     def judge(self, trace: Trace) -> Finding:
-        if on_gpu(trace):
-            raise NotApplicable("on a GPU the timed calls return before their work ends")
+        required(not on_gpu(trace), "on a GPU the timed calls return before their work ends")
         pairs = list(zip([step.seconds for step in trace.steps], trace.one(StepTimes).seconds, strict=False))
         if not pairs:
             raise NothingCompared("there was nothing to compare: no step was timed")
@@ -81,8 +80,7 @@ class ThroughputSteady(Check):
         if limit is None:
             raise NotApplicable("trained on the CPU, whose speed depends on other processes")
         steps = [step for step in trace.steps if step.step >= self.warm_up_steps]
-        if len(steps) < FEWEST_STEPS:
-            raise MissingEvidence(f"{len(steps)} steps after the warm-up, {FEWEST_STEPS} are needed")
+        recorded(len(steps) >= FEWEST_STEPS, f"{len(steps)} steps after the warm-up, {FEWEST_STEPS} are needed")
         if odd := [step for step in steps if not 0 < step.seconds < math.inf]:
             seconds = odd[0].seconds
             return self.found(False, f"step {odd[0].step} took {seconds} s", measured=seconds, limit="above 0")

@@ -127,8 +127,7 @@ class RowsComeOnce(Check):
     def judge(self, trace: Trace) -> Finding:
         windows, seen = trace.all(Window), trace.one(RowsGiven)
         digests = [digest for window in windows for digest in window.digests]
-        if len(digests) < 2:
-            raise NotApplicable("only one micro-batch: it has no other to equal")
+        required(len(digests) >= 2, "only one micro-batch: it has no other to equal")
         if seen.dataset_rows != 1 and len({row for window in windows for row in window.rows}) == 1 and seen.rows >= FEW:
             spans = [given.rows for given in trace.records(RowSpans) if given.end_tokens]
             if any(cut_off(rows, trace.run.longest)[1] >= seen.rows for rows in spans):
@@ -351,8 +350,7 @@ class EvaluationReported(NumericCheck):
         other_loss = trace.why({Premise.TOKEN_MEAN_LOSS})
         if problems and (other_loss or not errors):
             return self.unless(problems, "")
-        if other_loss:
-            raise NotApplicable(other_loss)
+        required(not other_loss, other_loss)
         errors = required(errors, "no evaluation returned logits, as with a chunked loss")
         error, worst = worst_of(errors, key=lambda pair: pair[0])
         detail = f"{worst.split} after step {worst.steps}: reported {worst.reported_loss:.6g}, its logits give "

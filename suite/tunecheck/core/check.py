@@ -83,10 +83,10 @@ class Check(Frozen, ABC):
 
     def _asked(self, trace: Trace) -> Finding:
         try:
-            if reason := trace.why(self.needs):
-                raise NotApplicable(reason)
-            if self.without is not None and not trace.whole(self.without[0]):
-                raise NotApplicable(self.without[1])
+            reason = trace.why(self.needs)
+            required(not reason, reason)
+            if self.without is not None:
+                required(trace.whole(self.without[0]), self.without[1])
             return self._weighed(self.judge(trace), trace)
         except NotApplicable as error:
             return self._unjudged(str(error), expected=True)
@@ -203,10 +203,16 @@ def required(found: T | None, reason: str) -> T:
     return found
 
 
+def recorded(found: T | None, reason: str) -> T:
+    """Return what was recorded to judge. Raises MissingEvidence for this reason where that is nothing."""
+    if not found:
+        raise MissingEvidence(reason)
+    return found
+
+
 def enough(count: int, least: int, what: str) -> None:
     """Require so many of what is judged by a share or a spread. Raises NotApplicable for fewer."""
-    if count < least:
-        raise NotApplicable(f"{count} {what}, {least} are needed")
+    required(count >= least, f"{count} {what}, {least} are needed")
 
 
 UNWITNESSED = "all that is compared differs alike, so that the reference may be wrong: nothing confirms it"

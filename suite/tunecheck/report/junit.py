@@ -13,6 +13,11 @@ JUNIT_FILE = "junit.xml"
 RUN_CASE = "run"
 """Name of the test case that stands for the run itself: its seconds, and what kept it from being judged."""
 
+_OF_A_RUN = (
+    *("outcome", "model", "device", "precision", "weights", "data", "data_instead_of", "fingerprint"),
+    *("peak_bytes", "peak_kind", "tokens_per_second", "trace_file"),
+)
+"""What of a run's row becomes a property of its suite."""
 _COUNTS = {"failures": "failure", "errors": "error", "skipped": "skipped"}
 
 
@@ -79,24 +84,10 @@ def _finding_trouble(run_name: str, finding: Finding) -> tuple[str, str, str] | 
 
 
 def _properties(run: RunReport, report: Report) -> Iterator[tuple[str, str]]:
-    values = {
-        "outcome": run.outcome,
-        "model": run.model,
-        "device": run.device,
-        "precision": run.precision,
-        "weights": run.weights,
-        "data": run.data,
-        "data_instead_of": run.data_instead_of,
-        "fingerprint": run.fingerprint,
-        "loss_start": run.probe_loss_start,
-        "loss_end": run.probe_loss_end,
-        "peak_bytes": run.peak_bytes,
-        "peak_kind": run.peak_kind,
-        "tokens_per_second": run.tokens_per_second,
-        "trace_file": run.trace_file,
-        "tunecheck_version": report.tunecheck_version,
-    }
+    values = {name: getattr(run, name) for name in _OF_A_RUN}
+    values |= {"loss_start": run.probe_loss_start, "loss_end": run.probe_loss_end}
     yield from facts(values)
+    yield "tunecheck_version", report.tunecheck_version
     versions = report.environment.get("versions")
     if isinstance(versions, Mapping):
         yield from facts(versions, "version.")

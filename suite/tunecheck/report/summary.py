@@ -44,8 +44,7 @@ def _lines(view: SessionView) -> Iterator[str]:
     yield from _section("Suspected", (line for told in view.suspicions for line in _failure(told)))
     yield from _section("Not judged", (line for run in view.runs for line in _unjudged(run)))
     for kind in REMARKS:
-        found = (_item(run.name, remark.text) for run in view.runs for remark in run.remarks if remark.kind == kind)
-        yield from _section(kind, found)
+        yield from _section(kind, (_item(run.name, text) for run in view.runs for text in run.remarks[kind]))
     skipped = (run for run in view.table if run.outcome == "skipped")
     yield from _section("Skipped", (_item(run.name, run.reason) for run in skipped))
     yield from _section("Previous sessions", (f"- {escaped(line)}" for line in view.history))
@@ -69,8 +68,8 @@ def _table(runs: Iterable[RunView]) -> Iterator[str]:
     for place, run in enumerate(runs):
         if place == 0:
             yield from ("", f"| {' | '.join((*heads, 'peak memory', 'tokens/s', 'time'))} |", rule)
-        cells = [run.name, run.outcome, run.device, run.precision, *map(str, run.counts)]
-        cells += [run.training_loss, run.probe_loss, f"{run.peak} {run.peak_kind}", run.tokens_per_second, run.seconds]
+        cells = [run.name, run.outcome, run.run.device, run.run.precision, *map(str, run.counts)]
+        cells += [run.training_loss, run.probe_loss, run.peak, run.tokens_per_second, run.seconds]
         yield f"| {' | '.join(map(escaped, cells))} |"
 
 

@@ -17,6 +17,7 @@ from tunecheck.report.view import Failure, RunView, SessionView, run_view, sessi
 from tunecheck.results import Report
 from tunecheck.results.benchmark import Benchmark
 from tunecheck.results.comparison import Comparison
+from tunecheck.results.words import too_busy
 
 _STYLES = {"pass": "green", "fail": "bold red", "inconclusive": "yellow", "error": "bold red", "skipped": "yellow"}
 _OPEN = (Status.FAILED, Status.SUSPECTED)
@@ -29,25 +30,23 @@ _FIXED_COLUMNS = 12 + 11 + 5
 _LONGEST_STRATEGY = len("last_layers_and_head")
 
 
-def print_report(
-    report: Report, console: Console, *, failures: bool = True, verbose: bool = False, so_far: bool = False
-) -> None:
+def print_report(report: Report, console: Console, *, failures: bool = True, so_far: bool = False) -> None:
     """Print the report, the verdict last. Data is not read as markup and sends no escape sequence.
 
-    `failures` is False where pytest has printed the failed checks already; `verbose` gives every reason of what is
-    unjudged as expected, which else is counted; `so_far` marks the verdict of a session that goes on.
+    `failures` is False where pytest has printed the failed checks already; `so_far` marks the verdict of a session that
+    goes on.
     """
     printer, view = _Printer(console), session_view(report)
-    if any(run.run.findings or run.device for run in view.table):  # else a row has no more than its reason, below
+    if any(run.run.findings or run.run.device for run in view.table):  # else a row has no more than its reason, below
         console.print(printer.table(view.table))
         console.print()
     for comparison in view.comparisons:
         printer.comparison(comparison)
     for run in view.table:
         printer.notes(run)
-    printer.judged((*(view.failures if failures else ()), *view.suspicions), view.runs, verbose=verbose)
+    printer.judged((*(view.failures if failures else ()), *view.suspicions), view.runs)
     printer.history(view)
-    printer.coverage(view, verbose)
+    printer.coverage(view)
     printer.verdict(view, "verdict so far" if so_far else "verdict")
 
 
@@ -69,7 +68,7 @@ def print_changes(report: Report, before: Report, console: Console) -> None:
             printer.block(f"{whole.name}: passed after all: {', '.join(mended)}", "green")
         printer.judged((*changed.failures, *changed.suspicions), [changed])
     if view.coverage != earlier.coverage:
-        printer.coverage(view, verbose=False)
+        printer.coverage(view)
     printer.verdict(view)
 
 
@@ -107,9 +106,9 @@ class _Printer:
     def table(self, runs: Sequence[RunView]) -> PlainTable:
         """Return a row of a few lines for each run, within the console's width from 80 columns up."""
         cells = 20 if self.console.width >= _WIDE else 19
-        peak = max(len(text) for run in runs for text in (run.peak, run.peak_kind, "peak"))
+        peak = max(len(text) for run in runs for text in ("peak", *run.peak.rsplit(" ", 1)))
         room = max(self.console.width - cells - peak - _FIXED_COLUMNS, 20)
-        device = min(max(len(run.device) for run in runs), room * 2 // 5)
+        device = min(max(len(run.run.device) for run in runs), room * 2 // 5)
         table = PlainTable()
         for heading in ("run", "verdict", "checks", "loss", "device"):
             table.add_column(heading, overflow="fold", no_wrap=heading == "verdict")
@@ -126,14 +125,14 @@ class _Printer:
         curve = "" if self.ascii_only else sparkline(run.run.losses, cells - len("steps "))
         tier, _, name = run.name.partition("/")  # broken where a reader would break it: after the tier, at hyphens
         names = [run.name] if len(run.name) <= name_width else [f"{tier}/", *textwrap.wrap(name, name_width)]
-        index, _, card = run.device.partition(" ")
+        index, _, card = run.run.device.partition(" ")
         return [
             self.lines(names),
             _joined([self.text(run.outcome, _STYLES[run.outcome]), self.text(run.seconds)]),
             self.checks(run),
             _joined([self.text(ends), Text.assemble("steps ", self.text(curve, "cyan")) if curve else Text()]),
-            self.lines([index, *textwrap.wrap(card, device_width), run.precision]),
-            self.lines((run.peak, run.peak_kind)),
+            self.lines([index, *textwrap.wrap(card, device_width), run.run.precision]),
+            self.lines(run.peak.rsplit(" ", 1)),
         ]
 
     def lines(self, data: Sequence[str]) -> Text:
@@ -179,9 +178,9 @@ class _Printer:
 
     def notes(self, run: RunView) -> None:
         """Print what is out of the ordinary, and why there is no judgement."""
-        for remark in run.remarks:
-            if remark.important:
-                self.block(f"{run.name}: {remark.text}", "yellow")
+        for kind, sentences in run.remarks.items():
+            for sentence in sentences if kind != "CPU contention" or too_busy(run.run) else ():
+                self.block(f"{run.name}: {sentence}", "yellow")
         self.reason(run)
 
     def reason(self, run: RunView) -> None:
@@ -189,16 +188,13 @@ class _Printer:
         if run.reason:
             self.block(f"{run.name}: {run.outcome}: {run.reason}", _STYLES[run.outcome])
 
-    def judged(self, failures: Iterable[Failure], runs: Sequence[RunView], *, verbose: bool = False) -> None:
+    def judged(self, failures: Iterable[Failure], runs: Sequence[RunView]) -> None:
         """Print what failed or is suspected, then what these runs leave unjudged with the reason that checks share."""
         for failure in failures:
             self.failure(failure)
         for run in runs:
-            groups = [(f"UNJUDGED {run.name}", "yellow", group) for group in run.folded(expected=False)]
-            if verbose:
-                groups += [(f"unjudged {run.name}", "dim", group) for group in run.unjudged if group.expected]
-            for label, style, group in groups:
-                self.block(f"{label}: {group.names}", style, self.text(group.reason))
+            for group in run.folded(expected=False):
+                self.block(f"UNJUDGED {run.name}: {group.names}", "yellow", self.text(group.reason))
 
     def failure(self, failure: Failure) -> None:
         """Print a check that did not pass: its rule, what was measured, the likely cause and what to do."""
@@ -220,13 +216,13 @@ class _Printer:
         if view.history:
             self.console.print()
 
-    def coverage(self, view: SessionView, verbose: bool) -> None:
+    def coverage(self, view: SessionView) -> None:
         """Print what was judged by subject, and in one line how much the runs themselves rule out."""
         judged = ", ".join(words.replace(" ", "\xa0") for words in view.coverage)  # kept with its count
         for line in textwrap.wrap(judged, self.console.width - 8):
             label = "judged: " if judged.startswith(line) else " " * 8
             self.console.print(self.laid_out(label + line.replace("\xa0", " "), "dim"))
-        if view.unjudged_as_expected and not verbose:
+        if view.unjudged_as_expected:
             self.console.print(self.text(view.unjudged_as_expected, "dim"))
 
     def verdict(self, view: SessionView, label: str = "verdict") -> None:

@@ -28,7 +28,6 @@ from tunecheck.results.words import (
     loss_words,
     machine,
     retries,
-    too_busy,
 )
 
 BLOCK_COLUMNS = 80
@@ -115,35 +114,24 @@ class Unjudged(Frozen):
         return f"{named} and {hidden} more" if hidden > 0 else named
 
 
-class Remark(Frozen):
-    """Something out of the ordinary about a run that is not a finding."""
-
-    kind: str
-    """One of REMARKS."""
-    text: str
-    important: bool = True
-    """Whether a short report shows it too."""
-
-
 class RunView(Frozen):
     """A run: the cells of its row, then what is said about it below the table."""
 
     run: RunReport
     name: str
     outcome: str
-    device: str
-    precision: str
     training_loss: str
     """Of the first and the last optimizer step."""
     probe_loss: str
     """Of the fixed probe batch before and after."""
     peak: str
-    peak_kind: str
+    """Its memory and what counted it."""
     tokens_per_second: str
     seconds: str
     reason: str
     """Why there is no judgement, or no training to the end, where the findings do not say it."""
-    remarks: tuple[Remark, ...]
+    remarks: Mapping[str, Sequence[str]]
+    """What is out of the ordinary about it and no finding, by kind, see REMARKS."""
     failures: tuple[Failure, ...]
     suspicions: tuple[Failure, ...]
     unjudged: tuple[Unjudged, ...]
@@ -284,20 +272,13 @@ def run_view(run: RunReport) -> RunView:
         run=run,
         name=run.name,
         outcome=run.outcome,
-        device=run.device,
-        precision=run.precision,
         training_loss=loss_words(run.losses[0], run.losses[-1]) if run.losses else "",
         probe_loss=loss_words(run.probe_loss_start, run.probe_loss_end),
-        peak=human_bytes(run.peak_bytes),
-        peak_kind="" if run.peak_bytes is None else run.peak_kind,
+        peak="" if run.peak_bytes is None else f"{human_bytes(run.peak_bytes)} {run.peak_kind}",
         tokens_per_second="" if run.tokens_per_second is None else f"{run.tokens_per_second:.1f}",
         seconds=human_seconds(run.seconds) if run.seconds else "",
         reason="" if stated else "; attribution: ".join(filter(None, (run.reason, domain_words(run)))),
-        remarks=tuple(
-            Remark(kind=kind, text=text, important=kind != "CPU contention" or too_busy(run))
-            for kind, sentences in REMARKS.items()
-            for text in sentences(run)
-        ),
+        remarks={kind: sentences(run) for kind, sentences in REMARKS.items()},
         failures=tuple(_with_consequences(run, run.failed)),
         suspicions=tuple(_with_consequences(run, run.suspected)),
         unjudged=tuple(Unjudged(checks=tuple(c), reason=why, expected=exp) for (exp, why), c in reasons.items()),
