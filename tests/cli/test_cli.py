@@ -50,7 +50,7 @@ def test_list_needs_says_once_why_there_is_no_gpu(capsys, monkeypatch):
         nvml_problem="no NVIDIA driver is installed",
         nvml_remedy="none is needed to run on the CPU",
     )
-    monkeypatch.setattr("tunecheck.hardware.probe", lambda: driverless)
+    monkeypatch.setattr("tunecheck.cli.runs.probe", lambda: driverless)
     assert main(["list", "--needs"]) == 0
 
     printed = capsys.readouterr().out
@@ -74,7 +74,7 @@ def test_list_needs_says_what_this_machine_cannot_hold(capsys):
 
 def test_list_needs_believes_the_cap(capsys, monkeypatch):
     """A card of 141 GiB under --vram-cap 8GiB holds no LLaMA-7B, and is not called a small one."""
-    monkeypatch.setattr("tunecheck.hardware.probe", lambda: machine(CARD))
+    monkeypatch.setattr("tunecheck.cli.runs.probe", lambda: machine(CARD))
     assert main(["list", "--needs"]) == 0
     assert "full/llama-7b-qlora: can run here" in capsys.readouterr().out
 

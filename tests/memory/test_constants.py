@@ -107,7 +107,7 @@ def test_an_estimate_is_for_the_card_that_is_here(monkeypatch, capsys):
     """And says where its numbers are from."""
     measured()
     machine = SimpleNamespace(visible_gpus=(SimpleNamespace(name=CARD, compute_capability="9.0"),))
-    monkeypatch.setattr("tunecheck.hardware.probe", lambda: machine)
+    monkeypatch.setattr("tunecheck.cli.runs.probe", lambda: machine)
 
     assert main(["estimate", QUICK, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["constants"]["cuda_context"]["provenance"] == "measured"

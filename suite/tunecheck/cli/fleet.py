@@ -3,7 +3,7 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tunecheck.cli.parser import as_json
 from tunecheck.cli.run import add_selection, forwarded
@@ -11,9 +11,8 @@ from tunecheck.core.errors import ConfigError
 from tunecheck.core.redaction import shown
 from tunecheck.core.units import count_option, seconds_option
 from tunecheck.fleet.engines import ENGINES
-
-if TYPE_CHECKING:
-    from tunecheck.fleet.request import Request
+from tunecheck.fleet.request import REQUEST_FILE, EngineOptions, Request, read_request
+from tunecheck.results.stored import plain
 
 NODE_SECONDS, WAIT_SECONDS = 1800.0, 3600.0
 
@@ -59,7 +58,6 @@ def _fleet(options: argparse.Namespace) -> int:
     from tunecheck.fleet.session import FleetSession, gathered
     from tunecheck.report.fleet import print_fleet
     from tunecheck.report.page.fleet import FLEET_PAGE
-    from tunecheck.results.stored import plain
 
     request = _request(options)
     session = FleetSession(request, at_once=options.at_once, wait_seconds=options.wait)
@@ -76,9 +74,8 @@ def _fleet(options: argparse.Namespace) -> int:
     return report.status
 
 
-def _request(options: argparse.Namespace) -> "Request":
+def _request(options: argparse.Namespace) -> Request:
     """Return the request of this command line, or that of the session to go on with. Raises ConfigError."""
-    from tunecheck.fleet.request import REQUEST_FILE, EngineOptions, read_request
     from tunecheck.fleet.session import new_request, unasked
 
     known = options.resume or options.judge

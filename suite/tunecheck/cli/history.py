@@ -7,8 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from tunecheck.cli.parser import answer, as_json
+from tunecheck.config import find_single_run
 from tunecheck.core.log import log
+from tunecheck.core.paths import baselines_folder, reports_folder
+from tunecheck.core.text import counted, human_bytes
 from tunecheck.core.units import count_option
+from tunecheck.history.baseline import accepted_from, read_baseline, write_baseline
+from tunecheck.history.compare import compare
+from tunecheck.history.remember import compare_to_history, plan, prune, rebuild
+from tunecheck.history.store import RECENT, Store, history_file
 
 KEPT_SESSIONS = 30
 WORSE = 1
@@ -61,10 +68,6 @@ def add_commands(commands: Any) -> None:
 
 
 def _history(options: argparse.Namespace) -> int:
-    from tunecheck.core.paths import reports_folder
-    from tunecheck.core.text import counted
-    from tunecheck.history.remember import rebuild
-    from tunecheck.history.store import RECENT, Store, history_file
     from tunecheck.report.history_tables import print_entries, print_last
 
     if options.rebuild:
@@ -82,8 +85,6 @@ def _history(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from tunecheck.history.compare import compare
-    from tunecheck.history.store import Store, history_file
     from tunecheck.report.history_tables import print_comparisons
 
     found = compare(options.a, options.b, Store(history_file()))
@@ -92,10 +93,6 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _accept(options: argparse.Namespace) -> int:
-    from tunecheck.core.paths import baselines_folder
-    from tunecheck.history.baseline import accepted_from, write_baseline
-    from tunecheck.history.store import RECENT, Store, history_file
-
     run = _full_name(options.run)
     accepted = accepted_from(Store(history_file()).entries(run=run, last=RECENT), run=run)
     path = write_baseline(accepted, baselines_folder())
@@ -105,8 +102,6 @@ def _accept(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    from tunecheck.core.paths import baselines_folder
-    from tunecheck.history.baseline import read_baseline
     from tunecheck.report.history_tables import print_baselines
 
     held = {path: read_baseline(path) for path in sorted(baselines_folder().glob("*.json"))}
@@ -119,9 +114,6 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _diff(options: argparse.Namespace) -> int:
-    from tunecheck.history.baseline import read_baseline
-    from tunecheck.history.remember import compare_to_history
-    from tunecheck.history.store import Store, history_file
     from tunecheck.report.history_tables import print_figures
 
     store, run = Store(history_file()), _full_name(options.run)
@@ -139,11 +131,6 @@ def _diff(options: argparse.Namespace) -> int:
 
 
 def _prune(options: argparse.Namespace) -> int:
-    from tunecheck.core.paths import reports_folder
-    from tunecheck.core.text import counted, human_bytes
-    from tunecheck.history.remember import plan, prune
-    from tunecheck.history.store import Store, history_file
-
     what = plan(reports_folder(), keep=options.keep)
     freed = None if options.dry_run else prune(what, Store(history_file()))
     if as_json(options, {**dataclasses.asdict(what), "freed_bytes": freed}):
@@ -164,16 +151,11 @@ def _full_name(run: str) -> str:
     """Return tier and id of a run named by its id or path; a name with a tier needs no configuration any more."""
     if "/" in run and not run.endswith((".yaml", ".yml")):
         return run
-    from tunecheck.config import find_single_run
-
     return find_single_run(run).name
 
 
 def _none_yet(run: str, options: argparse.Namespace) -> int:
     """Report that a run has no history yet, as JSON by an empty list. Raises ConfigError for a name that no run has."""
-    from tunecheck.config import find_single_run
-    from tunecheck.history.store import history_file
-
     find_single_run(run)
     if not as_json(options, []):
         print(f"{run}: no baseline, because {history_file()} has no session of it; train it first")

@@ -6,6 +6,8 @@ from typing import Any
 
 from tunecheck.cli.parser import as_json
 from tunecheck.config import load_data, load_model
+from tunecheck.config.source import known_names
+from tunecheck.hardware import probe
 
 
 def add_commands(commands: Any) -> None:
@@ -22,7 +24,6 @@ def add_commands(commands: Any) -> None:
 
 def _doctor(options: argparse.Namespace) -> int:
     from tunecheck.assets import is_cached
-    from tunecheck.hardware import probe
     from tunecheck.hardware.doctor import DEFAULT_MODEL, examine
     from tunecheck.hardware.gpu_symptoms import format_diagnoses
 
@@ -36,7 +37,6 @@ def _doctor(options: argparse.Namespace) -> int:
 def _fetch(options: argparse.Namespace) -> int:
     from tunecheck.assets import resolve
     from tunecheck.assets.rows import fetch
-    from tunecheck.config.source import known_names
 
     fetched = []
     if options.name in known_names("data"):

@@ -15,6 +15,12 @@ from tunecheck.core.paths import reports_folder
 from tunecheck.core.redaction import shown
 from tunecheck.core.spelling import nearest
 from tunecheck.core.text import printable
+from tunecheck.core.trace import read
+from tunecheck.listen.explain import afterwards, beforehand, lines
+from tunecheck.results import Report, exit_code, verdict_of
+from tunecheck.results.answers import Answers, read_ignored
+from tunecheck.results.rejudge import judged_again, session_report
+from tunecheck.results.verdict import verdict_payload
 
 LAST = "default: the last session of ./reports/runs"
 
@@ -70,8 +76,6 @@ def _traces(path: Path) -> list[Path]:
 def _explain(options: argparse.Namespace) -> int:
     from rich.markdown import Markdown
 
-    from tunecheck.core.trace import read
-    from tunecheck.listen.explain import afterwards, beforehand, lines
     from tunecheck.report.view import check_page
 
     if options.what in CHECKS:
@@ -93,12 +97,7 @@ def _explain(options: argparse.Namespace) -> int:
 
 
 def _judge(options: argparse.Namespace) -> int:
-    from tunecheck.core.trace import read
     from tunecheck.report.terminal import print_report
-    from tunecheck.results import Report, exit_code, verdict_of
-    from tunecheck.results.answers import Answers, read_ignored
-    from tunecheck.results.rejudge import judged_again
-    from tunecheck.results.verdict import verdict_payload
 
     files = [file for path in options.trace or [_last_session()] for file in _traces(path)]
     traces = [read(file) for file in files]
@@ -123,7 +122,6 @@ def _judge(options: argparse.Namespace) -> int:
 
 
 def _rows(options: argparse.Namespace) -> int:
-    from tunecheck.core.trace import read
     from tunecheck.report.rows import print_rows, problem_of, rows_of
 
     path = _traces(options.trace or _last_session())[0]
@@ -137,7 +135,6 @@ def _rows(options: argparse.Namespace) -> int:
 
 def _page(options: argparse.Namespace) -> int:
     from tunecheck.report.page import PAGE_FILE, page_html
-    from tunecheck.results.rejudge import session_report
 
     session = options.session or _last_session()
     path = session / PAGE_FILE
@@ -148,7 +145,6 @@ def _page(options: argparse.Namespace) -> int:
 
 
 def _fallback_table(options: argparse.Namespace) -> int:
-    from tunecheck.core.trace import read
     from tunecheck.report.fallback_table import print_rows, rows_of
 
     rows = rows_of(read(file) for file in _traces(options.session or _last_session()))

@@ -7,10 +7,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tunecheck.cli.parser import INTERRUPTED, answer, as_json
 from tunecheck.config import TIERS, find_run, load_run
+from tunecheck.config.schema import Run
 from tunecheck.config.trainers import TRAINERS
 from tunecheck.core import interrupts
 from tunecheck.core.errors import ConfigError, SuiteError
@@ -18,13 +19,12 @@ from tunecheck.core.log import log
 from tunecheck.core.paths import checkout_folder, project_folder, shipped_folder
 from tunecheck.core.redaction import shown
 from tunecheck.core.units import count_option
+from tunecheck.results import Report, exit_code
 from tunecheck.results.answers import read_ignored
+from tunecheck.results.benchmark import benchmarks
+from tunecheck.results.verdict import verdict_payload
+from tunecheck.session import TierSession
 from tunecheck.session.options import CARD, IGNORE, RUN, SESSION_OPTIONS, SET
-
-if TYPE_CHECKING:
-    from tunecheck.config.schema import Run
-    from tunecheck.results import Report
-    from tunecheck.session import TierSession
 
 
 def add_commands(commands: Any) -> None:
@@ -77,8 +77,6 @@ def _run(options: argparse.Namespace) -> int:
     arguments = pytest_arguments(options)
     import pytest
 
-    from tunecheck.results.verdict import verdict_payload
-
     def pytest_unconfigure(config: pytest.Config) -> None:
         if report := getattr(config.pluginmanager.get_plugin("tunecheck"), "report", None):
             as_json(options, verdict_payload(report), indent=None)
@@ -89,9 +87,6 @@ def _run(options: argparse.Namespace) -> int:
 def _bench(options: argparse.Namespace) -> int:
     """Train in turns, print the table and return the exit status of the session."""
     from tunecheck.report.terminal import print_benchmark
-    from tunecheck.results import exit_code
-    from tunecheck.results.benchmark import benchmarks
-    from tunecheck.session import TierSession
 
     runs, left_out = plan(
         options.run, options.trainer or (), turns=options.turns, overrides=options.set, card=options.card
@@ -110,7 +105,7 @@ def _bench(options: argparse.Namespace) -> int:
 
 def plan(
     name: str, trainers: Sequence[str], turns: int, overrides: Sequence[str] = (), card: str | None = None
-) -> "tuple[list[Run], dict[str, str]]":
+) -> tuple[list[Run], dict[str, str]]:
     """Return the runs of a benchmark of this run by these trainers, or by every one that is installed and can.
 
     They are in the order in which they are trained: every second turn backwards, so that none is always the last. The
@@ -146,7 +141,7 @@ def plan(
     return runs, left_out
 
 
-def carry_out(runs: "Sequence[Run]", session: "TierSession") -> "Report | None":
+def carry_out(runs: Sequence[Run], session: TierSession) -> Report | None:
     """Train and judge every run, and return the session's report; None where not one was begun.
 
     An interrupt ends it, with a report on what was trained until then. Raises TraceError for an unwritable folder.

@@ -17,7 +17,9 @@ from tunecheck.core.frozen import Frozen
 from tunecheck.core.log import log
 from tunecheck.core.paths import configs_folders
 from tunecheck.core.units import count_option, size_option
+from tunecheck.hardware import probe
 from tunecheck.models.shapes import Shape, tensor_shapes
+from tunecheck.session.admission import no_gpu, prospect, room
 from tunecheck.session.options import CARD, RUN, SET
 from tunecheck.strategies import STRATEGIES, trained_shapes
 
@@ -103,9 +105,6 @@ def _print_tiers(runs: Mapping[str, Sequence[Run]]) -> None:
 
 def _needs(runs: Sequence[Run], options: argparse.Namespace) -> None:
     """Print a line for each GPU and each run: its memory, and whether this machine has it."""
-    from tunecheck.hardware import probe
-    from tunecheck.session.admission import no_gpu, prospect, room
-
     hardware, cap = probe(), options.vram_cap
     gpus = [room(gpu, vram_cap_bytes=cap) for gpu in hardware.visible_gpus]
     prospects = {run.name: prospect(run, hardware, vram_cap_bytes=cap) for run in runs}
@@ -138,7 +137,6 @@ def _show(options: argparse.Namespace) -> int:
 def _estimate(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from tunecheck.hardware import probe
     from tunecheck.memory import measured_peaks, predict
     from tunecheck.memory.table import (
         changes_of,

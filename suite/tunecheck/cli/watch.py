@@ -7,13 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from tunecheck.cli.parser import as_json
+from tunecheck.config import with_limits
 from tunecheck.core import interrupts
 from tunecheck.core.errors import ConfigError
 from tunecheck.core.files import write_whole
 from tunecheck.core.log import log
+from tunecheck.core.redaction import shown, without_secrets
 from tunecheck.core.units import count_option
 from tunecheck.listen.expectations import EXPECTATIONS, read_expectations
+from tunecheck.listen.options import Options
+from tunecheck.results import Report, exit_code
 from tunecheck.results.answers import read_ignored, settings_for
+from tunecheck.results.verdict import verdict_payload, write_verdict
+from tunecheck.session import written
 from tunecheck.session.options import IGNORE
 
 
@@ -57,16 +63,10 @@ def _watch(options: argparse.Namespace) -> int:
         raise ConfigError(["watch: no command; for example: tunecheck watch -- python train.py"])
     from rich.console import Console
 
-    from tunecheck.config import with_limits
-    from tunecheck.core.redaction import shown, without_secrets
     from tunecheck.listen.launch import new_folder, run_name, watch
-    from tunecheck.listen.options import Options
     from tunecheck.report.github import workflow_commands
     from tunecheck.report.page import PAGE_FILE, page_html
     from tunecheck.report.terminal import print_changes, print_report
-    from tunecheck.results import Report, exit_code
-    from tunecheck.results.verdict import verdict_payload, write_verdict
-    from tunecheck.session import written
 
     settings = settings_for(_script(command), Path.cwd())
     steps = next(number for number in (options.steps, settings.steps, 10) if number is not None)
