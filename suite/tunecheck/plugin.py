@@ -26,9 +26,12 @@ from tunecheck.core.finding import Finding, Status
 from tunecheck.core.log import log, on_terminal
 from tunecheck.core.paths import configs_folders
 from tunecheck.core.redaction import redacted, shown
+from tunecheck.core.trace import Trace
 from tunecheck.core.typed import build
 from tunecheck.core.unexpected import unexpected
 from tunecheck.core.units import GIB
+from tunecheck.results import EXIT_UNJUDGED, Report, exit_code
+from tunecheck.results.domain import attributed
 from tunecheck.results.stored import json_text, plain
 from tunecheck.session import TierSession
 from tunecheck.session.leases import WAIT_SECONDS
@@ -36,15 +39,11 @@ from tunecheck.session.options import SESSION_OPTIONS
 from tunecheck.session.workers import Follower, append, asks_for_tiers, end_workers, worker_count
 
 if TYPE_CHECKING:
-    from tunecheck.core.trace import Trace
-    from tunecheck.results import Report
     from tunecheck.session.scheduling import OneWorkerARun
 
 ATTEMPTS, FETCH_SECONDS = 20, 1800
 """Most attempts a run makes (training, four fallback steps and a reference, repeat, resume, reading back, six variants,
 every fallback step once more) and time for fetching its weights."""
-INCONCLUSIVE = 6
-"""Exit status of a session that could not be judged, as in tunecheck.results, imported when there is a result."""
 SESSION = pytest.StashKey[TierSession]()
 REPORTED = pytest.StashKey[set[str]]()
 """Runs whose problem an item has reported already."""
@@ -185,7 +184,7 @@ def require_runs(items: Iterable[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="module")
-def trace(run: Run, pytestconfig: pytest.Config) -> "Trace":
+def trace(run: Run, pytestconfig: pytest.Config) -> Trace:
     """Train the run in a child process and return its trace, shared by all its checks; skip one that is too large."""
     session = pytestconfig.stash[SESSION]
     try:
@@ -202,8 +201,6 @@ def trace(run: Run, pytestconfig: pytest.Config) -> "Trace":
 @pytest.fixture
 def finding(run: Run, check: str, request: pytest.FixtureRequest) -> Finding:
     """Return what this check concludes; what cannot be judged is an error, or a skip where the run itself says so."""
-    from tunecheck.results.domain import attributed
-
     trace: Trace | None = None
     try:
         trace = request.getfixturevalue("trace")
@@ -257,7 +254,9 @@ class LastResort:
         """
         session, error = self.config.stash.get(SESSION, None), excinfo.value
         folder = session.folder if session is not None else None
-        pytest.exit(str(error) if isinstance(error, SuiteError) else unexpected(error, folder), returncode=INCONCLUSIVE)
+        pytest.exit(
+            str(error) if isinstance(error, SuiteError) else unexpected(error, folder), returncode=EXIT_UNJUDGED
+        )
 
 
 class SessionHooks:
@@ -459,16 +458,14 @@ class SessionHooks:
         except Exception as error:  # pytest would leave with the traceback, and with what the tests said
             log.error(unexpected(error, self.session.folder))
             if judged:
-                session.exitstatus = INCONCLUSIVE
+                session.exitstatus = EXIT_UNJUDGED
         if self.report is not None and judged:
-            from tunecheck.results import exit_code
-
             session.exitstatus = exit_code(self.report)
         elif (
             self.asked and not self.worker and session.exitstatus == pytest.ExitCode.OK
         ):  # by --setup-plan, or by another plugin
             log.error("checks were selected, but none was run: nothing was judged")
-            session.exitstatus = INCONCLUSIVE
+            session.exitstatus = EXIT_UNJUDGED
         if self.interrupted and self.report is None and not self.worker and asks_for_tiers(self.config.args):
             log.error("interrupted")
 

@@ -35,7 +35,7 @@ def _simulated(monkeypatch, tmp_path):
         )
 
     monkeypatch.setattr(prediction, "_simulate", answer)
-    monkeypatch.setattr("tunecheck.hardware.probe", lambda: HARDWARE)  # it starts git three times
+    monkeypatch.setattr("tunecheck.cli.runs.probe", lambda: HARDWARE)  # it starts git three times
 
 
 def ways_to_name(source: RunFile) -> list[str]:

@@ -248,9 +248,9 @@ def test_a_gpu_that_is_lost_in_the_middle_is_an_error_not_a_slow_pass(tmp_path, 
     """A run for either device does not go to the CPU then, and one for a GPU is not called too large."""
     from tunecheck.config import find_run, load_run
 
-    monkeypatch.setattr("tunecheck.hardware.probe", lambda: machine(CARD))
+    monkeypatch.setattr("tunecheck.session.probe", lambda: machine(CARD))
     lost = machine(visible=None, nvml_state=NvmlState.GPU_LOST, nvml_problem="GPU 0 is lost", nvml_remedy="reboot")
-    monkeypatch.setattr("tunecheck.hardware.look_again", lambda hardware: lost)
+    monkeypatch.setattr("tunecheck.session.look_again", lambda hardware: lost)
 
     for name in (RUNS[0], RUNS[2]):
         session = TierSession(command="", folder=tmp_path)
@@ -277,8 +277,8 @@ def test_a_gpu_that_cannot_be_used_moves_no_run_to_the_cpu(tmp_path, monkeypatch
     from tunecheck.config import find_run, load_run
 
     found = machine(visible=None, nvml_state=state, nvml_problem="NVML says no", nvml_remedy="reboot")
-    monkeypatch.setattr("tunecheck.hardware.probe", lambda: found)
-    monkeypatch.setattr("tunecheck.hardware.look_again", lambda hardware: hardware)
+    monkeypatch.setattr("tunecheck.session.probe", lambda: found)
+    monkeypatch.setattr("tunecheck.session.look_again", lambda hardware: hardware)
     monkeypatch.setattr("tunecheck.hardware.nvml.has_device", lambda: True)
     run = load_run(find_run(RUNS[0]), ["device=auto"])
 

@@ -18,6 +18,8 @@ from tunecheck.core.log import log
 from tunecheck.core.paths import configs_folders
 from tunecheck.core.units import count_option, size_option
 from tunecheck.hardware import probe
+from tunecheck.memory import measured_peaks, predict
+from tunecheck.models.description import Model
 from tunecheck.models.shapes import Shape, tensor_shapes
 from tunecheck.session.admission import no_gpu, prospect, room
 from tunecheck.session.options import CARD, RUN, SET
@@ -25,8 +27,6 @@ from tunecheck.strategies import STRATEGIES, trained_shapes
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from tunecheck.models.description import Model
 
 
 def add_commands(commands: Any) -> None:
@@ -137,7 +137,6 @@ def _show(options: argparse.Namespace) -> int:
 def _estimate(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from tunecheck.memory import measured_peaks, predict
     from tunecheck.memory.table import (
         changes_of,
         print_asked,

@@ -9,6 +9,9 @@ from tunecheck.config.schema import Run
 from tunecheck.config.source import Document
 from tunecheck.core.errors import BadRow, ConfigError, Unsupported
 from tunecheck.core.records import INSTRUCTION, TEXT, count_rows
+from tunecheck.models.shapes import KNOWN_TYPES, is_layer_linear, tensor_shapes
+from tunecheck.strategies import trained_shapes
+from tunecheck.strategies.lora import target_problems
 
 ENOUGH_LAYERS = 8
 """More layers than any strategy needs to tell those it trains from the others."""
@@ -31,8 +34,6 @@ def require_count(run: Run) -> None:
     Architectures whose tensors are not known are skipped. Called when a run begins: an estimate does not need the
     count.
     """
-    from tunecheck.models.shapes import KNOWN_TYPES, tensor_shapes
-
     if run.model.architecture.model_type not in KNOWN_TYPES:
         return
     count = sum(map(prod, tensor_shapes(run.model.architecture).values()))
@@ -48,10 +49,6 @@ def _place(run: Run, key: str) -> str:
 
 
 def _report_tensors(document: Document, run: Run) -> None:
-    from tunecheck.models.shapes import KNOWN_TYPES, is_layer_linear, tensor_shapes
-    from tunecheck.strategies import trained_shapes
-    from tunecheck.strategies.lora import target_problems
-
     if run.model.architecture.model_type not in KNOWN_TYPES:
         return
     run = _shortened(run)

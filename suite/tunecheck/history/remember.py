@@ -6,7 +6,6 @@ import shutil
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tunecheck.core.errors import HistoryDamaged, HistoryError, SuiteError
 from tunecheck.core.frozen import Frozen
@@ -16,14 +15,12 @@ from tunecheck.core.typed import MISFITS, build
 from tunecheck.history.baseline import AcceptedBaseline, baseline_file, baseline_for
 from tunecheck.history.entry import HistoryEntry, changed, history_entries
 from tunecheck.history.store import RECENT, Store, history_file
+from tunecheck.results import Report
 from tunecheck.results.baseline import FigureComparison, compare_to_baseline
 from tunecheck.results.figures import FIGURES
 from tunecheck.results.fleet import ANSWER_FILE, NODES_FOLDER, Answer, read_answer
 from tunecheck.results.rejudge import session_report
 from tunecheck.results.verdict import VERDICT_FILE
-
-if TYPE_CHECKING:
-    from tunecheck.results import Report
 
 SESSION = re.compile(r"\d{8}T\d{6}Z-\d+")
 """Name of a session's folder; nothing else is ever removed."""
@@ -33,7 +30,7 @@ UNFINISHED_SECONDS = 24 * 3600.0
 """A session without a verdict that wrote something in this time may still be running."""
 
 
-def with_history(report: "Report", folder: Path) -> "Report":
+def with_history(report: Report, folder: Path) -> Report:
     """Return the report with each figure compared to its baseline, and a note on each that could not be.
 
     The store is read and not written.
@@ -51,7 +48,7 @@ def with_history(report: "Report", folder: Path) -> "Report":
     return dataclasses.replace(report, figure_comparisons=tuple(comparisons), history_notes=tuple(notes))
 
 
-def remember(report: "Report", folder: Path) -> None:
+def remember(report: Report, folder: Path) -> None:
     """Add this session's entries to the store. Raises HistoryError; the session's folder still holds all of them."""
     entries, _ = history_entries(report, folder)  # with_history has reported the same
     if entries:

@@ -1,7 +1,5 @@
 """A session: reads the machine once, trains each run once, and turns the findings into a report."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -11,11 +9,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 
 import tunecheck
+from tunecheck.config.schema import Run
 from tunecheck.core import fork_server
 from tunecheck.core.errors import GpuUnusable, MachineTooSmall, SuiteError, TraceError
 from tunecheck.core.files import write_whole
@@ -25,16 +24,12 @@ from tunecheck.core.paths import reports_folder
 from tunecheck.core.redaction import without_secrets
 from tunecheck.core.trace import Trace, read
 from tunecheck.core.unexpected import unexpected
+from tunecheck.hardware import Hardware, look_again, probe
 from tunecheck.hardware.contention import CpuContention, recent_busy_cores
+from tunecheck.results import Report, verdict_of
 from tunecheck.session.admission import driver_fault, no_gpu, obstacle, require_usable
 from tunecheck.session.leases import Cards
 from tunecheck.session.rows import Rows
-
-if TYPE_CHECKING:
-    from tunecheck.config.schema import Run
-    from tunecheck.hardware import Hardware
-    from tunecheck.results import Report
-
 
 CONTENTION_CORES = 0.25
 """Cores busy with other processes from which on OpenMP spinning is limited in the training processes."""
@@ -71,22 +66,20 @@ class TierSession:
     @cached_property
     def hardware(self) -> Hardware:
         """The machine, read once."""
-        from tunecheck.hardware import probe
-
         return probe()
 
     def open(self) -> None:
         """Create the session's folder. Raises TraceError now, rather than after the training, when it is unwritable."""
         from tunecheck.results.verdict import VERDICT_FILE
 
-        probe = self.folder / ".writable"
+        trial = self.folder / ".writable"
         try:
             # two containers that share a folder share their process ids too
             if (self.folder / VERDICT_FILE).exists():
                 raise TraceError(f"{self.folder}: holds a finished session, which nothing may change; start again")
             self.folder.mkdir(0o700, parents=True, exist_ok=True)  # it holds what the user's code printed
-            probe.touch()
-            probe.unlink()
+            trial.touch()
+            trial.unlink()
         except OSError as error:
             raise TraceError(
                 f"{self.folder}: no report can be written there: {error.strerror}. "
@@ -139,8 +132,6 @@ class TierSession:
 
         None, with nothing written, when no run was reached, and for a worker's session.
         """
-        from tunecheck.results import Report, verdict_of
-
         with ThreadPoolExecutor(1) as cooling:  # its memory goes while the report is written
             cooling.submit(fork_server.cool_down)
             if self._is_worker:
@@ -188,8 +179,6 @@ class TierSession:
 
     def _look_again(self) -> Hardware:
         """Read the GPUs' present state. Raises GpuUnusable when there are some that no run can use."""
-        from tunecheck.hardware import look_again
-
         now = look_again(self.hardware)
         if self.hardware.visible_gpus and not now.visible_gpus:
             raise GpuUnusable(

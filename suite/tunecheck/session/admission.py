@@ -1,21 +1,14 @@
 """Admission: whether this machine has what a run needs, and a sentence when it does not."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from tunecheck.config.schema import Run
 from tunecheck.config.trainers import TRAINERS
 from tunecheck.core.errors import GpuUnusable
 from tunecheck.core.finding import Domain
 from tunecheck.core.units import GIB
-from tunecheck.hardware import nvml
+from tunecheck.hardware import Gpu, Hardware, nvml
 from tunecheck.hardware.facts import NvmlState
 from tunecheck.hardware.gpu_symptoms import NAME_BY_UUID
 from tunecheck.memory import Need, need_of
-
-if TYPE_CHECKING:
-    from tunecheck.config.schema import Run
-    from tunecheck.hardware import Gpu, Hardware
 
 NAMED_PROCESSES = 2
 """Processes on a GPU that are named before the others are counted."""

@@ -5,24 +5,19 @@ with the process that holds it, however that ends. A run in several processes ha
 cache folder do not see each other's leases; their memory on a GPU then counts like that of any other process.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
 
+from tunecheck.config.schema import Run
 from tunecheck.config.trainers import TRAINERS
 from tunecheck.core.errors import CardBusy, MachineTooSmall, SuiteError
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.log import log
 from tunecheck.core.paths import cache_folder
+from tunecheck.hardware import Gpu, Hardware
 from tunecheck.hardware.locks import OwnedLock
 from tunecheck.session.admission import obstacle, shortage
-
-if TYPE_CHECKING:
-    from tunecheck.config.schema import Run
-    from tunecheck.hardware import Gpu, Hardware
 
 WAIT_SECONDS = 4 * 3600.0
 """Longer than the longest run (LLaMA-7B, 1000 steps) may take."""

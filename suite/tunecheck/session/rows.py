@@ -4,8 +4,9 @@ import contextlib
 import dataclasses
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from tunecheck.config.schema import Run
 from tunecheck.core.errors import SuiteError, TraceError
 from tunecheck.core.evidence import AttemptOutcome, AttemptPurpose, AttemptReason, outcome_words
 from tunecheck.core.finding import Domain, Finding
@@ -15,9 +16,6 @@ from tunecheck.core.typed import build
 from tunecheck.results import RunReport, Tried, summarize
 from tunecheck.results.entry import waiting
 from tunecheck.results.words import retries
-
-if TYPE_CHECKING:
-    from tunecheck.config.schema import Run
 
 
 class Rows:
@@ -46,7 +44,7 @@ class Rows:
         self._seconds[run_name] = seconds
 
     def end(
-        self, run: "Run", reason: str, domain: Domain | Literal[""], *, too_small: bool = False, seconds: float = 0.0
+        self, run: Run, reason: str, domain: Domain | Literal[""], *, too_small: bool = False, seconds: float = 0.0
     ) -> None:
         """Record why the run could not begin, or its trace not be written to its end."""
         self._without_trace[run.name] = RunReport(
