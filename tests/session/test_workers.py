@@ -277,7 +277,8 @@ def test_a_gpu_that_cannot_be_used_moves_no_run_to_the_cpu(tmp_path, monkeypatch
     from tunecheck.config import find_run, load_run
 
     found = machine(visible=None, nvml_state=state, nvml_problem="NVML says no", nvml_remedy="reboot")
-    monkeypatch.setattr("tunecheck.session.probe", lambda: found)
+    for reader in ("session", "hardware"):
+        monkeypatch.setattr(f"tunecheck.{reader}.probe", lambda: found)
     monkeypatch.setattr("tunecheck.session.look_again", lambda hardware: hardware)
     monkeypatch.setattr("tunecheck.hardware.nvml.has_device", lambda: True)
     run = load_run(find_run(RUNS[0]), ["device=auto"])
