@@ -57,7 +57,9 @@ def main() -> None:
             TASKS[request.pop("task")](**request)
     except Exception as error:  # any error of the libraries becomes a message for the parent
         text = " ".join(str(error).split())[:500]
-        answer = {"error": f"{type(error).__name__}: {text}", "disk_full": _is_disk_full(error)}
+        # safetensors wraps the system's error, so that only its text shows it
+        disk_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in str(error)
+        answer = {"error": f"{type(error).__name__}: {text}", "disk_full": disk_full}
     print(json.dumps(answer))
 
 
@@ -127,7 +129,9 @@ def pair_tokenizer(model_max_length: int) -> Any:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_shipped_texts(), trainer)
+    files = sorted((shipped_folder() / "configs" / "data").glob("*/*.jsonl"))
+    rows = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    tokenizer.train_from_iterator([text for row in rows for text in row.values() if isinstance(text, str)], trainer)
     return _of_transformers(tokenizer, model_max_length)
 
 
@@ -140,13 +144,6 @@ def _of_transformers(tokenizer: Any, model_max_length: int) -> Any:
     return fast(tokenizer_object=tokenizer, model_max_length=model_max_length, **SPECIAL)
 
 
-def _shipped_texts() -> list[str]:
-    """Every text of the shipped rows, in the order of their files."""
-    files = sorted((shipped_folder() / "configs" / "data").glob("*/*.jsonl"))
-    rows = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
-    return [text for row in rows for text in row.values() if isinstance(text, str)]
-
-
 def _read_gguf_once() -> None:
     """Cache GGUF parsing: transformers 5.23 parses the file three times and builds the name table for every module.
 
@@ -156,11 +153,6 @@ def _read_gguf_once() -> None:
 
     for name in ("GGUFReader", "get_tensor_name_map"):
         setattr(gguf, name, functools.cache(getattr(gguf, name)))
-
-
-def _is_disk_full(error: Exception) -> bool:
-    """Return whether the disk was full; safetensors wraps the system's error, so that only its text shows it."""
-    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in str(error)
 
 
 TASKS: dict[str, Callable[..., None]] = {"gguf": convert_gguf, "random": draw_random}

@@ -244,10 +244,11 @@ def check_fit(folder: Path, model: Model, origin: str, *, exact: bool) -> tuple[
     Raises AnotherModel with both values, and WeightsDamaged for a weight file whose header does not fit its size.
     """
     config = read_json(folder / "config.json")
+    nested = config.get("rope_parameters")  # where transformers 5 keeps rope_theta
     wrong: list[str] = []
     notes: list[str] = []
     for key, wanted in model.architecture.model_dump().items():
-        found = _setting(config, key)
+        found = config.get(key, nested.get(key) if isinstance(nested, dict) else None)
         if _same(found, wanted) or (found is None and not exact):
             continue
         text = f"{key} is {found} in {origin}, {wanted} in configs/models/{model.name}.yaml"
@@ -286,12 +287,6 @@ def _element_counts(path: Path) -> dict[str, int]:
         problem = f"its {path.stat().st_size} bytes are no whole safetensors file ({error})"
         remedy = f"delete it and copy or download it again into {path.parent}"
         raise damaged(path, problem, remedy) from error
-
-
-def _setting(config: dict[str, Any], key: str) -> Any:
-    """Return a setting of config.json; transformers 5 keeps rope_theta in a section of its own."""
-    nested = config.get("rope_parameters")
-    return config.get(key, nested.get(key) if isinstance(nested, dict) else None)
 
 
 def _same(found: Any, wanted: Any) -> bool:

@@ -90,7 +90,11 @@ def _convert(data: Data, source: HubRows, place: Shelf, target: Path, again: boo
     file = _download(source, place, again=again)
     remedy = f"delete {file.resolve()}, fetch again"
     digest = check_digest(file, source.sha256 or blob_digest(file), remedy=remedy)
-    found = splits(_parsed(file, remedy), source, data.max_length)
+    try:
+        records = read_json(file, ROWS_BYTES)
+    except ValueError as error:
+        raise damaged(file, f"not JSON: {error}", remedy) from None
+    found = splits(records, source, data.max_length)
     log.info(f"{data.name}: {'; '.join(found.notes)}")
     texts = [as_lines(found.train).encode(), as_lines(found.heldout).encode()]
     with place.building(target, needed_bytes=sum(map(len, texts))) as workspace:
@@ -129,13 +133,6 @@ def _download(source: HubRows, place: Shelf, *, again: bool) -> Path:
         return downloaded(place.model, source, "dataset", fetch, FILE_BYTES)
     except PassedOver as reason:
         raise PassedOver("; ".join(filter(None, (offline(), f"{source.id}: {reason}")))) from None
-
-
-def _parsed(file: Path, remedy: str) -> Any:
-    try:
-        return read_json(file, ROWS_BYTES)
-    except ValueError as error:
-        raise damaged(file, f"not JSON: {error}", remedy) from None
 
 
 def _files(data: Data) -> Dataset:
@@ -196,7 +193,10 @@ def splits(records: Any, hub: HubRows, max_length: int) -> Splits:
     held-out ones unchanged. Raises DataError for a file that is not such a list, and for too few rows.
     """
     left_out: Counter[str] = Counter()
-    pairs = sorted(_usable(_pairs(records, hub), longest_row_bytes(max_length), left_out), key=_order)
+    pairs = sorted(
+        _usable(_pairs(records, hub), longest_row_bytes(max_length), left_out),
+        key=lambda pair: hashlib.sha256(_plain(pair[0]).encode()).hexdigest(),
+    )
     heldout = pairs[: hub.heldout_rows]
     held = {_plain(text) for pair in heldout for text in pair}
     free = [pair for pair in pairs[hub.heldout_rows :] if held.isdisjoint(map(_plain, pair))]
@@ -256,10 +256,6 @@ def _is_text(text: str) -> bool:
 def _plain(text: str) -> str:
     """Return the text normalised for comparison; the probe that audits the splits has its own."""
     return " ".join(text.casefold().split())
-
-
-def _order(pair: Pair) -> str:
-    return hashlib.sha256(_plain(pair[0]).encode()).hexdigest()
 
 
 def _where(hub: HubRows) -> str:

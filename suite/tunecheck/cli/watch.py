@@ -68,7 +68,8 @@ def _watch(options: argparse.Namespace) -> int:
     from tunecheck.report.page import PAGE_FILE, page_html
     from tunecheck.report.terminal import print_changes, print_report
 
-    settings = settings_for(_script(command), Path.cwd())
+    script = next((word for word in command if word.endswith(".py")), command[0])
+    settings = settings_for(script, Path.cwd())
     steps = next(number for number in (options.steps, settings.steps, 10) if number is not None)
     if steps < 2:
         where = "[tool.tunecheck] or tunecheck.toml: steps" if options.steps is None else "--steps"
@@ -126,8 +127,3 @@ def add_answers(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--set", action="append", default=[], metavar="checks.NAME.LIMIT=VALUE", help="change a limit; may be repeated"
     )
-
-
-def _script(command: list[str]) -> str:
-    """Return the file of the command that is a Python script, for globs; else its program."""
-    return next((word for word in command if word.endswith(".py")), command[0])

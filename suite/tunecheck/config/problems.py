@@ -67,7 +67,8 @@ def _rule_of(detail: Any) -> str:
         given, known = context["tag"], context["expected_tags"]
         rule = f"should be one of {known}"
     hint = nearest(str(given), re.findall(r"'([^']*)'", str(known)))
-    return rule if "(got " in rule else f"{rule} (got {_short(given)}){hint}"
+    words = repr(given) if len(repr(given)) <= 60 else f"{repr(given)[:57]}..."
+    return rule if "(got " in rule else f"{rule} (got {words}){hint}"
 
 
 def _explain(schema: type[BaseModel], detail: Any) -> tuple[KeyPath, str]:
@@ -89,7 +90,8 @@ def _walk(schema: type[BaseModel], location: KeyPath) -> tuple[KeyPath, type[Bas
     path: list[str | int] = []
     models, holder = [schema], schema
     for part in location:
-        tagged = [model for model in models if part in _kinds(model)] if len(models) > 1 else []
+        kinds = [(model, model.model_fields.get("kind")) for model in models if len(models) > 1]
+        tagged = [model for model, kind in kinds if kind and part in get_args(kind.annotation)]
         if tagged:
             models = tagged
             continue
@@ -101,19 +103,11 @@ def _walk(schema: type[BaseModel], location: KeyPath) -> tuple[KeyPath, type[Bas
     return tuple(path), holder
 
 
-def _kinds(model: type[BaseModel]) -> tuple[str, ...]:
-    return get_args(model.model_fields["kind"].annotation) if "kind" in model.model_fields else ()
-
-
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
     """Return every pydantic model in an annotation such as `list[A | B] | None`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for part in get_args(annotation) for model in _models_in(part)]
-
-
-def _short(value: Any) -> str:
-    return repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:57]}..."
 
 
 def _report_fields(name: str, limits: dict[str, Any], document: Document) -> None:

@@ -135,7 +135,8 @@ class Slurm:
                 yield from self._state(waiting, "queued" if state in WAITING else "running", reason)
                 continue
             self._ended[number] = self._ended.get(number, 0) + 1
-            _refresh(job.paths.folder)
+            with contextlib.suppress(OSError):  # a network file system may remember that the answer was not there
+                job.paths.folder.chmod(job.paths.folder.stat().st_mode)
             if self._ended[number] >= POLLS_BEFORE_LOST:
                 words = _lost(state, job)
                 yield from (News(place=name, state="lost", words=words, sick=state in SICK) for name in waiting)
@@ -199,12 +200,6 @@ def _listed(name: str, state: str, gres: str, reason: str) -> list[Place]:
     said = "" if reason.strip() in ("", "none") else f" ({reason.strip()})"
     problem = f"Slurm says: {state}{said}" if gone else ""
     return places_of(name, gpus(gres), problem=problem, drained=bare.startswith(DRAINED))
-
-
-def _refresh(folder: Path) -> None:
-    """Have a network file system look again: it may remember for a minute that a file was not there."""
-    with contextlib.suppress(OSError):
-        folder.chmod(folder.stat().st_mode)
 
 
 def _lost(state: str, job: Any) -> str:

@@ -75,7 +75,9 @@ def agreements(group: Sequence[Member]) -> Iterator[tuple[str, Finding]]:
         return
     for members in by_bits.values():
         if members is most:
-            yield from ((m.answer.place, _passed(len(most), len(group))) for m in most)
+            alike = f"{len(most)} of {len(group)} alike"
+            passed = Finding(check=CHECK, status=Status.PASSED, measured=alike, limit="the same bits")
+            yield from ((member.answer.place, passed) for member in most)
         elif len(_nodes(members)) > 1:
             words = f"{counted(len(members), 'place')} on {len(_nodes(members))} nodes agree, and differ from the other"
             why = f"{words} {len(most)}: another setting of these machines is likelier than {len(members)} broken ones"
@@ -96,10 +98,6 @@ def _failed(member: Member, most: Sequence[Member], total: int) -> Finding:
         domain=Domain.HARDWARE,
         evidence=f"{len(most)} places of this kind agree to the last bit",
     )
-
-
-def _passed(alike: int, total: int) -> Finding:
-    return Finding(check=CHECK, status=Status.PASSED, measured=f"{alike} of {total} alike", limit="the same bits")
 
 
 def _unjudged(group: Iterable[Member], detail: str, *, expected: bool = True) -> Iterator[tuple[str, Finding]]:
