@@ -103,7 +103,7 @@ class UpdateProbe(Probe):
                 worst_update=self._followed[worst][0],
                 moment_error=self._moment_error(session),
                 moved=bool(changed.any()),
-                moved_share=float(changed[pulled].float().mean()) if pulled.any() else None,
+                moved_share=int((changed & pulled).sum()) / count if (count := int(pulled.sum())) else None,
                 length_error=_length_error(*moves) if applied and rate > 0 else None,
                 clipped=self._clipped,
             )
@@ -198,7 +198,7 @@ def explained(after: torch.Tensor, before: torch.Tensor, predicted: torch.Tensor
 def _length_error(got: torch.Tensor, expected: torch.Tensor) -> float:
     """How far the moves' projection on the expected ones is from their length, over that length."""
     expected = expected.double()
-    along, length = float((got.double() * expected).sum()), float(expected.square().sum())
+    along, length = float(got.double().dot(expected)), float(expected.dot(expected))
     return abs(along / length - 1) if length else float(along != 0)
 
 
@@ -221,7 +221,7 @@ def _place(parts: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None]
 def _relative(value: torch.Tensor, wanted: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
     """Norm of each part's difference over the wanted one's norm; 0 when they are equal, both nothing included."""
     difference, norm = (
-        torch.segment_reduce(flat.double().square(), "sum", lengths=torch.tensor(sizes), initial=0)
+        torch.segment_reduce(flat.to(torch.float64, copy=True).square_(), "sum", lengths=torch.tensor(sizes), initial=0)
         for flat in (value - wanted, wanted)
     )
     return torch.where(difference == 0, 0.0, (difference / norm).sqrt())
