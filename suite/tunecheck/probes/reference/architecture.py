@@ -26,7 +26,7 @@ LINEARS = (
 )
 
 HEAD_ROWS = 4096
-"""Rows of the head's weight that are widened to fp32, at most."""
+"""Rows of the head's weight that are widened to fp32 at a time."""
 
 Rows = tuple[torch.Tensor, torch.Tensor]
 """Token ids and attention mask of a batch."""
@@ -89,8 +89,9 @@ def deviations(model: Any, architecture: Architecture, calls: Calls, logits: tor
     given, out = calls["head"]
     exact["head's input"] = _exact_error(given, calls["norm"][1])
     ends = [0, -1]  # two positions: the whole product would cost as much as a layer
-    weight = _weight(modules["head"], given)
-    wanted = given[ends] @ weight.float().T if weight.dim() == 2 and weight.is_floating_point() else out[ends]
+    weight, wanted = _weight(modules["head"], given), out[ends]
+    if weight.dim() == 2 and weight.is_floating_point():
+        wanted = torch.cat([given[ends] @ rows.float().T for rows in torch.split(weight, HEAD_ROWS)], dim=-1)
     errors["head"] = relative_error(out[ends], wanted)
     exact["logits"] = _exact_error(logits[0].float(), out)
     return found
