@@ -22,7 +22,7 @@ from tunecheck.core.finding import Domain
 from tunecheck.core.log import log
 from tunecheck.core.paths import reports_folder
 from tunecheck.core.redaction import without_secrets
-from tunecheck.core.trace import Trace, read
+from tunecheck.core.trace import Trace
 from tunecheck.core.unexpected import unexpected
 from tunecheck.hardware import Hardware, look_again, probe
 from tunecheck.hardware.contention import CpuContention, recent_busy_cores
@@ -202,8 +202,7 @@ class TierSession:
             vram_cap_bytes=self.vram_cap_bytes,
             in_process=self.in_process,
         )
-        runner.execute(run)
-        return read(file)
+        return runner.execute(run)
 
 
 def written(report: Report, folder: Path) -> Report:
