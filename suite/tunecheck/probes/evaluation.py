@@ -62,7 +62,8 @@ class EvaluationProbe(Probe):
                     loss=loss,
                     tokens=tokens,
                     logits_loss=own.loss_of(exchange),
-                    model_repeats=None if offloaded else call.repeats(session.model),
+                    # before the first step a stand-in for the model has its weights, and noise is seen in the last one
+                    model_repeats=None if offloaded or step == 0 else call.repeats(session.model),
                     plain_loss=plain,
                 )
             )

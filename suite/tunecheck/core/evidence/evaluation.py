@@ -19,7 +19,7 @@ class Evaluation(Record):
     assigned to the rows' tokens."""
     model_repeats: bool | None = None
     """Whether the model, given the evaluation's first batch once more right after it, computes the same to the last
-    bit. None where it was not seen to compute anything, and with offloaded parameters."""
+    bit. None before the first step, where it was not seen to compute anything, and with offloaded parameters."""
     plain_loss: float | None = None
     """Of a first evaluation with a high loss: the loss of one plain row, by other code. None elsewhere."""
 
