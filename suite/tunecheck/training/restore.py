@@ -45,7 +45,8 @@ def as_found(model: Any) -> Iterator[None]:
     kinds, drawn = dict(zip(map(type, values), values, strict=True)), _generators()
     others = ModuleType, torch.Tensor, *CONTAINERS
     own = {kind for kind, v in kinds.items() if kind.__dictoffset__ and not callable(v) and not isinstance(v, others)}
-    found = [value for value in values if type(value) in own or type(value) in drawn or type(value) is torch.Tensor]
+    looked_at = own | drawn.keys() | {torch.Tensor}
+    found = [value for value in values if type(value) in looked_at]
     for value in {id(value): value for value in found if type(value) in own}.values():
         holders.append(vars(value))
         names += vars(value)
