@@ -27,10 +27,6 @@ class WatchedLora(Lora):
     unmatched: list[str] = []  # noqa: RUF012
     """Names of target_modules and modules_to_save that no module of the model has."""
 
-    def learnt_tokens(self) -> list[int]:
-        """Return them."""
-        return self.token_indices
-
     def as_saved(self) -> dict[str, object]:
         """Return what peft's adapter_config.json must say of these adapters, as far as it is read here."""
         return {

@@ -53,10 +53,6 @@ class Lora(Section):
         """Return that factor for the adapter of this module, which is the same for all here."""
         return self.scale
 
-    def learnt_tokens(self) -> list[int]:
-        """Return the tokens whose rows of the embedding learn beside the adapters: none here."""
-        return []
-
 
 class Quantization(Section):
     """4-bit loading through bitsandbytes."""

@@ -43,8 +43,9 @@ class AdapterProbe(Probe):
             return
         expected = session.run.expected_trainable(WeightFile(session.folder).names)
         modules = _modules(expected) | _modules(name for name, _ in session.model.named_parameters())
-        first = first_tokens(session)  # and those whose rows of the embedding learn
-        ids = torch.cat([first, first.new_tensor([session.run.lora.learnt_tokens()[:PROMPT_TOKENS]])], dim=1)
+        first = first_tokens(session)
+        learnt = getattr(session.run.lora, "token_indices", [])  # rows of the embedding, in trainings of others
+        ids = torch.cat([first, first.new_tensor([learnt[:PROMPT_TOKENS]])], dim=1)
         training = not session.run.uses_dropout  # what adds noise in train mode, NEFTune, say, is off in eval mode
         with without_dropout(session.model) if training else nullcontext(), _recorded(session, modules) as calls:
             start = logits_of(session.model, ids, training=True)

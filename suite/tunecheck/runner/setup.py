@@ -58,7 +58,7 @@ def setup_of(session: Any, cap_bytes: int | None, *, declared_optimizer: str) ->
             "deterministic": torch.are_deterministic_algorithms_enabled(),
             **_attention_kernels(session),
         },
-        versions=versions(),
+        versions={name: version for name in LIBRARIES if (version := distribution_version(name)) is not None},
         cuda=cuda,
         vram_cap_bytes=cap_bytes,
     )
@@ -73,8 +73,3 @@ def _attention_kernels(session: Session) -> dict[str, Any]:
         "attention_kernel": chosen_kernel(session.model, session.device, tokens, masked=False),
         "attention_kernel_masked": chosen_kernel(session.model, session.device, tokens, masked=True),
     }
-
-
-def versions() -> dict[str, str]:
-    """Return the version of each library that is installed."""
-    return {name: version for name in LIBRARIES if (version := distribution_version(name)) is not None}
