@@ -13,39 +13,24 @@ import torch
 
 from tunecheck.core.evidence import Step
 from tunecheck.training.checkpoint import load_checkpoint, save_checkpoint  # noqa: F401 - a trainer has them
-from tunecheck.training.data import Batches
-from tunecheck.training.load import (
-    apply_strategy,
-    apply_workarounds,
-    load_base,
-    load_tokenizer,
-    merge,
-    resolve_precision,
-)
+from tunecheck.training.load import parts_of
 from tunecheck.training.native import evaluate, make_scheduler, save_adapter, token_weighted_loss
 from tunecheck.training.session import Session
 
 
 def build(run, folder, device):
     """Return a session ready for its first step. The optimizer comes last, over the tensors that are trained."""
-    torch.manual_seed(run.training.seed)
-    tokenizer, precision = load_tokenizer(folder), resolve_precision(run, device)
-    base = load_base(run, folder, device, precision)
-    workarounds = apply_workarounds(base, device, run)
-    model = apply_strategy(base, run)
-    training = run.training
+    parts, training = parts_of(run, folder, device), run.training  # model, tokenizer, rows and more
     optimizer = torch.optim.AdamW(
-        [parameter for parameter in model.parameters() if parameter.requires_grad],
+        [parameter for parameter in parts["model"].parameters() if parameter.requires_grad],
         lr=training.learning_rate,
         betas=(training.adam_beta1, training.adam_beta2),
         eps=training.adam_epsilon,
         weight_decay=training.weight_decay,
     )
     return Session(
-        run=run, device=device, precision=precision, folder=folder, model=model, tokenizer=tokenizer,
-        batches=Batches(run, tokenizer, device), optimizer=optimizer, scheduler=make_scheduler(optimizer, training),
-        scaler=None, loss=token_weighted_loss, evaluate=evaluate, save_adapter=save_adapter, merge=merge,
-        workarounds=workarounds,
+        **parts, optimizer=optimizer, scheduler=make_scheduler(optimizer, training), scaler=None,
+        loss=token_weighted_loss, evaluate=evaluate, save_adapter=save_adapter,
     )  # fmt: skip
 
 

@@ -29,7 +29,8 @@ from torch.utils import checkpoint
 from torch.utils._pytree import tree_leaves
 
 from tunecheck.memory.live import ACTIVATIONS, LiveStorages
-from tunecheck.training import native, ranks
+from tunecheck.training import load as loading
+from tunecheck.training import ranks
 
 MIB = 2**20
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
@@ -344,7 +345,7 @@ def fake_card(*, capability: tuple[int, int] = (8, 0), **broken: Callable[[], An
         "set_device": lambda device: None,
         "_lazy_init": lambda: None,
     }
-    load = native.load_base
+    load = loading.load_base
 
     def load_base(run: Any, folder: Any, device: torch.device, precision: str) -> Any:
         card.making = True
@@ -406,7 +407,7 @@ def fake_card(*, capability: tuple[int, int] = (8, 0), **broken: Callable[[], An
             stack.enter_context(mock.patch.object(torch.cuda, name, fake))
         stack.enter_context(mock.patch.dict(ranks.BACKEND, cuda="gloo"))
         stack.enter_context(mock.patch.object(torch._C, "_cuda_clearCublasWorkspaces", create=True))
-        stack.enter_context(mock.patch.object(native, "load_base", load_base))
+        stack.enter_context(mock.patch.object(loading, "load_base", load_base))
         for module in (
             "tunecheck.probes.reference.measures",
             "tunecheck.probes.resources",

@@ -3,7 +3,7 @@
 Imports torch; used in the training child only.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from tunecheck.core.known_bugs import CUDNN_ATTENTION, cudnn_attention_gives_nan
 from tunecheck.core.out_of_memory import ran_out
 from tunecheck.core.text import one_line
 from tunecheck.strategies import STRATEGIES
+from tunecheck.strategies.mixed_precision import measure_magnitudes
+from tunecheck.training.data import Batches
 from tunecheck.training.restore import REPACKS
 from tunecheck.training.session import Session
 
@@ -206,6 +208,30 @@ def apply_strategy(model: Any, run: Run) -> Any:
         return STRATEGIES[run.strategy].adapt(model, run)
     except BrokenRules as error:
         raise config_error(run, *error.rules) from error
+
+
+def parts_of(
+    run: Run,
+    folder: Path,
+    device: torch.device,
+    *,
+    weights_on: torch.device | None = None,
+    adapt: Callable[[Any, Run], Any] = apply_strategy,
+) -> dict[str, Any]:
+    """The fields of a session that no trainer makes otherwise: model, tokenizer, rows, and what was worked round.
+
+    The base is loaded to `weights_on` where that is not the device, and `adapt` makes the model of it.
+    """
+    torch.manual_seed(run.training.seed)
+    precision, tokenizer = resolve_precision(run, device), load_tokenizer(folder)
+    base = load_base(run, folder, device if weights_on is None else weights_on, precision)
+    workarounds = apply_workarounds(base, device, run)
+    model = adapt(base, run)
+    if run.lora is not None and run.lora.use_dora:
+        workarounds += measure_magnitudes(model)
+    batches = Batches(run, tokenizer, device)
+    fields = {"run": run, "folder": folder, "device": device, "precision": precision, "merge": merge}
+    return {**fields, "model": model, "tokenizer": tokenizer, "batches": batches, "workarounds": workarounds}
 
 
 def merge(session: Session, saved: Path) -> Any:

@@ -13,20 +13,11 @@ from torch.utils.checkpoint import checkpoint
 
 from tunecheck.config.schema import Run, Training
 from tunecheck.core.evidence import Step
-from tunecheck.strategies.mixed_precision import measure_magnitudes
 from tunecheck.training.checkpoint import load_checkpoint as load_checkpoint
 from tunecheck.training.checkpoint import save_checkpoint as save_checkpoint
-from tunecheck.training.data import IGNORED, Batch, Batches, Tokens
+from tunecheck.training.data import IGNORED, Batch, Tokens
 from tunecheck.training.events import Probes
-from tunecheck.training.load import (
-    DTYPES,
-    apply_strategy,
-    apply_workarounds,
-    load_base,
-    load_tokenizer,
-    merge,
-    resolve_precision,
-)
+from tunecheck.training.load import DTYPES, apply_strategy, parts_of
 from tunecheck.training.placement import activations_on_cpu, as_forward, home, offload_parameters, whole_state
 from tunecheck.training.ranks import Exchange, Ranks
 from tunecheck.training.restore import model_mode
@@ -39,36 +30,22 @@ LOG_EVERY_STEPS_ON_GPU = 10
 
 def build(run: Run, folder: Path, device: torch.device) -> Session:
     """A session ready for its first step: weights loaded, adapters added, optimizer over the trainable tensors."""
-    torch.manual_seed(run.training.seed)
-    precision = resolve_precision(run, device)
-    tokenizer = load_tokenizer(folder)
-    base = load_base(run, folder, home(run, device), precision)
-    workarounds = apply_workarounds(base, device, run)
-    model = adapt(base, run)
+    parts = parts_of(run, folder, device, weights_on=home(run, device), adapt=adapt)
+    model = parts["model"]
     if run.training.offload == "parameters":
         offload_parameters(model, device)
-    if run.lora is not None and run.lora.use_dora:
-        workarounds += measure_magnitudes(model)
     ranks = Ranks.of(run)
     ranks.distribute(model, run)
     optimizer = make_optimizer(decay_groups(model, run.training), run.training, home(run, device))
     ranks.seed(run.training.seed)
     return Session(
-        run=run,
-        device=device,
-        precision=precision,
-        folder=folder,
-        model=model,
-        tokenizer=tokenizer,
-        batches=Batches(run, tokenizer, device),
+        **parts,
         optimizer=optimizer,
         scheduler=make_scheduler(optimizer, run.training),
-        scaler=torch.amp.GradScaler(device.type, enabled=precision == "fp16"),
+        scaler=torch.amp.GradScaler(device.type, enabled=parts["precision"] == "fp16"),
         loss=token_weighted_loss,
         evaluate=evaluate,
         save_adapter=save_adapter,
-        merge=merge,
-        workarounds=workarounds,
         ranks=ranks,
         processes=ranks.count,
         exchange=Exchange.of(run),

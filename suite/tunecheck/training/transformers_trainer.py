@@ -23,18 +23,10 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from tunecheck.config.schema import Run
 from tunecheck.core.errors import WeightsDamaged
 from tunecheck.core.evidence import Step
-from tunecheck.strategies.mixed_precision import measure_magnitudes
 from tunecheck.training.data import IGNORED, Batch, Batches, RowsInOrder, Tokens
 from tunecheck.training.events import Probes
 from tunecheck.training.hooks import OwnHooks
-from tunecheck.training.load import (
-    apply_strategy,
-    apply_workarounds,
-    load_base,
-    load_tokenizer,
-    merge,
-    resolve_precision,
-)
+from tunecheck.training.load import parts_of
 from tunecheck.training.ranks import Exchange, Ranks
 from tunecheck.training.restore import having, model_mode
 from tunecheck.training.session import Session
@@ -61,30 +53,17 @@ def build(run: Run, folder: Path, device: torch.device) -> Session:
 
 def session_around(make: MakeTrainer, run: Run, folder: Path, device: torch.device) -> Session:
     """A session around the Trainer that `make` returns for the model, the batches and the precision."""
-    torch.manual_seed(run.training.seed)
-    precision = resolve_precision(run, device)
-    tokenizer = load_tokenizer(folder)
-    base = load_base(run, folder, device, precision)
-    workarounds = apply_workarounds(base, device, run)
-    model = apply_strategy(base, run)
-    if run.lora is not None and run.lora.use_dora:
-        workarounds += measure_magnitudes(model)
+    parts = parts_of(run, folder, device)
     if run.processes > 1:
-        workarounds += (WRAPPED,)
-    batches, ranks = Batches(run, tokenizer, device), Ranks.of(run)
+        parts["workarounds"] += (WRAPPED,)
+    model, ranks = parts["model"], Ranks.of(run)
     if ranks.count > 1:  # or accelerate would choose a number of threads itself
         os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
-    trainer = make(model, batches, precision)
+    trainer = make(model, parts["batches"], parts["precision"])
     trainer.remove_callback(PrinterCallback)
     ranks.seed(run.training.seed)  # after the Trainer has seeded all alike
     return Session(
-        run=run,
-        device=device,
-        precision=precision,
-        folder=folder,
-        model=model,
-        tokenizer=tokenizer,
-        batches=batches,
+        **parts,
         optimizer=trainer.create_optimizer(),
         # the model's own, which the Trainer's compute_loss asks for it with the window's number of tokens
         loss=lambda logits, labels, tokens: model.loss_function(
@@ -92,11 +71,9 @@ def session_around(make: MakeTrainer, run: Run, folder: Path, device: torch.devi
         ),
         evaluate=evaluate,
         save_adapter=save_adapter,
-        merge=merge,
         ranks=ranks,
         processes=ranks.count,
         exchange=Exchange.of(run),
-        workarounds=workarounds,
         trainer=trainer,
     )
 
