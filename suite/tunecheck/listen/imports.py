@@ -4,6 +4,7 @@ TRL, LLaMA-Factory, axolotl, ms-swift and unsloth use or derive from transformer
 in one line and leaves the training alone.
 """
 
+import atexit
 import contextlib
 import functools
 import importlib.abc
@@ -95,7 +96,6 @@ def _wrap_trainer(module: ModuleType) -> None:
             checkpoint = ""
             try:
                 from tunecheck.listen.hf_trainer import listening
-                from tunecheck.listen.loop import stand_aside
                 from tunecheck.listen.options import from_environment
 
                 stand_aside()
@@ -113,15 +113,27 @@ def _wrap_trainer(module: ModuleType) -> None:
 WRAPPED["transformers.trainer"] = _wrap_trainer
 
 
+_loops: list[Any] = []
+"""What listens to whatever loop this process will run, until it ends."""
+
+
+def stand_aside() -> None:
+    """Leave the training to whoever announces it."""
+    while _loops:
+        _loops.pop().detach()
+
+
 def _wrap_torch(module: ModuleType) -> None:
     """A loop that is no Trainer's is looked for once torch is there; a Trainer says so itself."""
     try:
         from tunecheck.listen.options import from_environment
 
         if (options := from_environment()) is not None:
-            from tunecheck.listen.loop import listen
+            from tunecheck.listen.loop import LoopHooks
 
-            listen(options)
+            _loops.append(LoopHooks(options))
+            _loops[0].attach()
+            atexit.register(_loops[0].at_exit)
             hear_saves(module, "save")
             hear_inputs(module)
     except Exception as error:

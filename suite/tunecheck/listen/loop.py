@@ -5,7 +5,6 @@ step. A window is all micro-batches between two steps. This is loaded as torch i
 program might not: the rest comes with the first forward pass that learns.
 """
 
-import atexit
 import functools
 import gc
 import os
@@ -462,6 +461,14 @@ class LoopHooks(StepMoments):
             ids = first.input_ids[:1][:, first.attention_mask[0].bool()]
             self.listener.read_back_saves(self.model, ids, self._ours(self.listener.end_of_listening))
 
+    def at_exit(self) -> None:
+        """The process ends: so does its loop, and why none was listened to is told."""
+        error = getattr(sys, "last_value", None)  # also kept of one that was caught, by pytest in a frame of its own
+        begun = getattr(getattr(error, "__traceback__", None), "tb_frame", None)
+        self.detach(error if begun and begun.f_globals.get("__name__") in ("__main__", "runpy") else None)
+        if why := self.why_not():
+            say(why)
+
     def why_not(self) -> str:
         """Return why a loop of this process was not listened to; "" where there was none, or it was."""
         if self.listener is not None:
@@ -476,28 +483,3 @@ class LoopHooks(StepMoments):
         if self.model is None:
             return f"{self.unheard} stepped, but {self.why or 'no module was called with gradients'}"
         return f"{self.unheard} stepped, but no optimizer holds parameters of the {type(self.model).__name__}"
-
-
-_waiting: list[LoopHooks] = []
-
-
-def stand_aside() -> None:
-    """Leave the training to whoever announces it."""
-    while _waiting:
-        _waiting.pop().detach()
-
-
-def listen(options: "Options") -> None:
-    """Listen to whatever loop this process will run, until it ends."""
-    hooks = LoopHooks(options)
-    hooks.attach()
-    _waiting.append(hooks)
-
-    def end() -> None:
-        error = getattr(sys, "last_value", None)  # also kept of one that was caught, by pytest in a frame of its own
-        begun = getattr(getattr(error, "__traceback__", None), "tb_frame", None)
-        hooks.detach(error if begun and begun.f_globals.get("__name__") in ("__main__", "runpy") else None)
-        if why := hooks.why_not():
-            say(why)
-
-    atexit.register(end)
