@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial, wraps
 from itertools import islice
 from typing import Any
+from unittest import mock
 
 import torch
 from transformers import TrainerCallback
@@ -341,14 +342,10 @@ class TrainerHooks(StepMoments, TrainerCallback):
         trainer = self.trainer
         kept = {name: copy.deepcopy(value) for name, value in vars(trainer).items() if _plain(value)}
         state = copy.copy(trainer.state)
-        before, self.replaying = dict(vars(trainer)), True
         try:
-            vars(trainer)["log"] = nothing
-            return call()
+            with mock.patch.object(trainer, "log", nothing), mock.patch.object(self, "replaying", True):
+                return call()
         finally:
-            vars(trainer).pop("log")
-            vars(trainer).update({"log": before["log"]} if "log" in before else {})
-            self.replaying = False
             vars(trainer).update(kept)
             trainer.state.__dict__.update(state.__dict__)
 

@@ -9,6 +9,7 @@ queries (2305.13245), as Llama (2302.13971) puts them together. Imports torch; c
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -105,18 +106,12 @@ def head_error(model: Any, calls: Calls) -> dict[str, float]:
     head = model.get_output_embeddings()
     if type(head) is not torch.nn.Linear or "head" not in calls or hasattr(head.weight, "to_local"):
         return {}
-    held = dict(head._parameters)
     sampled = slice(None, None, -(-len(head.weight) // HEAD_ROWS))
+    wide = {n: p.detach()[sampled].float() for n, p in head._parameters.items() if p is not None}
     given = calls["head"][0][[0, -1]]
-    try:
-        for name, parameter in held.items():
-            if parameter is not None:
-                head._parameters[name] = torch.nn.Parameter(parameter.detach()[sampled].float(), requires_grad=False)
-        with torch.no_grad(), torch.autocast(given.device.type, enabled=False):
-            wanted = given @ head.weight.T if head.bias is None else given @ head.weight.T + head.bias
-            return {"head": relative_error(head(given), wanted)}
-    finally:
-        head._parameters.update(held)
+    with mock.patch.dict(head._parameters, wide), torch.no_grad(), torch.autocast(given.device.type, enabled=False):
+        wanted = given @ head.weight.T if head.bias is None else given @ head.weight.T + head.bias
+        return {"head": relative_error(head(given), wanted)}
 
 
 def worst_gain(model: Any, architecture: Architecture, calls: Calls) -> tuple[float, str]:
