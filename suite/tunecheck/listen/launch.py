@@ -332,10 +332,9 @@ def _merge(files: list[Path], traces: list[Trace]) -> None:
     writer = TraceWriter(beside)
     writer.write(replace(first.header, run=run), first.main.start, *first.main.records, *_files_written_later(first))
     for rank, trace in enumerate(traces[1:], start=1):
-        own = TraceWriter(beside, rank)
         left_open = {premise: told.where for premise, told in trace.run.premises.items() if told.source is Source.OPEN}
-        own.write(PremisesOpen(reasons=left_open), *trace.main.records, *_files_written_later(trace))
-        own.close()
+        with contextlib.closing(TraceWriter(beside, rank)) as own:
+            own.write(PremisesOpen(reasons=left_open), *trace.main.records, *_files_written_later(trace))
     if first.main.end is not None:
         writer.write(first.main.end)
     for saved in first.attempts[1:]:  # by the first process alone

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from traceback import walk_stack
@@ -348,13 +348,9 @@ def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 def append(trace: Path, purpose: AttemptPurpose, device: str, seconds: float, record: Record) -> None:
     """Write this record behind the end of a trace, as an attempt of its own."""
-    writer = TraceWriter(trace)
-    writer.write(
-        AttemptStart(purpose=purpose, device=device),
-        record,
-        AttemptEnd(outcome=AttemptOutcome.FINISHED, detail="", seconds=seconds),
-    )
-    writer.close()
+    end = AttemptEnd(outcome=AttemptOutcome.FINISHED, detail="", seconds=seconds)
+    with closing(TraceWriter(trace)) as writer:
+        writer.write(AttemptStart(purpose=purpose, device=device), record, end)
 
 
 @contextmanager

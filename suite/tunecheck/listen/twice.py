@@ -6,6 +6,7 @@ folders as the watched run does.
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,14 +52,11 @@ class Rehearsal:
         if not path.exists() or self.repeat is None:
             return
         first = read(path).run.training.first_step
-        writer = TraceWriter(path)
-        try:
+        with closing(TraceWriter(path)) as writer:
             writer.write(*_attempt(AttemptPurpose.REPEAT, self.repeat, first, 0))
             if self.resume is not None:
                 shift = self.resume.run.training.first_step - first
                 writer.write(*_attempt(AttemptPurpose.RESUME, self.resume, first + shift, shift))
-        finally:
-            writer.close()
 
 
 def rehearse(options: Options, run: Run) -> Rehearsal:

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -65,14 +66,11 @@ class Runner(Frozen):
         cannot be written.
         """
         path = self.folder / f"{run.stem}.jsonl"
-        writer = TraceWriter(path)
-        try:
-            described = {**run.model_dump(mode="json"), "features": sorted(run.features)}
+        described = {**run.model_dump(mode="json"), "features": sorted(run.features)}
+        with closing(TraceWriter(path)) as writer:
             writer.write(header_of(described, run.fingerprint, self.environment))
             with scratch_folder() as scratch:
                 self._attempts(run, writer, scratch)
-        finally:
-            writer.close()
         return read(path)
 
     def _attempts(self, run: Run, writer: TraceWriter, scratch: Path) -> None:

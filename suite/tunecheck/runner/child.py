@@ -10,7 +10,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from itertools import chain
 from typing import Any
 
@@ -142,8 +142,7 @@ def carry_out(request: Request, progress: Callable[[Step], None], rank: int = 0)
         card = resolve_device("cuda")
         require_card(card, request.cards)
         cap_bytes = cap_memory(card, request.vram_cap_bytes)
-    writer = TraceWriter(request.trace, rank)
-    try:
+    with closing(TraceWriter(request.trace, rank)) as writer:
         tensors, size = _live(device)
         if request.purpose == "read back":
             precision = resolve_precision(run, device)
@@ -156,8 +155,6 @@ def carry_out(request: Request, progress: Callable[[Step], None], rank: int = 0)
         _let_go(device)
         tensors_after, size_after = _live(device)
         writer.write(Released(tensors=tensors_after - tensors, bytes=size_after - size, session_bytes=held - size))
-    finally:
-        writer.close()
 
 
 def _be_deterministic() -> None:
@@ -180,10 +177,7 @@ def _train(
     Nothing of the session outlives the call.
     """
     run, max_steps = request.run, request.run.training.max_steps
-    trainer = trainer_of(run)
-
-    def emit(*records: Record) -> None:
-        writer.write(*records)
+    trainer, emit = trainer_of(run), writer.write
 
     def log(step: Step) -> None:
         writer.write(step)

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from tunecheck.training.restore import having
+
 HALVES = (torch.bfloat16, torch.float16)
 WIDENED_BYTES = 1 << 30
 """Largest part of a base that is computed with in fp32 for a moment: a 4-bit 7B model's embedding and head."""
@@ -26,7 +28,6 @@ def in_fp32(model: Any) -> Iterator[dict[torch.Tensor, torch.Tensor]]:
     places = [place for module in model.modules() for place in (module._parameters, module._buffers)]
     kept = [(place, name, t) for place in places for name, t in place.items() if t is not None and t.dtype in HALVES]
     linears = [module for module in model.modules() if getattr(module, "compute_dtype", None) is not None]
-    dtypes = [module.compute_dtype for module in linears]
     try:
         for place, name, tensor in kept:
             if tensor not in wide:  # a tied one has several places
@@ -34,14 +35,11 @@ def in_fp32(model: Any) -> Iterator[dict[torch.Tensor, torch.Tensor]]:
                 if isinstance(tensor, torch.nn.Parameter):
                     wide[tensor] = torch.nn.Parameter(data, tensor.requires_grad)
             place[name] = wide[tensor]
-        for linear in linears:
-            linear.compute_dtype = torch.float32
-        yield wide
+        with having((linear, "compute_dtype", torch.float32) for linear in linears):
+            yield wide
     finally:
         for place, name, tensor in kept:
             place[name] = tensor
-        for linear, dtype in zip(linears, dtypes, strict=True):
-            linear.compute_dtype = dtype
 
 
 def widened_bytes(model: Any) -> int:
