@@ -70,12 +70,14 @@ class FidelityProbe(Probe):
         for name, held in inside.items():
             if not any(is_packed(p) or _difference(session, p, weights.tensor(name), False) is None for p in held):
                 differing.append(f"{name} (in no part of the module that stands for it)")
+        sizes, at = list(errors.values()), worst(errors) or ""
         self.emit(
             BaseFidelity(
                 tensors=compared,
                 differing=tuple(differing),
-                weight_errors=_spread(list(errors.values())),
-                worst_weight=worst(errors) or "",
+                # a NaN anywhere is the largest
+                weight_errors={"smallest": min(sizes), "median": median(sizes), "largest": errors[at]} if sizes else {},
+                worst_weight=at,
                 buffers_differing=tuple(
                     map(file_name, wrong_frequencies(session.model, session.run.model.architecture))
                 ),
@@ -176,14 +178,6 @@ def _quantization_error(parameter: Any, weights: WeightFile, name: str) -> float
         difference += float((got - wanted).square().sum())
         norm += float(wanted.square().sum())
     return float((difference / norm) ** 0.5)
-
-
-def _spread(errors: list[float]) -> dict[str, float]:
-    """Smallest, median and largest; a NaN anywhere is the largest."""
-    if not errors:
-        return {}
-    broken = [error for error in errors if error != error]
-    return {"smallest": min(errors), "median": median(errors), "largest": broken[0] if broken else max(errors)}
 
 
 def _is_tied(model: Any) -> bool:

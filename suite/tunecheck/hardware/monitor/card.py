@@ -170,8 +170,12 @@ def thinned(samples: Sequence[DeviceSample], most: int = MOST_SAMPLES) -> list[D
 
 
 def merged(samples: Sequence[DeviceSample]) -> DeviceSample:
-    """Merge consecutive samples, at least one: maxima, the mean clock, counts of clock reasons."""
+    """Merge consecutive samples, at least one: maxima, the mean clock, counts of clock reasons.
+
+    Each process is in it once, with its largest memory.
+    """
     first, last = samples[0], samples[-1]
+    seen = [process for sample in samples for process in sample.others]
     return DeviceSample(
         at=first.at,
         seconds=last.at + last.seconds - first.at,
@@ -180,7 +184,7 @@ def merged(samples: Sequence[DeviceSample]) -> DeviceSample:
         process_seen=any(sample.process_seen for sample in samples),
         sm_clock_mhz=_mean([(sample.sm_clock_mhz, sample.readings) for sample in samples]),
         clock_reasons=_counted([sample.clock_reasons for sample in samples]),
-        others=_largest_of_each(process for sample in samples for process in sample.others),
+        others=tuple({process.pid: process for process in sorted(seen, key=lambda p: p.used_bytes or 0)}.values()),
         xids=tuple(xid for sample in samples for xid in sample.xids),
         events=tuple(event for sample in samples for event in sample.events),
     )
@@ -200,12 +204,3 @@ def _counted(counts: list[dict[str, int] | None]) -> dict[str, int] | None:
     known = [count for count in counts if count is not None]
     names = dict.fromkeys(name for count in known for name in count)
     return {name: sum(count.get(name, 0) for count in known) for name in names} if known else None
-
-
-def _largest_of_each(processes: Iterable[CardProcess]) -> tuple[CardProcess, ...]:
-    found: dict[int, CardProcess] = {}
-    for process in processes:
-        before = found.get(process.pid)
-        if before is None or (process.used_bytes or 0) > (before.used_bytes or 0):
-            found[process.pid] = process
-    return tuple(found.values())
