@@ -10,7 +10,7 @@ from statistics import median
 
 from tunecheck.core.evidence import Step
 from tunecheck.core.snapshot import ArchitectureSnapshot, RunSnapshot
-from tunecheck.models.layer_names import head_name, layer_of
+from tunecheck.models.layer_names import EMBEDDING, HEAD, layer_of
 
 WARM_UP_STEPS, PROBED_STEPS = 2, 20
 """Left out of the rate: kernels are loaded and caches filled in the first ones. In the others probes look at the logits
@@ -65,7 +65,7 @@ def flops_per_token(run: RunSnapshot, row_tokens: float, trainable_parameters: i
     embedding = any("embed_tokens" in name.split(".") for name in trained)
     passed = layers if embedding else layers - lowest  # the layers that the gradient reaches
     down = 2.0 * (passed * sum(linears.values()) + head) + 2 * passed * attention
-    matrices = linears | {head_name(shape.tie_word_embeddings).split(".")[-2]: head}
+    matrices = linears | {(EMBEDDING if shape.tie_word_embeddings else HEAD).split(".")[-2]: head}
     own = 2.0 * sum(matrices.get(name.split(".")[-2], 0) for name in trained if name.endswith(".weight"))
     return forward + down + own
 

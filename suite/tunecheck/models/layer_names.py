@@ -7,7 +7,7 @@ from typing import Any
 from tunecheck.core.errors import Unsupported
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-"""Names in the weight files of every known architecture."""
+"""Names in the weight files of every known architecture; a tied head is the embedding, and has no other name."""
 _NUMBER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
@@ -76,8 +76,3 @@ def stacked_layers(model: Any) -> list[Any]:
 def attention_of(layer: Any) -> Any | None:
     """Return the layer's attention, by the name of its class; None for a layer that mixes tokens in another way."""
     return next((module for module in layer.modules() if "attention" in type(module).__name__.lower()), None)
-
-
-def head_name(tied: bool) -> str:
-    """Return the head's name in the weight file: a tied head is the embedding, and has no other name."""
-    return EMBEDDING if tied else HEAD

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from tunecheck.core.evidence import Evaluation, EvaluationAudit
-from tunecheck.probes.reference.forwards import first_call, side_by_side
+from tunecheck.probes.reference.forwards import IdsAndLabels, first_call, side_by_side
 from tunecheck.probes.reference.measures import Digest, digest, live_tensors, significant_digits
-from tunecheck.probes.reference.own_logits import IdsAndLabels, OwnLogits
+from tunecheck.probes.reference.own_logits import OwnLogits
 from tunecheck.training.data import IGNORED, Row, Tokens, encode
 from tunecheck.training.events import Probe
 from tunecheck.training.hooks import OwnHooks

@@ -14,11 +14,11 @@ import torch
 from tunecheck.checks.utilization import PROBED_STEPS
 from tunecheck.core.evidence import Oracle, OwnLoss, OwnRowsGradient
 from tunecheck.core.premises import Premise
-from tunecheck.probes.reference.forwards import first_call, side_by_side
+from tunecheck.probes.reference.forwards import IdsAndLabels, first_call, side_by_side
 from tunecheck.probes.reference.given import stand_still
 from tunecheck.probes.reference.in_fp32 import in_fp32
 from tunecheck.probes.reference.measures import random_digest, sketch
-from tunecheck.probes.reference.own_logits import IdsAndLabels, OwnLogits, unpadded
+from tunecheck.probes.reference.own_logits import OwnLogits, unpadded
 from tunecheck.training.data import IGNORED, Batch
 from tunecheck.training.events import Probe, probing
 from tunecheck.training.restore import kept_values, own_gradients, random_state, uncached, without_dropout

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunecheck.core.errors import Unsupported
-from tunecheck.models.layer_names import EMBEDDING, HEAD, decoder_layers, head_name, layer_count, layer_of
+from tunecheck.models.layer_names import EMBEDDING, HEAD, decoder_layers, layer_count, layer_of
 from tunecheck.strategies.base import Strategy, StrategyConfig
 
 LAST_LAYERS = 2
@@ -94,7 +94,7 @@ ADAPTER_LAYERS = BaseWeights(
 LAST_LAYERS_AND_HEAD = BaseWeights(
     trains="last two layers and the head",
     parts=lambda model: [*_last_modules(model), model.get_output_embeddings()],
-    names=lambda names, tied: [*_last_layers(names), *(name for name in names if name == head_name(tied))],
+    names=lambda names, tied: [*_last_layers(names), *({EMBEDDING if tied else HEAD} & {*names})],
 )
 BITFIT = BaseWeights(  # arXiv 2106.10199: in Qwen2 those of q, k and v; Llama has none
     trains="the biases",

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from tunecheck.probes.reference.forwards import IdsAndLabels
 from tunecheck.probes.reference.measures import PART
 from tunecheck.training.data import IGNORED, Batch
 from tunecheck.training.hooks import Hooks
@@ -18,7 +19,6 @@ AT_ONCE, SAMPLED = PART // 16, PART // 4
 """Elements of the logits that are looked at together in float64, and those kept in host memory until their gradient
 arrives: the logits as a whole may be all that a GPU has left. The loss itself takes several times the former."""
 
-IdsAndLabels = tuple[torch.Tensor, torch.Tensor]
 T = TypeVar("T")
 
 
