@@ -39,8 +39,6 @@ KEEP_THE_BASE = (True, False, "gaussian", "orthogonal", "eva")
 """Values of LoraConfig.init_lora_weights that move no part of the base into the adapters, as PiSSA's and OLoRA's do."""
 CLASSIFIERS = "Classification", "QuestionAnswering", "MultipleChoice"
 """Ends of the names of transformers' models whose head no base has."""
-
-
 OF_ANY_TRAINING = {"adapters", "frozen", "trains_base", "quantized", "checkpointing", "dropout", "several_steps"}
 """Features that a training of another's has as a run of the suite has them."""
 

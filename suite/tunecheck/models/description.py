@@ -72,8 +72,6 @@ class RandomSource(Section):
 
 
 Source = Annotated[LocalSource | HubSource | PackageSource | RandomSource, Field(discriminator="kind")]
-
-
 _FURTHER: dict[str, TypeAdapter[Any]] = {
     "head_dim": TypeAdapter(PositiveInt | None),
     "attention_bias": TypeAdapter(bool),

@@ -23,8 +23,6 @@ from tunecheck.training.session import Session
 
 RANK_TOLERANCE = 1e-4
 """Of the largest singular value: rows that repeat each other give 1e-7, random ones 0.1 and more at usual ranks."""
-
-
 Factors = dict[str, torch.Tensor]
 """One adapter's tensors: A [r, in], B [out, r], B's bias [out] and DoRA's magnitude [out], those that it has."""
 

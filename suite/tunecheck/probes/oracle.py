@@ -30,8 +30,6 @@ SLOPE_SHARE = 4e-4
 OF_MEANS = ", the mean of their means"
 NEGLIGIBLE_SHARE = 1e-3
 """Tensors with less than this share of the whole gradient's norm are rounding noise and are not judged one by one."""
-
-
 Wanted = tuple[float, list[torch.Tensor], str]
 """Loss and gradient of a window, and how it is split."""
 

@@ -15,8 +15,6 @@ from tunecheck.core.frozen import Frozen
 
 Changes = dict[str, Any]
 """Settings of the run by their dotted path."""
-
-
 VARIANTS: dict[MemoryVariant, dict[str, Any]] = {
     MemoryVariant.AS_CONFIGURED: {},
     MemoryVariant.CHECKPOINTING: {"training.gradient_checkpointing": True},

@@ -21,8 +21,6 @@ if TYPE_CHECKING:  # the catalogue of injected bugs is listed without torch
     import torch
 
 T = TypeVar("T")
-
-
 ALPACA = "### Instruction:\n{instruction}\n\n### Response:\n"
 """The short Alpaca prompt (stanford_alpaca's template less its preamble, which would double a row's length)."""
 

@@ -24,8 +24,6 @@ N = TypeVar("N", int, torch.Tensor)
 
 BACKEND = {"cuda": "cpu:gloo,cuda:nccl", "cpu": "gloo"}
 """Process groups by the device that computes: gradient clipping also reduces over what lies on the CPU."""
-
-
 _waited_seconds = 0.0
 
 

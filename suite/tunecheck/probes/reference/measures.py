@@ -127,8 +127,6 @@ def significant_digits(tensor: torch.Tensor) -> int:
 
 SETTLING_SECONDS = (0.02, 0.2)
 """Pauses before live tensors are counted again where several processes train."""
-
-
 A_NUMBER = 1024
 """Bytes of the storage of one at most: that of a mean of squares is as large as the squares were."""
 
