@@ -199,14 +199,8 @@ def _train(
             "rescale": (ResumedProbe, DataProbe),
         }.get(request.purpose)
         first = trainer.load_checkpoint(session, request.checkpoint) if from_checkpoint else 0
-        last = {
-            "resume": max_steps,
-            "rescale": max_steps,
-            "reference": max_steps,
-            "repeat": run.probes.repeat_steps,
-            "compare": min(COMPARED_STEPS, max_steps),
-            "fallback step": min(COMPARED_STEPS, max_steps),
-        }[request.purpose]
+        few = min(COMPARED_STEPS, max_steps)
+        last = {"repeat": run.probes.repeat_steps, "compare": few, "fallback step": few}.get(request.purpose, max_steps)
         probes = Probes(from_checkpoint or (ResumedProbe,), emit)
         probes.start(session)
         with phases.phase("steady"):
