@@ -10,8 +10,9 @@ import traces
 
 from tunecheck.core import redaction
 from tunecheck.core.evidence import ProbeFailed
-from tunecheck.core.redaction import redacted, shown, without_secrets
+from tunecheck.core.redaction import redacted, shown
 from tunecheck.core.trace import encode
+from tunecheck.results.stored import without_secrets
 
 TOKEN = "hf_" + "aB3dE6gH9" * 4
 

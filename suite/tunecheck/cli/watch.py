@@ -12,12 +12,13 @@ from tunecheck.core import interrupts
 from tunecheck.core.errors import ConfigError
 from tunecheck.core.files import write_whole
 from tunecheck.core.log import log
-from tunecheck.core.redaction import shown, without_secrets
+from tunecheck.core.redaction import shown
 from tunecheck.core.units import count_option
 from tunecheck.listen.expectations import EXPECTATIONS, read_expectations
 from tunecheck.listen.options import Options
 from tunecheck.results import Report, exit_code
 from tunecheck.results.answers import read_ignored, settings_for
+from tunecheck.results.stored import without_secrets
 from tunecheck.results.verdict import verdict_payload, write_verdict
 from tunecheck.session import written
 from tunecheck.session.options import IGNORE

@@ -1,18 +1,15 @@
 """Keep passwords and tokens out of everything that is written: by their name, their shape, or their known value.
 
-Every writer goes through it: traces and JSON by `trace.spelled`, reports by `session.written`, errors by
+Every writer goes through it: traces and JSON by `trace.spelled`, reports by `stored.without_secrets`, errors by
 `unexpected`, command lines by `shown`. Standard library only.
 """
 
-import dataclasses
 import functools
 import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
-from typing import Any
+from collections.abc import Callable, Sequence
 
 MASK = "REDACTED"
 """A word that a shell, Markdown, JSON and XML show as it is."""
@@ -61,21 +58,6 @@ def redacted(text: str) -> str:
 def redactor() -> Callable[[str], str]:
     """Return `redacted` for many texts: it looks at the environment once."""
     return functools.partial(_hidden, known=_known_values())
-
-
-def without_secrets(value: Any, hide: Callable[[str], str] | None = None) -> Any:
-    """Return a report, or any other record, with every text in it redacted, at any depth."""
-    hide = hide or redactor()
-    if isinstance(value, str):
-        return value if isinstance(value, Enum) else hide(value)
-    if isinstance(value, Mapping):
-        return {without_secrets(key, hide): without_secrets(item, hide) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)([without_secrets(item, hide) for item in value])
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        held = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
-        return dataclasses.replace(value, **{name: without_secrets(item, hide) for name, item in held.items()})
-    return value
 
 
 def shown(command: Sequence[str]) -> str:

@@ -20,6 +20,11 @@ def plain(record: Any) -> dict[str, Any]:
     return held
 
 
+def without_secrets(record: R) -> R:
+    """Return the record as it is read back from a file, which holds no secrets."""
+    return cast(R, build(type(record), plain(record)))
+
+
 def json_text(held: Any, indent: int | None = 1) -> str:
     """Return values of JSON as the content of a file, a line without `indent`."""
     return json.dumps(held, allow_nan=False, ensure_ascii=False, indent=indent) + "\n"

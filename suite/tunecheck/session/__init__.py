@@ -21,7 +21,6 @@ from tunecheck.core.files import write_whole
 from tunecheck.core.finding import Domain
 from tunecheck.core.log import log
 from tunecheck.core.paths import reports_folder
-from tunecheck.core.redaction import without_secrets
 from tunecheck.core.trace import Trace
 from tunecheck.core.unexpected import unexpected
 from tunecheck.hardware import Hardware, look_again, probe
@@ -216,7 +215,7 @@ def written(report: Report, folder: Path) -> Report:
     from tunecheck.report.junit import JUNIT_FILE, junit_xml
     from tunecheck.report.sarif import SARIF_FILE, sarif
     from tunecheck.report.summary import SUMMARY_FILE, summary_markdown
-    from tunecheck.results.stored import json_text
+    from tunecheck.results.stored import json_text, without_secrets
     from tunecheck.results.verdict import verdict_payload, write_verdict
 
     report = without_secrets(report)
