@@ -6,6 +6,7 @@ health: where nothing was sampled they find nothing, and `telemetry` says how mu
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from typing import Literal
 
 from tunecheck.core.evidence import TRAINING_PHASES, DeviceSample, Health, Phase, Setup, Telemetry
@@ -120,18 +121,20 @@ def _during(attempt: Attempt, phases: Sequence[Phase]) -> list[DeviceSample]:
     ]
 
 
+def _by_rank(look: Callable[[Trace], str]) -> Callable[[Trace], str]:
+    """Ask each rank, which has a GPU of its own; of several, each answer has the rank before it."""
+
+    @wraps(look)
+    def of_ranks(trace: Trace) -> str:
+        seen = {rank: words for rank in trace.ranks if (words := look(trace.of_rank(rank)))}
+        return "; ".join(f"rank {rank}: {words}" if len(trace.ranks) > 1 else words for rank, words in seen.items())
+
+    return of_ranks
+
+
+@_by_rank
 def other_gpu_processes(trace: Trace) -> str:
     """Return which other processes used a GPU of the attempt's, in words; empty when none was seen."""
-    return _of_ranks(trace, _other_processes)
-
-
-def _of_ranks(trace: Trace, look: Callable[[Trace], str]) -> str:
-    """Return what is seen of each rank's GPU; of several with the rank before it."""
-    seen = {rank: words for rank in trace.ranks if (words := look(trace.of_rank(rank)))}
-    return "; ".join(f"rank {rank}: {words}" if len(trace.ranks) > 1 else words for rank, words in seen.items())
-
-
-def _other_processes(trace: Trace) -> str:
     seen, during = telemetry(trace.main), samples(trace)
     if seen is None or not during:
         return ""
@@ -173,12 +176,9 @@ def busy_words(share: float) -> str:
     return f"other processes used {share:.0%} of the CPU time while it trained"
 
 
+@_by_rank
 def throttled(trace: Trace) -> str:
     """Return why a GPU was throttled during the steady part, in words; empty when no reading says so."""
-    return _of_ranks(trace, _throttled)
-
-
-def _throttled(trace: Trace) -> str:
     during = samples(trace, TRAINING_PHASES)
     readings = sum(sample.readings for sample in during)
     counts = {name: sum((s.clock_reasons or {}).get(name, 0) for s in during) for name in THROTTLES}

@@ -7,17 +7,16 @@ resident memory of a process on a CPU are different figures, and are never compa
 import dataclasses
 from collections.abc import Iterable
 from statistics import median
-from typing import TYPE_CHECKING
+
+from rich.console import Console
 
 from tunecheck.core.evidence import TRAINING_PHASES, AttemptPurpose, MemoryVariant, Phase, Setup, Step
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.snapshot import changed
 from tunecheck.core.text import human_bytes
 from tunecheck.core.trace import Attempt, Trace
+from tunecheck.report.layout import PlainTable
 from tunecheck.results import peak_of
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 PURPOSES = (AttemptPurpose.TRAIN, AttemptPurpose.FALLBACK_STEP)
 """Of attempts that train as configured or at a fallback step."""
@@ -56,10 +55,8 @@ def rows_of(traces: Iterable[Trace]) -> list[AttemptRow]:
     return rows
 
 
-def print_rows(rows: list[AttemptRow], console: "Console") -> None:
+def print_rows(rows: list[AttemptRow], console: Console) -> None:
     """Print a table: memory and time of each fallback step."""
-    from tunecheck.report.layout import PlainTable
-
     table = PlainTable()
     for head in ("run", "strategy", "fallback step", "device", "outcome"):
         table.add_column(head, overflow="fold", min_width=len("finished") if head == "outcome" else len(head))

@@ -12,22 +12,13 @@ from rich.text import Text
 from tunecheck.core.finding import Finding, Status
 from tunecheck.core.text import counted, human_bytes, one_line
 from tunecheck.report.layout import PlainTable
+from tunecheck.report.terminal import STYLES
 from tunecheck.report.view import failure
 from tunecheck.results.fleet import FleetReport, NodeRow, reasons
 from tunecheck.results.fleet.outliers import FIGURES
 
 MOST_ROWS = 20
 """Odd places in the terminal; the page has all."""
-STYLES = {
-    "pass": "green",
-    "fail": "bold red",
-    "error": "bold red",
-    "no answer": "bold red",
-    "inconclusive": "yellow",
-    "skipped": "yellow",
-}
-
-
 AGREEMENT = {Status.PASSED: "agree to the last bit", Status.FAILED: "differ", Status.UNJUDGED: "not compared"}
 
 
@@ -106,12 +97,11 @@ def print_fleet(report: FleetReport, console: Console) -> None:
         _print_row(row, console)
     if len(odd) > MOST_ROWS:
         console.print(Text(f"{len(odd) - MOST_ROWS} more are odd: fleet.html lists them\n", style="yellow"))
-    style = {"pass": "green", "fail": "bold red"}.get(report.verdict, "yellow")
-    console.print(Text(f"verdict: {fleet_headline(report)}", style=style), soft_wrap=True)
+    console.print(Text(f"verdict: {fleet_headline(report)}", style=STYLES[report.verdict]), soft_wrap=True)
 
 
 def _print_row(row: NodeRow, console: Console) -> None:
-    console.print(Text.assemble((row.outcome.upper(), STYLES[row.outcome]), " ", (row.place, "bold")))
+    console.print(Text.assemble((row.outcome.upper(), STYLES.get(row.outcome, "bold red")), " ", (row.place, "bold")))
     grid = PlainTable(gap=2)
     grid.show_header = False
     grid.add_column(no_wrap=True, style="dim")

@@ -19,7 +19,7 @@ from tunecheck.results.benchmark import Benchmark
 from tunecheck.results.comparison import Comparison
 from tunecheck.results.words import too_busy
 
-_STYLES = {"pass": "green", "fail": "bold red", "inconclusive": "yellow", "error": "bold red", "skipped": "yellow"}
+STYLES = {"pass": "green", "fail": "bold red", "inconclusive": "yellow", "error": "bold red", "skipped": "yellow"}
 _OPEN = (Status.FAILED, Status.SUSPECTED)
 _ASCII = str.maketrans({"→": "->", "—": "-", "…": "..."})
 _WIDE = 100
@@ -128,7 +128,7 @@ class _Printer:
         index, _, card = run.run.device.partition(" ")
         return [
             self.lines(names),
-            _joined([self.text(run.outcome, _STYLES[run.outcome]), self.text(run.seconds)]),
+            _joined([self.text(run.outcome, STYLES[run.outcome]), self.text(run.seconds)]),
             self.checks(run),
             _joined([self.text(ends), Text.assemble("steps ", self.text(curve, "cyan")) if curve else Text()]),
             self.lines([index, *textwrap.wrap(card, device_width), run.run.precision]),
@@ -186,7 +186,7 @@ class _Printer:
     def reason(self, run: RunView) -> None:
         """Print why there is no judgement, or no training to the end, if there is a reason."""
         if run.reason:
-            self.block(f"{run.name}: {run.outcome}: {run.reason}", _STYLES[run.outcome])
+            self.block(f"{run.name}: {run.outcome}: {run.reason}", STYLES[run.outcome])
 
     def judged(self, failures: Iterable[Failure], runs: Sequence[RunView]) -> None:
         """Print what failed or is suspected, then what these runs leave unjudged with the reason that checks share."""
@@ -227,7 +227,7 @@ class _Printer:
 
     def verdict(self, view: SessionView, label: str = "verdict") -> None:
         """Print the verdict, never wrapped, so that the last line of a log is the whole of it."""
-        style = _STYLES[view.report.verdict]
+        style = STYLES[view.report.verdict]
         self.console.print(self.text(f"{label}: {view.headline}", style), soft_wrap=True)
 
     def block(self, title: str, style: str, body: RenderableType | None = None) -> None:

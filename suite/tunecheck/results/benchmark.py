@@ -4,23 +4,19 @@ Rates and peaks are medians over the turns. Ratios are taken within a turn, betw
 the same machine, so that what slows the whole machine for a while cancels.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from statistics import median
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from tunecheck.core.evidence import AttemptOutcome
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.text import human_bytes
+from tunecheck.results import RunReport
 from tunecheck.results.comparison import grouped
 from tunecheck.results.words import too_busy
-
-if TYPE_CHECKING:
-    from tunecheck.results import RunReport
 
 
 class Contender(Frozen):

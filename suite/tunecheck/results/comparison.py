@@ -3,18 +3,14 @@
 From the traces alone. A run that was not judged good has no rank: its numbers may be those of a broken training.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from tunecheck.core.evidence import AttemptOutcome
 from tunecheck.core.text import counted, human_bytes, human_seconds
-
-if TYPE_CHECKING:
-    from tunecheck.results import RunReport
+from tunecheck.results import RunReport
 
 MEMORISED_NATS = 0.1
 """A loss on training rows below which nine tokens of ten are memorised: exp(-0.1) = 0.9."""
