@@ -137,14 +137,7 @@ def _show(options: argparse.Namespace) -> int:
 def _estimate(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from tunecheck.memory.table import (
-        changes_of,
-        print_asked,
-        print_each,
-        print_measured,
-        print_prediction,
-        print_savings,
-    )
+    from tunecheck.memory import table
     from tunecheck.runner.fallback_chain import VARIANTS, fallback_runs, variant
 
     first = next(iter(probe().visible_gpus), None)
@@ -156,7 +149,7 @@ def _estimate(options: argparse.Namespace) -> int:
         read = [read_runs(tier, options.set) for tier in TIERS]
         predictions = [predict(run, **card) for runs, _ in read for run in runs]
         if not as_json(options, [prediction.to_json() for prediction in predictions]) and predictions:
-            print_each("run", {prediction.run: prediction for prediction in predictions}, Console())
+            table.print_each("run", {prediction.run: prediction for prediction in predictions}, Console())
             print("Predicted, not measured. GPU: the smallest that holds the run; see docs/memory.md")
         return _without(error for _, errors in read for error in errors.values())
     path = find_run(options.run)
@@ -170,21 +163,21 @@ def _estimate(options: argparse.Namespace) -> int:
     if options.fallback:
         varied["fallback"] = fallback_runs(run)
     if options.savings:
-        useful = [words for words, helps in changes_of(run).items() if helps]
+        useful = [words for words, helps in table.changes_of(run).items() if helps]
         varied["savings"] = {" ".join(words): load_run(path, [*options.set, *words]) for words in useful}
     others = {kind: {name: predict(one, **card) for name, one in runs.items()} for kind, runs in varied.items()}
     predicted = {kind: {name: one.to_json() for name, one in group.items()} for kind, group in others.items()}
     if as_json(options, {**prediction.to_json(), "measured": [asdict(peak) for peak in measured], **predicted}):
         return 0
-    print_measured(prediction, measured, Console())
-    print_prediction(prediction, Console())
-    print_asked(run, Console())
+    table.print_measured(prediction, measured, Console())
+    table.print_prediction(prediction, Console())
+    table.print_asked(run, Console())
     for kind in [kind for kind in ("variants", "fallback") if kind in others]:
         print()
-        print_each(kind.removesuffix("s"), others[kind], Console())
+        table.print_each(kind.removesuffix("s"), others[kind], Console())
     if options.savings:
-        ruled_out = [" ".join(words) for words, helps in changes_of(run).items() if not helps]
-        print_savings(prediction, others["savings"], ruled_out, Console())
+        ruled_out = [" ".join(words) for words, helps in table.changes_of(run).items() if not helps]
+        table.print_savings(prediction, others["savings"], ruled_out, Console())
     return 0
 
 

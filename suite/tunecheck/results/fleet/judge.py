@@ -20,7 +20,6 @@ from tunecheck.results import (
     Verdict,
 )
 from tunecheck.results.fleet import (
-    INTERRUPTED,
     NODE_NAME,
     OVERDUE,
     Answer,
@@ -255,7 +254,7 @@ def _sick(answer: Answer, failed: Iterable[Finding], causes: _Causes) -> Iterato
 
 def _ended_early(answer: Answer, run: RunAnswer) -> bool:
     """Return whether a training did not end, other than by a signal from outside, which is no fault of the node."""
-    stopped = run.stopped or answer.status == INTERRUPTED
+    stopped = run.stopped or answer.status == EXIT_INTERRUPTED
     return run.outcome == "error" and (answer.status == OVERDUE or not stopped)
 
 

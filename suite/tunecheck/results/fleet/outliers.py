@@ -6,23 +6,23 @@ A single session says less than two in a row, so the floors are wider here, and 
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from tunecheck.core.finding import Domain, Finding, Status
 from tunecheck.results.baseline import baseline_of, judge
-from tunecheck.results.figures import MIB, Figure
+from tunecheck.results.figures import FIGURES as OF_SESSIONS
+from tunecheck.results.figures import Figure
 from tunecheck.results.fleet.agreement import Member
 
 FEWEST_NODES = 8
 """Of a kind: below that a median absolute deviation says little."""
-SPEED = Figure(
-    name="tokens_per_second", title="throughput", unit="tokens/s", lower_is_better=False, floor_share=0.25, floor=0.0
-)
+SPEED = replace(OF_SESSIONS["tokens_per_second"], floor_share=0.25, sessions=1)
 FIGURES: dict[str, Figure] = {
     figure.name: figure
     for figure in (
         SPEED,
-        Figure(name="peak_allocated_bytes", title="allocator peak", unit="bytes", floor_share=0.01, floor=2 * MIB),
-        Figure(name="resident_bytes", title="resident memory", unit="bytes", floor_share=0.20, floor=64 * MIB),
+        OF_SESSIONS["peak_allocated_bytes"],
+        replace(OF_SESSIONS["resident_bytes"], sessions=1),
         Figure(name="temperature_celsius", title="temperature", unit="°C", floor_share=0.0, floor=10.0),
         Figure(name="sm_clock_mhz", title="SM clock", unit="MHz", lower_is_better=False, floor_share=0.10),
     )
