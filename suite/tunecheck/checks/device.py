@@ -3,8 +3,7 @@
 import json
 
 from tunecheck.checks.telemetry import hardware_faults, unclear_signs, unwatched
-from tunecheck.core.check import Check, said_once, some
-from tunecheck.core.errors import MissingEvidence, NotApplicable
+from tunecheck.core.check import Check, recorded, required, said_once, some
 from tunecheck.core.evidence import AttemptOutcome, Census, ForwardPaths, LayerCalls, Quantization, Setup, Trained
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import Premise
@@ -26,14 +25,11 @@ class HardwareHealthy(Check):
         if faults := hardware_faults(trace):
             return self.unless(faults, "")
         used = [attempt for attempt in trace.attempts if attempt.start.device.startswith("cuda")]
-        if not used:
-            device = trace.one(Setup).device  # a run that never began is no run on the CPU
-            raise NotApplicable(f"trained on {device}: no GPU was used")
+        device = "" if used else trace.one(Setup).device  # a run that never began is no run on the CPU
+        required(used, f"trained on {device}: no GPU was used")
         for attempt in used:
-            if why := unwatched(attempt):
-                raise MissingEvidence(
-                    f"the GPU was not monitored until the end of the {attempt.start.purpose} attempt: {why}"
-                )
+            why = unwatched(attempt)
+            recorded(not why, f"the GPU was not monitored until the end of the {attempt.start.purpose} attempt: {why}")
         return self.unless((), "; ".join(unclear_signs(trace)) or f"{len(used)} attempts watched")
 
 

@@ -254,13 +254,9 @@ def _growth_bytes(attempt: Attempt, seen: Telemetry) -> float:
         raise MissingEvidence(f"the GPU's memory was not read before and after: {seen.problem or 'reason unknown'}")
     before = {process.pid: process.used_bytes for process in seen.processes_before}
     after = {process.pid: process.used_bytes for process in seen.processes_after if not process.descendant}
-    if seen.process_id in after:
-        raise MissingEvidence(
-            "the training process is still alive, as with --in-process: its memory is not released yet"
-        )
-    if any(after[pid] is None for pid in after.keys() - before.keys()):
-        raise MissingEvidence(
-            "other processes started on the GPU meanwhile, and the driver does not report what they hold"
-        )
+    alive = "the training process is still alive, as with --in-process: its memory is not released yet"
+    recorded(seen.process_id not in after, alive)
+    unnamed = "other processes started on the GPU meanwhile, and the driver does not report what they hold"
+    recorded(all(after[pid] is not None for pid in after.keys() - before.keys()), unnamed)
     theirs = sum((after.get(pid) or 0) - (before.get(pid) or 0) for pid in before.keys() | after.keys())
     return seen.used_bytes_after - seen.used_bytes_before - theirs

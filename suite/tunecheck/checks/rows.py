@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tunecheck.core.check import Check, enough, required
-from tunecheck.core.errors import NotApplicable
 from tunecheck.core.evidence import AnswersRated, PairsGiven, RowsGiven, RowSpan, RowSpans, Window
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import ROWS_KNOWN, Premise
@@ -93,8 +92,8 @@ class AnswersEnd(Check):
         whole = ended + len(loose)
         enough(whole, ENOUGH, "untruncated answers")
         share = len(loose) / whole
-        if share > self.max_open_share and (reason := _needs_no_end(loose)):
-            raise NotApplicable(reason)
+        reason = _needs_no_end(loose) if share > self.max_open_share else ""
+        required(not reason, reason)
         detail = f"{len(loose)} of {whole} untruncated answers have no end token"
         return self.at_most(share, self.max_open_share, detail, causes=[NO_END])
 
@@ -124,14 +123,13 @@ class BatchAsConfigured(Check):
     def judge(self, trace: Trace) -> Finding:
         declared = required(trace.run.rows_per_micro_batch, "no argument declares the micro-batch size")
         seen, size = trace.one(RowSpans).rows, trace.one(RowsGiven).dataset_rows
-        if size is not None and size < declared:
-            raise NotApplicable(f"the data set has {size} rows, fewer than a micro-batch")
+        required(size is None or size >= declared, f"the data set has {size} rows, fewer than a micro-batch")
         taken = Counter[int]()
         for row in seen:
             taken[row.micro_batch] += row.documents
         counts = Counter(taken.values())
-        if sum(row.stretches > 1 for row in seen) * 2 > len(seen):
-            raise NotApplicable("rows hold several answers each, as packed rows do")
+        packed = sum(row.stretches > 1 for row in seen) * 2 > len(seen)
+        required(not packed, "rows hold several answers each, as packed rows do")
         enough(sum(counts.values()), ENOUGH // 2, "micro-batches")
         (usual, times), *_ = counts.most_common(1)
         # a loader that fills its batches by tokens has other numbers each time, and an epoch's last batch is short

@@ -101,9 +101,8 @@ class AdapterReadsBack(NumericCheck):
     """Effect of the adapters, on against off. Without one the comparison would prove nothing."""
 
     def judge(self, trace: Trace) -> Finding:
-        limit, found = self.limit(trace), finished(trace, AttemptPurpose.READ_BACK).all(ReadBack)
-        recorded(found, "the read back attempt recorded no ReadBack")
-        seen, exact = found[-1], []
+        found, exact = finished(trace, AttemptPurpose.READ_BACK).all(ReadBack), []
+        seen, limit = recorded(found, "the read back attempt recorded no ReadBack")[-1], self.limit(trace)
         detail = f"{len(seen.files)} files, logits differ by {seen.logit_difference:.2g}"
         if seen.adapter_effect is not None:
             detail += f"; turning the adapters off changes them by {seen.adapter_effect:.2g}"
@@ -146,9 +145,8 @@ class MergeKeepsFunction(NumericCheck):
     """Effect of the adapter, merged against left out. Without one the comparison would prove nothing."""
 
     def judge(self, trace: Trace) -> Finding:
-        limit, found = self.limit(trace), finished(trace, AttemptPurpose.MERGE).all(Merged)
-        recorded(found, "the merge attempt recorded no Merged")
-        seen = found[-1]
+        found, limit = finished(trace, AttemptPurpose.MERGE).all(Merged), self.limit(trace)
+        seen = recorded(found, "the merge attempt recorded no Merged")[-1]
         if seen.rounding is not None:
             limit = max(min(self.max_noise_factor * seen.rounding, limit), self.max_error_fp32)
         effective = seen.adapter_effect >= self.min_effect
