@@ -25,7 +25,10 @@ from tunecheck.core.trace import Trace
 from tunecheck.core.unexpected import unexpected
 from tunecheck.hardware import Hardware, look_again, probe
 from tunecheck.hardware.contention import CpuContention, recent_busy_cores
+from tunecheck.history.remember import remember, with_history
 from tunecheck.results import Report, verdict_of
+from tunecheck.results.stored import json_text, without_secrets
+from tunecheck.results.verdict import VERDICT_FILE, verdict_payload, write_verdict
 from tunecheck.session.admission import driver_fault, no_gpu, obstacle, require_usable
 from tunecheck.session.leases import Cards
 from tunecheck.session.rows import Rows
@@ -69,8 +72,6 @@ class TierSession:
 
     def open(self) -> None:
         """Create the session's folder. Raises TraceError now, rather than after the training, when it is unwritable."""
-        from tunecheck.results.verdict import VERDICT_FILE
-
         trial = self.folder / ".writable"
         try:
             # two containers that share a folder share their process ids too
@@ -155,8 +156,6 @@ class TierSession:
 
     def _compared(self, report: Report) -> Report:
         """Return the report with its figures compared to previous sessions; a broken history costs no verdict."""
-        from tunecheck.history.remember import with_history
-
         try:
             report = with_history(report, self.folder)
         except Exception as error:
@@ -210,13 +209,10 @@ def written(report: Report, folder: Path) -> Report:
     One whose verdict cannot be written goes to standard error as a line, so that it is not lost, and is inconclusive,
     not pass. No secret is written.
     """
-    from tunecheck.history.remember import remember
     from tunecheck.report.github import append_summary
     from tunecheck.report.junit import JUNIT_FILE, junit_xml
     from tunecheck.report.sarif import SARIF_FILE, sarif
     from tunecheck.report.summary import SUMMARY_FILE, summary_markdown
-    from tunecheck.results.stored import json_text, without_secrets
-    from tunecheck.results.verdict import verdict_payload, write_verdict
 
     report = without_secrets(report)
     try:
