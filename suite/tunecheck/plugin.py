@@ -4,7 +4,6 @@ A hook is a guard and a call: what a session does is in `tunecheck.session`, wha
 """
 
 import io
-import json
 import os
 import sys
 import warnings
@@ -32,7 +31,7 @@ from tunecheck.core.unexpected import unexpected
 from tunecheck.core.units import GIB
 from tunecheck.results import EXIT_UNJUDGED, Report, exit_code
 from tunecheck.results.domain import attributed
-from tunecheck.results.stored import json_text, plain
+from tunecheck.results.stored import plain
 from tunecheck.session import TierSession
 from tunecheck.session.leases import WAIT_SECONDS
 from tunecheck.session.options import SESSION_OPTIONS
@@ -423,7 +422,7 @@ class SessionHooks:
             vars(report)["tunecheck_run"] = self.session.rows.news(run.name)
         if call.when == "teardown" and FINDING in item.stash:
             name, found = item.stash[FINDING]
-            vars(report)["tunecheck_finding"] = (name, json.loads(json_text(plain(found))))  # xdist carries no enums
+            vars(report)["tunecheck_finding"] = (name, plain(found))
         if is_check(item) and (crash := getattr(report.longrepr, "reprcrash", None)):
             # Where $CI is set, pytest's short summary has whole messages, and would show the block again.
             crash.message = crash.message.partition("\n")[0]

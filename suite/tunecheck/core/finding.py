@@ -53,8 +53,8 @@ class Finding(Frozen):
 
     check: str
     status: Status
-    measured: int | float | str | None = None  # a whole number keeps its digits when it is read back
-    limit: int | float | str | None = None
+    measured: bool | int | float | str | None = None  # as it was measured: a whole number keeps its digits
+    limit: bool | int | float | str | None = None
     detail: str = ""
     """What was measured, in words; for an unjudged finding the reason."""
     rule: str = ""

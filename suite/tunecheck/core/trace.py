@@ -361,8 +361,8 @@ def spelled(value: Any, hide: Callable[[str], str] | None = None) -> Any:
     hide = hide or redactor()
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    if isinstance(value, str) and not isinstance(value, Enum):
-        return hide(value)
+    if isinstance(value, str):
+        return value.value if isinstance(value, Enum) else hide(value)
     if isinstance(value, dict):
         return {hide(str(key)): spelled(item, hide) for key, item in value.items()}
     if isinstance(value, list | tuple):

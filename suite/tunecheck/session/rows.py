@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +14,7 @@ from tunecheck.core.trace import Trace, read
 from tunecheck.core.typed import build
 from tunecheck.results import RunReport, Tried, summarize
 from tunecheck.results.entry import waiting
+from tunecheck.results.stored import plain
 from tunecheck.results.words import retries
 
 
@@ -79,11 +79,7 @@ class Rows:
         if run_name not in self._seconds:
             return None
         row = self._without_trace.get(run_name)
-        return {
-            "run": run_name,
-            "seconds": self._seconds[run_name],
-            "row": row and json.loads(json.dumps(dataclasses.asdict(row))),
-        }
+        return {"run": run_name, "seconds": self._seconds[run_name], "row": row and plain(row)}
 
     def merge(self, news: dict[str, Any]) -> str | None:
         """Keep a worker's news of a run. Return a line for the terminal; None for a run that is known already."""
