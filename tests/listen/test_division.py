@@ -105,6 +105,11 @@ def test_a_loss_that_leaves_the_number_out_is_not(tmp_path):
     assert heard(tmp_path / "other", Trainer, Tagger)[0] == [""]
 
 
+def of_two_rows(scores, labels, items, trainer):
+    """A loss of two rows of six tokens, and of no others."""
+    return cross_entropy(scores.view(2, 6, 3).flatten(0, 1), labels)
+
+
 def contrasted(scores, labels, items, trainer):
     """Each row against all others of the batch."""
     return cross_entropy(scores @ scores.T, torch.arange(len(scores)))
@@ -112,12 +117,17 @@ def contrasted(scores, labels, items, trainer):
 
 @pytest.mark.parametrize(
     "loss",
-    [lambda scores, labels, items, trainer: cross_entropy(scores, labels, reduction="sum"), contrasted],
-    ids=["a sum", "rows against each other"],
+    [lambda scores, labels, items, trainer: cross_entropy(scores, labels, reduction="sum"), contrasted, of_two_rows],
+    ids=["a sum", "rows against each other", "a fixed number of rows"],
 )
 def test_of_a_sum_over_the_rows_nobody_can_tell(loss, tmp_path):
-    """Micro-batches add up to it; rows that are compared with each other are not those of a larger batch."""
+    """Micro-batches add up to it; rows that are compared with each other are not those of a larger batch.
+
+    A loss that refuses more rows tells nothing either.
+    """
     assert heard(tmp_path, losing(loss), Tagger)[0] == []
+    (path,) = tmp_path.glob("watch-*.jsonl")
+    assert not read(path).records(e.ProbeFailed)
 
 
 def test_the_trainer_divides_where_the_model_takes_no_number(tmp_path):

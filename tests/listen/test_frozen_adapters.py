@@ -35,3 +35,25 @@ def test_what_a_script_freezes_of_its_adapters_stays_frozen(tmp_path):
     failed = {finding.check: finding for finding in report.failed}
     assert failed.keys() == {"trainable_set", "parameters_counted", "state_in_training"}
     assert "--expect 'frozen=lora_A'" in failed["trainable_set"].detail
+
+
+def with_reference(script, model, batches):
+    """A loop that asks the base in each step to log its loss, and leaves gradients on: what is frozen gives none."""
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    for at in range(script.steps):
+        batch = batches[at % len(batches)]
+        loss = model(**batch).loss
+        with model.disable_adapter():
+            reference = model(**batch).loss
+        assert not reference.requires_grad
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_a_reference_without_adapters_is_no_pass_of_the_training(tmp_path):
+    """Nothing learns of it, whether or not it is made under no_grad."""
+    row = judged(Script(steps=3, rows=12, loop=with_reference), tmp_path)
+
+    assert row.outcome == "pass", [finding.detail for finding in row.failed]
+    assert "state_in_training" in {finding.check for finding in row.passed}

@@ -10,7 +10,7 @@ import torch
 from footprint import watch_probes
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PretrainedConfig, PreTrainedModel
 
 from tunecheck.checks import CHECKS
 from tunecheck.core.finding import Status
@@ -507,3 +507,27 @@ def test_code_of_the_script_runs_once_in_each_backward_pass(way, tmp_path):
 
     assert Counted.passes + len(arrived) == STEPS
     assert finding.status is Status.PASSED
+
+
+class Derived(PreTrainedModel):
+    """A model of the script's own that derives from transformers', which finds its head and not its embeddings."""
+
+    config_class = PretrainedConfig
+
+    def __init__(self):
+        super().__init__(PretrainedConfig())
+        self.net = Reader(causal=True)
+        self.lm_head = self.net.head
+
+    def forward(self, ids):
+        """Return scores."""
+        return self.net(ids)
+
+
+def test_a_model_whose_embeddings_transformers_does_not_find_is_the_scripts_own(tmp_path):
+    """Judged by what its losses show."""
+    model = Derived()
+    with pytest.raises(NotImplementedError):
+        model.get_input_embeddings()
+
+    assert judged("no_target_leakage", tmp_path, model, next_tokens(turned=False)).status is Status.PASSED

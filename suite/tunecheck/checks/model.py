@@ -121,7 +121,7 @@ class StateInTraining(Check):
     )
 
     def judge(self, trace: Trace) -> Finding:
-        steps = trace.all(TrainingState)
+        steps = _last_of_each_step(trace.all(TrainingState))
         trained = {step.step for step in trace.records(Step)}  # none where the first step ends in an error
         missing = sorted(trained - {state.step for state in steps if state.forwards > 0})
         problems = [f"no forward pass was recorded in steps {some([str(step) for step in missing])}"] if missing else []
@@ -155,11 +155,16 @@ WHOLE = "the model"
 """Name of the root among a model's modules."""
 
 
+def _last_of_each_step(states: Iterable[TrainingState]) -> list[TrainingState]:
+    """Return what holds of each step: one that may end in an error is recorded before its end, too."""
+    return list({state.step: state for state in states}.values())
+
+
 def _wrong_steps(states: Iterable[TrainingState]) -> dict[int, str]:
     """Return the steps in which something is switched wrongly, and what."""
     return {
         state.step: told
-        for state in states
+        for state in _last_of_each_step(states)
         if (told := "; ".join(f"{_whole(names)} {words}".rstrip() for names, words in _switches(state) if names))
     }
 

@@ -68,7 +68,10 @@ class Division:
             return [LossDivided(micro_batches=several, by="compute_loss")]
         # a sum over the rows is to be added up, and of rows that are compared with each other nobody can tell
         rows_twice = {n: torch.cat([v, v]) if isinstance(v, torch.Tensor) and v.ndim else v for n, v in given.items()}
-        twice = call_again(lambda: self._again(rows_twice, self._items))
+        try:
+            twice = call_again(lambda: self._again(rows_twice, self._items))
+        except Exception:  # of the script's own code, which may count on its number of rows
+            return []
         return [LossDivided(micro_batches=several, by="")] if math.isclose(loss, twice, rel_tol=SAME_MEAN) else []
 
     def _again(self, given: dict[str, Any], items: Any) -> float:

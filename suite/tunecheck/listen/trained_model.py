@@ -32,8 +32,9 @@ def is_causal(module: Any) -> bool:
     # what passes every attribute on, as Fabric's module, is no model: the one that it holds is called by itself
     if not any(hasattr(type(module), name) for name in ("get_output_embeddings", "get_base_model")):
         return False
-    with contextlib.suppress(Exception):  # of those that have no head, some raise
-        return getattr(module, "get_output_embeddings", lambda: None)() is not None
+    with contextlib.suppress(Exception):  # of those that have no head, or name it otherwise, some raise
+        parts = ("get_input_embeddings", "get_output_embeddings")
+        return all(getattr(module, part, lambda: None)() is not None for part in parts)
     return False
 
 

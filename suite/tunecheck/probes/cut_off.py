@@ -4,7 +4,7 @@ The model is called once more with such parts changed. What only an unused head 
 of what the loss is made of. A head whose own loss the model computes is to be used.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from tunecheck.core.evidence import CutOff
 from tunecheck.core.premises import Premise
-from tunecheck.probes.reference.forwards import FunctionCalls
+from tunecheck.probes.reference.forwards import FunctionCalls, numbers_of
 from tunecheck.probes.reference.measures import digest
 from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe
@@ -80,7 +80,7 @@ class CutOffProbe(Probe):
     def _returned(self, _module: Any, args: Any, given: dict[str, Any], out: Any) -> None:
         if torch.is_grad_enabled():
             seen = _Pass(args, given)
-            for number, result in enumerate(_results(out)):
+            for number, result in enumerate(numbers_of(out)):
                 if result.requires_grad:
                     self.hooks.gradient(result, partial(self._arrived, seen, number))
 
@@ -132,7 +132,7 @@ class CutOffProbe(Probe):
                 for parameter in parameters:
                     parameter.add_(torch.randn_like(parameter) * (parameter.abs().mean() + LEAST))
             with random_state(device), torch.enable_grad(), FunctionCalls(called):
-                results = list(_results(self._entry(*self._pass.args, **self._pass.given)))
+                results = list(numbers_of(self._entry(*self._pass.args, **self._pass.given)))
             used = [results[number] for number in sorted(self._pass.used)]
             return [one.detach() for one in used], [one.detach() for one in losses]
 
@@ -152,12 +152,3 @@ class CutOffProbe(Probe):
     def _called_since(self, parts: Mapping[str, set[str]]) -> tuple[str, ...]:
         found = {name for part in self._called & parts.keys() for name in parts[part] if name in self._idle}
         return tuple(sorted(name for name in found if digest(self._idle[name]) == self._digests[name]))
-
-
-def _results(out: Any, depth: int = 3) -> Iterator[torch.Tensor]:
-    """Yield the tensors of numbers that a model returned."""
-    if isinstance(out, torch.Tensor) and out.is_floating_point():
-        yield out
-    elif isinstance(out, Mapping | list | tuple) and depth:
-        for part in out.values() if isinstance(out, Mapping) else out:
-            yield from _results(part, depth - 1)

@@ -123,7 +123,7 @@ class PositionProbe(Probe):
         hidden = None if hasattr(out, "encoder_last_hidden_state") else hidden
         named = {**inspect.signature(model.forward).bind_partial(*args, **given).arguments, **given}
         mask, read = named.get("attention_mask"), named.get("input_ids", next(iter(args), None))
-        self._by_model |= isinstance(read, torch.Tensor)
+        self._by_model |= isinstance(read, torch.Tensor) and (hidden is not None or logits is not None)
         if isinstance(read, torch.Tensor) and model not in self._around and _reads(model, {False}):
             self._look_at_mask(mask, _mask_by_ends(model, read, self._pads))
         if mask is None and isinstance(read, torch.Tensor):

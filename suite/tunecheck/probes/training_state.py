@@ -13,6 +13,7 @@ import torch
 from tunecheck.core.evidence import TrainingState
 from tunecheck.core.premises import Premise, Source
 from tunecheck.models.layer_names import attention_kernel, attention_of, stacked_layers
+from tunecheck.probes.reference.forwards import numbers_of
 from tunecheck.probes.reference.measures import random_digest
 from tunecheck.probes.reference.weight_file import WeightFile
 from tunecheck.training.data import Batch
@@ -73,6 +74,8 @@ class TrainingStateProbe(Probe):
         self._forwards, self._reference = 0, False
         self._state = random_digest(session.device)
         self._seen: dict[str, dict[str, None]] = {}  # names in the order in which they were seen, each once
+        self._without_gradient: list[dict[str, dict[str, None]]] = []
+        """What was seen in passes of whose results nothing learns, as of a reference without its adapters."""
         modules = list(session.model.named_modules())
         awake = [(name, module) for name, module in modules if name not in self._resting]
         counting = [(name, m) for name, m in modules if getattr(m, "num_batches_tracked", None) is not None]
@@ -100,7 +103,10 @@ class TrainingStateProbe(Probe):
 
         calls = Counter[int]()
 
-        def begin(*_: object) -> None:
+        before: dict[str, dict[str, None]] = {}
+
+        def begin(*given: object) -> None:
+            nonlocal before
             if probing():
                 return
             self._reference = not torch.is_grad_enabled()  # a look at what the model says without its adapters
@@ -112,7 +118,16 @@ class TrainingStateProbe(Probe):
             self._forwards += 1
             if self._unknown:  # an evaluation with gradients is followed by a pass that is differentiated
                 self._seen.clear()
+            before = {switch: dict(names) for switch, names in self._seen.items()}
             look()
+            if hook == self.hooks.after:
+                ended(*given)
+
+        def ended(*given: object) -> None:
+            if not probing() and not self._reference and not any(r.requires_grad for r in numbers_of(given[-1])):
+                self._forwards -= 1
+                self._without_gradient.append(self._seen)
+                self._seen = before
 
         def look_again(module: object, *_: object) -> None:
             if probing():
@@ -124,6 +139,8 @@ class TrainingStateProbe(Probe):
         # a call of a loop's model itself has begun already when its step does
         hook = self.hooks.after if session.called is session.entry else self.hooks.before
         hook(session.called, begin)
+        if hook == self.hooks.before:
+            self.hooks.after(session.called, ended)
         # a layer's own hooks may lie outside of what is recomputed (transformers 5)
         for layer in stacked_layers(session.model)[-1:]:
             self.hooks.before(attention_of(layer) or layer, look_again)
@@ -137,6 +154,8 @@ class TrainingStateProbe(Probe):
         if random_digest(session.device) == self._state and not drawn_before:
             self._state = ""
         self._seeded = ""
+        if not self._forwards and self._without_gradient:  # what learns lies behind what is called here
+            self._forwards, self._seen = len(self._without_gradient), self._without_gradient[-1]
         self._record(step)
 
     def _record(self, step: int) -> None:

@@ -1,6 +1,6 @@
 """Short forward passes of a session's model, its modes put back. Imports torch; child process only."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,15 @@ def logits_of(
     with model_mode(model, training), torch.set_grad_enabled(graph):
         logits: torch.Tensor = uncached(model, input_ids=ids, attention_mask=mask).logits.detach().float()
         return logits
+
+
+def numbers_of(out: Any, depth: int = 3) -> Iterator[torch.Tensor]:
+    """Yield the tensors of numbers that a model returned."""
+    if isinstance(out, torch.Tensor) and out.is_floating_point():
+        yield out
+    elif isinstance(out, Mapping | list | tuple) and depth:
+        for part in out.values() if isinstance(out, Mapping) else out:
+            yield from numbers_of(part, depth - 1)
 
 
 class FunctionCalls(TorchFunctionMode):
