@@ -17,6 +17,7 @@ from tunecheck.core.finding import Status
 from tunecheck.core.trace import read
 from tunecheck.listen.loop import LoopHooks
 from tunecheck.listen.options import Options
+from tunecheck.listen.trained_model import is_transformers
 
 TOKENS, WIDTH, STEPS = 40, 16, 4
 
@@ -527,6 +528,8 @@ class Derived(PreTrainedModel):
 def test_a_model_whose_embeddings_transformers_does_not_find_is_the_scripts_own(tmp_path):
     """Judged by what its losses show."""
     model = Derived()
+    model.config.vocab_size = TOKENS
+    assert not is_transformers(model)
     with pytest.raises(NotImplementedError):
         model.get_input_embeddings()
 

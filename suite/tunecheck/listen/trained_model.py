@@ -39,12 +39,15 @@ def is_causal(module: Any) -> bool:
 
 
 def is_transformers(model: Any) -> bool:
-    """Return whether this is a model of transformers over a vocabulary, or adapters around one."""
+    """Return whether this is a model over a vocabulary whose parts transformers finds, or adapters around one."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     if not any(kind.__module__.startswith("transformers.") for kind in type(inner).__mro__):
         return False
     config = inner.config
-    return hasattr(config.get_text_config() if hasattr(config, "get_text_config") else config, "vocab_size")
+    with contextlib.suppress(NotImplementedError):  # of a class of the script's own
+        config = config.get_text_config() if hasattr(config, "get_text_config") else config
+        return hasattr(config, "vocab_size") and inner.get_input_embeddings() is not None
+    return False
 
 
 def own_objective(model: Any) -> str:
