@@ -34,6 +34,7 @@ MEANT = {
     ("loss_receives_logits", "outputs against all targets"),
     ("loss_receives_logits", "targets above 1"),
     ("loss_receives_logits", "logits in nll_loss"),
+    ("loss_receives_logits", "a view in place of a transpose"),
     ("answers_end", "no mark of the assistant's turn"),
     ("no_target_leakage", "labels that are shifted twice"),
     ("randomness_varies", "a seed in every step"),
@@ -49,6 +50,7 @@ MEANT = {
     ("schedule_ends", "a warm-up alone"),
     ("schedule_ends", "made for one epoch"),
     ("schedule_ends", "a decay of epochs in each step"),
+    ("schedule_ends", "never stepped"),
 }
 """Faults that some trainings mean."""
 ALL_MET = {"supervised": (), "unsupervised": ()}
@@ -290,6 +292,7 @@ FAULTS = {
         "made for micro-batches": lambda: watched(taken(made_for=48)),
         "a warm-up as long as the training": lambda: watched(taken(made_for=0, warmup=100)),
         "a warm-up alone": lambda: watched(taken(made_for=4, warmup=4)),
+        "never stepped": lambda: watched(taken(made_for=0, taken=0, warmup=0, never=True)),
         "made for one epoch": lambda: watched(taken(made_for=6)),
         "a decay of epochs in each step": lambda: watched(taken(), taken(made_for=0, warmup=0, taken=11, halves=1.9)),
     },
@@ -315,6 +318,7 @@ FAULTS = {
         "logits in nll_loss": lambda: watched(e.ScoresGiven(functions=1, probabilities=(), unnormalised=1)),
         "targets above 1": lambda: watched(e.ScoresGiven(functions=0, probabilities=(), outside=1)),
         "outputs against all targets": lambda: watched(e.ScoresGiven(functions=0, probabilities=(), crossed=1)),
+        "a view in place of a transpose": lambda: watched(e.ScoresGiven(functions=2, probabilities=(), exchanged=1)),
     },
     "loss_normalised_over_accumulation": {
         "by nobody": lambda: watched(e.LossDivided(micro_batches=4, by="")),
@@ -349,9 +353,15 @@ FAULTS = {
 }
 
 
+APART = {
+    *("export_reads_back", "resumed_as_configured", "loss_moves", "usual_tensors_learn", "fp16_gradients_scaled"),
+}
+"""Checks whose evidence is there in every training, or in none of the healthy one's."""
+
+
 def test_every_check_of_a_watched_training_is_here():
     """Those of an attempt or of the declarations alone have tests of their own below."""
-    assert {*FAULTS, "export_reads_back", "resumed_as_configured", "loss_moves"} == WATCHED
+    assert {*FAULTS, *APART} == WATCHED
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -483,6 +493,67 @@ def test_batches_with_an_object_that_nobody_can_read_are_told_apart_by_their_ten
         seen = [e.StepInputs(step=step, digests=(digests[step % len(digests)],), opaque=True) for step in range(4)]
         finding = CHECKS["batches_change"]()(watched(*seen))
         assert (finding.status, "cannot look into" in finding.detail) == (status, status is Status.UNJUDGED)
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ({}, Status.PASSED),
+        ({"drawn": ("head.weight",)}, Status.SUSPECTED),
+        ({"layers_rest": True}, Status.SUSPECTED),
+        ({"frozen_tensors": 0}, Status.UNJUDGED),
+        ({"frozen_tensors": 0, "misfrozen": ("body",)}, Status.SUSPECTED),
+    ],
+    ids=["healthy", "a new head", "no layer learns", "nothing is frozen", "an attribute in vain"],
+)
+def test_what_nearly_every_training_has_learn_learns(changes, status):
+    """Random features, or norms alone, may be meant."""
+    assert CHECKS["usual_tensors_learn"]()(with_record(watched(), e.Movement, **changes)).status is status
+
+
+@pytest.mark.parametrize(
+    ("share", "calls", "status"),
+    [
+        (0.2, ("forward", "backward", "step", "clear"), Status.SUSPECTED),
+        (0.01, ("forward", "backward", "step", "clear"), Status.PASSED),
+        (0.2, ("forward", "scale", "backward", "unscale", "step", "clear"), Status.UNJUDGED),
+        (None, ("forward", "backward", "step", "clear"), Status.UNJUDGED),
+        (math.nan, ("forward", "backward", "step", "clear"), Status.SUSPECTED),
+    ],
+    ids=["small", "large", "scaled", "another precision", "no number"],
+)
+def test_fp16_loses_small_gradients_that_nobody_scales(share, calls, status):
+    """A training may do without them."""
+    trace = watched()
+    for number in range(len(trace.all(e.Gradients))):
+        trace = with_record(with_record(trace, e.Gradients, number, subnormal=share), e.CallOrder, number, calls=calls)
+    assert CHECKS["fp16_gradients_scaled"]()(trace).status is status
+
+
+@pytest.mark.parametrize(("passes", "dropping", "meant"), [(8, 8, True), (8, 7, False), (0, 0, False)])
+def test_a_loop_evaluates_in_eval_mode(passes, dropping, meant):
+    """Noise may be meant."""
+    finding = CHECKS["state_in_training"]()(watched(e.LoopEvaluations(passes=passes, dropping=dropping)))
+
+    assert finding.status is (Status.SUSPECTED if meant else Status.PASSED)
+    assert ("all 8 passes without gradients are in train mode" in finding.detail) is meant
+
+
+def test_layers_in_a_plain_list_are_a_question():
+    """They get gradients, and nobody has them learn."""
+    assert CHECKS["trainable_moved"]()(watched(e.CutOff(tensors=(), hidden=("layers[0]",)))).status is Status.SUSPECTED
+
+
+@pytest.mark.parametrize("restored", [True, False])
+def test_weights_that_are_moved_for_a_gradient_are_moved_back(restored):
+    """As a sharpness-aware step does."""
+    calls = ("forward", "backward", "move", "clear", "forward", "backward", *["unrestored move"] * (not restored))
+    trace = watched()
+    for number in range(len(trace.all(e.CallOrder))):
+        trace = with_record(trace, e.CallOrder, number, calls=(*calls, "step", "clear"))
+    finding = CHECKS["calls_in_order"]()(trace)
+
+    assert finding.status is (Status.PASSED if restored else Status.SUSPECTED), finding.detail
 
 
 def test_an_end_that_nobody_knows_is_said_to_be_unasked():

@@ -43,6 +43,7 @@ EXAMPLES: list[Record] = [
     e.EvaluationRows(rows=50, among=3, trained=400),
     e.WindowEnded(steps=10),
     e.CutOff(tensors=("conv.bias",)),
+    e.LoopEvaluations(passes=8, dropping=0),
     e.StepInputs(step=1, digests=("0123456789ab",), opaque=True),
     e.FileWritten(path="/home/model.safetensors"),
     e.RowsDrawn(columns=("0123456789abcdef",), dataset_rows=40, batch=4, batches=5, passes=((3, 1), (1, 3))),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from torch.utils.data import DataLoader
+import torch
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from tunecheck.listen import trained_model
 from tunecheck.listen.hf_trainer import shared_rows
@@ -62,6 +63,7 @@ def test_rows_are_looked_up(trained, evaluated, found):
 
 
 ROWS, OTHERS = [*range(12)], [*range(4)]
+TEXTS, TENSOR = [[number] for number in range(12)], torch.randn(12, 3)
 
 
 @pytest.mark.parametrize(
@@ -73,8 +75,19 @@ ROWS, OTHERS = [*range(12)], [*range(4)]
         ([(ROWS, True)], []),
         ([(ROWS, True), (ROWS, True)], []),
         ([], []),
+        ([(TEXTS, True), (TEXTS[:4], False)], [(4, 4, 12)]),
+        ([(TensorDataset(TENSOR[:8]), True), (TensorDataset(TENSOR[6:]), False)], [(6, 2, 8)]),
+        ([(TensorDataset(TENSOR[:8]), True), (TensorDataset(TENSOR[8:]), False)], []),
+        ([(TEXTS, True), (Subset(TEXTS, range(5)), False)], [(5, 5, 12)]),
+        ([(Subset(ROWS, range(5, 12)), True), (Subset(ROWS, range(5)), False)], []),
+        ([(TEXTS, True), (TEXTS, False), (OTHERS, False)], []),
+        ([(TEXTS, True), (OTHERS, True), (TEXTS, False)], []),
     ],
-    ids=["one for both", "two", "both and another", "one loader", "shuffled twice", "none"],
+    ids=[
+        *("one for both", "two", "both and another", "one loader", "shuffled twice", "none", "a part of a list"),
+        *("tensors that overlap", "tensors that do not", "a part", "two parts", "a look at what is learned"),
+        "a test that is shuffled",
+    ],
 )
 def test_one_data_set_for_training_and_evaluation(loaders, found, monkeypatch):
     """A loop's loaders tell, where one shuffles and another does not."""

@@ -14,7 +14,9 @@ from tunecheck.core.check import (
     trains_16bit_weights,
     worst_of,
 )
+from tunecheck.core.errors import NotApplicable
 from tunecheck.core.evidence import (
+    CallOrder,
     Evaluation,
     Gradients,
     LayerGradients,
@@ -201,6 +203,29 @@ class GradientNormReported(NumericCheck):
         step = worst_of(errors, key=lambda step: errors[step])
         detail = f"step {step}: reported {reported[step]:.6g}, the gradients have {norms[step]:.6g}"
         return self.at_most(errors[step], limit, detail)
+
+
+class Fp16GradientsScaled(Check):
+    """Gradients in fp16 are scaled up by a GradScaler, or are large enough without one."""
+
+    needs = frozenset({"user_code"})
+    convention = "the gradients that fp16 loses may matter little"
+    meaning = (
+        "The loop uses fp16 autocast, or a model in fp16, without torch.amp.GradScaler. Small gradients lose digits, "
+        "or become 0."
+    )
+    remedy = "Use bf16, or keep weights in fp32 and scale: scaler.scale(loss).backward(), scaler.step(), update()."
+
+    max_share: float = 0.05
+    """Share of the gradients' elements other than 0 that fp16 holds with fewer than its 11 digits, in every step."""
+
+    def judge(self, trace: Trace) -> Finding:
+        shares = [seen.subnormal for seen in trace.all(Gradients) if seen.subnormal is not None]
+        least = min(required(shares, "nothing is computed in fp16"))
+        if any("scale" in seen.calls for seen in trace.records(CallOrder)):
+            raise NotApplicable("a GradScaler scales the loss")
+        detail = f"no GradScaler, and {least:.0%} or more of the gradients' elements are below 6.1e-5 in each step"
+        return self.at_most(least, self.max_share, detail)
 
 
 class Finite(Check):

@@ -71,15 +71,18 @@ TOO_SHORT = "The schedule counts one epoch, or epochs, but advances in each batc
 COMES_AGAIN = "a rate may rest at its end, or a cosine come again, on purpose"
 
 
+NEVER_STEPPED = "Nothing calls the schedule's step, so that the rate stays where it is."
+
+
 class ScheduleEnds(Check):
-    """The learning rate schedule and its warm-up end within the training.
+    """The learning rate schedule is stepped, and ends with its warm-up within the training.
 
     A decay per epoch is not applied in each step.
     """
 
     needs = frozenset({"user_code"})
     convention = "a trial of a few steps, or the first part of a longer training, leaves a schedule early"
-    meaning = f"{TOO_LONG} {WARMUP_COPIED} {NO_LENGTH} {DECAY_PER_BATCH} {TOO_SHORT}"
+    meaning = f"{TOO_LONG} {WARMUP_COPIED} {NO_LENGTH} {DECAY_PER_BATCH} {TOO_SHORT} {NEVER_STEPPED}"
     remedy = (
         "Divide the loader's length by the accumulation steps. Set the warm-up as a ratio. Step a schedule of epochs "
         "after the loop over batches."
@@ -96,6 +99,10 @@ class ScheduleEnds(Check):
     """Optimizer steps in which a decay without an end halves the rate. PyTorch's MNIST example has 1.9 epochs."""
 
     def judge(self, trace: Trace) -> Finding:
+        still = [seen for seen in trace.records(ScheduleTaken) if seen.never]
+        if still and (steps := still[0].optimizer_steps) >= 2 * self.min_steps:
+            detail = f"a schedule is made, and never stepped in {steps} optimizer steps"
+            return self.found(False, detail, measured=0, limit=1, causes=[NEVER_STEPPED])
         seen = [seen for seen in trace.records(ScheduleTaken) if seen.taken and seen.optimizer_steps >= self.min_steps]
         seen = required(seen, "no schedule declares its length, or none was stepped")
         worst = max(seen, key=lambda seen: seen.made_for / seen.taken)

@@ -35,9 +35,11 @@ class StateDictKeysMatch(Check):
 
 OF_ITSELF = "A contrastive loss compares rows with themselves: both sides are the same embeddings, unmasked."
 CROSSED = "Outputs of shape [n, 1] meet targets of shape [n], and torch broadcasts both to [n, n]."
-NO_LIKELIHOODS = "nll_loss receives logits, without a log_softmax. The loss falls below 0 without end."
+NO_LIKELIHOODS = "nll_loss receives scores without a log_softmax over their classes. The loss has no lower bound."
 NO_PROBABILITIES = "Targets of a binary cross entropy are class numbers, or -1 and 1. The loss has no lower bound."
+VIEWED = "view(rows, classes, positions) mixes classes and positions, where transpose(1, 2) exchanges them."
 DOUBTFUL = {
+    "exchanged": ("scores whose classes and positions a view exchanges", "scores may lie in that order", VIEWED),
     "of_itself": (
         "log-softmaxes of symmetric scores, in which each row scores itself highest",
         "a loss may leave each row's score with itself out afterwards",
@@ -70,7 +72,7 @@ class LossReceivesLogits(Check):
         "The model or the loss applies a softmax or a sigmoid before a loss function that applies its own. Gradients "
         "are then small, and the loss cannot come near 0. Or the targets of a loss of pairs are 0 and 1: pairs with 0 "
         f"teach nothing, or the wrong thing. {OF_ITSELF} {NO_LIKELIHOODS} "
-        f"{NO_PROBABILITIES} {CROSSED}"
+        f"{NO_PROBABILITIES} {CROSSED} {VIEWED}"
     )
     remedy = (
         "Pass logits to cross_entropy and binary_cross_entropy_with_logits. Pass log-probabilities to nll_loss. "

@@ -23,6 +23,7 @@ from tunecheck.core.evidence import (
     Census,
     Continuity,
     CurrentWeights,
+    LoopEvaluations,
     Movement,
     OtherModelDrops,
     Quantization,
@@ -87,11 +88,39 @@ def _trained_wrongly(trace: Trace, census: Census) -> Iterator[tuple[str, str]]:
         yield f"{len(extra)} trainable, but not configured: {some(extra)}", ""
 
 
+class UsualTensorsLearn(Check):
+    """Matrices that were just drawn at random learn, and a language model learns in its decoder layers.
+
+    Parameters are frozen by the attribute requires_grad of their own.
+    """
+
+    needs = frozenset({"user_code"})
+    convention = "random features may be fixed, and a head, norms or new tokens alone may be trained, on purpose"
+    meaning = (
+        "A new head was frozen with the base: a filter by name misses it. Or the decoder layers were frozen, and no "
+        "adapters were added. Or requires_grad is set on a module, where requires_grad_(False) is to be called."
+    )
+    remedy = "Print each parameter's name and requires_grad before the optimizer is made. Thaw the named tensors."
+
+    def judge(self, trace: Trace) -> Finding:
+        seen = trace.one(Movement)
+        wrong = {
+            f"{len(seen.drawn)} matrices are frozen as they were drawn at random: {some(seen.drawn)}": seen.drawn,
+            "no matrix and no bias of the decoder layers learns, and no adapter is declared": seen.layers_rest,
+            f"an attribute that torch does not read is to freeze {some(seen.misfrozen)}, which learns": seen.misfrozen,
+        }
+        if not seen.frozen_tensors and not seen.misfrozen:
+            raise NotApplicable("nothing is frozen")
+        return self.unless(holding(wrong), f"none of {seen.frozen_tensors} frozen tensors seems to be as it was drawn")
+
+
 NAMES_OF_OTHERS = "one list of names may serve models of several architectures"
 WITHOUT_DROPOUT = "a policy, or a small model with much data, may train in eval mode to disable dropout"
 
 WITHOUT_STATISTICS = "a network may be built to do without the statistics of its normalisations"
 UNCALIBRATED = "A normalisation is set to eval mode before it has seen a batch, so that it normalises nothing."
+NEVER_EVAL = "Nothing calls model.eval() before an evaluation, whose numbers are then noisy and too bad."
+NOISY_EVALUATION = "noise in passes without gradients may be meant, as for an uncertainty or a second view"
 NOISY_TEACHER = "noise in a teacher's answers may be meant, as in a mean teacher or for an uncertainty"
 TEACHER_TRAINING = "A teacher or a reference model is in train mode: nothing calls its eval()."
 NEVER_TRAINING = (
@@ -106,14 +135,14 @@ class StateInTraining(Check):
     """In every forward pass of every step the model is in train mode, adapters are on, and gradients are required.
 
     Autocast, attention, gradient checkpointing, the precision of fp32 products and the adapters' scale keep their
-    configured values, in a resumed run too.
+    configured values, in a resumed run too. A loop evaluates a model that drops in eval mode.
     """
 
     needs = frozenset({Premise.ADAPTERS_ENUMERATED})
     meaning = (
-        f"{NEVER_TRAINING} {UNCALIBRATED} {TEACHER_TRAINING} An evaluation, a generation, a save, a resume or a "
-        "callback changed the model and did not restore it. It left eval mode on, adapters disabled, merged or "
-        "replaced, or a requires_grad flag or torch switch changed."
+        f"{NEVER_TRAINING} {NEVER_EVAL} {UNCALIBRATED} {TEACHER_TRAINING} An evaluation, a generation, a save, a "
+        "resume or a callback changed the model and did not restore it. It left eval mode on, adapters disabled, "
+        "merged or replaced, or a requires_grad flag or torch switch changed."
     )
     remedy = (
         "Call model.train() before the first step and after each evaluation. Check what runs just before the first "
@@ -146,6 +175,10 @@ class StateInTraining(Check):
         if (others := [seen.model for seen in trace.records(OtherModelDrops)]) and not problems:
             detail += f"; {some(others)} is called without gradients, learns nothing, and draws dropout"
             return self.at_most(len(others), 0, detail, meant=NOISY_TEACHER, causes=[TEACHER_TRAINING])
+        for own in trace.records(LoopEvaluations):
+            if 0 < own.passes == own.dropping and not problems:
+                detail += f"; all {own.passes} passes without gradients are in train mode, which drops"
+                return self.at_most(own.passes, 0, detail, meant=NOISY_EVALUATION, causes=[NEVER_EVAL])
         never = all([how for names, how in _switches(state) if names] == [IN_EVAL] for state in steps)
         causes = [NEVER_TRAINING] * (len(problems) == 1 and never)
         return self.at_most(len(problems), 0, detail, compared=forwards, causes=causes)

@@ -292,7 +292,9 @@ ROUNDED_AWAY = "an optimizer may accumulate rounded updates; the end of a schedu
 
 STOPPED = "a part may be kept as it is by stop-gradient, as a target or a feature extractor is"
 MONITORED = "a loss may be computed to be shown, or for a later phase of the training"
-NOT_ADDED = "The model computes a loss for these parts, and the loss that is differentiated leaves it out."
+NOT_ADDED = "A loss is computed for these parts. The loss that is differentiated leaves it out, or adds its item()."
+UNREGISTERED = "Layers are kept in a plain list or dictionary, so that parameters() leaves them out: use ModuleList."
+KEPT_APART = "a part may be kept out of the model's state on purpose, as a fixed critic is"
 NO_GRADIENT = "A part of the model is outside the forward pass, runs under no_grad, or has its result detached."
 RATE_0 = "The learning rate is 0."
 ROUNDS = "16-bit weights round small updates away."
@@ -302,7 +304,9 @@ class TrainableMoved(Check):
     """Training changes every trainable tensor, and nearly all of its elements."""
 
     needs = frozenset()
-    meaning = f"The optimizer does not hold a part of the model. {NO_GRADIENT} {NOT_ADDED} {RATE_0} {ROUNDS}"
+    meaning = (
+        f"The optimizer does not hold a part of the model. {NO_GRADIENT} {NOT_ADDED} {UNREGISTERED} {RATE_0} {ROUNDS}"
+    )
     remedy = (
         "Fix trainable_set, optimizer_coverage and lora_gradient_schedule first if one failed. Search the forward pass "
         "for detach, .data and no_grad behind the named tensors. Keep trained weights in fp32."
@@ -360,6 +364,9 @@ class TrainableMoved(Check):
             parts = [] if problems else trace.whole(CutOff)
         except MissingEvidence as error:  # one look of several
             detail += f"; whether the loss depends on those could not be seen: {error}"
+        if hidden := [name for found in parts for name in found.hidden]:
+            detail = f"{len(hidden)} parts get gradients, and no optimizer has them: {some(hidden)}"
+            return self.at_most(len(hidden), 0, detail, meant=KEPT_APART, causes=[UNREGISTERED])
         cut_off = [name for found in parts for name in found.tensors]
         if names := cut_off or [name for found in parts for name in found.left_out]:
             whose, meant, cause = ("the", STOPPED, NO_GRADIENT) if cut_off else ("another", MONITORED, NOT_ADDED)

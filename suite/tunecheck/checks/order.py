@@ -21,10 +21,12 @@ STEPPED_SCALED = "the optimizer steps with scaled gradients"
 SCHEDULE_EARLY = "the schedule is stepped before the optimizer, which skips its first rate"
 SCHEDULE_TWICE = "the schedule is stepped twice per optimizer step"
 SCHEDULE_AHEAD = "the schedule has one step per optimizer step, but is stepped more often"
+NOT_RESTORED = "weights are moved between two backward passes, and not moved back before the optimizer steps"
 NEVER_ALLOCATED = "AdaLoRA's update_and_allocate is never called, so no rank is pruned"
 MEANT = {
     CLIPPED_EARLY: "the accumulated gradient may be clipped on purpose before each micro-batch",
     CLIPPED_NOTHING: "the gradients may be those of another model, which rests in these steps",
+    NOT_RESTORED: "noise, or an update by hand, may move the weights for good",
 }
 """Fault to who does it on purpose."""
 CAUSES = {
@@ -35,10 +37,11 @@ CAUSES = {
     SCHEDULE_TWICE: "The loop or a callback steps the schedule a second time.",
     CLIPPED_LATE: "Clipping runs after the step.",
     CLIPPED_SCALED: "Clipping runs before unscale_.",
+    NOT_RESTORED: "A sharpness-aware step (SAM) does not subtract its perturbation.",
     NEVER_ALLOCATED: "Nothing calls AdaLoRA's update_and_allocate.",
 }
 """Fault to its cause, where it has only one."""
-HABITS = frozenset({DISCARDED, PILED_UP, PILED_UP_THERE, CLIPPED_NOTHING, SCHEDULE_EARLY, SCHEDULE_TWICE})
+HABITS = frozenset({DISCARDED, PILED_UP, PILED_UP_THERE, CLIPPED_NOTHING, NOT_RESTORED, SCHEDULE_EARLY, SCHEDULE_TWICE})
 """What a training may do now and then: skip a bad batch, catch up with a schedule. Wrong only as a habit."""
 
 ELSEWHERE = "step of another optimizer"
@@ -53,8 +56,8 @@ class CallsInOrder(Check):
     """Backward, unscaling, clipping, optimizer, schedule and clearing are called in an order that uses each gradient
     once.
 
-    AdaLoRA's allocator is called in each step. A schedule made for the optimizer's steps advances once per optimizer
-    step.
+    AdaLoRA's allocator is called in each step. Weights that are moved between passes are moved back. A schedule made
+    for the optimizer's steps advances once per optimizer step.
     """
 
     needs = frozenset({Premise.GRADIENT_WHOLE})
@@ -156,6 +159,8 @@ def _faults(calls: Sequence[str], used: bool, *, one_pass: bool) -> Iterator[str
                     yield SCHEDULE_EARLY
             case "edit":
                 used = False
+            case "unrestored move":
+                yield NOT_RESTORED
             case "used step of another optimizer":
                 yield PILED_UP_THERE
     if discarded and not by_hand:

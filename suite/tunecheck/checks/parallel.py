@@ -273,14 +273,14 @@ def _shown(value: Any) -> str:
 class EpochsShuffled(Check):
     """A loader that shuffles draws its rows in a new order in each epoch."""
 
-    needs = frozenset({"parallel", "user_code"})
+    needs = frozenset({"user_code"})
     across_ranks = True
     convention = "some people keep one order to compare epochs"
     meaning = (
         "Nobody calls sampler.set_epoch. DistributedSampler shuffles by seed and epoch, so every epoch has the same "
-        "batches."
+        "batches. Or a seed or a generator is set again in each epoch."
     )
-    remedy = "Call loader.sampler.set_epoch(epoch) at the start of each epoch."
+    remedy = "Call loader.sampler.set_epoch(epoch) at the start of each epoch. Set seeds once, before the first epoch."
 
     def judge(self, trace: Trace) -> Finding:
         last = [seen for rank in of_every_rank(trace, Step) for seen in trace.of_rank(rank).records(RowsDrawn)[-1:]]

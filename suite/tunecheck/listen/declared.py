@@ -28,7 +28,7 @@ from tunecheck.listen.user_code import departure, noise_by_hooks, user_modules
 from tunecheck.models.adapters import Quantization
 from tunecheck.models.description import Architecture, Model
 from tunecheck.models.layer_names import attention_of, stacked_layers
-from tunecheck.probes.reference.weight_file import WeightFile, file_name
+from tunecheck.probes.reference.weight_file import drawn_heads
 from tunecheck.training.restore import dropouts
 from tunecheck.training.tensors import learning
 
@@ -37,8 +37,6 @@ SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "co
 
 KEEP_THE_BASE = (True, False, "gaussian", "orthogonal", "eva")
 """Values of LoraConfig.init_lora_weights that move no part of the base into the adapters, as PiSSA's and OLoRA's do."""
-CLASSIFIERS = "Classification", "QuestionAnswering", "MultipleChoice"
-"""Ends of the names of transformers' models whose head no base has."""
 OF_ANY_TRAINING = {"adapters", "frozen", "trains_base", "quantized", "checkpointing", "dropout", "several_steps"}
 """Features that a training of another's has as a run of the suite has them."""
 
@@ -292,21 +290,6 @@ def described(model: Any) -> tuple[WatchedRun, dict[Premise, str]]:
         sources=sources,
     )
     return run, left_open
-
-
-def drawn_heads(model: Any, folder: Path) -> frozenset[str]:
-    """Return the tensors of a classifier's head that no file of the base holds: a training must learn them."""
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    if not type(inner).__name__.endswith(CLASSIFIERS):
-        return frozenset()
-    held, body = set(WeightFile(folder).names), f"{inner.base_model_prefix}."
-    return frozenset(
-        name
-        for name, _ in model.named_parameters()
-        if not any(part in name for part in (".lora_", ".modules_to_save.", ".original_module.", ".base_layer."))
-        and not (own := file_name(name)).startswith(body)
-        and own not in held
-    )
 
 
 def described_by_itself(model: Any) -> tuple[WatchedRun, dict[Premise, str]]:

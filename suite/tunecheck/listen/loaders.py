@@ -12,13 +12,15 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, RandomSampler, SubsetRandomSampler
 
 from tunecheck.core.evidence import RowsDrawn, WorkerBatches
 from tunecheck.listen.options import rank_and_processes
 
 MOST_PASSES, MOST_ROWS = 3, 1024
 """Passes over a loader, and rows of each, whose numbers are noted."""
+MOST_OF_ONE = 64
+"""Rows of each pass of a process that trains alone, of which nothing but the order is asked."""
 MOST_PARTS = 16
 """Parts of a data set in which its columns are looked for."""
 
@@ -43,29 +45,36 @@ class _Loader:
 
 
 _LOADERS: WeakKeyDictionary[Any, _Loader] = WeakKeyDictionary()
-_last: tuple[Any, Any] | None = None
-"""Sampler of batches that drew last, and its data set; None once a training has begun with them."""
+_OF_ONE: dict[tuple[Any, ...], _Loader] = {}
+"""Loaders of a process that trains alone, by kind and size of their samplers: a loop may make a new one each epoch."""
+_last: tuple[_Loader, Any, Any] | None = None
+"""Loader that drew last, its sampler of batches and its data set; None once a training has begun with them."""
 
 
 def drawing(iterator: Any) -> Callable[[Any], None] | None:
     """The numbers of a batch's rows are about to be drawn. Return what notes them."""
     global _last
-    if rank_and_processes()[1] < 2:
+    alone = rank_and_processes()[1] < 2
+    rows: Any = getattr(iterator._index_sampler, "sampler", None)
+    if alone and not isinstance(rows, RandomSampler | SubsetRandomSampler):
         return None
     try:
-        loader = _LOADERS.setdefault(iterator._index_sampler, _Loader())
+        if alone:
+            loader = _OF_ONE.setdefault((type(rows), len(rows), iterator._index_sampler.batch_size), _Loader())
+        else:
+            loader = _LOADERS.setdefault(iterator._index_sampler, _Loader())
     except TypeError:  # a list of batches, say, which draws nothing
         return None
-    _last = iterator._index_sampler, iterator._dataset
+    _last = loader, *((None, None) if alone else (iterator._index_sampler, iterator._dataset))
     if loader.iterator() is not iterator or loader.draws != id(iterator._sampler_iter):
         loader.iterator, loader.draws = weakref.ref(iterator), id(iterator._sampler_iter)
-        with suppress(TypeError):  # without a length
+        with suppress(Exception):  # without a length
             if loader.drawn < len(iterator._index_sampler):  # a look at the first batch, say, is no pass
                 del loader.passes[-1:]
         loader.passes.append([])
         loader.drawn = 0
     loader.drawn += 1
-    more = len(loader.passes) <= MOST_PASSES and len(loader.passes[-1]) < MOST_ROWS
+    more = len(loader.passes) <= MOST_PASSES and len(loader.passes[-1]) < (MOST_OF_ONE if alone else MOST_ROWS)
     return loader.drew if more else None
 
 
@@ -74,10 +83,12 @@ def of_training() -> Callable[[], RowsDrawn] | None:
     global _last
     if _last is None:
         return None
-    (sampler, dataset), _last = _last, None
+    (loader, sampler, dataset), _last = _last, None
+    if sampler is None:
+        del loader.passes[:-1]  # those of another training, with the same seed
     if isinstance(dataset, IterableDataset):
         return None
-    loader, size, batches = _LOADERS[sampler], 0, 0
+    size, batches = 0, 0
     content: tuple[str, ...] = ()
     with suppress(Exception):  # without a length, or a column that is read in another way
         size, batches = len(dataset), len(sampler)

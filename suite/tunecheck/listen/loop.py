@@ -17,6 +17,7 @@ from weakref import WeakSet
 
 import torch
 
+from tunecheck.core.evidence import LoopEvaluations
 from tunecheck.core.premises import Premise
 from tunecheck.listen.moments import LOSSES, StepMoments
 from tunecheck.listen.options import rank_and_processes
@@ -58,6 +59,10 @@ class LoopHooks(StepMoments):
         self.forwards = 0
         self.schedules: Schedules | None = None
         self.others: OtherOptimizers | None = None
+        self.dropping: list[Any] = []
+        """Modules that drop in train mode."""
+        self.evaluations: list[tuple[int, bool]] = []
+        """Steps before each pass without gradients, and whether the model drops in it."""
         self.user_writes: UserWrites | None = None
         self.loss_calls: LossCalls | None = None
         self.stepping = 0
@@ -118,6 +123,12 @@ class LoopHooks(StepMoments):
             self.listener.emit(*self.user_writes.record())
         if self.listener is not None and self.others is not None:
             self.listener.emit(*self.others.records())
+        if self.listener is not None and self.dropping:
+            # a pass in most of the steps is a part of them, as that of a teacher
+            seldom = 2 * len({step for step, _ in self.evaluations}) <= self.step
+            passes = [drops for _, drops in self.evaluations if seldom]
+            self.listener.emit(LoopEvaluations(passes=len(passes), dropping=sum(passes)))
+            self.dropping = []
 
     def _failed(self, reason: str) -> None:
         if self.listener is not None:
@@ -193,6 +204,8 @@ class LoopHooks(StepMoments):
         """A micro-batch is about to be trained on."""
         if torch.is_grad_enabled():
             self._ours(self._forward)(args, given)
+        elif self.dropping and not self.inside:
+            self.evaluations.append((self.step, any(part.training for part in self.dropping)))
 
     def _forward(self, args: Any, given: dict[str, Any]) -> None:
         if self.listener is not None and not self.listener.listening:
@@ -237,6 +250,7 @@ class LoopHooks(StepMoments):
         from tunecheck.listen.trained_model import only_tokenizer, shared_loaders
         from tunecheck.listen.user_code import of_caller
         from tunecheck.listen.user_writes import UserWrites
+        from tunecheck.training.restore import dropouts
 
         if self.options.purpose != "train":
             os._exit(0)  # a run of --twice, which a loop cannot be kept out of its folders in
@@ -245,6 +259,7 @@ class LoopHooks(StepMoments):
             return False
         self.schedules, self.loss_calls = Schedules(self.optimizers), LossCalls()
         self.others = OtherOptimizers(self.optimizers)
+        self.dropping = [module for module, _, _ in dropouts(self.model)]
         optimizer, objective = together(self.optimizers), objective_of(self.model)
         batch = (unknown_batch if objective else provisional)(inputs_of(args, given), self._device())
         self.listener = Listener(self.options)

@@ -238,7 +238,7 @@ class LossCalls:
 def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
     """Return what the loss's functions of scores are given: a softmax of probabilities is nearly flat."""
     functions, found = calls.functions, calls.wrong[:1]
-    crossed = of_itself = unnormalised = outside = 0
+    crossed = of_itself = unnormalised = outside = viewed = 0
     for node in islice(graph_of(tensor.grad_fn), MOST_NODES):
         crossed += _crossed(node)
         outside += node.name().startswith("BinaryCrossEntropy") and _learns_outside(tensor, node)
@@ -249,11 +249,21 @@ def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
             given = straight_back(node.next_functions[0])[0]
             if given is not None and given.name() in squashed:
                 found.append(f"{_plainly(node)} of a {_plainly(given)}")
-            elif node.name() in ENTROPIES and given is not None and given.name() != "LogSoftmaxBackward0":
+            elif node.name() in ENTROPIES and given is not None:
+                viewed += given.name() == "LogSoftmaxBackward0" and _exchanged_by_view(given)
                 total = node._saved_self.detach()[:ROWS_SUMMED].float().logsumexp(dim=min(1, node._saved_self.ndim - 1))
                 unnormalised += bool(total.abs().median() > MOST_OF_LOG_1)
     counts = {"crossed": crossed, "outside": outside, "of_itself": of_itself, "unnormalised": unnormalised}
-    return ScoresGiven(functions=functions, probabilities=tuple(found), **counts)
+    return ScoresGiven(functions=functions, probabilities=tuple(found), exchanged=viewed, **counts)
+
+
+def _exchanged_by_view(softmax: Any) -> bool:
+    """Return whether scores [rows, positions, classes] were viewed as [rows, classes, positions], not transposed."""
+    (made, _), shape = softmax.next_functions[0], softmax._saved_result.shape
+    if made is None or made.name() not in VIEWS or len(shape) < 3 or shape[1] == shape[2]:
+        return False
+    given = tuple(getattr(made, "_saved_self_sym_sizes", ()))
+    return given == (shape[0], *shape[2:], shape[1])
 
 
 def _learns_outside(tensor: torch.Tensor, node: Any) -> bool:

@@ -166,11 +166,15 @@ class Schedules:
         own = list(optimizers)
         alone = rank_and_processes()[1] == 1  # accelerate steps a schedule once for each process
         made = (thing for thing in gc.get_objects() if issubclass(type(thing), LRScheduler)) if alone else ()
-        self._begun = [
-            (schedule, lasts, int(schedule.last_epoch), steps_taken(schedule.optimizer))
+        self._all = [
+            (schedule, int(schedule.last_epoch))
             for schedule in made
-            if (any(lasts := made_for(schedule)) or halves(schedule))
-            and any(same_optimizer(schedule.optimizer, each) for each in own)
+            if any(same_optimizer(schedule.optimizer, each) for each in own)
+        ]
+        self._begun = [
+            (schedule, lasts, first, steps_taken(schedule.optimizer))
+            for schedule, first in self._all
+            if any(lasts := made_for(schedule)) or halves(schedule)
         ]
         self._halved: list[ScheduleTaken] = []
 
@@ -186,6 +190,9 @@ class Schedules:
 
     def taken(self) -> list[ScheduleTaken]:
         """Return how far each was stepped since then, of those whose optimizer counts its own steps, as Adam's do."""
+        if all(int(schedule.last_epoch) == first for schedule, first in self._all):
+            counts = [steps_taken(schedule.optimizer) - before for schedule, _, _, before in self._begun]
+            return [ScheduleTaken(made_for=0, taken=0, optimizer_steps=max(0, *counts), never=True)] if counts else []
         return self._halved + [
             ScheduleTaken(
                 made_for=max(0, steps - first),  # a resumed one has steps behind it

@@ -3,11 +3,11 @@
 import contextlib
 import gc
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Subset, TensorDataset
 
 from tunecheck.core.evidence import EvaluationRows
 from tunecheck.core.premises import Premise
@@ -67,16 +67,43 @@ def only_tokenizer() -> Any:
     return held[0] if len(kinds) == 1 else None
 
 
+MOST_ROWS = 2000
+"""Rows of each data set by which it is known what two of them share."""
+
+
 def shared_loaders() -> list[EvaluationRows]:
-    """Return the rows of the data set that one loader shuffles and another reads in order; [] where one has others."""
-    loaders = [thing for thing in gc.get_objects() if issubclass(type(thing), DataLoader)]
-    if len({id(loader.dataset) for loader in loaders}) != 1 or not hasattr(loaders[0].dataset, "__len__"):
+    """Return how many rows that a loader reads in order are those that another one shuffles; [] where none is.
+
+    Of several loaders that read in order the one that shares the least: others may measure how well rows are learned.
+    """
+    found: dict[type, list[set[Hashable]]] = {RandomSampler: [], SequentialSampler: []}
+    for loader in [thing for thing in gc.get_objects() if issubclass(type(thing), DataLoader)]:
+        kind = type(getattr(loader.batch_sampler, "sampler", None))
+        with contextlib.suppress(Exception):  # of a data set without a length, say
+            found.get(kind, []).append(set(_rows_of(loader.dataset).values()))
+    shuffled, read = found.values()
+    if not shuffled or any(rows != shuffled[0] for rows in shuffled) or not all(read):
         return []
-    samplers = [getattr(loader.batch_sampler, "sampler", None) for loader in loaders]
-    if not all(any(isinstance(one, kind) for one in samplers) for kind in (RandomSampler, SequentialSampler)):
-        return []
-    rows = len(loaders[0].dataset)
-    return [EvaluationRows(rows=rows, among=rows, trained=rows)]
+    shared = [EvaluationRows(rows=len(rows), among=len(rows & shuffled[0]), trained=len(shuffled[0])) for rows in read]
+    least = min(shared, key=lambda seen: seen.among / seen.rows, default=None)
+    return [least] if least is not None and least.among else []  # other rows may be equal to what is trained
+
+
+def _rows_of(dataset: Any) -> dict[int, Hashable]:
+    """Return the numbers of a data set's first rows, each with what the row is: an object, or a place in memory.
+
+    Rows of a part, a list or tensors may be another data set's, too. Reads no row of the script's own classes.
+    """
+    if type(dataset) is Subset:
+        rows = _rows_of(dataset.dataset)
+        return {at: rows[number] for at, number in enumerate(dataset.indices) if number in rows}
+    first = range(min(len(dataset), MOST_ROWS))
+    if type(dataset) is TensorDataset:
+        tensor = dataset.tensors[0]
+        return {at: tensor.data_ptr() + tensor.element_size() * tensor.stride(0) * at for at in first}
+    if type(dataset) is list and not any(isinstance(row, str | int | float) for row in dataset[:MOST_ROWS]):
+        return {at: id(dataset[at]) for at in first}
+    return {at: (id(dataset), at) for at in first}
 
 
 def trained_whole(module: Any, *, again: bool = False) -> tuple[Any, str]:

@@ -56,7 +56,9 @@ class CallOrderProbe(Probe):
         if self._listening:
             self._look()
         self._record()
-        self._step = step
+        self._step, self._away = step, 0.0
+        for witness in self._witnesses:
+            witness.begin()
         if step >= STEPS:
             self._leave()
 
@@ -125,6 +127,7 @@ class CallOrderProbe(Probe):
         seen = {witness.look() for witness in self._witnesses} - {""}
         if "clear" in seen and self._calls[-1:] == ["backward"] and any(w.moved() for w in self._witnesses):
             self._note("move")
+            self._away = max(witness.away() for witness in self._witnesses)
         for call in sorted(seen):
             self._note(call)
 
@@ -191,6 +194,8 @@ class CallOrderProbe(Probe):
     def _on_step(self, optimizer: Any, *_: Any) -> None:
         if self._is_own(optimizer):
             self._look()
+            if self._away and max(witness.away() for witness in self._witnesses) > self._away / 2:
+                self._note("unrestored move")
             self._in_optimizer, self._inside = True, []
         else:
             plain = _plain(optimizer)
@@ -243,6 +248,7 @@ class _Witness:
         self._seen: Any = None if gradient is None else ref(gradient)
         self._version = _version(gradient)
         self._weights = parameter.detach().clone()
+        self.begin()
 
     def touched(self) -> bool:
         """Return whether the gradient was written to, replaced or removed; does not wait for a GPU."""
@@ -274,6 +280,14 @@ class _Witness:
         """Keep the values, by which an update that is no optimizer's step is seen."""
         with torch.no_grad():
             self._weights.copy_(self.parameter)
+
+    def begin(self) -> None:
+        """Keep the values that a step begins with."""
+        self._start = self.parameter.detach().clone()
+
+    def away(self) -> float:
+        """Return how far the values are from those that the step began with."""
+        return float((self.parameter.detach() - self._start).abs().max())
 
     def moved(self) -> bool:
         """Return whether the values are others than those that were kept."""

@@ -1,10 +1,11 @@
 """Parts of a model on which its loss depends and that no gradient reaches: computed under no_grad, or detached.
 
 The model is called once more with such parts changed. What only an unused head or an idle expert holds changes nothing
-of what the loss is made of. A head whose own loss the model computes is to be used.
+of what the loss is made of. A head of which a loss is computed is to be used.
 """
 
-from collections.abc import Mapping, Sequence
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,10 +15,11 @@ from torch.nn import functional
 
 from tunecheck.core.evidence import CutOff
 from tunecheck.core.premises import Premise
-from tunecheck.probes.reference.forwards import FunctionCalls, numbers_of
+from tunecheck.probes.reference.forwards import numbers_of
+from tunecheck.probes.reference.loss_graph import graph_of
 from tunecheck.probes.reference.measures import digest
 from tunecheck.training.data import Batch
-from tunecheck.training.events import Probe
+from tunecheck.training.events import Probe, probing
 from tunecheck.training.restore import as_found, kept_values, random_state, unprinted
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import learning
@@ -27,15 +29,10 @@ AT_STEP = 2
 LEAST = 1e-4
 """Of the largest result, by which results change that depend on a part; those that do not differ by rounding."""
 LOSSES = (
-    functional.cross_entropy,
-    functional.nll_loss,
-    functional.binary_cross_entropy,
-    functional.binary_cross_entropy_with_logits,
-    functional.mse_loss,
-    functional.l1_loss,
-    functional.smooth_l1_loss,
+    *("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"),
+    *("mse_loss", "l1_loss", "smooth_l1_loss"),
 )
-"""Functions by which a model computes a loss of its own."""
+"""Functions by which losses are computed."""
 MOST_PARTS = 8
 """Modules that are changed one after the other, and then looked at while they are called."""
 
@@ -69,13 +66,22 @@ class CutOffProbe(Probe):
         self._left_out: dict[str, set[str]] = {}
         """Those on which a loss alone depends that is no part of the results."""
         self._called: set[str] = set()
+        self._losses: list[Any] = []
+        """Graphs of the losses that a step computes, of whatever results."""
+        self._hidden: tuple[str, ...] = ()
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Keep what the model is called with, and what comes of it."""
         if self._idle and step == AT_STEP:
             self.hooks.after(self._entry, self._returned, with_kwargs=True)
+            for loss in LOSSES:
+                self.hooks.function(functional, loss, after=self._computed)
         for name in [*self._cut_off, *self._left_out]:
             self.hooks.before(session.model.get_submodule(name), lambda *_, name=name: self._called.add(name))
+
+    def _computed(self, loss: torch.Tensor, *_: Any, **__: Any) -> None:
+        if loss.requires_grad and not probing():
+            self._losses.append(loss.grad_fn)
 
     def _returned(self, _module: Any, args: Any, given: dict[str, Any], out: Any) -> None:
         if torch.is_grad_enabled():
@@ -93,62 +99,78 @@ class CutOffProbe(Probe):
         """Leave out what has a gradient, and change what is left."""
         self.hooks.remove()
         self._idle = {name: p for name, p in self._idle.items() if p.grad is None}
-        if step == AT_STEP and self._pass is not None and 0 < len(self._idle) < self._tensors:
+        made, self._pass, losses, self._losses = self._pass, None, self._losses, []
+        if step == AT_STEP:
+            self._hidden = tuple(_hidden(session.model))
+        if step == AT_STEP and 0 < len(self._idle) < self._tensors:
             self._digests = {name: digest(p) for name, p in self._idle.items()}
-            with kept_values(list(self._idle.values())), unprinted():  # which the model may write itself
-                self._look_at_parts(session.model)
-        self._pass = None
+            self._look_at_losses(losses)
+            if made is not None:
+                with kept_values(list(self._idle.values())), unprinted():  # which the model may write itself
+                    self._look_at_parts(partial(self._again, session.model, made))
 
-    def _look_at_parts(self, model: Any) -> None:
-        """Find the modules that results or losses depend on, of those that hold idle tensors, with these."""
+    def _look_at_losses(self, losses: Sequence[Any]) -> None:
+        """Find the modules whose idle tensors a loss of the step was computed of."""
+        names = {id(p): name for name, p in self._idle.items()}
+        leaves = (getattr(node, "variable", None) for loss in losses for node in graph_of(loss))
+        for name in {names[id(leaf)] for leaf in leaves if id(leaf) in names}:
+            self._left_out.setdefault(name.rpartition(".")[0], set()).add(name)
+
+    def _look_at_parts(self, again: Callable[[Any], list[torch.Tensor]]) -> None:
+        """Find the modules that results depend on, of those that hold idle tensors, with these."""
         parts: dict[str, set[str]] = {}
         for name in self._idle:
             parts.setdefault(name.rpartition(".")[0], set()).add(name)
-        again = partial(self._again, model)
         before = again(())
-        if any(self._differ(before, again(()))) or not any(self._differ(before, again(self._idle))):
+        if _differ(before, again(())) or not _differ(before, again(self._idle)):
             return
         for part, names in list(parts.items())[:MOST_PARTS]:
-            results, losses = self._differ(before, again(names))
-            if results or losses:
-                (self._cut_off if results else self._left_out)[part] = names
+            if _differ(before, again(names)):
+                self._cut_off[part] = names
 
-    def _again(self, model: Any, changed: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Return the results that gradients arrive at, and the losses computed, with these tensors changed.
+    def _again(self, model: Any, made: _Pass, changed: Any) -> list[torch.Tensor]:
+        """Return the results that gradients arrive at, with these tensors changed.
 
         Modes and random state are the same in each call, and gradients enabled: in eval mode, or without gradients, a
         model may return something else, or raise.
         """
-        assert self._pass is not None
-        parameters, losses = [self._idle[name] for name in changed], list[torch.Tensor]()
-
-        def called(function: Any, result: Any) -> None:
-            if function in LOSSES:
-                losses.append(result)
-
+        parameters = [self._idle[name] for name in changed]
         device = next(model.parameters()).device
         with kept_values(parameters), as_found(model):
             with random_state(device), torch.no_grad():
                 for parameter in parameters:
                     parameter.add_(torch.randn_like(parameter) * (parameter.abs().mean() + LEAST))
-            with random_state(device), torch.enable_grad(), FunctionCalls(called):
-                results = list(numbers_of(self._entry(*self._pass.args, **self._pass.given)))
-            used = [results[number] for number in sorted(self._pass.used)]
-            return [one.detach() for one in used], [one.detach() for one in losses]
-
-    def _differ(self, before: Sequence[Sequence[torch.Tensor]], after: Sequence[Sequence[torch.Tensor]]) -> list[bool]:
-        """Return whether the results differ, and the losses."""
-        return [
-            any(bool((one - other).abs().max() > LEAST * one.abs().max()) for one, other in zip(*pair, strict=True))
-            for pair in zip(before, after, strict=True)
-        ]
+            with random_state(device), torch.enable_grad():
+                results = list(numbers_of(self._entry(*made.args, **made.given)))
+            return [results[number].detach() for number in sorted(made.used)]
 
     def end(self, session: Session) -> None:
         """Tell which tensors no step gave a gradient, that are as they were, and whose module was called since."""
         tensors, left_out = (self._called_since(parts) for parts in (self._cut_off, self._left_out))
-        if tensors or left_out:
-            self.emit(CutOff(tensors=tensors, left_out=left_out))
+        if tensors or left_out or self._hidden:
+            self.emit(CutOff(tensors=tensors, left_out=left_out, hidden=self._hidden))
 
     def _called_since(self, parts: Mapping[str, set[str]]) -> tuple[str, ...]:
         found = {name for part in self._called & parts.keys() for name in parts[part] if name in self._idle}
         return tuple(sorted(name for name in found if digest(self._idle[name]) == self._digests[name]))
+
+
+def _differ(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> bool:
+    pairs = zip(before, after, strict=True)
+    return any(bool((one - other).abs().max() > LEAST * one.abs().max()) for one, other in pairs)
+
+
+def _hidden(model: Any) -> Iterator[str]:
+    """Yield the items of the modules' own lists and dictionaries that get gradients, and that no optimizer holds."""
+    held = {id(p) for p in torch.nn.Module.parameters(model)}  # all that are registered, whatever it offers
+    found: dict[str, set[int]] = {}
+    for name, module in model.named_modules():
+        for key, kept in vars(module).items():
+            parts = kept.values() if isinstance(kept, dict) else kept if isinstance(kept, list | tuple) else ()
+            for at, part in enumerate(parts):
+                tensors = part.parameters() if isinstance(part, torch.nn.Module) else [part]
+                own = {id(p) for p in tensors if isinstance(p, torch.nn.Parameter) and p.grad is not None} - held
+                found |= {f"{name}.{key}[{at}]".lstrip("."): own} if own else {}
+    optimizers = [o for o in gc.get_objects() if issubclass(type(o), torch.optim.Optimizer)] if found else []
+    held = {id(p) for o in optimizers for group in getattr(o, "param_groups", ()) for p in group["params"]}
+    yield from (name for name, own in found.items() if own - held)

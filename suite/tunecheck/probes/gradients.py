@@ -12,6 +12,7 @@ from tunecheck.training.events import Probe
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import learning, whole
 
+SMALLEST = torch.finfo(torch.float16).smallest_normal
 READ_EVERY = 10
 """Steps whose norms stay on the device before they are read together: reading waits for the GPU."""
 
@@ -27,7 +28,7 @@ class GradientProbe(Probe):
         self._frozen = [(name, p) for name, p in session.model.named_parameters() if not p.requires_grad]
         self._waiting: list[Callable[..., Gradients]] = []
         # One buffer: a tensor for each waiting step would count as one that stays alive.
-        self._norms = torch.zeros(READ_EVERY, len(self._trainable) + 1, device=session.device)
+        self._norms = torch.zeros(READ_EVERY, len(self._trainable) + 2, device=session.device)
         self._left_over: tuple[str, ...] = ()
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
@@ -46,6 +47,11 @@ class GradientProbe(Probe):
             if thawed
             else norms.new_zeros(())
         )
+        share = norms.new_full((), math.nan)
+        if session.precision == "fp16":
+            counts = [torch.stack([(g != 0).sum(), ((g != 0) & (g.abs() < SMALLEST)).sum()]) for g in gradients]
+            elements, small = torch.stack(counts).sum(dim=0)
+            share = small / elements
         frozen = tuple(name for name, p in self._frozen if p.grad is not None)
         record = partial(
             Gradients,
@@ -54,7 +60,7 @@ class GradientProbe(Probe):
             left_over=self._left_over,
             micro_batch_tokens=tuple(batch.supervised_tokens for batch in session.window),
         )
-        self._norms[len(self._waiting)].copy_(torch.cat([norms, later[None]]))
+        self._norms[len(self._waiting)].copy_(torch.cat([norms, later[None], share[None]]))
         self._waiting.append(record)
         if session.device.type == "cpu" or len(self._waiting) >= READ_EVERY:
             self._read()
@@ -65,8 +71,8 @@ class GradientProbe(Probe):
 
     def _read(self) -> None:
         for record, row in zip(self._waiting, self._norms.tolist(), strict=False):
-            norms = dict(zip((name for name, _ in self._trainable), row[:-1], strict=True))
-            groups: dict[str, float] = {"other": row[-1]} if row[-1] else {}
+            norms = dict(zip((name for name, _ in self._trainable), row[:-2], strict=True))
+            groups: dict[str, float] = {"other": row[-2]} if row[-2] else {}
             for name, norm in norms.items():
                 groups[_group(name)] = math.hypot(groups.get(_group(name), 0.0), norm)
             self.emit(
@@ -74,6 +80,7 @@ class GradientProbe(Probe):
                     zero=tuple(name for name, norm in norms.items() if norm == 0),
                     nonfinite=tuple(name for name, norm in norms.items() if not math.isfinite(norm)),
                     norms=groups,
+                    subnormal=None if math.isnan(row[-1]) else row[-1],
                 )
             )
         self._waiting.clear()

@@ -2,20 +2,28 @@
 
 import math
 from collections.abc import Iterator
+from difflib import get_close_matches
 from typing import Any
 
 import torch
 
 from tunecheck.core.evidence import Movement
 from tunecheck.core.premises import Premise
+from tunecheck.models.layer_names import stacked_layers
 from tunecheck.probes.reference.four_bit import is_packed, with_statistics
 from tunecheck.probes.reference.measures import digest, digests, sample, sampled_places
+from tunecheck.probes.reference.weight_file import drawn_heads
 from tunecheck.training.events import Probe
+from tunecheck.training.restore import adapted_layers
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import learning, whole
 
 ADDED_TOKENS = ".trainable_tokens_delta."
 """In the names of the rows that peft trains of an embedding."""
+CLOSE = 0.85
+"""Likeness of a name to requires_grad, by difflib."""
+FEWEST_ELEMENTS, EDGE = 64, 8.0
+"""Elements by which a distribution is known, and how far the largest may be from its bound, over their number."""
 NO_GRADIENT = 1e-6
 """Share of all gradients' norm up to which one may be the rounding of 0, as that of a bias before a normalisation
 is: 1e-8 measured."""
@@ -47,6 +55,18 @@ class MovementProbe(Probe):
         frozen = list(_frozen(session))
         held = zip(digests(tensor for _, tensor in frozen), frozen, strict=True)
         self._frozen = {name: (before, tensor) for before, (name, tensor) in held}
+        learnt = set(self._digests)
+        heads = drawn_heads(session.model, session.folder)
+        adapters = {id(p) for layer in adapted_layers(session.model).values() for p in layer.parameters()}
+        self._drawn = {
+            name
+            for name, (before, tensor) in self._frozen.items()
+            # a copy of what learns follows it later on, as a target network does
+            if before not in learnt
+            and (name in heads or (id(tensor) not in adapters and _is_as_built(tensor)))
+            and ".original_module." not in name
+        }
+        self._misfrozen = tuple(_misfrozen(session.model))
         packed = [(n, m.bias) for n, m in session.model.named_modules() if is_packed(getattr(m, "weight", None))]
         self._biases = {f"{n}.bias": b.detach().clone() for n, b in packed if b is not None and not b.requires_grad}
 
@@ -113,6 +133,9 @@ class MovementProbe(Probe):
                 idle=tuple(sorted(idle)),
                 without_rate=tuple(name for name, _, rate in held if rate == 0),
                 below_last_digit=small,
+                drawn=tuple(sorted(self._drawn & now.keys() - {*changed})),
+                misfrozen=self._misfrozen,
+                layers_rest=session.run.holds(Premise.CAUSAL_LM) and _layers_rest(session.model),
                 nonfinite=tuple(
                     name for (name, _), p in zip(self._trainable, after, strict=True) if not whole(p).isfinite().all()
                 ),
@@ -136,6 +159,37 @@ def _is_below_last_digit(rate: float, weights: torch.Tensor) -> bool:
         return False
     sizes = weights.abs()
     return bool((torch.nextafter(sizes, sizes.new_tensor(math.inf)) - sizes > rate).float().mean() > 0.5)
+
+
+def _is_as_built(tensor: torch.Tensor) -> bool:
+    """Return whether a matrix has the spread of torch's own first values: uniform, up to 1 / sqrt(inputs).
+
+    Training soon moves one of many elements past that bound.
+    """
+    if tensor.ndim < 2 or not tensor.is_floating_point() or (count := tensor.numel()) < FEWEST_ELEMENTS:
+        return False
+    bound = (len(tensor) / count) ** 0.5
+    elements = sample(tensor).float() / bound
+    largest, count = float(elements.abs().max()), len(elements)
+    spread = float(elements.square().mean()) * 3 - 1
+    return 1 - EDGE / count < largest <= 1 + torch.finfo(tensor.dtype).eps and abs(spread) < EDGE / 2 * count**-0.5
+
+
+def _misfrozen(model: Any) -> Iterator[str]:
+    """Yield what was to be frozen by an attribute that torch does not read: of a module, or of another name."""
+    parts = [(*pair, ["requires_grad"]) for pair in model.named_modules()]
+    for name, part, others in [*parts, *((*pair, []) for pair in model.named_parameters() if pair[1].requires_grad)]:
+        off = [key for key, value in vars(part).items() if value is False]
+        learns = not others or any(p.requires_grad for p in part.parameters())
+        if off and learns and (set(others) & set(off) or get_close_matches("requires_grad", off, cutoff=CLOSE)):
+            yield name
+
+
+def _layers_rest(model: Any) -> bool:
+    """Return whether no matrix and no bias of the decoder layers learns: biases alone are BitFit (arXiv 2106.10199)."""
+    layers = [] if hasattr(model, "peft_config") else stacked_layers(model)
+    named = [pair for layer in layers for pair in layer.named_parameters()]
+    return bool(layers) and not any(p.requires_grad and (p.ndim > 1 or name.endswith("bias")) for name, p in named)
 
 
 def _head(model: Any) -> Any:

@@ -126,9 +126,10 @@ class PositionProbe(Probe):
         self._by_model |= isinstance(read, torch.Tensor) and (hidden is not None or logits is not None)
         if isinstance(read, torch.Tensor) and model not in self._around and _reads(model, {False}):
             self._look_at_mask(mask, _mask_by_ends(model, read, self._pads))
-        if mask is None and isinstance(read, torch.Tensor):
-            decodes = given.get("encoder_hidden_states") is not None
-            mask = _mask_of_decoder(model, read) if decodes else _mask_by_ends(model, read, self._pads)
+        if isinstance(read, torch.Tensor) and (mask is None or (_of_positions(mask, read[..., None]) and mask.all())):
+            decodes = given.get("encoder_hidden_states") is not None and mask is None
+            seen = _mask_of_decoder(model, read) if decodes else _mask_by_ends(model, read, self._pads)
+            mask = mask if seen is None else seen
         if _learns(hidden) and _of_positions(mask, hidden):
             self._add_at_padding(mask, partial(self._when_known, hidden))
         if isinstance(read, torch.Tensor) and _learns(hidden) and _of_positions(read, hidden) and _reads(model, {True}):

@@ -99,7 +99,7 @@ class TrainingStateProbe(Probe):
             if (
                 healthy and self._seen and not self._unknown
             ):  # now: a step whose adapters are off or frozen may end in an error of torch
-                self._record(step)
+                self._record(step, random_state="")
 
         calls = Counter[int]()
 
@@ -156,11 +156,11 @@ class TrainingStateProbe(Probe):
         self._seeded = ""
         if not self._forwards and self._without_gradient:  # what learns lies behind what is called here
             self._forwards, self._seen = len(self._without_gradient), self._without_gradient[-1]
-        self._record(step)
+        self._record(step, self._state)
 
-    def _record(self, step: int) -> None:
+    def _record(self, step: int, random_state: str) -> None:
         seen = {switch: tuple(names) for switch, names in self._seen.items()}
-        self.emit(TrainingState(step=step, forwards=self._forwards, random_state=self._state, **seen))
+        self.emit(TrainingState(step=step, forwards=self._forwards, random_state=random_state, **seen))
 
 
 def _is_uncalibrated(module: Any) -> bool:

@@ -70,6 +70,8 @@ class Gradients(Record):
     """Trainable tensors that held a gradient other than zero when the step began."""
     micro_batch_tokens: tuple[int, ...]
     """Supervised tokens of each micro-batch."""
+    subnormal: float | None = None
+    """Share of the elements other than 0 that are below fp16's smallest normal number; None in other precisions."""
 
 
 class Oracle(Record):
@@ -202,6 +204,12 @@ class Movement(Record):
     """Trainable tensors in groups of the optimizer whose rate was 0 in every step."""
     below_last_digit: tuple[str, ...] = ()
     """Trainable tensors in fp32 whose rate was less than the last digit of most of their weights in every step."""
+    drawn: tuple[str, ...] = ()
+    """Frozen matrices with the values that were drawn when their module was built, and that no file brought."""
+    misfrozen: tuple[str, ...] = ()
+    """Modules and tensors that learn, and have an attribute which looks like requires_grad and is False."""
+    layers_rest: bool = False
+    """Whether no matrix and no bias of a language model's decoder layers learns, and no adapter of peft's."""
 
 
 class CutOff(Record):
@@ -210,7 +218,9 @@ class CutOff(Record):
     tensors: tuple[str, ...]
     """No step gave them one, the optimizer holds them, and nothing else changed them."""
     left_out: tuple[str, ...] = ()
-    """Likewise, on which a loss depends that the model computes and that is no part of what is differentiated."""
+    """Likewise, on which a loss depends that is computed and that is no part of what is differentiated."""
+    hidden: tuple[str, ...] = ()
+    """Items of plain lists and dictionaries of the model whose tensors get a gradient, and that no optimizer holds."""
 
 
 class Continuity(Record):
@@ -254,7 +264,8 @@ class CallOrder(Record):
     """forward, forward in eval mode, evaluate (a forward without gradients), backward, scale and unscale (of fp16's
     gradient scaler), clip, step, idle step (without a gradient), skip (by the scaler), step of another optimizer,
     used step of another optimizer (with gradients of its step before, and others on top), schedule, clear (of the
-    gradients), edit (of them, by whatever else), move (of the weights, by whatever else than the optimizer)."""
+    gradients), edit (of them, by whatever else), move (of the weights, by whatever else than the optimizer), unrestored
+    move (which the optimizer's step finds still there)."""
     clip_scale: float | None = None
     """The most that a clip left of the gradients' norm, from 0 to 1; None where none was clipped to a limit."""
 

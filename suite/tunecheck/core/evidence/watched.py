@@ -131,7 +131,7 @@ class PositionGradients(Record):
 class EvaluationRows(Record):
     """Rows of an evaluation, looked up among those that are trained on; the first ones of each data set.
 
-    In a loop those of the one data set that one loader shuffles and another reads in order.
+    In a loop those that one loader shuffles and another reads in order.
     """
 
     rows: int
@@ -224,6 +224,16 @@ class ScheduleTaken(Record):
     """Steps in which its rate rises."""
     halves: float = 0.0
     """Steps in which one without an end, as StepLR is, halves its rate; 0 for others."""
+    never: bool = False
+    """Whether no schedule of the optimizer was ever stepped."""
+
+
+class LoopEvaluations(Record):
+    """Passes without gradients of a loop's model that drops, between few of the steps that were listened to."""
+
+    passes: int
+    dropping: int
+    """Those in train mode."""
 
 
 class OtherOptimizer(Record):
@@ -319,6 +329,8 @@ class ScoresGiven(Record):
     """Binary cross entropies that learn targets below 0 or above 1."""
     of_itself: int = 0
     """Log-softmaxes of scores of rows with one another, in which each row scores itself highest."""
+    exchanged: int = 0
+    """Negative log-likelihoods whose scores a view gave their classes second, where they had them last."""
 
 
 class LossDivided(Record):

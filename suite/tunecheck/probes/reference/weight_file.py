@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,6 +15,8 @@ SAFETENSORS = {
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
 }  # fmt: skip
 """The format's names of dtypes."""
+CLASSIFIERS = "Classification", "QuestionAnswering", "MultipleChoice"
+"""Ends of the names of transformers' models whose head no base has."""
 
 
 class WeightFile:
@@ -85,3 +88,19 @@ def file_name(parameter: str) -> str:
         re.sub(r"^(base_model\.model\.)+", "", parameter).replace(".base_layer.", ".").replace(".token_adapter.", ".")
     )
     return re.sub(r"\.(original_module|modules_to_save\.[^.]+)\.", ".", name)
+
+
+def drawn_heads(model: Any, folder: Path) -> frozenset[str]:
+    """Return the tensors of a classifier's head that no file of the base holds: a training must learn them."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    held = set(WeightFile(folder).names) if type(inner).__name__.endswith(CLASSIFIERS) else ()
+    if not held:
+        return frozenset()
+    body = f"{inner.base_model_prefix}."
+    return frozenset(
+        name
+        for name, _ in model.named_parameters()
+        if not any(part in name for part in (".lora_", ".modules_to_save.", ".original_module.", ".base_layer."))
+        and not (own := file_name(name)).startswith(body)
+        and own not in held
+    )

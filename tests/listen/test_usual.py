@@ -1,0 +1,365 @@
+"""What nearly every training does: fp16 is scaled, new heads learn, orders change. Trainings on a CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss, nll_loss
+from torch.utils.data import DataLoader, TensorDataset
+from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM
+
+from benchmarks.scripts.script import MODEL
+from tunecheck.checks import CHECKS
+from tunecheck.core.finding import Status
+from tunecheck.core.trace import read
+from tunecheck.listen import loaders
+from tunecheck.listen.imports import hear_inputs
+from tunecheck.listen.loop import LoopHooks
+from tunecheck.listen.options import Options
+
+WIDTH, ROWS, STEPS = 8, 48, 6
+
+
+@pytest.fixture
+def heard(tmp_path):
+    """Return what trains under watch, and then gives the finding of a check."""
+    undo = hear_inputs(torch)
+    hooks = LoopHooks(Options(folder=str(tmp_path), name="script", steps=STEPS))
+
+    def judged(check, train):
+        hooks.attach()
+        train()
+        hooks.detach()
+        (path,) = tmp_path.glob("watch-*.jsonl")
+        return CHECKS[check]()(read(path))
+
+    yield judged
+    for each in undo:
+        each()
+    loaders._OF_ONE.clear()
+
+
+class Net(nn.Module):
+    """A body under a head."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.drop, self.head = nn.Linear(WIDTH, 32), nn.Dropout(0.2), nn.Linear(32, 3)
+
+    def forward(self, x):
+        """Return scores of three classes."""
+        return self.head(self.drop(torch.relu(self.body(x))))
+
+
+def data(rows=ROWS):
+    """Rows of three classes."""
+    return TensorDataset(torch.randn(rows, WIDTH), torch.arange(rows) % 3)
+
+
+def steps(model, batches, *, loss=lambda model, x, y: cross_entropy(model(x), y), after=lambda number: None):
+    """Train on these batches."""
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    for number, batch in enumerate(batches):
+        loss(model, *batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        after(number)
+
+
+def causal(**settings):
+    """A small language model."""
+    shape = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 64}
+    return LlamaForCausalLM(LlamaConfig(hidden_size=16, **shape, **settings))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "status"),
+    [
+        (torch.float16, 1e-3, Status.SUSPECTED),
+        (torch.float16, 1.0, Status.PASSED),
+        (torch.bfloat16, 1e-3, Status.UNJUDGED),
+    ],
+    ids=["small", "large", "bf16"],
+)
+def test_gradients_in_fp16_are_scaled(dtype, size, status, heard):
+    """Where they are small: below the smallest normal number they lose digits."""
+
+    def loss(model, x, y):
+        with torch.autocast("cpu", dtype=dtype):
+            return size * cross_entropy(model(x), y)
+
+    finding = heard("fp16_gradients_scaled", lambda: steps(Net(), DataLoader(data(), 8), loss=loss))
+    assert finding.status is status, finding.detail
+
+
+@pytest.mark.parametrize("how", ["head", "trained head", "body", "copy"])
+def test_a_matrix_as_it_was_drawn_learns(how, heard):
+    """One that was trained before, or that follows another one, may well be frozen."""
+    model = Net()
+    if how == "trained head":
+        with torch.no_grad():
+            model.head.weight.normal_(0, 0.3)
+    if how == "copy":
+        model.target = nn.Linear(WIDTH, 32)
+        model.target.load_state_dict(model.body.state_dict())
+    frozen = {"body": model.body, "copy": getattr(model, "target", None)}.get(how, model.head)
+    frozen.requires_grad_(False)
+
+    finding = heard("usual_tensors_learn", lambda: steps(model, DataLoader(data(), 8)))
+    assert finding.status is (Status.SUSPECTED if how in ("head", "body") else Status.PASSED), finding.detail
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_head_that_no_file_has_learns(frozen, heard):
+    """Beside a layer that is thawed."""
+    model = AutoModelForSequenceClassification.from_pretrained(MODEL, dtype=torch.float32, pad_token_id=0, num_labels=3)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad = "layers.1" in name or ("score" in name and not frozen)
+    rows = [(torch.randint(1, 500, (4, 9)), torch.arange(4) % 3) for _ in range(STEPS)]
+
+    train = lambda: steps(model, rows, loss=lambda model, ids, y: model(input_ids=ids, labels=y).loss)  # noqa: E731
+    assert heard("usual_tensors_learn", train).status is (Status.SUSPECTED if frozen else Status.PASSED)
+
+
+@pytest.mark.parametrize(
+    ("learns", "status"),
+    [
+        *(("norm", Status.SUSPECTED), ("embed", Status.SUSPECTED)),
+        *(("bias", Status.PASSED), ("layers.1", Status.PASSED), ("", Status.PASSED)),
+    ],
+)
+def test_a_language_model_learns_in_its_layers(learns, status, heard):
+    """Norms alone, or what stands around the layers, may be meant."""
+    model = causal(attention_bias=True)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad = learns in name
+    rows = [(torch.randint(1, 60, (4, 9)),) for _ in range(STEPS)]
+
+    train = lambda: steps(model, rows, loss=lambda model, ids: model(input_ids=ids, labels=ids).loss)  # noqa: E731
+    assert heard("usual_tensors_learn", train).status is status
+
+
+@pytest.mark.parametrize("made", ["once", "each epoch"])
+@pytest.mark.parametrize("seeded", [True, False])
+def test_each_epoch_has_an_order_of_its_own(made, seeded, heard):
+    """The loader may be made anew for each."""
+    rows, model = data(32), Net()
+
+    def shuffled():
+        return DataLoader(rows, 8, shuffle=True)
+
+    def batches():
+        loader = shuffled()
+        for _ in range(3):
+            if seeded:
+                torch.manual_seed(3)
+            yield from loader if made == "once" else shuffled()
+
+    finding = heard("epochs_shuffled", lambda: steps(model, batches()))
+    assert finding.status is (Status.SUSPECTED if seeded else Status.PASSED), finding.detail
+
+
+@pytest.mark.parametrize("restored", [True, False])
+def test_a_sharpness_aware_step_restores_its_weights(restored, heard):
+    """Before the optimizer steps."""
+    model = Net()
+
+    def loss(model, x, y):
+        cross_entropy(model(x), y).backward()
+        moves = [0.1 * p.grad for p in model.parameters()]
+        with torch.no_grad():
+            for p, move in zip(model.parameters(), moves, strict=True):
+                p.add_(move)
+        model.zero_grad()
+        found = cross_entropy(model(x), y)
+        if restored:
+            found.backward()
+            with torch.no_grad():
+                for p, move in zip(model.parameters(), moves, strict=True):
+                    p.sub_(move)
+        return found.detach().requires_grad_() if restored else found
+
+    finding = heard("calls_in_order", lambda: steps(model, DataLoader(data(), 8), loss=loss))
+    assert finding.status is (Status.PASSED if restored else Status.SUSPECTED), finding.detail
+
+
+class Tagger(nn.Module):
+    """Scores of five classes at each of seven places."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 5)
+
+    def forward(self, x):
+        """Return them, classes last."""
+        return self.layer(x)
+
+
+def places():
+    """Rows of seven places, and a class of each."""
+    return [(torch.randn(4, 7, WIDTH), torch.randint(0, 5, (4, 7))) for _ in range(STEPS)]
+
+
+@pytest.mark.parametrize("how", ["view", "transpose"])
+def test_classes_are_exchanged_with_places_by_a_transpose(how, heard):
+    """A view takes the scores of one place for those of others."""
+
+    def loss(model, x, y):
+        scores = model(x)
+        return cross_entropy(scores.view(4, 5, 7) if how == "view" else scores.transpose(1, 2), y)
+
+    finding = heard("loss_receives_logits", lambda: steps(Tagger(), places(), loss=loss))
+    assert finding.status is (Status.SUSPECTED if how == "view" else Status.PASSED), finding.detail
+
+
+@pytest.mark.parametrize("axis", [0, 1, -2, -1])
+def test_a_softmax_is_taken_over_the_classes(axis, heard):
+    """Not over the rows."""
+
+    def loss(model, x, y):
+        return nll_loss(model(x).log_softmax(dim=axis), y)
+
+    finding = heard("loss_receives_logits", lambda: steps(Net(), DataLoader(data(), 8), loss=loss))
+    assert finding.status is (Status.PASSED if axis in (1, -1) else Status.SUSPECTED), finding.detail
+
+
+@pytest.mark.parametrize("how", ["added", "item", "never added"])
+def test_a_loss_of_a_second_head_is_added(how, heard):
+    """As a tensor, through which its gradient passes."""
+
+    class Two(Net):
+        def __init__(self):
+            super().__init__()
+            self.second = nn.Linear(32, 1)
+
+        def forward(self, x):
+            hidden = torch.relu(self.body(x))
+            return self.head(hidden), self.second(hidden)[:, 0]
+
+    def loss(model, x, y):
+        scores, value = model(x)
+        further = mse_loss(value, x.sum(1))
+        main = cross_entropy(scores, y)
+        return main + further if how == "added" else main + further.item() * (how == "item")
+
+    finding = heard("trainable_moved", lambda: steps(Two(), DataLoader(data(), 8), loss=loss))
+    assert finding.status is (Status.PASSED if how == "added" else Status.SUSPECTED), finding.detail
+
+
+@pytest.mark.parametrize("learned", [True, False])
+def test_a_mask_of_ones_hides_no_padding(learned, heard):
+    """Its rows end in the token of padding all the same."""
+
+    def loss(model, ids):
+        labels = ids if learned else ids.masked_fill(ids == 63, -100)
+        return model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels).loss
+
+    rows = torch.randint(1, 60, (STEPS, 4, 12))
+    for row, length in enumerate((5, 7, 9, 12)):
+        rows[:, row, length:] = 63
+    finding = heard("no_loss_on_padding", lambda: steps(causal(pad_token_id=63), zip(rows, strict=True), loss=loss))
+    assert finding.status is (Status.FAILED if learned else Status.PASSED), finding.detail
+
+
+@pytest.mark.parametrize(
+    ("how", "status"),
+    [
+        ("module", Status.SUSPECTED),
+        ("name", Status.SUSPECTED),
+        ("frozen", Status.PASSED),
+        ("trained", Status.UNJUDGED),
+    ],
+)
+def test_an_attribute_of_a_module_freezes_nothing(how, status, heard):
+    """Nor does one of a tensor by another name."""
+    model = Net()
+    with torch.no_grad():
+        model.body.weight.normal_()  # as of a file
+    if how in ("module", "frozen"):
+        model.body.requires_grad = False
+    if how == "frozen":
+        for parameter in model.body.parameters():
+            parameter.requires_grad = False
+    if how == "name":
+        for parameter in model.body.parameters():
+            parameter.require_grad = False
+
+    finding = heard("usual_tensors_learn", lambda: steps(model, DataLoader(data(), 8)))
+    assert finding.status is status, finding.detail
+
+
+class OfAList(nn.Module):
+    """Layers in a list that torch registers, or not."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.layers, self.head = kind([nn.Linear(WIDTH, WIDTH) for _ in range(2)]), nn.Linear(WIDTH, 3)
+
+    def forward(self, x):
+        """Return scores of three classes."""
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return self.head(x)
+
+
+@pytest.mark.parametrize("how", ["list", "list with an optimizer", "module list"])
+def test_layers_in_a_plain_list_are_named(how, heard):
+    """Unless an optimizer has them."""
+    model = OfAList(nn.ModuleList if how == "module list" else list)
+    other = torch.optim.SGD(
+        [p for layer in model.layers for p in layer.parameters()] if "with" in how else [model.head.bias]
+    )
+    finding = heard("trainable_moved", lambda: steps(model, DataLoader(data(), 8)))
+
+    assert finding.status is (Status.SUSPECTED if how == "list" else Status.PASSED), finding.detail
+    assert ("layers[0], layers[1]" in finding.detail) is (how == "list")
+    assert other.param_groups
+
+
+@pytest.mark.parametrize("stepped", ["never", "each step", "another"])
+def test_a_schedule_is_stepped(stepped, heard):
+    """One of several of an optimizer may wait for its part of the training."""
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 12) for _ in range(2)]
+
+    def train():
+        for x, y in DataLoader(data(96), 8):
+            cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            for schedule in schedules[: {"never": 0, "each step": 2}.get(stepped, 1)]:
+                schedule.step()
+
+    finding = heard("schedule_ends", train)
+    assert finding.status is (Status.SUSPECTED if stepped == "never" else Status.PASSED), finding.detail
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_an_evaluation_is_in_eval_mode(mode, heard):
+    """Where the model drops."""
+    model, rows = Net(), data()
+
+    def evaluate(number):
+        if number == 1:
+            model.train(mode == "train")
+            with torch.no_grad():
+                model(rows.tensors[0])
+            model.train()
+
+    finding = heard("state_in_training", lambda: steps(model, DataLoader(rows, 8), after=evaluate))
+    assert finding.status is (Status.SUSPECTED if mode == "train" else Status.PASSED), finding.detail
+    assert ("all 1 passes without gradients are in train mode" in finding.detail) is (mode == "train")
+
+
+def test_a_model_may_offer_a_part_of_its_parameters(heard):
+    """What it registers is no item of a list."""
+
+    class Offering(Net):
+        def parameters(self, recurse=True):
+            return self.head.parameters(recurse)
+
+    finding = heard("trainable_moved", lambda: steps(Offering(), DataLoader(data(), 8)))
+    assert finding.status is Status.PASSED, finding.detail
