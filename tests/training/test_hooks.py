@@ -196,3 +196,28 @@ def test_a_hook_is_no_part_of_what_is_compiled(monkeypatch):
     assert torch.equal(out, model(torch.ones(1, 4)))
     assert not called
     assert not hooks.error
+
+
+def test_a_hook_before_sees_what_the_modules_own_hooks_hand_on():
+    """And is no hook of the module while that computes, nor while it rests."""
+    seen, within = [], []
+
+    class Looking(torch.nn.Linear):
+        def forward(self, x):
+            within.append(dict(self._forward_pre_hooks))
+            return super().forward(x)
+
+    module = Looking(1, 1)
+    own = module.register_forward_pre_hook(lambda _, args: (args[0] + 1,))
+    hooks = OwnHooks()
+    with hooks:
+        hooks.before(module, lambda _, args: seen.append(float(args[0])))
+        module(torch.ones(1))
+        module.register_forward_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            module(torch.ones(1))
+
+    assert seen == [2.0]
+    assert [*within[0]] == [own.id]
+    assert len(module._forward_pre_hooks) == 2
+    assert not module._forward_pre_hooks_with_kwargs

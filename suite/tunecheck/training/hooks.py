@@ -11,7 +11,7 @@ import functools
 import itertools
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from types import ModuleType
@@ -267,14 +267,9 @@ def _patch() -> None:
         if first is not None:  # it may hook this very module, from its next call on
             for entry in tuple(first.before.values()):
                 entry(self, args, kwargs)
-        for entry in before:
-            changed = entry(self, args, kwargs)
-            if changed is not None and entry.with_kwargs:
-                args, kwargs = changed
-            elif changed is not None:
-                args = changed if isinstance(changed, tuple) else (changed,)
         try:
-            result = call_impl(self, *args, **kwargs)
+            with _behind_own_hooks(self, before):
+                result = call_impl(self, *args, **kwargs)
         except Exception:
             for entry in () if hooked is None else tuple(hooked.after.values()):
                 if entry.always:
@@ -287,6 +282,39 @@ def _patch() -> None:
         return result
 
     Module._call_impl = looked_up  # type: ignore[method-assign]
+
+
+@contextmanager
+def _behind_own_hooks(module: Any, before: Sequence[_Entry]) -> Iterator[None]:
+    """Call these behind the module's own hooks, which may change what its forward gets.
+
+    Until then they are one more hook of it, and while it computes they are none.
+    """
+    if not before:
+        yield
+        return
+    number = -1 - next(_NUMBERS)  # no handle of torch's has it
+    tables: Any = module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs
+
+    def taken_out() -> None:
+        for table in tables:
+            table.pop(number, None)
+
+    def called(module: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        taken_out()
+        for entry in before:
+            changed = entry(module, args, kwargs)
+            if changed is not None and entry.with_kwargs:
+                args, kwargs = changed
+            elif changed is not None:
+                args = changed if isinstance(changed, tuple) else (changed,)
+        return args, kwargs
+
+    tables[0][number], tables[1][number] = called, True
+    try:
+        yield
+    finally:
+        taken_out()
 
 
 _STEPS: dict[int, tuple[Call, Call]] = {}
