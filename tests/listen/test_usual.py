@@ -337,6 +337,24 @@ def test_a_schedule_is_stepped(stepped, heard):
     assert finding.status is (Status.SUSPECTED if stepped == "never" else Status.PASSED), finding.detail
 
 
+@pytest.mark.filterwarnings("ignore:The epoch parameter")
+def test_a_schedule_that_is_told_the_epoch_is_stepped(heard):
+    """It may stay where it is, at the end of a first epoch."""
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 12)
+
+    def train():
+        for x, y in DataLoader(data(96), 8):
+            cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        schedule.step(0)
+
+    finding = heard("schedule_ends", train)
+    assert finding.status is not Status.SUSPECTED, finding.detail
+
+
 @pytest.mark.parametrize("mode", ["eval", "train"])
 def test_an_evaluation_is_in_eval_mode(mode, heard):
     """Where the model drops."""

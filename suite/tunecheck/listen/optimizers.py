@@ -177,6 +177,11 @@ class Schedules:
             if any(lasts := made_for(schedule)) or halves(schedule)
         ]
         self._halved: list[ScheduleTaken] = []
+        self._calls = self._counted()
+
+    def _counted(self) -> list[int]:
+        """Return how often each was called: one that is told the epoch may stay where it is."""
+        return [getattr(schedule, "_step_count", 0) for schedule, _ in self._all]
 
     def listened(self, steps: int) -> None:
         """Note how far those without an end were stepped in these optimizer steps, all that are listened to."""
@@ -190,7 +195,7 @@ class Schedules:
 
     def taken(self) -> list[ScheduleTaken]:
         """Return how far each was stepped since then, of those whose optimizer counts its own steps, as Adam's do."""
-        if all(int(schedule.last_epoch) == first for schedule, first in self._all):
+        if all(int(schedule.last_epoch) == first for schedule, first in self._all) and self._calls == self._counted():
             counts = [steps_taken(schedule.optimizer) - before for schedule, _, _, before in self._begun]
             return [ScheduleTaken(made_for=0, taken=0, optimizer_steps=max(0, *counts), never=True)] if counts else []
         return self._halved + [
