@@ -213,7 +213,7 @@ def cache_filled_in_training(session: Session) -> None:
         return args, kwargs | ({"use_cache": True} if module.training else {})
 
     def keep(_module: Any, _args: Any, output: Any) -> None:
-        kept[:] = [output.past_key_values]
+        kept[:] = [getattr(output, "cache", None) or output.past_key_values]
 
     decoder(session).register_forward_pre_hook(with_cache, with_kwargs=True)
     decoder(session).register_forward_hook(keep)

@@ -168,7 +168,8 @@ class ForwardProbe(Probe):
 
     def _note(self, _module: object, args: tuple[torch.Tensor, ...], others: dict[str, object]) -> None:
         self._dtypes.add(dtype_name(args[0].dtype))
-        self._cached_calls += others.get("past_key_values") is not None
+        # transformers 5.24 calls the argument otherwise than the releases before it
+        self._cached_calls += any(hasattr(value, "get_seq_length") for value in others.values())
 
     def _note_tokens(self, _module: object, args: tuple[torch.Tensor, ...]) -> None:
         self._head_tokens = max(self._head_tokens, math.prod(args[0].shape[:-1]))
