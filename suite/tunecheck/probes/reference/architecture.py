@@ -184,7 +184,8 @@ class WatchedAttention:
                 if not real.any():
                     continue
                 q, k, v = (self._projected[side][row][real].float() for side in "qkv")
-                wanted = attention(q, k, v, self._architecture, real.nonzero().squeeze(1))
+                at = real.nonzero().squeeze(1).to(q.device)
+                wanted = attention(q, k, v, self._architecture, at)
                 self._errors.append((given[row][real].float() - wanted).norm() / wanted.norm())
         self._projected.clear()
 

@@ -113,7 +113,7 @@ def sample(tensor: torch.Tensor) -> torch.Tensor:
 
 def sampled_places(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The index along the first dimension, and that within it, of each element that `sample` takes of this tensor."""
-    width = tensor.numel() // len(tensor)
+    width = tensor.numel() // (len(tensor) if tensor.ndim else 1)
     places = torch.arange(0, tensor.numel(), max(1, tensor.numel() // SAMPLED), device=tensor.device)
     return places // width, places % width
 
