@@ -22,7 +22,7 @@ class Carries(torch.nn.Module):
         self.linear, self.calls, self.seen = torch.nn.Linear(2, 2), 0, []
         self.register_buffer("mean", torch.zeros(2))
         self.register_buffer("another", torch.zeros(2))
-        self.state, self.counter = torch.zeros(2), SimpleNamespace(calls=0)
+        self.state, self.counter = torch.zeros(2), SimpleNamespace(calls=0, newer=np.random.default_rng(0))
         self.python, self.torch = random.Random(0), torch.Generator()
         self.numpy, self.newer = np.random.RandomState(0), np.random.default_rng(0)
 
@@ -41,7 +41,7 @@ class Carries(torch.nn.Module):
     def draws(self):
         """Return a number of each generator."""
         given = self.python.random(), float(torch.rand((), generator=self.torch)), self.numpy.rand()
-        return *given, self.newer.random()
+        return *given, self.newer.random(), self.counter.newer.random()
 
 
 def test_what_a_forward_pass_leaves_behind_is_put_back():

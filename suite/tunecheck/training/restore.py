@@ -45,13 +45,12 @@ def as_found(model: Any) -> Iterator[None]:
     kinds, drawn = dict(zip(map(type, values), values, strict=True)), _generators()
     others = ModuleType, torch.Tensor, *CONTAINERS
     own = {kind for kind, v in kinds.items() if kind.__dictoffset__ and not callable(v) and not isinstance(v, others)}
-    looked_at = own | drawn.keys() | {torch.Tensor}
-    found = [value for value in values if type(value) in looked_at]
-    for value in {id(value): value for value in found if type(value) in own}.values():
+    for value in {id(value): value for value in values if type(value) in own}.values():
         holders.append(vars(value))
         names += vars(value)
         values += vars(value).values()
     sizes = [*map(len, holders)]
+    found = [value for value in values if type(value) in drawn or type(value) is torch.Tensor]
     plain = [v for v in found if type(v) is torch.Tensor and v.layout is torch.strided and not v.requires_grad]
     carried = [*model.buffers(), *(tensor for tensor in plain if tensor.numel() <= MOST_CARRIED)]
     tensors = [(tensor, tensor.clone()) for tensor in carried]
