@@ -291,12 +291,17 @@ class Stream:
     """As torch.cuda.Stream, of a device that has done its work when a call returns."""
 
     device = CUDA
+    stream_id, device_index, device_type = 0, 0, 1
 
     def __init__(self, device: Any = None, priority: int = 0) -> None:
         pass
 
     def wait_stream(self, stream: Stream) -> None:
         """Nothing is under way."""
+
+    def is_capturing(self) -> bool:
+        """Return False: nothing is captured."""
+        return False
 
     def wait_event(self, event: Event) -> None:
         """Nothing is under way."""
@@ -405,6 +410,7 @@ def fake_card(*, capability: tuple[int, int] = (8, 0), **broken: Callable[[], An
     with ExitStack() as stack:
         for name, fake in fakes.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, fake))
+        stack.enter_context(mock.patch.object(torch.accelerator, "current_stream", fakes["current_stream"]))
         stack.enter_context(mock.patch.dict(ranks.BACKEND, cuda="gloo"))
         stack.enter_context(mock.patch.object(torch._C, "_cuda_clearCublasWorkspaces", create=True))
         stack.enter_context(mock.patch.object(loading, "load_base", load_base))

@@ -61,6 +61,25 @@ def test_a_probe_of_our_own_training_leaves_everything_as_it_was(tmp_path, monke
     assert len(seen) > 50
 
 
+def fail_in_a_step(session):
+    """Let the optimizer raise in the first step."""
+
+    def step(*_):
+        raise RuntimeError("the third-party step failed")
+
+    session.optimizer.step = step
+
+
+def test_a_training_that_raised_leaves_no_hook_behind(tmp_path):
+    """Of one in this process, as --in-process has it: the next run would be listened to twice."""
+    train_here(run_with("training.precision=fp32", "device=cpu"), tmp_path)  # libraries patch now what they do
+    before = of_patches()
+    trace = train_here(run_with("training.precision=fp32", "device=cpu"), tmp_path, fail_in_a_step)
+
+    assert "the third-party step failed" in trace.attempts[-1].ending
+    assert not differences(before, of_patches())
+
+
 def saved(model):
     """Write the whole module, and read it."""
     file = io.BytesIO()

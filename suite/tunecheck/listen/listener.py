@@ -306,7 +306,7 @@ class Listener:
         """Record that this training is listened to no longer."""
         probes, self._probes = self._probes, None
         if probes is not None:
-            probes.detach()
+            probes.close()
         print(f"tunecheck: stopped watching: {reason}", file=sys.stderr)
         kinds = tuple(sorted({kind.__name__ for probe in WATCHED for kind in probe.emits} | {"Step"}))
         try:

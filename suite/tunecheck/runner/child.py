@@ -201,34 +201,33 @@ def _train(
         first = trainer.load_checkpoint(session, request.checkpoint) if from_checkpoint else 0
         few = min(COMPARED_STEPS, max_steps)
         last = {"repeat": run.probes.repeat_steps, "compare": few, "fallback step": few}.get(request.purpose, max_steps)
-        probes = Probes(from_checkpoint or (ResumedProbe,), emit)
-        probes.start(session)
-        with phases.phase("steady"):
-            trainer.train(session, probes, range(first, last), log)
-        emit(_trained(session))
-        if from_checkpoint:
-            probes.end(session)
+        with closing(Probes(from_checkpoint or (ResumedProbe,), emit)) as probes:
+            probes.start(session)
+            with phases.phase("steady"):
+                trainer.train(session, probes, range(first, last), log)
+            emit(_trained(session))
+            if from_checkpoint:
+                probes.end(session)
         return _live(device)[1]
-
-    probes = Probes(PROBES, emit)
-    with phases.phase("evaluation"):
-        probes.start(session)
-        probes.evaluate(session, 0)
 
     def save(done: int) -> None:
         if done == run.probes.resume_from:
             with phases.phase("save"):
                 trainer.save_checkpoint(session, done, request.checkpoint)
 
-    with (
-        _in_phases(phases, max_steps, run.probes.resume_from, save) as after_step,
-        having([(probes, "aside", phases.aside), (probes, "after_step", after_step)]),
-    ):
-        trainer.train(session, probes, range(max_steps), log)
-    emit(_trained(session))
-    with phases.phase("evaluation"):
-        probes.evaluate(session, max_steps)
-        probes.end(session)
+    with closing(Probes(PROBES, emit)) as probes:
+        with phases.phase("evaluation"):
+            probes.start(session)
+            probes.evaluate(session, 0)
+        with (
+            _in_phases(phases, max_steps, run.probes.resume_from, save) as after_step,
+            having([(probes, "aside", phases.aside), (probes, "after_step", after_step)]),
+        ):
+            trainer.train(session, probes, range(max_steps), log)
+        emit(_trained(session))
+        with phases.phase("evaluation"):
+            probes.evaluate(session, max_steps)
+            probes.end(session)
     if run.probes.read_back or run.probes.merge:
         with phases.phase("save"):
             read_back.leave(session, request.saved)

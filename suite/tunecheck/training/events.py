@@ -123,14 +123,14 @@ class Probes:
     def end(self, session: Session) -> None:
         """See Probe.end. The steps' times are told too, and the probes' own."""
         self._each("end", "end", session)
-        self.detach()
+        self.close()
         if self._seconds:
             self._emit(StepTimes(seconds=tuple(self._seconds)))
         if self._cost:
             self._emit(ProbeTimes(seconds=dict(self._cost)))
 
-    def detach(self) -> None:
-        """Remove all hooks: nobody listens any more."""
+    def close(self) -> None:
+        """Remove all hooks, also after a training that raised: nobody listens any more."""
         for probe in self._probes:
             probe.hooks.remove()
 
