@@ -978,8 +978,10 @@ def test_a_teacher_that_drops_may_be_meant():
     wrong = CHECKS["state_in_training"]()(with_record(trace, e.TrainingState, modules_in_eval=("model",)))
 
     assert (finding.status, wrong.status) == (Status.SUSPECTED, Status.FAILED)
-    assert "Teacher is called without gradients" in finding.detail
+    assert "Teacher learns nothing, is called in train mode, and draws dropout" in finding.detail
     assert finding.meaning.startswith("A teacher or a reference model is in train mode")
+    normalising = CHECKS["state_in_training"]()(watched(e.OtherModelDrops(model="Teacher", normalises=True)))
+    assert "and normalises by its batch" in normalising.detail
 
 
 @pytest.mark.parametrize(("scale", "status"), [(1.0, Status.PASSED), (0.9, Status.FAILED)], ids=["all", "not all"])

@@ -385,24 +385,31 @@ class Student(nn.Module):
         ("trained elsewhere", Status.PASSED),
         ("averaged", Status.PASSED),
         ("itself", Status.PASSED),
+        ("frozen", Status.SUSPECTED),
+        ("learning", Status.PASSED),
+        ("frozen, normalising", Status.SUSPECTED),
+        ("frozen, normalising, eval", Status.PASSED),
     ],
 )
 def test_a_teacher_in_train_mode(how, status, tmp_path):
     """It is called before the student is. What learns elsewhere may drop, and so may the student."""
     torch.manual_seed(0)
     student, other = Student(), Student()
-    teacher = student if how == "itself" else other.train(how != "eval")
+    if "normalising" in how:
+        other.layers[1] = nn.BatchNorm1d(WIDTH)
+    other.requires_grad_("frozen" not in how)
+    teacher = student if how == "itself" else other.train("eval" not in how)
 
     def step(model):
         x = torch.randn(8, WIDTH)
-        with torch.no_grad():
+        with torch.set_grad_enabled("frozen" in how or how == "learning"):
             wanted = teacher(x)
-        return mse_loss(model(x), wanted)
+        return mse_loss(model(x), wanted.detach())
 
     def after(_number):
         with torch.no_grad():
-            for mean, now in zip(other.parameters(), student.parameters(), strict=True):
-                mean.lerp_(now if how == "averaged" else mean + 1, 0.0 if how in ("train", "eval", "itself") else 0.1)
+            for mean, now in zip(other.parameters(), student.parameters(), strict=False):
+                mean.lerp_(now if how == "averaged" else mean + 1, 0.1 if how in ("averaged", "trained elsewhere") else 0.0)
 
     optimizer = torch.optim.AdamW(student.parameters(), lr=1e-3)
     finding = judged("state_in_training", tmp_path, student, step, optimizer, after)

@@ -172,8 +172,10 @@ class StateInTraining(Check):
         if not problems and all(state.uncalibrated for state in steps):
             detail += f", in which {some(steps[0].uncalibrated)} normalise by their first statistics, of no batch"
             return self.at_most(len(steps[0].uncalibrated), 0, detail, meant=WITHOUT_STATISTICS, causes=[UNCALIBRATED])
-        if (others := [seen.model for seen in trace.records(OtherModelDrops)]) and not problems:
-            detail += f"; {some(others)} is called without gradients, learns nothing, and draws dropout"
+        if (noisy := trace.records(OtherModelDrops)) and not problems:
+            others, does = [seen.model for seen in noisy], {seen.normalises for seen in noisy}
+            detail += f"; {some(others)} learns nothing, is called in train mode, and "
+            detail += "normalises by its batch" if does == {True} else "draws dropout"
             return self.at_most(len(others), 0, detail, meant=NOISY_TEACHER, causes=[TEACHER_TRAINING])
         for own in trace.records(LoopEvaluations):
             if 0 < own.passes == own.dropping and not problems:

@@ -1,9 +1,10 @@
-"""Models that are called without gradients while another one trains, as teachers and references: which of them drop."""
+"""Models that learn nothing and are called while another one trains, as teachers and references: in train mode?"""
 
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from tunecheck.core.evidence import OtherModelDrops
@@ -25,7 +26,8 @@ class OtherModelsProbe(Probe):
         """The model that was called last, weakly."""
         self._inside = set[int]()
         self._dropping: WeakKeyDictionary[Any, list[torch.Tensor]] = WeakKeyDictionary()
-        """Models that drop to a sample of their parameters."""
+        """Models that drop, or normalise by their batch, to a sample of their parameters."""
+        self._normalising: WeakSet[Any] = WeakSet()
 
     def backward_end(self, session: Session, step: int) -> None:
         """Begin or end to look."""
@@ -35,22 +37,29 @@ class OtherModelsProbe(Probe):
         own = {id(module) for module in session.model.modules()}
 
         def see(module: Any, *_: Any) -> None:
-            if torch.is_grad_enabled() or probing() or id(module) in own:
+            if probing() or id(module) in own:
                 return
             if id(module) not in self._inside:
                 self._called, self._inside = ref(module), {id(part) for part in module.modules()}
             whole = self._called()
+            normalises = isinstance(module, _BatchNorm) and module.training and module.track_running_stats
             drops = isinstance(module, _DropoutNd) and module.training and module.p > 0
-            if drops and whole is not None and whole is not module and whole not in self._dropping:
+            if not (drops or normalises) or whole is None or whole is module:
+                return
+            if torch.is_grad_enabled() and any(p.requires_grad for p in whole.parameters()):
+                return
+            if normalises:
+                self._normalising.add(whole)
+            if whole not in self._dropping:
                 self._dropping[whole] = _sample(whole)
 
         self.hooks.first_modules(see)
 
     def end(self, session: Session) -> None:
-        """Tell which models drop that nobody trains."""
+        """Tell which models are in train mode that nobody trains."""
         for model, before in self._dropping.items():
             if all(torch.equal(one, other) for one, other in zip(before, _sample(model), strict=True)):
-                self.emit(OtherModelDrops(model=type(model).__name__))
+                self.emit(OtherModelDrops(model=type(model).__name__, normalises=model in self._normalising))
 
 
 def _sample(model: Any) -> list[torch.Tensor]:

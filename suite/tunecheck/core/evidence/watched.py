@@ -308,10 +308,12 @@ class StateLoaded(Record):
 
 
 class OtherModelDrops(Record):
-    """Another model, called without gradients between two steps, draws dropout and learns nothing."""
+    """Another model, called between two steps, learns nothing and is in train mode: it draws dropout."""
 
     model: str
     """Its class."""
+    normalises: bool = False
+    """Whether a normalisation of it takes its batch's statistics."""
 
 
 class ScoresGiven(Record):
