@@ -407,9 +407,10 @@ def test_a_teacher_in_train_mode(how, status, tmp_path):
         return mse_loss(model(x), wanted.detach())
 
     def after(_number):
+        pairs = zip(other.parameters(), student.parameters(), strict=False)
         with torch.no_grad():
-            for mean, now in zip(other.parameters(), student.parameters(), strict=False):
-                mean.lerp_(now if how == "averaged" else mean + 1, 0.1 if how in ("averaged", "trained elsewhere") else 0.0)
+            for mean, now in pairs if how in ("averaged", "trained elsewhere") else ():
+                mean.lerp_(now if how == "averaged" else mean + 1, 0.1)
 
     optimizer = torch.optim.AdamW(student.parameters(), lr=1e-3)
     finding = judged("state_in_training", tmp_path, student, step, optimizer, after)

@@ -9,6 +9,7 @@ from transformers import (
     AutoTokenizer,
     BertConfig,
     BertForSequenceClassification,
+    BertModel,
     LlamaConfig,
     LlamaForCausalLM,
     LlamaModel,
@@ -193,3 +194,35 @@ def test_each_pass_of_a_step_is_looked_at(shifts, status, tmp_path):
         return -torch.nn.functional.logsigmoid(0.1 * (chosen - rejected)).mean()
 
     assert CHECKS["no_target_leakage"]()(heard(model, loss_of, tmp_path)).status is status
+
+
+class Places(torch.nn.Module):
+    """A score of each place, of tokens of which the table says that 0 is padding."""
+
+    def __init__(self, around=None):
+        super().__init__()
+        self.table = torch.nn.Embedding(40, 16, padding_idx=0)
+        self.around, self.head = around, torch.nn.Linear(16, 1)
+
+    def forward(self, ids, mask):
+        """Return them, [rows, places]; of an encoder's states, as a tuple, if there is one."""
+        states = self.table(ids) if self.around is None else self.around(ids, mask, return_dict=False)[0]
+        return self.head(states)[..., 0]
+
+
+@pytest.mark.parametrize(("how", "status"), [("masked", Status.PASSED), ("padded", Status.SUSPECTED)])
+@pytest.mark.parametrize("around", [False, True], ids=["table", "tuple"])
+def test_places_that_a_table_calls_padding(around, how, status, tmp_path):
+    """No place of padding is to be scored; that of an encoder of transformers is proven to be some."""
+    torch.manual_seed(0)
+    model = Places(BertModel(BertConfig(vocab_size=40, **TINY)) if around else None)
+
+    def loss_of(ids, mask, lengths):
+        scores = model(ids, mask)
+        wanted = torch.rand(scores.shape)
+        if how == "masked":
+            scores, wanted = scores[mask.bool()], wanted[mask.bool()]
+        return torch.nn.functional.binary_cross_entropy_with_logits(scores, wanted)
+
+    found = CHECKS["no_loss_on_padding"]()(heard(model, loss_of, tmp_path))
+    assert found.status is (Status.FAILED if around and how == "padded" else status), found.detail

@@ -5,7 +5,7 @@ from tunecheck.core.evidence import PositionGradients
 from tunecheck.core.finding import Finding
 from tunecheck.core.trace import Trace
 
-FILLED_UP = "no object names this padding; a script may have its rows' filling learned"
+FILLED_UP = "a script may have its rows' filling learned"
 SHIFTED_TWICE = "The data set or the collator shifts labels, and the loss shifts them again."
 SEEN = "A mask that is not causal, or another operation across positions, shows the target."
 FURTHER_AHEAD = "a head may predict a token further ahead, as in multi-token prediction"

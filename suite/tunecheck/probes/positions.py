@@ -36,6 +36,8 @@ BALANCED = 1e-3
 """Of a gradient's sizes, what its sum over the positions of a row is at most where a softmax was taken over them."""
 FEWEST_TELLING = 16
 """Positions by which rows are told from columns, and one pass from another."""
+FEWEST_KINDS = 5
+"""Of tokens that a table looks up: of fewer, as of segments, one may be called padding and be none."""
 LOOKED_AT = 512
 """Positions of a pass at most whose gradient by the logits is searched for the token that it raises."""
 
@@ -50,6 +52,8 @@ class PositionProbe(Probe):
         named = session.tokenizer, getattr(session.model, "generation_config", None)
         self._pads = [token for held in named if (token := getattr(held, "pad_token_id", None)) is not None]
         self._models = [module for module in session.model.modules() if _is_model(module)]
+        self._tables = [] if self._models else [m for m in session.model.modules() if _names_padding(m)]
+        """Embeddings of a model of the script's own that say which of their tokens is padding."""
         self._around = [model for model in self._models if sum(map(_is_model, model.modules())) > 1]
         """Those whose padding is looked at in the model inside of them."""
         # a causal model of transformers is looked at with rows of our own; of several processes all would have to call
@@ -66,6 +70,7 @@ class PositionProbe(Probe):
         self._read = self._unseen = 0
         self._shapes: set[torch.Size] = set()
         self._chosen_among = self._guessed = False
+        self._looked_up_masks: dict[torch.Size, torch.Tensor] = {}
         self._own_call: _Call | None = None
         self._by_graph = self._by_model = False
         """Whether the loss's graph told of the scores, so that what the model returns is not looked at."""
@@ -78,6 +83,9 @@ class PositionProbe(Probe):
             self.hooks.after(session.model if session.entry is None else session.entry, self._returned_choices)
         elif step < STEPS:
             self.hooks.after(session.called, self._returned_scores, with_kwargs=True)
+            self.hooks.after(session.called, self._returned_places)
+            for table in self._tables:
+                self.hooks.before(table, self._looked_up)
         self._has_hooks = False
         """Whether the script's own code is called in the backward pass, so that no part of that is made twice."""
         if step < STEPS:
@@ -120,6 +128,8 @@ class PositionProbe(Probe):
         # of an encoder and a decoder together each is looked at by itself, with a mask of its own
         logits = getattr(out, "logits", None)
         hidden = getattr(out, "last_hidden_state", None if model in self._around else logits)
+        if isinstance(out, tuple) and model not in self._around and not model.config.is_encoder_decoder:
+            hidden = next(filter(_learns, out), None)  # return_dict=False
         hidden = None if hasattr(out, "encoder_last_hidden_state") else hidden
         named = {**inspect.signature(model.forward).bind_partial(*args, **given).arguments, **given}
         mask, read = named.get("attention_mask"), named.get("input_ids", next(iter(args), None))
@@ -175,6 +185,22 @@ class PositionProbe(Probe):
             read, scores = found
             if scores.requires_grad:
                 self._look_at_scores(_Call(module, args, given, read, self._turned), scores)
+
+    def _looked_up(self, table: Any, args: Any) -> None:
+        """Note which of the tokens that an embedding is about to look up are padding, as it says."""
+        read = next(iter(args), None)
+        if isinstance(read, torch.Tensor) and read.ndim == 2 and len(read.unique()) >= FEWEST_KINDS:
+            real = self._looked_up_masks.get(read.shape, False)
+            self._looked_up_masks[read.shape] = real | (read != table.padding_idx)
+
+    def _returned_places(self, _module: Any, _args: Any, out: Any) -> None:
+        """Look at what a model of the script's own returns for each place, where it looked up padding."""
+        masks, self._looked_up_masks = self._looked_up_masks, {}
+        for found in out.values() if isinstance(out, dict) else out if isinstance(out, tuple | list) else (out,):
+            mask = masks.get(found.shape[:2]) if isinstance(found, torch.Tensor) and found.requires_grad else None
+            if mask is not None and not mask.all() and torch.is_grad_enabled():
+                self._guessed = True
+                self._add_at_padding(mask, partial(self._when_known, found))
 
     def _hooked(self, tensor: torch.Tensor, hook: Any) -> None:
         self._has_hooks |= tensor.grad_fn is not None and getattr(hook, "__module__", "") != Hooks.__module__
@@ -247,7 +273,7 @@ class PositionProbe(Probe):
     def _add_norms(self, padding: torch.Tensor, call: "_Call | None", gradient: torch.Tensor) -> None:
         gradient = gradient if call is None else call.by_row(gradient)
         self._padded += int(padding.sum())
-        squares = gradient.detach().float().square().sum(dim=-1)
+        squares = gradient.detach().float().square().reshape(*padding.shape, -1).sum(dim=-1)
         self._at_padding += float(squares[padding].sum())
         self._everywhere += float(squares.sum())
 
@@ -379,6 +405,10 @@ def _call_with(gradient: torch.Tensor, add: Callable[[torch.Tensor], None]) -> N
 
 def _is_model(module: Any) -> bool:
     return any(kind.__name__ == "PreTrainedModel" for kind in type(module).__mro__)
+
+
+def _names_padding(module: Any) -> bool:
+    return isinstance(module, torch.nn.Embedding) and module.padding_idx is not None
 
 
 def _learns(tensor: Any) -> TypeGuard[torch.Tensor]:
