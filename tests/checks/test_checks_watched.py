@@ -22,6 +22,7 @@ FEATURES = ("adapters", *sorted(WATCHED_FEATURES))
 MEANT = {
     ("rows_come_once", "a row twice"),
     ("batches_change", "one batch"),
+    ("batches_change", "one class"),
     ("rows_whole", "beginnings cut off"),
     ("rows_whole", "most answers cut off"),
     ("rows_whole", "some answers cut off"),
@@ -248,6 +249,7 @@ FAULTS = {
     },
     "batches_change": {
         "one batch": lambda: watched(*inputs(digests=lambda step: ("batch", "batch"))),
+        "one class": lambda: watched(*inputs(), e.ClassTargets(outputs=3, rows=40, classes=1)),
     },
     "rows_whole": {
         "beginnings cut off": lambda: watched(spans(lambda number: {"tokens": 64} if number % 3 else {})),
@@ -485,6 +487,14 @@ def test_two_steps_with_one_batch_are_unjudged():
     """As expected: nothing is lost."""
     finding = CHECKS["batches_change"]()(watched(*inputs(steps=2, digests=lambda step: ("batch",))))
     assert (finding.status, finding.expected) == (Status.UNJUDGED, True)
+
+
+@pytest.mark.parametrize(("changes", "asked"), [({}, True), ({"rows": 24}, False), ({"classes": 2}, False)])
+def test_one_class_of_many_rows_is_asked_about(changes, asked):
+    """Of few rows it may be chance."""
+    seen = e.ClassTargets(**{"outputs": 3, "rows": 40, "classes": 1, **changes})
+    finding = CHECKS["batches_change"]()(watched(*inputs(), seen))
+    assert finding.status is (Status.SUSPECTED if asked else Status.PASSED)
 
 
 def test_batches_with_an_object_that_nobody_can_read_are_told_apart_by_their_tensors():

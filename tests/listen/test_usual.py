@@ -381,3 +381,20 @@ def test_a_model_may_offer_a_part_of_its_parameters(heard):
 
     finding = heard("trainable_moved", lambda: steps(Offering(), DataLoader(data(), 8)))
     assert finding.status is Status.PASSED, finding.detail
+
+
+@pytest.mark.parametrize("how", ["sorted", "shuffled", "few rows", "candidates", "two heads"])
+def test_rows_of_one_class_are_asked_about(how, heard):
+    """Of candidates the first one may always be right; a second head may have classes, too."""
+    rows = 18 if how == "few rows" else ROWS
+    classes = (torch.arange(rows) % 3 if how == "shuffled" else torch.arange(rows) // ROWS).long()
+    found = TensorDataset(torch.randn(rows, WIDTH), classes)
+
+    def loss(model, x, y):
+        scores = model(x)
+        if how == "candidates":
+            scores = torch.cat([scores[:, :1], scores @ scores.detach().t()], dim=1)
+        return cross_entropy(scores, y) + (cross_entropy(model.body(x), torch.arange(len(x))) if "two" in how else 0)
+
+    finding = heard("batches_change", lambda: steps(Net(), DataLoader(found, 8, shuffle=how == "shuffled"), loss=loss))
+    assert finding.status is (Status.SUSPECTED if how in ("sorted", "two heads") else Status.PASSED), finding.detail

@@ -4,36 +4,57 @@ from collections import Counter
 
 from tunecheck.core.check import Check, enough, required
 from tunecheck.core.errors import NotApplicable
-from tunecheck.core.evidence import CallOrder, EvaluationRows, ScheduleTaken, StepInputs, TrainingState
+from tunecheck.core.evidence import (
+    CallOrder,
+    ClassTargets,
+    EvaluationRows,
+    ScheduleTaken,
+    StepInputs,
+    TrainingState,
+)
 from tunecheck.core.finding import Finding
 from tunecheck.core.trace import Trace
 
 OPAQUE = "the model is called with an object that tunecheck cannot look into, beside nothing that differs"
 
 
+RARE = "classes may be so unequal that the first steps hold one alone"
+FIRST_BATCH = "The loader's iterator is created anew in each step, or the batch is read before the loop."
+SORTED = "Rows are sorted by class and not shuffled, or all labels become one class."
+
+
 class BatchesChange(Check):
-    """Steps train on different batches.
+    """Steps train on different batches, whose rows are of more than one class.
 
     rows_come_once compares the rows of language models.
     """
 
     needs = frozenset({"unknown_rows"})
     convention = "one batch is overfitted on purpose, or the whole data set is one batch"
-    meaning = "The loader's iterator is created anew in each step, or the batch is read before the loop."
-    remedy = "Create the iterator once per epoch, and take the next batch in each step."
+    meaning = f"{FIRST_BATCH} {SORTED}"
+    remedy = "Create the iterator once per epoch, and take the next batch in each step. Shuffle. Count the labels."
 
     min_steps: int = 3
     """Two steps may have equal batches by chance, in a data set of a few batches."""
+    min_rows: int = 32
+    """Rows that are all of one class: a class of a tenth is absent from so many in one of 30 trainings."""
 
     def judge(self, trace: Trace) -> Finding:
-        seen = trace.all(StepInputs)
-        batches = [digest for step in seen for digest in step.digests]
-        enough(steps := len(seen), self.min_steps, "steps")
+        given = trace.all(StepInputs)
+        batches = [digest for step in given for digest in step.digests]
+        enough(steps := len(given), self.min_steps, "steps")
         different = len(set(batches))
-        if different == 1 and any(step.opaque for step in seen):
+        if different == 1 and any(step.opaque for step in given):
             raise NotApplicable(OPAQUE)
         detail = f"{different} different of {len(batches)} micro-batches in {steps} steps"
-        return self.found(different > 1, detail, measured=different, limit="above 1", compared=len(batches))
+        for seen in trace.records(ClassTargets) if different > 1 else ():
+            if seen.classes == 1 and seen.rows >= self.min_rows:
+                detail = f"all {seen.rows} targets of a head over {seen.outputs} classes are of one class"
+                return self.found(False, detail, measured=1, limit="above 1", meant=RARE, causes=[SORTED])
+        causes = [FIRST_BATCH]
+        return self.found(
+            different > 1, detail, measured=different, limit="above 1", compared=len(batches), causes=causes
+        )
 
 
 class RandomnessVaries(Check):

@@ -4,23 +4,73 @@ from collections.abc import Callable, Sequence
 from itertools import groupby, islice, takewhile
 from typing import Any
 
-from tunecheck.core.evidence import RowPiece, RowShown, StepInputs
+import torch
+
+from tunecheck.core.evidence import ClassTargets, RowPiece, RowShown, StepInputs
 from tunecheck.probes.reference.given import end_tokens, without_padding
-from tunecheck.training.data import IGNORED
-from tunecheck.training.events import Probe
+from tunecheck.probes.reference.loss_graph import graph_of, straight_back
+from tunecheck.training.data import IGNORED, Batch
+from tunecheck.training.events import Probe, probing
 from tunecheck.training.session import Session
+
+MOST_NODES = 64
+"""Functions next to a loss among which its cross entropies are looked for."""
 
 
 class StepInputsProbe(Probe):
-    """Notes the digests of every step's batches, so that steps can be compared. Nothing needs to be declared for it."""
+    """Notes the digests of every step's batches, and the classes that heads are to tell, so that steps can be compared.
 
-    emits = (StepInputs,)
+    Nothing needs to be declared for it.
+    """
+
+    emits = (StepInputs, ClassTargets)
+
+    def start(self, session: Session) -> None:
+        """Know no head yet."""
+        self._heads: dict[int, tuple[torch.Tensor, list[int]]] = {}
+        """Identity of each head's tensor to that, and the classes of its rows."""
+
+    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+        """Look at each loss that is about to be differentiated."""
+        self._window = window
+        self.hooks.function(torch.autograd, "backward", before=self._differentiated)
+
+    def _differentiated(self, tensors: Any, *_: Any, **__: Any) -> None:
+        for node in islice(graph_of(getattr(tensors, "grad_fn", None)), 0 if probing() else MOST_NODES):
+            rows = {len(batch.keys) for batch in self._window}
+            if node.name() == "NllLossBackward0" and node._saved_target.numel() in rows:
+                learned = node._saved_target[node._saved_target != node._saved_ignore_index]
+                if (head := _head_of(node, node._saved_self.shape[-1])) is not None:
+                    self._heads.setdefault(id(head), (head, []))[1].extend(learned.tolist())
+
+    def end(self, session: Session) -> None:
+        """Tell how many classes each head was to tell."""
+        for head, learned in self._heads.values():
+            self.emit(ClassTargets(outputs=len(head), rows=len(learned), classes=len({*learned})))
+        self._heads.clear()
 
     def backward_end(self, session: Session, step: int) -> None:
         """Record this window, which a loop fills until now."""
+        self.hooks.remove()
         window = session.window
         opaque = any(batch.opaque for batch in window)
         self.emit(StepInputs(step=step, digests=tuple(batch.digest for batch in window), opaque=opaque))
+
+
+def _head_of(entropy: Any, classes: int) -> torch.Tensor | None:
+    """Return a trained tensor of the linear layer whose outputs are these classes' scores; None without one.
+
+    Scores of candidates, of which the first one may always be right, come of no such layer.
+    """
+    softmax = entropy.next_functions[0][0]
+    layer = straight_back(softmax.next_functions[0])[0] if softmax.name() == "LogSoftmaxBackward0" else None
+    for edge in () if layer is None else layer.next_functions:
+        while edge[0] is not None and edge[0].name() in ("TBackward0", "ToCopyBackward0"):
+            edge = edge[0].next_functions[0]
+        tensor = getattr(edge[0], "variable", None)
+        if isinstance(tensor, torch.Tensor) and tensor.shape[:1] == (classes,):
+            return tensor
+    return None
 
 
 MOST_ROWS, MOST_TOKENS = 4, 512

@@ -189,7 +189,7 @@ class PositionProbe(Probe):
     def _looked_up(self, table: Any, args: Any) -> None:
         """Note which of the tokens that an embedding is about to look up are padding, as it says."""
         read = next(iter(args), None)
-        if isinstance(read, torch.Tensor) and read.ndim == 2 and len(read.unique()) >= FEWEST_KINDS:
+        if isinstance(read, torch.Tensor) and read.ndim == 2 and len(set(read.flatten().tolist())) >= FEWEST_KINDS:
             real = self._looked_up_masks.get(read.shape, False)
             self._looked_up_masks[read.shape] = real | (read != table.padding_idx)
 

@@ -29,6 +29,16 @@ class StepInputs(Record):
     """Whether the model is also given an object whose contents are unknown, so that equal digests prove nothing."""
 
 
+class ClassTargets(Record):
+    """Targets of a head over classes, one for each row, in the steps that were listened to."""
+
+    outputs: int
+    """Classes that the head has."""
+    rows: int
+    classes: int
+    """Different ones among the targets."""
+
+
 class RowsGiven(Record):
     """The rows of all windows of the first epoch, each known by its tokens."""
 
