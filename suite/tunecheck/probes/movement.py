@@ -12,7 +12,7 @@ from tunecheck.core.premises import Premise
 from tunecheck.models.layer_names import stacked_layers
 from tunecheck.probes.reference.four_bit import is_packed, with_statistics
 from tunecheck.probes.reference.measures import digest, digests, sample, sampled_places
-from tunecheck.probes.reference.weight_file import drawn_heads
+from tunecheck.probes.reference.weight_file import drawn_heads, unmarked_heads
 from tunecheck.training.events import Probe
 from tunecheck.training.restore import adapted_layers
 from tunecheck.training.session import Session
@@ -56,7 +56,7 @@ class MovementProbe(Probe):
         held = zip(digests(tensor for _, tensor in frozen), frozen, strict=True)
         self._frozen = {name: (before, tensor) for before, (name, tensor) in held}
         learnt = set(self._digests)
-        heads = drawn_heads(session.model, session.folder)
+        heads = drawn_heads(session.model, session.folder) | unmarked_heads(session.model)
         adapters = {id(p) for layer in adapted_layers(session.model).values() for p in layer.parameters()}
         self._drawn = {
             name

@@ -90,6 +90,24 @@ def file_name(parameter: str) -> str:
     return re.sub(r"\.(original_module|modules_to_save\.[^.]+)\.", ".", name)
 
 
+def unmarked_heads(model: Any) -> frozenset[str]:
+    """Return the matrices of classifiers' heads that transformers has not loaded: since version 5 it marks all others.
+
+    Of a head that peft has copied the copies alone; none that has adapters, and none of which a copy learns.
+    """
+    learns = {name.partition(".modules_to_save.")[0] for name, p in model.named_parameters() if p.requires_grad}
+    found = set[str]()
+    for prefix, inner in model.named_modules():
+        if not type(inner).__name__.endswith(CLASSIFIERS) or not hasattr(inner, "base_model_prefix"):
+            continue
+        named = dict(inner.named_parameters())
+        fresh = {name for name, p in named.items() if p.ndim > 1 and "_is_hf_initialized" not in vars(p)}
+        if any("_is_hf_initialized" in vars(p) for p in named.values()):
+            head = (name for name in fresh if not name.startswith(f"{inner.base_model_prefix}."))
+            found |= {f"{prefix}.{name}".lstrip(".") for name in head if ".base_layer." not in name}
+    return frozenset(name for name in found if name.partition(".modules_to_save.")[0] not in learns)
+
+
 def drawn_heads(model: Any, folder: Path) -> frozenset[str]:
     """Return the tensors of a classifier's head that no file of the base holds: a training must learn them."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
