@@ -80,11 +80,11 @@ def session(folder: Path) -> Iterator[str]:
         rows.append(judged_again(trace, [], trace_file=path.name))
         traces[rows[-1].name] = trace
     for comparison in comparisons(rows):
-        first = traces[(*comparison.ranked, *comparison.others)[0].name]
+        first = traces[comparison.runs[0].name]
         yield from (
             line.removeprefix("#") if line.startswith("###") else line for line in comparison_markdown(comparison)
         )
-        yield from ("", *about(first), f"`{COMMANDS[comparison.name]}`", "")
+        yield from ("", *about(first), f"`{COMMANDS[comparison.title.partition(' ')[0]]}`", "")
         for prompt, table in said(comparison, traces).items():
             yield f"> {escaped(prompt)} …\n"
             yield from ("| strategy | before | after |", "|---|---|---|")

@@ -47,7 +47,7 @@ def report(*runs: RunReport) -> Report:
 def rows(*runs: RunReport) -> dict[str, tuple[str, ...]]:
     """Each trainer's cells after its name."""
     (benchmark,) = benchmarks(runs)
-    return {name: tuple(cells) for name, *cells in benchmark.rows()}
+    return {name: tuple(cells) for name, *cells in benchmark.rows}
 
 
 def test_rates_are_medians_and_ratios_are_those_of_a_turn():
@@ -76,7 +76,7 @@ def test_the_worst_turn_is_the_verdict():
     runs = [turn("native", 1, 1), turn("trl", 1, 1), turn("trl", 2, 1, outcome="fail", findings=(failed,))]
 
     assert [cells[0] for cells in rows(*runs).values()] == ["pass", "fail"]
-    assert benchmarks(runs)[0].notes() == ["trl: failed loss_oracle"]
+    assert benchmarks(runs)[0].notes == ("trl: failed loss_oracle",)
 
 
 def test_a_turn_that_was_cut_off_says_nothing_of_its_losses():
@@ -95,10 +95,10 @@ def test_what_cannot_be_believed_is_told():
         [turn("native", 1, 1), turn("native", 2, 1, losses=(2.0, 1.0, 0.6)), turn("trl", 1, 1, others_busy_share=0.7)]
     )
 
-    assert benchmark.notes() == [
+    assert benchmark.notes == (
         "native: its losses are not the same in every turn, so that none of them can be repeated",
         "other processes used up to 70% of the CPU time: believe no speed of these",
-    ]
+    )
 
 
 def test_a_turn_that_never_began_leaves_the_others_as_they_are():

@@ -78,10 +78,10 @@ def test_random_weights_have_no_rank(folder):
     made = session_report(folder)
     facts, instructions = comparisons(made.runs)
 
-    assert (facts.name, len(facts.others), facts.ranked) == (FACTS, 3, ())
-    assert instructions.name == INSTRUCTIONS
+    assert [row[0] for row in facts.rows] == ["-"] * 3
+    assert instructions.title.startswith(f"{INSTRUCTIONS} on ")
     assert (facts.title, facts.ranking) == (f"{FACTS} on qwen2-0.5b", "not ranked")
-    assert "bitfit: no rank: its weights are random" in facts.notes()[1]
+    assert "bitfit: no rank: its weights are random" in facts.notes[1]
     assert "no rank: its weights are random" in summary_markdown(made)
     page = page_html(made, folder)
     assert "What each said to: Ownership in Rust means" in page
@@ -120,7 +120,7 @@ def test_noise_that_claims_to_be_trained_is_found_out(tmp_path, monkeypatch):
     assert failed == {"first_loss_below_uniform", "perplexity_below_vocabulary", "text_is_language", "loss_falls"}
     assert "nats per generated token" in findings["text_is_language"].detail
     row = judged_again(trace, [], trace_file="")
-    assert "no rank: failed first_loss_below_uniform" in comparisons([row])[0].notes()[0]
+    assert "no rank: failed first_loss_below_uniform" in comparisons([row])[0].notes[0]
 
 
 # The table, from made-up rows.
@@ -140,7 +140,8 @@ def ran(name: str, perplexity: float, peak_bytes: int = 2**30, **changes):
 def order(*runs):
     """Names in the order of the ranking, those without a rank in brackets."""
     (comparison,) = comparisons(runs)
-    return [run.entry.name for run in comparison.ranked], [run.entry.name for run in comparison.others]
+    names = [[name for place, name, *_ in comparison.rows if (place == "-") is last] for last in (False, True)]
+    return tuple(names)
 
 
 def report(*runs):
@@ -183,10 +184,10 @@ def test_memorising_is_called_by_its_name():
         [ran("full", 6000.0, probe_loss_end=0.0002), ran("lora", 30.0), ran("dora", 10.0, probe_loss_end=0.01)]
     )
 
-    assert comparison.notes() == [
+    assert comparison.notes == (
         "lora: overfitted: a loss of 1 on its training rows, 1.5 times the held-out perplexity of its start",
         "full: memorised: a loss of 0.0002 on its training rows, 300 times the held-out perplexity of its start",
-    ]
+    )
 
 
 def test_the_table_tells_devices_and_numbers():

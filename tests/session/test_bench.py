@@ -12,7 +12,7 @@ from tunecheck.cli import main
 from tunecheck.cli.run import carry_out, plan
 from tunecheck.config.trainers import TRAINERS
 from tunecheck.core.errors import ConfigError
-from tunecheck.results.benchmark import benchmarks
+from tunecheck.results.benchmark import plain_benchmarks
 from tunecheck.results.verdict import read_verdict
 from tunecheck.session import TierSession
 
@@ -80,7 +80,7 @@ def test_two_trainers_side_by_side(tmp_path, monkeypatch, capsys):
 
     assert [str(finding) for run in report.runs for finding in run.failed] == []
     assert report.verdict == "pass"
-    (benchmark,) = benchmarks(read_verdict(session.folder / "verdict.json").runs)
+    stored = read_verdict(session.folder / "verdict.json").runs
     monkeypatch.setattr("tunecheck.cli.run.carry_out", lambda runs, session: report)
     capsys.readouterr()
     settings = [word for key in SETTINGS for word in ("--set", key)]
@@ -89,7 +89,7 @@ def test_two_trainers_side_by_side(tmp_path, monkeypatch, capsys):
     assert "report: " in capsys.readouterr().out
     assert main([*command, "--json"]) == 0
     (plain,) = json.loads(capsys.readouterr().out)
-    assert plain == json.loads(json.dumps(benchmark.to_json()))
+    assert [plain] == json.loads(json.dumps(plain_benchmarks(stored)))
     assert [one["trainer"] for one in plain["trainers"]] == BOTH
     assert plain["trainers"][1]["loss_difference"] < 1e-5
     assert all(one["tokens_per_second"] > 0 and one["peak_bytes"] > 0 for one in plain["trainers"])

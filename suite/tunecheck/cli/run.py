@@ -21,7 +21,7 @@ from tunecheck.core.redaction import shown
 from tunecheck.core.units import count_option
 from tunecheck.results import Report, exit_code
 from tunecheck.results.answers import read_ignored
-from tunecheck.results.benchmark import benchmarks
+from tunecheck.results.benchmark import plain_benchmarks
 from tunecheck.results.verdict import verdict_payload
 from tunecheck.session import TierSession
 from tunecheck.session.options import CARD, IGNORE, RUN, SESSION_OPTIONS, SET
@@ -97,8 +97,7 @@ def _bench(options: argparse.Namespace) -> int:
     report = carry_out(runs, session)
     if report is None:
         return INTERRUPTED
-    found = [benchmark.to_json() for benchmark in benchmarks(report.runs)]
-    answer(options, found, lambda console: print_benchmark(report, console))
+    answer(options, plain_benchmarks(report.runs), lambda console: print_benchmark(report, console))
     print(f"report: {session.folder}")
     return exit_code(report)
 

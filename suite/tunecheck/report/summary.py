@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 from tunecheck.core.text import one_line
 from tunecheck.report.view import REMARKS, Failure, RunView, SessionView, session_view
 from tunecheck.results import Report
-from tunecheck.results.benchmark import Benchmark
-from tunecheck.results.comparison import Comparison
+from tunecheck.results.comparison import SideBySide
 
 SUMMARY_FILE = "summary.md"
 SIZE_LIMIT_BYTES = 60_000
@@ -52,14 +51,14 @@ def _lines(view: SessionView) -> Iterator[str]:
     yield from ("", f"Started {escaped(view.report.started_at)}, took {view.seconds}.")
 
 
-def comparison_markdown(comparison: Comparison | Benchmark) -> Iterator[str]:
+def comparison_markdown(comparison: SideBySide) -> Iterator[str]:
     """Yield the comparison's title as a heading, its ranking, table and notes, a line each."""
     yield from (f"### {escaped(comparison.title)}", "", f"{comparison.ranking.capitalize()}.", "")
     yield from (f"| {' | '.join(comparison.heads)} |", f"|{'---|' * len(comparison.heads)}")
-    for row in comparison.rows():
+    for row in comparison.rows:
         yield f"| {' | '.join(map(escaped, row))} |"
-    if notes := comparison.notes():
-        yield from ("", *(f"- {escaped(note)}" for note in notes))
+    if comparison.notes:
+        yield from ("", *(f"- {escaped(note)}" for note in comparison.notes))
 
 
 def _table(runs: Iterable[RunView]) -> Iterator[str]:

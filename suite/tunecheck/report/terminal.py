@@ -15,8 +15,7 @@ from tunecheck.core.text import one_line
 from tunecheck.report.layout import PlainTable
 from tunecheck.report.view import Failure, RunView, SessionView, run_view, session_view
 from tunecheck.results import Report
-from tunecheck.results.benchmark import Benchmark
-from tunecheck.results.comparison import Comparison
+from tunecheck.results.comparison import SideBySide
 from tunecheck.results.words import too_busy
 
 STYLES = {"pass": "green", "fail": "bold red", "inconclusive": "yellow", "error": "bold red", "skipped": "yellow"}
@@ -146,7 +145,7 @@ class _Printer:
         told = ((passed, "passed", "green"), *counted, (unjudged, "unjudged", "dim"))
         return _joined([self.text(f"{count} {word}", style) for count, word, style in told if count])
 
-    def comparison(self, comparison: Comparison) -> None:
+    def comparison(self, comparison: SideBySide) -> None:
         """Print its table, a row of two lines for each run, and what its numbers mean."""
         table = PlainTable()
         table.add_column("", justify="right")
@@ -154,26 +153,26 @@ class _Printer:
         for heading, width in (("held-out perplexity", 10), ("training loss", 8), ("time, rows/s", 10)):
             table.add_column(heading, max_width=width, overflow="fold")
         table.add_column("peak, device", overflow="fold")
-        for place, name, trained, perplexity, loss, time, rate, peak, device in comparison.rows():
+        for place, name, trained, perplexity, loss, time, rate, peak, device in comparison.rows:
             cells = [[place], [name, trained], _halves(perplexity), _halves(loss), [time, rate], [peak, device]]
             table.add_row(*(self.lines(cell) for cell in cells))
         self.titled(comparison, table)
 
-    def benchmark(self, benchmark: Benchmark) -> None:
+    def benchmark(self, benchmark: SideBySide) -> None:
         """Print its table, a row for each trainer, and what its numbers mean."""
         table = PlainTable()
         for heading in benchmark.heads:
             table.add_column(heading, overflow="fold", justify="left" if heading in ("trainer", "verdict") else "right")
-        for row in benchmark.rows():
+        for row in benchmark.rows:
             table.add_row(*map(self.text, row))
         self.titled(benchmark, table)
 
-    def titled(self, compared: Comparison | Benchmark, table: PlainTable) -> None:
+    def titled(self, compared: SideBySide, table: PlainTable) -> None:
         """Print the table under its title, and its notes below."""
         self.block(f"{compared.title}: {compared.ranking}", "bold", table)
-        for note in compared.notes():
+        for note in compared.notes:
             self.console.print(self.text(note))
-        if compared.notes():
+        if compared.notes:
             self.console.print()
 
     def notes(self, run: RunView) -> None:

@@ -17,9 +17,9 @@ from tunecheck.core.paths import shipped_folder
 from tunecheck.core.text import beside_limit, counted, human_bytes, human_seconds, one_line
 from tunecheck.report.figures import STATUS_TITLES, sentence, unremarkable
 from tunecheck.results import Report, RunReport
-from tunecheck.results.benchmark import Benchmark, benchmarks
+from tunecheck.results.benchmark import benchmarks
 from tunecheck.results.causes import ruled_out
-from tunecheck.results.comparison import Comparison, comparisons, condensed
+from tunecheck.results.comparison import SideBySide, comparisons, condensed
 from tunecheck.results.figures import FIGURES
 from tunecheck.results.words import (
     cpu_contention_words,
@@ -206,17 +206,17 @@ class SessionView(Frozen):
         return tuple(run_view(run) for run in condensed(self.report.runs))
 
     @cached_property
-    def comparisons(self) -> tuple[Comparison, ...]:
+    def comparisons(self) -> tuple[SideBySide, ...]:
         """Comparisons of which at least one run trained."""
         return tuple(comparisons(self.report.runs))
 
     @cached_property
-    def benchmarks(self) -> tuple[Benchmark, ...]:
+    def benchmarks(self) -> tuple[SideBySide, ...]:
         """Benchmarks of which at least one turn trained."""
         return tuple(benchmarks(self.report.runs))
 
     @property
-    def side_by_side(self) -> tuple[Comparison | Benchmark, ...]:
+    def side_by_side(self) -> tuple[SideBySide, ...]:
         """Every table of several runs."""
         return (*self.comparisons, *self.benchmarks)
 

@@ -5,17 +5,16 @@ the same machine, so that what slows the whole machine for a while cancels.
 """
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from statistics import median
-from typing import Any, ClassVar
+from typing import Any
 
 from tunecheck.core.evidence import AttemptOutcome
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.text import human_bytes
 from tunecheck.results import RunReport
-from tunecheck.results.comparison import grouped
+from tunecheck.results.comparison import SideBySide, grouped
 from tunecheck.results.words import too_busy
 
 
@@ -43,72 +42,56 @@ class Contender(Frozen):
     """Whether the losses of all its turns are equal to the last bit."""
 
 
-@dataclass(frozen=True)
-class Benchmark:
-    """The runs of one benchmark."""
+HEADS = ("trainer", "verdict", "tokens/s", "ratio", "peak", "ratio", "loss differs by", "turns")
 
-    name: str
-    model: str
-    runs_of_turns: tuple[RunReport, ...]
-    heads: ClassVar = ("trainer", "verdict", "tokens/s", "ratio", "peak", "ratio", "loss differs by", "turns")
-    """The headings of its rows."""
-    named_by: ClassVar = "trainer"
-    """What the names of its entries are."""
 
-    @property
-    def title(self) -> str:
-        """What was trained."""
-        return f"trainers of {self.name} on {self.model}"
+def benchmarks(runs: Iterable[RunReport]) -> list[SideBySide]:
+    """Return each benchmark of which at least one turn trained, in the order of the report, with each first turn."""
+    return [
+        SideBySide(
+            title=f"trainers of {name} on {model}",
+            ranking=f"medians over the turns; ratios and losses against {next(iter(turns))}, within a turn",
+            named_by="trainer",
+            heads=HEADS,
+            rows=tuple(map(_cells, _contenders(turns))),
+            notes=tuple(_notes(turns)),
+            runs=tuple(of_trainer[0] for of_trainer in turns.values()),
+        )
+        for (name, model), turns in _by_trainer(runs)
+    ]
 
-    @property
-    def ranking(self) -> str:
-        """How the numbers were made."""
-        return f"medians over the turns; ratios and losses against {self.contenders[0].trainer}, within a turn"
 
-    @property
-    def runs(self) -> tuple[RunReport, ...]:
-        """Each trainer's first turn."""
-        return tuple(runs[0] for runs in self._by_trainer.values())
+def plain_benchmarks(runs: Iterable[RunReport]) -> list[dict[str, Any]]:
+    """Return the same as plain data."""
+    return [
+        {"name": name, "model": model, "trainers": [asdict(one) for one in _contenders(turns)]}
+        for (name, model), turns in _by_trainer(runs)
+    ]
 
-    @cached_property
-    def contenders(self) -> tuple[Contender, ...]:
-        """Every trainer, in the order of the first turn."""
-        first = next(iter(self._by_trainer.values()))
-        return tuple(_contender(trainer, runs, first) for trainer, runs in self._by_trainer.items())
 
-    @cached_property
-    def _by_trainer(self) -> dict[str, list[RunReport]]:
+def _by_trainer(runs: Iterable[RunReport]) -> Iterator[tuple[tuple[str, str], dict[str, list[RunReport]]]]:
+    """Yield the name and model of each benchmark, and its turns by trainer, in the order of the first turn."""
+    for key, group in grouped(run for run in runs if run.entry and run.entry.turn):
         held: dict[str, list[RunReport]] = {}
-        for run in sorted(self.runs_of_turns, key=_turn):  # stable: in a turn the order in which they began
-            assert run.entry is not None
-            held.setdefault(run.entry.name, []).append(run)
-        return held
-
-    def rows(self) -> list[tuple[str, ...]]:
-        """Return the cells below `heads`."""
-        return [_cells(contender) for contender in self.contenders]
-
-    def notes(self) -> list[str]:
-        """Return a sentence for each trainer whose numbers need one, and one where the machine was not its own."""
-        sentences = [f"{one.trainer}: failed {', '.join(one.failed)}" for one in self.contenders if one.failed]
-        sentences += [
-            f"{one.trainer}: its losses are not the same in every turn, so that none of them can be repeated"
-            for one in self.contenders
-            if not one.repeats
-        ]
-        if busy := [run.others_busy_share or 0.0 for run in self.runs_of_turns if too_busy(run)]:
-            sentences.append(f"other processes used up to {max(busy):.0%} of the CPU time: believe no speed of these")
-        return sentences
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the benchmark as plain data."""
-        return {"name": self.name, "model": self.model, "trainers": [asdict(one) for one in self.contenders]}
+        for run in sorted(group, key=_turn):  # stable: in a turn the order in which they began
+            held.setdefault(run.entry.name if run.entry else "", []).append(run)
+        yield key, held
 
 
-def benchmarks(runs: Iterable[RunReport]) -> list[Benchmark]:
-    """Return each benchmark of which at least one turn trained, in the order of the report."""
-    turns = grouped(run for run in runs if run.entry and run.entry.turn)
-    return [Benchmark(*key, tuple(group)) for key, group in turns]
+def _contenders(turns: Mapping[str, Sequence[RunReport]]) -> list[Contender]:
+    first = next(iter(turns.values()))
+    return [_contender(trainer, runs, first) for trainer, runs in turns.items()]
+
+
+def _notes(turns: Mapping[str, Sequence[RunReport]]) -> Iterator[str]:
+    """Yield a sentence for each trainer whose numbers need one, and one where the machine was not its own."""
+    contenders = _contenders(turns)
+    yield from (f"{one.trainer}: failed {', '.join(one.failed)}" for one in contenders if one.failed)
+    for one in contenders:
+        if not one.repeats:
+            yield f"{one.trainer}: its losses are not the same in every turn, so that none of them can be repeated"
+    if busy := [run.others_busy_share or 0.0 for runs in turns.values() for run in runs if too_busy(run)]:
+        yield f"other processes used up to {max(busy):.0%} of the CPU time: believe no speed of these"
 
 
 def _contender(trainer: str, runs: Sequence[RunReport], first: Sequence[RunReport]) -> Contender:

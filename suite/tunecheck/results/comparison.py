@@ -5,10 +5,10 @@ From the traces alone. A run that was not judged good has no rank: its numbers m
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import replace
 
 from tunecheck.core.evidence import AttemptOutcome
+from tunecheck.core.frozen import Frozen
 from tunecheck.core.text import counted, human_bytes, human_seconds
 from tunecheck.results import RunReport
 
@@ -16,56 +16,47 @@ MEMORISED_NATS = 0.1
 """A loss on training rows below which nine tokens of ten are memorised: exp(-0.1) = 0.9."""
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """The runs of one file, the best first, those without a rank last."""
+class SideBySide(Frozen):
+    """Several runs as one table, which every report shows."""
 
-    name: str
-    model: str
-    ranked: tuple[RunReport, ...]
-    others: tuple[RunReport, ...]
-    heads: ClassVar = (
-        *("rank", "strategy", "trained", "held-out perplexity", "training loss"),
-        *("time", "rows/s", "peak", "device"),
-    )
-    """The headings of its rows."""
-    named_by: ClassVar = "strategy"
-    """What the names of its entries are."""
-
-    @property
-    def title(self) -> str:
-        """What is compared."""
-        return f"{self.name} on {self.model}"
-
-    @property
-    def runs(self) -> tuple[RunReport, ...]:
-        """All of its runs, in the order of its rows."""
-        return (*self.ranked, *self.others)
-
-    @property
-    def ranking(self) -> str:
-        """The criterion of the ranking."""
-        by = "ranked by held-out perplexity after training; where three digits of it are equal, by peak memory"
-        return by if self.ranked else "not ranked"
-
-    def rows(self) -> list[tuple[str, ...]]:
-        """Return the cells below `heads`."""
-        places = [str(place) for place in range(1, len(self.ranked) + 1)] + ["-"] * len(self.others)
-        return [_cells(place, run) for place, run in zip(places, self.runs, strict=True)]
-
-    def notes(self) -> list[str]:
-        """Return a sentence for each run whose numbers need one."""
-        notes = [(run, _lesson(run)) for run in self.ranked]
-        notes += [(run, f"no rank: {_why_not(run)}") for run in self.others]
-        return [f"{run.entry.name}: {sentence}" for run, sentence in notes if run.entry and sentence]
+    title: str
+    ranking: str
+    """The criterion of the ranking, or how the numbers were made."""
+    named_by: str
+    """What tells the rows apart: strategy, trainer."""
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...]
+    """A sentence for each row whose numbers need one."""
+    runs: tuple[RunReport, ...]
+    """One for each row, in the rows' order."""
 
 
-def comparisons(runs: Iterable[RunReport]) -> list[Comparison]:
-    """Return each comparison of runs of which at least one trained, in the order of the report."""
+HEADS = ("rank", "strategy", "trained", "held-out perplexity", "training loss", "time", "rows/s", "peak", "device")
+
+
+def comparisons(runs: Iterable[RunReport]) -> list[SideBySide]:
+    """Return each comparison of runs of which at least one trained, in the order of the report.
+
+    The best run is first, those without a rank are last.
+    """
     found = []
-    for key, group in grouped(run for run in runs if run.entry and not run.entry.turn):
+    for (name, model), group in grouped(run for run in runs if run.entry and not run.entry.turn):
         ranked = sorted((run for run in group if not _why_not(run)), key=_merit)
-        found.append(Comparison(*key, tuple(ranked), tuple(run for run in group if _why_not(run))))
+        others = [run for run in group if _why_not(run)]
+        places = [*map(str, range(1, len(ranked) + 1)), *("-" for _ in others)]
+        told = [(run, _lesson(run)) for run in ranked] + [(run, f"no rank: {_why_not(run)}") for run in others]
+        by = "ranked by held-out perplexity after training; where three digits of it are equal, by peak memory"
+        table = SideBySide(
+            title=f"{name} on {model}",
+            ranking=by if ranked else "not ranked",
+            named_by="strategy",
+            heads=HEADS,
+            rows=tuple(_cells(place, run) for place, run in zip(places, (*ranked, *others), strict=True)),
+            notes=tuple(f"{run.entry.name}: {words}" for run, words in told if run.entry and words),
+            runs=(*ranked, *others),
+        )
+        found.append(table)
     return found
 
 

@@ -10,8 +10,7 @@ from tunecheck.core.frozen import Frozen
 from tunecheck.core.text import facts, human_bytes, human_seconds
 from tunecheck.core.trace import Trace
 from tunecheck.results import RunReport
-from tunecheck.results.benchmark import Benchmark
-from tunecheck.results.comparison import Comparison
+from tunecheck.results.comparison import SideBySide
 
 _NOT_SETTINGS = ("checks", "features", "id", "tier", "description")
 """Keys of a resolved configuration that are elsewhere on the page."""
@@ -29,7 +28,7 @@ class Table(Frozen):
         return bool(self.rows)
 
 
-def said(comparison: Comparison | Benchmark, traces: Mapping[str, Trace]) -> dict[str, Table]:
+def said(comparison: SideBySide, traces: Mapping[str, Trace]) -> dict[str, Table]:
     """Return by prompt every run's continuation before and after; `traces` are by a run's name."""
     found: dict[str, list[tuple[str, ...]]] = {}
     for run in comparison.runs:
