@@ -43,7 +43,7 @@ _SUBJECT_OF: dict[type[Check], str] = {
     model.ParametersCounted: "what learns",
     optimizer.OptimizerCoverage: "what learns",
     model.QuantizationAsConfigured: "base",
-    model.UsualTensorsLearn: "base",
+    habits.UsualTensorsLearn: "base",
     model.BaseMatchesFile: "base",
     handed.StateDictKeysMatch: "base",
     model.KernelAgrees: "base",

@@ -2,12 +2,13 @@
 
 from collections import Counter
 
-from tunecheck.core.check import Check, enough, required
+from tunecheck.core.check import Check, enough, holding, required, some
 from tunecheck.core.errors import NotApplicable
 from tunecheck.core.evidence import (
     CallOrder,
     ClassTargets,
     EvaluationRows,
+    Movement,
     ScheduleTaken,
     StepInputs,
     TrainingState,
@@ -16,6 +17,32 @@ from tunecheck.core.finding import Finding
 from tunecheck.core.trace import Trace
 
 OPAQUE = "the model is called with an object that tunecheck cannot look into, beside nothing that differs"
+
+
+class UsualTensorsLearn(Check):
+    """Matrices that were just drawn at random learn, and a language model learns in its decoder layers.
+
+    Parameters are frozen by the attribute requires_grad of their own.
+    """
+
+    needs = frozenset({"user_code"})
+    convention = "random features may be fixed, and a head, norms or new tokens alone may be trained, on purpose"
+    meaning = (
+        "A new head was frozen with the base: a filter by name misses it. Or the decoder layers were frozen, and no "
+        "adapters were added. Or requires_grad is set on a module, where requires_grad_(False) is to be called."
+    )
+    remedy = "Print each parameter's name and requires_grad before the optimizer is made. Thaw the named tensors."
+
+    def judge(self, trace: Trace) -> Finding:
+        seen = trace.one(Movement)
+        wrong = {
+            f"{len(seen.drawn)} matrices are frozen as they were drawn at random: {some(seen.drawn)}": seen.drawn,
+            "no matrix and no bias of the decoder layers learns, and no adapter is declared": seen.layers_rest,
+            f"an attribute that torch does not read is to freeze {some(seen.misfrozen)}, which learns": seen.misfrozen,
+        }
+        if not seen.frozen_tensors and not seen.misfrozen:
+            raise NotApplicable("nothing is frozen")
+        return self.unless(holding(wrong), f"none of {seen.frozen_tensors} frozen tensors seems to be as it was drawn")
 
 
 RARE = "classes may be so unequal that the first steps hold one alone"

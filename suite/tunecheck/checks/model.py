@@ -88,32 +88,6 @@ def _trained_wrongly(trace: Trace, census: Census) -> Iterator[tuple[str, str]]:
         yield f"{len(extra)} trainable, but not configured: {some(extra)}", ""
 
 
-class UsualTensorsLearn(Check):
-    """Matrices that were just drawn at random learn, and a language model learns in its decoder layers.
-
-    Parameters are frozen by the attribute requires_grad of their own.
-    """
-
-    needs = frozenset({"user_code"})
-    convention = "random features may be fixed, and a head, norms or new tokens alone may be trained, on purpose"
-    meaning = (
-        "A new head was frozen with the base: a filter by name misses it. Or the decoder layers were frozen, and no "
-        "adapters were added. Or requires_grad is set on a module, where requires_grad_(False) is to be called."
-    )
-    remedy = "Print each parameter's name and requires_grad before the optimizer is made. Thaw the named tensors."
-
-    def judge(self, trace: Trace) -> Finding:
-        seen = trace.one(Movement)
-        wrong = {
-            f"{len(seen.drawn)} matrices are frozen as they were drawn at random: {some(seen.drawn)}": seen.drawn,
-            "no matrix and no bias of the decoder layers learns, and no adapter is declared": seen.layers_rest,
-            f"an attribute that torch does not read is to freeze {some(seen.misfrozen)}, which learns": seen.misfrozen,
-        }
-        if not seen.frozen_tensors and not seen.misfrozen:
-            raise NotApplicable("nothing is frozen")
-        return self.unless(holding(wrong), f"none of {seen.frozen_tensors} frozen tensors seems to be as it was drawn")
-
-
 NAMES_OF_OTHERS = "one list of names may serve models of several architectures"
 WITHOUT_DROPOUT = "a policy, or a small model with much data, may train in eval mode to disable dropout"
 
