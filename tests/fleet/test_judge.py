@@ -11,9 +11,9 @@ from fleets import BROKEN, RUN, answer, judged, row_of
 
 from tunecheck.core.errors import TraceError
 from tunecheck.core.finding import Domain, Finding, Status
-from tunecheck.results.fleet import Place, read_answer, read_fleet, write_answer, write_drain, write_fleet
+from tunecheck.results.fleet import ANSWERS, FLEETS, Place, write_answer, write_drain
 from tunecheck.results.fleet.judge import Missing, clock_remark, judge_fleet, natural
-from tunecheck.results.stored import plain
+from tunecheck.results.stored import plain, write_record
 
 OTHER_BITS = {**RUN.numbers, "loss of step": (4.5, 4.25, math.nextafter(4.125, 5))}
 
@@ -282,10 +282,10 @@ def test_an_answer_and_a_report_are_read_as_written(tmp_path):
     one = answer(3, numbers={"loss of step": (math.nan, 1.5)}, failed=(BROKEN,))
     write_answer(one, tmp_path)
     report = judged(one, answer(4), missing={"n9": Missing(reason="gone")})
-    write_fleet(report, tmp_path)
+    write_record(report, tmp_path / "fleet.json")
 
-    assert plain(read_answer(tmp_path / "answer.json")) == plain(one)
-    assert plain(read_fleet(tmp_path / "fleet.json")) == plain(report)
+    assert plain(ANSWERS.read(tmp_path / "answer.json")) == plain(one)
+    assert plain(FLEETS.read(tmp_path / "fleet.json")) == plain(report)
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_a_broken_answer_is_an_error_with_its_file(tmp_path, content, words):
     """Never a traceback."""
     (tmp_path / "answer.json").write_text(content)
     with pytest.raises(TraceError, match=r"answer\.json") as error:
-        read_answer(tmp_path / "answer.json")
+        ANSWERS.read(tmp_path / "answer.json")
 
     assert words in str(error.value)
 

@@ -28,7 +28,7 @@ from tunecheck.fleet.request import EngineOptions, Request, read_request, write_
 from tunecheck.fleet.session import FleetSession, new_request, read_answers
 from tunecheck.history.remember import rebuild
 from tunecheck.history.store import Store, history_file
-from tunecheck.results.fleet import Answer, Place, answer_from, read_fleet, write_answer
+from tunecheck.results.fleet import ANSWERS, FLEETS, Answer, Place, write_answer
 from tunecheck.results.stored import plain
 
 NODES = [Place(name=f"n{number}", node=f"n{number}") for number in range(4)]
@@ -91,7 +91,7 @@ def test_all_that_come_in_are_rows_and_the_files_are_written(ask):
     assert engine.asked == ["n0", "n1", "n2", "n3"]
     assert report.status == 6
     assert row_of(report, "n9").reason == "Slurm says: down* (disk)"
-    assert read_fleet(session.folder / "fleet.json") == report
+    assert FLEETS.read(session.folder / "fleet.json") == report
     assert {"fleet.html", "drain.txt", "drain.json", "request.json"} <= {path.name for path in session.folder.iterdir()}
 
 
@@ -211,7 +211,7 @@ def test_a_node_that_cannot_take_part_says_why(tmp_path, monkeypatch, change, wo
 def answered(request: Request, place: Place, **device: str) -> Answer:
     """What this place answers to the request."""
     write_request(request)
-    return answer_from(node.answer(request.folder, request.id, request.tunecheck, place, **device), "the answer")
+    return ANSWERS.built(node.answer(request.folder, request.id, request.tunecheck, place, **device), "the answer")
 
 
 def test_a_node_whose_session_cannot_begin_says_what_it_printed(tmp_path, monkeypatch):
@@ -310,7 +310,7 @@ def fleet_of_two(tmp_path_factory):
 def test_two_places_agree_to_the_last_bit(fleet_of_two):
     """Each with a session of its own, whose page the fleet's page links."""
     status, folder, _ = fleet_of_two
-    report = read_fleet(folder / "fleet.json")
+    report = FLEETS.read(folder / "fleet.json")
 
     assert status == report.status == 0
     assert [row.outcome for row in report.rows] == ["pass", "pass"]
@@ -326,7 +326,7 @@ def test_their_figures_are_in_the_history(fleet_of_two, monkeypatch):
     monkeypatch.setenv("TUNECHECK_HISTORY", str(reports / "history.sqlite"))
     held = Store(history_file()).entries()
     assert sorted(entry.session for entry in held) == sorted(
-        f"{folder.name}/{row.place}" for row in read_fleet(folder / "fleet.json").rows
+        f"{folder.name}/{row.place}" for row in FLEETS.read(folder / "fleet.json").rows
     )
 
     monkeypatch.setenv("TUNECHECK_HISTORY", str(reports / "again.sqlite"))
@@ -362,7 +362,7 @@ def test_fleets_of_one_node_each_are_judged_together(tmp_path, monkeypatch, caps
 
     assert main(["fleet", "--judge", str(tmp_path)]) == 1
     assert (tmp_path / "drain.txt").read_text() == "n2\n"
-    assert row_of(read_fleet(tmp_path / "fleet.json"), "n0").session.startswith("n0/fleet-2.0/nodes/n0/")
+    assert row_of(FLEETS.read(tmp_path / "fleet.json"), "n0").session.startswith("n0/fleet-2.0/nodes/n0/")
     assert main(["fleet", "--judge", str(tmp_path / "n0" / "none")]) == 4
     assert "holds no answer of a fleet" in capsys.readouterr().err
 
@@ -397,7 +397,7 @@ def test_every_place_that_was_ever_asked_is_a_row(tmp_path, monkeypatch, pods, n
         pod(tmp_path, name, days_ago=days_ago, killed=killed)
 
     assert main(["fleet", "--judge", str(tmp_path), "--nodes", nodes]) == 6
-    rows = {row.place: row for row in read_fleet(tmp_path / "fleet.json").rows}
+    rows = {row.place: row for row in FLEETS.read(tmp_path / "fleet.json").rows}
     (silent,) = set(rows) - {"n1", "n2", "n[1]"}
     assert rows[silent].reason.startswith(words)
     assert {rows[name].outcome for name in ("n1", "n2", "n[1]")} == {"pass"}
@@ -411,7 +411,7 @@ def test_a_fleet_that_was_killed_is_judged_with_every_place_that_it_was_to_ask(a
         (session.folder / name).unlink(missing_ok=True)
 
     assert main(["fleet", "--judge", str(session.folder)]) == 6
-    assert {row.place for row in read_fleet(session.folder / "fleet.json").rows} == {"n0", "n1", "n2", "n3", "n9"}
+    assert {row.place for row in FLEETS.read(session.folder / "fleet.json").rows} == {"n0", "n1", "n2", "n3", "n9"}
 
 
 @pytest.mark.parametrize(
@@ -427,6 +427,6 @@ def test_one_answer_that_cannot_be_used_is_one_row(tmp_path, monkeypatch, change
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
 
     assert main(["fleet", "--judge", str(tmp_path)]) == 6
-    report = read_fleet(tmp_path / "fleet.json")
+    report = FLEETS.read(tmp_path / "fleet.json")
     assert [(row.place, row.outcome) for row in report.rows] == [("n1", "error"), ("n2", "pass")]
     assert "answer.json" in row_of(report, "n1").reason

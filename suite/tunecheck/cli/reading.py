@@ -17,9 +17,9 @@ from tunecheck.core.spelling import nearest
 from tunecheck.core.text import printable
 from tunecheck.core.trace import read
 from tunecheck.listen.explain import afterwards, beforehand, lines
-from tunecheck.results import Report, exit_code, verdict_of
+from tunecheck.results import exit_code
 from tunecheck.results.answers import Answers, read_ignored
-from tunecheck.results.rejudge import judged_again, session_report
+from tunecheck.results.rejudge import judged_again, report_on, session_report
 from tunecheck.results.verdict import verdict_payload
 
 LAST = "default: the last session of ./reports/runs"
@@ -108,15 +108,8 @@ def _judge(options: argparse.Namespace) -> int:
     ]
     # as the session itself said: a run that was interrupted, or killed with its session, is no run that failed
     interrupted = any(run.interrupted for run in runs)
-    report = Report(
-        started_at=traces[0].header.started_at,
-        seconds=sum(run.seconds for run in runs),
-        verdict=verdict_of(runs, interrupted),
-        interrupted=interrupted,
-        environment=traces[0].header.environment,
-        command=shown(["tunecheck", "judge", *map(str, files)]),
-        runs=tuple(runs),
-    )
+    command = shown(["tunecheck", "judge", *map(str, files)])
+    report = report_on(traces, runs, interrupted=interrupted, command=command)
     answer(options, verdict_payload(report), lambda console: print_report(report, console))
     return exit_code(report)
 

@@ -22,20 +22,19 @@ from tunecheck.history.store import Store, history_file
 from tunecheck.report.page.fleet import FLEET_PAGE, fleet_html
 from tunecheck.results.fleet import (
     ANSWER_FILE,
+    ANSWERS,
     FLEET_FILE,
+    FLEETS,
     NODES_FOLDER,
     Answer,
     FleetReport,
     NodeRow,
     Place,
-    answer_from,
-    read_answer,
-    read_fleet,
     write_answer,
     write_drain,
-    write_fleet,
 )
 from tunecheck.results.fleet.judge import Missing, clock_remark, judge_fleet, unwritten
+from tunecheck.results.stored import write_record
 
 DETERMINISTIC = "training.deterministic=true"
 """Set unless the command line says otherwise: without it the bits of two cards may differ, and are not compared."""
@@ -134,7 +133,7 @@ class FleetSession:
         try:
             write_drain(report, self.folder)
             write_whole(self.folder / FLEET_PAGE, fleet_html(report))
-            write_fleet(report, self.folder)
+            write_record(report, self.folder / FLEET_FILE)
         except SuiteError as error:  # what was found is printed all the same, and is no pass
             report = unwritten(report, str(error))
         self._remember(progress.answers.values())
@@ -209,7 +208,7 @@ class FleetSession:
         if news.state != "answered":
             return
         try:
-            answer = answer_from(news.answer, f"the answer of {news.place}")
+            answer = ANSWERS.built(news.answer, f"the answer of {news.place}")
             if answer.place != news.place:
                 raise TraceError(f"the answer of {news.place}: is that of {answer.place!r}")
         except TraceError as error:
@@ -306,7 +305,7 @@ def _words(fleet: Path, folder: Path) -> Iterator[_Word]:
         request = read_request(fleet)
         asked_at = datetime.fromisoformat(request.started_at).timestamp()
     with contextlib.suppress(TraceError):  # likewise; a fleet that was killed has none
-        rows = {row.place: row for row in read_fleet(fleet / FLEET_FILE).rows if row.outcome == "no answer"}
+        rows = {row.place: row for row in FLEETS.read(fleet / FLEET_FILE).rows if row.outcome == "no answer"}
     for name, place in _places(fleet, request, [*answers.values(), *rows.values()]).items():
         answer, row = answers.get(name), rows.get(name)
         if answer and answer.session:
@@ -343,7 +342,7 @@ def read_answers(folder: Path) -> dict[str, Answer]:
         if not path.is_file():
             continue
         try:
-            found[own.name] = read_answer(path)
+            found[own.name] = ANSWERS.read(path)
             if found[own.name].place != own.name:
                 raise TraceError(f"{path}: is the answer of {found[own.name].place!r}; it must be that of {own.name!r}")
         except TraceError as error:

@@ -12,6 +12,7 @@ from typing import Any
 
 from tunecheck.core.evidence import CardProcess
 from tunecheck.core.helper import HelperFailed, HelperHung, ask, command_for
+from tunecheck.core.typed import MISFITS, build
 from tunecheck.hardware.facts import Gpu, NvmlState, NvmlView
 
 LIBRARY = "libnvidia-ml.so.1"
@@ -92,15 +93,14 @@ def nvml_view() -> NvmlView:
     """
     if not library_loads():
         return read_nvml()
-    from pydantic import TypeAdapter, ValidationError
-
     command = command_for("tunecheck.hardware.nvml_child")
     try:
-        return TypeAdapter(NvmlView).validate_python(ask(command, about="NVML", timeout_seconds=TIMEOUT_SECONDS))
+        view: NvmlView = build(NvmlView, ask(command, about="NVML", timeout_seconds=TIMEOUT_SECONDS))
+        return view
     except HelperHung as error:
         remedy = "search the kernel log for Xid and reboot; until then `nvidia-smi` will hang too"
         return _failed(Fault(NvmlState.HUNG, str(error), remedy))
-    except (HelperFailed, ValidationError) as error:
+    except (HelperFailed, *MISFITS) as error:
         return _failed(Fault(NvmlState.OTHER, str(error), _ASK_THE_DRIVER))
 
 

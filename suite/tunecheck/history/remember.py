@@ -18,7 +18,7 @@ from tunecheck.history.store import RECENT, Store, history_file
 from tunecheck.results import Report
 from tunecheck.results.baseline import FigureComparison, compare_to_baseline
 from tunecheck.results.figures import FIGURES
-from tunecheck.results.fleet import ANSWER_FILE, NODES_FOLDER, Answer, read_answer
+from tunecheck.results.fleet import ANSWER_FILE, ANSWERS, NODES_FOLDER, Answer
 from tunecheck.results.rejudge import session_report
 from tunecheck.results.verdict import VERDICT_FILE
 
@@ -107,7 +107,7 @@ def rebuild(folder: Path) -> tuple[Path, int]:
         log.warning(f"{error}\nset aside as {aside.name}, {len(entries)} entries read from it")
     for path in sorted(folder.glob(f"*/{NODES_FOLDER}/*/{ANSWER_FILE}")):
         try:
-            entries += fleet_entries([read_answer(path)])
+            entries += fleet_entries([ANSWERS.read(path)])
         except SuiteError as error:
             log.warning(f"{path.parent.name} of a fleet is left out: {error}")
     sessions = 0

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 from tunecheck.checks import CHECKS, SUBJECTS
+from tunecheck.core.check import some
 from tunecheck.core.finding import Domain, Finding, Status
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.paths import shipped_folder
@@ -109,9 +110,7 @@ class Unjudged(Frozen):
     @property
     def names(self) -> str:
         """The first checks by name, the others counted: "a, b, c, d, e and 12 more"."""
-        hidden = len(self.checks) - MOST_NAMES
-        named = ", ".join(self.checks if hidden <= 0 else self.checks[:MOST_NAMES])
-        return f"{named} and {hidden} more" if hidden > 0 else named
+        return some(self.checks, MOST_NAMES)
 
 
 class RunView(Frozen):

@@ -83,11 +83,17 @@ def session_report(folder: Path) -> Report:
         except TraceError as error:
             tier, _, run = path.stem.partition("-")
             rows.append(RunReport(run=run, tier=tier, outcome="error", reason=str(error), trace_file=path.name))
+    return report_on(traces, rows, interrupted=True)
+
+
+def report_on(traces: Sequence[Trace], rows: Sequence[RunReport], *, interrupted: bool, command: str = "") -> Report:
+    """Return the report with these rows of these traces, which may lack those that cannot be read."""
     return Report(
         started_at=min((trace.header.started_at for trace in traces), default=""),
         seconds=sum(row.seconds for row in rows),
-        verdict=verdict_of(rows, interrupted=True),
+        verdict=verdict_of(rows, interrupted),
         environment=traces[0].header.environment if traces else {},
-        interrupted=True,
+        command=command,
+        interrupted=interrupted,
         runs=tuple(rows),
     )

@@ -6,7 +6,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from tunecheck import __version__
-from tunecheck.core.errors import TraceError
 from tunecheck.core.files import write_whole
 from tunecheck.core.finding import Domain, Finding
 from tunecheck.core.frozen import Frozen
@@ -108,6 +107,11 @@ class Answer(Frozen):
     history: tuple[dict[str, Any], ...] = ()
     """Entries for the history."""
 
+    def __post_init__(self) -> None:
+        session = PurePosixPath(self.session)
+        if session.is_absolute() or ".." in session.parts or "\0" in self.session:
+            raise ValueError(f"its session is {self.session!r}; it must be a folder below that of its fleet")
+
     @property
     def finished(self) -> bool:
         """Whether its session came to its end; one that was interrupted, or never began, is asked again."""
@@ -175,37 +179,13 @@ class FleetReport(Frozen):
 
 
 _OURS, _REMEDY = "written by `tunecheck fleet`", "read it with the tunecheck that wrote it"
-_ANSWER = Stored(Answer, schema=ANSWER_SCHEMA, what=_OURS, remedy=_REMEDY)
-_FLEET = Stored(FleetReport, schema=FLEET_SCHEMA, what=_OURS, remedy=_REMEDY)
+ANSWERS = Stored(Answer, schema=ANSWER_SCHEMA, what=_OURS, remedy=_REMEDY)
+FLEETS = Stored(FleetReport, schema=FLEET_SCHEMA, what=_OURS, remedy=_REMEDY)
 
 
 def write_answer(answer: Answer, folder: Path) -> Path:
     """Write the answer of a place into its folder, atomically. Raises SuiteError when that cannot be written."""
     return write_record(answer, folder / ANSWER_FILE, indent=None)
-
-
-def read_answer(path: Path) -> Answer:
-    """Read an answer. Raises TraceError for a file that is unreadable, foreign, or of another schema."""
-    return answer_from(_ANSWER.loaded(path), str(path))
-
-
-def answer_from(held: Any, source: str) -> Answer:
-    """Build an answer from plain data. Raises TraceError, which names the source."""
-    answer = _ANSWER.built(held, source)
-    session = PurePosixPath(answer.session)
-    if session.is_absolute() or ".." in session.parts or "\0" in answer.session:
-        raise TraceError(f"{source}: its session is {answer.session!r}; it must be a folder below that of its fleet")
-    return answer
-
-
-def write_fleet(report: FleetReport, folder: Path) -> Path:
-    """Write fleet.json atomically. Raises SuiteError when the folder cannot be written."""
-    return write_record(report, folder / FLEET_FILE)
-
-
-def read_fleet(path: Path) -> FleetReport:
-    """Read a fleet's report. Raises TraceError for a file that is unreadable, foreign, or of another schema."""
-    return _FLEET.read(path)
 
 
 def reasons(report: FleetReport) -> dict[str, list[dict[str, str | int | None]]]:
