@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import field
 from typing import Any, Literal
 
@@ -255,28 +255,38 @@ def summarize(
 
 
 def verdict_of(runs: Sequence[RunReport], interrupted: bool) -> Verdict:
-    """Return the verdict: one failed run fails it; it passes when at least one run passed and none was unjudged."""
-    outcomes = {run.outcome for run in runs}
-    if "fail" in outcomes:
-        return "fail"
-    if interrupted or "pass" not in outcomes or not outcomes <= {"pass", "skipped"}:
-        return "inconclusive"
-    return "pass"
+    """Return the verdict on these runs, see `status_of`."""
+    return verdict_by(status_of({run.outcome for run in runs}, interrupted=interrupted))
 
 
 def exit_code(report: Report) -> int:
-    """Return the exit status of a session: one of the EXIT_ constants."""
-    if report.verdict == "pass":
-        return EXIT_PASS
-    if report.verdict == "fail":
+    """Return the exit status of a session: that of its verdict, which may be stricter than its runs."""
+    misconfigured = any(run.misconfigured for run in report.runs)
+    outcomes = {run.outcome for run in report.runs}
+    status = status_of(outcomes, interrupted=report.interrupted, misconfigured=misconfigured)
+    by_verdict = {"pass": EXIT_PASS, "fail": EXIT_FAIL, "inconclusive": status or EXIT_UNJUDGED}
+    return by_verdict[report.verdict]
+
+
+def status_of(outcomes: Collection[str], *, interrupted: bool, misconfigured: bool = False) -> int:
+    """Return the exit status of what has these outcomes, the runs of a session or the places of a fleet.
+
+    One that failed fails all; it is a pass when at least one passed and none was left unjudged.
+    """
+    if "fail" in outcomes:
         return EXIT_FAIL
-    if report.interrupted:
+    if interrupted:
         return EXIT_INTERRUPTED
-    if any(run.misconfigured for run in report.runs):
+    if misconfigured:
         return EXIT_MISCONFIGURED
-    if report.runs and all(run.outcome == "skipped" for run in report.runs):
+    if set(outcomes) == {"skipped"}:
         return EXIT_TOO_SMALL
-    return EXIT_UNJUDGED
+    return EXIT_PASS if "pass" in outcomes and set(outcomes) <= {"pass", "skipped"} else EXIT_UNJUDGED
+
+
+def verdict_by(status: int) -> Verdict:
+    """Return the verdict that this exit status stands for."""
+    return "pass" if status == EXIT_PASS else "fail" if status == EXIT_FAIL else "inconclusive"
 
 
 def _outcome(main: Attempt | None, findings: Sequence[Finding]) -> tuple[Outcome, str]:

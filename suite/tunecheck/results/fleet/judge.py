@@ -17,7 +17,8 @@ from tunecheck.results import (
     EXIT_PASS,
     EXIT_TOO_SMALL,
     EXIT_UNJUDGED,
-    Verdict,
+    status_of,
+    verdict_by,
 )
 from tunecheck.results.fleet import (
     NODE_NAME,
@@ -88,7 +89,7 @@ def judge_fleet(
     status = _status(rows, given, interrupted=interrupted)
     return FleetReport(
         **{**about, "notes": (*about.get("notes", ()), *causes.notes(), *notes)},
-        verdict=_verdict(status),
+        verdict=verdict_by(status),
         status=status,
         interrupted=interrupted,
         rows=tuple(rows),
@@ -98,7 +99,7 @@ def judge_fleet(
 def unwritten(report: FleetReport, why: str) -> FleetReport:
     """Return a report that could not be written: inconclusive, unless a place fails."""
     status = report.status if report.status in (EXIT_FAIL, EXIT_INTERRUPTED) else EXIT_UNJUDGED
-    return dataclasses.replace(report, status=status, verdict=_verdict(status), notes=(*report.notes, why))
+    return dataclasses.replace(report, status=status, verdict=verdict_by(status), notes=(*report.notes, why))
 
 
 def natural(name: str) -> list[tuple[int, str]]:
@@ -274,16 +275,6 @@ def _lost(row: NodeRow, missing: Missing | None) -> NodeRow:
 
 def _status(rows: Sequence[NodeRow], answers: Sequence[Answer], *, interrupted: bool) -> int:
     """Return the exit status of the worst place; a node that is too small is one that is skipped."""
-    if any(row.outcome == "fail" for row in rows):
-        return EXIT_FAIL
-    if interrupted:
-        return EXIT_INTERRUPTED
-    if any(answer.status == EXIT_MISCONFIGURED for answer in answers):
-        return EXIT_MISCONFIGURED
-    if not answers or any(row.outcome not in ("pass", "skipped") for row in rows):
-        return EXIT_UNJUDGED
-    return EXIT_PASS if any(row.outcome == "pass" for row in rows) else EXIT_TOO_SMALL
-
-
-def _verdict(status: int) -> Verdict:
-    return {EXIT_PASS: "pass", EXIT_FAIL: "fail"}.get(status, "inconclusive")  # type: ignore[return-value]
+    misconfigured = any(answer.status == EXIT_MISCONFIGURED for answer in answers)
+    status = status_of({row.outcome for row in rows}, interrupted=interrupted, misconfigured=misconfigured)
+    return status if answers or status != EXIT_TOO_SMALL else EXIT_UNJUDGED
