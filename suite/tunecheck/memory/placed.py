@@ -7,7 +7,7 @@ torch; child process only.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -26,25 +26,6 @@ if TYPE_CHECKING:
 
 GATHERED = "gathered"
 """Kind of the parameters that are on the GPU for the layers in use."""
-
-
-class Placed:
-    """Placement of a training that is entirely on the GPU."""
-
-    def begin(self) -> None:
-        """Prepare for a micro-batch."""
-
-    def finish(self) -> None:
-        """Finish the micro-batch after its backward pass."""
-
-    def update(self) -> AbstractContextManager[None]:
-        """Return the context of clipping and of the optimizer's step."""
-        return nullcontext()
-
-
-def placed(session: Session, live: LiveStorages) -> Placed:
-    """Return the session's placement; what it keeps off the GPU from the start is not counted."""
-    return Offloaded(session, live) if session.run.training.offload == "parameters" else Placed()
 
 
 @contextmanager
@@ -73,7 +54,7 @@ class _Group:
     """Whether its gradients of this micro-batch have left the GPU."""
 
 
-class Offloaded(Placed):
+class Offloaded:
     """Stand-in for FSDP2 with CPU offload on one rank, as in torch 2.13 (FSDPParamGroup, foreach_reduce).
 
     A parameter arrives on the GPU as one copy and is used from a second one (wait_for_unshard). A group is freed after
@@ -92,22 +73,17 @@ class Offloaded(Placed):
         model.as_forward = self._as_forward
         live.hold(model.parameters(), ELSEWHERE)
 
-    def begin(self) -> None:
-        """Drop the gradients, which are on the CPU by now: autograd allocates new ones."""
+    @contextmanager
+    def micro_batch(self) -> Iterator[None]:
+        """Drop the gradients first, which are on the CPU by now, and free the last layers and gradients at the end."""
         for group in self._groups:
             group.reduced = False
             for parameter in group.parameters:
-                parameter.grad = None
-
-    def finish(self) -> None:
-        """Free the last layers and gradients on the GPU."""
+                parameter.grad = None  # autograd allocates new ones
+        yield
         for group in self._groups:
             self._after_backward(group)
         self._flat = None
-
-    def update(self) -> AbstractContextManager[None]:
-        """Return a context in which nothing counts: the update happens on the CPU."""
-        return self._live.elsewhere()
 
     @property
     def _groups(self) -> list[_Group]:

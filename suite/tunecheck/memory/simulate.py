@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tunecheck.config.schema import Run
 from tunecheck.memory.live import CUDA_ROUNDING_BYTES, LiveStorages
-from tunecheck.memory.placed import Placed, copies_left_out, placed
+from tunecheck.memory.placed import Offloaded, copies_left_out
 from tunecheck.memory.prediction import Simulation, assumed_precision
 from tunecheck.models.shapes import is_layer_linear
 from tunecheck.probes.reference.four_bit import is_packed, statistics
@@ -62,13 +62,13 @@ def simulate(
         session = build(run)
         live = LiveStorages(rounding_bytes, deterministic=run.training.deterministic)
         claim(live, session)
-        place = placed(session, live)
+        offloaded = Offloaded(session, live) if run.training.offload == "parameters" else None
         loaded_bytes, several = live.live_bytes, run.training.gradient_accumulation_steps > 1
         with live, copies_left_out(live):
             batch = _batch(run.training.micro_batch_size, run, padded)
-            first_bytes = _step(session, live, batch, keep_gradients=several, place=place)
+            first_bytes = _step(session, live, batch, keep_gradients=several, offloaded=offloaded)
             live.hold((tensor for state in session.optimizer.state.values() for tensor in state.values()), "optimizer")
-            steady_bytes = _step(session, live, batch, keep_gradients=False, place=place)
+            steady_bytes = _step(session, live, batch, keep_gradients=False, offloaded=offloaded)
             del batch
             at_peak, operation, remainder_bytes = live.peak_by_kind, live.peak_operation, live.peak_remainder_bytes
             rows = min(run.evaluation.rows, run.evaluation.batch_size)
@@ -146,18 +146,16 @@ def _without_numbers() -> Iterator[None]:
 
 
 def _step(
-    session: Session, live: LiveStorages, batch: Batch, *, keep_gradients: bool, place: Placed | None = None
+    session: Session, live: LiveStorages, batch: Batch, *, keep_gradients: bool, offloaded: Offloaded | None = None
 ) -> int:
     """Run one micro-batch and its update, as `native.train` does, and return the peak in bytes."""
-    training, place = session.run.training, place or Placed()
     session.model.train()
     live.start_phase()
-    place.begin()
-    native.forward(session, batch, batch.supervised_tokens).backward()  # type: ignore[no-untyped-call]
-    place.finish()
+    with offloaded.micro_batch() if offloaded else nullcontext():
+        native.forward(session, batch, batch.supervised_tokens).backward()  # type: ignore[no-untyped-call]
     parameters = [parameter for group in session.optimizer.param_groups for parameter in group["params"]]
-    with place.update():
-        native.clip_gradients(parameters, training.max_grad_norm)
+    with live.elsewhere() if offloaded else nullcontext():  # then the update happens on the CPU
+        native.clip_gradients(parameters, session.run.training.max_grad_norm)
         session.optimizer.step()
     if not keep_gradients:
         session.optimizer.zero_grad(set_to_none=True)
