@@ -20,6 +20,7 @@ from tunecheck.core.unexpected import described
 
 T = TypeVar("T")
 NAMED = "named"
+PREMISES = frozenset(Premise)
 
 
 class Check(Frozen, ABC):
@@ -55,7 +56,7 @@ class Check(Frozen, ABC):
     @classmethod
     def features(cls) -> frozenset[str]:
         """Return the features of a run among what the check needs."""
-        return cls.needs - frozenset(Premise)
+        return cls.needs - PREMISES
 
     @property
     def name(self) -> str:

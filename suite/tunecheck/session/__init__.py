@@ -126,6 +126,8 @@ class TierSession:
         cap, gpu = self.vram_cap_bytes, bool(self.hardware.visible_gpus)
         if not self.in_process and any(obstacle(run, self.hardware, vram_cap_bytes=cap) is None for run in runs):
             fork_server.warm_up(gpu)
+            if not self._is_worker:  # which leaves the report to another
+                _import_report()
 
     def close(self, *, interrupted: bool) -> Report | None:
         """Write the report's files and return the report.
@@ -201,6 +203,13 @@ class TierSession:
             in_process=self.in_process,
         )
         return runner.execute(run)
+
+
+def _import_report() -> None:
+    """Import and compile what the report needs, while there is only the fork server's imports to wait for."""
+    from tunecheck.report import page, terminal  # noqa: F401
+
+    page.template("page.html.jinja")
 
 
 def written(report: Report, folder: Path) -> Report:
