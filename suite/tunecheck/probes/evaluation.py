@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from tunecheck.core.evidence import Evaluation, EvaluationAudit
-from tunecheck.probes.reference.forwards import IdsAndLabels, first_call, side_by_side
+from tunecheck.probes.reference.forwards import IdsAndLabels, first_call, logits_at, side_by_side
 from tunecheck.probes.reference.measures import Digest, digest, live_tensors, significant_digits
 from tunecheck.probes.reference.own_logits import OwnLogits
 from tunecheck.training.data import IGNORED, Row, Tokens, encode
 from tunecheck.training.events import Probe
 from tunecheck.training.hooks import OwnHooks
 from tunecheck.training.placement import where_evaluated
-from tunecheck.training.restore import model_mode, uncached
+from tunecheck.training.restore import model_mode
 from tunecheck.training.session import Session
 
 PLAIN = Row("plain", "What is a string in Python?", "A string is a sequence of characters.")
@@ -172,7 +172,7 @@ def _again(session: Session, rows: Sequence[Tokens]) -> tuple[float, int]:
         for ids, labels in side_by_side(_tensors(rows)):
             wanted = labels[:, 1:].to(session.device)
             learnt = wanted != IGNORED
-            logits = uncached(model, input_ids=ids.to(session.device)).logits[:, :-1][learnt].double()
+            logits = logits_at(model, ids[:, :-1].to(session.device), learnt).double()
             chosen = logits.gather(1, wanted[learnt][:, None])[:, 0] - logits.logsumexp(dim=-1)
             total -= float(chosen.sum())
             tokens += int(learnt.sum())

@@ -14,14 +14,14 @@ import torch
 from tunecheck.checks.utilization import PROBED_STEPS
 from tunecheck.core.evidence import Oracle, OwnLoss, OwnRowsGradient
 from tunecheck.core.premises import Premise
-from tunecheck.probes.reference.forwards import IdsAndLabels, first_call, side_by_side
+from tunecheck.probes.reference.forwards import IdsAndLabels, first_call, logits_at, side_by_side
 from tunecheck.probes.reference.given import stand_still
 from tunecheck.probes.reference.in_fp32 import in_fp32
 from tunecheck.probes.reference.measures import random_digest, sketch
 from tunecheck.probes.reference.own_logits import OwnLogits, unpadded
 from tunecheck.training.data import IGNORED, Batch
 from tunecheck.training.events import Probe, probing
-from tunecheck.training.restore import kept_values, own_gradients, random_state, uncached, without_dropout
+from tunecheck.training.restore import kept_values, own_gradients, random_state, without_dropout
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import whole
 
@@ -197,12 +197,12 @@ def _window_loss_backward(session: Session, window: Sequence[Batch], share: floa
         learnt = wanted != IGNORED
         with torch.autocast(session.device.type, enabled=False):
             # the last token predicts nothing, and may be one more than the model has positions for
-            logits = uncached(session.model, input_ids=ids[:, :-1]).logits[learnt].float()
+            logits = logits_at(session.model, ids[:, :-1], learnt).float()
         # the cross entropy's own kernel, with its rounding: against logsumexp the gradient of SmolLM2 is off by 1e-4 on
         # a CPU, as much as the limit (49,152 classes summed in fp32). The evaluation's oracle does without, in fp64
         loss = -logits.log_softmax(dim=-1).gather(1, wanted[learnt][:, None]).sum() * share / supervised
         if loss.requires_grad:
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
         total += float(loss.detach())
     return total
 

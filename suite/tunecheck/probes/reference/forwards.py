@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from tunecheck.probes.reference.measures import Digest, digest
 from tunecheck.training.data import IGNORED
-from tunecheck.training.hooks import Hooks
+from tunecheck.training.hooks import Hooks, OwnHooks
 from tunecheck.training.restore import model_mode, uncached
 from tunecheck.training.session import Session
 
@@ -32,6 +32,26 @@ def logits_of(
     with model_mode(model, training), torch.set_grad_enabled(graph):
         logits: torch.Tensor = uncached(model, input_ids=ids, attention_mask=mask).logits.detach().float()
         return logits
+
+
+def logits_at(model: Any, ids: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """Return the logits of the tokens `ids` where `wanted` is true, both [rows, positions], as [wanted, vocabulary].
+
+    A head that is a module of its own multiplies these positions alone: it is a fifth of a small model.
+    """
+    narrowed: list[bool] = []
+
+    def narrow(_head: Any, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
+        if not args or args[0].shape[:-1] != wanted.shape:
+            return None
+        narrowed.append(True)
+        return args[0][wanted][None], *args[1:]
+
+    with OwnHooks() as hooks:
+        if (head := model.get_output_embeddings()) is not None:
+            hooks.before(head, narrow)
+        logits: torch.Tensor = uncached(model, input_ids=ids).logits
+    return logits[0] if narrowed else logits[wanted]
 
 
 def numbers_of(out: Any, depth: int = 3) -> Iterator[torch.Tensor]:
