@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -217,11 +218,12 @@ def _call_each(
     ids = torch.ones(len(lengths), max(lengths), dtype=torch.long, device=device)
     mask = torch.tensor([[1] * n + [0] * (max(lengths) - n) for n in lengths], device=device)
     drawn: Tensors = {}
+    alike: dict[tuple[object, ...], torch.Tensor] = {}
 
     def call(_module: Any, args: Any, others: Any) -> None:
         hooks.remove()
         for number, layer in enumerate(layers):
-            with _substituted(layer, max(lengths), drawn) as (given, seen):
+            with _substituted(layer, max(lengths), drawn, alike) as (given, seen):
                 with in_fp32(layer) if widened else nullcontext(), suppress(_Enough):
                     layer(*args, **others)
                 with torch.autocast(device.type, enabled=False):
@@ -236,10 +238,13 @@ def _call_each(
 
 
 @contextmanager
-def _substituted(layer: Any, tokens: int, drawn: Tensors) -> Iterator[tuple[Tensors, Tensors]]:
+def _substituted(
+    layer: Any, tokens: int, drawn: Tensors, alike: dict[tuple[object, ...], torch.Tensor]
+) -> Iterator[tuple[Tensors, Tensors]]:
     """In the context this layer's norm is given random numbers and its linears return some, for so many tokens.
 
-    Those in `drawn`, where they have the layer's shapes: layers are given the same.
+    Those in `drawn`, where they have the layer's shapes: layers are given the same. `alike` holds what one linear of a
+    kind makes of a token: the others of its kind, in further layers, do not compute.
     """
     given: Tensors = {}
     seen: Tensors = {}
@@ -261,6 +266,11 @@ def _substituted(layer: Any, tokens: int, drawn: Tensors) -> Iterator[tuple[Tens
         **{side: layer.self_attn.get_submodule(f"{side}_proj") for side in "qkv"},
         **{part: layer.mlp.get_submodule(f"{part}_proj") for part in ("gate", "up")},
     }
+
+    def substitute(kind: tuple[object, ...], name: str, _linear: Any, _args: Any, out: torch.Tensor) -> torch.Tensor:
+        alike[kind] = out.detach()
+        return random(name, out.expand(-1, tokens, -1))
+
     with OwnHooks() as hooks:
         norm = layer.input_layernorm
         hooks.before(norm, lambda _m, args: (random("hidden", args[0]), *args[1:]))
@@ -268,6 +278,10 @@ def _substituted(layer: Any, tokens: int, drawn: Tensors) -> Iterator[tuple[Tens
         hooks.before(layer.self_attn.o_proj, lambda _m, args: keep("attention", args[0]))
         hooks.before(layer.mlp.down_proj, stop)
         for name, linear in linears.items():  # what they make of one token tells the shape and the dtype
+            weight = getattr(linear, "weight", linear)
+            kind = name, type(linear), getattr(linear, "out_features", linear), getattr(weight, "dtype", linear)
+            if kind in alike:
+                hooks.enter_context(mock.patch.object(linear, "forward", lambda *_, kind=kind, **__: alike[kind]))
             hooks.before(linear, lambda _m, args: (args[0][:, :1], *args[1:]))
-            hooks.after(linear, lambda _m, _args, out, name=name: random(name, out.expand(-1, tokens, -1)))
+            hooks.after(linear, partial(substitute, kind, name))
         yield given, seen
