@@ -12,6 +12,7 @@ weights=$("$PYTHON" -m tunecheck.cli fetch smollm2-135m | tail -n 1)
 reports=$(mktemp -d)
 trap 'rm -rf "$reports"' EXIT
 export TUNECHECK_REPORTS=$reports GOMP_SPINCOUNT=300000
+unset PYTHONDONTWRITEBYTECODE # an installed tunecheck has its bytecode, as the libraries have
 times_bare=() times_quick=()
 clock() {
   local from=$EPOCHREALTIME
