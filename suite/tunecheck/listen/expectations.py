@@ -7,17 +7,16 @@ that opens no other check.
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from tunecheck.checks.watched import JUDGED_BY
 from tunecheck.core.errors import ConfigError
-from tunecheck.core.premises import Fact, Premise, Source
+from tunecheck.core.premises import Fact, Premise, Source, facts, opened
 from tunecheck.core.spelling import nearest
 
 SCHEDULES = ("linear", "cosine", "constant")
-Change = Callable[[Any, Any], None]
-"""(run, value) -> None: have the run declare it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +27,8 @@ class Expectation:
     example: str
     read: Callable[[str], Any]
     """Raises ValueError with the rule that the value breaks."""
-    declare: Change = lambda run, value: None
+    sets: str = ""
+    """Key of the run's training that gets the value."""
     premises: tuple[Premise, ...] = ()
     """Premises that it settles."""
     opens: tuple[str, ...] = ("as_expected",)
@@ -62,11 +62,11 @@ def declare(run: Any, expected: Mapping[str, Any], sizes: Mapping[str, int]) -> 
     """Have this run, of a model with tensors of these sizes, declare what is expected beside what its objects do."""
     vars(run)["expected"] = dict(expected)  # frozen, and known only now
     for key, value in expected.items():
-        run.sources[f"expected.{key}"] = f"--expect {key}={value}"
-        EXPECTATIONS[key].declare(run, value)
-        run.premises.update(
-            dict.fromkeys(EXPECTATIONS[key].premises, Fact(source=Source.EXPECTED, where=f"--expect {key}={value}"))
-        )
+        expectation, where = EXPECTATIONS[key], f"--expect {key}={value}"
+        run.sources[f"expected.{key}"] = where
+        if expectation.sets:
+            vars(run.training)[expectation.sets] = value
+        run.premises.update(facts(opened(expectation.premises, where), Source.EXPECTED))
     if expected.keys() & {"trained", "frozen"}:
         _declare_tensors(run, expected, sizes)
     if expected.keys() & {"schedule", "schedule_steps", "warmup_steps", "learning_rate"}:
@@ -96,22 +96,12 @@ def _open_schedule(run: Any, expected: Mapping[str, Any]) -> None:
     """Have the rates judged where the expectations and what is declared make a closed form."""
     if run.holds(Premise.SCHEDULE_KNOWN):
         return
-    lacking = [key for key in ("schedule", "learning_rate", "schedule_steps") if key not in expected]
-    if expected.get("schedule") == "constant":
-        lacking = [key for key in lacking if key != "schedule_steps"]
-    if lacking:
-        missing = " and ".join(f"--expect {key}=..." for key in lacking)
+    needed = ["schedule", "learning_rate", *(["schedule_steps"] if expected.get("schedule") != "constant" else [])]
+    if missing := " and ".join(f"--expect {key}=..." for key in needed if key not in expected):
         run.premises[Premise.SCHEDULE_KNOWN] = Fact(source=Source.OPEN, where=f"the expected schedule lacks {missing}")
-        return
-    run.premises[Premise.SCHEDULE_KNOWN] = Fact(source=Source.EXPECTED, where="--expect schedule=...")
-    run.training._rate = None
-
-
-def _training(key: str) -> Change:
-    def change(run: Any, value: Any) -> None:
-        vars(run.training)[key] = value
-
-    return change
+    else:
+        run.premises[Premise.SCHEDULE_KNOWN] = Fact(source=Source.EXPECTED, where="--expect schedule=...")
+        run.training._rate = None
 
 
 def _whole(least: int) -> Callable[[str], int]:
@@ -124,13 +114,10 @@ def _whole(least: int) -> Callable[[str], int]:
 
 
 def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise ValueError("should be a number above 0")
-    return value
+    with suppress(ValueError):
+        if 0 < (value := float(text)) < math.inf:
+            return value
+    raise ValueError("should be a number above 0")
 
 
 def _one_of(*words: str) -> Callable[[str], str]:
@@ -189,28 +176,28 @@ EXPECTATIONS: dict[str, Expectation] = {
         meaning="peak learning rate of the schedule",
         example="2e-4",
         read=_positive,
-        declare=_training("learning_rate"),
+        sets="learning_rate",
         opens=JUDGED_BY["learning_rate"],
     ),
     "schedule": Expectation(
         meaning=f"schedule after the warm-up: {', '.join(SCHEDULES)}",
         example="cosine",
         read=_one_of(*SCHEDULES),
-        declare=_training("lr_scheduler"),
+        sets="lr_scheduler",
         opens=JUDGED_BY["schedule"],
     ),
     "schedule_steps": Expectation(
         meaning="optimizer steps until the end of the schedule",
         example="1000",
         read=_whole(1),
-        declare=_training("schedule_steps"),
+        sets="schedule_steps",
         opens=JUDGED_BY["schedule_steps"],
     ),
     "warmup_steps": Expectation(
         meaning="warm-up steps in which the rate rises from 0",
         example="100",
         read=_whole(0),
-        declare=_training("warmup_steps"),
+        sets="warmup_steps",
         opens=JUDGED_BY["warmup_steps"],
     ),
 }
