@@ -27,7 +27,7 @@ from tunecheck.listen.options import rank_and_processes
 from tunecheck.listen.user_code import departure, noise_by_hooks, user_modules
 from tunecheck.models.adapters import Quantization
 from tunecheck.models.description import Architecture, Model
-from tunecheck.models.layer_names import attention_of, stacked_layers
+from tunecheck.models.layer_names import attention_kernel, attention_of, stacked_layers
 from tunecheck.probes.reference.weight_file import drawn_heads
 from tunecheck.training.restore import dropouts
 from tunecheck.training.tensors import learning
@@ -242,17 +242,18 @@ def described(model: Any) -> tuple[WatchedRun, dict[Premise, str]]:
         left_open[Premise.BASE_FROM_FILE] = f"peft's {variant} may move a part of the base into the adapters"
     if provenance.trained_before(model, adapters=False):
         left_open[Premise.BASE_FROM_FILE] = "an earlier training of this process trained the base"
-    if quantization_of(model) is None and getattr(model.config, "quantization_config", None) is not None:
+    quantization = quantization_of(model)
+    if quantization is None and getattr(model.config, "quantization_config", None) is not None:
         left_open[Premise.BASE_PLAIN] = "tunecheck does not know the quantisation of the base"
     folder = weights_folder(model)
     if folder is None:
         left_open[Premise.BASE_FROM_FILE] = "the safetensors file of the base is unknown"
-    elif quantization_of(model) is None and stores_quantised(folder):
+    elif quantization is None and stores_quantised(folder):
         left_open[Premise.BASE_FROM_FILE] = "the file has quantised weights, the base does not"
     if lora is not None and folder is not None and (heads := drawn_heads(model, folder)):
         trained |= heads
         left_open[Premise.COUNT_DECLARED] = f"{min(heads)} is in no file, and is trained beside the adapters"
-    attention = str(getattr(model.config, "_attn_implementation", ""))
+    attention = attention_kernel(model)
     if attention not in ("sdpa", "eager", "flash_attention_2"):
         left_open[Premise.ATTENTION_DECLARED] = f"tunecheck does not know the kernels of attention {attention!r}"
     layers = stacked_layers(model)
@@ -274,7 +275,6 @@ def described(model: Any) -> tuple[WatchedRun, dict[Premise, str]]:
         sources["lora"] = f"none: {left_open[Premise.TRAINED_SET_DECLARED]}"
     if lora is not None:
         sources["lora"] = f"{type(config).__name__} of the {type(model).__name__}"
-    quantization = quantization_of(model)
     adapted = "qlora" if quantization is not None else "lora"
     name = Path(getattr(model.config, "_name_or_path", "") or type(model).__name__).name
     architecture, size = architecture_of(model.config), base_parameters(model)
@@ -297,8 +297,10 @@ def described_by_itself(model: Any) -> tuple[WatchedRun, dict[Premise, str]]:
     parameters = dict(model.named_parameters())
     refuse_shards(parameters.values())
     trained = frozenset(name for name, _ in learning(model))
+    name = type(getattr(model, "_orig_mod", model)).__name__  # in torch.compile's
+    unknown, size = Architecture.model_construct(model_type=""), sum(p.numel() for p in parameters.values())
     run = _run_of(
-        model=trained_model.model_of(model),
+        model=Model.model_construct(name=name, parameters=size, architecture=unknown, sources=[]),
         strategy="full" if len(trained) == len(parameters) else "partial",
         trained=trained,
         drops=any(True for _ in dropouts(model)),

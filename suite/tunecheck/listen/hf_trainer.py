@@ -112,19 +112,19 @@ class TrainerHooks(StepMoments, TrainerCallback):
         """Wrap the instance's calls and add this callback, after all others."""
         trainer, accelerator, hooks = self.trainer, self.trainer.accelerator, self.hooks
         if hasattr(trainer, "get_batch_samples"):
-            hooks.function(trainer, "get_batch_samples", after=self.on_samples)
+            hooks.function(trainer, "get_batch_samples", after=self._on_samples)
         else:
-            hooks.function(trainer, "get_train_dataloader", after=self.on_loader)
-        hooks.function(trainer, "training_step", after=self.on_training_step)
+            hooks.function(trainer, "get_train_dataloader", after=self._on_loader)
+        hooks.function(trainer, "training_step", after=self._on_training_step)
         if not self.knows_loss:
-            hooks.after(trainer.model, self.on_returned)
+            hooks.after(trainer.model, self._on_returned)
         for name in LOSSES:
-            hooks.function(torch.nn.functional, name, before=partial(self.on_loss_call, name))
-        hooks.function(trainer, "compute_loss", before=self.before_loss, after=self.on_loss)
-        self.later.function(trainer, "evaluate", before=self.evaluation_begins, after=self.evaluation_ends)
-        self.later.function(trainer, "prediction_step", before=self.on_prediction)
-        hooks.function(accelerator, "unscale_gradients", after=lambda *_, **__: self.backward_end())
-        hooks.function(accelerator, "clip_grad_norm_", after=self.on_clipped)
+            hooks.function(torch.nn.functional, name, before=partial(self._on_loss_call, name))
+        hooks.function(trainer, "compute_loss", before=self._before_loss, after=self._on_loss)
+        self.later.function(trainer, "evaluate", before=self._evaluation_begins, after=self._evaluation_ends)
+        self.later.function(trainer, "prediction_step", before=self._on_prediction)
+        hooks.function(accelerator, "unscale_gradients", after=lambda *_, **__: self._backward_end())
+        hooks.function(accelerator, "clip_grad_norm_", after=self._on_clipped)
         if self.listener.ends_early:
             keep_out_of_its_folders(trainer, self.listener.options)
         trainer.add_callback(self)
@@ -137,19 +137,18 @@ class TrainerHooks(StepMoments, TrainerCallback):
             begun.close()
         self.trainer.remove_callback(self)
 
-    def on_samples(self, result: Any, *_: Any, **__: Any) -> None:
-        """The Trainer has read a window."""
+    def _on_samples(self, result: Any, *_: Any, **__: Any) -> None:
         if self.listener.listening or self.first is None:
             self.samples, self.items = list(result[0]), result[1]
 
-    def on_loader(self, result: Any, *_: Any, **__: Any) -> None:
+    def _on_loader(self, result: Any, *_: Any, **__: Any) -> None:
         """The Trainer is about to iterate over this loader: transformers before 4.46, which reads no windows."""
-        kind, read_all = type(result), self.read_windows
+        kind, read_all = type(result), self._read_windows
         change = vars(object)["__class__"].__set__  # accelerate's loaders pretend to be of another class
         change(result, type(kind.__name__, (kind,), {"__iter__": lambda loader: read_all(kind.__iter__(loader))}))
         self.hooks.callback(lambda: change(result, kind))
 
-    def read_windows(self, micro_batches: Iterator[Any]) -> Iterator[Any]:
+    def _read_windows(self, micro_batches: Iterator[Any]) -> Iterator[Any]:
         """Yield these micro-batches; while the training is listened to, a window of them is read at once."""
         while self.listener.listening or self.first is None:
             self.samples = list(islice(micro_batches, self.trainer.args.gradient_accumulation_steps))
@@ -158,23 +157,20 @@ class TrainerHooks(StepMoments, TrainerCallback):
             yield from self.samples
         yield from micro_batches
 
-    def on_returned(self, _model: Any, _args: Any, out: Any) -> None:
-        """The model has returned from a pass."""
+    def _on_returned(self, _model: Any, _args: Any, out: Any) -> None:
         if not self.knows_loss and torch.is_grad_enabled():
             self.passes.append(Pass({}))
             self.passes[-1].returned(out)
 
-    def before_loss(self, *given: Any, **named: Any) -> None:
-        """The loss of a micro-batch is about to be computed."""
+    def _before_loss(self, *given: Any, **named: Any) -> None:
         if self.first is not None and not self.knows_scores:
             self.division.before(*given, **named)
 
-    def on_loss_call(self, name: str, *given: Any, **named: Any) -> None:
-        """A loss that leaves nothing of its own in the graph is about to be computed."""
+    def _on_loss_call(self, name: str, *given: Any, **named: Any) -> None:
         if not self.knows_scores:
             self.loss_calls.called(name, *given, **named)
 
-    def on_loss(self, result: Any, *_: Any, **__: Any) -> None:
+    def _on_loss(self, result: Any, *_: Any, **__: Any) -> None:
         """The loss of a micro-batch is computed; the first one tells what it is made of."""
         loss = result[0] if isinstance(result, tuple) else result
         if self.first is None or self.knows_scores or not loss.requires_grad:
@@ -190,16 +186,14 @@ class TrainerHooks(StepMoments, TrainerCallback):
                 self.listener.left_open(opened([Premise.TOKEN_MEAN_LOSS, *by_forward], reason))
             self.passes = []
 
-    def on_training_step(self, result: Any, *_: Any, **__: Any) -> None:
-        """A micro-batch's passes are done."""
+    def _on_training_step(self, result: Any, *_: Any, **__: Any) -> None:
         if self.listener.listening and not self.replaying:
             self.losses.append(result.detach())
 
-    def on_clipped(self, result: Any, *_: Any, **__: Any) -> None:
-        """The gradients are clipped."""
+    def _on_clipped(self, result: Any, *_: Any, **__: Any) -> None:
         self.norm = result
 
-    def backward_end(self) -> None:
+    def _backward_end(self) -> None:
         """Tell the probes once per step."""
         if self.listener.listening and not self.done_backward:
             self.done_backward = True
@@ -210,7 +204,7 @@ class TrainerHooks(StepMoments, TrainerCallback):
                 self.listener.look(LossDivided, lambda: self.division.divided(float(self.losses[0])))
                 self.since = time.perf_counter()
 
-    def evaluation_begins(self, eval_dataset: Any = None, *_: Any, **__: Any) -> None:
+    def _evaluation_begins(self, eval_dataset: Any = None, *_: Any, **__: Any) -> None:
         """An evaluation begins; the later ones are not watched."""
         self.evaluations += 1
         begun = None
@@ -219,13 +213,12 @@ class TrainerHooks(StepMoments, TrainerCallback):
             begun = WatchedEvaluation(self.trainer.model, due)
         self.evaluating.append(begun)
 
-    def on_prediction(self, _model: Any, inputs: Any, *_: Any, **__: Any) -> None:
+    def _on_prediction(self, _model: Any, inputs: Any, *_: Any, **__: Any) -> None:
         """A batch is about to be evaluated; where labels are smoothed the model is not given them."""
         if self.evaluating and self.evaluating[-1] is not None:
             self.evaluating[-1].labels = named_inputs(inputs).get("labels")
 
-    def evaluation_ends(self, metrics: Any, *_: Any, **__: Any) -> None:
-        """It has returned."""
+    def _evaluation_ends(self, metrics: Any, *_: Any, **__: Any) -> None:
         begun = self.evaluating.pop()
         seen = None if begun is None else begun.close()
         if seen is None or self.first is None or not isinstance(metrics, dict):
@@ -283,7 +276,7 @@ class TrainerHooks(StepMoments, TrainerCallback):
     @_guarded
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The gradients are as the optimizer will see them."""
-        self.backward_end()
+        self._backward_end()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The optimizer has stepped."""

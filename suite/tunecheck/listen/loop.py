@@ -90,12 +90,12 @@ class LoopHooks(StepMoments):
         """Begin to listen: to the model, where it is known, else to the first one that learns."""
         hooks, ours = self.hooks, self._ours
         self._found = hooks.first_modules(self._find if self.model is None else self._find_entry)
-        hooks.function(torch.Tensor, "backward", before=ours(self.on_backward), after=ours(self.on_differentiated))
-        hooks.function(torch.nn.utils, "clip_grad_norm_", before=ours(self.on_clip), after=ours(self.on_clipped))
+        hooks.function(torch.Tensor, "backward", before=ours(self._on_backward), after=ours(self._on_differentiated))
+        hooks.function(torch.nn.utils, "clip_grad_norm_", before=ours(self._on_clip), after=ours(self._on_clipped))
         for loss in LOSSES:
-            hooks.function(torch.nn.functional, loss, before=ours(functools.partial(self.on_loss_call, loss)))
-        hooks.function(torch.amp.GradScaler, "step", after=ours(self.on_scaler_step))
-        hooks.optimizer_steps(self.on_step, ours(self.on_stepped))
+            hooks.function(torch.nn.functional, loss, before=ours(functools.partial(self._on_loss_call, loss)))
+        hooks.function(torch.amp.GradScaler, "step", after=ours(self._on_scaler_step))
+        hooks.optimizer_steps(self._on_step, ours(self._on_stepped))
 
     def detach(self, error: BaseException | None = None) -> None:
         """Put everything back, and end the trace."""
@@ -192,16 +192,15 @@ class LoopHooks(StepMoments):
     def _listen_to(self, module: Any, args: Any, given: dict[str, Any]) -> None:
         """Listen to the calls of this module, the present one included, which goes on without a new hook."""
         self._hook(module)
-        self.on_forward(module, args, given)
+        self._on_forward(module, args, given)
 
     def _hook(self, module: Any) -> None:
         self._found()
         self.entry = module
-        self.hooks.before(module, self.on_forward, with_kwargs=True)
-        self.hooks.after(module, self._ours(self.on_returned))
+        self.hooks.before(module, self._on_forward, with_kwargs=True)
+        self.hooks.after(module, self._ours(self._on_returned))
 
-    def on_forward(self, module: Any, args: Any, given: dict[str, Any]) -> None:
-        """A micro-batch is about to be trained on."""
+    def _on_forward(self, module: Any, args: Any, given: dict[str, Any]) -> None:
         if torch.is_grad_enabled():
             self._ours(self._forward)(args, given)
         elif self.dropping and not self.inside:
@@ -234,8 +233,7 @@ class LoopHooks(StepMoments):
             self.unknown = unknown_batch(inputs_of(args, given), self._device())
             self.forwards += 1
 
-    def on_returned(self, module: Any, args: Any, out: Any) -> None:
-        """A micro-batch's forward pass is done."""
+    def _on_returned(self, module: Any, args: Any, out: Any) -> None:
         if self.passes and torch.is_grad_enabled():
             self.passes[-1].returned(out)
 
@@ -276,12 +274,11 @@ class LoopHooks(StepMoments):
 
     # A step.
 
-    def on_loss_call(self, name: str, *given: Any, **named: Any) -> None:
-        """A loss that leaves nothing of its own in the graph is about to be computed."""
+    def _on_loss_call(self, name: str, *given: Any, **named: Any) -> None:
         if self.begun and not self.step and self.loss_calls is not None:
             self.loss_calls.called(name, *given, **named)
 
-    def on_backward(self, tensor: torch.Tensor, *_: Any, **__: Any) -> None:
+    def _on_backward(self, tensor: torch.Tensor, *_: Any, **__: Any) -> None:
         """A loss is about to be differentiated: what it is made of is the window's."""
         self.differentiating, self.differentiated = True, "by backward"
         if self.clipped and self.listener is not None and any(p.grad is not None for p in self.model.parameters()):
@@ -310,18 +307,17 @@ class LoopHooks(StepMoments):
             self.left_open |= left_open
         self.passes = [each for each in self.passes if each not in loss.passes]
 
-    def on_differentiated(self, *_: Any, **__: Any) -> None:
-        """A loss was differentiated."""
+    def _on_differentiated(self, *_: Any, **__: Any) -> None:
         self.differentiating = False
 
-    def on_clip(self, parameters: Any, max_norm: float, *_: Any, **__: Any) -> None:
+    def _on_clip(self, parameters: Any, max_norm: float, *_: Any, **__: Any) -> None:
         """Gradients are about to be clipped: they are complete. Those of an unknown model may be clipped in parts."""
         if self.begun and self.run is not None and self.run.holds(Premise.CAUSAL_LM):
             vars(self.run.training)["max_grad_norm"] = float(max_norm)  # frozen, and known only now
             self._backward_end()
             self.clipped = True
 
-    def on_clipped(self, norm: Any, *_: Any, **__: Any) -> None:
+    def _on_clipped(self, norm: Any, *_: Any, **__: Any) -> None:
         """Gradients were clipped: those of the whole model, by the norm that we know, or others."""
         if not self.begun or self.listener is None or self.run is None or not self.run.holds(Premise.CAUSAL_LM):
             return
@@ -332,7 +328,7 @@ class LoopHooks(StepMoments):
         if abs(float(norm) - self.own_norm) > max(MOST_NORM_ERROR, rounding) * self.own_norm:
             self.listener.left_open({Premise.CLIPPED_WHOLE: "gradients are clipped in parts, or with another norm"})
 
-    def on_step(self, optimizer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+    def _on_step(self, optimizer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
         """An optimizer is about to step: with a closure the passes are yet to come, as in Lightning."""
         if not self.inside and not self._is_own(optimizer):
             self._end_before(optimizer)
@@ -387,8 +383,7 @@ class LoopHooks(StepMoments):
         self.rate, self.without_rate = highest_rate(*self.optimizers), without_rate(*self.optimizers)
         self.gradients_complete(self.listener, self.model)
 
-    def on_stepped(self, optimizer: Any, *_: Any) -> None:
-        """An optimizer has stepped."""
+    def _on_stepped(self, optimizer: Any, *_: Any) -> None:
         self.unheard, self.looks = type(optimizer).__name__, max(1, self.looks)
         if self.listener is None and not self.optimizers:
             self._see_other_tensors(optimizer)
@@ -418,7 +413,7 @@ class LoopHooks(StepMoments):
                 self.model = model
                 self._hook(model)
 
-    def on_scaler_step(self, result: Any, scaler: Any, optimizer: Any, *_: Any, **__: Any) -> None:
+    def _on_scaler_step(self, result: Any, scaler: Any, optimizer: Any, *_: Any, **__: Any) -> None:
         """A scaler has stepped its optimizer, or left it out for a gradient that is not finite."""
         if self.begun and scaler.is_enabled() and self._is_own(getattr(optimizer, "optimizer", optimizer)):
             self._backward_end()

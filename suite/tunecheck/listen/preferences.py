@@ -19,9 +19,8 @@ def declares_pairs(dataset: Any) -> bool:
 
 def declares_ratings(dataset: Any) -> bool:
     """Return whether the columns of a data set are answers with a label each."""
-    return bool({f"completion_{name}".rstrip("_") for name in NAMES} & _columns(dataset)) and "label" in _columns(
-        dataset
-    )
+    columns = _columns(dataset)
+    return "label" in columns and any(f"completion_{name}".rstrip("_") in columns for name in NAMES)
 
 
 def _columns(dataset: Any) -> set[str]:

@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Subse
 from tunecheck.core.evidence import EvaluationRows
 from tunecheck.core.premises import Premise
 from tunecheck.listen.optimizers import held_by, optimizers_of
-from tunecheck.models.description import Architecture, Model
 from tunecheck.models.layer_names import is_compiled
 
 BY_ITS_CODE = {
@@ -150,14 +149,6 @@ def device_of(model: Any) -> torch.device:
 def dtype_of(model: Any) -> torch.dtype:
     """Return the dtype of the model's first parameter of floating point."""
     return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-
-
-def model_of(model: Any) -> Model:
-    """Return a model of the script's own as one of a run: its name and its size are what is known."""
-    inner = getattr(model, "_orig_mod", model)  # torch.compile's
-    parameters = sum(p.numel() for p in model.parameters())
-    unknown = Architecture.model_construct(model_type="")
-    return Model.model_construct(name=type(inner).__name__, parameters=parameters, architecture=unknown, sources=[])
 
 
 def other_objective(model: Any, micro_batches: Sequence[Mapping[str, Any]], trainer: type | None = None) -> str:
