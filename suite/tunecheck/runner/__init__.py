@@ -4,7 +4,8 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,55 +96,46 @@ class Runner(Frozen):
             saved=scratch / "saved",
             faults=self.faults,
         )
-        attempt = _Attempt(self, request, writer)
+        make = partial(self._attempt, request, writer)
         reason, detail, end, taken = REQUESTED, "", None, None
         for trial in tries(run, device):
             if taken is not None:
                 log.warning(f"{run.name}: out of memory on the GPU; again in a fresh process {_told(trial)}")
-            end, taken = attempt.make(TRAIN, trial, reason=reason, detail=detail), trial
+            end, taken = make(TRAIN, trial, reason=reason, detail=detail), trial
             if end.outcome != AttemptOutcome.OUT_OF_MEMORY:
                 break
             reason, detail = AttemptReason.OUT_OF_MEMORY, end.detail
         if end is not None and taken is not None and end.outcome == AttemptOutcome.FINISHED:
-            self._further(attempt, taken)
+            self._further(make, run, taken)
 
-    def _further(self, attempt: "_Attempt", taken: Try) -> None:
+    def _further(self, make: Callable[..., AttemptEnd], run: Run, taken: Try) -> None:
         """The attempts that the run asks for after its training, at the fallback step where that finished."""
-        run = attempt.request.run
         probes = run.probes
         if probes.reference and taken.step and taken.device == "cpu":
-            attempt.make(AttemptPurpose.REFERENCE, Try(step="", device="cpu"))
+            make(AttemptPurpose.REFERENCE, Try(step="", device="cpu"))
         if probes.repeat_steps:
-            attempt.make(AttemptPurpose.REPEAT, taken)
+            make(AttemptPurpose.REPEAT, taken)
         if probes.resume_from is not None:
-            attempt.make(AttemptPurpose.RESUME, taken)
+            make(AttemptPurpose.RESUME, taken)
         for processes in probes.rescale_to:
             changes = rescaled(variant(run, taken.changes), processes)
-            attempt.make(AttemptPurpose.RESCALE, replace(taken, changes={**taken.changes, **changes}))
+            make(AttemptPurpose.RESCALE, replace(taken, changes={**taken.changes, **changes}))
         if probes.read_back:
-            attempt.make(AttemptPurpose.READ_BACK, taken)
+            make(AttemptPurpose.READ_BACK, taken)
         if probes.merge:
-            attempt.make(AttemptPurpose.MERGE, taken)
+            make(AttemptPurpose.MERGE, taken)
         if probes.memory_order:
             for name, changes in VARIANTS.items():
                 varied = replace(taken, changes={**taken.changes, **changes})
-                attempt.make(AttemptPurpose.COMPARE, varied, compared=name)
+                make(AttemptPurpose.COMPARE, varied, compared=name)
         gpu_only = probes.rungs == "gpu"
         for trial in every_fallback_step(run, taken.device, gpu_only=gpu_only) if probes.rungs else ():
-            attempt.make(AttemptPurpose.FALLBACK_STEP, trial)
+            make(AttemptPurpose.FALLBACK_STEP, trial)
 
-
-@dataclass(frozen=True, slots=True)
-class _Attempt:
-    """What the attempts of one run share."""
-
-    runner: Runner
-    request: Request
-    """As the run is configured, with the files of the data that was found."""
-    writer: TraceWriter
-
-    def make(
+    def _attempt(
         self,
+        shared: Request,
+        writer: TraceWriter,
         purpose: AttemptPurpose,
         trial: Try,
         *,
@@ -151,14 +143,14 @@ class _Attempt:
         detail: str = "",
         compared: MemoryVariant | None = None,
     ) -> AttemptEnd:
-        """One attempt from its start line to its end line in the trace."""
-        runner, run, device = self.runner, variant(self.request.run, trial.changes), trial.device
+        """One attempt from its start line to its end line in the trace; `shared` is of the run as configured."""
+        run, device = variant(shared.run, trial.changes), trial.device
         if purpose in ALONE:
             run = run.model_copy(update={"parallel": None})
         torch_device = "cuda:0" if device == "cuda" else device
         on_card = device == "cuda" or (run.evaluation.device == "cuda" and purpose == TRAIN)
-        cap_bytes = runner.vram_cap_bytes if on_card else None
-        cards = runner.cards[: run.processes] if on_card else ()
+        cap_bytes = self.vram_cap_bytes if on_card else None
+        cards = self.cards[: run.processes] if on_card else ()
         start = AttemptStart(
             purpose=purpose,
             device=torch_device,
@@ -171,68 +163,68 @@ class _Attempt:
             vram_cap_bytes=cap_bytes,
             fallback_step=trial.step,
         )
-        self.writer.write(start)
-        weights, data = self.request.weights, self.request.dataset
+        writer.write(start)
+        weights, data = shared.weights, shared.dataset
         told = f"{weights.source} weights {weights.identifier}, {data.source} data {data.identifier}"
         log.info(f"{run.name}: {purpose} {_told(trial)}, {told}")
         request = replace(
-            self.request,
+            shared,
             run=run,
             purpose=purpose,
             device=device,
             # On a machine with GPUs an attempt on the CPU sees none: merely importing bitsandbytes would take memory
             # of a card that somebody else has leased.
-            cards=(cards or None) if on_card else () if runner.gpu else None,
+            cards=(cards or None) if on_card else () if self.gpu else None,
             vram_cap_bytes=cap_bytes,
         )
         meters = []
         for rank, card in enumerate(cards or (None,)) if on_card else ():
-            folder = self.request.checkpoint.with_name(f"card-{rank}")
+            folder = shared.checkpoint.with_name(f"card-{rank}")
             folder.mkdir(exist_ok=True)
             meters.append(Meter(card, folder))
         end, started = None, time.monotonic()
         try:
-            end = self._train(request, meters)
+            end = self._train(request, meters, partial(_tell_progress, shared.run))
         finally:
             seconds = time.monotonic() - started
             end = end or AttemptEnd(outcome=AttemptOutcome.INTERRUPTED, detail="by Ctrl-C or a signal", seconds=seconds)
-            self.writer.end_line()
-            merge_traces(request, self.writer, [meter.stop() for meter in meters])
-            self.writer.write(end)
+            writer.end_line()
+            merge_traces(request, writer, [meter.stop() for meter in meters])
+            writer.write(end)
         log.debug(f"{run.name}: {purpose} {end.outcome.replace('_', ' ')} after {seconds:.1f} s")
         if end.outcome != AttemptOutcome.FINISHED:
             log.warning(f"{run.name}: {purpose} {end.outcome.replace('_', ' ')}: {end.detail}")
         return end
 
-    def _train(self, request: Request, meters: Sequence[Meter]) -> AttemptEnd:
+    def _train(self, request: Request, meters: Sequence[Meter], progress: Callable[[Step], None]) -> AttemptEnd:
         """The attempt itself, in a child process or in this one."""
 
         def started(process_id: int) -> None:
             for meter in meters:
                 meter.watch(process_id)
 
-        if self.runner.in_process:
+        if self.in_process:
             started(os.getpid())
-            return run_here(request, self._progress)
+            return run_here(request, progress)
         return run_child(
             request,
-            gpu=self.runner.gpu,
-            log=self.writer.path.with_suffix(".log"),
+            gpu=self.gpu,
+            log=request.trace.with_suffix(".log"),
             deadline_seconds=request.run.deadline,
-            progress=self._progress,
+            progress=progress,
             started=started,
         )
 
-    def _progress(self, step: Step) -> None:
-        run = self.request.run
-        last = run.training.max_steps
-        if step.step % max(1, last // 10) and step.step + 1 != last:
-            return
-        memory = f", {step.allocated_bytes / 2**20:,.0f} MiB" if step.allocated_bytes else ""
-        log.info(
-            f"{run.name}: step {step.step + 1}/{last}, loss {step.loss:.4f}, "
-            f"{step.tokens / max(step.seconds, 1e-9):,.0f} tokens/s{memory}"
-        )
+
+def _tell_progress(run: Run, step: Step) -> None:
+    last = run.training.max_steps
+    if step.step % max(1, last // 10) and step.step + 1 != last:
+        return
+    memory = f", {step.allocated_bytes / 2**20:,.0f} MiB" if step.allocated_bytes else ""
+    log.info(
+        f"{run.name}: step {step.step + 1}/{last}, loss {step.loss:.4f}, "
+        f"{step.tokens / max(step.seconds, 1e-9):,.0f} tokens/s{memory}"
+    )
 
 
 def _told(trial: Try) -> str:
