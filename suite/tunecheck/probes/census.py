@@ -22,7 +22,6 @@ class CensusProbe(Probe):
     emits = (Census,)
 
     def start(self, session: Session) -> None:
-        """Take the first census."""
         names = WeightFile(session.folder).names
         self._expected = tuple(sorted(session.run.expected_trainable(names)))
         self._parameters = session.run.trained_parameters()
@@ -36,14 +35,13 @@ class CensusProbe(Probe):
             self.emit(self._census(session, "after_evaluation"))
 
     def end(self, session: Session) -> None:
-        """Take the last census."""
         self.emit(self._census(session, "end"))
 
     def _census(self, session: Session, when: str) -> Census:
         parameters = dict(session.model.named_parameters())
         names = {id(parameter): name for name, parameter in parameters.items()}
-        groups = session.optimizer.param_groups
-        state = [value for held in session.optimizer.state.values() for value in held.values()]
+        held = [(p, group) for group in session.optimizer.param_groups for p in group["params"]]
+        state = [value for kept in session.optimizer.state.values() for value in kept.values()]
         # optimizers keep their step count as a scalar on the CPU by design
         matrices = [value for value in state if isinstance(value, torch.Tensor) and value.dim() > 0]
         everything = [*parameters.values(), *session.model.buffers(), *matrices]
@@ -53,7 +51,7 @@ class CensusProbe(Probe):
             when=when,
             expected_trainable=self._expected,
             trainable=tuple(sorted(trained)),
-            optimized=tuple(sorted(names.get(id(held), "?") for group in groups for held in group["params"])),
+            optimized=tuple(sorted(names.get(id(p), "?") for p, _ in held)),
             devices=counted(str(tensor.device) for tensor in everything),
             trainable_dtypes=counted(dtype_name(parameter.dtype) for parameter in trained.values()),
             frozen_dtypes=counted(dtype_name(parameter.dtype) for parameter in frozen),
@@ -62,18 +60,11 @@ class CensusProbe(Probe):
                 int(prod(p.quant_state.shape)) if is_packed(p) else p.numel() for p in parameters.values()
             ),
             expected_parameters=self._parameters,
-            weight_decays=counted(str(group.get("weight_decay", 0)) for group in groups for _ in group["params"]),
-            undecayed=tuple(
-                sorted(
-                    names.get(id(p), "?") for group in groups if not group.get("weight_decay") for p in group["params"]
-                )
-            ),
+            weight_decays=counted(group.get("weight_decay", 0) for _, group in held),
+            undecayed=tuple(sorted(names.get(id(p), "?") for p, group in held if not group.get("weight_decay"))),
             adam_settings=counted(
                 " ".join(map(str, (*group["betas"], group["eps"]))) if {"betas", "eps"} <= group.keys() else "none"
-                for group in groups
-                for _ in group["params"]
+                for _, group in held
             ),
-            optimizer_switches=counted(
-                switch for group in groups for switch in SWITCHES if group.get(switch) for _ in group["params"]
-            ),
+            optimizer_switches=counted(switch for _, group in held for switch in SWITCHES if group.get(switch)),
         )

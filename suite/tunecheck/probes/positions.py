@@ -93,7 +93,6 @@ class PositionProbe(Probe):
             self.hooks.function(torch.autograd, "backward", before=partial(self._differentiated, ref(session.model)))
 
     def backward_end(self, session: Session, step: int) -> None:
-        """Record what arrived."""
         self.hooks.remove()
         if step < STEPS:
             own_call = None if self._by_graph else self._own_call
@@ -141,7 +140,7 @@ class PositionProbe(Probe):
             seen = _mask_of_decoder(model, read) if decodes else _mask_by_ends(model, read, self._pads)
             mask = mask if seen is None else seen
         if _learns(hidden) and _of_positions(mask, hidden):
-            self._add_at_padding(mask, partial(self._when_known, hidden))
+            self._add_at_padding(mask, hidden)
         if isinstance(read, torch.Tensor) and _learns(hidden) and _of_positions(read, hidden) and _reads(model, {True}):
             self._when_known(hidden, partial(self._add_unseen, _tokens(read, mask)))
         config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
@@ -181,10 +180,21 @@ class PositionProbe(Probe):
 
     def _returned_scores(self, module: Any, args: Any, given: dict[str, Any], out: Any) -> None:
         """Look at what a model of the script's own returns, where that is scores over the tokens that it is given."""
-        if torch.is_grad_enabled() and (found := tokens_and_scores(args, given, out)) is not None:
-            read, scores = found
-            if scores.requires_grad:
-                self._look_at_scores(_Call(module, args, given, read, self._turned), scores)
+        found = tokens_and_scores(args, given, out) if torch.is_grad_enabled() else None
+        if found is None or not found[1].requires_grad:
+            return
+        read, scores = found
+        call = self._own_call = _Call(module, args, given, read, self._turned)
+        padding = self._padding_of(call)
+
+        def look(gradient: torch.Tensor) -> None:
+            if self._by_graph:
+                return
+            if padding is not None:
+                self._add_norms(padding, call.by_row(gradient))
+            self._add_raised(call, gradient)
+
+        self._when_known(scores, look)
 
     def _looked_up(self, table: Any, args: Any) -> None:
         """Note which of the tokens that an embedding is about to look up are padding, as it says."""
@@ -200,7 +210,7 @@ class PositionProbe(Probe):
             mask = masks.get(found.shape[:2]) if isinstance(found, torch.Tensor) and found.requires_grad else None
             if mask is not None and not mask.all() and torch.is_grad_enabled():
                 self._guessed = True
-                self._add_at_padding(mask, partial(self._when_known, found))
+                self._add_at_padding(mask, found)
 
     def _hooked(self, tensor: torch.Tensor, hook: Any) -> None:
         self._has_hooks |= tensor.grad_fn is not None and getattr(hook, "__module__", "") != Hooks.__module__
@@ -227,7 +237,8 @@ class PositionProbe(Probe):
                 continue
             self._turned = raised.call.turned
             self._look_behind(way, turned=self._turned)
-            self._add_padding(raised.call, partial(_call_with, way.gradient))
+            if (padding := self._padding_of(raised.call)) is not None:
+                self._add_norms(padding, raised.call.by_row(way.gradient))
             self._count(raised)
             if self._looks_ahead and raised.ask_for_next:
                 self._looks_ahead, at = False, raised.most_asked()
@@ -247,31 +258,24 @@ class PositionProbe(Probe):
             self._read += int(real.sum())
             self._unseen += 0 if seen is None or bool(seen.any()) else int(real[:, at + 1 :].sum())
 
-    def _look_at_scores(self, call: "_Call", scores: torch.Tensor) -> None:
-        def unless_by_graph(add: Callable[[torch.Tensor], None]) -> None:
-            self._when_known(scores, lambda gradient: None if self._by_graph else add(gradient))
-
-        self._own_call = call
-        self._add_padding(call, unless_by_graph)
-        unless_by_graph(partial(self._add_raised, call))
-
-    def _add_padding(self, call: "_Call", when_known: Callable[[Callable[[torch.Tensor], None]], None]) -> None:
-        """Add the gradients at rows that are seen to be padded; `when_known` calls what it is given with them."""
+    def _padding_of(self, call: "_Call") -> torch.Tensor | None:
+        """Return the positions of padding in rows that are seen to be padded; None in others."""
         mask = _mask_by_ends(call.module, call.rows, self._pads)
         if mask is None and (fill := fill_of(call.rows)) is not None:
             mask = _mask_by(fill, call.rows)
             self._guessed = mask is not None
-        if mask is not None:
-            self._add_at_padding(mask, when_known, call)
-
-    def _add_at_padding(self, mask: torch.Tensor, when_known: Callable[..., None], call: "_Call | None" = None) -> None:
-        """Sum up the gradients, and those at padding."""
-        padding = _padding(mask)
+        if mask is None:
+            return None
         self._shapes.add(mask.shape)
-        when_known(partial(self._add_norms, padding, call))
+        return _padding(mask)
 
-    def _add_norms(self, padding: torch.Tensor, call: "_Call | None", gradient: torch.Tensor) -> None:
-        gradient = gradient if call is None else call.by_row(gradient)
+    def _add_at_padding(self, mask: torch.Tensor, tensor: torch.Tensor) -> None:
+        """Sum up the gradients by what is computed at each place."""
+        self._shapes.add(mask.shape)
+        self._when_known(tensor, partial(self._add_norms, _padding(mask)))
+
+    def _add_norms(self, padding: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Sum up the gradients, and those at padding."""
         self._padded += int(padding.sum())
         squares = gradient.detach().float().square().reshape(*padding.shape, -1).sum(dim=-1)
         self._at_padding += float(squares[padding].sum())
@@ -397,10 +401,6 @@ class _Raised:
         """Return whether these rows are told to be rows, by targets that are the next tokens, or those behind them."""
         asked, telling = int(self.asked.sum() + self.second.sum()), int(self.telling.sum())
         return telling >= FEWEST_TELLING and asked > NEARLY_ALL * telling
-
-
-def _call_with(gradient: torch.Tensor, add: Callable[[torch.Tensor], None]) -> None:
-    add(gradient)
 
 
 def _is_model(module: Any) -> bool:

@@ -32,38 +32,30 @@ class ReplicaProbe(Probe):
         """Take everything that the training starts from."""
         self._done = 0
         self._wrapped = isinstance(session.model, torch.nn.parallel.DistributedDataParallel)
-        if session.processes > 1:
-            self._take(0, [*session.model.named_parameters(), *_buffers(session)], named=True)
+        self._take(session, 0, named=True)
 
     def step_begin(self, session: Session, step: int, window: object) -> None:
         """Take what the steps before this one left: replicas may be averaged after a step."""
         if step:
-            self._take_trained(session, step, named=step <= NAMED_STEPS)
+            self._take(session, step, named=step <= NAMED_STEPS)
 
     def step_end(self, session: Session, step: int, applied: bool) -> None:
-        """Count the steps."""
         self._done = step + 1
 
     def end(self, session: Session) -> None:
         """Take what all of them left."""
         if self._done:
-            self._take_trained(session, self._done, named=True)
+            self._take(session, self._done, named=True)
 
-    def _take_trained(self, session: Session, steps: int, *, named: bool) -> None:
-        """Take what may change: trained tensors and buffers."""
-        if session.processes > 1:
-            trained = [(name, p) for name, p in session.model.named_parameters() if p.requires_grad]
-            self._take(steps, [*trained, *_buffers(session)], named=named)
-
-    def _take(self, steps: int, tensors: Iterable[tuple[str, torch.Tensor]], *, named: bool) -> None:
-        each = {name: hex_digest(digest(tensor)) for name, tensor in tensors}
+    def _take(self, session: Session, steps: int, *, named: bool) -> None:
+        """Take all tensors, or after a step those that may change. A module of another's may count what it has seen."""
+        if session.processes == 1:
+            return
+        parameters = [(name, p) for name, p in session.model.named_parameters() if p.requires_grad or not steps]
+        buffers = session.model.named_buffers() if session.run.holds(Premise.STATE_DECLARED) else ()
+        each = {name: hex_digest(digest(tensor)) for name, tensor in (*parameters, *buffers)}
         seen = Replica(steps=steps, digest=hex_digest(each), wrapped=self._wrapped, exchanges=_exchanges())
         self.emit(replace(seen, tensors=each) if named else seen)
-
-
-def _buffers(session: Session) -> Iterable[tuple[str, torch.Tensor]]:
-    """Return the buffers; none of a training that is not ours, whose module may count in them what it has seen."""
-    return session.model.named_buffers() if session.run.holds(Premise.STATE_DECLARED) else ()
 
 
 def _exchanges() -> int | None:
@@ -135,10 +127,6 @@ class PaceProbe(Probe):
         tokens = sum(batch.input_ids.numel() for batch in session.exchange.share(session.window))
         if self._several and tokens and len(self._begun) == len(self._ended):
             self.emit(Pace(step=step, seconds=self._seconds(), tokens=tokens))
-
-    def end(self, session: Session) -> None:
-        """Listen no more."""
-        self.hooks.remove()
 
     def _note(self, marks: list[Any]) -> None:
         if probing() or not torch.is_grad_enabled():
