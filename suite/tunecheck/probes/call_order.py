@@ -36,7 +36,6 @@ class CallOrderProbe(Probe):
     emits = (CallOrder,)
 
     def start(self, session: Session) -> None:
-        """Begin to listen."""
         # of several optimizers the one with most of what learns: the others' steps are not its own
         self._optimizer = _plain(getattr(session.optimizer, "optimizers", [session.optimizer])[0])
         self._witnesses = [_Witness(p) for p in _few(self._optimizer)]

@@ -26,7 +26,6 @@ class ContinuityProbe(Probe):
     emits = (Continuity,)
 
     def start(self, session: Session) -> None:
-        """Note the start."""
         self._watched = session.run.training.offload != "parameters"
         parameters = list(session.model.named_parameters()) if self._watched else []
         self._trained = _Samples([(name, p) for name, p in parameters if p.requires_grad], TRAINED_ELEMENTS)
@@ -38,7 +37,6 @@ class ContinuityProbe(Probe):
         self._compare(step)
 
     def backward_end(self, session: Session, step: int) -> None:
-        """Compare with the step's beginning."""
         self._compare(step)
 
     def step_end(self, session: Session, step: int, applied: bool) -> None:

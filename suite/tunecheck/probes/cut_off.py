@@ -51,7 +51,6 @@ class CutOffProbe(Probe):
     emits = (CutOff,)
 
     def start(self, session: Session) -> None:
-        """List what learns."""
         held = {id(p) for group in session.optimizer.param_groups for p in group["params"]}
         alone = session.processes == 1 and not session.run.holds(Premise.CAUSAL_LM)
         trained = [pair for pair in learning(session.model) if id(pair[1]) in held]

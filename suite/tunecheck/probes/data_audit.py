@@ -70,7 +70,6 @@ class DataProbe(Probe):
         )
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
-        """Audit this window's micro-batches."""
         if step >= AUDIT_ALL_BELOW and step % AUDIT_EVERY:
             return
         prescribed = _prescribed_rows(session, step, self._train_rows)

@@ -33,11 +33,9 @@ class GenerationProbe(Probe):
     emits = (Generation,)
 
     def start(self, session: Session) -> None:
-        """Ask before training."""
         self._generate(session, "start")
 
     def end(self, session: Session) -> None:
-        """Ask after training."""
         self._generate(session, "end")
 
     def _generate(self, session: Session, when: str) -> None:

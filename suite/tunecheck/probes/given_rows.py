@@ -50,7 +50,6 @@ class GivenRowsProbe(Probe):
     emits = (Window, RowsGiven, RowSpans, BaseTokens)
 
     def start(self, session: Session) -> None:
-        """Count from nothing."""
         self._dataset = session.batches.dataset  # type: ignore[attr-defined]
         self._size: int | None = None
         with suppress(TypeError):  # of a stream
@@ -84,7 +83,6 @@ class GivenRowsProbe(Probe):
         self._state = random_digest(session.device)
 
     def backward_end(self, session: Session, step: int) -> None:
-        """Audit this window's micro-batches."""
         problems: dict[str, str] = {}
         inputs: dict[str, str] = {}
         rows = []

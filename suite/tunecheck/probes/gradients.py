@@ -23,7 +23,6 @@ class GradientProbe(Probe):
     emits = (Gradients,)
 
     def start(self, session: Session) -> None:
-        """List the tensors to watch."""
         self._trainable = learning(session.model)
         self._frozen = [(name, p) for name, p in session.model.named_parameters() if not p.requires_grad]
         self._waiting: list[Callable[..., Gradients]] = []
@@ -66,7 +65,6 @@ class GradientProbe(Probe):
             self._read()
 
     def end(self, session: Session) -> None:
-        """Read what is still on the device."""
         self._read()
 
     def _read(self) -> None:

@@ -86,7 +86,6 @@ class ShownRowsProbe(Probe):
     emits = (RowShown,)
 
     def backward_end(self, session: Session, step: int) -> None:
-        """Decode the first rows of the first window."""
         if step:
             return
         ends, _ = end_tokens(session.tokenizer, session.model)

@@ -35,7 +35,6 @@ class MovementProbe(Probe):
     emits = (Movement,)
 
     def start(self, session: Session) -> None:
-        """Note the start."""
         self._trainable = learning(session.model)
         # on the CPU: what is kept from step to step would be in the run's peak
         self._samples = [sample(p).cpu() for _, p in self._trainable]
@@ -88,7 +87,6 @@ class MovementProbe(Probe):
                 self._learnt[name] |= learning.any(0) if name in self._columns else learning.flatten(1).any(1)
 
     def end(self, session: Session) -> None:
-        """Compare the end with the start."""
         # Names are looked up afresh: a tensor that was exchanged for another must show as changed.
         now = dict(_frozen(session))
         found = dict(zip(now, digests(now.values()), strict=True))

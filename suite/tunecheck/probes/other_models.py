@@ -21,7 +21,6 @@ class OtherModelsProbe(Probe):
     emits = (OtherModelDrops,)
 
     def start(self, session: Session) -> None:
-        """Hold no model yet."""
         self._called: Any = lambda: None
         """The model that was called last, weakly."""
         self._inside = set[int]()
@@ -30,7 +29,6 @@ class OtherModelsProbe(Probe):
         self._normalising: WeakSet[Any] = WeakSet()
 
     def backward_end(self, session: Session, step: int) -> None:
-        """Begin or end to look."""
         self.hooks.remove()
         if step:
             return

@@ -28,7 +28,6 @@ class LiveTensorProbe(Probe):
     emits = (LiveTensors,)
 
     def start(self, session: Session) -> None:
-        """Choose the steps."""
         self._steps = sampled_steps(session.run.training.max_steps)
 
     def step_end(self, session: Session, step: int, applied: bool) -> None:

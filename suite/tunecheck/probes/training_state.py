@@ -146,7 +146,6 @@ class TrainingStateProbe(Probe):
             self.hooks.before(attention_of(layer) or layer, look_again)
 
     def backward_end(self, session: Session, step: int) -> None:
-        """Record what was seen."""
         self.hooks.remove()
         self._hear_seeds(session)
         # a script may draw its noise between its seed and the forward pass, which draws nothing

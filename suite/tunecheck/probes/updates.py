@@ -39,7 +39,6 @@ class UpdateProbe(Probe):
     emits = (Update,)
 
     def start(self, session: Session) -> None:
-        """Choose the tensors to follow."""
         named = sorted(learning(session.model), key=lambda pair: pair[1].numel())
         self._all = [p for _, p in named]
         sizes = accumulate(p.numel() for _, p in named)

@@ -111,7 +111,6 @@ class WeightGradientProbe(Probe):
         self._next = 0
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
-        """Watch the next ones."""
         chosen = self._chosen(step)
         self._sums = {name: _Sums(users, self._special, _every(len(users[0].weight))) for name, users in chosen}
         for sums in self._sums.values():
