@@ -115,16 +115,12 @@ def adapted_modules(config: Any, linears: Iterable[str]) -> set[str]:
     targets, excluded = config.target_modules, getattr(config, "exclude_modules", None)
     layers = config.layers_to_transform
     layers = [layers] if isinstance(layers, int) else layers
-    found = set()
-    for name in linears:
-        if targets != "all-linear" and not _names(targets, name):
-            continue
-        if excluded and _names(excluded, name):
-            continue
-        if layers is not None and not ((at := re.search(r"\.(\d+)\.", name)) and int(at[1]) in layers):
-            continue
-        found.add(name)
-    return found
+
+    def is_adapted(name: str) -> bool:
+        in_layer = layers is None or ((at := re.search(r"\.(\d+)\.", name)) and int(at[1]) in layers)
+        return bool(in_layer) and (targets == "all-linear" or _names(targets, name)) and not _names(excluded, name)
+
+    return set(filter(is_adapted, linears))
 
 
 def trained_tensors(model: Any, adapter: str, config: Any) -> tuple[frozenset[str], int | None]:

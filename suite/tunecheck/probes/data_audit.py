@@ -3,7 +3,7 @@
 import hashlib
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ class DataProbe(Probe):
     def start(self, session: Session) -> None:
         """Render every row again and compare the two splits."""
         data = session.run.data
+        self._tokenizer = session.tokenizer
         tokenizer = load_tokenizer(session.folder)  # the session's own may be another model's
         files = data.file("train"), data.file("heldout")
         train, heldout = map(_records, files)
@@ -85,7 +86,7 @@ class DataProbe(Probe):
                 problems.setdefault("rows are padded to another length", problem)
             for row_ids, row_labels, mask in zip(ids, labels, masks, strict=True):
                 wanted = prescribed[len(rows)] if len(rows) < len(prescribed) else "?"
-                key = self._audit_row(session, row_ids, row_labels, mask, wanted, problems)
+                key = self._audit_row(row_ids, row_labels, mask, wanted, problems)
                 rows.append(key)
                 supervised += sum(label != IGNORED for label in row_labels[1:])
                 tokens += sum(mask)
@@ -106,19 +107,13 @@ class DataProbe(Probe):
         )
 
     def _audit_row(
-        self,
-        session: Session,
-        ids: list[int],
-        labels: list[int],
-        mask: list[int],
-        wanted: str,
-        problems: dict[str, str],
+        self, ids: list[int], labels: list[int], mask: list[int], wanted: str, problems: dict[str, str]
     ) -> str:
         """The row's key, with whatever is wrong about it added to the problems.
 
         A row that has the content of the one prescribed for its place is that row: others may have the same content.
         """
-        tokenizer = session.tokenizer
+        tokenizer = self._tokenizer
         real = tuple(token for token, keep in zip(ids, mask, strict=True) if keep)
         prescribed = self._expected.get(wanted, ((), 0))[0] == real
         key = wanted if prescribed else self._known.get(real, "?")
@@ -138,27 +133,25 @@ class DataProbe(Probe):
             token, label = (tokenizer.decode([of]) for of in next(pair for pair in supervised if pair[0] != pair[1]))
             problems.setdefault(problem, f"{wanted}: at {token!r} the label is {label!r}")
         elif key != "?":
-            for kind in _label_problems(real_labels, expected, prompt):
+            for kind in _label_problems(real_labels, prompt):
                 text = tokenizer.decode([label for label in real_labels if label != IGNORED])
                 problems.setdefault(kind, f"{key}: supervised text {text!r}")
         return key
 
 
-def _label_problems(labels: list[int], ids: Ids, prompt: int) -> list[str]:
-    """What is wrong with the labels of a row whose tokens are right."""
-    problems = []
+def _label_problems(labels: list[int], prompt: int) -> Iterator[str]:
+    """Yield what is wrong with the labels of a row whose tokens are right."""
     if any(label != IGNORED for label in labels[:prompt]):
-        problems.append("the prompt is supervised")
+        yield "the prompt is supervised"
     if labels[-1] == IGNORED:
-        problems.append("the end token is not supervised")
+        yield "the end token is not supervised"
     if any(label == IGNORED for label in labels[prompt:-1]):
-        problems.append("a part of the answer is not supervised")
-    return problems
+        yield "a part of the answer is not supervised"
 
 
-def _token_problem(ids: Ids, wanted: Ids, tokenizer: object) -> tuple[str, str]:
+def _token_problem(ids: Ids, wanted: Ids, tokenizer: Any) -> tuple[str, str]:
     """Name the way in which these tokens differ from the wanted ones."""
-    decode = tokenizer.decode  # type: ignore[attr-defined]
+    decode = tokenizer.decode
     if ids[1:] == wanted and ids[0] == getattr(tokenizer, "bos_token_id", None):
         return "the start token is doubled or uninvited", repr(decode(ids[:3]))
     if ids == wanted[:-1]:

@@ -61,12 +61,14 @@ class GivenRowsProbe(Probe):
         self._replayed: list[Ids] = []
         self._seen: Counter[Ids] = Counter()
         self._rows = 0
-        self._counts: Counter[str] = Counter()
+        self._counts = Counter(end_tokens_supervised=0, end_tokens_masked=0, first_token_supervised=0, unsupervised=0)
+        """Fields of RowsGiven that count what single rows have."""
         self._spans: list[RowSpan] = []
         self._beginnings: list[Beginning] = []
         self._starts: set[Ids] = set()
         self._micro_batches = 0
         self._ends, self._marks = end_tokens(session.tokenizer, session.model)
+        self._start = getattr(session.tokenizer, "bos_token_id", None)
         self._show = getattr(session.tokenizer, "decode", _as_numbers)
         run: Any = session.run
         known = hasattr(session.tokenizer, "decode")
@@ -99,12 +101,12 @@ class GivenRowsProbe(Probe):
                 self._starts.add(real[:HEAD])
                 rows.append(row_digest(real))
                 self._count(real, rows[-1])
-                self._audit(session, row, row_labels, mask, problems)
+                self._audit(row, row_labels, mask, problems)
                 for problem in input_problems(row, given_mask, positions, session.tokenizer):
                     inputs.setdefault(problem, repr(self._show(row[:16])))
                 self._beginnings.append(beginning_of(row, row_labels, mask))
                 self._spans.append(span_of(row, row_labels, mask, positions, **place))
-                self._compare(session, row_labels)
+                self._compare(row_labels)
             learned = batch.labels[:, 1:] != IGNORED
             if batch.sees is not None and bool((batch.sees.diagonal(1, dim1=1, dim2=2) & learned).any()):
                 problem = "the attention mask shows what is learned to the position that predicts it"
@@ -144,15 +146,8 @@ class GivenRowsProbe(Probe):
                     repr(self._show(ids[:16])) for ids in self._replayed if held is not None and held[ids] == 1
                 ),
                 resumed_after=len(self._done),
-                end_tokens_supervised=self._counts["ends"],
-                end_tokens_masked=self._counts["masked ends"],
-                first_token_supervised=self._counts["whole"],
-                unsupervised=self._counts["unsupervised"],
-                beginnings=self._counts["beginnings"],
                 padded_before=padded_before(self._beginnings),
-                turns=self._counts["turns"],
-                turns_unfilled=self._counts["unfilled"],
-                turns_unopened=self._counts["unopened"],
+                **self._counts,
                 expected={key: tuple(texts) for key, texts in self._unmet.items()},
             )
         )
@@ -167,19 +162,16 @@ class GivenRowsProbe(Probe):
             if name in self._done:
                 self._replayed.append(row)
 
-    def _compare(self, session: Session, labels: list[int]) -> None:
+    def _compare(self, labels: list[int]) -> None:
         """Compare the text that a row has the model learn with what is expected of it."""
         if not self._wanted:
             return
-        text = session.tokenizer.decode([label for label in labels if label != IGNORED])
+        text = str(self._show([label for label in labels if label != IGNORED]))
         for key, expression in self._wanted.items():
             if bool(re.search(expression, text)) != TEXTS[key] and len(self._unmet[key]) < MOST_UNMET:
                 self._unmet[key].append(repr(text[:TEXT_SHOWN]))
 
-    def _audit(
-        self, session: Session, ids: list[int], labels: list[int], mask: list[int], problems: dict[str, str]
-    ) -> None:
-        tokenizer = session.tokenizer
+    def _audit(self, ids: list[int], labels: list[int], mask: list[int], problems: dict[str, str]) -> None:
         show = self._show
         supervised = [(token, label) for token, label in zip(ids, labels, strict=True) if label != IGNORED]
         if any(label != IGNORED and not keep for label, keep in zip(labels, mask, strict=True)):
@@ -188,21 +180,21 @@ class GivenRowsProbe(Probe):
             token, label = next(pair for pair in supervised if pair[0] != pair[1])
             problems.setdefault(problem, f"at {show([token])!r} the label is {show([label])!r}")
         real = [(token, label) for token, label, keep in zip(ids, labels, mask, strict=True) if keep]
-        start = getattr(tokenizer, "bos_token_id", None)
-        if start is not None and [token for token, _ in real[:2]] == [start, start]:
+        if self._start is not None and [token for token, _ in real[:2]] == [self._start, self._start]:
             problems.setdefault("the start token is doubled", repr(show(ids[:8])))
         if not supervised:
             self._counts["unsupervised"] += 1
         if len(real) > 1 and real[1][1] != IGNORED:
-            self._counts["whole"] += 1
+            self._counts["first_token_supervised"] += 1
             self._counts["beginnings"] += all(label == IGNORED for _, label in real[-TAIL:])
         if self._template is not None and real and real[-1][1] != IGNORED:
             text = str(show([token for token, _ in real]))
             own, left = self._template.unfilled(text)
-            self._counts.update({"turns": own, "unfilled": left, "unopened": not own and self._template.users in text})
+            unopened = not own and self._template.users in text
+            self._counts.update(turns=own, turns_unfilled=left, turns_unopened=unopened)
         for (_, before), (token, label) in pairwise(real):
             if token in self._ends and before != IGNORED:
-                self._counts["ends" if label != IGNORED else "masked ends"] += 1
+                self._counts["end_tokens_supervised" if label != IGNORED else "end_tokens_masked"] += 1
 
 
 def _as_numbers(tokens: Sequence[int]) -> str:
