@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -64,16 +64,11 @@ def watch(model: Any, tell: Callable[[Written | FileWritten], None]) -> None:
 
     Each rank tells the files that it writes; only rank 0 tells what is in them.
     """
-    learns = {name: p for name, p in model.named_parameters() if p.requires_grad}
     rank, processes = rank_and_processes()
     if processes > 1:
         _TELL_FILE[:] = [tell]
-    if rank == 0 and not any(hasattr(p, "to_local") for p in learns.values()):
-        under = {id(p) for layer in adapted_layers(model).values() for p in layer.parameters()}
-        base = [p for p in model.parameters() if id(p) in under and not p.requires_grad and p.ndim > 1]
-        shapes = {p.shape for p in learns.values()}
-        resting = [p for p in model.parameters() if not p.requires_grad and p.shape in shapes]
-        _TRAINED[model] = _Trained(learns, base, resting, tell)
+    if rank == 0 and not any(hasattr(p, "to_local") for p in model.parameters() if p.requires_grad):
+        _TRAINED[model] = _Trained(model, tell)
 
 
 def trained(model: Any) -> None:
@@ -103,17 +98,16 @@ def written(thing: Any, path: Any = None) -> None:
 class _Trained:
     """What a model that learns was before its training."""
 
-    def __init__(
-        self,
-        learns: Mapping[str, torch.Tensor],
-        base: Iterable[torch.Tensor],
-        resting: Iterable[torch.Tensor],
-        tell: Callable[[Written], None],
-    ) -> None:
+    def __init__(self, model: Any, tell: Callable[[Written], None]) -> None:
         self._tell = tell
-        self._base = {value_of(p) for p in base if not _is_constant(sample(p))}
+        learns = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        under = {id(p) for layer in adapted_layers(model).values() for p in layer.parameters()}
+        shapes = {p.shape for p in learns.values()}
+        frozen = [p for p in model.parameters() if not p.requires_grad and (id(p) in under or p.shape in shapes)]
+        values = {p: value_of(p) for p in frozen if not _is_constant(sample(p))}
+        self._base = {value for p, value in values.items() if id(p) in under and p.ndim > 1}
         """Weights under adapters, which merging changes."""
-        self._resting = {value_of(p) for p in resting if not _is_constant(sample(p))}
+        self._resting = {value for p, value in values.items() if p.shape in shapes}
         """Frozen tensors of a trained one's shape: of another adapter, say."""
         self.before = {name: value_of(p) for name, p in learns.items()}
         self._telling = {name for name, p in learns.items() if not _is_constant(sample(p))}

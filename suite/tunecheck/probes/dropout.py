@@ -5,6 +5,7 @@ the base is given x itself. Row i of A adds elements i and i + r, and B hands th
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -42,12 +43,8 @@ class DropoutProbe(Probe):
             for name, parameter in parameters.items():
                 with torch.no_grad():
                     parameter.copy_(_telling(parameter, sums=".lora_A." in name))
-            modules = {name.partition(".lora_A.")[0] for name in parameters if ".lora_A." in name}
-            calls = _calls(session, sorted(modules))
             ranks = {name.partition(".lora_A.")[0]: len(p) for name, p in parameters.items() if ".lora_A." in name}
-            scales = {name: lora.scale_of(name.removeprefix("base_model.model.")) for name in modules}
-            rest = 1 / (1 - lora.dropout)
-            self.emit(_counted(calls, ranks, scales, rest, DTYPES[session.precision]))
+            self.emit(_counted(session, lora, ranks, _calls(session, sorted(ranks))))
 
 
 def _telling(parameter: torch.Tensor, *, sums: bool) -> torch.Tensor:
@@ -78,16 +75,12 @@ def _calls(session: Session, modules: list[str]) -> dict[str, list[torch.Tensor]
 
 
 def _counted(
-    calls: dict[str, list[torch.Tensor]],
-    ranks: dict[str, int],
-    scales: dict[str, float],
-    rest: float,
-    arithmetic: torch.dtype,
+    session: Session, lora: Any, ranks: dict[str, int], calls: dict[str, list[torch.Tensor]]
 ) -> AdapterDropout:
-    """`rest` is what the elements that stay are multiplied by.
-
-    `arithmetic` may be coarser than what comes out: a 4-bit linear casts back what was computed under autocast.
-    """
+    """Return what these adapters dropped in their calls."""
+    rest = 1 / (1 - lora.dropout)  # what the elements that stay are multiplied by
+    # which may be coarser than what comes out: a 4-bit linear casts back what was computed under autocast
+    arithmetic = DTYPES[session.precision]
     pairs = dropped = alone = odd = 0
     neighbours, siblings = (0, 0), (0, 0)
     before: _Fallen | None = None
@@ -97,7 +90,7 @@ def _counted(
             continue
         rounding = max(torch.finfo(dtype).eps for dtype in (call[3].dtype, arithmetic)) * ROUNDINGS
         inner, base, given, out = (tensor.float().flatten(0, -2) for tensor in call)
-        r, scale = ranks[name], scales[name]
+        r, scale = ranks[name], lora.scale_of(name.removeprefix("base_model.model."))
         untouched &= torch.equal(inner, given)
         seen = max(0, min(r, given.shape[1] - r, out.shape[1]))
         one, two = given[:, :seen], given[:, r : r + seen]
