@@ -8,6 +8,7 @@ here, all of them by one half, which binary numbers take without rounding, and e
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -81,17 +82,14 @@ def _recorded(modules: dict[str, Any]) -> Iterator[Calls]:
     """What each module is given and returns in its last call, for the last two positions."""
     calls: Calls = {}
 
-    def keep(name: str) -> Any:
-        def hook(_module: Any, args: Any, out: torch.Tensor) -> None:
-            given = args[0].flatten(0, -2)[-2:].float() if args[0].is_floating_point() else args[0].flatten()[-2:]
-            # copies: Llama 4 adds its experts to the shared one's output in place
-            calls[name] = given.clone(), out.flatten(0, -2)[-2:].float().clone()
-
-        return hook
+    def keep(name: str, _module: Any, args: Any, out: torch.Tensor) -> None:
+        given = args[0].flatten(0, -2)[-2:].float() if args[0].is_floating_point() else args[0].flatten()[-2:]
+        # copies: Llama 4 adds its experts to the shared one's output in place
+        calls[name] = given.clone(), out.flatten(0, -2)[-2:].float().clone()
 
     with OwnHooks() as hooks:
         for name, module in modules.items():
-            hooks.after(module, keep(name))
+            hooks.after(module, partial(keep, name))
         yield calls
 
 

@@ -8,6 +8,7 @@ queries (2305.13245), as Llama (2302.13971) puts them together. Imports torch; c
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -46,19 +47,16 @@ def recorded(model: Any) -> Iterator[Calls]:
     """What the modules of this model are given and return, for as long as the context lasts."""
     calls: Calls = {}
 
-    def keep(name: str) -> Any:
-        def hook(_module: Any, args: Any, out: torch.Tensor) -> None:
-            given = args[0][0].detach()
-            calls[name] = (given.float() if given.is_floating_point() else given, out[0].detach().float())
-
-        return hook
+    def keep(name: str, _module: Any, args: Any, out: torch.Tensor) -> None:
+        given = args[0][0].detach()
+        calls[name] = (given.float() if given.is_floating_point() else given, out[0].detach().float())
 
     def keep_table(_module: Any, _args: Any, out: tuple[torch.Tensor, torch.Tensor]) -> None:
         calls[ROTARY] = (out[0][0].detach().float(), out[1][0].detach().float())
 
     with OwnHooks() as hooks:
         for name, module in _modules(model).items():
-            hooks.after(module, keep(name))
+            hooks.after(module, partial(keep, name))
         if (rotary := getattr(model.get_decoder(), "rotary_emb", None)) is not None:
             hooks.after(rotary, keep_table)
         yield calls
@@ -153,7 +151,7 @@ class WatchedAttention:
         self._errors: list[torch.Tensor] = []
         hooks.before(decoder, self._begin, with_kwargs=True)
         for side in "qkv":
-            hooks.after(getattr(attention, f"{side}_proj"), self._keep(side))
+            hooks.after(getattr(attention, f"{side}_proj"), partial(self._keep, side))
         hooks.before(attention.o_proj, self._compare)
 
     def seen(self) -> tuple[int, float]:
@@ -167,12 +165,9 @@ class WatchedAttention:
         masks = [mask for rows, mask in self._batches() if ids is not None and torch.equal(rows, ids)]
         self._mask = masks[0].bool() if masks and others.get("position_ids") is None else None
 
-    def _keep(self, side: str) -> Any:
-        def hook(_module: Any, _args: Any, out: torch.Tensor) -> None:
-            if self._mask is not None:
-                self._projected[side] = out.detach()
-
-        return hook
+    def _keep(self, side: str, _module: Any, _args: Any, out: torch.Tensor) -> None:
+        if self._mask is not None:
+            self._projected[side] = out.detach()
 
     def _compare(self, _module: Any, args: Any) -> None:
         mask, self._mask = self._mask, None
