@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 
@@ -263,12 +262,6 @@ def test_braces_in_an_instruction_are_text():
     assert prompt_text("Why {} and {instruction}?", None, "alpaca") == ALPACA.replace(
         "{instruction}", "Why {} and {instruction}?"
     )
-
-
-def test_the_chat_template_needs_a_tokenizer_that_has_one():
-    """The way out is in the message."""
-    with pytest.raises(DataError, match="this tokenizer has no chat template: use alpaca"):
-        prompt_text("Why?", SimpleNamespace(chat_template=None), "chat")
 
 
 # Batches.

@@ -123,36 +123,30 @@ def adapted_modules(config: Any, linears: Iterable[str]) -> set[str]:
     return set(filter(is_adapted, linears))
 
 
-def trained_tensors(model: Any, adapter: str, config: Any) -> tuple[frozenset[str], int | None]:
+def trained_tensors(model: Any, config: Any) -> tuple[frozenset[str], int | None]:
     """Enumerate the tensors that a LoraConfig trains, and count their elements; requires_grad is not read."""
     head = model.get_output_embeddings() if config.target_modules == "all-linear" else None
     linears = {name: shape for name, (shape, module) in _linears(model).items() if head is None or module is not head}
     sizes: dict[str, int] = {}
-    lora = adapters_of(config, model)
-    for module in adapted_modules(config, linears):
-        r = _of_pattern(lora.rank_pattern, module, lora.r)
-        rows, columns = linears[module]
-        sizes |= {f"{BASE}{module}.lora_A.{adapter}.weight": r * columns}
-        sizes |= {f"{BASE}{module}.lora_B.{adapter}.weight": r * rows}
-        if getattr(config, "lora_bias", False):
-            sizes[f"{BASE}{module}.lora_B.{adapter}.bias"] = rows
-        if lora.use_dora:
-            sizes[f"{BASE}{module}.lora_magnitude_vector.{adapter}.weight"] = rows
-    embeddings = _embeddings(model)
-    for module in adapted_modules(config, embeddings) if config.target_modules != "all-linear" else ():
-        r = _of_pattern(lora.rank_pattern, module, lora.r)
-        tokens, width = embeddings[module]
-        sizes |= {f"{BASE}{module}.lora_embedding_A.{adapter}": r * tokens}
-        sizes |= {f"{BASE}{module}.lora_embedding_B.{adapter}": r * width}
-        if lora.use_dora:  # one for each column of the table
-            sizes[f"{BASE}{module}.lora_magnitude_vector.{adapter}.weight"] = width
+    lora, embeddings = adapters_of(config, model), _embeddings(model)
+    tables = embeddings if config.target_modules != "all-linear" else {}
+    for shapes, half, ending in ((linears, "lora_", ".weight"), (tables, "lora_embedding_", "")):
+        for module in adapted_modules(config, shapes):
+            r = _of_pattern(lora.rank_pattern, module, lora.r)
+            rows, columns = shapes[module]
+            sizes[f"{BASE}{module}.{half}A.{ADAPTER}{ending}"] = r * columns
+            sizes[f"{BASE}{module}.{half}B.{ADAPTER}{ending}"] = r * rows
+            if shapes is linears and getattr(config, "lora_bias", False):
+                sizes[f"{BASE}{module}.lora_B.{ADAPTER}.bias"] = rows
+            if lora.use_dora:
+                sizes[f"{BASE}{module}.lora_magnitude_vector.{ADAPTER}.weight"] = rows
     for target, learnt in learnt_tokens(config).items():
         for module in (name for name in embeddings if _names([target], name)):
-            name = f"{BASE}{module}.token_adapter.trainable_tokens_delta.{adapter}"
-            sizes[name] = len(learnt) * embeddings[module][1]
+            name = f"{BASE}{module}.token_adapter.trainable_tokens_delta.{ADAPTER}"
+            sizes[name] = len(learnt) * embeddings[module][0]
     saved = [] if config.modules_to_save is None else list(config.modules_to_save)
     for name, parameter in model.named_parameters():
-        module, kept, _ = name.partition(f".modules_to_save.{adapter}.")
+        module, kept, _ = name.partition(f".modules_to_save.{ADAPTER}.")
         if kept and module.endswith(tuple(saved)):  # as peft matches them: "norm" is input_layernorm, too
             sizes[name] = parameter.numel()
     if config.bias != "none":
@@ -187,10 +181,10 @@ def _linears(model: Any) -> dict[str, tuple[tuple[int, int], Any]]:
 
 
 def _embeddings(model: Any) -> dict[str, tuple[int, int]]:
-    """Return name to shape [tokens, width] of every embedding of the base, adapted or not."""
+    """Return name to shape [width, tokens], outputs first, of every embedding of the base, adapted or not."""
     inner = (".modules_to_save", ".original_module", ".token_adapter", ".base_layer")
     return {
-        re.sub("|".join(map(re.escape, inner)), "", name.removeprefix(BASE)): (m.num_embeddings, m.embedding_dim)
+        re.sub("|".join(map(re.escape, inner)), "", name.removeprefix(BASE)): (m.embedding_dim, m.num_embeddings)
         for name, m in model.named_modules()
         if isinstance(m, torch.nn.Embedding)
     }

@@ -211,7 +211,7 @@ def described(model: Any) -> tuple[WatchedRun, dict[Premise, str]]:
     refuse_shards(parameters.values())
     trained, elements = frozenset(name for name, p in parameters.items() if p.requires_grad), None
     if lora is not None:
-        trained, elements = trained_tensors(model, ADAPTER, config)
+        trained, elements = trained_tensors(model, config)
     elif len(trained) == len(parameters):
         elements = base_parameters(model)
     else:

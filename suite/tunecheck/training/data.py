@@ -61,8 +61,6 @@ def prompt_text(instruction: str, tokenizer: Any, template: str) -> str:
     """What the model reads before it answers, in training and in generation alike."""
     if template == "alpaca":
         return ALPACA.format(instruction=instruction)
-    if tokenizer.chat_template is None:
-        raise DataError("data.template is chat, but this tokenizer has no chat template: use alpaca")
     messages = [{"role": "user", "content": instruction}]
     return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
 
