@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tunecheck.probes.positions import _Call
-from tunecheck.probes.reference.own_tokens import tokens_and_scores
+from tunecheck.probes.reference.own_tokens import Call, tokens_and_scores
 
 VOCABULARY, WIDTH = 16, 8
 
@@ -48,7 +47,7 @@ def test_a_causal_model_that_sees_its_target_copies(how, copies):
     """An autoencoder sees what is behind, too; one that shifts within itself does not see its own token."""
     model, ids = Reader(how), torch.arange(12).view(2, 6) % 7
 
-    assert _Call(model, (ids,), {"targets": ids}, ids).copies() is copies
+    assert Call(model, (ids,), {"targets": ids}, ids).copies() is copies
     assert model.training
     assert model.seen == 0
 
@@ -61,7 +60,7 @@ def test_a_causal_model_that_sees_its_target_copies(how, copies):
 def test_rows_that_see_the_next_token_are_told(how, seeing, rows, capsys):
     """And whatever the model's own code keeps of a call, or prints, is as it was."""
     model, ids = Reader(how), torch.arange(6 * rows).view(rows, 6) % 7
-    seen = _Call(model, (ids,), {}, ids).rows_that_see(2)
+    seen = Call(model, (ids,), {}, ids).rows_that_see(2)
 
     assert (seen if seen is None else seen.tolist()) == seeing
     assert (model.calls, model.shapes, model.seen, hasattr(model, "last")) == (0, [], 0, False)
@@ -73,9 +72,9 @@ def test_what_other_rows_change_is_rounding():
     model, ids = Reader("forward"), torch.arange(24).view(4, 6) % 7
     one = ids[:1]
     model.head.register_forward_hook(lambda module, args, out: out + 1e-4 * args[0].sum())
-    assert not _Call(model, (ids,), {}, ids).rows_that_see(2).any()
-    assert not _Call(model, (one,), {}, one).rows_that_see(2).any()
-    assert _Call(Reader("both ways"), (one,), {}, one).rows_that_see(2).all()
+    assert not Call(model, (ids,), {}, ids).rows_that_see(2).any()
+    assert not Call(model, (one,), {}, one).rows_that_see(2).any()
+    assert Call(Reader("both ways"), (one,), {}, one).rows_that_see(2).all()
 
 
 def test_scores_that_differ_by_themselves_tell_nothing():
@@ -83,7 +82,7 @@ def test_scores_that_differ_by_themselves_tell_nothing():
     model, ids = Reader("both ways"), torch.arange(12).view(2, 6) % 7
     model.embedding.register_forward_hook(lambda module, args, out: out + torch.randn_like(out))
 
-    assert _Call(model, (ids,), {}, ids).rows_that_see(2) is None
+    assert Call(model, (ids,), {}, ids).rows_that_see(2) is None
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ of a model that is given tokens.
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeGuard
 from weakref import ref
@@ -19,7 +18,7 @@ import torch
 from tunecheck.core.evidence import PositionGradients
 from tunecheck.core.premises import Premise
 from tunecheck.probes.reference.loss_graph import Scored, scores_of
-from tunecheck.probes.reference.own_tokens import copies, fill_of, rows_that_see, tokens_and_scores
+from tunecheck.probes.reference.own_tokens import Call, fill_of, tokens_and_scores
 from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe, at_work, probing
 from tunecheck.training.hooks import Hooks
@@ -71,7 +70,7 @@ class PositionProbe(Probe):
         self._shapes: set[torch.Size] = set()
         self._chosen_among = self._guessed = False
         self._looked_up_masks: dict[torch.Size, torch.Tensor] = {}
-        self._own_call: _Call | None = None
+        self._own_call: Call | None = None
         self._by_graph = self._by_model = False
         """Whether the loss's graph told of the scores, so that what the model returns is not looked at."""
         self._seen_ahead: tuple[int, int] | None = None
@@ -148,7 +147,7 @@ class PositionProbe(Probe):
         if model.config.is_encoder_decoder:  # that makes its decoder's tokens of the labels, unless it is given them
             read = given.get("decoder_input_ids")
         if _learns(logits) and _of_positions(read, logits) and logits.shape[-1] >= vocabulary:
-            self._when_known(logits, partial(self._add_raised, _Call(model, args, given, read)))
+            self._when_known(logits, partial(self._add_raised, Call(model, args, given, read)))
 
     def _when_known(self, tensor: torch.Tensor, call: Callable[[torch.Tensor], None]) -> None:
         """Call this with the tensor's gradient, in the training's own backward pass."""
@@ -184,7 +183,7 @@ class PositionProbe(Probe):
         if found is None or not found[1].requires_grad:
             return
         read, scores = found
-        call = self._own_call = _Call(module, args, given, read, self._turned)
+        call = self._own_call = Call(module, args, given, read, self._turned)
         padding = self._padding_of(call)
 
         def look(gradient: torch.Tensor) -> None:
@@ -227,7 +226,7 @@ class PositionProbe(Probe):
 
     def _look_at_ways(self, model: Any, ways: Sequence[Scored]) -> None:
         """Look at scores by the tokens that they are to predict, else by those that their model may just copy."""
-        calls = [(way, _Call(model, (), {}, way.read, turned)) for way in ways for turned in (False, True)]
+        calls = [(way, Call(model, (), {}, way.read, turned)) for way in ways for turned in (False, True)]
         found = [(way, _Raised(call, way.gradient)) for way, call in calls]
         found = [(way, raised) for way, raised in found if raised.ask_for_later or raised.call.turned is self._turned]
         found.sort(key=lambda pair: (pair[1].ask_for_later, int(pair[1].own.sum())), reverse=True)
@@ -258,7 +257,7 @@ class PositionProbe(Probe):
             self._read += int(real.sum())
             self._unseen += 0 if seen is None or bool(seen.any()) else int(real[:, at + 1 :].sum())
 
-    def _padding_of(self, call: "_Call") -> torch.Tensor | None:
+    def _padding_of(self, call: Call) -> torch.Tensor | None:
         """Return the positions of padding in rows that are seen to be padded; None in others."""
         mask = _mask_by_ends(call.module, call.rows, self._pads)
         if mask is None and (fill := fill_of(call.rows)) is not None:
@@ -288,7 +287,7 @@ class PositionProbe(Probe):
         self._read += int(real.sum())
         self._unseen += int((real & ~_and_before(used)).sum())
 
-    def _add_raised(self, call: "_Call", gradient: torch.Tensor) -> None:
+    def _add_raised(self, call: Call, gradient: torch.Tensor) -> None:
         """Count the positions whose next token is another, and those of them that are to read their own token."""
         found = _Raised(call, gradient)
         if call is self._own_call and not found.ask_for_later:  # unless its rows are columns
@@ -322,53 +321,10 @@ class PositionProbe(Probe):
         return (0, 0) if seeing is None else (int(asked.sum()), int((seeing & asked).sum()))
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A call of a module in the training, which can be made again with other tokens."""
-
-    module: Any
-    args: Any
-    given: dict[str, Any]
-    read: torch.Tensor
-    """Tokens that it was given, [rows, positions]."""
-    turned: bool = False
-    """Whether that is [positions, rows] instead."""
-
-    @property
-    def rows(self) -> torch.Tensor:
-        """Return the tokens, [rows, positions]."""
-        return self.read.t().contiguous() if self.turned else self.read
-
-    def by_row(self, scores: torch.Tensor) -> torch.Tensor:
-        """Return scores over the tokens, which may come flat, as [rows, positions, vocabulary]."""
-        placed = scores.reshape(*self.read.shape, scores.shape[-1])
-        return placed.transpose(0, 1) if self.turned else placed
-
-    def copies(self) -> bool:
-        with suppress(Exception):  # of its own code, which may refuse eval mode
-            return copies(self.module, self._again, self.rows)
-        return False
-
-    def rows_that_see(self, at: int) -> torch.Tensor | None:
-        with suppress(Exception):
-            return rows_that_see(self.module, self._again, self.rows, at)
-        return None
-
-    def _again(self, tokens: torch.Tensor) -> torch.Tensor | None:
-        tokens = tokens.t().contiguous() if self.turned else tokens
-        own = [tokens if value is self.read else value for value in self.args]
-        named = {name: tokens if value is self.read else value for name, value in self.given.items()}
-        out = self.module(*own, **named)
-        if isinstance(logits := getattr(out, "logits", None), torch.Tensor):
-            return logits
-        found = tokens_and_scores(own, named, out)
-        return self.by_row(found[1]) if found is not None else None
-
-
 class _Raised:
     """Which tokens a gradient by scores raises, or alone lowers, where the next token is another: [rows, positions]."""
 
-    def __init__(self, call: _Call, gradient: torch.Tensor) -> None:
+    def __init__(self, call: Call, gradient: torch.Tensor) -> None:
         read = call.rows
         self.call, self.every = call, -(-read.numel() // LOOKED_AT)
         looked_at = call.by_row(gradient.detach())[:, : -1 : self.every]

@@ -5,7 +5,9 @@ autoencoder sees all tokens, and a model that shifts within itself sees the earl
 the target, no later one may be seen.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -39,35 +41,71 @@ def tokens_and_scores(args: Any, given: Any, out: Any) -> tuple[torch.Tensor, to
     return None if found is None else (read, found)
 
 
-def copies(model: Any, call: Callable[[torch.Tensor], torch.Tensor | None], read: torch.Tensor) -> bool:
-    """Return whether scores depend on the token at their position, and not on a later one.
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a module in the training, made again with other tokens in eval mode, without gradients."""
 
-    `call` takes tokens and returns the scores, or None; it is called in eval mode without gradients, and buffers are
-    put back.
-    """
-    at = read.shape[1] // 2
-    if (moved := _moved(model, call, read, [_other(read, at)])) is None:
-        return False
-    most = moved[0].amax(dim=0)
-    return bool(at) and float(most[:at].max()) <= LEAST < float(most[at])
+    module: Any
+    args: Any
+    given: dict[str, Any]
+    read: torch.Tensor
+    """Tokens that it was given, [rows, positions]."""
+    turned: bool = False
+    """Whether that is [positions, rows] instead."""
 
+    @property
+    def rows(self) -> torch.Tensor:
+        """Return the tokens, [rows, positions]."""
+        return self.read.t().contiguous() if self.turned else self.read
 
-def rows_that_see(
-    model: Any, call: Callable[[torch.Tensor], torch.Tensor | None], read: torch.Tensor, at: int
-) -> torch.Tensor | None:
-    """Return of every second row whether its scores at this position depend on the token behind it.
+    def by_row(self, scores: torch.Tensor) -> torch.Tensor:
+        """Return scores over the tokens, which may come flat, as [rows, positions, vocabulary]."""
+        placed = scores.reshape(*self.read.shape, scores.shape[-1])
+        return placed.transpose(0, 1) if self.turned else placed
 
-    `call` as for `copies`. None where scores cannot be compared: those that differ from call to call. What the rows
-    between differ by, whose tokens are the same, is rounding, as of experts that other tokens are sent to.
-    """
-    some = read.clone()
-    some[::2] = _other(read, at + 1)[::2]
-    if (moved := _moved(model, call, read, [read, some])) is None:
+    def copies(self) -> bool:
+        """Return whether scores depend on the token at their position, and not on a later one."""
+        at = self.rows.shape[1] // 2
+        if (moved := self._moved([_other(self.rows, at)])) is None:
+            return False
+        most = moved[0].amax(dim=0)
+        return bool(at) and float(most[:at].max()) <= LEAST < float(most[at])
+
+    def rows_that_see(self, at: int) -> torch.Tensor | None:
+        """Return of every second row whether its scores at this position depend on the token behind it.
+
+        None where scores cannot be compared: those that differ from call to call. What the rows between differ by,
+        whose tokens are the same, is rounding, as of experts that other tokens are sent to.
+        """
+        some = self.rows.clone()
+        some[::2] = _other(self.rows, at + 1)[::2]
+        if (moved := self._moved([self.rows, some])) is None:
+            return None
+        by_itself, by_tokens = moved
+        rounding = by_tokens[1::2].max() if len(some) > 1 else by_itself.max() + LEAST / MARGIN
+        seeing = by_tokens[::2, at] > torch.clamp(MARGIN * rounding, min=LEAST_AHEAD)
+        return seeing if float(by_itself.max()) <= LEAST_AHEAD else None
+
+    def _moved(self, others: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+        """Return how far these rows' scores are from those of the call, of the largest: [rows, positions] each."""
+        # the module's own code may refuse eval mode
+        with suppress(Exception), model_mode(self.module, False), torch.no_grad(), unprinted():
+            before, *after = [self._again(tokens) for tokens in (self.rows, *others)]
+            largest = before.abs().max()
+            return [(scores - before).abs().amax(dim=2) / largest for scores in after]
         return None
-    by_itself, by_tokens = moved
-    rounding = by_tokens[1::2].max() if len(read) > 1 else by_itself.max() + LEAST / MARGIN
-    seeing = by_tokens[::2, at] > torch.clamp(MARGIN * rounding, min=LEAST_AHEAD)
-    return seeing if float(by_itself.max()) <= LEAST_AHEAD else None
+
+    def _again(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the scores over these rows. Raises where the module returns none."""
+        tokens = tokens.t().contiguous() if self.turned else tokens
+        own = [tokens if value is self.read else value for value in self.args]
+        named = {name: tokens if value is self.read else value for name, value in self.given.items()}
+        out = self.module(*own, **named)
+        logits = getattr(out, "logits", None)
+        if not isinstance(logits, torch.Tensor):
+            _, scores = tokens_and_scores(own, named, out)  # type: ignore[misc]
+            logits = self.by_row(scores)
+        return logits.float()
 
 
 def _other(read: torch.Tensor, at: int) -> torch.Tensor:
@@ -75,18 +113,6 @@ def _other(read: torch.Tensor, at: int) -> torch.Tensor:
     changed = read.clone()
     changed[:, at] = torch.where(read[:, at] > 0, read[:, at] - 1, read[:, at] + 1)
     return changed
-
-
-def _moved(
-    model: Any, call: Callable[[torch.Tensor], torch.Tensor | None], read: torch.Tensor, others: list[torch.Tensor]
-) -> list[torch.Tensor] | None:
-    """Return how far the scores of these rows are from those of `read`, of the largest: [rows, positions] each."""
-    with model_mode(model, False), torch.no_grad(), unprinted():
-        before, *after = [call(tokens) for tokens in (read, *others)]
-    if before is None or any(scores is None or scores.shape != before.shape for scores in after):
-        return None
-    largest = before.float().abs().max()
-    return [(scores.float() - before.float()).abs().amax(dim=2) / largest for scores in after if scores is not None]
 
 
 def fill_of(read: torch.Tensor) -> int | None:
