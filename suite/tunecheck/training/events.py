@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tunecheck.core.evidence import ProbeFailed, ProbeTimes, Record, StepTimes
 from tunecheck.core.out_of_memory import ran_out
 from tunecheck.training.hooks import Hooks, located, nothing
-from tunecheck.training.restore import random_state
 
 if TYPE_CHECKING:  # a check of another package may import this while the configuration imports that check
     from tunecheck.training.data import Batch
@@ -143,6 +142,8 @@ class Probes:
                 self._each_in_turn(probes, moment, method, session, *args)
 
     def _each_in_turn(self, probes: Sequence[Probe], moment: str, method: str, session: Session, *args: Any) -> None:
+        from tunecheck.training.restore import random_state  # brings torch
+
         for probe in probes:
             if probe.hooks.error:
                 self._leave_out(probe, f"in a pass before the {moment}", probe.hooks.error)

@@ -11,10 +11,9 @@ from functools import cache
 from itertools import chain
 from operator import is_
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
 
 @contextmanager
@@ -36,9 +35,6 @@ def as_found(model: Any) -> Iterator[None]:
     Modes, peft's switches, a carried state, a cache, a list that grows, another tensor as buffer, a generator, and what
     plain objects among these hold. Parameters, submodules and hooks lie in tables of their own, which stay as they are.
     """
-    import torch
-
-    tables = _tables()
     holders = [held for module in model.modules() for held in (vars(module), module._buffers)]
     # flat: a dictionary of each of some thousand modules would have the garbage collector go through all objects
     names, values = [*chain.from_iterable(holders)], [*chain.from_iterable(map(dict.values, holders))]
@@ -55,7 +51,7 @@ def as_found(model: Any) -> Iterator[None]:
     carried = [*model.buffers(), *(tensor for tensor in plain if tensor.numel() <= MOST_CARRIED)]
     tensors = [(tensor, tensor.clone()) for tensor in carried]
     generators = [(value, drawn[type(value)][0](value)) for value in found if type(value) in drawn]
-    contents = [(v, v.copy()) for n, v in zip(names, values, strict=True) if type(v) in CONTAINERS and n not in tables]
+    contents = [(v, v.copy()) for n, v in zip(names, values, strict=True) if type(v) in CONTAINERS and n not in TABLES]
     try:
         yield
     finally:
@@ -82,13 +78,14 @@ MOST_CARRIED = 2**20
 REPACKS = "support_avx512bf16_for_cpu"
 """Attribute of bitsandbytes' layers: whether a forward pass in eval mode repacks their weights."""
 CONTAINERS = {list, dict, set, deque, OrderedDict, defaultdict}
+TABLES = frozenset(vars(torch.nn.Module()))
+"""Attributes that every module has of torch's own: tables of its tensors, submodules and hooks."""
 
 
 @cache
 def _generators() -> dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]]:
     """Return the kinds of generators of random numbers, with what reads and what sets their state."""
     import numpy as np
-    import torch
 
     return {
         random.Random: (random.Random.getstate, random.Random.setstate),
@@ -102,21 +99,11 @@ def _set_bits(generator: Any, state: Any) -> None:
     generator.bit_generator.state = state
 
 
-def _put_back(buffer: "torch.Tensor", value: "torch.Tensor") -> None:
+def _put_back(buffer: torch.Tensor, value: torch.Tensor) -> None:
     """Write to the buffer if it has changed; a graph that holds it does not see that."""
-    import torch
-
     if not torch.equal(buffer, value):
         with torch.no_grad(), torch.autograd.grad_mode._unsafe_preserve_version_counter(buffer):
             buffer.copy_(value)
-
-
-@cache
-def _tables() -> frozenset[str]:
-    """Return the attributes that every module has of torch's own: tables of its tensors, submodules and hooks."""
-    import torch
-
-    return frozenset(vars(torch.nn.Module()))
 
 
 def kept_trainable(model: Any) -> AbstractContextManager[None]:
@@ -125,10 +112,8 @@ def kept_trainable(model: Any) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def kept_values(parameters: "Sequence[torch.Tensor]") -> Iterator[None]:
+def kept_values(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
     """Put the values of these tensors back after the block."""
-    import torch
-
     kept = [parameter.detach().clone() for parameter in parameters]
     try:
         yield
@@ -138,7 +123,7 @@ def kept_values(parameters: "Sequence[torch.Tensor]") -> Iterator[None]:
                 parameter.copy_(value)
 
 
-def own_gradients(parameters: "Sequence[torch.Tensor]") -> AbstractContextManager[None]:
+def own_gradients(parameters: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
     """Begin the block with no gradients, and put those that the tensors held back after it."""
     return having((parameter, "grad", None) for parameter in parameters)
 
@@ -195,10 +180,8 @@ def having(attributes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
 
 
 @contextmanager
-def random_state(device: "torch.device") -> Iterator[None]:
+def random_state(device: torch.device) -> Iterator[None]:
     """Put the random states back after the block: torch's of CPU and GPU, Python's and numpy's."""
-    import torch
-
     numpy: Any = sys.modules.get("numpy.random")  # a model's forward may draw from either
     python, kept = random.getstate(), None if numpy is None else numpy.get_state()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
