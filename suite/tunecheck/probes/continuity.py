@@ -74,10 +74,8 @@ class _Samples:
             by_kind.setdefault((tensor.dtype, tensor.device), []).append(number)
         self._parts = [*by_kind.values()]
         self._kept = [self._taken(part) for part in self._parts]
-        self._first: list[torch.Tensor] = []
+        self._first = [torch.full_like(kept, -1, dtype=torch.int32) for kept in self._kept]
         """For each element the step in which it first differed, -1 while it has not."""
-        for kept in self._kept:
-            self._first.append(torch.full(kept.shape, -1, dtype=torch.int32, device=kept.device))
 
     def _taken(self, part: list[int]) -> torch.Tensor:
         """Return one flat copy of the samples of these tensors."""

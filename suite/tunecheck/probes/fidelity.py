@@ -170,11 +170,10 @@ def _quantization_error(parameter: Any, weights: WeightFile, name: str) -> float
     rows, columns = weights.shape(name)
     if tuple(parameter.quant_state.shape) != (rows, columns):
         return float("nan")
-    block_rows = max(1, ROWS_COMPARED)
     difference = norm = 0.0
-    for first in sorted({0, (rows - block_rows) // 2 // block_rows * block_rows, rows - block_rows}):
-        wanted = weights.rows(name, first, first + block_rows).float().flatten()
-        got = unpack(parameter, first * columns, (first + block_rows) * columns).cpu()
+    for first in sorted({0, (rows - ROWS_COMPARED) // 2 // ROWS_COMPARED * ROWS_COMPARED, rows - ROWS_COMPARED}):
+        wanted = weights.rows(name, first, first + ROWS_COMPARED).float().flatten()
+        got = unpack(parameter, first * columns, (first + ROWS_COMPARED) * columns).cpu()
         difference += float((got - wanted).square().sum())
         norm += float(wanted.square().sum())
     return float((difference / norm) ** 0.5)

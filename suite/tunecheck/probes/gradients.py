@@ -40,12 +40,8 @@ class GradientProbe(Probe):
         """Note the norms; a missing gradient counts as zero."""
         gradients = [whole(p).new_zeros(()) if p.grad is None else whole(p.grad) for _, p in self._trainable]
         norms = torch.stack([norm.float() for norm in torch._foreach_norm(gradients)])
-        thawed = [whole(p.grad) for _, p in self._frozen if p.requires_grad and p.grad is not None]
-        later = (
-            torch.stack([norm.float() for norm in torch._foreach_norm(thawed)]).norm()
-            if thawed
-            else norms.new_zeros(())
-        )
+        thawed = [whole(p.grad).norm().float() for _, p in self._frozen if p.requires_grad and p.grad is not None]
+        later = torch.stack([norms.new_zeros(()), *thawed]).norm()
         share = norms.new_full((), math.nan)
         if session.precision == "fp16":
             counts = [torch.stack([(g != 0).sum(), ((g != 0) & (g.abs() < SMALLEST)).sum()]) for g in gradients]
