@@ -34,10 +34,7 @@ def adamw_settings(optimizer: Any, *, own: bool = False) -> tuple[dict[str, Any]
 
     first, parts = optimizer.param_groups[0], getattr(optimizer, "parts", [optimizer])
     keys = ("betas", "eps") if own else ("lr", "weight_decay", "betas", "eps", "initial_lr")
-    if any(
-        {key: group.get(key) for key in keys} != {key: first.get(key) for key in keys}
-        for group in optimizer.param_groups
-    ):
+    if any(group.get(key) != first.get(key) for group in optimizer.param_groups for key in keys):
         return {}, "the optimizer's parameter groups have different settings"
     switches = [name for name in ("amsgrad", "maximize") if any(group.get(name) for group in optimizer.param_groups)]
     kinds = " and ".join(sorted({optimizer_kind(part) for part in parts}))

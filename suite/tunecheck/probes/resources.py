@@ -1,7 +1,6 @@
 """Tensors that stay alive: during training neither their number nor their bytes may grow."""
 
 from collections import Counter
-from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -76,17 +75,10 @@ def _hooks(session: Session) -> int:
     time that they turn recomputation on again, as TRL does after the reference's pass.
     """
     held = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    on_modules = sum(
-        getattr(hook, "__name__", "") not in ASKING
-        for module in session.model.modules()
-        for kind in held
-        for hook in getattr(module, kind).values()
-    )
-    tensors: list[Any] = [p for p in session.model.parameters() if p.requires_grad]
-    on_tensors = sum(
-        len(hooks) for p in tensors for hooks in (p._backward_hooks, p._post_accumulate_grad_hooks) if hooks
-    )
-    return on_modules + on_tensors
+    tables = [getattr(module, kind) for module in session.model.modules() for kind in held]
+    for parameter in (p for p in session.model.parameters() if p.requires_grad):
+        tables += filter(None, (parameter._backward_hooks, parameter._post_accumulate_grad_hooks))
+    return sum(getattr(hook, "__name__", "") not in ASKING for table in tables for hook in table.values())
 
 
 def sampled_steps(max_steps: int) -> set[int]:

@@ -96,9 +96,8 @@ class TrainingStateProbe(Probe):
                 self._seen["dropping_nothing"] = dict.fromkeys(self._dropping)
             if found := [name for name, module in counting if not module.training and _is_uncalibrated(module)]:
                 self._seen["uncalibrated"] = dict.fromkeys(found)
-            if (
-                healthy and self._seen and not self._unknown
-            ):  # now: a step whose adapters are off or frozen may end in an error of torch
+            # now: a step whose adapters are off or frozen may end in an error of torch
+            if healthy and self._seen and not self._unknown:
                 self._record(step, random_state="")
 
         calls = Counter[int]()
@@ -214,10 +213,9 @@ def _wrong_settings(session: Session, modules: Named, adapted: Named, matmul: st
         yield f"the layers call {attention} attention"
     checkpointing = "GradientCheckpointingLayer"  # transformers' class from 4.52 on
     layers = [(name, m) for name, m in modules if any(kind.__name__ == checkpointing for kind in type(m).__mro__)]
-    wrong = [n for n, layer in layers if layer.gradient_checkpointing != run.training.gradient_checkpointing]
-    yield from (
-        f"gradient checkpointing is {'off' if run.training.gradient_checkpointing else 'on'} in {n}" for n in wrong
-    )
+    wanted = run.training.gradient_checkpointing
+    wrong = [name for name, layer in layers if layer.gradient_checkpointing != wanted]
+    yield from (f"gradient checkpointing is {'off' if wanted else 'on'} in {name}" for name in wrong)
     if (now := torch.get_float32_matmul_precision()) != matmul:
         yield f"the precision of fp32 products is {now!r}, at the start {matmul!r}"
     if run.lora is not None:

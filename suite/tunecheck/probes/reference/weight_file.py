@@ -84,10 +84,8 @@ def _entries(path: Path) -> dict[str, _Entry]:
 
 def file_name(parameter: str) -> str:
     """A parameter's name in the weight file: peft's wrapping taken off."""
-    name = (
-        re.sub(r"^(base_model\.model\.)+", "", parameter).replace(".base_layer.", ".").replace(".token_adapter.", ".")
-    )
-    return re.sub(r"\.(original_module|modules_to_save\.[^.]+)\.", ".", name)
+    name = re.sub(r"^(base_model\.model\.)+", "", parameter)
+    return re.sub(r"\.(base_layer|token_adapter|original_module|modules_to_save\.[^.]+)(?=\.)", "", name)
 
 
 def unmarked_heads(model: Any) -> frozenset[str]:
