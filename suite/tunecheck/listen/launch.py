@@ -52,19 +52,15 @@ def watch(
     except OSError as error:
         way_out = "set $TUNECHECK_REPORTS to another folder; the command was not started"
         raise SuiteError(f"{folder}: cannot be created ({error.strerror}): {way_out}") from error
-    rehearsal = Rehearsal(options)
-    if options.twice:
-        rehearsal = _rehearse(command, options)
-    to_end = False
+    rehearsal = _rehearse(command, options) if options.twice else Rehearsal(options)
     kept: dict[str, bytes] = {}
     """The traces of a command that is ended after its first steps: what comes later is its end by a signal."""
 
     def tell(so_far: Path) -> None:
-        nonlocal to_end
         traces = list(so_far.glob("*.jsonl"))
         # a Trainer that is to stop ends by itself, and its script may save then
         by_itself = options.stop and any(read(file).holds(Premise.STEP_DECLARED) for file in traces)
-        if to_end := early(reported(rows_of(so_far, options, 0), False)) and not by_itself:
+        if early(reported(rows_of(so_far, options, 0), False)) and not by_itself:
             kept.update((file.name, file.read_bytes()) for file in traces)
 
     first = Early(options, tell)
@@ -72,7 +68,7 @@ def watch(
     def look() -> bool:
         with contextlib.suppress(Exception):  # the answer at the end says what is wrong
             first.look()
-        return to_end
+        return bool(kept)
 
     status = _run(command, rehearsal.options, look=look)
     if not options.twice:  # what ran beforehand was heard by the first process alone
