@@ -97,19 +97,9 @@ def _decoded(session: Session, question: _Question) -> tuple[Any, float, torch.T
     """Return what generate gives, its scores' difference from a plain forward's logits, relative, and the logits."""
     tokenizer, model = session.tokenizer, session.model
     ids = torch.tensor([question.ids], device=session.device)
+    told = {"use_cache": True, "return_dict_in_generate": True, "output_scores": True, "output_logits": True}
     with model_mode(model, False), torch.no_grad():
-        output = model.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=question.new_tokens,
-            do_sample=False,
-            use_cache=True,
-            pad_token_id=tokenizer.pad_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            return_dict_in_generate=True,
-            output_scores=True,
-            output_logits=True,
-        )
+        output = _continued(model, ids, question.new_tokens, tokenizer.pad_token_id, tokenizer.eos_token_id, **told)
         logits = uncached(model, input_ids=output.sequences).logits[0, len(question.ids) - 1 : -1]
     difference = (torch.cat(output.scores).float() - logits.float()).abs().max() / logits.float().abs().max()
     return output, float(difference), logits
@@ -120,11 +110,11 @@ def _answer(session: Session, question: _Question, when: str) -> Generation:
     output, difference, logits = _decoded(session, question)
     whole, chosen_by = output.sequences, torch.cat(output.scores).float()
     changed = int((chosen_by != torch.cat(output.logits).float()).any(dim=-1).sum())
-    with model_mode(model, False), torch.no_grad():
-        stops = _stops(model, whole[:, : len(question.ids)], int(whole[0, len(question.ids)]))
+    given, answer = whole[:, : len(question.ids)], whole[0, len(question.ids) :]
+    with model_mode(model, False), torch.no_grad():  # its first token is now the end
+        ended_at_once = _continued(model, given, 2, int(answer[0]), int(answer[0]))
     tie = TIE_ULPS * torch.finfo(logits.dtype).eps * float(logits.abs().max())
     logits = logits.float()
-    answer = whole[0, len(question.ids) :]
     chosen = logits.gather(1, answer[:, None])[:, 0]
     probabilities = logits.log_softmax(dim=-1)
     ended = bool((answer == tokenizer.eos_token_id).any())
@@ -138,7 +128,7 @@ def _answer(session: Session, question: _Question, when: str) -> Generation:
         ended=ended,
         prompt_as_trained=question.as_trained,
         not_largest=int((chosen_by.gather(1, answer[:, None])[:, 0] < chosen_by.amax(dim=-1)).sum()),
-        stops=stops,
+        stops=ended_at_once.shape[1] == given.shape[1] + 1,
         scores_changed=changed,
         greedy_agreement=float((chosen >= logits.amax(dim=-1) - tie).float().mean()),
         logit_difference=difference,
@@ -149,14 +139,7 @@ def _answer(session: Session, question: _Question, when: str) -> Generation:
     )
 
 
-def _stops(model: Any, ids: torch.Tensor, first: int) -> bool:
-    """Whether generation ends with its first token when that is the end token."""
-    made = model.generate(
-        input_ids=ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=2,
-        do_sample=False,
-        pad_token_id=first,
-        eos_token_id=first,
-    )
-    return bool(made.shape[1] == ids.shape[1] + 1)
+def _continued(model: Any, ids: torch.Tensor, new_tokens: int, pad: int, end: int, **told: Any) -> Any:
+    """Return what transformers' own generate makes of these tokens, always the likeliest next one."""
+    limits = {"max_new_tokens": new_tokens, "do_sample": False, "pad_token_id": pad, "eos_token_id": end}
+    return model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **limits, **told)
