@@ -8,17 +8,15 @@ here, all of them by one half, which binary numbers take without rounding, and e
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
 
 from tunecheck.core.evidence import CurrentWeights
-from tunecheck.probes.reference.architecture import Calls, has_formulas, normalised, relative_error
+from tunecheck.probes.reference.architecture import has_formulas, normalised, recorded_calls, relative_error
 from tunecheck.probes.reference.forwards import first_tokens, logits_of
 from tunecheck.probes.reference.measures import worst
 from tunecheck.training.events import Probe
-from tunecheck.training.hooks import OwnHooks
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import whole
 
@@ -42,7 +40,10 @@ class WeightsInUseProbe(Probe):
             and module.weight.is_floating_point()
         }
         before = _logits(session)
-        with _halved([p for p in session.model.parameters() if p.requires_grad]), _recorded(modules) as calls:
+        with (
+            _halved([p for p in session.model.parameters() if p.requires_grad]),
+            recorded_calls(modules, _last_two) as calls,
+        ):
             _logits(session)
             errors = {
                 name: relative_error(calls[name][1], _product(module, calls[name][0], session))
@@ -77,20 +78,11 @@ def _halved(parameters: list[Any]) -> Iterator[None]:
                 whole(parameter).copy_(kept[at]) if at in kept else whole(parameter).mul_(2)
 
 
-@contextmanager
-def _recorded(modules: dict[str, Any]) -> Iterator[Calls]:
-    """What each module is given and returns in its last call, for the last two positions."""
-    calls: Calls = {}
-
-    def keep(name: str, _module: Any, args: Any, out: torch.Tensor) -> None:
-        given = args[0].flatten(0, -2)[-2:].float() if args[0].is_floating_point() else args[0].flatten()[-2:]
-        # copies: Llama 4 adds its experts to the shared one's output in place
-        calls[name] = given.clone(), out.flatten(0, -2)[-2:].float().clone()
-
-    with OwnHooks() as hooks:
-        for name, module in modules.items():
-            hooks.after(module, partial(keep, name))
-        yield calls
+def _last_two(given: torch.Tensor, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a module is given and returns at the last two positions."""
+    given = given.flatten(0, -2)[-2:].float() if given.is_floating_point() else given.flatten()[-2:]
+    # copies: Llama 4 adds its experts to the shared one's output in place
+    return given.clone(), out.flatten(0, -2)[-2:].float().clone()
 
 
 def _product(module: Any, given: torch.Tensor, session: Session) -> torch.Tensor:

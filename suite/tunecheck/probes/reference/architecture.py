@@ -6,8 +6,8 @@ for other probes. Formulas: RMSNorm (arXiv 1910.07467), rotary embedding (2104.0
 queries (2305.13245), as Llama (2302.13971) puts them together. Imports torch; child process only.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -32,7 +32,8 @@ HEAD_ROWS = 4096
 
 Rows = tuple[torch.Tensor, torch.Tensor]
 """Token ids and attention mask of a batch."""
-Calls = dict[str, tuple[torch.Tensor, torch.Tensor]]
+Kept = tuple[torch.Tensor, torch.Tensor]
+Calls = dict[str, Kept]
 """Module to the input and the output of its last call, of the batch's first row, in fp32 and without their graph."""
 
 
@@ -43,23 +44,26 @@ def has_formulas(architecture: Architecture) -> bool:
 
 
 @contextmanager
-def recorded(model: Any) -> Iterator[Calls]:
-    """What the modules of this model are given and return, for as long as the context lasts."""
-    calls: Calls = {}
-
-    def keep(name: str, _module: Any, args: Any, out: torch.Tensor) -> None:
-        given = args[0][0].detach()
-        calls[name] = (given.float() if given.is_floating_point() else given, out[0].detach().float())
-
-    def keep_table(_module: Any, _args: Any, out: tuple[torch.Tensor, torch.Tensor]) -> None:
-        calls[ROTARY] = (out[0][0].detach().float(), out[1][0].detach().float())
-
+def recorded_calls(modules: Mapping[str, Any], kept: Callable[[Any, Any], Kept]) -> Iterator[dict[str, Kept]]:
+    """Of the last call of each module, what `kept` makes of its first argument and its output."""
+    calls: dict[str, Kept] = {}
     with OwnHooks() as hooks:
-        for name, module in _modules(model).items():
-            hooks.after(module, partial(keep, name))
-        if (rotary := getattr(model.get_decoder(), "rotary_emb", None)) is not None:
-            hooks.after(rotary, keep_table)
+        for name, module in modules.items():
+            hooks.after(module, lambda _m, args, out, name=name: calls.update({name: kept(args[0], out)}))
         yield calls
+
+
+def recorded(model: Any) -> AbstractContextManager[Calls]:
+    """What the modules of this model are given and return, for as long as the context lasts."""
+    modules, rotary = _modules(model), getattr(model.get_decoder(), "rotary_emb", None)
+    return recorded_calls(modules | ({} if rotary is None else {ROTARY: rotary}), _first_row)
+
+
+def _first_row(given: torch.Tensor, out: Any) -> Kept:
+    if isinstance(out, tuple):  # cosines and sines
+        return out[0][0].detach().float(), out[1][0].detach().float()
+    row = given[0].detach()
+    return row.float() if row.is_floating_point() else row, out[0].detach().float()
 
 
 Deviations = tuple[dict[str, float], dict[str, float]]
