@@ -72,9 +72,6 @@ UNDETECTED: dict[str, dict[str, str]] = {
         "B101": "fp16's scaler takes the overflow for one of its own and skips every step, as `steps_applied` says"
     },
     **{f"unseen-fourth-tiny{precision}": {"Z49": _OWN_SEED} for precision in ("", "-bf16", "-fp16")},
-    "unseen-second-tiny-bf16": {
-        "W19": "the model's own hook replaces the tokens of the oracle's passes, too: `evaluation_oracle` fails instead"
-    },
     "matrix-real-bf16": {
         "X71": "has no effect there: the head of SmolLM2 is its embedding, and in no file by itself",
         "X116": "trained weights give the class that is left out a probability below 1e-5, and bf16 rounds to 4e-3",

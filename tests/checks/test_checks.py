@@ -340,6 +340,9 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("end token masked as padding", "step 0: the end token is not supervised"): having(
             e.Window, problems={"the end token is not supervised": "canary"}
         ),
+        ("tokens replaced by a hook", "step 2: the model reads tokens that no batch holds: 'Who Who'"): lambda trace: (
+            adding(trace, e.TokensReplaced(step=2, read="Who Who"))
+        ),
     },
     "supervised_tokens": {
         ("padding supervised", "step 0: 141, expected 92"): having(e.Window, supervised_tokens=141),

@@ -68,6 +68,7 @@ EXAMPLES: list[Record] = [
     e.WrittenByScript(lines={LORA[0]: "train.py:40"}),
     e.StateLoaded(into="GPT", offered=12, taken=2, misnamed=("module.w (the model has w)",)),
     e.OtherModelDrops(model="Teacher"),
+    e.TokensReplaced(step=2, read="Who"),
     e.ClassTargets(outputs=3, rows=40, classes=2),
     e.ScoresGiven(functions=2, probabilities=("LogSoftmax of a Softmax",)),
     e.WorkerBatches(workers=2, rounds=5, distinct=4, alike=1),

@@ -2,7 +2,7 @@
 
 from tunecheck.checks.attempts import first_labels_counted
 from tunecheck.core.check import Check, required, some
-from tunecheck.core.evidence import Dataset, DataSplit, Window
+from tunecheck.core.evidence import Dataset, DataSplit, TokensReplaced, Window
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import ROWS_KNOWN, Premise
 from tunecheck.core.row_spans import ROWS_OF_AN_ORDER, row_problems
@@ -49,7 +49,10 @@ class TokensMatchTemplate(Check):
     def judge(self, trace: Trace) -> Finding:
         windows = trace.all(Window)
         rows = sum(len(window.rows) for window in windows)
-        return self.unless([*row_problems(windows)], f"{rows} rows audited", compared=rows)
+        problems = [*row_problems(windows)]
+        for seen in trace.records(TokensReplaced):
+            problems.append(f"step {seen.step}: the model reads tokens that no batch holds: {seen.read!r}")
+        return self.unless(problems, f"{rows} rows audited", compared=rows)
 
 
 MASKED = "Label masking removes answers or keeps prompts."

@@ -6,16 +6,19 @@ import random
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tunecheck.core.evidence import DataSplit, Window
+from tunecheck.core.evidence import DataSplit, TokensReplaced, Window
 from tunecheck.core.row_spans import PADDING_LEARNED, label_problem
 from tunecheck.probes.reference.measures import random_digest
 from tunecheck.probes.reference.vocabulary import read_vocabulary
 from tunecheck.training.data import IGNORED, Batch, Tokens, digest
-from tunecheck.training.events import Probe
+from tunecheck.training.events import Probe, probing
 from tunecheck.training.load import load_tokenizer
 from tunecheck.training.session import Session
+
+if TYPE_CHECKING:
+    import torch
 
 AUDIT_ALL_BELOW, AUDIT_EVERY = 100, 10
 """Reading a batch back waits for the GPU, so a long run is audited in full at first and then every tenth step."""
@@ -23,6 +26,7 @@ ALPACA = ("### Instruction:", "{instruction}", "", "### Response:", "")
 """The prompt's lines, and not those of tunecheck.training.data: what training and audit share, no audit can see."""
 
 Ids = tuple[int, ...]
+SHOWN_TOKENS = 32
 LONG_ANSWER = 32
 """Characters from which an answer that both splits hold is the same row and no coincidence."""
 
@@ -30,10 +34,12 @@ LONG_ANSWER = 32
 class DataProbe(Probe):
     """Audits the splits once and the windows as they come."""
 
-    emits = (DataSplit, Window)
+    emits = (DataSplit, TokensReplaced, Window)
 
     def start(self, session: Session) -> None:
         """Render every row again and compare the two splits."""
+        self._read: list[torch.Tensor] = []
+        """Tokens that the model looked up since the step began."""
         data = session.run.data
         self._tokenizer = session.tokenizer
         tokenizer = load_tokenizer(session.folder)  # the session's own may be another model's
@@ -105,6 +111,20 @@ class DataProbe(Probe):
                 problems=problems,
             )
         )
+        self.hooks.before(session.model.get_input_embeddings(), self._look_up)
+
+    def _look_up(self, _embedding: Any, args: Any) -> None:
+        if not probing():
+            self._read.append(args[0].clone())
+
+    def backward_end(self, session: Session, step: int) -> None:
+        """Compare the tokens that were looked up with the batches': a hook or a wrapper may replace them on the way."""
+        self.hooks.remove()
+        given = {tuple(row) for batch in session.window for row in batch.input_ids.tolist()} if self._read else set()
+        replaced = [row for read in self._read for row in read.tolist() if tuple(row) not in given]
+        if replaced:
+            self.emit(TokensReplaced(step=step, read=session.tokenizer.decode(replaced[0][:SHOWN_TOKENS])))
+        self._read.clear()
 
     def _audit_row(
         self, ids: list[int], labels: list[int], mask: list[int], wanted: str, problems: dict[str, str]

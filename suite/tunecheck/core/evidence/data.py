@@ -45,3 +45,11 @@ class Window(Record):
     """Kind of problem to its first example: double BOS, answer lost, padding supervised, end token missing, ..."""
     inputs: dict[str, str] = field(default_factory=dict)
     """What is wrong with attention mask and positions, each with its first row."""
+
+
+class TokensReplaced(Record):
+    """Tokens that the model read in a pass of this step, and that none of its batches has."""
+
+    step: int
+    read: str
+    """Beginning of the first row that differs, decoded."""
