@@ -129,6 +129,44 @@ def test_an_average_that_is_never_updated(updated, with_model, heard):
     assert [seen.start for seen in records] == [not updated]
 
 
+def _save_checkpoint(model, path):
+    """As transformers' Trainer has it."""
+    saves.written(taken(model), path)
+
+
+@pytest.mark.parametrize(
+    ("then", "told"),
+    [
+        (lambda model, folder: None, True),
+        (lambda model, folder: _save_checkpoint(model, folder / "checkpoint"), True),
+        (lambda model, folder: saves.written(taken(model), folder / "trained"), False),
+        (lambda model, folder: saves.written({n: v / 2 for n, v in taken(model).items()}, folder / "half"), False),
+        (lambda model, folder: (folder / "early").unlink(), False),
+    ],
+    ids=["nothing", "a Trainer's checkpoint", "the trained model", "an average", "no file is left"],
+)
+@pytest.mark.parametrize("early", [True, False])
+def test_a_model_that_is_kept_as_it_was_before(early, then, told, tmp_path, monkeypatch):
+    """Where the process ends, and the script itself wrote nothing else of it."""
+    monkeypatch.setattr(saves, "_EARLY", [])
+    monkeypatch.setattr(saves, "_TRAINED", {})
+    monkeypatch.delattr(saves.sys, "last_value", raising=False)
+    ends, records = [], []
+    monkeypatch.setattr(saves.atexit, "register", ends.append)
+    model = Learner()
+    del model.beside
+    (tmp_path / "early").touch()
+    saves.written(taken(model if early else Learner()), tmp_path / "early")
+    saves.watch(model, records.append)
+    learn(model)
+    saves.trained(model)
+    then(model, tmp_path)
+    for end in ends:
+        end()
+
+    assert [seen.first for seen in records if seen.first] == [True] * (early and told)
+
+
 def test_what_rests_in_the_model_may_be_what_the_trained_one_was():
     """A reference adapter is saved with the trained one, each into a file of its own."""
     torch.manual_seed(0)

@@ -348,6 +348,7 @@ def _difference(step: Step, other: Step, *, losses: bool = True) -> float:
 
 
 COPY_OF_START = "a copy of the start may be kept on purpose, and the trained weights be saved by other means"
+SAVED_FIRST = "The model is saved before the training, and never after it."
 NEVER_UPDATED = "An average is never updated, or the base is loaded again and saved."
 
 
@@ -361,7 +362,7 @@ class SavedAsTrained(Check):
     needs = frozenset({"user_code"})
     meaning = (
         "The adapter file is empty, because its state dict was filtered twice. A state dict from before training was "
-        f"saved. {NEVER_UPDATED} unload removed the adapters, and the plain base was saved. The "
+        f"saved. {SAVED_FIRST} {NEVER_UPDATED} unload removed the adapters, and the plain base was saved. The "
         "saved adapter is not the active one that was trained."
     )
     remedy = (
@@ -372,18 +373,22 @@ class SavedAsTrained(Check):
     def judge(self, trace: Trace) -> Finding:
         seen = [written for attempt in trace.attempts for written in attempt.all(Written)]
         seen = required(seen, "no trained tensor was saved after the first step")
+        first, seen = [w for w in seen if w.first], [w for w in seen if not w.first]
         own = [written for written in seen if written.own]
         problems = ["save_pretrained wrote no tensors"] if any(not w.tensors for w in own) else []
         stale = proven = [w for w in own if w.earlier and not w.returned]
         if not stale and not any(w.trained or w.other > len(w.earlier) for w in seen):
             stale = [w for w in seen if w.earlier]
         stale = stale or [w for w in seen if w.overwrites]
-        last = [w for attempt in trace.attempts if attempt is not trace.main for w in attempt.all(Written)]
+        last = [w for attempt in trace.attempts if attempt is not trace.main for w in attempt.all(Written) if w in seen]
         kept_start = [w for w in last if len(w.earlier) > w.other]
         if not stale and kept_start and not any(w.trained for w in last):  # a checkpoint is no answer to that
             stale = kept_start
         copied = not proven and any(w.other or w.returned or w.overwrites or w in kept_start for w in stale)
         problems += [f"{len(w.earlier)} tensors still have their initial values: {some(w.earlier)}" for w in stale[-1:]]
+        if first and not problems:
+            told = {f"the script itself saved {len(first[0].earlier)} tensors before the first step alone": SAVED_FIRST}
+            return self.unless(told, "", meant=COPY_OF_START)
         # an average begins as a copy of the start, and is another by the end
         copies = [w for w in seen if w.start or w.other or not w.trained]
         if not problems and copies and copies[-1].start:

@@ -181,6 +181,8 @@ def hear_saves(owner: Any, name: str, function: str = "writing") -> Undo:
     """Have calls of this function of a library told to this one of saves.py, once that is loaded."""
 
     def before(*args: Any, **kwargs: Any) -> Any:
+        if _loops and function == "writing":  # what is written before a training may be all that is kept of it
+            import tunecheck.listen.saves  # noqa: F401
         call = _where("tunecheck.listen.saves", function)
         return call(*args, **kwargs) if call else None
 

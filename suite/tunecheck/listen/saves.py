@@ -4,13 +4,14 @@ Tensors are known by their values, since libraries rename them. A saved or merge
 attempt of the training's own trace.
 """
 
+import atexit
 import hashlib
 import logging
 import os
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import astuple, dataclass
@@ -52,9 +53,13 @@ ALIKE = 2
 """Writes of one kind that are recorded: checkpoints are all alike."""
 DEPTH = 2
 """Dictionaries within each other in which a model's tensors are looked for; an optimizer's lie deeper."""
+MOST_EARLY = 8
+"""Files written before a training, the last ones, whose tensors are kept in mind."""
 MOST_FILES = 64
 """Whose names are recorded of each of several processes."""
 _TRAINED: "WeakKeyDictionary[Any, _Trained]" = WeakKeyDictionary()
+_EARLY: deque[tuple[str, frozenset[str]]] = deque(maxlen=MOST_EARLY)
+"""Files that were written before any training, and the values in each."""
 _FILES: dict[str, None] = {}
 _TELL_FILE: list[Callable[[FileWritten], None]] = []
 
@@ -87,12 +92,13 @@ def written(thing: Any, path: Any = None) -> None:
         if file not in _FILES and len(_FILES) < MOST_FILES and not file.startswith("/dev/"):
             _FILES[file] = None
             _TELL_FILE[0](FileWritten(path=file))
-    if not _TRAINED:
-        return
-    held = dict(tensors_of(thing))
-    if held or thing == {}:
+    file = os.path.realpath(path) if isinstance(path, str | os.PathLike) else ""
+    held = dict(tensors_of(thing)) if _TRAINED or file else {}
+    if held and not _TRAINED:
+        _EARLY.append((file, frozenset(map(value_of, held.values()))))
+    elif held or thing == {}:
         for model, trained in list(_TRAINED.items()):
-            trained.written(model, held, os.path.realpath(path) if isinstance(path, str | os.PathLike) else "")
+            trained.written(model, held, file)
 
 
 class _Trained:
@@ -117,6 +123,16 @@ class _Trained:
         """What had moved when the steps that are listened to were done."""
         self._files = set[str]()
         """Those that hold trained tensors."""
+        start = {self.before[name] for name in self._telling}
+        self._first = next((file for file, values in reversed(_EARLY) if start and start <= values), "")
+        """File with the model as it was before its training, until the script itself writes another."""
+        if self._first:
+            atexit.register(self._end)
+
+    def _end(self) -> None:
+        """The process ends by itself: tell where all that the script wrote of the model is what it was before."""
+        if self._first and self.moved and os.path.exists(self._first) and not hasattr(sys, "last_value"):
+            self._tell(Written(own=False, tensors=0, trained=0, earlier=(*sorted(self._telling),), other=0, first=True))
 
     def written(self, model: Any, held: Mapping[str, torch.Tensor], file: str = "") -> None:
         """Record what of the trained tensors is in these, if any of them has moved by now."""
@@ -135,7 +151,7 @@ class _Trained:
         # adapters that are gone were taken off, or merged
         alone = self._base and not found and not (now and not moved)
         of_base = len(self._base & {value_of(tensor) for tensor in held.values()}) if alone else 0
-        own = next((saver for saver in _saving() if saver.get("self") is model), None)
+        own = next((saver for saver in _running() if saver.get("self") is model), None)
         seen = Written(
             # not one that converts its tensors on the way
             own=own is not None and own.get("path_initial_model_for_weight_conversion") is None,
@@ -152,6 +168,8 @@ class _Trained:
             without_adapters=of_base if 2 * of_base > len(self._base) else 0,
         )
         moved |= returned
+        if (seen.trained or seen.other) and not any(True for _ in _running("_save_checkpoint")):
+            self._first = ""
         if file and seen.trained:
             self._files.add(file)
         kind = tuple(map(bool, astuple(seen)))
@@ -183,9 +201,9 @@ def tensors_of(thing: Any, depth: int = DEPTH) -> Iterator[tuple[str, torch.Tens
                 yield from ((f"{name}.{inner}", tensor) for inner, tensor in tensors_of(held, depth - 1))
 
 
-def _saving() -> Iterator[dict[str, Any]]:
-    """Yield the locals of each save_pretrained that writes now, the innermost first."""
-    return (frame.f_locals for frame, _ in walk_stack(sys._getframe(1)) if frame.f_code.co_name == "save_pretrained")
+def _running(function: str = "save_pretrained") -> Iterator[dict[str, Any]]:
+    """Yield the locals of each function of this name that runs now, the innermost first."""
+    return (frame.f_locals for frame, _ in walk_stack(sys._getframe(1)) if frame.f_code.co_name == function)
 
 
 MEMORY_FACTOR = 1.5
@@ -271,7 +289,7 @@ def writing(thing: Any, path: Any = None, *_: Any, **named: Any) -> Callable[[An
         return None
     found = [(model, heard) for model, heard in _HEARD.items() if _can_be_read(model, heard)]
     model, heard = next((pair for pair in found if _holds_all(thing, pair[0])), (None, None))
-    if heard is None or any(True for _ in _saving()):
+    if heard is None or any(True for _ in _running()):
         return None
     folder, functions = Path(name).absolute().parent, _functions(model, heard)
 

@@ -295,6 +295,8 @@ class Written(Record):
     """Whether every trained tensor that has moved is in it with the values from before the training."""
     overwrites: bool = False
     """Whether the file held trained tensors, and holds those from before the training now."""
+    first: bool = False
+    """Whether it was written before the first step, and the script itself wrote nothing trained by its end."""
 
 
 class WrittenByScript(Record):
