@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy
 import pytest
 import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset
@@ -62,8 +63,60 @@ def test_rows_are_looked_up(trained, evaluated, found):
     assert [(one.rows, one.among, one.trained) for one in seen] == ([found] if found else [])
 
 
+class OfTexts:
+    """A data set of the script's own, whose rows are made as they are read."""
+
+    def __init__(self, texts, **others):
+        self.texts, self.labels = texts, [number % 2 for number in range(len(texts))]
+        vars(self).update(others)
+
+    def __len__(self):
+        return len(self.texts)
+
+    def __getitem__(self, at):
+        raise AssertionError("read")
+
+
+class Feature:
+    """A row as old examples have it."""
+
+    def __init__(self, *ids):
+        self.input_ids, self.guid = [*ids], None
+
+
+def texts(*numbers):
+    """Texts of a length that tells them apart."""
+    return [f"this is the text of number {number}" for number in numbers]
+
+
+@pytest.mark.parametrize(
+    ("trained", "evaluated", "found"),
+    [
+        (OfTexts(texts(*range(8))), OfTexts(texts(*range(8))), (8, 8, 8)),
+        (OfTexts(texts(*range(8))), OfTexts(texts(6, 7, 8, 9)), (4, 2, 8)),
+        (OfTexts(texts(*range(8))), texts(*range(8)), None),
+        (OfTexts([f"{n}.png" for n in range(8)]), OfTexts([f"{n}.png" for n in range(8)]), None),
+        (OfTexts([f"the-picture-of-number-{n}.png" for n in range(8)]), OfTexts(["a", "b"]), None),
+        (OfTexts(texts(*[1] * 8)), OfTexts(texts(*[1] * 8)), None),
+        (OfTexts([iter("a text of its own")] * 8), OfTexts([iter("a text of its own")] * 8), None),
+        (OfTexts([Feature(*range(n, n + 30)) for n in range(8)]), OfTexts([Feature(*range(30))]), (1, 1, 8)),
+        (OfTexts(torch.arange(80).view(8, 10)), OfTexts(torch.arange(40, 80).view(4, 10)), (4, 4, 8)),
+        (OfTexts(numpy.arange(80.0).reshape(8, 10)), OfTexts(numpy.arange(20.0).reshape(2, 10)), (2, 2, 8)),
+        (OfTexts([object()] * 8, ids=torch.arange(8)), OfTexts([object()] * 8, ids=torch.arange(8)), None),
+    ],
+    ids=[
+        *("the same", "some", "another kind", "short names", "names of files", "all alike", "iterators"),
+        *("objects", "tensors", "arrays", "numbers"),
+    ],
+)
+def test_rows_of_data_sets_that_only_the_script_reads(trained, evaluated, found):
+    """Their columns tell what is in both, where these are text or numbers."""
+    seen = shared_rows(SimpleNamespace(train_dataset=trained, eval_dataset=evaluated))
+    assert [(one.rows, one.among, one.trained) for one in seen] == ([found] if found else [])
+
+
 ROWS, OTHERS = [*range(12)], [*range(4)]
-TEXTS, TENSOR = [[number] for number in range(12)], torch.randn(12, 3)
+TEXTS, TENSOR = [[number] for number in range(12)], torch.randn(12, 9)
 
 
 @pytest.mark.parametrize(
@@ -82,11 +135,14 @@ TEXTS, TENSOR = [[number] for number in range(12)], torch.randn(12, 3)
         ([(Subset(ROWS, range(5, 12)), True), (Subset(ROWS, range(5)), False)], []),
         ([(TEXTS, True), (TEXTS, False), (OTHERS, False)], []),
         ([(TEXTS, True), (OTHERS, True), (TEXTS, False)], []),
+        ([(OfTexts(texts(*ROWS)), True), (OfTexts(texts(*ROWS)), False)], [(12, 12, 12)]),
+        ([(OfTexts(texts(*ROWS)), True), (OfTexts(texts(20, 21)), False)], []),
+        ([(TensorDataset(TENSOR[:8]), True), (TensorDataset(TENSOR[6:].clone()), False)], [(6, 2, 8)]),
     ],
     ids=[
         *("one for both", "two", "both and another", "one loader", "shuffled twice", "none", "a part of a list"),
         *("tensors that overlap", "tensors that do not", "a part", "two parts", "a look at what is learned"),
-        "a test that is shuffled",
+        *("a test that is shuffled", "read twice", "two files", "a copy"),
     ],
 )
 def test_one_data_set_for_training_and_evaluation(loaders, found, monkeypatch):

@@ -27,6 +27,7 @@ from tunecheck.listen.hf_declared import (
     session,
 )
 from tunecheck.listen.listener import Listener
+from tunecheck.listen.loaders import rows_of
 from tunecheck.listen.loop_loss import OUTSIDE_FORWARD, LossCalls, Pass, another_kind, not_followed, scores_given
 from tunecheck.listen.moments import LOSSES, StepMoments
 from tunecheck.listen.optimizers import without_rate
@@ -439,8 +440,11 @@ def rows_due(trainer: Any, dataset: Any) -> int | None:
 
 def shared_rows(trainer: Any) -> list[EvaluationRows]:
     """Return how many rows of the evaluation are trained on; nothing where their tokens are not known."""
+    evaluation = getattr(trainer, "eval_dataset", None)
     trained = _rows(trainer.train_dataset, MOST_TRAINED)
-    evaluated = _rows(getattr(trainer, "eval_dataset", None), MOST_EVALUATED) if trained else []
+    evaluated = _rows(evaluation, MOST_EVALUATED) if trained else []
+    if not trained and type(evaluation) is type(trainer.train_dataset):
+        trained, evaluated = rows_of(trainer.train_dataset), rows_of(evaluation)
     known = set(trained)
     among = sum(row in known for row in evaluated)
     return [EvaluationRows(rows=len(evaluated), among=among, trained=len(trained))] if evaluated else []

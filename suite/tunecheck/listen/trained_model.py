@@ -3,7 +3,7 @@
 import contextlib
 import gc
 import sys
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Subse
 
 from tunecheck.core.evidence import EvaluationRows
 from tunecheck.core.premises import Premise
+from tunecheck.listen.loaders import rows_of
 from tunecheck.listen.optimizers import held_by, optimizers_of
 from tunecheck.models.layer_names import is_compiled
 
@@ -75,17 +76,26 @@ def shared_loaders() -> list[EvaluationRows]:
 
     Of several loaders that read in order the one that shares the least: others may measure how well rows are learned.
     """
-    found: dict[type, list[set[Hashable]]] = {RandomSampler: [], SequentialSampler: []}
+    found: dict[type, list[Any]] = {RandomSampler: [], SequentialSampler: []}
     for loader in [thing for thing in gc.get_objects() if issubclass(type(thing), DataLoader)]:
-        kind = type(getattr(loader.batch_sampler, "sampler", None))
-        with contextlib.suppress(Exception):  # of a data set without a length, say
-            found.get(kind, []).append(set(_rows_of(loader.dataset).values()))
-    shuffled, read = found.values()
-    if not shuffled or any(rows != shuffled[0] for rows in shuffled) or not all(read):
-        return []
-    shared = [EvaluationRows(rows=len(rows), among=len(rows & shuffled[0]), trained=len(shuffled[0])) for rows in read]
-    least = min(shared, key=lambda seen: seen.among / seen.rows, default=None)
-    return [least] if least is not None and least.among else []  # other rows may be equal to what is trained
+        found.get(type(getattr(loader.batch_sampler, "sampler", None)), []).append(loader.dataset)
+    for of in (lambda dataset: _rows_of(dataset).values(), rows_of):
+        shuffled, read = ([set(filled) for filled in _each(of, datasets) if filled] for datasets in found.values())
+        if not shuffled or any(rows != shuffled[0] for rows in shuffled) or len(read) < len(found[SequentialSampler]):
+            continue
+        shared = [
+            EvaluationRows(rows=len(rows), among=len(rows & shuffled[0]), trained=len(shuffled[0])) for rows in read
+        ]
+        least = min(shared, key=lambda seen: seen.among / seen.rows, default=None)
+        if least is not None and least.among:  # other rows may be equal to what is trained
+            return [least]
+    return []
+
+
+def _each(of: Callable[[Any], Any], datasets: list[Any]) -> Iterator[Any]:
+    for dataset in datasets:
+        with contextlib.suppress(Exception):  # of one without a length, say
+            yield of(dataset)
 
 
 def _rows_of(dataset: Any) -> dict[int, Hashable]:
