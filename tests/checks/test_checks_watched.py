@@ -491,7 +491,16 @@ def test_two_steps_with_one_batch_are_unjudged():
     assert (finding.status, finding.expected) == (Status.UNJUDGED, True)
 
 
-@pytest.mark.parametrize(("changes", "asked"), [({}, True), ({"rows": 24}, False), ({"classes": 2}, False)])
+@pytest.mark.parametrize(
+    ("changes", "asked"),
+    [
+        ({}, True),
+        ({"rows": 24}, False),
+        ({"classes": 2, "changes": 1}, True),
+        ({"classes": 2, "changes": 2}, False),
+        ({"classes": 10, "changes": 9}, False),
+    ],
+)
 def test_one_class_of_many_rows_is_asked_about(changes, asked):
     """Of few rows it may be chance."""
     seen = e.ClassTargets(**{"outputs": 3, "rows": 40, "classes": 1, **changes})
@@ -515,8 +524,9 @@ def test_batches_with_an_object_that_nobody_can_read_are_told_apart_by_their_ten
         ({"layers_rest": True}, Status.SUSPECTED),
         ({"frozen_tensors": 0}, Status.UNJUDGED),
         ({"frozen_tensors": 0, "misfrozen": ("body",)}, Status.SUSPECTED),
+        ({"added": (512,)}, Status.SUSPECTED),
     ],
-    ids=["healthy", "a new head", "no layer learns", "nothing is frozen", "an attribute in vain"],
+    ids=["healthy", "a new head", "no layer learns", "nothing is frozen", "an attribute in vain", "a new token"],
 )
 def test_what_nearly_every_training_has_learn_learns(changes, status):
     """Random features, or norms alone, may be meant."""

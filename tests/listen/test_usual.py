@@ -8,7 +8,7 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss, nll_loss
 from torch.utils.data import DataLoader, TensorDataset
-from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.scripts.script import MODEL
 from tunecheck.checks import CHECKS
@@ -410,12 +410,14 @@ def test_a_model_may_offer_a_part_of_its_parameters(heard):
     assert finding.status is Status.PASSED, finding.detail
 
 
-@pytest.mark.parametrize("how", ["sorted", "shuffled", "few rows", "candidates", "two heads"])
+@pytest.mark.parametrize("how", ["sorted", "two blocks", "shuffled", "few rows", "candidates", "two heads"])
 def test_rows_of_one_class_are_asked_about(how, heard):
     """Of candidates the first one may always be right; a second head may have classes, too."""
     rows = 18 if how == "few rows" else ROWS
-    classes = (torch.arange(rows) % 3 if how == "shuffled" else torch.arange(rows) // ROWS).long()
+    block = {"shuffled": 1, "two blocks": 20}.get(how, ROWS)
+    classes = torch.arange(rows) // block % 3
     found = TensorDataset(torch.randn(rows, WIDTH), classes)
+    asked = how in ("sorted", "two blocks", "two heads")
 
     def loss(model, x, y):
         scores = model(x)
@@ -424,4 +426,29 @@ def test_rows_of_one_class_are_asked_about(how, heard):
         return cross_entropy(scores, y) + (cross_entropy(model.body(x), torch.arange(len(x))) if "two" in how else 0)
 
     finding = heard("batches_change", lambda: steps(Net(), DataLoader(found, 8, shuffle=how == "shuffled"), loss=loss))
-    assert finding.status is (Status.SUSPECTED if how in ("sorted", "two heads") else Status.PASSED), finding.detail
+    assert finding.status is (Status.SUSPECTED if asked else Status.PASSED), finding.detail
+
+
+@pytest.mark.parametrize(
+    ("settings", "first", "status"),
+    [
+        ({}, 512, Status.SUSPECTED),
+        ({}, 400, Status.PASSED),
+        ({"trainable_token_indices": [512, 513]}, 512, Status.PASSED),
+        ({"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}, 512, Status.PASSED),
+    ],
+    ids=["frozen", "none in the rows", "trained", "all trained"],
+)
+def test_a_token_that_was_added_learns(settings, first, status, heard):
+    """Its embedding is drawn anew, and adapters leave it as it is."""
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+    assert model.config.vocab_size <= 512
+    model.resize_token_embeddings(520)
+    model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"], **settings))
+    rows = [torch.cat([torch.randint(1, 250, (4, 9)), torch.full((4, 1), first)], dim=1) for _ in range(STEPS)]
+
+    def train():
+        steps(model, [(row,) for row in rows], loss=lambda model, ids: model(input_ids=ids, labels=ids).loss)
+
+    finding = heard("usual_tensors_learn", train)
+    assert finding.status is status, finding.detail

@@ -20,7 +20,7 @@ OPAQUE = "the model is called with an object that tunecheck cannot look into, be
 
 
 class UsualTensorsLearn(Check):
-    """Matrices that were just drawn at random learn, and a language model learns in its decoder layers.
+    """Matrices that were just drawn at random learn, added tokens too, and a language model in its decoder layers.
 
     Parameters are frozen by the attribute requires_grad of their own.
     """
@@ -29,15 +29,20 @@ class UsualTensorsLearn(Check):
     convention = "random features may be fixed, and a head, norms or new tokens alone may be trained, on purpose"
     meaning = (
         "A new head was frozen with the base: a filter by name misses it. Or the decoder layers were frozen, and no "
-        "adapters were added. Or requires_grad is set on a module, where requires_grad_(False) is to be called."
+        "adapters were added. Or requires_grad is set on a module, where requires_grad_(False) is to be called. Or "
+        "tokens were added beside adapters, which leave the embeddings as they were drawn."
     )
-    remedy = "Print each parameter's name and requires_grad before the optimizer is made. Thaw the named tensors."
+    remedy = (
+        "Print each parameter's name and requires_grad before the optimizer is made. Thaw the named tensors. Name "
+        "added tokens in LoraConfig's trainable_token_indices, or the embeddings in modules_to_save."
+    )
 
     def judge(self, trace: Trace) -> Finding:
         seen = trace.one(Movement)
         wrong = {
             f"{len(seen.drawn)} matrices are frozen as they were drawn at random: {some(seen.drawn)}": seen.drawn,
             "no matrix and no bias of the decoder layers learns, and no adapter is declared": seen.layers_rest,
+            f"new embeddings of {len(seen.added)} tokens are frozen: {some([*map(str, seen.added)])}": seen.added,
             f"an attribute that torch does not read is to freeze {some(seen.misfrozen)}, which learns": seen.misfrozen,
         }
         if not seen.frozen_tensors and not seen.misfrozen:
@@ -45,13 +50,13 @@ class UsualTensorsLearn(Check):
         return self.unless(holding(wrong), f"none of {seen.frozen_tensors} frozen tensors seems to be as it was drawn")
 
 
-RARE = "classes may be so unequal that the first steps hold one alone"
+RARE = "classes may be so unequal that the first steps hold one alone, or be taken in turn"
 FIRST_BATCH = "The loader's iterator is created anew in each step, or the batch is read before the loop."
 SORTED = "Rows are sorted by class and not shuffled, or all labels become one class."
 
 
 class BatchesChange(Check):
-    """Steps train on different batches, whose rows are of more than one class.
+    """Steps train on different batches, whose rows are of more than one class, and not sorted by class.
 
     rows_come_once compares the rows of language models.
     """
@@ -65,6 +70,8 @@ class BatchesChange(Check):
     """Two steps may have equal batches by chance, in a data set of a few batches."""
     min_rows: int = 32
     """Rows that are all of one class: a class of a tenth is absent from so many in one of 30 trainings."""
+    min_block: int = 12
+    """Rows of each class, on average, where each comes in one block: a sampler may take four of each in turn."""
 
     def judge(self, trace: Trace) -> Finding:
         given = trace.all(StepInputs)
@@ -75,9 +82,10 @@ class BatchesChange(Check):
             raise NotApplicable(OPAQUE)
         detail = f"{different} different of {len(batches)} micro-batches in {steps} steps"
         for seen in trace.records(ClassTargets) if different > 1 else ():
-            if seen.classes == 1 and seen.rows >= self.min_rows:
-                detail = f"all {seen.rows} targets of a head over {seen.outputs} classes are of one class"
-                return self.found(False, detail, measured=1, limit="above 1", meant=RARE, causes=[SORTED])
+            if seen.rows >= max(self.min_rows, self.min_block * seen.classes) and seen.changes < seen.classes:
+                blocks = "are of one class" if seen.classes == 1 else f"come in {seen.classes} blocks of a class each"
+                detail = f"all {seen.rows} targets of a head over {seen.outputs} classes {blocks}"
+                return self.found(False, detail, measured=seen.changes, limit=seen.classes, meant=RARE, causes=[SORTED])
         causes = [FIRST_BATCH]
         return self.found(
             different > 1, detail, measured=different, limit="above 1", compared=len(batches), causes=causes

@@ -1,7 +1,7 @@
 """What the model is given: digests of every batch, and a few rows for a person to read."""
 
 from collections.abc import Callable, Sequence
-from itertools import groupby, islice, takewhile
+from itertools import groupby, islice, pairwise, takewhile
 from typing import Any
 
 import torch
@@ -46,7 +46,8 @@ class StepInputsProbe(Probe):
     def end(self, session: Session) -> None:
         """Tell how many classes each head was to tell."""
         for head, learned in self._heads.values():
-            self.emit(ClassTargets(outputs=len(head), rows=len(learned), classes=len({*learned})))
+            changes = sum(one != other for one, other in pairwise(learned))
+            self.emit(ClassTargets(outputs=len(head), rows=len(learned), classes=len({*learned}), changes=changes))
         self._heads.clear()
 
     def backward_end(self, session: Session, step: int) -> None:

@@ -12,7 +12,7 @@ from tunecheck.core.premises import Premise
 from tunecheck.models.layer_names import stacked_layers
 from tunecheck.probes.reference.four_bit import is_packed, with_statistics
 from tunecheck.probes.reference.measures import digest, digests, sample, sampled_places
-from tunecheck.probes.reference.weight_file import drawn_heads, unmarked_heads
+from tunecheck.probes.reference.weight_file import WeightFile, drawn_heads, file_name, unmarked_heads
 from tunecheck.training.events import Probe
 from tunecheck.training.restore import adapted_layers
 from tunecheck.training.session import Session
@@ -42,6 +42,8 @@ class MovementProbe(Probe):
         table = session.model.get_input_embeddings().weight if session.run.holds(Premise.CAUSAL_LM) else None
         self._lookup = None if table is _head(session.model) else table  # only a head's every row has a gradient
         self._read: set[int] = set()
+        self._held, self._added = _rows_held(session) if table is not None else math.inf, set[int]()
+        """Rows of the embedding that the base's file has, and tokens without one."""
         self._idle = set() if session.run.holds(Premise.CAUSAL_LM) else {name for name, _ in self._trainable}
         """Tensors that need not move: a model that is not known may have parts that take no part."""
         self._rates: dict[int, float] = {}
@@ -77,6 +79,8 @@ class MovementProbe(Probe):
         if self._lookup is not None and self._lookup.requires_grad:
             for batch in session.window:
                 self._read.update(batch.input_ids[batch.attention_mask.bool()].tolist())
+        for batch in session.window if self._held < math.inf else ():
+            self._added.update(batch.input_ids[batch.attention_mask.bool() & (batch.input_ids >= self._held)].tolist())
         if self._idle:
             norms = {name: float(whole(p.grad).norm()) for name, p in self._trainable if p.grad is not None}
             least = NO_GRADIENT * math.hypot(*norms.values()) if norms else 0.0
@@ -133,6 +137,7 @@ class MovementProbe(Probe):
                 below_last_digit=small,
                 drawn=tuple(sorted(self._drawn & now.keys() - {*changed})),
                 misfrozen=self._misfrozen,
+                added=tuple(sorted(self._added)),
                 layers_rest=session.run.holds(Premise.CAUSAL_LM) and _layers_rest(session.model),
                 nonfinite=tuple(
                     name for (name, _), p in zip(self._trainable, after, strict=True) if not whole(p).isfinite().all()
@@ -171,6 +176,16 @@ def _is_as_built(tensor: torch.Tensor) -> bool:
     largest, count = float(elements.abs().max()), len(elements)
     spread = float(elements.square().mean()) * 3 - 1
     return 1 - EDGE / count < largest <= 1 + torch.finfo(tensor.dtype).eps and abs(spread) < EDGE / 2 * count**-0.5
+
+
+def _rows_held(session: Session) -> float:
+    """Return the rows that the base's file has of a frozen embedding; infinity where it learns, or is not known."""
+    table = session.model.get_input_embeddings()
+    if any(p.requires_grad for p in table.parameters()) or not any(session.folder.glob("*.safetensors")):
+        return math.inf
+    file, ids = WeightFile(session.folder), {id(p) for p in table.parameters()}
+    names = (file_name(name) for name, p in session.model.named_parameters() if id(p) in ids and p.ndim == 2)
+    return next((file.shape(name)[0] for name in names if name in file), math.inf)
 
 
 def _misfrozen(model: Any) -> Iterator[str]:

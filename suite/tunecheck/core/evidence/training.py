@@ -208,6 +208,8 @@ class Movement(Record):
     """Frozen matrices with the values that were drawn when their module was built, and that no file brought."""
     misfrozen: tuple[str, ...] = ()
     """Modules and tensors that learn, and have an attribute which looks like requires_grad and is False."""
+    added: tuple[int, ...] = ()
+    """Tokens of the rows whose embeddings no file brought, and that do not learn."""
     layers_rest: bool = False
     """Whether no matrix and no bias of a language model's decoder layers learns, and no adapter of peft's."""
 

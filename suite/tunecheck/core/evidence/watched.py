@@ -37,6 +37,8 @@ class ClassTargets(Record):
     rows: int
     classes: int
     """Different ones among the targets."""
+    changes: int = 0
+    """Targets that differ from the one before."""
 
 
 class RowsGiven(Record):
