@@ -146,6 +146,9 @@ RIGHT = {
     "smoothed": lambda scores: cross_entropy(scores, LABELS, label_smoothing=0.1),
     "soft targets": lambda scores: cross_entropy(scores, scores.detach().softmax(-1)),
     "distilled": lambda scores: torch.nn.functional.kl_div(log_softmax(scores, -1), LIKELY, reduction="batchmean"),
+    "distilled over rows": lambda scores: torch.nn.functional.kl_div(
+        log_softmax(scores, 0), logits().softmax(0).log(), reduction="batchmean", log_target=True
+    ),
     "of attention": lambda scores: cross_entropy((scores.softmax(-1) @ torch.eye(5)) * 3, LABELS),
     "binary": lambda scores: binary_cross_entropy_with_logits(scores[:, 0], LIKELY[:, 0]),
     "by hand": lambda scores: nll_loss(log_softmax(scores.float(), -1), LABELS),
@@ -160,6 +163,12 @@ WRONG = {
     "distilled": lambda scores: torch.nn.functional.kl_div(scores.softmax(-1), LIKELY, reduction="batchmean"),
     "distilled by a module": lambda scores: torch.nn.KLDivLoss(reduction="batchmean")(
         scores.sigmoid().view(6, 5), LIKELY
+    ),
+    "distilled over rows": lambda scores: torch.nn.functional.kl_div(
+        log_softmax(scores, 0), logits().softmax(-1), reduction="batchmean"
+    ),
+    "taught over rows": lambda scores: torch.nn.functional.kl_div(
+        log_softmax(scores, -1), logits().log_softmax(0), reduction="batchmean", log_target=True
     ),
     "pairs": lambda scores: torch.nn.CosineEmbeddingLoss()(scores, LIKELY, torch.tensor([1, 0, 1, 1, 0, 1])),
     "one term of two": lambda scores: scores.square().mean() + 0.5 * cross_entropy(scores.softmax(-1), LABELS),

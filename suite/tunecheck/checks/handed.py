@@ -38,6 +38,7 @@ CROSSED = "Outputs of shape [n, 1] meet targets of shape [n], and torch broadcas
 NO_LIKELIHOODS = "nll_loss receives scores without a log_softmax over their classes. The loss has no lower bound."
 NO_PROBABILITIES = "Targets of a binary cross entropy are class numbers, or -1 and 1. The loss has no lower bound."
 VIEWED = "view(rows, classes, positions) mixes classes and positions, where transpose(1, 2) exchanges them."
+AXES = "Of two distributions that kl_div compares, one is a softmax over rows or positions, not over classes."
 DOUBTFUL = {
     "exchanged": ("scores whose classes and positions a view exchanges", "scores may lie in that order", VIEWED),
     "of_itself": (
@@ -64,7 +65,8 @@ class LossReceivesLogits(Check):
     """Loss functions of torch receive what they are defined for.
 
     Cross entropies and log-softmaxes receive logits, not probabilities, and scores of other rows, not of rows with
-    themselves. Losses of pairs receive targets of -1 and 1, binary cross entropies those from 0 to 1.
+    themselves. Losses of pairs receive targets of -1 and 1, binary cross entropies those from 0 to 1. kl_div receives
+    two distributions over one axis.
     """
 
     needs = frozenset({"user_code"})
@@ -72,7 +74,7 @@ class LossReceivesLogits(Check):
         "The model or the loss applies a softmax or a sigmoid before a loss function that applies its own. Gradients "
         "are then small, and the loss cannot come near 0. Or the targets of a loss of pairs are 0 and 1: pairs with 0 "
         f"teach nothing, or the wrong thing. {OF_ITSELF} {NO_LIKELIHOODS} "
-        f"{NO_PROBABILITIES} {CROSSED} {VIEWED}"
+        f"{NO_PROBABILITIES} {CROSSED} {VIEWED} {AXES}"
     )
     remedy = (
         "Pass logits to cross_entropy and binary_cross_entropy_with_logits. Pass log-probabilities to nll_loss. "

@@ -230,9 +230,23 @@ class LossCalls:
         if not isinstance(scores, torch.Tensor) or not scores.requires_grad:
             return
         self.functions += 1
+        target = named.get("target", given[1] if len(given) > 1 else None)
+        logarithms = bool(named.get("log_target", given[5] if len(given) > 5 else False))
+        if isinstance(target, torch.Tensor) and target.shape == scores.shape:
+            axes, others = _normalised(scores), _normalised(target if logarithms else target.log())
+            if axes and others and axes.isdisjoint(others):
+                self.wrong.append(f"{name} of distributions over axis {min(axes)} and over axis {min(others)}")
+                return
         made = straight_back((scores.grad_fn, 0))[0]
         if made is not None and made.name() in OF_SCORES["BinaryCrossEntropyWithLogitsBackward0"]:
             self.wrong.append(f"{name} of a {_plainly(made)}")
+
+
+def _normalised(likelihoods: torch.Tensor) -> set[int]:
+    """Return the axes over which these logarithms are of probabilities."""
+    found = likelihoods.detach().float()
+    totals = {axis: found.logsumexp(dim=axis).abs() for axis in range(found.ndim) if found.shape[axis] > 1}
+    return {axis for axis, total in totals.items() if bool(total.max() <= MOST_OF_LOG_1)}
 
 
 def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
