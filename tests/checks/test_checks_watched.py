@@ -65,6 +65,13 @@ EXPECTED = {
 }
 
 
+def of_classes(targets):
+    """Four steps of a healthy training, whose rows are of these classes."""
+    many = len(targets) // 4
+    parts = [tuple(targets[step * many : (step + 1) * many]) for step in range(4)]
+    return [e.StepInputs(step=step, digests=(f"batch {step}",), targets={"3": parts[step]}) for step in range(4)]
+
+
 def rows(**changes):
     """The rows of a healthy training, but for these."""
     seen = {
@@ -250,7 +257,7 @@ FAULTS = {
     },
     "batches_change": {
         "one batch": lambda: watched(*inputs(digests=lambda step: ("batch", "batch"))),
-        "one class": lambda: watched(*inputs(), e.ClassTargets(outputs=3, rows=40, classes=1)),
+        "one class": lambda: watched(*of_classes([0] * 40)),
     },
     "rows_whole": {
         "beginnings cut off": lambda: watched(spans(lambda number: {"tokens": 64} if number % 3 else {})),
@@ -492,19 +499,19 @@ def test_two_steps_with_one_batch_are_unjudged():
 
 
 @pytest.mark.parametrize(
-    ("changes", "asked"),
+    ("targets", "asked"),
     [
-        ({}, True),
-        ({"rows": 24}, False),
-        ({"classes": 2, "changes": 1}, True),
-        ({"classes": 2, "changes": 2}, False),
-        ({"classes": 10, "changes": 9}, False),
+        ([0] * 40, True),
+        ([0] * 24, False),
+        ([0] * 20 + [1] * 20, True),
+        ([0] * 20 + [1] * 19 + [0], False),
+        ([number // 4 for number in range(40)], False),
     ],
+    ids=["one class", "few rows", "two blocks", "none of its own", "small blocks"],
 )
-def test_one_class_of_many_rows_is_asked_about(changes, asked):
+def test_rows_in_blocks_of_a_class_are_asked_about(targets, asked):
     """Of few rows it may be chance."""
-    seen = e.ClassTargets(**{"outputs": 3, "rows": 40, "classes": 1, **changes})
-    finding = CHECKS["batches_change"]()(watched(*inputs(), seen))
+    finding = CHECKS["batches_change"]()(watched(*of_classes(targets)))
     assert finding.status is (Status.SUSPECTED if asked else Status.PASSED)
 
 

@@ -39,8 +39,8 @@ class OfItsOwn(list):
 
 
 def rows(*firsts):
-    """Rows of three tokens that begin with these."""
-    return [{"input_ids": [first, 7, 8]} for first in firsts]
+    """Rows of tokens that begin with these."""
+    return [{"input_ids": [first, *range(30)]} for first in firsts]
 
 
 @pytest.mark.parametrize(
@@ -49,13 +49,13 @@ def rows(*firsts):
         (rows(1, 2, 3), rows(3, 4), (2, 1, 3)),
         (Table(rows(1, 2, 3)), Table(rows(1, 2)), (2, 2, 3)),
         (Table(rows(1, 2, 3), "custom"), rows(3), None),
-        (rows(1), {"test": rows(1)}, None),
+        (rows(1), {"test": rows(1)}, (1, 1, 1)),
         (rows(1), None, None),
         ([{"text": "a"}], rows(1), None),
         (SimpleNamespace(rows=3), rows(1), None),
         (OfItsOwn(rows(1)), rows(1), None),
     ],
-    ids=["lists", "tables", "transformed", "several sets", "no evaluation", "texts", "another", "a list of its own"],
+    ids=["lists", "tables", "transformed", "a set by name", "no evaluation", "texts", "another", "a list of its own"],
 )
 def test_rows_are_looked_up(trained, evaluated, found):
     """Nothing is said of data sets whose reading may cost anything."""
@@ -94,7 +94,7 @@ def texts(*numbers):
     [
         (OfTexts(texts(*range(8))), OfTexts(texts(*range(8))), (8, 8, 8)),
         (OfTexts(texts(*range(8))), OfTexts(texts(6, 7, 8, 9)), (4, 2, 8)),
-        (OfTexts(texts(*range(8))), texts(*range(8)), None),
+        (OfTexts(texts(*range(8))), texts(20, 21), None),
         (OfTexts([f"{n}.png" for n in range(8)]), OfTexts([f"{n}.png" for n in range(8)]), None),
         (OfTexts([f"the-picture-of-number-{n}.png" for n in range(8)]), OfTexts(["a", "b"]), None),
         (OfTexts(texts(*[1] * 8)), OfTexts(texts(*[1] * 8)), None),
@@ -116,7 +116,7 @@ def test_rows_of_data_sets_that_only_the_script_reads(trained, evaluated, found)
 
 
 ROWS, OTHERS = [*range(12)], [*range(4)]
-TEXTS, TENSOR = [[number] for number in range(12)], torch.randn(12, 9)
+TEXTS, TENSOR = [[number] * 30 for number in range(12)], torch.randn(12, 9)
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,11 @@
 """Habits of nearly every training. Breaking one is a question to whoever wrote the script, no proven mistake."""
 
 from collections import Counter
+from itertools import pairwise
 
 from tunecheck.core.check import Check, enough, holding, required, some
 from tunecheck.core.errors import NotApplicable
-from tunecheck.core.evidence import (
-    CallOrder,
-    ClassTargets,
-    EvaluationRows,
-    Movement,
-    ScheduleTaken,
-    StepInputs,
-    TrainingState,
-)
+from tunecheck.core.evidence import CallOrder, EvaluationRows, Movement, ScheduleTaken, StepInputs, TrainingState
 from tunecheck.core.finding import Finding
 from tunecheck.core.trace import Trace
 
@@ -51,7 +44,7 @@ class UsualTensorsLearn(Check):
 
 
 RARE = "classes may be so unequal that the first steps hold one alone, or be taken in turn"
-FIRST_BATCH = "The loader's iterator is created anew in each step, or the batch is read before the loop."
+REREAD = "The loader's iterator is created anew in each step, or the batch is read before the loop."
 SORTED = "Rows are sorted by class and not shuffled, or all labels become one class."
 
 
@@ -63,7 +56,7 @@ class BatchesChange(Check):
 
     needs = frozenset({"unknown_rows"})
     convention = "one batch is overfitted on purpose, or the whole data set is one batch"
-    meaning = f"{FIRST_BATCH} {SORTED}"
+    meaning = f"{REREAD} {SORTED}"
     remedy = "Create the iterator once per epoch, and take the next batch in each step. Shuffle. Count the labels."
 
     min_steps: int = 3
@@ -81,15 +74,15 @@ class BatchesChange(Check):
         if different == 1 and any(step.opaque for step in given):
             raise NotApplicable(OPAQUE)
         detail = f"{different} different of {len(batches)} micro-batches in {steps} steps"
-        for seen in trace.records(ClassTargets) if different > 1 else ():
-            if seen.rows >= max(self.min_rows, self.min_block * seen.classes) and seen.changes < seen.classes:
-                blocks = "are of one class" if seen.classes == 1 else f"come in {seen.classes} blocks of a class each"
-                detail = f"all {seen.rows} targets of a head over {seen.outputs} classes {blocks}"
-                return self.found(False, detail, measured=seen.changes, limit=seen.classes, meant=RARE, causes=[SORTED])
-        causes = [FIRST_BATCH]
-        return self.found(
-            different > 1, detail, measured=different, limit="above 1", compared=len(batches), causes=causes
-        )
+        for outputs in sorted({head for step in given for head in step.targets}) if different > 1 else ():
+            learned = [target for step in given for target in step.targets.get(outputs, ())]
+            classes, changes = len({*learned}), sum(one != other for one, other in pairwise(learned))
+            if len(learned) >= max(self.min_rows, self.min_block * classes) and changes < classes:
+                blocks = "are of one class" if classes == 1 else f"come in {classes} blocks of a class each"
+                detail = f"all {len(learned)} targets of a head over {outputs} classes {blocks}"
+                return self.found(False, detail, measured=changes, limit=classes, meant=RARE, causes=[SORTED])
+        limit, compared = "above 1", len(batches)
+        return self.found(different > 1, detail, measured=different, limit=limit, compared=compared, causes=[REREAD])
 
 
 class RandomnessVaries(Check):

@@ -4,7 +4,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from itertools import islice
 from typing import Any
@@ -360,10 +360,6 @@ def _number(value: Any) -> float | None:
         return None
 
 
-MOST_TRAINED, MOST_EVALUATED = 2000, 500
-"""Rows of each data set that are looked at: a second's reading at most."""
-
-
 class WatchedEvaluation:
     """The forward passes of one evaluation: modes, gradients, and the loss of their own logits."""
 
@@ -439,31 +435,11 @@ def rows_due(trainer: Any, dataset: Any) -> int | None:
 
 
 def shared_rows(trainer: Any) -> list[EvaluationRows]:
-    """Return how many rows of the evaluation are trained on; nothing where their tokens are not known."""
-    evaluation = getattr(trainer, "eval_dataset", None)
-    trained = _rows(trainer.train_dataset, MOST_TRAINED)
-    evaluated = _rows(evaluation, MOST_EVALUATED) if trained else []
-    if not trained and type(evaluation) is type(trainer.train_dataset):
-        trained, evaluated = rows_of(trainer.train_dataset), rows_of(evaluation)
-    known = set(trained)
-    among = sum(row in known for row in evaluated)
-    return [EvaluationRows(rows=len(evaluated), among=among, trained=len(trained))] if evaluated else []
-
-
-def _rows(dataset: Any, most: int) -> list[Any]:
-    """Return the tokens of the first rows of a list, or of a table of `datasets`: to read another may cost anything."""
-    if type(dataset).__module__.startswith("datasets.") and hasattr(dataset, "select_columns"):
-        if "input_ids" not in (dataset.column_names or ()) or dataset.format["type"] == "custom":
-            return []
-        rows = dataset.select_columns("input_ids")[:most]["input_ids"]
-    elif type(dataset) is list and all(isinstance(row, dict) and "input_ids" in row for row in dataset[:most]):
-        rows = [row["input_ids"] for row in dataset[:most]]
-    else:
-        return []
-    return [_tokens(row) for row in rows]
-
-
-def _tokens(row: Any) -> Any:
-    """Return a row, or one of several choices, as tuples of numbers."""
-    row = row.tolist() if hasattr(row, "tolist") else row
-    return tuple(map(_tokens, row)) if isinstance(row, list | tuple) else int(row)
+    """Return how many rows of the evaluation are trained on; nothing where nobody knows what they hold."""
+    with suppress(Exception):  # of a data set without a length, say
+        trained, evaluated = rows_of(trainer.train_dataset), rows_of(trainer.eval_dataset)
+        known, alike = set(trained), type(trainer.train_dataset) is type(trainer.eval_dataset)
+        among = sum(row in known for row in evaluated)
+        if among or (alike and isinstance(trained[0], bytes) and isinstance(evaluated[0], bytes)):
+            return [EvaluationRows(rows=len(evaluated), among=among, trained=len(trained))]
+    return []

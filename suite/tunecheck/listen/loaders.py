@@ -6,14 +6,14 @@ Only the lengths of the script's data set and sampler are called. Imports nothin
 import hashlib
 import re
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.utils.data import IterableDataset, RandomSampler, SubsetRandomSampler
+from torch.utils.data import IterableDataset, RandomSampler, Subset, SubsetRandomSampler
 
 from tunecheck.core.evidence import RowsDrawn, WorkerBatches
 from tunecheck.listen.options import rank_and_processes
@@ -136,20 +136,29 @@ DISTINCT = 0.9
 """Share of the rows of a data set that are to differ from all others."""
 
 
-def rows_of(dataset: Any) -> list[bytes]:
-    """Return what each of the first rows of a data set holds, as its own columns do; [] where that tells no row.
+def rows_of(dataset: Any) -> list[Hashable]:
+    """Return the first rows of a data set, each by what its columns hold there, or else as a place in this set alone.
 
     No code of the script's own is called but lengths.
     """
+    if type(dataset) is Subset:
+        rows = rows_of(dataset.dataset)
+        return [rows[at] for at in dataset.indices if at < len(rows)]
     found: list[list[bytes]] = []
-    for column in _columns(dataset):
+    columns = _columns(dataset)
+    if type(dataset).__module__.startswith("datasets.") and hasattr(dataset, "select_columns"):
+        plain = "input_ids" in (dataset.column_names or ()) and dataset.format["type"] != "custom"
+        columns = iter([dataset.select_columns("input_ids")[:MOST_COMPARED]["input_ids"]] if plain else [])
+    for column in (each for each in columns if hasattr(each, "__array__") or type(each) in (list, tuple)):
         part = column.iloc[:MOST_COMPARED].to_numpy() if hasattr(column, "iloc") else column[:MOST_COMPARED]
         with suppress(TypeError):  # rows that only code of the script's can read
             told = [[one for one in _told(row) if not FILE_NAME.fullmatch(one)] for row in part]
             if 2 * sum(sum(map(len, row)) >= FEWEST_BYTES for row in told) > len(told):
                 found.append([hashlib.sha256(b"/".join(row)).digest() for row in told])
     joined = [b"".join(row) for row in zip(*found, strict=True)]
-    return joined if len(set(joined)) >= DISTINCT * len(joined) else []
+    if joined and len(set(joined)) >= DISTINCT * len(joined):
+        return [*joined]
+    return [(id(dataset), at) for at in range(min(len(dataset), MOST_COMPARED))]
 
 
 def _told(row: Any, depth: int = 4) -> Iterator[bytes]:

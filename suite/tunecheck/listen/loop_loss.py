@@ -231,9 +231,8 @@ class LossCalls:
             return
         self.functions += 1
         target = named.get("target", given[1] if len(given) > 1 else None)
-        logarithms = bool(named.get("log_target", given[5] if len(given) > 5 else False))
         if isinstance(target, torch.Tensor) and target.shape == scores.shape:
-            axes, others = _normalised(scores), _normalised(target if logarithms else target.log())
+            axes, others = _normalised(scores), _normalised(target if named.get("log_target") else target.log())
             if axes and others and axes.isdisjoint(others):
                 self.wrong.append(f"{name} of distributions over axis {min(axes)} and over axis {min(others)}")
                 return
@@ -244,9 +243,9 @@ class LossCalls:
 
 def _normalised(likelihoods: torch.Tensor) -> set[int]:
     """Return the axes over which these logarithms are of probabilities."""
+    axes = (axis for axis, size in enumerate(likelihoods.shape) if size > 1)
     found = likelihoods.detach().float()
-    totals = {axis: found.logsumexp(dim=axis).abs() for axis in range(found.ndim) if found.shape[axis] > 1}
-    return {axis for axis, total in totals.items() if bool(total.max() <= MOST_OF_LOG_1)}
+    return {axis for axis in axes if bool((found.logsumexp(dim=axis).abs() <= MOST_OF_LOG_1).all())}
 
 
 def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:

@@ -124,8 +124,8 @@ class _Trained:
         self._files = set[str]()
         """Those that hold trained tensors."""
         start = {self.before[name] for name in self._telling}
+        # a file with the model as it was before its training, until the script itself writes another
         self._first = next((file for file, values in reversed(_EARLY) if start and start <= values), "")
-        """File with the model as it was before its training, until the script itself writes another."""
         if self._first:
             atexit.register(self._end)
 

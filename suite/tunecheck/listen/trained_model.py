@@ -3,11 +3,11 @@
 import contextlib
 import gc
 import sys
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Subset, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from tunecheck.core.evidence import EvaluationRows
 from tunecheck.core.premises import Premise
@@ -67,52 +67,22 @@ def only_tokenizer() -> Any:
     return held[0] if len(kinds) == 1 else None
 
 
-MOST_ROWS = 2000
-"""Rows of each data set by which it is known what two of them share."""
-
-
 def shared_loaders() -> list[EvaluationRows]:
     """Return how many rows that a loader reads in order are those that another one shuffles; [] where none is.
 
     Of several loaders that read in order the one that shares the least: others may measure how well rows are learned.
     """
-    found: dict[type, list[Any]] = {RandomSampler: [], SequentialSampler: []}
+    found: dict[type, list[set[Hashable]]] = {RandomSampler: [], SequentialSampler: []}
     for loader in [thing for thing in gc.get_objects() if issubclass(type(thing), DataLoader)]:
-        found.get(type(getattr(loader.batch_sampler, "sampler", None)), []).append(loader.dataset)
-    for of in (lambda dataset: _rows_of(dataset).values(), rows_of):
-        shuffled, read = ([set(filled) for filled in _each(of, datasets) if filled] for datasets in found.values())
-        if not shuffled or any(rows != shuffled[0] for rows in shuffled) or len(read) < len(found[SequentialSampler]):
-            continue
-        shared = [
-            EvaluationRows(rows=len(rows), among=len(rows & shuffled[0]), trained=len(shuffled[0])) for rows in read
-        ]
-        least = min(shared, key=lambda seen: seen.among / seen.rows, default=None)
-        if least is not None and least.among:  # other rows may be equal to what is trained
-            return [least]
-    return []
-
-
-def _each(of: Callable[[Any], Any], datasets: list[Any]) -> Iterator[Any]:
-    for dataset in datasets:
-        with contextlib.suppress(Exception):  # of one without a length, say
-            yield of(dataset)
-
-
-def _rows_of(dataset: Any) -> dict[int, Hashable]:
-    """Return the numbers of a data set's first rows, each with what the row is: an object, or a place in memory.
-
-    Rows of a part, a list or tensors may be another data set's, too. Reads no row of the script's own classes.
-    """
-    if type(dataset) is Subset:
-        rows = _rows_of(dataset.dataset)
-        return {at: rows[number] for at, number in enumerate(dataset.indices) if number in rows}
-    first = range(min(len(dataset), MOST_ROWS))
-    if type(dataset) is TensorDataset:
-        tensor = dataset.tensors[0]
-        return {at: tensor.data_ptr() + tensor.element_size() * tensor.stride(0) * at for at in first}
-    if type(dataset) is list and not any(isinstance(row, str | int | float) for row in dataset[:MOST_ROWS]):
-        return {at: id(dataset[at]) for at in first}
-    return {at: (id(dataset), at) for at in first}
+        kind = type(getattr(loader.batch_sampler, "sampler", None))
+        with contextlib.suppress(Exception):  # of a data set without a length, say
+            found.get(kind, []).append(set(rows_of(loader.dataset)))
+    shuffled, read = found.values()
+    if not shuffled or any(rows != shuffled[0] for rows in shuffled) or not all(read):
+        return []
+    shared = [EvaluationRows(rows=len(rows), among=len(rows & shuffled[0]), trained=len(shuffled[0])) for rows in read]
+    least = min(shared, key=lambda seen: seen.among / seen.rows, default=None)
+    return [least] if least is not None and least.among else []  # other rows may be equal to what is trained
 
 
 def trained_whole(module: Any, *, again: bool = False) -> tuple[Any, str]:

@@ -1,12 +1,12 @@
 """What the model is given: digests of every batch, and a few rows for a person to read."""
 
 from collections.abc import Callable, Sequence
-from itertools import groupby, islice, pairwise, takewhile
+from itertools import groupby, islice, takewhile
 from typing import Any
 
 import torch
 
-from tunecheck.core.evidence import ClassTargets, RowPiece, RowShown, StepInputs
+from tunecheck.core.evidence import RowPiece, RowShown, StepInputs
 from tunecheck.probes.reference.given import end_tokens, without_padding
 from tunecheck.probes.reference.loss_graph import graph_of, straight_back
 from tunecheck.training.data import IGNORED, Batch
@@ -18,60 +18,41 @@ MOST_NODES = 64
 
 
 class StepInputsProbe(Probe):
-    """Notes the digests of every step's batches, and the classes that heads are to tell, so that steps can be compared.
+    """Notes the digests of every step's batches, and the classes of their rows, so that steps can be compared.
 
     Nothing needs to be declared for it.
     """
 
-    emits = (StepInputs, ClassTargets)
-
-    def start(self, session: Session) -> None:
-        """Know no head yet."""
-        self._heads: dict[int, tuple[torch.Tensor, list[int]]] = {}
-        """Identity of each head's tensor to that, and the classes of its rows."""
+    emits = (StepInputs,)
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Look at each loss that is about to be differentiated."""
-        self._window = window
+        self._window, self._targets = window, dict[str, tuple[int, ...]]()
         self.hooks.function(torch.autograd, "backward", before=self._differentiated)
 
     def _differentiated(self, tensors: Any, *_: Any, **__: Any) -> None:
+        rows = {len(batch.keys) for batch in self._window}
         for node in islice(graph_of(getattr(tensors, "grad_fn", None)), 0 if probing() else MOST_NODES):
-            rows = {len(batch.keys) for batch in self._window}
-            if node.name() == "NllLossBackward0" and node._saved_target.numel() in rows:
-                learned = node._saved_target[node._saved_target != node._saved_ignore_index]
-                if (head := _head_of(node, node._saved_self.shape[-1])) is not None:
-                    self._heads.setdefault(id(head), (head, []))[1].extend(learned.tolist())
-
-    def end(self, session: Session) -> None:
-        """Tell how many classes each head was to tell."""
-        for head, learned in self._heads.values():
-            changes = sum(one != other for one, other in pairwise(learned))
-            self.emit(ClassTargets(outputs=len(head), rows=len(learned), classes=len({*learned}), changes=changes))
-        self._heads.clear()
+            if node.name() == "NllLossBackward0" and node._saved_target.numel() in rows and _is_of_classes(node):
+                learned = node._saved_target[node._saved_target != node._saved_ignore_index].tolist()
+                outputs = str(node._saved_self.shape[-1])
+                self._targets[outputs] = (*self._targets.get(outputs, ()), *learned)
 
     def backward_end(self, session: Session, step: int) -> None:
         """Record this window, which a loop fills until now."""
         self.hooks.remove()
-        window = session.window
-        opaque = any(batch.opaque for batch in window)
-        self.emit(StepInputs(step=step, digests=tuple(batch.digest for batch in window), opaque=opaque))
+        digests = tuple(batch.digest for batch in session.window)
+        opaque = any(batch.opaque for batch in session.window)
+        self.emit(StepInputs(step=step, digests=digests, opaque=opaque, targets=self._targets))
 
 
-def _head_of(entropy: Any, classes: int) -> torch.Tensor | None:
-    """Return a trained tensor of the linear layer whose outputs are these classes' scores; None without one.
-
-    Scores of candidates, of which the first one may always be right, come of no such layer.
-    """
+def _is_of_classes(entropy: Any) -> bool:
+    """Return whether a linear layer that learns gives these scores: of candidates the first may always be right."""
     softmax = entropy.next_functions[0][0]
     layer = straight_back(softmax.next_functions[0])[0] if softmax.name() == "LogSoftmaxBackward0" else None
-    for edge in () if layer is None else layer.next_functions:
-        while edge[0] is not None and edge[0].name() in ("TBackward0", "ToCopyBackward0"):
-            edge = edge[0].next_functions[0]
-        tensor = getattr(edge[0], "variable", None)
-        if isinstance(tensor, torch.Tensor) and tensor.shape[:1] == (classes,):
-            return tensor
-    return None
+    edges = [edge[0] for edge in layer.next_functions if edge[0] is not None] if layer is not None else []
+    edges += [edge.next_functions[0][0] for edge in edges if edge.name() in ("TBackward0", "ToCopyBackward0")]
+    return any(len(node.variable) == entropy._saved_self.shape[-1] for node in edges if hasattr(node, "variable"))
 
 
 MOST_ROWS, MOST_TOKENS = 4, 512

@@ -180,12 +180,10 @@ def _is_as_built(tensor: torch.Tensor) -> bool:
 
 def _rows_held(session: Session) -> float:
     """Return the rows that the base's file has of a frozen embedding; infinity where it learns, or is not known."""
-    table = session.model.get_input_embeddings()
-    if any(p.requires_grad for p in table.parameters()) or not any(session.folder.glob("*.safetensors")):
-        return math.inf
-    file, ids = WeightFile(session.folder), {id(p) for p in table.parameters()}
-    names = (file_name(name) for name, p in session.model.named_parameters() if id(p) in ids and p.ndim == 2)
-    return next((file.shape(name)[0] for name in names if name in file), math.inf)
+    held, file = {id(p): p for p in session.model.get_input_embeddings().parameters()}, WeightFile(session.folder)
+    names = (file_name(name) for name, p in session.model.named_parameters() if id(p) in held and p.ndim == 2)
+    rows = [file.shape(name)[0] for name in names if name in file]
+    return rows[0] if rows and not any(p.requires_grad for p in held.values()) else math.inf
 
 
 def _misfrozen(model: Any) -> Iterator[str]:

@@ -24,7 +24,7 @@ class OtherModelsProbe(Probe):
         self._called: Any = lambda: None
         """The model that was called last, weakly."""
         self._inside = set[int]()
-        self._dropping: WeakKeyDictionary[Any, list[torch.Tensor]] = WeakKeyDictionary()
+        self._noisy: WeakKeyDictionary[Any, list[torch.Tensor]] = WeakKeyDictionary()
         """Models that drop, or normalise by their batch, to a sample of their parameters."""
         self._normalising: WeakSet[Any] = WeakSet()
 
@@ -46,16 +46,15 @@ class OtherModelsProbe(Probe):
                 return
             if torch.is_grad_enabled() and any(p.requires_grad for p in whole.parameters()):
                 return
-            if normalises:
-                self._normalising.add(whole)
-            if whole not in self._dropping:
-                self._dropping[whole] = _sample(whole)
+            self._normalising |= {whole} if normalises else set()
+            if whole not in self._noisy:
+                self._noisy[whole] = _sample(whole)
 
         self.hooks.first_modules(see)
 
     def end(self, session: Session) -> None:
         """Tell which models are in train mode that nobody trains."""
-        for model, before in self._dropping.items():
+        for model, before in self._noisy.items():
             if all(torch.equal(one, other) for one, other in zip(before, _sample(model), strict=True)):
                 self.emit(OtherModelDrops(model=type(model).__name__, normalises=model in self._normalising))
 

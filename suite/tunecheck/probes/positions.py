@@ -35,8 +35,6 @@ BALANCED = 1e-3
 """Of a gradient's sizes, what its sum over the positions of a row is at most where a softmax was taken over them."""
 FEWEST_TELLING = 16
 """Positions by which rows are told from columns, and one pass from another."""
-FEWEST_KINDS = 5
-"""Of tokens that a table looks up: of fewer, as of segments, one may be called padding and be none."""
 LOOKED_AT = 512
 """Positions of a pass at most whose gradient by the logits is searched for the token that it raises."""
 
@@ -51,7 +49,7 @@ class PositionProbe(Probe):
         named = session.tokenizer, getattr(session.model, "generation_config", None)
         self._pads = [token for held in named if (token := getattr(held, "pad_token_id", None)) is not None]
         self._models = [module for module in session.model.modules() if _is_model(module)]
-        self._tables = [] if self._models else [m for m in session.model.modules() if _names_padding(m)]
+        self._tables = [m for m in session.model.modules() if getattr(m, "padding_idx", None) is not None]
         """Embeddings of a model of the script's own that say which of their tokens is padding."""
         self._around = [model for model in self._models if sum(map(_is_model, model.modules())) > 1]
         """Those whose padding is looked at in the model inside of them."""
@@ -198,7 +196,8 @@ class PositionProbe(Probe):
     def _looked_up(self, table: Any, args: Any) -> None:
         """Note which of the tokens that an embedding is about to look up are padding, as it says."""
         read = next(iter(args), None)
-        if isinstance(read, torch.Tensor) and read.ndim == 2 and len(set(read.flatten().tolist())) >= FEWEST_KINDS:
+        # of few kinds, as segments are, the first one may be called padding and be none
+        if isinstance(read, torch.Tensor) and read.ndim == 2 and len({*read.flatten().tolist()}) > MOST_CHOICES:
             real = self._looked_up_masks.get(read.shape, False)
             self._looked_up_masks[read.shape] = real | (read != table.padding_idx)
 
@@ -361,10 +360,6 @@ class _Raised:
 
 def _is_model(module: Any) -> bool:
     return any(kind.__name__ == "PreTrainedModel" for kind in type(module).__mro__)
-
-
-def _names_padding(module: Any) -> bool:
-    return isinstance(module, torch.nn.Embedding) and module.padding_idx is not None
 
 
 def _learns(tensor: Any) -> TypeGuard[torch.Tensor]:

@@ -27,18 +27,8 @@ class StepInputs(Record):
     """One digest a micro-batch, over all tensors that the model is given."""
     opaque: bool = False
     """Whether the model is also given an object whose contents are unknown, so that equal digests prove nothing."""
-
-
-class ClassTargets(Record):
-    """Targets of a head over classes, one for each row, in the steps that were listened to."""
-
-    outputs: int
-    """Classes that the head has."""
-    rows: int
-    classes: int
-    """Different ones among the targets."""
-    changes: int = 0
-    """Targets that differ from the one before."""
+    targets: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Number of a linear head's classes to those of its rows, where each row has one."""
 
 
 class RowsGiven(Record):

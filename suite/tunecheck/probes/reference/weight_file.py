@@ -91,18 +91,16 @@ def file_name(parameter: str) -> str:
 def unmarked_heads(model: Any) -> frozenset[str]:
     """Return the matrices of classifiers' heads that transformers has not loaded: since version 5 it marks all others.
 
-    Of a head that peft has copied the copies alone; none that has adapters, and none of which a copy learns.
+    Without those that have adapters, and those of which peft has made a copy that learns.
     """
     learns = {name.partition(".modules_to_save.")[0] for name, p in model.named_parameters() if p.requires_grad}
     found = set[str]()
     for prefix, inner in model.named_modules():
-        if not type(inner).__name__.endswith(CLASSIFIERS) or not hasattr(inner, "base_model_prefix"):
-            continue
-        named = dict(inner.named_parameters())
-        fresh = {name for name, p in named.items() if p.ndim > 1 and "_is_hf_initialized" not in vars(p)}
-        if any("_is_hf_initialized" in vars(p) for p in named.values()):
-            head = (name for name in fresh if not name.startswith(f"{inner.base_model_prefix}."))
-            found |= {f"{prefix}.{name}".lstrip(".") for name in head if ".base_layer." not in name}
+        if type(inner).__name__.endswith(CLASSIFIERS) and hasattr(inner, "base_model_prefix"):
+            named = {name: p for name, p in inner.named_parameters() if "_is_hf_initialized" not in vars(p)}
+            marks = len(named) < sum(1 for _ in inner.parameters())
+            head = (n for n, p in named.items() if p.ndim > 1 and not n.startswith(f"{inner.base_model_prefix}."))
+            found |= {f"{prefix}.{name}".lstrip(".") for name in head if marks and ".base_layer." not in name}
     return frozenset(name for name in found if name.partition(".modules_to_save.")[0] not in learns)
 
 
