@@ -74,6 +74,17 @@ def test_a_base_that_was_loaded_right_is_the_files(tmp_path: Any, kind: str, oth
     assert not seen.buffers_differing
 
 
+@pytest.mark.parametrize("kind", ["gpt_neox", "llama"])
+def test_a_vocabulary_that_grew_has_new_rows_beside_the_files(tmp_path: Any, kind: str) -> None:
+    """Of a head that the file has by another name, too; one that is drawn anew is named."""
+    model = loaded(tmp_path, kind, tie_word_embeddings=False)
+    model.resize_token_embeddings(model.config.vocab_size + 3)
+    assert not fidelity(model, tmp_path).differing
+
+    torch.nn.init.normal_(model.lm_head.weight.data)
+    assert fidelity(model, tmp_path).differing == ("lm_head.weight",)
+
+
 def test_a_file_says_whether_its_weights_are_quantised(tmp_path: Any) -> None:
     """A base that was unpacked while it was loaded has no tensor of its file's."""
     loaded(tmp_path, "llama")

@@ -124,18 +124,20 @@ def _layer_of(name: str) -> str:
 
 
 def _has_rows(matrix: torch.Tensor, weights: WeightFile, names: Sequence[str]) -> bool:
-    """Return whether a sample of the rows lies in the tensors of these names."""
-    at = torch.linspace(0, len(matrix) - 1, min(ROWS_SOUGHT, len(matrix))).long()
+    """Return whether a sample of the rows lies in the tensors of these names; further rows are new ones."""
+    names = [name for name in names if weights.shape(name)[-1:] == matrix.shape[-1:]]
+    rows_held = min(len(matrix), sum(math.prod(weights.shape(name)[:-1]) for name in names))
+    at = torch.linspace(0, rows_held - 1, min(ROWS_SOUGHT, rows_held)).long()
     sought = [*matrix[at]]
     for name in names:
-        if sought and weights.shape(name)[-1:] == matrix.shape[-1:]:
+        if sought:
             rows = weights.tensor(name).to(matrix.dtype).reshape(-1, matrix.shape[-1])
             columns = torch.linspace(0, matrix.shape[-1] - 1, min(COLUMNS_COMPARED, matrix.shape[-1])).long()
             for row in tuple(sought):  # a few columns tell which rows to compare whole
                 alike = (rows[:, columns] == row[columns]).all(-1).nonzero().flatten()
                 if any(torch.equal(row, rows[at]) for at in alike.tolist()):
                     sought = [other for other in sought if other is not row]
-    return not sought
+    return bool(names) and not sought
 
 
 def _adapters(model: Any) -> set[int]:
