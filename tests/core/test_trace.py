@@ -69,6 +69,7 @@ EXAMPLES: list[Record] = [
     e.StateLoaded(into="GPT", offered=12, taken=2, misnamed=("module.w (the model has w)",)),
     e.OtherModelDrops(model="Teacher"),
     e.TokensReplaced(step=2, read="Who"),
+    e.LearntBeside(tensors=2),
     e.ScoresGiven(functions=2, probabilities=("LogSoftmax of a Softmax",)),
     e.WorkerBatches(workers=2, rounds=5, distinct=4, alike=1),
     e.LossDivided(micro_batches=4, by="compute_loss"),

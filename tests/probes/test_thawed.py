@@ -37,15 +37,21 @@ class Thaw(TrainerCallback):
             model.lower.requires_grad_(True)
 
 
-@pytest.mark.parametrize("held", [True, False], ids=["the optimizer holds them", "it does not"])
-def test_layers_thawed_by_a_callback(held, tmp_path):
-    """Passes, and where the optimizer was made of what learnt at first, that alone is told."""
-    torch.manual_seed(0)
-    model = Classifier()
-    model.lower.requires_grad_(False)
+class Temperature(Trainer):
+    """Its loss has a parameter of its own, as losses of sentence-transformers and margins of ArcFace have."""
+
+    used = torch.nn.Parameter(torch.ones(()))
+
+    def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
+        """Return the model's loss at a temperature that learns."""
+        outcome = model(**inputs)
+        loss = outcome["loss"] * self.used.exp()
+        return (loss, outcome) if return_outputs else loss
+
+
+def watched(tmp_path, model, optimizer, trainer=Trainer, **more):
+    """Train this model for eight steps and return the findings."""
     rows = [{"x": torch.randn(4), "target": torch.tensor(at % 2)} for at in range(32)]
-    learnt = model if held else model.upper
-    optimizer = torch.optim.AdamW(learnt.parameters(), lr=1e-2)
     args = TrainingArguments(
         str(tmp_path / "out"),
         max_steps=8,
@@ -57,10 +63,33 @@ def test_layers_thawed_by_a_callback(held, tmp_path):
         remove_unused_columns=False,
     )
     constant = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
-    trainer = Trainer(model, args, train_dataset=rows, callbacks=[Thaw()], optimizers=(optimizer, constant))
-    with tunecheck.watch(trainer, folder=tmp_path / "report", steps=8, tell=False) as watched:
-        trainer.train()
-    found = {finding.check: finding for finding in watched.findings}
+    training = trainer(model, args, train_dataset=rows, optimizers=(optimizer, constant), **more)
+    with tunecheck.watch(training, folder=tmp_path / "report", steps=8, tell=False) as told:
+        training.train()
+    return {finding.check: finding for finding in told.findings}
+
+
+@pytest.mark.parametrize("learns", [True, False], ids=["of the loss", "of an earlier model"])
+def test_a_tensor_beside_the_model_belongs_to_the_loss_or_to_nothing(learns, tmp_path):
+    """One with a gradient is no fault; one without is."""
+    torch.manual_seed(0)
+    model = Classifier()
+    beside = Temperature.used if learns else torch.nn.Parameter(torch.ones(()))
+    optimizer = torch.optim.AdamW([*model.parameters(), beside], lr=1e-2)
+    found = watched(tmp_path, model, optimizer, Temperature)
+
+    assert found["optimizer_coverage"].passed == learns
+    assert not learns or not [name for name, finding in found.items() if finding.status.value == "failed"]
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["the optimizer holds them", "it does not"])
+def test_layers_thawed_by_a_callback(held, tmp_path):
+    """Passes, and where the optimizer was made of what learnt at first, that alone is told."""
+    torch.manual_seed(0)
+    model = Classifier()
+    model.lower.requires_grad_(False)
+    learnt = model if held else model.upper
+    found = watched(tmp_path, model, torch.optim.AdamW(learnt.parameters(), lr=1e-2), callbacks=[Thaw()])
 
     assert found["optimizer_coverage"].passed == held
     for name in ("state_in_training", "gradient_norm_reported", "live_tensors_flat"):

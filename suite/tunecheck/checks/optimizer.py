@@ -16,7 +16,17 @@ from tunecheck.core.check import (
     worst_of,
 )
 from tunecheck.core.errors import MissingEvidence, NotApplicable
-from tunecheck.core.evidence import Census, CutOff, Gradients, Movement, OtherOptimizer, Setup, Step, Update
+from tunecheck.core.evidence import (
+    Census,
+    CutOff,
+    Gradients,
+    LearntBeside,
+    Movement,
+    OtherOptimizer,
+    Setup,
+    Step,
+    Update,
+)
 from tunecheck.core.finding import Finding
 from tunecheck.core.optimization import decays, learning_rate
 from tunecheck.core.premises import Premise
@@ -35,7 +45,7 @@ OTHER_SETTINGS = "The optimizer is built elsewhere than declared, with other set
 class OptimizerCoverage(Check):
     """The optimizer holds every trainable tensor exactly once, by identity, and nothing else.
 
-    A script's own optimizer may also hold frozen tensors, which it skips without a gradient.
+    A script's own optimizer may also hold frozen tensors, which it skips without a gradient, and tensors of a loss.
     """
 
     needs = frozenset({Premise.GROUPS_DECLARED})
@@ -53,13 +63,14 @@ def _held_wrongly(trace: Trace, census: Census) -> Iterator[tuple[str, str]]:
     """Yield what is wrong with the optimizer's tensors and groups, and its cause."""
     training, declared = trace.run.training, trace.holds(Premise.SETTINGS_DECLARED)
     held, wanted = Counter(census.optimized), set(census.trainable)
-    if foreign := held.pop("?", 0):
+    learnt_beside = sum(seen.tensors for seen in trace.records(LearntBeside))
+    if (foreign := held.pop("?", 0) - learnt_beside) > 0:
         yield f"{foreign} tensors in the optimizer do not belong to the model", OUTDATED
     missing = sorted(wanted - held.keys())
     if missing and not declared:  # a part that the loss does not reach may well be left out
         missing = sorted(set(missing) - _without_gradient(trace))
     if missing:
-        cause = OUTDATED if foreign else LEFT_OUT
+        cause = OUTDATED if foreign > 0 else LEFT_OUT
         yield f"{len(missing)} trainable tensors are not in the optimizer: {some(missing)}", cause
     # what has no gradient is passed over, and base_untouched sees to the rest
     if (extra := sorted(held.keys() - wanted)) and trace.holds(Premise.OPTIMIZER_OF_TRAINED):

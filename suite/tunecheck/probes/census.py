@@ -1,10 +1,11 @@
 """Which tensors exist, which are trained, which the optimizer holds, where they live and in which dtype."""
 
+from itertools import chain
 from math import prod
 
 import torch
 
-from tunecheck.core.evidence import Census
+from tunecheck.core.evidence import Census, LearntBeside
 from tunecheck.probes.reference.four_bit import is_packed
 from tunecheck.probes.reference.measures import counted, dtype_name
 from tunecheck.probes.reference.weight_file import WeightFile
@@ -19,7 +20,7 @@ SWITCHES = ("amsgrad", "maximize", "nesterov")
 class CensusProbe(Probe):
     """Counts at the start, after the first evaluation and at the end: some bugs change the set in between."""
 
-    emits = (Census,)
+    emits = (Census, LearntBeside)
 
     def start(self, session: Session) -> None:
         names = WeightFile(session.folder).names
@@ -33,6 +34,13 @@ class CensusProbe(Probe):
         if not self._evaluated:
             self._evaluated = True
             self.emit(self._census(session, "after_evaluation"))
+
+    def backward_end(self, session: Session, step: int) -> None:
+        if step == 0:
+            own = {id(parameter) for parameter in session.model.parameters()}
+            held = chain.from_iterable(group["params"] for group in session.optimizer.param_groups)
+            if beside := sum(id(p) not in own and p.grad is not None for p in held):
+                self.emit(LearntBeside(tensors=beside))
 
     def end(self, session: Session) -> None:
         self.emit(self._census(session, "end"))

@@ -112,6 +112,12 @@ class Census(Record):
     """Tensors by what is switched on in their parameter group that changes the update: amsgrad, maximize, nesterov."""
 
 
+class LearntBeside(Record):
+    """Tensors of the optimizer that are not the model's and have a gradient in the first step, as those of a loss."""
+
+    tensors: int
+
+
 class Quantization(Record):
     """The 4-bit linears as they are, beside the set that the configuration asks for."""
 
