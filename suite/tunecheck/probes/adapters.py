@@ -99,7 +99,8 @@ def _starts(session: Session) -> tuple[dict[str, float], tuple[str, ...], tuple[
     repeated = tuple(name for at, name in enumerate(factors) if sums[at] in sums[:at])
     # on the CPU: a GPU's solver would be loaded, with its workspace, for this alone
     ranks = {name: int(torch.linalg.matrix_rank(a.cpu(), rtol=RANK_TOLERANCE)) for name, a in factors.items()}
-    dependent = tuple(name for name, a in factors.items() if ranks[name] < min(a.shape))
+    # a square one may lack a dimension by chance: its smallest singular value is of the order of 1 / inputs
+    dependent = tuple(n for n, a in factors.items() if ranks[n] < min(a.shape) - (a.shape[0] == a.shape[1]))
     return {"smallest": float(sizes.min()), "largest": float(sizes.max())}, repeated, dependent
 
 
