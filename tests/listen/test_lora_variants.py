@@ -51,3 +51,11 @@ def test_lora_and_dora_are_known(dora):
     """The formula of both is held against what they compute."""
     model, _ = Script(lora={**SETTINGS, "use_dora": dora}).model_and_tokenizer()
     assert adapter_variant(model) == ""
+
+
+def test_a_random_b_that_the_config_asks_for_is_a_question(tmp_path):
+    """peft has it for tests; a training then starts from another model than the base."""
+    row = judged(Script(lora={**SETTINGS, "init_lora_weights": False}, rows=20, steps=4), tmp_path)
+
+    assert row.failed == []
+    assert [finding.check for finding in row.suspected] == ["adapters_start_neutral", "lora_gradient_schedule"]

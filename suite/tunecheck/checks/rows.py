@@ -44,6 +44,8 @@ NO_END = (
     "The template, the formatting function or the collator adds no end token. Generation then runs to its length limit."
 )
 NO_HEADER = "The rows lack the mark of the assistant's turn that apply_chat_template writes. Generation begins with it."
+CUT_ALIKE = "Answers are cut off at a number of tokens, and their end tokens with them."
+FIXED_WIDTH = "answers of one length, such as numbers of a fixed width, need no end"
 OTHER_FORM = "a model may be taught another form of chat than its template's"
 TURN_OPENED = "add_generation_prompt=True opens an empty turn after each answer, or a mark of a turn is written twice."
 
@@ -52,12 +54,13 @@ class AnswersEnd(Check):
     """Supervised answers end with an end token, so that the model learns to stop.
 
     The check reads rows with masked prompts that are not truncated. Some answers need no end token: those that share
-    one closing token, those of equal length, and a few that recur, such as class names. No empty assistant turn may
-    follow an answer. If rows hold the chat template's mark of a user's turn, they hold that of the assistant's, too.
+    one closing token, those of one token, and a few that recur, such as class names. Longer ones of equal length are
+    suspected. No empty assistant turn may follow an answer. If rows hold the chat template's mark of a user's turn,
+    they hold that of the assistant's, too.
     """
 
     needs = ROWS_KNOWN | {"user_code", Premise.END_KNOWN}
-    meaning = f"{NO_END} {TURN_OPENED} {NO_HEADER}"
+    meaning = f"{NO_END} {CUT_ALIKE} {TURN_OPENED} {NO_HEADER}"
     remedy = (
         "Append the tokenizer's eos_token, or the template's end-of-turn token, to every answer. Generate after "
         "training and check that the model stops."
@@ -95,6 +98,9 @@ class AnswersEnd(Check):
         reason = _needs_no_end(loose) if share > self.max_open_share else ""
         required(not reason, reason)
         detail = f"{len(loose)} of {whole} untruncated answers have no end token"
+        if share > self.max_open_share and (tokens := _common_length(loose)):
+            detail += f", and the same length of {tokens} tokens"
+            return self.at_most(share, self.max_open_share, detail, meant=FIXED_WIDTH, causes=[CUT_ALIKE])
         return self.at_most(share, self.max_open_share, detail, causes=[NO_END])
 
 
@@ -103,11 +109,17 @@ def _needs_no_end(rows: Sequence[RowSpan]) -> str:
     last, times = Counter(row.last for row in rows).most_common(1)[0]
     if times >= ALIKE * len(rows) and last[-1:] not in PUNCTUATION:
         return f"all answers end with {last!r}, which may be their own end mark"
-    if max(Counter(row.learned for row in rows).values()) >= ALIKE * len(rows):
-        return "all answers have equal length"
+    if _common_length(rows) == 1:
+        return "all answers have one token"
     if len({row.answer for row in rows}) <= len(rows) / 2:
         return "a few answers recur, as class names do"
     return ""
+
+
+def _common_length(rows: Sequence[RowSpan]) -> int:
+    """Return the number of tokens that nearly all of these answers have; 0 where they differ."""
+    tokens, times = Counter(row.learned for row in rows).most_common(1)[0]
+    return tokens if times >= ALIKE * len(rows) else 0
 
 
 class BatchAsConfigured(Check):

@@ -35,6 +35,7 @@ from tunecheck.training.tensors import learning
 SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
 """transformers' schedules whose closed form is known here."""
 
+B_DRAWN = "init_lora_weights=False draws B at random, which peft has for tests"
 KEEP_THE_BASE = (True, False, "gaussian", "orthogonal", "eva")
 """Values of LoraConfig.init_lora_weights that move no part of the base into the adapters, as PiSSA's and OLoRA's do."""
 OF_ANY_TRAINING = {"adapters", "frozen", "trains_base", "quantized", "checkpointing", "dropout", "several_steps"}
@@ -232,7 +233,7 @@ def described(model: Any) -> tuple[WatchedRun, dict[Premise, str]]:
         left_open[Premise.ADAPTERS_FRESH] = "the adapters were loaded, not created"
     elif lora is not None and provenance.trained_before(model, adapters=True):
         left_open[Premise.ADAPTERS_FRESH] = "an earlier training of this process trained the adapters"
-    elif lora is not None and init is not True:
+    elif lora is not None and not isinstance(init, bool):
         left_open[Premise.ADAPTERS_FRESH] = f"LoraConfig.init_lora_weights = {init!r} selects another initialisation"
     inits = [getattr(held, "init_lora_weights", True) for held in adapters.values()]
     if moving := [held for held in inits if held not in KEEP_THE_BASE]:
@@ -286,7 +287,11 @@ def described(model: Any) -> tuple[WatchedRun, dict[Premise, str]]:
         trained=trained,
         parameters=elements,
         drops=bool(noise) or any(True for _ in dropouts(model)),
-        premises=facts(opened([Premise.ARCHITECTURE_KNOWN], departure(model)), Source.PRESUMED),
+        premises=facts(
+            opened([Premise.ARCHITECTURE_KNOWN], departure(model))
+            | opened([Premise.ADAPTERS_FRESH], B_DRAWN if lora is not None and init is False else ""),
+            Source.PRESUMED,
+        ),
         sources=sources,
     )
     return run, left_open
