@@ -17,18 +17,18 @@ class Table:
     """What `datasets` calls a Dataset, as far as it is read."""
 
     __module__ = "datasets.arrow_dataset"
-    column_names = ("input_ids", "text")
 
     def __init__(self, rows, kind=None):
         self.rows, self.format = rows, {"type": kind}
+        self.column_names = [*rows[0], "text"]
 
-    def select_columns(self, name):
-        """The same table: no other column is read."""
-        return self
+    def select_columns(self, names):
+        """Return the table of these columns alone; texts are not read."""
+        return Table([{name: row[name] for name in names} for row in self.rows], self.format["type"])
 
     def __getitem__(self, part):
         """The rows, column by column."""
-        return {"input_ids": [row["input_ids"] for row in self.rows[part]]}
+        return {name: [row[name] for row in self.rows[part]] for name in self.column_names[:-1]}
 
 
 class OfItsOwn(list):
@@ -43,10 +43,17 @@ def rows(*firsts):
     return [{"input_ids": [first, *range(30)]} for first in firsts]
 
 
+def pairs(*firsts):
+    """Rows of a chosen and a rejected answer, as TRL's DPOTrainer keeps them."""
+    return [{"prompt_ids": [0] * 30, "chosen_ids": [first] * 30, "rejected_ids": [0] * 30} for first in firsts]
+
+
 @pytest.mark.parametrize(
     ("trained", "evaluated", "found"),
     [
         (rows(1, 2, 3), rows(3, 4), (2, 1, 3)),
+        (Table(pairs(1, 2, 3)), Table(pairs(2, 3)), (2, 2, 3)),
+        (Table(pairs(1, 2, 3)), Table(pairs(4, 5)), (2, 0, 3)),
         (Table(rows(1, 2, 3)), Table(rows(1, 2)), (2, 2, 3)),
         (Table(rows(1, 2, 3), "custom"), rows(3), None),
         (rows(1), {"test": rows(1)}, (1, 1, 1)),
@@ -55,7 +62,18 @@ def rows(*firsts):
         (SimpleNamespace(rows=3), rows(1), None),
         (OfItsOwn(rows(1)), rows(1), None),
     ],
-    ids=["lists", "tables", "transformed", "a set by name", "no evaluation", "texts", "another", "a list of its own"],
+    ids=[
+        "lists",
+        "pairs",
+        "other pairs",
+        "tables",
+        "transformed",
+        "a set by name",
+        "no evaluation",
+        "texts",
+        "another",
+        "a list of its own",
+    ],
 )
 def test_rows_are_looked_up(trained, evaluated, found):
     """Nothing is said of data sets whose reading may cost anything."""

@@ -147,8 +147,9 @@ def rows_of(dataset: Any) -> list[Hashable]:
     found: list[list[bytes]] = []
     columns = _columns(dataset)
     if type(dataset).__module__.startswith("datasets.") and hasattr(dataset, "select_columns"):
-        plain = "input_ids" in (dataset.column_names or ()) and dataset.format["type"] != "custom"
-        columns = iter([dataset.select_columns("input_ids")[:MOST_COMPARED]["input_ids"]] if plain else [])
+        names = [name for name in dataset.column_names or () if name.endswith("_ids")]  # of pairs, too
+        plain = names and dataset.format["type"] != "custom"
+        columns = iter(dataset.select_columns(names)[:MOST_COMPARED].values() if plain else [])
     for column in (each for each in columns if hasattr(each, "__array__") or type(each) in (list, tuple)):
         part = column.iloc[:MOST_COMPARED].to_numpy() if hasattr(column, "iloc") else column[:MOST_COMPARED]
         with suppress(TypeError):  # rows that only code of the script's can read
