@@ -262,7 +262,7 @@ def test_a_probe_that_runs_out_of_memory_is_recorded_and_its_memory_returned(mon
             held.append(weakref.ref(large))
             _run_out()
 
-    monkeypatch.setattr("tunecheck.training.events.random_state", lambda device: nullcontext())
+    monkeypatch.setattr("tunecheck.training.restore.random_state", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(held[0]() is None))
 
     Probes((Greedy,), written.append).end(SimpleNamespace(device=torch.device("cuda", 0), seen_whole=nullcontext))
