@@ -64,13 +64,13 @@ def _held_wrongly(trace: Trace, census: Census) -> Iterator[tuple[str, str]]:
     training, declared = trace.run.training, trace.holds(Premise.SETTINGS_DECLARED)
     held, wanted = Counter(census.optimized), set(census.trainable)
     learnt_beside = sum(seen.tensors for seen in trace.records(LearntBeside))
-    if (foreign := held.pop("?", 0) - learnt_beside) > 0:
+    if foreign := max(held.pop("?", 0) - learnt_beside, 0):
         yield f"{foreign} tensors in the optimizer do not belong to the model", OUTDATED
     missing = sorted(wanted - held.keys())
     if missing and not declared:  # a part that the loss does not reach may well be left out
         missing = sorted(set(missing) - _without_gradient(trace))
     if missing:
-        cause = OUTDATED if foreign > 0 else LEFT_OUT
+        cause = OUTDATED if foreign else LEFT_OUT
         yield f"{len(missing)} trainable tensors are not in the optimizer: {some(missing)}", cause
     # what has no gradient is passed over, and base_untouched sees to the rest
     if (extra := sorted(held.keys() - wanted)) and trace.holds(Premise.OPTIMIZER_OF_TRAINED):
