@@ -22,6 +22,9 @@ class Table:
         self.rows, self.format = rows, {"type": kind}
         self.column_names = [*rows[0], "text"]
 
+    def __len__(self):
+        return len(self.rows)
+
     def select_columns(self, names):
         """Return the table of these columns alone; texts are not read."""
         return Table([{name: row[name] for name in names} for row in self.rows], self.format["type"])

@@ -4,7 +4,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial, wraps
 from itertools import islice
 from typing import Any
@@ -436,10 +436,12 @@ def rows_due(trainer: Any, dataset: Any) -> int | None:
 
 def shared_rows(trainer: Any) -> list[EvaluationRows]:
     """Return how many rows of the evaluation are trained on; nothing where nobody knows what they hold."""
-    with suppress(Exception):  # of a data set without a length, say
-        trained, evaluated = rows_of(trainer.train_dataset), rows_of(trainer.eval_dataset)
-        known, alike = set(trained), type(trainer.train_dataset) is type(trainer.eval_dataset)
-        among = sum(row in known for row in evaluated)
-        if among or (alike and isinstance(trained[0], bytes) and isinstance(evaluated[0], bytes)):
-            return [EvaluationRows(rows=len(evaluated), among=among, trained=len(trained))]
+    sets = trainer.train_dataset, trainer.eval_dataset
+    if not all(hasattr(held, "__len__") and len(held) for held in sets):
+        return []
+    trained, evaluated = map(rows_of, sets)
+    known, alike = {*trained}, type(sets[0]) is type(sets[1])
+    among = sum(row in known for row in evaluated)
+    if among or (alike and isinstance(trained[0], bytes) and isinstance(evaluated[0], bytes)):
+        return [EvaluationRows(rows=len(evaluated), among=among, trained=len(trained))]
     return []
