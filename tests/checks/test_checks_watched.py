@@ -48,6 +48,8 @@ MEANT = {
     ("saved_as_trained", "an average that is never updated"),
     ("saved_as_trained", "the base behind the trained model"),
     ("saved_as_trained", "the start alone"),
+    ("saved_as_trained", "a head alone"),
+    ("saved_as_trained", "a teacher"),
     ("schedule_ends", "made for micro-batches"),
     ("schedule_ends", "a warm-up as long as the training"),
     ("schedule_ends", "a warm-up alone"),
@@ -353,6 +355,8 @@ FAULTS = {
         "an average of the start alone": lambda: watched(written(trained=0, earlier=LORA_B, returned=True)),
         "the base alone": lambda: watched(written(own=False, trained=0, without_adapters=4)),
         "the start alone": lambda: watched(written(own=False, trained=0, earlier=LORA_B, first=True)),
+        "a head alone": lambda: watched(written(own=False), written(own=False, trained=2, lost=LORA_B, leading=True)),
+        "a teacher": lambda: watched(written(own=False, trained=0, other=9, lost=LORA_B, leading=True)),
         "an adapter that rested": lambda: watched(written(trained=0, other=4, resting=4)),
     },
     "evaluation_reported": {

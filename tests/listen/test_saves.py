@@ -8,7 +8,10 @@ import io
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+from traces import adding, healthy, with_run
 
+from tunecheck.checks import CHECKS
+from tunecheck.core.finding import Status
 from tunecheck.listen import saves
 
 
@@ -150,9 +153,7 @@ def test_a_model_that_is_kept_as_it_was_before(early, then, told, tmp_path, monk
     """Where the process ends, and the script itself wrote nothing else of it."""
     monkeypatch.setattr(saves, "_EARLY", [])
     monkeypatch.setattr(saves, "_TRAINED", {})
-    monkeypatch.delattr(saves.sys, "last_value", raising=False)
-    ends, records = [], []
-    monkeypatch.setattr(saves.atexit, "register", ends.append)
+    records = []
     model = Learner()
     del model.beside
     (tmp_path / "early").touch()
@@ -161,10 +162,61 @@ def test_a_model_that_is_kept_as_it_was_before(early, then, told, tmp_path, monk
     learn(model)
     saves.trained(model)
     then(model, tmp_path)
-    for end in ends:
-        end()
+    saves.script_ends()
 
     assert [seen.first for seen in records if seen.first] == [True] * (early and told)
+
+
+class Apart(torch.nn.Module):
+    """A body and its head, and a teacher that another file may hold."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 5), torch.nn.Linear(5, 5))
+        self.head = torch.nn.Linear(5, 2)
+
+
+@pytest.mark.parametrize(
+    ("kept", "kind"),
+    [
+        (lambda model, teacher: [model.head.state_dict()], "head"),
+        (lambda model, teacher: [{"net": [{"head": {"layers": model.head.state_dict()}}]}], "head"),
+        (lambda model, teacher: [model.head, teacher], "head"),
+        (lambda model, teacher: [teacher], "teacher"),
+        (lambda model, teacher: [{"model": teacher.state_dict(), "step": 3}], "teacher"),
+        (lambda model, teacher: [model.body], ""),
+        (lambda model, teacher: [model.head, model.body], ""),
+        (lambda model, teacher: [teacher, model], ""),
+        (lambda model, teacher: [model.head, {n: t.half() for n, t in taken(model.body).items()}], ""),
+        (lambda model, teacher: [{n: t.half() for n, t in taken(teacher).items()}], ""),
+        (lambda model, teacher: [torch.nn.Linear(4, 6)], ""),
+        (lambda model, teacher: [{"optimizer": {"state": {0: taken(model)}, "param_groups": []}}], ""),
+        (lambda model, teacher: [], ""),
+    ],
+    ids=[
+        *("head", "head, deep", "head and teacher", "teacher", "teacher's state", "body", "both", "all"),
+        *("body in 16 bit", "teacher in 16 bit", "another", "the optimizer's", "nothing"),
+    ],
+)
+@pytest.mark.parametrize("learns", ["", "head"])
+def test_what_learns_lies_in_a_file(learns, kept, kind):
+    """In any of them, by the end of the script. Values that nobody knows may be what has learnt, in another form."""
+    torch.manual_seed(0)
+    model, teacher, records = Apart(), torch.nn.Linear(7, 3), []
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad = name.startswith(learns)
+    saves.watch(model, records.append)
+    learn(model)
+    saves.trained(model)
+    for each in kept(model, teacher):
+        saves.written(each)
+    saves.script_ends()
+
+    finding = CHECKS["saved_as_trained"]()(adding(with_run(healthy(), features=["user_code"]), *records))
+    assert (finding.status is not Status.PASSED) == (
+        kind == "teacher" or (kind == "head" and not learns) or not records
+    )
+    assert ("another model" in finding.detail) is (kind == "teacher")
 
 
 def test_what_rests_in_the_model_may_be_what_the_trained_one_was():

@@ -347,9 +347,12 @@ def _difference(step: Step, other: Step, *, losses: bool = True) -> float:
     return relative_error(step.loss, other.loss) if losses else 0.0
 
 
+OTHERWISE_SAVED = "the trained weights may be saved by other means, or be of no use any more"
 COPY_OF_START = "a copy of the start may be kept on purpose, and the trained weights be saved by other means"
 SAVED_FIRST = "The model is saved before the training, and never after it."
 NEVER_UPDATED = "An average is never updated, or the base is loaded again and saved."
+OTHER_SAVED = "A teacher, or another model, is saved in place of the trained one."
+PART_SAVED = "The optimizer trains a body and its head, and the head alone is saved."
 
 
 class SavedAsTrained(Check):
@@ -362,8 +365,8 @@ class SavedAsTrained(Check):
     needs = frozenset({"user_code"})
     meaning = (
         "The adapter file is empty, because its state dict was filtered twice. A state dict from before training was "
-        f"saved. {SAVED_FIRST} {NEVER_UPDATED} unload removed the adapters, and the plain base was saved. The "
-        "saved adapter is not the active one that was trained."
+        f"saved. {SAVED_FIRST} {NEVER_UPDATED} {OTHER_SAVED} {PART_SAVED} unload "
+        "removed the adapters, and the plain base was saved. The saved adapter is not the active one that was trained."
     )
     remedy = (
         "Save the model without a state_dict of your own, or build it after training. Call merge_and_unload to keep "
@@ -373,7 +376,8 @@ class SavedAsTrained(Check):
     def judge(self, trace: Trace) -> Finding:
         seen = [written for attempt in trace.attempts for written in attempt.all(Written)]
         seen = required(seen, "no trained tensor was saved after the first step")
-        first, seen = [w for w in seen if w.first], [w for w in seen if not w.first]
+        first, ended = [w for w in seen if w.first], [w for w in seen if w.lost]
+        seen = [w for w in seen if not w.first and not w.lost]
         own = [written for written in seen if written.own]
         problems = ["save_pretrained wrote no tensors"] if any(not w.tensors for w in own) else []
         stale = proven = [w for w in own if w.earlier and not w.returned]
@@ -389,6 +393,14 @@ class SavedAsTrained(Check):
         if first and not problems:
             told = {f"the script itself saved {len(first[0].earlier)} tensors before the first step alone": SAVED_FIRST}
             return self.unless(told, "", meant=COPY_OF_START)
+        for all_files in ended if not problems else ():
+            lost, kept = all_files.lost, all_files.trained
+            words = f"{len(lost)} of {len(lost) + kept} trained tensors are in no file: {some(lost)}"
+            told = {f"{words}; {all_files.other} matrices of another model are": OTHER_SAVED} if not kept else {}
+            if all_files.leading and len(lost) > kept > 0:
+                told = {f"{words}; the others are": PART_SAVED}
+            if told:
+                return self.unless(told, "", meant=OTHERWISE_SAVED)
         # an average begins as a copy of the start, and is another by the end
         copies = [w for w in seen if w.start or w.other or not w.trained]
         if not problems and copies and copies[-1].start:

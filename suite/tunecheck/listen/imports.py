@@ -211,6 +211,8 @@ def hear_script() -> Undo:
     undo += hear_inputs(sys.modules["torch"])
 
     def end() -> None:
+        if ended := _where("tunecheck.listen.saves", "script_ends"):
+            _quietly("saves", ended)
         for each in undo:
             each()
 

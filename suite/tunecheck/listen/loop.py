@@ -209,7 +209,7 @@ class LoopHooks(StepMoments):
     def _forward(self, args: Any, given: dict[str, Any]) -> None:
         if self.listener is not None and not self.listener.listening:
             return
-        if self.listener is None and not self._begin(args, given):
+        if self.listener is None and not self._begins(args, given):
             if torch._C._functorch.peek_interpreter_stack() is not None:
                 self.differentiated = "by a transform of torch.func"
             return
@@ -236,6 +236,12 @@ class LoopHooks(StepMoments):
     def _on_returned(self, module: Any, args: Any, out: Any) -> None:
         if self.passes and torch.is_grad_enabled():
             self.passes[-1].returned(out)
+
+    def _begins(self, args: Any, given: dict[str, Any]) -> bool:
+        from tunecheck.probes.reference.measures import looked_once
+
+        with looked_once():
+            return self._begin(args, given)
 
     def _begin(self, args: Any, given: dict[str, Any]) -> bool:
         """Begin to listen, if there is an optimizer already; one made after the first forward waits for the second."""
@@ -476,6 +482,8 @@ class LoopHooks(StepMoments):
         error = getattr(sys, "last_value", None)  # also kept of one that was caught, by pytest in a frame of its own
         begun = getattr(getattr(error, "__traceback__", None), "tb_frame", None)
         self.detach(error if begun and begun.f_globals.get("__name__") in ("__main__", "runpy") else None)
+        if error is None and (saves := sys.modules.get("tunecheck.listen.saves")) is not None:
+            self.hooks.guarded(saves.script_ends)()
         if why := self.why_not():
             say(why)
 

@@ -1,6 +1,5 @@
 """What the optimizers of a training declare: groups, rates, schedules, and the tensors that they hold."""
 
-import gc
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -12,6 +11,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR,
 
 from tunecheck.core.evidence import OtherOptimizer, ScheduleTaken
 from tunecheck.listen.options import rank_and_processes
+from tunecheck.probes.reference.measures import living
 from tunecheck.probes.resumed import steps_taken
 from tunecheck.training.hooks import nothing, same_optimizer
 
@@ -67,8 +67,8 @@ def optimizers_of(model: Any) -> list[Any]:
 
 def _all_optimizers() -> list[Any]:
     """Return the optimizers of this process, without those around another, as accelerate's."""
-    things = (t for t in gc.get_objects() if issubclass(type(t), torch.optim.Optimizer) and not hasattr(t, "optimizer"))
-    return [optimizer for optimizer in things if hasattr(optimizer, "param_groups")]
+    found = living(torch.optim.Optimizer)
+    return [each for each in found if hasattr(each, "param_groups") and not hasattr(each, "optimizer")]
 
 
 def held_by(*optimizers: Any) -> set[int]:
@@ -99,8 +99,7 @@ def together(optimizers: Sequence[Any]) -> Any:
 
 def scales_loss() -> bool:
     """Return whether this process has a gradient scaler at work."""
-    scalers = (thing for thing in gc.get_objects() if issubclass(type(thing), torch.amp.GradScaler))
-    return any(scaler.is_enabled() for scaler in scalers)
+    return any(scaler.is_enabled() for scaler in living(torch.amp.GradScaler))
 
 
 class OtherOptimizers:
@@ -162,7 +161,7 @@ class Schedules:
     def __init__(self, optimizers: Iterable[Any]) -> None:
         own = list(optimizers)
         alone = rank_and_processes()[1] == 1  # accelerate steps a schedule once for each process
-        made = (thing for thing in gc.get_objects() if issubclass(type(thing), LRScheduler)) if alone else ()
+        made = living(LRScheduler) if alone else []
         self._all = [
             (schedule, int(schedule.last_epoch))
             for schedule in made

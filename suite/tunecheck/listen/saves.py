@@ -4,7 +4,6 @@ Tensors are known by their values, since libraries rename them. A saved or merge
 attempt of the training's own trace.
 """
 
-import atexit
 import hashlib
 import logging
 import os
@@ -14,7 +13,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from traceback import walk_stack
 from typing import Any
@@ -22,6 +21,7 @@ from weakref import WeakKeyDictionary
 
 import psutil
 import torch
+from torch.nn import Module
 
 from tunecheck.core.evidence import (
     AttemptEnd,
@@ -38,7 +38,7 @@ from tunecheck.core.trace import TraceWriter
 from tunecheck.listen.options import rank_and_processes
 from tunecheck.probes.reference.forwards import logits_of
 from tunecheck.probes.reference.four_bit import is_packed
-from tunecheck.probes.reference.measures import relative_difference, sample
+from tunecheck.probes.reference.measures import living, relative_difference, sample
 from tunecheck.training.events import probing
 from tunecheck.training.hooks import nothing
 from tunecheck.training.restore import (
@@ -51,8 +51,8 @@ from tunecheck.training.restore import (
 
 ALIKE = 2
 """Writes of one kind that are recorded: checkpoints are all alike."""
-DEPTH = 2
-"""Dictionaries within each other in which a model's tensors are looked for; an optimizer's lie deeper."""
+DEPTH = 4
+"""Dictionaries and lists within each other in which a model's tensors are looked for."""
 MOST_EARLY = 8
 """Files written before a training, the last ones, whose tensors are kept in mind."""
 MOST_FILES = 64
@@ -60,6 +60,8 @@ MOST_FILES = 64
 _TRAINED: "WeakKeyDictionary[Any, _Trained]" = WeakKeyDictionary()
 _EARLY: deque[tuple[str, frozenset[str]]] = deque(maxlen=MOST_EARLY)
 """Files that were written before any training, and the values in each."""
+_OF_ALL: list["_Trained"] = []
+"""Of every model that was trained, also of those that are gone."""
 _FILES: dict[str, None] = {}
 _TELL_FILE: list[Callable[[FileWritten], None]] = []
 
@@ -81,6 +83,12 @@ def trained(model: Any) -> None:
     if (held := _TRAINED.get(model)) is not None:
         live = dict(model.named_parameters())
         held.moved = {n for n, value in held.before.items() if n in live and value_of(live[n]) != value}
+
+
+def script_ends() -> None:
+    """The script has come to its end: tell what its files, all of them together, lack of the trained models."""
+    while _OF_ALL:
+        _OF_ALL.pop(0).script_ends()
 
 
 def written(thing: Any, path: Any = None) -> None:
@@ -109,8 +117,8 @@ class _Trained:
         learns = {name: p for name, p in model.named_parameters() if p.requires_grad}
         under = {id(p) for layer in adapted_layers(model).values() for p in layer.parameters()}
         shapes = {p.shape for p in learns.values()}
-        frozen = [p for p in model.parameters() if not p.requires_grad and (id(p) in under or p.shape in shapes)]
-        values = {p: value_of(p) for p in frozen if not _is_constant(sample(p))}
+        frozen = [p for p in model.parameters() if not p.requires_grad and not _is_constant(sample(p))]
+        values = {p: value_of(p) for p in frozen}
         self._base = {value for p, value in values.items() if id(p) in under and p.ndim > 1}
         """Weights under adapters, which merging changes."""
         self._resting = {value for p, value in values.items() if p.shape in shapes}
@@ -123,16 +131,27 @@ class _Trained:
         """What had moved when the steps that are listened to were done."""
         self._files = set[str]()
         """Those that hold trained tensors."""
+        own, parts = {*map(id, model.parameters())}, (vars(each).get("_parameters", {}) for each in living(Module))
+        others = {id(p): p for part in parts for p in part.values() if p is not None and p.ndim > 1 and not p.is_meta}
+        self._beside = {value_of(p) for address, p in others.items() if address not in own}
+        """Matrices of other models, before the training."""
+        self._known = {*values.values(), *self.before.values(), *self._beside}
+        self._kept, self._others, self._strange = set[str](), set[str](), False
+        """Trained tensors that any file held, matrices of others, and whether any held values that nobody knows."""
         start = {self.before[name] for name in self._telling}
         # a file with the model as it was before its training, until the script itself writes another
         self._first = next((file for file, values in reversed(_EARLY) if start and start <= values), "")
-        if self._first:
-            atexit.register(self._end)
+        _OF_ALL.append(self)
 
-    def _end(self) -> None:
-        """The process ends by itself: tell where all that the script wrote of the model is what it was before."""
-        if self._first and self.moved and os.path.exists(self._first) and not hasattr(sys, "last_value"):
-            self._tell(Written(own=False, tensors=0, trained=0, earlier=(*sorted(self._telling),), other=0, first=True))
+    def script_ends(self) -> None:
+        """Tell where what the script wrote of the model is not what it has learned."""
+        moved = [name for name in self.before if name in self.moved]
+        lost, kept = [name for name in moved if name not in self._kept], len(self._kept)
+        seen = Written(own=False, tensors=0, trained=kept, earlier=(), other=len(self._others))
+        if self._first and moved and os.path.exists(self._first):
+            self._tell(replace(seen, earlier=(*sorted(self._telling),), first=True))
+        elif lost and (kept or self._others) and not self._strange:
+            self._tell(replace(seen, lost=(*lost,), leading=lost[0] == moved[0]))
 
     def written(self, model: Any, held: Mapping[str, torch.Tensor], file: str = "") -> None:
         """Record what of the trained tensors is in these, if any of them has moved by now."""
@@ -142,7 +161,12 @@ class _Trained:
         # as an average that is never updated leaves a model into which it is copied for a save
         returned = {name for name in (self.moved & self._telling) - moved if name in now} if not moved else set()
         shapes = {now[name].shape for name in moved | returned}
-        found = {value_of(tensor) for tensor in held.values() if tensor.shape in shapes}
+        digests = {value_of(tensor): tensor for tensor in held.values()}
+        found = {value for value, tensor in digests.items() if tensor.shape in shapes}
+        matrices = {value for value, tensor in digests.items() if tensor.ndim > 1}
+        self._kept |= {name for name in moved if values[name] in found}
+        self._others |= matrices & self._beside
+        self._strange |= not matrices <= self._known | {*values.values()}
         # an adapter that rests beside the trained one, as a reference, may be what that was
         present = {value_of(p) for p in model.parameters() if p.shape in shapes}
         lost = {name for name in moved & self._telling if values[name] not in found}
@@ -150,7 +174,7 @@ class _Trained:
         earlier |= {name for name in returned if values[name] in found}
         # adapters that are gone were taken off, or merged
         alone = self._base and not found and not (now and not moved)
-        of_base = len(self._base & {value_of(tensor) for tensor in held.values()}) if alone else 0
+        of_base = len(self._base & digests.keys()) if alone else 0
         own = next((saver for saver in _running() if saver.get("self") is model), None)
         seen = Written(
             # not one that converts its tensors on the way
@@ -167,6 +191,7 @@ class _Trained:
             # few are no sign: a merge may change none
             without_adapters=of_base if 2 * of_base > len(self._base) else 0,
         )
+        self.moved |= moved
         moved |= returned
         if (seen.trained or seen.other) and not any(True for _ in _running("_save_checkpoint")):
             self._first = ""
@@ -190,10 +215,12 @@ def _is_constant(elements: torch.Tensor) -> bool:
 
 
 def tensors_of(thing: Any, depth: int = DEPTH) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of what is written, by their names."""
-    if isinstance(thing, torch.nn.Module):
+    """Yield the tensors of what is written, by their names, less those of an optimizer's state."""
+    if isinstance(thing, Module):
         thing = thing.state_dict()
-    if depth and isinstance(thing, Mapping):
+    elif isinstance(thing, list | tuple):
+        thing = dict(enumerate(thing))
+    if depth and isinstance(thing, Mapping) and "param_groups" not in thing:
         for name, held in thing.items():
             if isinstance(held, torch.Tensor):
                 yield str(name), held

@@ -1,7 +1,6 @@
 """Which module of a process its optimizers train, and whether it is a causal language model."""
 
 import contextlib
-import gc
 import sys
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ from tunecheck.core.premises import Premise
 from tunecheck.listen.loaders import rows_of
 from tunecheck.listen.optimizers import held_by, optimizers_of
 from tunecheck.models.layer_names import is_compiled
+from tunecheck.probes.reference.measures import living
 
 BY_ITS_CODE = {
     Premise.BASE_UNWRITTEN: "the script may write to frozen tensors, such as running averages",
@@ -62,7 +62,7 @@ def only_tokenizer() -> Any:
     loaded = sys.modules.get("transformers.tokenization_utils_base")
     if loaded is None:
         return None
-    held = [thing for thing in gc.get_objects() if issubclass(type(thing), loaded.PreTrainedTokenizerBase)]
+    held: list[Any] = living(loaded.PreTrainedTokenizerBase)
     kinds = {(tokenizer.name_or_path, len(tokenizer), tokenizer.pad_token_id) for tokenizer in held}
     return held[0] if len(kinds) == 1 else None
 
@@ -73,7 +73,7 @@ def shared_loaders() -> list[EvaluationRows]:
     Of several loaders that read in order the one that shares the least: others may measure how well rows are learned.
     """
     found: dict[type, list[set[Hashable]]] = {RandomSampler: [], SequentialSampler: []}
-    for loader in [thing for thing in gc.get_objects() if issubclass(type(thing), DataLoader)]:
+    for loader in living(DataLoader):
         kind = type(getattr(loader.batch_sampler, "sampler", None))
         with contextlib.suppress(Exception):  # of a data set without a length, say
             found.get(kind, []).append(set(rows_of(loader.dataset)))
@@ -105,9 +105,8 @@ def trained_whole(module: Any, *, again: bool = False) -> tuple[Any, str]:
         return module, ""
     around = [
         (len(parameters), thing)
-        for thing in gc.get_objects()
-        if issubclass(type(thing), torch.nn.Module) and thing is not module
-        if held <= (parameters := _parameters(thing))
+        for thing in living(torch.nn.Module)
+        if thing is not module and held <= (parameters := _parameters(thing))
     ]
     if not around:
         return None, f"its optimizer also holds tensors outside the {kind}, and no module holds all of them"

@@ -4,7 +4,6 @@ The model is called once more with such parts changed. What only an unused head 
 of what the loss is made of. A head of which a loss is computed is to be used.
 """
 
-import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +16,7 @@ from tunecheck.core.evidence import CutOff
 from tunecheck.core.premises import Premise
 from tunecheck.probes.reference.forwards import numbers_of
 from tunecheck.probes.reference.loss_graph import graph_of
-from tunecheck.probes.reference.measures import digest
+from tunecheck.probes.reference.measures import digest, living
 from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe, probing
 from tunecheck.training.restore import as_found, kept_values, random_state, unprinted
@@ -170,6 +169,6 @@ def _hidden(model: Any) -> Iterator[str]:
                 tensors = part.parameters() if isinstance(part, torch.nn.Module) else [part]
                 own = {id(p) for p in tensors if isinstance(p, torch.nn.Parameter) and p.grad is not None} - held
                 found |= {f"{name}.{key}[{at}]".lstrip("."): own} if own else {}
-    optimizers = [o for o in gc.get_objects() if issubclass(type(o), torch.optim.Optimizer)] if found else []
+    optimizers = living(torch.optim.Optimizer) if found else []
     held = {id(p) for o in optimizers for group in getattr(o, "param_groups", ()) for p in group["params"]}
     yield from (name for name, own in found.items() if own - held)

@@ -289,6 +289,11 @@ class Written(Record):
     """Whether the file held trained tensors, and holds those from before the training now."""
     first: bool = False
     """Whether it was written before the first step, and the script itself wrote nothing trained by its end."""
+    lost: tuple[str, ...] = ()
+    """Trained tensors that no file since the first step holds. Told at the script's end, where all that the files hold
+    is known: `trained` of the others, and `other` matrices of other models."""
+    leading: bool = False
+    """Whether the model's first trained tensor is lost."""
 
 
 class WrittenByScript(Record):
