@@ -56,6 +56,9 @@ MEANT = {
     ("schedule_ends", "made for one epoch"),
     ("schedule_ends", "a decay of epochs in each step"),
     ("schedule_ends", "never stepped"),
+    ("settings_usual", "a share that is kept"),
+    ("settings_usual", "betas exchanged"),
+    ("settings_usual", "not a number"),
 }
 """Faults that some trainings mean."""
 ALL_MET = {"supervised": (), "unsupervised": ()}
@@ -158,6 +161,12 @@ def handed_out(**changes):
     return e.WorkerBatches(**{"workers": 2, "rounds": 5, "distinct": 5, "alike": 1, **changes})
 
 
+def given(**numbers):
+    """Settings of these kinds."""
+    settings = (e.Setting(kind=kind, value=value, where=f"the {kind}") for kind, value in numbers.items())
+    return e.SettingsGiven(settings=tuple(settings))
+
+
 def taken(**changes):
     """A schedule that ends with the training, but for these."""
     return e.ScheduleTaken(**{"made_for": 12, "taken": 12, "optimizer_steps": 12, "warmup": 2, **changes})
@@ -201,7 +210,12 @@ def watched(*records):
     trace = with_record(with_record(trace, e.CallOrder, clip_scale=1e-5), e.CallOrder, 1, clip_scale=0.4)
     usual = [rows(), spans(), positions(), evaluation(), e.Rates(tensors=8, wrong={}), *logged(trace)]
     usual += [written(), e.PairsGiven(step=0, pairs=24, alike=3), loaded(), handed_out()]
-    usual += [taken(), *inputs(), e.EvaluationRows(rows=50, among=3, trained=400)]
+    usual += [
+        given(lora_scale=2.0, dropout=0.1, adam_rate=1e-3),
+        taken(),
+        *inputs(),
+        e.EvaluationRows(rows=50, among=3, trained=400),
+    ]
     usual += [e.ScoresGiven(functions=2, probabilities=()), e.LossDivided(micro_batches=2, by="the Trainer")]
     return adding(trace, *(record for record in usual if type(record) not in kinds), *records)
 
@@ -336,6 +350,11 @@ FAULTS = {
     },
     "loss_normalised_over_accumulation": {
         "by nobody": lambda: watched(e.LossDivided(micro_batches=4, by="")),
+    },
+    "settings_usual": {
+        "a share that is kept": lambda: watched(given(dropout=0.95)),
+        "betas exchanged": lambda: watched(given(adam_beta1=0.999, adam_beta2=0.9)),
+        "not a number": lambda: watched(given(lora_scale=math.nan)),
     },
     "workers_differ": {
         "all rows from each": lambda: watched(handed_out(rounds=8, distinct=8, alike=8)),

@@ -67,6 +67,7 @@ EXAMPLES: list[Record] = [
     e.Written(own=True, tensors=8, trained=7, earlier=LORA[:1], other=0),
     e.WrittenByScript(lines={LORA[0]: "train.py:40"}),
     e.StateLoaded(into="GPT", offered=12, taken=2, misnamed=("module.w (the model has w)",)),
+    e.SettingsGiven(settings=(e.Setting(kind="dropout", value=0.1, where="Dropout.p"),)),
     e.OtherModelDrops(model="Teacher"),
     e.TokensReplaced(step=2, read="Who"),
     e.LearntBeside(tensors=2),

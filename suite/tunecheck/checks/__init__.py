@@ -23,6 +23,7 @@ from tunecheck.checks import (
     positions,
     rows,
     saving,
+    settings,
     speed,
     watched,
 )
@@ -121,6 +122,7 @@ _SUBJECT_OF: dict[type[Check], str] = {
     saving.MergeKeepsFunction: "saving",
     watched.ExportReadsBack: "saving",
     saving.SavedAsTrained: "saving",
+    settings.SettingsUsual: "learning",
     memory.LiveTensorsFlat: "memory",
     memory.MemoryFlat: "memory",
     memory.VramCeiling: "memory",

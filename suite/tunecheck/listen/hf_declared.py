@@ -8,7 +8,7 @@ import torch
 from transformers.trainer_utils import get_last_checkpoint
 
 from tunecheck.core.errors import Unsupported
-from tunecheck.core.evidence import Rates, ScheduleTaken, Window
+from tunecheck.core.evidence import Rates, ScheduleTaken, SettingsGiven, Window
 from tunecheck.core.premises import Premise, opened
 from tunecheck.core.reading import read_json
 from tunecheck.core.trace import read
@@ -16,6 +16,7 @@ from tunecheck.listen import declared, provenance
 from tunecheck.listen.optimizers import adamw_settings, made_for
 from tunecheck.listen.preferences import declares_pairs, declares_ratings
 from tunecheck.listen.session import session_of
+from tunecheck.listen.settings import settings_of
 from tunecheck.listen.trained_model import device_of, dtype_of, is_transformers
 from tunecheck.models.layer_names import attention_kernel
 from tunecheck.training.session import Session
@@ -58,6 +59,13 @@ def declared_schedule(trainer: Any, state: Any) -> list[ScheduleTaken]:
     (steps, warmup), total = made_for(schedule), int(state.max_steps)
     seen = ScheduleTaken(made_for=steps, warmup=warmup, taken=total, optimizer_steps=total)
     return [seen] if steps or warmup else []
+
+
+def declared_settings(hooks: Any) -> SettingsGiven:
+    """Return the numbers that the arguments, the model and the optimizer were given."""
+    trainer = hooks.trainer
+    optimizer, args = getattr(trainer.optimizer, "optimizer", trainer.optimizer), trainer.args
+    return settings_of(trainer.model, [optimizer], args, None if hooks.own_optimizer else float(args.learning_rate))
 
 
 def session(trainer: Any, hooks: Any, given: dict[str, Any], state: Any) -> Session:

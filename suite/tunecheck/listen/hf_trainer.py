@@ -23,6 +23,7 @@ from tunecheck.listen.hf_declared import (
     declared_optimizer,
     declared_rates,
     declared_schedule,
+    declared_settings,
     rows_per_micro_batch,
     session,
 )
@@ -262,7 +263,7 @@ class TrainerHooks(StepMoments, TrainerCallback):
             self.listener.emit(*of_trainer(self.trainer))
             if (seen := declared_rates(self)) is not None:
                 self.listener.emit(seen)
-            self.listener.emit(*declared_schedule(self.trainer, state))
+            self.listener.emit(*declared_schedule(self.trainer, state), declared_settings(self))
             self.listener.look(EvaluationRows, lambda: shared_rows(self.trainer))
         self.step = state.global_step - self.first
         if declares_pairs(self.trainer.train_dataset):

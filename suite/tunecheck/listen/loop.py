@@ -251,6 +251,7 @@ class LoopHooks(StepMoments):
         from tunecheck.listen.loop_loss import LossCalls, provisional
         from tunecheck.listen.optimizers import OtherOptimizers, Schedules, optimizers_of, together
         from tunecheck.listen.session import session_of
+        from tunecheck.listen.settings import settings_of
         from tunecheck.listen.trained_model import only_tokenizer, shared_loaders
         from tunecheck.listen.user_code import of_caller
         from tunecheck.listen.user_writes import UserWrites
@@ -272,7 +273,7 @@ class LoopHooks(StepMoments):
         held = {"optimizer": optimizer, "tokenizer": self.tokenizer or only_tokenizer(), "entry": self.entry}
         session = session_of(run, self.model, [batch], autocast=within is not None, **held)
         self.listener.begin(session, "AdamW" if run.holds(Premise.UPDATE_RULE_KNOWN) else "")
-        self.listener.emit(*of_caller(), *shared_loaders())
+        self.listener.emit(*of_caller(), *shared_loaders(), settings_of(self.model, self.optimizers))
         gc.callbacks.append(self._collecting)
         if run.holds(Premise.TRAINED_UNWRITTEN):
             self.user_writes = UserWrites(self.model, self._failed)

@@ -19,6 +19,21 @@ class WindowEnded(Record):
     steps: int
 
 
+class Setting(Frozen):
+    """A number that a script chose, of a kind with a usual range."""
+
+    kind: str
+    value: float
+    where: str
+    """The object and its attribute."""
+
+
+class SettingsGiven(Record):
+    """The numbers that a training's own objects were given, each once."""
+
+    settings: tuple[Setting, ...]
+
+
 class StepInputs(Record):
     """The batches of one step of any training, so that steps can be compared with each other."""
 

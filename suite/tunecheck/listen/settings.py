@@ -1,0 +1,83 @@
+"""The numbers that a training's own objects were given, of kinds that have a usual range. Imports torch."""
+
+import gc
+import re
+from collections.abc import Iterable, Iterator
+from math import sqrt
+from typing import Any
+
+import torch
+
+from tunecheck.core.evidence import Setting, SettingsGiven
+from tunecheck.listen.adapters import is_lora
+from tunecheck.listen.declared import weights_folder
+from tunecheck.runner.setup import optimizer_kind
+from tunecheck.training.restore import dropouts
+
+ADAM = re.compile(r"(Paged)?AdamW?(8bit|32bit)?( of .*)?")
+"""Optimizers whose rate is the size of a step: Prodigy's and Adafactor's have another meaning."""
+OF_GROUPS = {"weight_decay": "weight_decay", "momentum": "momentum", "eps": "adam_epsilon"}
+"""Key of a parameter group to the kind of its number."""
+OF_ARGUMENTS = {"label_smoothing_factor": "label_smoothing", "neftune_noise_alpha": "neftune_noise_alpha"}
+
+
+def settings_of(
+    model: Any, optimizers: Iterable[Any], arguments: Any = None, rate: float | None = None
+) -> SettingsGiven:
+    """Return what these were given; `arguments` are a Trainer's, `rate` is the one that they declare, if any."""
+    found = [*_of_model(model), *_of_arguments(arguments), *(() if arguments else _of_losses())]
+    pretrained = not _prepends(model) and any(weights_folder(module) for module in model.modules())
+    for optimizer in optimizers:
+        found += _of_groups(optimizer, rate, pretrained)
+    return SettingsGiven(settings=tuple(dict.fromkeys(found)))
+
+
+def _setting(kind: str, value: Any, where: str) -> Setting:
+    return Setting(kind=kind, value=float(value), where=where)
+
+
+def _prepends(model: Any) -> bool:
+    return any(getattr(config, "is_prompt_learning", False) for config in getattr(model, "peft_config", {}).values())
+
+
+def _of_model(model: Any) -> Iterator[Setting]:
+    for config in filter(is_lora, getattr(model, "peft_config", {}).values()):
+        by, root = (sqrt(config.r), "sqrt(r)") if config.use_rslora else (config.r, "r")
+        yield _setting("lora_scale", config.lora_alpha / by, f"LoraConfig's lora_alpha / {root}")
+    for module, name, share in dropouts(model):
+        if "dropout" in (where := f"{type(module).__name__}.{name}").lower():  # the p of a distance is its norm's
+            yield _setting("dropout", share, where)
+
+
+def _of_groups(optimizer: Any, rate: float | None, pretrained: bool) -> Iterator[Setting]:
+    name, adam = type(optimizer).__name__, ADAM.fullmatch(optimizer_kind(optimizer)) is not None
+    for group in optimizer.param_groups if adam or type(optimizer) is torch.optim.SGD else ():
+        for key, kind in OF_GROUPS.items():
+            if group.get(key) is not None:
+                yield _setting(kind, group[key], f"{name}'s {key}")
+        if adam:
+            for number, beta in enumerate(group.get("betas", ()), start=1):
+                yield _setting(f"adam_beta{number}", beta, f"{name}'s beta{number}")
+        # the present rate, not a loop's initial one, which may be 1 as the factor of a schedule
+        if adam and pretrained:
+            yield _setting("adam_rate", group["lr"] if rate is None else rate, f"{name}'s rate for pretrained weights")
+
+
+def _of_arguments(arguments: Any) -> Iterator[Setting]:
+    kind = type(arguments)
+    for name, of in OF_ARGUMENTS.items():
+        if value := getattr(arguments, name, None):
+            yield _setting(of, value, f"{kind.__name__}.{name}")
+    if isinstance(beta := getattr(arguments, "beta", None), float | int) and "trl" in {
+        base.__module__.partition(".")[0] for base in kind.__mro__
+    }:
+        given = getattr(arguments, "loss_type", None)
+        losses = given if isinstance(given, list | tuple) else [given]
+        yield _setting("simpo_beta" if "simpo" in losses else "preference_beta", beta, f"{kind.__name__}.beta")
+
+
+def _of_losses() -> Iterator[Setting]:
+    """Yield the smoothing of each cross entropy that a loop has made."""
+    for thing in gc.get_objects():
+        if issubclass(type(thing), torch.nn.CrossEntropyLoss) and thing.label_smoothing:
+            yield _setting("label_smoothing", thing.label_smoothing, "CrossEntropyLoss.label_smoothing")
