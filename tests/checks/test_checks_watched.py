@@ -50,6 +50,7 @@ MEANT = {
     ("saved_as_trained", "the start alone"),
     ("saved_as_trained", "a head alone"),
     ("saved_as_trained", "a teacher"),
+    ("state_dict_keys_match", "itself"),
     ("schedule_ends", "made for micro-batches"),
     ("schedule_ends", "a warm-up as long as the training"),
     ("schedule_ends", "a warm-up alone"),
@@ -338,6 +339,7 @@ FAULTS = {
     },
     "state_dict_keys_match": {
         "nothing of it": lambda: watched(loaded(taken=0)),
+        "itself": lambda: watched(loaded(), loaded(itself=True)),
         "other names": lambda: watched(loaded(), loaded(taken=2, misnamed=("module.h.0.w (the model has h.0.w)",))),
     },
     "loss_receives_logits": {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -343,6 +345,32 @@ def test_layers_in_a_plain_list_are_named(how, heard):
     assert finding.status is (Status.SUSPECTED if how == "list" else Status.PASSED), finding.detail
     assert ("layers[0], layers[1]" in finding.detail) is (how == "list")
     assert other.param_groups
+
+
+KEPT = {
+    "itself": lambda model: model.state_dict(),
+    "its parameters": lambda model: dict(model.named_parameters()),
+    "a copy": lambda model: copy.deepcopy(model.state_dict()),
+    "clones": lambda model: {name: tensor.clone() for name, tensor in model.state_dict().items()},
+    "in part": lambda model: {name: t.clone() if "body" in name else t for name, t in model.state_dict().items()},
+}
+
+
+@pytest.mark.parametrize("late", [0, 9], ids=["in the window", "after it"])
+@pytest.mark.parametrize("kept", KEPT)
+def test_a_best_state_is_a_copy(kept, late, heard):
+    """A state dict shares its memory with the model, and learns with it."""
+    model, best = Net(), {}
+
+    def train():
+        model.load_state_dict(model.state_dict())  # nothing has learnt yet
+        steps(model, DataLoader(data(), 8), after=lambda n: best.update(KEPT[kept](model)) if n == 1 else None)
+        steps(model, DataLoader(data(), 8)) if late else None
+        model.load_state_dict(best)
+
+    finding = heard("state_dict_keys_match", train)
+    asked = kept in ("itself", "its parameters")
+    assert finding.status is (Status.SUSPECTED if asked else Status.PASSED), finding.detail
 
 
 @pytest.mark.parametrize("stepped", ["never", "each step", "another"])

@@ -5,31 +5,41 @@ from tunecheck.core.evidence import LossDivided, ScoresGiven, StateLoaded, Worke
 from tunecheck.core.finding import Finding
 from tunecheck.core.trace import Trace
 
+BY_REFERENCE = (
+    "A best state is kept as model.state_dict(), whose tensors are the model's own and go on learning. Loading it "
+    "changes nothing."
+)
+JUST_TAKEN = "a state dict that was taken just before may be loaded again unchanged"
+
 
 class StateDictKeysMatch(Check):
-    """Every loaded weight matches a parameter of the model.
+    """Every loaded weight matches a parameter of the model, and is not that parameter itself.
 
     load_state_dict(strict=False) hides those that do not.
     """
 
     needs = frozenset({"user_code"})
-    without = (StateLoaded, "the script loads no state dict into the trained model")
     meaning = (
         "The keys have another prefix than the model (module., _orig_mod., base_model.model., another part's name). "
-        "With strict=False, load_state_dict drops them, and the model trains from its initial weights."
+        f"With strict=False, load_state_dict drops them, and the model trains from its initial weights. {BY_REFERENCE}"
     )
     remedy = (
         "Strip the prefix, load into the inner model, or remove strict=False. Check missing_keys and unexpected_keys "
-        "in the return value of load_state_dict."
+        "in the return value of load_state_dict. Keep a best state by copy.deepcopy."
     )
 
     def judge(self, trace: Trace) -> Finding:
-        seen, problems = trace.all(StateLoaded), []
+        seen = [load for attempt in trace.attempts for load in attempt.all(StateLoaded)]
+        required(trace.whole(StateLoaded) or seen, "the script loads no state dict into the trained model")
+        problems = list[str]()
         for load in seen:
             if load.misnamed:
                 problems.append(f"{load.into}: {len(load.misnamed)} match no parameter: {some(load.misnamed, 2)}")
             elif not load.taken:
                 problems.append(f"{load.into}: none of {load.offered} tensors was loaded")
+        if (own := [load for load in seen if load.itself]) and not problems:
+            detail = f"{own[0].into}: the {own[0].taken} loaded tensors are its own, with their present values"
+            return self.unless({detail: BY_REFERENCE}, "", meant=JUST_TAKEN)
         return self.unless(problems, f"{sum(load.taken for load in seen)} tensors were loaded", compared=len(seen))
 
 

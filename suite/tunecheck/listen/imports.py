@@ -197,6 +197,7 @@ def hear_inputs(torch: ModuleType) -> list[Undo]:
     loaders = torch.utils.data.dataloader
     return [
         _tell(torch.nn.Module, "load_state_dict", loading),
+        hear_saves(torch.nn.Module, "load_state_dict", "reloading"),
         _tell(loaders._MultiProcessingDataLoaderIter, "__next__", delivering),
         _tell(loaders._BaseDataLoaderIter, "_next_index", drawing),
     ]

@@ -32,6 +32,7 @@ from tunecheck.core.evidence import (
     Merged,
     ReadBack,
     Record,
+    StateLoaded,
     Written,
 )
 from tunecheck.core.trace import TraceWriter
@@ -66,7 +67,7 @@ _FILES: dict[str, None] = {}
 _TELL_FILE: list[Callable[[FileWritten], None]] = []
 
 
-def watch(model: Any, tell: Callable[[Written | FileWritten], None]) -> None:
+def watch(model: Any, tell: Callable[[Written | FileWritten | StateLoaded], None]) -> None:
     """Look from now on at what is written of this model, and call `tell` with it.
 
     Each rank tells the files that it writes; only rank 0 tells what is in them.
@@ -83,6 +84,23 @@ def trained(model: Any) -> None:
     if (held := _TRAINED.get(model)) is not None:
         live = dict(model.named_parameters())
         held.moved = {n for n, value in held.before.items() if n in live and value_of(live[n]) != value}
+
+
+def reloading(module: Any, state_dict: Mapping[str, Any], *_: Any, **__: Any) -> None:
+    """A state dict is about to be loaded into this module. Tell where it holds nothing but the module's own tensors.
+
+    Those of a state_dict() that was kept share their memory with the parameters, and have learnt with them.
+    """
+    for model, trained in list(_TRAINED.items()):
+        held = {id(p): name for name, p in model.named_parameters() if name in trained.before}
+        pairs = [(p, state_dict[name]) for name, p in module.named_parameters() if name in state_dict]
+        own = {held[id(p)]: p for p, given in pairs if id(p) in held and given.data_ptr() == p.data_ptr()}
+        if own and len(own) == sum(id(p) in held for p, _ in pairs):
+            learnt = any(value_of(p) != trained.before[name] for name, p in own.items())
+            if learnt and not trained.reloaded:
+                trained.reloaded = True
+                kind = type(module).__name__
+                trained.tell(StateLoaded(into=kind, offered=len(state_dict), taken=len(own), misnamed=(), itself=True))
 
 
 def script_ends() -> None:
@@ -112,8 +130,8 @@ def written(thing: Any, path: Any = None) -> None:
 class _Trained:
     """What a model that learns was before its training."""
 
-    def __init__(self, model: Any, tell: Callable[[Written], None]) -> None:
-        self._tell = tell
+    def __init__(self, model: Any, tell: Callable[[Written | StateLoaded], None]) -> None:
+        self.tell = tell
         learns = {name: p for name, p in model.named_parameters() if p.requires_grad}
         under = {id(p) for layer in adapted_layers(model).values() for p in layer.parameters()}
         shapes = {p.shape for p in learns.values()}
@@ -129,6 +147,8 @@ class _Trained:
         self._told: Counter[tuple[bool, ...]] = Counter()
         self.moved = set[str]()
         """What had moved when the steps that are listened to were done."""
+        self.reloaded = False
+        """Whether its own tensors were loaded into it."""
         self._files = set[str]()
         """Those that hold trained tensors."""
         own, parts = {*map(id, model.parameters())}, (vars(each).get("_parameters", {}) for each in living(Module))
@@ -149,9 +169,9 @@ class _Trained:
         lost, kept = [name for name in moved if name not in self._kept], len(self._kept)
         seen = Written(own=False, tensors=0, trained=kept, earlier=(), other=len(self._others))
         if self._first and moved and os.path.exists(self._first):
-            self._tell(replace(seen, earlier=(*sorted(self._telling),), first=True))
+            self.tell(replace(seen, earlier=(*sorted(self._telling),), first=True))
         elif lost and (kept or self._others) and not self._strange:
-            self._tell(replace(seen, lost=(*lost,), leading=lost[0] == moved[0]))
+            self.tell(replace(seen, lost=(*lost,), leading=lost[0] == moved[0]))
 
     def written(self, model: Any, held: Mapping[str, torch.Tensor], file: str = "") -> None:
         """Record what of the trained tensors is in these, if any of them has moved by now."""
@@ -201,7 +221,7 @@ class _Trained:
         told = seen.without_adapters or (moved and (found or (seen.own and not held)))
         self._told[kind] += 1
         if told and self._told[kind] <= ALIKE:
-            self._tell(seen)
+            self.tell(seen)
 
 
 def value_of(tensor: torch.Tensor) -> str:

@@ -329,6 +329,8 @@ class StateLoaded(Record):
     misnamed: tuple[str, ...]
     """Those left out that have the shape of a tensor which none was loaded into, and its name but for a prefix or one
     part within; less those whose values the model has by now."""
+    itself: bool = False
+    """Whether it holds the module's own tensors, which have learnt since the training began."""
 
 
 class OtherModelDrops(Record):
