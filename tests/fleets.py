@@ -6,8 +6,8 @@ import random
 from dataclasses import replace
 
 from tunecheck.core.finding import Domain, Finding, Status
-from tunecheck.results.fleet import Answer, FleetReport, Place, RunAnswer
-from tunecheck.results.fleet.judge import Missing, judge_fleet
+from tunecheck.results.fleet import Answer, FleetReport, Heard, Place, RunAnswer
+from tunecheck.results.fleet.judge import judge_fleet
 
 RUN = RunAnswer(
     run="quick/tiny",
@@ -40,12 +40,20 @@ def answer(number: int, node: str = "", /, *, status: int = 0, problem: str = ""
     )
 
 
-def judged(*answers: Answer, missing: dict[str, Missing] | None = None, **about) -> FleetReport:
-    """The report on these answers, and on the places that are missing."""
-    silent = [Place(name=name, node=name) for name in missing or {}]
-    places = [*(Place(name=a.place, node=a.node, card=a.card) for a in answers), *silent]
+def silent(name: str, reason: str, *, gone: bool = False) -> Heard:
+    """A place without an answer."""
+    return Heard(Place(name=name, node=name), missing=reason, gone=gone)
+
+
+def heard(one: Answer) -> Heard:
+    """A place that answered."""
+    return Heard(Place(name=one.place, node=one.node, card=one.card), answer=one)
+
+
+def judged(*told: Answer | Heard, **about) -> FleetReport:
+    """The report on these answers and places."""
     given = {"started_at": "2026-11-22T12:00:00+00:00", "seconds": 75.0, "engine": "slurm", **about}
-    return judge_fleet(places, {a.place: a for a in answers}, missing or {}, **given)
+    return judge_fleet([heard(one) if isinstance(one, Answer) else one for one in told], **given)
 
 
 def row_of(report: FleetReport, place: str):

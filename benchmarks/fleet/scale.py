@@ -25,8 +25,8 @@ from tunecheck.fleet.session import FleetSession, gathered, read_answers
 from tunecheck.history.entry import HistoryEntry
 from tunecheck.history.store import RECENT, Store
 from tunecheck.report.page.fleet import FLEET_PAGE, fleet_html
-from tunecheck.results.fleet import NODES_FOLDER, Answer, Place, RunAnswer, write_answer
-from tunecheck.results.fleet.judge import Missing, judge_fleet
+from tunecheck.results.fleet import NODES_FOLDER, Answer, Heard, Place, RunAnswer, write_answer
+from tunecheck.results.fleet.judge import judge_fleet
 
 NODES, ENTRIES = 10_000, 1_000_000
 MOST_SECONDS, MOST_BYTES, MOST_PAGE_BYTES, MOST_HISTORY_SECONDS = 60.0, 2**30, 2_000_000, 1.0
@@ -93,11 +93,11 @@ def page_of_64(model: Answer) -> str:
     for number, sick in ((17, wrong_bits), (42, slow)):
         one = answers[f"node{number:05}"]
         answers[one.place] = dataclasses.replace(one, runs=(sick(one.runs[0], number),))
-    del answers["node00055"]
+    heard = {name: Heard(Place(name=name, node=name), answer=one) for name, one in answers.items()}
+    failed = heard["node00055"]
+    failed.answer, failed.missing, failed.gone = None, "the node failed while the job ran (Slurm: NODE_FAIL)", True
     report = judge_fleet(
-        [Place(name=name, node=name) for name in (f"node{number:05}" for number in range(64))],
-        answers,
-        {"node00055": Missing(reason="the node failed while the job ran (Slurm: NODE_FAIL)", lost=True)},
+        heard.values(),
         started_at="2026-11-22T12:00:00+00:00",
         seconds=75.0,
         engine="slurm",

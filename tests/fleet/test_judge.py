@@ -7,12 +7,12 @@ import math
 from dataclasses import replace
 
 import pytest
-from fleets import BROKEN, RUN, answer, judged, row_of
+from fleets import BROKEN, RUN, answer, heard, judged, row_of, silent
 
 from tunecheck.core.errors import TraceError
 from tunecheck.core.finding import Domain, Finding, Status
-from tunecheck.results.fleet import ANSWERS, FLEETS, Place, write_answer, write_drain
-from tunecheck.results.fleet.judge import Missing, clock_remark, judge_fleet, natural
+from tunecheck.results.fleet import ANSWERS, FLEETS, Heard, Place, write_answer, write_drain
+from tunecheck.results.fleet.judge import clock_remark, natural
 from tunecheck.results.stored import plain, write_record
 
 OTHER_BITS = {**RUN.numbers, "loss of step": (4.5, 4.25, math.nextafter(4.125, 5))}
@@ -199,8 +199,8 @@ def test_a_hardware_fault_drains_at_once():
 
 def test_nodes_without_an_answer_are_rows():
     """A node that is gone is drained, one that is busy is not; the fleet is inconclusive."""
-    silent = {"n8": Missing(reason="no answer within 1 h: queued"), "n9": Missing(reason="NODE_FAIL", lost=True)}
-    report = judged(answer(0), answer(1), missing=silent)
+    busy, gone = silent("n8", "no answer within 1 h: queued"), silent("n9", "NODE_FAIL", gone=True)
+    report = judged(answer(0), answer(1), busy, gone)
 
     assert (report.verdict, report.status) == ("inconclusive", 6)
     assert [(row.place, row.outcome, row.drain) for row in report.rows[:2]] == [
@@ -211,16 +211,10 @@ def test_nodes_without_an_answer_are_rows():
 
 def test_a_node_that_is_gone_is_drained_though_its_answer_came():
     """The daemon died, and the task went on to its end."""
-    gone = {"n1": Missing(reason="NODE_FAIL", lost=True), "n2": Missing(reason="TIMEOUT")}
-    given = [answer(number) for number in range(3)]
-    report = judge_fleet(
-        [Place(name=one.place, node=one.node) for one in given],
-        {one.place: one for one in given},
-        gone,
-        started_at="2026-11-22T12:00:00+00:00",
-        seconds=1.0,
-        engine="slurm",
-    )
+    told = [heard(answer(number)) for number in range(3)]
+    told[1].missing, told[1].gone = "NODE_FAIL", True
+    told[2].missing = "TIMEOUT"
+    report = judged(*told)
 
     assert [(row.place, row.outcome, row.drain) for row in report.rows if row.odd] == [("n1", "error", "NODE_FAIL")]
     assert report.status == 6
@@ -281,7 +275,7 @@ def test_an_answer_and_a_report_are_read_as_written(tmp_path):
     """Also not-a-number."""
     one = answer(3, numbers={"loss of step": (math.nan, 1.5)}, failed=(BROKEN,))
     write_answer(one, tmp_path)
-    report = judged(one, answer(4), missing={"n9": Missing(reason="gone")})
+    report = judged(one, answer(4), silent("n9", "gone"))
     write_record(report, tmp_path / "fleet.json")
 
     assert plain(ANSWERS.read(tmp_path / "answer.json")) == plain(one)
@@ -310,7 +304,7 @@ def test_a_broken_answer_is_an_error_with_its_file(tmp_path, content, words):
 def test_the_list_to_drain_is_what_slurm_takes(tmp_path):
     """One line of names; JSON has each place with its reason."""
     wrong = [answer(0, "a", numbers=OTHER_BITS), answer(1, "a"), answer(2, "b"), answer(3, "c"), answer(4, "d")]
-    write_drain(judged(*wrong, missing={"n9": Missing(reason="NODE_FAIL", lost=True)}), tmp_path)
+    write_drain(judged(*wrong, silent("n9", "NODE_FAIL", gone=True)), tmp_path)
 
     assert (tmp_path / "drain.txt").read_text() == "a,n9\n"
     held = json.loads((tmp_path / "drain.json").read_text())
@@ -327,9 +321,7 @@ def test_nothing_to_drain_is_an_empty_file(tmp_path):
 @pytest.mark.parametrize("name", ["ALL", "n[1-99]", "n1,n2", "n1 reason=x", "$(reboot)", "n1\nn2", "-n1", ""])
 def test_what_is_no_name_of_one_node_is_not_in_the_list(tmp_path, name):
     """Slurm or a shell would take it for something else; it is told."""
-    gone = [Place(name=one, node=one) for one in (name, "n2")]
-    about = {"started_at": "2026-11-22T12:00:00+00:00", "seconds": 1.0, "engine": "slurm"}
-    report = judge_fleet(gone, {}, {one.name: Missing(reason="NODE_FAIL", lost=True) for one in gone}, **about)
+    report = judged(*(silent(one, "NODE_FAIL", gone=True) for one in (name, "n2")))
     write_drain(report, tmp_path)
 
     assert (tmp_path / "drain.txt").read_text() == "n2\n"
@@ -340,17 +332,15 @@ def test_an_answer_drains_no_other_node_than_the_one_that_was_asked():
     """Whatever it says of itself."""
     fault = replace(BROKEN, domain=Domain.HARDWARE)
     liar = replace(answer(0, status=1, outcome="fail", failed=(fault,)), node="n7")
-    about = {"started_at": "2026-11-22T12:00:00+00:00", "seconds": 1.0, "engine": "slurm"}
 
-    assert judge_fleet([Place(name="n0", node="n0")], {"n0": liar}, {}, **about).rows[0].node == "n0"
+    assert judged(Heard(Place(name="n0", node="n0"), answer=liar)).rows[0].node == "n0"
 
 
 @pytest.mark.parametrize(("answers", "status"), [(2, 0), (0, 6)])
 def test_a_node_that_is_out_of_service_is_no_fault_of_the_fleet(answers, status):
     """An administrator drained it; a fleet of such nodes alone was not judged."""
-    given = {f"n{n}": answer(n) for n in range(answers)}
-    places = [*(Place(name=name, node=name) for name in given), Place(name="n9", node="n9", problem="x", drained=True)]
-    report = judge_fleet(places, given, {}, started_at="2026-11-22T12:00:00+00:00", seconds=1.0, engine="slurm")
+    out = Heard(Place(name="n9", node="n9", problem="x", drained=True))
+    report = judged(*map(answer, range(answers)), out)
 
     assert report.status == status
     assert row_of(report, "n9").outcome == "skipped"

@@ -8,14 +8,18 @@ from fleets import answer
 from rich.console import Console
 
 from tunecheck.fleet.live import MOST_ROWS, watcher
-from tunecheck.fleet.session import Progress
-from tunecheck.results.fleet import Place
+from tunecheck.results.fleet import Heard, Place
 
 
 def progress(**states):
     """Some places of a hundred, in these states."""
-    places = [Place(name=f"n{number}", node=f"n{number}") for number in range(100)]
-    return Progress(places, states=states, answers={"n1": answer(1), "n2": answer(2, problem="not shared")})
+    answers = {"n1": answer(1), "n2": answer(2, problem="not shared")}
+    heard = {
+        name: Heard(Place(name=name, node=name), answer=answers.get(name)) for name in map("n{}".format, range(100))
+    }
+    for name, told in states.items():
+        heard[name].state, _, heard[name].words = told.partition(": ")
+    return heard
 
 
 def test_a_log_has_a_line_for_each_change():

@@ -79,7 +79,7 @@ def ask(monkeypatch, tmp_path):
         monkeypatch.setattr(engines.EngineEntry, "make", lambda entry, options, folder: engine)
         request = request or new_request("slurm", EngineOptions(), ["quick"], "tunecheck fleet")
         session = FleetSession(request, at_once=at_once, wait_seconds=wait_seconds)
-        return session.ask(lambda progress: None), engine, session
+        return session.ask(lambda heard, trouble: None), engine, session
 
     return run
 

@@ -6,14 +6,13 @@ import io
 import time
 from dataclasses import replace
 
-from fleets import BROKEN, RUN, answer, judged, row_of
+from fleets import BROKEN, RUN, answer, judged, row_of, silent
 from html_page import Page
 from rich.console import Console
 
 from tunecheck.core.finding import Finding, Status
 from tunecheck.report.fleet import fleet_headline, print_fleet, said_of
 from tunecheck.report.page.fleet import fleet_html
-from tunecheck.results.fleet.judge import Missing
 
 WRONG = {**RUN.numbers, "loss of step": (4.5, 4.25, 4.25)}
 SLOW = {**RUN.figures, "tokens_per_second": 800.0}
@@ -22,8 +21,8 @@ SLOW = {**RUN.figures, "tokens_per_second": 800.0}
 def fleet(nodes=64):
     """A fleet with three sick nodes: one wrong, one slow, one gone."""
     healthy = [answer(number) for number in range(3, nodes)]
-    gone = {"n2": Missing(reason="the node failed <while> the job ran", lost=True)}
-    return judged(answer(0, numbers=WRONG), answer(1, figures=SLOW), *healthy, missing=gone)
+    gone = silent("n2", "the node failed <while> the job ran", gone=True)
+    return judged(answer(0, numbers=WRONG), answer(1, figures=SLOW), *healthy, gone)
 
 
 def test_the_page_names_the_odd_ones_first_and_links_the_others():

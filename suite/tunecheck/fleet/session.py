@@ -4,11 +4,9 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
 
 from tunecheck.core import interrupts
 from tunecheck.core.errors import HistoryError, SuiteError, TraceError
@@ -28,29 +26,19 @@ from tunecheck.results.fleet import (
     NODES_FOLDER,
     Answer,
     FleetReport,
+    Heard,
     NodeRow,
     Place,
     write_answer,
     write_drain,
 )
-from tunecheck.results.fleet.judge import Missing, clock_remark, judge_fleet, unwritten
+from tunecheck.results.fleet.judge import clock_remark, judge_fleet, unwritten
 from tunecheck.results.stored import write_record
 
 DETERMINISTIC = "training.deterministic=true"
 """Set unless the command line says otherwise: without it the bits of two cards may differ, and are not compared."""
-
-
-@dataclass(slots=True)
-class Progress:
-    """What is known of each place so far, for whoever watches."""
-
-    places: Sequence[Place]
-    states: dict[str, str] = field(default_factory=dict)
-    """queued, running, answered or lost, with the reason."""
-    answers: dict[str, Answer] = field(default_factory=dict)
-    missing: dict[str, Missing] = field(default_factory=dict)
-    clocks: dict[str, str] = field(default_factory=dict)
-    """Remarks on nodes whose clock is apart."""
+Watch = Callable[[Mapping[str, Heard], str], None]
+"""Shows what is known of each place by its name, and what the engine is in trouble with."""
 
 
 def new_request(engine: str, options: EngineOptions, arguments: Sequence[str], command: str) -> Request:
@@ -85,11 +73,12 @@ class FleetSession:
         self.request, self._at_once, self._wait_seconds = request, at_once, wait_seconds
         self.folder = Path(request.folder)
         self._clock = time.monotonic()
-        self._asked_at: dict[str, float] = {}
+        self._heard: dict[str, Heard] = {}
+        self._trouble = ""
         self._notes: list[str] = []
         self.interrupted = False
 
-    def ask(self, watch: Callable[[Progress], None]) -> FleetReport:
+    def ask(self, watch: Watch) -> FleetReport:
         """Ask, wait until all have answered or the time is over, and write the report.
 
         `watch` is called whenever something was learnt. An interrupt cancels what is queued and ends what runs; what
@@ -97,32 +86,36 @@ class FleetSession:
         """
         entry = ENGINES[self.request.engine]
         engine = entry.make(self.request.options, self.folder)
-        places = self._known(engine.places())
+        places, held = self._known(engine.places()), read_answers(self.folder)
         self.request = dataclasses.replace(self.request, places=tuple(places))
         write_request(self.request)
-        held = read_answers(self.folder)
-        progress = Progress(places, answers={name: answer for name, answer in held.items() if answer.finished})
+        for place in places:
+            answer = held.get(place.name)
+            self._heard[place.name] = Heard(place, answer=answer if answer and answer.finished else None)
         try:
             interrupts.work()  # a cancelled job cancels what it queued; after the engine, since Ray has its own handler
-            self._ask_all(engine, entry.poll_seconds, progress, watch)
+            self._ask_all(engine, entry.poll_seconds, watch)
         except KeyboardInterrupt:
             self.interrupted = True
         finally:
             interrupts.close()
-            self._stop(engine, progress)
-        return self.judged(progress)
+            self._stop(engine)
+        return self.judged(self._heard.values())
 
-    def judged(self, progress: Progress) -> FleetReport:
+    def judged(self, heard: Collection[Heard]) -> FleetReport:
         """Judge what there is and write fleet.json, the page and the list of nodes to drain."""
-        if progress.answers:
-            oldest = min(progress.answers.values(), key=lambda answer: answer.ended_at)
+        answers = [one.answer for one in heard if one.answer]
+        if answers:
+            oldest = min(answers, key=lambda answer: answer.ended_at)
             if (age := time.time() - oldest.ended_at) > self._wait_seconds:
                 self._notes.append(f"the oldest answer, that of {oldest.place}, is {human_seconds(age)} old")
+        try:  # no error of the history costs the verdict
+            if entries := fleet_entries(answers):
+                Store(history_file(self.folder.parent)).add(entries)
+        except HistoryError as error:
+            self._notes.append(f"the figures of these nodes are not in the history: {error}")
         report = judge_fleet(
-            progress.places,
-            progress.answers,
-            progress.missing,
-            clocks=progress.clocks,
+            heard,
             interrupted=self.interrupted,
             started_at=self.request.started_at,
             seconds=time.monotonic() - self._clock,
@@ -136,7 +129,6 @@ class FleetSession:
             write_record(report, self.folder / FLEET_FILE)
         except SuiteError as error:  # what was found is printed all the same, and is no pass
             report = unwritten(report, str(error))
-        self._remember(progress.answers.values())
         return report
 
     def _known(self, found: list[Place]) -> list[Place]:
@@ -146,65 +138,71 @@ class FleetSession:
         before = [place for place in _places(self.folder, self.request).values() if place.name not in names]
         return [*found, *(dataclasses.replace(place, problem=gone) for place in before)]
 
-    def _ask_all(
-        self, engine: Engine, poll_seconds: float, progress: Progress, watch: Callable[[Progress], None]
-    ) -> None:
+    def _ask_all(self, engine: Engine, poll_seconds: float, watch: Watch) -> None:
         """Ask node after node, so many at a time, until none is left or the time is over.
 
         Between two submissions it looks for answers, but not more often than `poll_seconds`: ten thousand submissions
         take half an hour. Raises SuiteError where every node was refused.
         """
-        waiting = _by_node(place for place in progress.places if place.name not in progress.answers)
+        nodes: dict[str, list[Heard]] = {}
+        for one in self._heard.values():
+            if not (one.answer or one.place.problem):
+                nodes.setdefault(one.place.node, []).append(one)
+        waiting = list(nodes.values())
         asked: dict[str, str] = {}
         polled = time.monotonic()
         deadline = polled + self._wait_seconds
         while (waiting or asked) and time.monotonic() < deadline:
             if waiting and (self._at_once is None or len(set(asked.values())) < self._at_once):
-                places = waiting.pop(0)
-                if self._submitted(engine, places, progress):
-                    asked |= {place.name: place.node for place in places}
+                node = waiting.pop(0)
+                if self._submitted(engine, node):
+                    asked |= {one.place.name: one.place.node for one in node}
                 if waiting and time.monotonic() - polled < poll_seconds:
                     continue
             else:
                 time.sleep(poll_seconds)
             polled = time.monotonic()
-            for name in self._poll(engine, progress):
+            for name in self._poll(engine):
                 asked.pop(name, None)
-            watch(progress)
-        if progress.missing and not self._asked_at and not progress.answers:
-            raise SuiteError(next(iter(progress.missing.values())).reason)
+            watch(self._heard, self._trouble)
+        refused = [one.missing for one in self._heard.values() if one.missing]
+        if refused and not any(one.asked_at or one.answer for one in self._heard.values()):
+            raise SuiteError(refused[0])
         over = f"no answer within {human_seconds(self._wait_seconds)} (--wait)"
-        for name in [*asked, *(place.name for places in waiting for place in places)]:
-            progress.missing[name] = Missing(reason=f"{over}: {progress.states.get(name, 'not asked yet')}")
+        for one in [*(self._heard[name] for name in asked), *(one for node in waiting for one in node)]:
+            one.missing = f"{over}: {one.said or 'not asked yet'}"
 
-    def _submitted(self, engine: Engine, places: Sequence[Place], progress: Progress) -> bool:
+    def _submitted(self, engine: Engine, node: Sequence[Heard]) -> bool:
         """Ask the places of one node; return whether the engine took them."""
-        for place in places:
-            (self.request.place_folder(place.name) / ANSWER_FILE).unlink(missing_ok=True)
+        for one in node:
+            (self.request.place_folder(one.place.name) / ANSWER_FILE).unlink(missing_ok=True)
         try:
-            engine.submit(self.request, places)
+            engine.submit(self.request, [one.place for one in node])
         except SuiteError as error:
-            progress.missing |= {place.name: Missing(reason=str(error)) for place in places}
+            for one in node:
+                one.missing = str(error)
             return False
-        self._asked_at |= {place.name: time.time() for place in places}
+        for one in node:
+            one.asked_at = time.time()
         return True
 
-    def _poll(self, engine: Engine, progress: Progress) -> list[str]:
+    def _poll(self, engine: Engine) -> list[str]:
         """Learn what is new; return the places that are done."""
         try:
             news = list(engine.poll())
         except SuiteError as error:  # a scheduler that restarts; the jobs go on
-            progress.states[""] = str(error)
+            self._trouble = str(error)
             return []
         for one in news:
-            self._learn(one, progress)
+            self._learn(one)
         return [one.place for one in news if one.state in ("answered", "lost")]
 
-    def _learn(self, news: News, progress: Progress) -> None:
+    def _learn(self, news: News) -> None:
         """Keep what an engine says of a place; an answer that is broken is a missing one with its reason."""
-        progress.states[news.place] = ": ".join(filter(None, (news.state, news.words)))
+        heard = self._heard[news.place]
+        heard.state, heard.words = news.state, news.words
         if news.state == "lost":
-            progress.missing[news.place] = Missing(reason=news.words, lost=news.sick)
+            heard.missing, heard.gone = news.words, news.sick
         if news.state != "answered":
             return
         try:
@@ -212,82 +210,57 @@ class FleetSession:
             if answer.place != news.place:
                 raise TraceError(f"the answer of {news.place}: is that of {answer.place!r}")
         except TraceError as error:
-            progress.missing[news.place] = Missing(reason=str(error))
+            heard.missing = str(error)
             return
         if answer.problem:  # it may have had no way to write it here itself; nor may this machine have
             with contextlib.suppress(SuiteError):
                 write_answer(answer, self.request.place_folder(news.place))
-        progress.answers[news.place] = answer
-        if remark := clock_remark(answer, self._asked_at.get(news.place, answer.began_at), time.time()):
-            progress.clocks[news.place] = remark
+        heard.answer = answer
+        heard.clock = clock_remark(answer, heard.asked_at or answer.began_at, time.time())
 
-    def _stop(self, engine: Engine, progress: Progress) -> None:
+    def _stop(self, engine: Engine) -> None:
         """Cancel what is left; keep what sessions that were ended by it still answered."""
         try:
             engine.cancel()
             for news in engine.poll():
-                self._learn(news, progress)
+                self._learn(news)
         except SuiteError as error:
             self._notes.append(f"what was queued may still be there: {error}")
         late = read_answers(self.folder)
-        progress.answers = {**late, **progress.answers}
-        progress.missing = {  # a node that is gone stays one, though its task came to its end
-            name: missing for name, missing in progress.missing.items() if missing.lost or name not in progress.answers
-        }
-        if self.interrupted:
-            for name in self._asked_at:
-                progress.missing.setdefault(name, Missing(reason="cancelled with the session: ask again with --resume"))
-
-    def _remember(self, answers: Iterable[Answer]) -> None:
-        """Add the figures of every place to the history; no error there costs the verdict."""
-        try:
-            if entries := fleet_entries(answers):
-                Store(history_file(self.folder.parent)).add(entries)
-        except HistoryError as error:
-            self._notes.append(f"the figures of these nodes are not in the history: {error}")
+        for name, one in self._heard.items():
+            one.answer = one.answer or late.get(name)
+            if self.interrupted and one.asked_at and not one.missing:
+                one.missing = "cancelled with the session: ask again with --resume"
 
 
-class _Word(NamedTuple):
-    """What one fleet's folder says of a place, and when it was asked, in seconds since 1970."""
-
-    at: float
-    place: Place
-    answer: Answer | None
-    missing: Missing
-
-
-def gathered(folder: Path, nodes: str, silent_seconds: float) -> Progress:
+def gathered(folder: Path, nodes: str, silent_seconds: float) -> list[Heard]:
     """Return what lies in a fleet's folder, or in a folder of fleets such as one for each node, asking nobody.
 
     Every place that was ever asked is in it. If it was asked several times, the last time counts, answered or not.
     Between several fleets, an answer that is older than the newest by `silent_seconds` counts as none. `nodes` is how
     many nodes there should be, or their names. Raises TraceError where there is no fleet.
     """
-    words: dict[str, list[_Word]] = {}
+    said: dict[str, list[Heard]] = {}
     fleets = _fleets(folder)
     for fleet in fleets:
-        for word in _words(fleet, folder):
-            words.setdefault(word.place.name, []).append(word)
-    if not words:
+        for one in _told(fleet, folder):
+            said.setdefault(one.place.name, []).append(one)
+    if not said:
         raise TraceError(f"{folder}: holds no answer of a fleet; name the folder of one, or one with several of them")
-    newest = min(max(word.at for said in words.values() for word in said), time.time())
-    places: list[Place] = []
-    progress = Progress(places)
-    for name, said in words.items():
-        last = max(said, key=lambda word: word.at)
-        places.append(last.place)
-        late = newest - last.at
-        if last.answer and (len(fleets) == 1 or late <= silent_seconds):
-            progress.answers[name] = last.answer
-        elif last.answer:
+    newest = min(max(one.asked_at for of_place in said.values() for one in of_place), time.time())
+    found = []
+    for of_place in said.values():
+        last = max(of_place, key=lambda one: one.asked_at)
+        late = newest - last.asked_at
+        answered = [one.asked_at for one in of_place if one.answer]
+        if last.answer is None and answered:
+            last.missing += f"; it last answered {human_seconds(last.asked_at - max(answered))} before"
+        elif last.answer and len(fleets) > 1 and late > silent_seconds:
             reason = f"it did not begin; its last answer is {human_seconds(late)} older than the newest request"
-            progress.missing[name] = Missing(reason=f"{reason}: status {last.answer.status} then")
-        else:
-            before = max((word for word in said if word.answer), key=lambda word: word.at, default=None)
-            age = f"; it last answered {human_seconds(last.at - before.at)} before" if before else ""
-            progress.missing[name] = dataclasses.replace(last.missing, reason=last.missing.reason + age)
-    places += _never_asked(places, nodes)
-    return progress
+            last.missing, last.answer = f"{reason}: status {last.answer.status} then", None
+        found.append(last)
+    there = {one.place.node for one in found}
+    return [*found, *map(Heard, _never_asked(there, nodes))]
 
 
 def _fleets(folder: Path) -> list[Path]:
@@ -297,7 +270,7 @@ def _fleets(folder: Path) -> list[Path]:
     return sorted({*(path.parent for path in requests), *(path.parents[2] for path in answers)})
 
 
-def _words(fleet: Path, folder: Path) -> Iterator[_Word]:
+def _told(fleet: Path, folder: Path) -> Iterator[Heard]:
     """Yield what this fleet says of each of its places; session folders are made relative to `folder`."""
     asked_at, request, answers = 0.0, None, read_answers(fleet)
     rows: dict[str, NodeRow] = {}
@@ -308,11 +281,13 @@ def _words(fleet: Path, folder: Path) -> Iterator[_Word]:
         rows = {row.place: row for row in FLEETS.read(fleet / FLEET_FILE).rows if row.outcome == "no answer"}
     for name, place in _places(fleet, request, [*answers.values(), *rows.values()]).items():
         answer, row = answers.get(name), rows.get(name)
-        if answer and answer.session:
+        if answer is None:
+            why = row.reason if row else place.problem or "it was asked and did not answer"
+            yield Heard(place, asked_at=asked_at, missing=why, gone=bool(row and row.drain))
+            continue
+        if answer.session:
             answer = dataclasses.replace(answer, session=str((fleet / answer.session).relative_to(folder)))
-        told = row.reason if row else place.problem or "it was asked and did not answer"
-        missing = Missing(reason=told, lost=bool(row and row.drain))
-        yield _Word(max(asked_at, answer.began_at if answer else 0.0), place, answer, missing)
+        yield Heard(place, asked_at=max(asked_at, answer.began_at), answer=answer)
 
 
 def _places(fleet: Path, request: Request | None, told: Iterable[Answer | NodeRow] = ()) -> dict[str, Place]:
@@ -323,9 +298,8 @@ def _places(fleet: Path, request: Request | None, told: Iterable[Answer | NodeRo
     return found | {place.name: place for place in (request.places if request else ())}
 
 
-def _never_asked(places: Sequence[Place], nodes: str) -> list[Place]:
-    """Return places for the nodes that should be there, by number or names, and are not."""
-    there = {place.node for place in places}
+def _never_asked(there: Collection[str], nodes: str) -> list[Place]:
+    """Return places for the nodes that should be there, by number or names, and are not among these."""
     if nodes.isdecimal():
         lacking = [f"unknown-{number}" for number in range(len(there) + 1, int(nodes) + 1)]
     else:
@@ -351,11 +325,3 @@ def read_answers(folder: Path) -> dict[str, Answer]:
                 place=own.name, node=own.name, host="", began_at=at, ended_at=at, problem=str(error)
             )
     return found
-
-
-def _by_node(places: Iterable[Place]) -> list[list[Place]]:
-    found: dict[str, list[Place]] = {}
-    for place in places:
-        if not place.problem:
-            found.setdefault(place.node, []).append(place)
-    return list(found.values())

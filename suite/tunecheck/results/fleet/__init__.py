@@ -1,7 +1,7 @@
 """A fleet: what each card of each node answered, as plain data, and the report that all of them together make."""
 
 import re
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -116,6 +116,31 @@ class Answer(Frozen):
     def finished(self) -> bool:
         """Whether its session came to its end; one that was interrupted, or never began, is asked again."""
         return self.status is not None and self.status != EXIT_INTERRUPTED and not self.problem
+
+
+@dataclass(slots=True)
+class Heard:
+    """What is known of one place: while it is asked, and when it is judged."""
+
+    place: Place
+    state: Literal["", "queued", "running", "answered", "lost"] = ""
+    """Where its task is; empty before it is asked."""
+    words: str = ""
+    """Why it waits, or was lost."""
+    asked_at: float = 0.0
+    """In seconds since 1970; 0.0 for one that was not asked now."""
+    answer: Answer | None = None
+    missing: str = ""
+    """Why it has no answer."""
+    gone: bool = False
+    """Whether the node itself is gone, rather than busy: then it should take no further jobs."""
+    clock: str = ""
+    """That its clock is apart; empty for one that is not."""
+
+    @property
+    def said(self) -> str:
+        """Its state with the reason."""
+        return ": ".join(filter(None, (self.state, self.words)))
 
 
 OVERDUE = 124

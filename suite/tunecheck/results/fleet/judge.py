@@ -4,11 +4,10 @@ import dataclasses
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from tunecheck.core.finding import Domain, Finding, Status
-from tunecheck.core.frozen import Frozen
 from tunecheck.core.text import human_seconds
 from tunecheck.results import (
     EXIT_FAIL,
@@ -25,6 +24,7 @@ from tunecheck.results.fleet import (
     OVERDUE,
     Answer,
     FleetReport,
+    Heard,
     NodeOutcome,
     NodeRow,
     Place,
@@ -41,44 +41,16 @@ _BY_STATUS: dict[int | None, NodeOutcome] = {EXIT_PASS: "pass", EXIT_FAIL: "fail
 _ORDER: tuple[NodeOutcome, ...] = ("fail", "error", "no answer", "inconclusive", "pass", "skipped")
 
 
-class Missing(Frozen):
-    """Why a place has no answer."""
-
-    reason: str
-    lost: bool = False
-    """Whether the node itself is gone, rather than busy: then it should take no further jobs."""
-
-
-def judge_fleet(
-    places: Sequence[Place],
-    answers: Mapping[str, Answer],
-    missing: Mapping[str, Missing],
-    *,
-    clocks: Mapping[str, str] | None = None,
-    interrupted: bool = False,
-    **about: Any,
-) -> FleetReport:
-    """Return the report on these places.
-
-    `clocks` are remarks on nodes whose clock is apart; `about` are further fields, from the beginning to the command.
-    """
-    nodes = {place.name: place.node for place in places}  # an answer speaks for no other node than the one asked
-    answers = {name: dataclasses.replace(held, node=nodes.get(name, held.node)) for name, held in answers.items()}
-    given = list(answers.values())
+def judge_fleet(heard: Collection[Heard], *, interrupted: bool = False, **about: Any) -> FleetReport:
+    """Return the report on these places; `about` are further fields, from the beginning to the command."""
+    # an answer speaks for no other node than the one asked
+    given = [dataclasses.replace(one.answer, node=one.place.node) for one in heard if one.answer]
     findings, remarks = _by_kind(given)
-    for place, remark in [*_odd_stacks(given), *(clocks or {}).items()]:
+    for place, remark in [*_odd_stacks(given), *((one.place.name, one.clock) for one in heard if one.clock)]:
         remarks[place].append(remark)
     causes = _Causes(given)
-    rows = []
-    for asked in places:
-        name, answer = asked.name, answers.get(asked.name)
-        if answer:
-            row = _row(answer, findings[name], remarks[name], causes)
-        else:
-            reason = asked.problem or "it was not asked before the session ended"
-            outcome: NodeOutcome = "skipped" if asked.drained else "no answer"
-            row = NodeRow(place=name, node=asked.node, card=asked.card, outcome=outcome, reason=reason)
-        rows.append(_lost(row, missing.get(name)))
+    judged = {answer.place: _row(answer, findings[answer.place], remarks[answer.place], causes) for answer in given}
+    rows = [_lost(judged.get(one.place.name) or _silent(one.place), one) for one in heard]
     rows.sort(key=lambda row: (not row.odd, _ORDER.index(row.outcome), natural(row.place)))
     notes = []  # what the headline does not say of places
     if out := [row.place for row in rows if row.outcome == "skipped" and row.status is None]:
@@ -264,13 +236,19 @@ def _lacks_gpu(run: RunAnswer) -> bool:
     return run.outcome == "fail" and not run.failed and bool(run.domain)
 
 
-def _lost(row: NodeRow, missing: Missing | None) -> NodeRow:
+def _silent(place: Place) -> NodeRow:
+    reason = place.problem or "it was not asked before the session ended"
+    outcome: NodeOutcome = "skipped" if place.drained else "no answer"
+    return NodeRow(place=place.name, node=place.node, card=place.card, outcome=outcome, reason=reason)
+
+
+def _lost(row: NodeRow, heard: Heard) -> NodeRow:
     """Return the row with what the engine says of its place; a node may be gone and its answer have come in late."""
-    if missing is None or (row.outcome != "no answer" and not missing.lost):
+    if not heard.missing or (row.outcome != "no answer" and not heard.gone):
         return row
     outcome: NodeOutcome = "error" if row.outcome in ("pass", "skipped") else row.outcome
-    drain = "; ".join(filter(None, (row.drain, missing.reason))) if missing.lost else row.drain
-    return dataclasses.replace(row, outcome=outcome, reason=missing.reason, drain=drain)
+    drain = "; ".join(filter(None, (row.drain, heard.missing))) if heard.gone else row.drain
+    return dataclasses.replace(row, outcome=outcome, reason=heard.missing, drain=drain)
 
 
 def _status(rows: Sequence[NodeRow], answers: Sequence[Answer], *, interrupted: bool) -> int:
