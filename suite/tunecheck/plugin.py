@@ -9,7 +9,6 @@ import sys
 import warnings
 from collections.abc import Generator, Iterable
 from contextlib import ExitStack, suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -35,7 +34,7 @@ from tunecheck.results.stored import plain
 from tunecheck.session import TierSession
 from tunecheck.session.leases import WAIT_SECONDS
 from tunecheck.session.options import SESSION_OPTIONS
-from tunecheck.session.workers import Follower, append, asks_for_tiers, end_workers, worker_count
+from tunecheck.session.workers import asks_for_tiers, end_workers, worker_count
 
 if TYPE_CHECKING:
     from tunecheck.session.scheduling import OneWorkerARun
@@ -66,7 +65,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if asks_for_tiers(config.args):
         refuse_missing_plugins(config)
         spare_cache(config)
-        config.pluginmanager.register(LastResort(config), "tunecheck-last-resort")
     for name, summary in TIERS.items():
         config.addinivalue_line("markers", f"{name}: {summary}")
     config.pluginmanager.register(SessionHooks(config), "tunecheck")
@@ -239,25 +237,6 @@ def require_passed(finding: Finding) -> None:
         pytest.fail(failure("", finding).block(), pytrace=False)
 
 
-class LastResort:
-    """Ends a session of tiers after an error that nobody foresaw, in one of its hooks or in pytest's own."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        self.config = config
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_internalerror(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """End as a session that could not be judged, with one line; what was judged before is still reported.
-
-        pytest would print all its frames. It takes an exit that is raised here as the answer.
-        """
-        session, error = self.config.stash.get(SESSION, None), excinfo.value
-        folder = session.folder if session is not None else None
-        pytest.exit(
-            str(error) if isinstance(error, SuiteError) else unexpected(error, folder), returncode=EXIT_UNJUDGED
-        )
-
-
 class SessionHooks:
     """Hooks for one session of tiers, in the process that controls it or in one of its workers (pytest -n)."""
 
@@ -266,10 +245,11 @@ class SessionHooks:
         self.bare = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not options.markexpr
         if self.bare:
             options.markexpr = "quick"
+        self.of_tiers = asks_for_tiers(config.args)
         self.interrupted = self.selected = self.asked = self.listens = False
         self.report: Report | None = None
         self.worker: dict[str, str] | None = getattr(config, "workerinput", None)
-        if self.worker and asks_for_tiers(config.args):
+        if self.worker and self.of_tiers:
             interrupts.on_its_own()  # the controller tells its workers when they are to end
         self.controls = self.worker is None and config.getoption("dist", "no") != "no"
         folder = Path(self.worker["tunecheck_folder"]) if self.worker else None
@@ -281,11 +261,9 @@ class SessionHooks:
             fail_on_regression=options.fail_on_regression,
             folder=folder,
         )
-        self.follower = Follower(self.session.folder / "progress.log")
-        if asks_for_tiers(config.args):
-            own = partial(append, folder / "progress.log", self.worker["workerid"]) if folder and self.worker else None
+        if self.of_tiers:
             showing = ExitStack()
-            showing.enter_context(on_terminal(own or self.show))
+            showing.enter_context(on_terminal(self.show))
             config.add_cleanup(showing.close)
 
     @property
@@ -294,10 +272,13 @@ class SessionHooks:
         return self.config.pluginmanager.get_plugin("terminalreporter")
 
     def show(self, line: str) -> None:
-        """Write a line to the terminal while a test runs, whatever pytest captures."""
+        """Write a line to the terminal while a test runs, whatever pytest captures; a worker's to standard error."""
         terminal = self.terminal
         capture: Any = self.config.pluginmanager.get_plugin("capturemanager")
         with capture.global_and_fixture_disabled():
+            if self.worker:  # which has no terminal, and whose standard error is that of the controlling process
+                print(f"  {self.worker['workerid']}: {line}", file=sys.stderr, flush=True)
+                return
             terminal.ensure_newline()
             terminal.write_line(f"  {line}")
             terminal.flush()
@@ -313,11 +294,10 @@ class SessionHooks:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionstart(self) -> Generator[None, object, object]:
-        if not self.controls or not asks_for_tiers(self.config.args):
+        if not self.controls or not self.of_tiers:
             return (yield)
         self.listens = interrupts.listen()
         interrupts.work()
-        self.follower.start()
         with interrupts.blocked():
             return (yield)
 
@@ -325,7 +305,7 @@ class SessionHooks:
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> "OneWorkerARun | None":
         from tunecheck.session.scheduling import OneWorkerARun
 
-        return OneWorkerARun(config, log, self.session.rows.lose) if asks_for_tiers(config.args) else None
+        return OneWorkerARun(config, log, self.session.rows.lose) if self.of_tiers else None
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -346,7 +326,7 @@ class SessionHooks:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> None:
         """Refuse names and folders that cannot be used: inside of the collection pytest would show a traceback."""
-        if not asks_for_tiers(self.config.args):
+        if not self.of_tiers:
             return
         try:
             run_files()
@@ -438,19 +418,29 @@ class SessionHooks:
 
     # The end.
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_internalerror(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """End as a session that could not be judged, with one line; what was judged before is still reported.
+
+        pytest would print all its frames. It takes an exit that is raised here as the answer.
+        """
+        if self.of_tiers:
+            error = excinfo.value
+            told = str(error) if isinstance(error, SuiteError) else unexpected(error, self.session.folder)
+            pytest.exit(told, returncode=EXIT_UNJUDGED)
+
     @pytest.hookimpl(trylast=True)
     def pytest_keyboard_interrupt(self) -> None:
         interrupts.close()
         self.interrupted = True
         if self.controls:
             end_workers()
-        if asks_for_tiers(self.config.args):
+        if self.of_tiers:
             # it would show where in pytest, or in tunecheck, the signal arrived
             self.terminal._report_keyboardinterrupt = lambda: None
 
     @pytest.hookimpl(trylast=True)  # by then the workers have ended, and their traces are whole
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        self.follower.stop()
         judged = session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
         try:
             self.report = self.session.close(interrupted=self.interrupted)
@@ -465,7 +455,7 @@ class SessionHooks:
         ):  # by --setup-plan, or by another plugin
             log.error("checks were selected, but none was run: nothing was judged")
             session.exitstatus = EXIT_UNJUDGED
-        if self.interrupted and self.report is None and not self.worker and asks_for_tiers(self.config.args):
+        if self.interrupted and self.report is None and not self.worker and self.of_tiers:
             log.error("interrupted")
 
     def pytest_unconfigure(self) -> None:

@@ -14,7 +14,7 @@ import sys
 
 def test_that_has_nothing_to_do_with_it(request):
     assert [name for name in sys.modules if name.startswith("tunecheck")] == ["tunecheck", "tunecheck.pytest_fixture"]
-    assert not request.config.pluginmanager.hasplugin("tunecheck-last-resort")
+    assert not request.config.pluginmanager.hasplugin("tunecheck")
 """
 TRAININGS = """
 import sys

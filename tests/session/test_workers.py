@@ -26,7 +26,7 @@ from tunecheck.session import TierSession, workers
 from tunecheck.session.admission import driver_fault, require_usable
 from tunecheck.session.rows import Rows
 from tunecheck.session.scheduling import OneWorkerARun
-from tunecheck.session.workers import Follower, append, asks_for_tiers, run_of, worker_count
+from tunecheck.session.workers import asks_for_tiers, run_of, worker_count
 
 RUNS = ["quick/smollm2-135m-qlora", "convergence/smollm2-135m-qlora", "memory/tinyllama-1.1b-qlora"]
 SHORT = [
@@ -182,30 +182,6 @@ def test_there_are_as_many_workers_as_usable_cards(monkeypatch):
         monkeypatch.setattr(workers, "probe", lambda: None)
         monkeypatch.setattr(workers, "usable", lambda hardware, found=found: found)
         assert worker_count() == count
-
-
-def test_workers_write_their_lines_into_a_file(tmp_path):
-    """With their names."""
-    append(tmp_path / "new" / "progress.log", "gw0", "waits")
-    append(tmp_path / "new" / "progress.log", "gw1", "trains")
-
-    assert (tmp_path / "new" / "progress.log").read_text() == "gw0: waits\ngw1: trains\n"
-
-
-def test_what_workers_write_is_told_line_by_line_as_it_comes(tmp_path, said):
-    """Whole lines only, each once, those of the last moment too."""
-    log_file = tmp_path / "progress.log"
-    follower = Follower(log_file)
-    follower._print_new()
-    log_file.write_text("gw0: waits\ngw1: tra")
-    follower._print_new()
-    assert said == ["gw0: waits"]
-
-    follower.start()
-    with log_file.open("a") as file:
-        file.write("ins\n")
-    follower.stop()
-    assert said == ["gw0: waits", "gw1: trains"]
 
 
 def test_rows_of_lost_runs_name_the_worker(tmp_path):
