@@ -11,7 +11,7 @@ from traces import healthy
 from tunecheck.core.trace import Trace
 from tunecheck.history.entry import HistoryEntry, Key
 from tunecheck.results import Report
-from tunecheck.results.verdict import write_verdict
+from tunecheck.results.stored import write_verdict
 
 RUN = "quick/tiny"
 KEY = Key(fingerprint="51e122907b1b9864", device="AMD EPYC, 2 cores", majors="torch 2, transformers 5")

@@ -31,7 +31,7 @@ from tunecheck.core.errors import SuiteError
 from tunecheck.core.trace import encode
 from tunecheck.history.baseline import baseline_file
 from tunecheck.history.store import Store, history_file
-from tunecheck.results.verdict import write_verdict
+from tunecheck.results.stored import write_verdict
 from tunecheck.training.data import read_rows, read_texts
 
 FACTOR = int(os.environ.get("TUNECHECK_FUZZ", "1"))

@@ -14,7 +14,7 @@ from typing import Any
 
 from tunecheck.core.errors import SuiteError
 from tunecheck.core.paths import project_folder
-from tunecheck.results.verdict import VERDICT_FILE
+from tunecheck.results.stored import VERDICT_FILE
 
 LIMIT_SECONDS = 1800
 OF_ONE_PROCESS = re.compile(r"-rank\d")

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from tunecheck.core.finding import Status
-from tunecheck.results.verdict import VERDICT_FILE, read_verdict
+from tunecheck.results.stored import VERDICT_FILE, read_verdict
 
 CASES = {
     "healthy": "",

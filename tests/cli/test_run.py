@@ -13,7 +13,7 @@ import tiny
 
 from tunecheck.cli import main
 from tunecheck.core.paths import project_folder, shipped_folder
-from tunecheck.results.verdict import read_verdict
+from tunecheck.results.stored import read_verdict
 
 RUN = "quick/smollm2-135m-qlora"
 TIERS = str(shipped_folder() / "tiers")

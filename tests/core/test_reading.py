@@ -14,7 +14,7 @@ from tunecheck.core.trace import read
 from tunecheck.hardware.locks import OwnedLock
 from tunecheck.history.baseline import read_baseline
 from tunecheck.history.store import Store
-from tunecheck.results.verdict import read_verdict
+from tunecheck.results.stored import read_verdict
 from tunecheck.training.data import read_rows, read_texts
 
 READERS = {

@@ -31,7 +31,7 @@ from tunecheck.report.page.chart import MOST_ROWS, Chart, Limit, Series, figure,
 from tunecheck.report.page.series import charts
 from tunecheck.report.page.svg import labelled, legend, svg, ticks
 from tunecheck.results.rejudge import session_report
-from tunecheck.results.verdict import write_verdict
+from tunecheck.results.stored import write_verdict
 from tunecheck.session import written
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")

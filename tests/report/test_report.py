@@ -31,8 +31,7 @@ from tunecheck.report.terminal import BROKEN, LEVELS, print_changes, print_repor
 from tunecheck.results import Report, RunReport, Tried, exit_code, summarize
 from tunecheck.results.baseline import FigureComparison
 from tunecheck.results.rejudge import judged_again
-from tunecheck.results.stored import json_text
-from tunecheck.results.verdict import margin, read_verdict, verdict_payload, write_verdict
+from tunecheck.results.stored import json_text, margin, read_verdict, verdict_payload, write_verdict
 from tunecheck.results.words import machine
 
 RANDOM = Finding(check="loss_falls", status=Status.UNJUDGED, detail="the weights are random", expected=True)
@@ -955,7 +954,7 @@ def test_the_machine_is_one_line_of_what_is_known() -> None:
 
 def test_reports_need_neither_torch_nor_pytest() -> None:
     """`tunecheck judge` must be fast and work where torch is not installed."""
-    names = ("results", "results.verdict", "report.junit", "report.summary", "report.terminal")
+    names = ("results", "results.stored", "report.junit", "report.summary", "report.terminal")
     modules = ", ".join(f"tunecheck.{name}" for name in names)
     program = f"import sys, {modules}; print(sorted({{'torch', 'pytest', 'pydantic'}} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -11,7 +11,7 @@ from tunecheck.core import evidence as e
 from tunecheck.report.sarif import sarif
 from tunecheck.results import Report, verdict_of
 from tunecheck.results.rejudge import judged_again
-from tunecheck.results.verdict import read_verdict, write_verdict
+from tunecheck.results.stored import read_verdict, write_verdict
 
 
 def report_of(*runs, interrupted=False):

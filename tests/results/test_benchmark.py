@@ -13,11 +13,10 @@ from tunecheck.core.finding import Finding, Status
 from tunecheck.report.page import page_html
 from tunecheck.report.summary import summary_markdown
 from tunecheck.report.terminal import print_benchmark
-from tunecheck.results import Report, RunReport, Tried
+from tunecheck.results import Entry, Report, RunReport, Tried
 from tunecheck.results.benchmark import benchmarks
 from tunecheck.results.comparison import comparisons
-from tunecheck.results.entry import Entry
-from tunecheck.results.verdict import read_verdict, write_verdict
+from tunecheck.results.stored import read_verdict, write_verdict
 
 LOSSES = (2.0, 1.0, 0.5)
 

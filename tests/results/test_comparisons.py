@@ -19,11 +19,10 @@ from tunecheck.core.trace import read
 from tunecheck.report.page import page_html
 from tunecheck.report.summary import summary_markdown
 from tunecheck.report.terminal import print_report
-from tunecheck.results import Report, RunReport, Tried, verdict_of
+from tunecheck.results import Entry, Report, RunReport, Tried, verdict_of
 from tunecheck.results.comparison import comparisons, condensed
-from tunecheck.results.entry import Entry
 from tunecheck.results.rejudge import judged_again, session_report
-from tunecheck.results.verdict import read_verdict, write_verdict
+from tunecheck.results.stored import read_verdict, write_verdict
 from tunecheck.runner import Runner
 from tunecheck.session.rows import Rows
 

@@ -13,7 +13,7 @@ from tunecheck.cli.run import carry_out, plan
 from tunecheck.config.trainers import TRAINERS
 from tunecheck.core.errors import ConfigError
 from tunecheck.results.benchmark import plain_benchmarks
-from tunecheck.results.verdict import read_verdict
+from tunecheck.results.stored import read_verdict
 from tunecheck.session import TierSession
 
 RUN = "quick/smollm2-135m-qlora"

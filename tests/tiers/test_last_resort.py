@@ -15,7 +15,7 @@ from tier_sessions import COMMAND, run_on_shared_server
 from tunecheck.cli import main
 from tunecheck.core.paths import project_folder
 from tunecheck.plugin import spare_cache
-from tunecheck.results.verdict import read_verdict
+from tunecheck.results.stored import read_verdict
 
 TINY = [argument for setting in tiny.SETTINGS for argument in ("--set", setting)]
 LONG_NAME = "x" * 300

@@ -20,7 +20,7 @@ from tunecheck.listen.explain import afterwards, beforehand, lines
 from tunecheck.results import exit_code
 from tunecheck.results.answers import Answers, read_ignored
 from tunecheck.results.rejudge import judged_again, report_on, session_report
-from tunecheck.results.verdict import verdict_payload
+from tunecheck.results.stored import verdict_payload
 
 LAST = "default: the last session of ./reports/runs"
 

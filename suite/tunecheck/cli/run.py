@@ -22,7 +22,7 @@ from tunecheck.core.units import count_option
 from tunecheck.results import Report, exit_code
 from tunecheck.results.answers import read_ignored
 from tunecheck.results.benchmark import plain_benchmarks
-from tunecheck.results.verdict import verdict_payload
+from tunecheck.results.stored import verdict_payload
 from tunecheck.session import TierSession
 from tunecheck.session.options import CARD, IGNORE, RUN, SESSION_OPTIONS, SET
 

@@ -18,8 +18,7 @@ from tunecheck.listen.expectations import EXPECTATIONS, read_expectations
 from tunecheck.listen.options import Options
 from tunecheck.results import Report, exit_code
 from tunecheck.results.answers import read_ignored, settings_for
-from tunecheck.results.stored import without_secrets
-from tunecheck.results.verdict import verdict_payload, write_verdict
+from tunecheck.results.stored import verdict_payload, without_secrets, write_verdict
 from tunecheck.session import written
 from tunecheck.session.options import IGNORE
 

@@ -29,7 +29,7 @@ from tunecheck.fleet.request import Request, read_request
 from tunecheck.history.entry import device, figures_of, history_entry
 from tunecheck.results import Report, RunReport
 from tunecheck.results.fleet import OVERDUE, Answer, Place, RunAnswer, write_answer
-from tunecheck.results.fleet.outliers import FIGURES
+from tunecheck.results.fleet.kinds import FIGURES
 from tunecheck.results.rejudge import session_report
 from tunecheck.results.stored import plain
 

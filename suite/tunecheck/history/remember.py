@@ -20,7 +20,7 @@ from tunecheck.results.baseline import FigureComparison, compare_to_baseline
 from tunecheck.results.figures import FIGURES
 from tunecheck.results.fleet import ANSWER_FILE, ANSWERS, NODES_FOLDER, Answer
 from tunecheck.results.rejudge import session_report
-from tunecheck.results.verdict import VERDICT_FILE
+from tunecheck.results.stored import VERDICT_FILE
 
 SESSION = re.compile(r"\d{8}T\d{6}Z-\d+")
 """Name of a session's folder; nothing else is ever removed."""

@@ -15,7 +15,7 @@ from tunecheck.report.layout import PlainTable
 from tunecheck.report.terminal import STYLES
 from tunecheck.report.view import failure
 from tunecheck.results.fleet import FleetReport, NodeRow, reasons
-from tunecheck.results.fleet.outliers import FIGURES
+from tunecheck.results.fleet.kinds import FIGURES
 
 MOST_ROWS = 20
 """Odd places in the terminal; the page has all."""

@@ -14,7 +14,7 @@ from tunecheck.core.finding import Finding, Status
 from tunecheck.core.trace import Trace, read
 from tunecheck.results import Report, RunReport, summarize, verdict_of
 from tunecheck.results.answers import NO_ANSWERS, Answers
-from tunecheck.results.verdict import VERDICT_FILE, read_verdict
+from tunecheck.results.stored import VERDICT_FILE, read_verdict
 
 
 def judged_again(

@@ -27,8 +27,7 @@ from tunecheck.hardware import Hardware, look_again, probe
 from tunecheck.hardware.contention import CpuContention, recent_busy_cores
 from tunecheck.history.remember import remember, with_history
 from tunecheck.results import Report, verdict_of
-from tunecheck.results.stored import json_text, without_secrets
-from tunecheck.results.verdict import VERDICT_FILE, verdict_payload, write_verdict
+from tunecheck.results.stored import VERDICT_FILE, json_text, verdict_payload, without_secrets, write_verdict
 from tunecheck.session.admission import driver_fault, no_gpu, obstacle, require_usable
 from tunecheck.session.leases import Cards
 from tunecheck.session.rows import Rows

@@ -12,8 +12,7 @@ from tunecheck.core.finding import Domain, Finding
 from tunecheck.core.text import file_stem, human_seconds
 from tunecheck.core.trace import Trace, read
 from tunecheck.core.typed import build
-from tunecheck.results import RunReport, Tried, summarize
-from tunecheck.results.entry import waiting
+from tunecheck.results import RunReport, Tried, summarize, waiting
 from tunecheck.results.stored import plain
 from tunecheck.results.words import retries
 
@@ -31,7 +30,6 @@ class Rows:
         self._findings: dict[str, list[Finding]] = {}
         self._seconds: dict[str, float] = {}
         self._without_trace: dict[str, RunReport] = {}
-        self._lost: dict[str, str] = {}
 
     def add(self, run_name: str, finding: Finding) -> None:
         """Keep a finding."""
@@ -72,7 +70,8 @@ class Rows:
 
     def lose(self, run_name: str, worker: str) -> None:
         """Record that the run's worker died. The run is not repeated: its outcome is an error unless a check failed."""
-        self._lost[run_name] = f"worker {worker} died before it was done with this run, which is not repeated"
+        reason = f"worker {worker} died before it was done with this run, which is not repeated"
+        self._without_trace.setdefault(run_name, _error(run_name, reason, Domain.UNKNOWN))
 
     def news(self, run_name: str) -> dict[str, Any] | None:
         """Return what the trace does not hold, as plain data for another process; None for a run not reached here."""
@@ -95,13 +94,7 @@ class Rows:
     def all(self) -> list[RunReport]:
         """Return a row for each run: those with a trace in the order in which they began, then the others."""
         rows = {row.name: row for row in self._with_trace()}
-        others = [row for name, row in self._without_trace.items() if name not in rows]
-        gone = [
-            _error(name, reason, Domain.UNKNOWN)
-            for name, reason in self._lost.items()
-            if name not in rows and name not in self._without_trace
-        ]
-        return [*rows.values(), *others, *gone]
+        return [*rows.values(), *(row for name, row in self._without_trace.items() if name not in rows)]
 
     def _with_trace(self) -> list[RunReport]:
         traces: list[tuple[Trace, Path]] = []
@@ -124,8 +117,6 @@ class Rows:
         row = summarize(trace, self._findings.get(name, []), trace_file=path.name, seconds=seconds)
         if (ended := self._without_trace.get(name)) and row.outcome != "fail":
             return dataclasses.replace(row, outcome=ended.outcome, reason=ended.reason, domain=ended.domain)
-        if name in self._lost and row.outcome != "fail":
-            return dataclasses.replace(row, outcome="error", reason=self._lost[name], domain=Domain.UNKNOWN)
         if self._too_small == "fail" and row.outcome == "pass" and retries(row) and row.device.startswith("cpu"):
             # a nightly run on a GPU must not be green because a CPU did its work
             reason = f"--require-gpu, and the training {'; '.join(retries(row))}"

@@ -8,7 +8,7 @@ from tunecheck.core.text import human_seconds
 from tunecheck.report.fleet import failures, figure_words, fleet_headline, kinds, said_of
 from tunecheck.report.page import PAGE_FILE, template, verbatim
 from tunecheck.results.fleet import FleetReport, NodeRow, reasons
-from tunecheck.results.fleet.outliers import FIGURES
+from tunecheck.results.fleet.kinds import FIGURES
 
 FLEET_PAGE = "fleet.html"
 MOST_ODD, MOST_WHOLE, MOST_CHECKS = 400, 300, 12

@@ -75,7 +75,7 @@ class RunAnswer(Frozen):
     numbers: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """Every loss, gradient norm and evaluation of the training, in order; empty unless it came to its end."""
     figures: dict[str, float] = field(default_factory=dict)
-    """By the names of tunecheck.results.fleet.outliers.FIGURES; without what was not measured."""
+    """By the names of tunecheck.results.fleet.kinds.FIGURES; without what was not measured."""
     disturbed: str = ""
     """Which other work took the processor meanwhile, so that its speed says little of the node."""
 

@@ -30,8 +30,7 @@ from tunecheck.results.fleet import (
     Place,
     RunAnswer,
 )
-from tunecheck.results.fleet.agreement import Member, agreements, groups
-from tunecheck.results.fleet.outliers import SPEED, outliers, slow, words
+from tunecheck.results.fleet.kinds import SPEED, Member, agreements, groups, outliers, slow, words
 
 FEWEST_FOR_A_MAJORITY = 3
 NO_GPU = "no GPU works"

@@ -1,16 +1,24 @@
-"""Compare the bits of one deterministic run between nodes of one kind: a node whose result differs computes wrongly.
+"""Compare the places of one kind: the bits of a deterministic run, and its figures.
 
 A wrong product that raises no error, silent data corruption, passes every check of its own node where it is small. It
 cannot be told from another version of a library by one node, nor by two; by a majority of nodes of one kind it can.
+
+A node that is slower, larger, hotter or lower in clock than others is found by the rule of previous sessions
+(tunecheck.results.baseline): beyond median + max(5 x 1.4826 x MAD, the floor). A single session says less than two in a
+row, so the floors are wider here, and only the speed decides anything.
 """
 
+import math
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 
 from tunecheck.core.finding import Domain, Finding, Status
 from tunecheck.core.text import counted
+from tunecheck.results.baseline import baseline_of, judge
+from tunecheck.results.figures import FIGURES as OF_SESSIONS
+from tunecheck.results.figures import Figure
 from tunecheck.results.fleet import Answer, RunAnswer
 
 CHECK = "nodes_agree"
@@ -19,6 +27,24 @@ MEANING = (
     "something that is not part of the kind"
 )
 REMEDY = "take it out of service, run its vendor's diagnostics, and ask it once more before it comes back"
+
+
+FEWEST_NODES = 8
+"""Of a kind: below that a median absolute deviation says little."""
+SPEED = replace(OF_SESSIONS["tokens_per_second"], floor_share=0.25, sessions=1)
+FIGURES: dict[str, Figure] = {
+    figure.name: figure
+    for figure in (
+        SPEED,
+        OF_SESSIONS["peak_allocated_bytes"],
+        replace(OF_SESSIONS["resident_bytes"], sessions=1),
+        Figure(name="temperature_celsius", title="temperature", unit="°C", floor_share=0.0, floor=10.0),
+        Figure(name="sm_clock_mhz", title="SM clock", unit="MHz", lower_is_better=False, floor_share=0.10),
+    )
+}
+"""Floors are differences between healthy nodes that shall not count. They are chosen, not measured: no fleet of GPUs
+was there. That of the speed is the 10 % of previous sessions and as much again for what a node's neighbours do; that of
+the temperature is for cards one behind the other in one stream of air."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,3 +145,38 @@ def _departure(here: Member, there: Member) -> str:
 
 def _nodes(members: Iterable[Member]) -> set[str]:
     return {member.answer.node for member in members}
+
+
+def outliers(group: Sequence[Member]) -> Iterator[tuple[Member, Figure, float, float, float]]:
+    """Yield the member, the figure, its value, median and limit of each that is worse than its kind, NaN included."""
+    for name, figure in FIGURES.items():
+        held = [(member, member.run.figures[name]) for member in group if name in member.run.figures]
+        values = [value for _, value in held if math.isfinite(value)]
+        if len(values) < FEWEST_NODES:
+            continue
+        around = baseline_of(values, most=len(values))
+        for member, value in held:
+            status, last_good = judge(figure, value, around, confirmed=True)
+            if status == "worse":
+                yield member, figure, value, around.median, last_good
+
+
+def slow(said: str, value: float, middle: float, last_good: float) -> Finding:
+    """Return the finding of a place that is too slow."""
+    return Finding(
+        check="node_speed",
+        status=Status.FAILED,
+        measured=value,
+        limit=last_good,
+        detail=said,
+        meaning="a job over several nodes waits for this one at every step",
+        remedy="compare its clocks, power limit, temperature and other processes with those of a neighbour",
+        domain=Domain.UNKNOWN,
+        evidence="what slows it was not measured; its own page has its telemetry",
+    )
+
+
+def words(figure: Figure, value: float, middle: float, last_good: float) -> str:
+    """Return a figure with what its kind measures: "throughput 410 tokens/s, median 2211, limit 1769"."""
+    amount = figure.amount
+    return f"{figure.title} {amount(value)}, median of its kind {amount(middle)}, limit {amount(last_good)}"
