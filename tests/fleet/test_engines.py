@@ -121,8 +121,8 @@ def test_a_job_that_ended_without_an_answer_is_lost_with_the_reason(cluster, tmp
     assert words in news.words
 
 
-def test_a_job_that_waits_is_told_once_with_its_reason(cluster, tmp_path):
-    """And again when it runs."""
+def test_a_job_that_waits_is_told_with_its_reason(cluster, tmp_path):
+    """Until it runs."""
     engine = cluster.make()
     engine._jobs["7"] = (job(tmp_path), {"n1": Place(name="n1", node="n1")})
     told = []
@@ -130,7 +130,7 @@ def test_a_job_that_waits_is_told_once_with_its_reason(cluster, tmp_path):
         cluster.printed["squeue"] = f"{line}\n"
         told += [(news.state, news.words) for news in engine.poll()]
 
-    assert told == [("queued", "Slurm: Resources"), ("running", "")]
+    assert told == [("queued", "Slurm: Resources"), ("queued", "Slurm: Resources"), ("running", "")]
 
 
 def test_what_a_node_without_this_code_raises_is_told_as_another_version():

@@ -10,7 +10,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from tunecheck.cli.parser import USAGE_ERROR, answer, as_json
-from tunecheck.config import TIERS, all_problems, find_run, load_data, load_model, load_run, read_runs
+from tunecheck.config import TIERS, all_problems, find_run, load_model, load_run, read_runs
 from tunecheck.config.schema import Run
 from tunecheck.core.errors import ConfigError, Unsupported
 from tunecheck.core.frozen import Frozen
@@ -19,8 +19,9 @@ from tunecheck.core.paths import configs_folders
 from tunecheck.core.units import count_option, size_option
 from tunecheck.hardware import probe
 from tunecheck.memory import measured_peaks, predict
+from tunecheck.models.adapters import Lora
 from tunecheck.models.description import Model
-from tunecheck.models.shapes import Shape, tensor_shapes
+from tunecheck.models.shapes import tensor_shapes
 from tunecheck.session.admission import no_gpu, prospect, room
 from tunecheck.session.options import CARD, RUN, SET
 from tunecheck.strategies import STRATEGIES, trained_shapes
@@ -215,12 +216,23 @@ def count_all(model: Model, *, rank: int = 8, targets: Sequence[str] = ("q_proj"
     rsLoRA trains the tensors of LoRA. Raises Unsupported for a model_type whose tensors are not known by arithmetic.
     """
     shapes = tensor_shapes(model.architecture)
-    lora = {"r": rank, "target_modules": list(targets)}
+    total, lora = sum(map(prod, shapes.values())), {"r": rank, "target_modules": list(targets)}
     counts = []
-    for strategy in STRATEGIES:
-        adapted = "lora" in STRATEGIES[strategy].sections
-        for options in (lora, {**lora, "use_dora": True}) if adapted else ({},):
-            counts.append(_count(model, shapes, strategy, options))
+    for name, strategy in STRATEGIES.items():
+        for options in (lora, {**lora, "use_dora": True}) if "lora" in strategy.sections else ({},):
+            count = Count(strategy=name, options=options, trains=strategy.trains, total=total)
+            # data and training do not change the count
+            run = Run.model_construct(
+                model=model, strategy=name, lora=Lora.model_validate(options) if options else None
+            )
+            try:
+                trained = trained_shapes(run, shapes)
+            except Unsupported as error:
+                counts.append(replace(count, refused=str(error)))
+                continue
+            parameters = sum(map(prod, trained))
+            percent = 100 * parameters / total
+            counts.append(replace(count, tensors=len(trained), parameters=parameters, percent=percent))
     return counts
 
 
@@ -253,30 +265,3 @@ def print_counts(model: Model, counts: Sequence[Count], console: Console) -> Non
     )
     for reason in dict.fromkeys(count.refused for count in counts if count.refused):
         console.print(Text(f"refused: {reason}"))
-
-
-def _count(model: Model, shapes: dict[str, Shape], strategy: str, options: dict[str, Any]) -> Count:
-    total = sum(map(prod, shapes.values()))
-    count = Count(strategy=strategy, options=options, trains=STRATEGIES[strategy].trains, total=total)
-    try:
-        trained = trained_shapes(_run(model, strategy, options), shapes)
-    except Unsupported as error:
-        return replace(count, refused=str(error))
-    parameters = sum(map(prod, trained))
-    return replace(count, tensors=len(trained), parameters=parameters, percent=100 * parameters / total)
-
-
-def _run(model: Model, strategy: str, options: dict[str, Any]) -> Run:
-    """Return the smallest run of this strategy; data and training settings do not change the count."""
-    return Run.model_validate(
-        {
-            "id": "count",
-            "tier": "quick",
-            "model": model,
-            "data": load_data("rust-python-facts"),
-            "strategy": strategy,
-            "training": {"max_steps": 1, "learning_rate": 1e-4},
-            "lora": options or None,
-            "quantization": {} if "quantization" in STRATEGIES[strategy].sections else None,
-        }
-    )

@@ -8,11 +8,12 @@ import contextlib
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from tunecheck.core import reading
 from tunecheck.core.errors import HistoryDamaged, HistoryError
@@ -90,19 +91,13 @@ class Store:
 
     def runs(self) -> list[str]:
         """Return the names of the runs that have an entry, sorted. Raises HistoryError."""
-        if not self.path.exists():
-            return []
-        with self._open() as connection:
-            return [run for (run,) in connection.execute("SELECT DISTINCT run FROM entries ORDER BY run")]
+        return [run for (run,) in self._rows("SELECT DISTINCT run FROM entries ORDER BY run")]
 
     def peaks(self, fingerprint: str) -> list[tuple[str, int, str]]:
         """Return beginning, largest need and GPU of each session's judged runs of this fingerprint that have a need."""
         judged = "fingerprint = ? AND card != '' AND needed_bytes IS NOT NULL AND outcome IN ('pass', 'fail')"
-        query = f"SELECT started_at, max(needed_bytes), card FROM entries WHERE {judged} GROUP BY card, started_at"
-        if not self.path.exists():
-            return []
-        with self._open() as connection:
-            return connection.execute(query, (fingerprint,)).fetchall()
+        peak = "SELECT started_at, max(needed_bytes), card FROM entries"
+        return list(self._rows(f"{peak} WHERE {judged} GROUP BY card, started_at", fingerprint))
 
     def set_aside(self) -> tuple[Path, list[HistoryEntry]]:
         """Rename the file; return its new name and the entries that could still be read from it."""
@@ -126,14 +121,15 @@ class Store:
 
     def _newest(self, condition: str, values: Sequence[str], last: int | None = None) -> Iterator[HistoryEntry]:
         """Yield these entries, the newest first."""
-        if not self.path.exists():
-            return
-        with self._open() as connection:
-            columns = ", ".join(_COLUMNS)
-            order = "started_at DESC, session DESC, run DESC LIMIT ?"
-            query = f"SELECT {columns} FROM entries WHERE {condition} ORDER BY {order}"
-            for row in connection.execute(query, (*values, -1 if last is None else last)):
-                yield _entry(row)
+        order = "started_at DESC, session DESC, run DESC LIMIT ?"
+        query = f"SELECT {', '.join(_COLUMNS)} FROM entries WHERE {condition} ORDER BY {order}"
+        yield from self._rows(query, *values, -1 if last is None else last, make=_entry)
+
+    def _rows(self, query: str, *values: Any, make: Callable[[Any], Any] = tuple) -> Iterator[Any]:
+        """Yield what is made of each row that this query finds; nothing without a file."""
+        if self.path.exists():
+            with self._open() as connection:
+                yield from map(make, connection.execute(query, values))
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:

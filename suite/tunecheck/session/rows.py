@@ -27,15 +27,13 @@ class Rows:
     def __init__(self, *, folder: Path, too_small: Literal["skipped", "fail"]) -> None:
         """`too_small` is the outcome of a run that this machine cannot hold; "fail" comes with --require-gpu."""
         self._folder, self._too_small = folder, too_small
-        self._findings: dict[str, list[Finding]] = {}
+        self._findings: dict[str, dict[str, Finding]] = {}
         self._seconds: dict[str, float] = {}
         self._without_trace: dict[str, RunReport] = {}
 
     def add(self, run_name: str, finding: Finding) -> None:
-        """Keep a finding."""
-        held = self._findings.setdefault(run_name, [])
-        held[:] = [one for one in held if one.check != finding.check]  # a plugin that repeats tests judges it again
-        held.append(finding)
+        """Keep a finding; the last one of a check, which a plugin that repeats tests judges again."""
+        self._findings.setdefault(run_name, {})[finding.check] = finding
 
     def time(self, run_name: str, seconds: float) -> None:
         """Keep the wall time of a run with all its attempts."""
@@ -114,7 +112,7 @@ class Rows:
         name = trace.run.name
         recorded = sum(attempt.end.seconds for attempt in trace.attempts if attempt.end)
         seconds = self._seconds.get(name, recorded)
-        row = summarize(trace, self._findings.get(name, []), trace_file=path.name, seconds=seconds)
+        row = summarize(trace, [*self._findings.get(name, {}).values()], trace_file=path.name, seconds=seconds)
         if (ended := self._without_trace.get(name)) and row.outcome != "fail":
             return dataclasses.replace(row, outcome=ended.outcome, reason=ended.reason, domain=ended.domain)
         if self._too_small == "fail" and row.outcome == "pass" and retries(row) and row.device.startswith("cpu"):

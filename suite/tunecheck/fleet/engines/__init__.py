@@ -35,7 +35,7 @@ class Engine(Protocol):
         """Ask the places of one node."""
 
     def poll(self) -> Iterable[News]:
-        """Return what is new of the places that were asked, without waiting."""
+        """Return what is known by now of the places that have not answered or were not lost before, without waiting."""
 
     def cancel(self) -> None:
         """Cancel what is queued and end what runs."""

@@ -19,7 +19,7 @@ from tunecheck.core.text import one_line
 from tunecheck.fleet import node
 from tunecheck.fleet.engines import News
 from tunecheck.fleet.request import EngineOptions, Request
-from tunecheck.results.fleet import Place, places_of
+from tunecheck.results.fleet import Place, of_nodes, places_of
 
 CONNECT_SECONDS = 10.0
 NODE_LABEL = "ray.io/node-id"
@@ -149,12 +149,10 @@ def _reach(address: str) -> None:
 
 def _chosen(places: list[Place], nodes: str) -> list[Place]:
     """Return the places of these nodes. Raises ConfigError for names that the cluster does not have."""
-    if nodes == "all":
-        return places
-    names = list(dict.fromkeys(place.node for place in places if not place.problem))
-    if nodes.isdecimal():
-        return [place for place in places if place.node in names[: int(nodes)]]
+    if nodes == "all" or nodes.isdecimal():
+        return of_nodes(places, nodes)
     wanted = nodes.split(",")
     if unknown := sorted(set(wanted) - {place.node for place in places}):
-        raise ConfigError([f"--nodes: Ray has no node {', '.join(unknown)}; it has {', '.join(names)}"])
+        known = dict.fromkeys(place.node for place in places if not place.problem)
+        raise ConfigError([f"--nodes: Ray has no node {', '.join(unknown)}; it has {', '.join(known)}"])
     return [place for place in places if place.node in wanted]

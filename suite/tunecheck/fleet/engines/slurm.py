@@ -22,9 +22,9 @@ from typing import Any
 from tunecheck.core.errors import ConfigError, SuiteError
 from tunecheck.core.text import one_line
 from tunecheck.fleet import node
-from tunecheck.fleet.engines import News
+from tunecheck.fleet.engines import News, State
 from tunecheck.fleet.request import EngineOptions, Request
-from tunecheck.results.fleet import Place, places_of
+from tunecheck.results.fleet import Place, of_nodes, places_of
 
 UNUSABLE = ("down", "drain", "fail", "maint", "no_respond", "power", "unknown", "reboot", "inval", "future")
 """Beginnings of the states of a node that takes no job now, by `sinfo -o %T`."""
@@ -73,7 +73,6 @@ class Slurm:
         self._jobs: dict[str, tuple[Any, dict[str, Place]]] = {}
         """By number: submitit's job, and the places that have not answered yet."""
         self._ended: dict[str, int] = {}
-        self._told: dict[str, str] = {}
 
     def places(self) -> list[Place]:
         """Return the cards of every node that sinfo lists."""
@@ -85,11 +84,7 @@ class Slurm:
         if not nodes:
             where = f" in partition {self._options.partition}" if self._options.partition else ""
             raise ConfigError([f"--nodes {names}: Slurm lists no such node{where}; `sinfo` shows them"])
-        found = [place for name, held in nodes.items() for place in _listed(name, *held[1:])]
-        if not names.isdecimal():
-            return found
-        usable = list(dict.fromkeys(place.node for place in found if not place.problem))[: int(names)]
-        return [place for place in found if place.node in usable]
+        return of_nodes([place for name, held in nodes.items() for place in _listed(name, *held[1:])], names)
 
     def submit(self, request: Request, places: Sequence[Place]) -> None:
         """Submit one job that holds the node's cards."""
@@ -120,7 +115,7 @@ class Slurm:
         self._jobs[job.job_id] = (job, {place.name: place for place in places})
 
     def poll(self) -> Iterator[News]:
-        """Return the answers that are there, and what squeue says of the other jobs."""
+        """Return the answers that are there, and what squeue says now of the other jobs."""
         for number, (job, waiting) in list(self._jobs.items()):
             yield from self._answers(job, waiting)
             if not waiting:
@@ -132,7 +127,9 @@ class Slurm:
             state, reason = states.get(number, ("", ""))
             if state in WAITING or state in RUNNING:
                 self._ended.pop(number, None)
-                yield from self._state(waiting, "queued" if state in WAITING else "running", reason)
+                words = f"Slurm: {reason}" if state in WAITING and reason != "None" else ""
+                now: State = "queued" if state in WAITING else "running"
+                yield from (News(place=name, state=now, words=words) for name in waiting)
                 continue
             self._ended[number] = self._ended.get(number, 0) + 1
             with contextlib.suppress(OSError):  # a network file system may remember that the answer was not there
@@ -162,13 +159,6 @@ class Slurm:
             name = answer["place"] if answer else next(iter(waiting))
             if waiting.pop(name, None) is not None:
                 yield News(place=name, state="answered" if answer else "lost", answer=answer, words=words)
-
-    def _state(self, waiting: dict[str, Place], state: Any, reason: str) -> Iterator[News]:
-        for name in waiting:
-            if self._told.get(name) != f"{state} {reason}":
-                self._told[name] = f"{state} {reason}"
-                waits = state == "queued" and reason != "None"
-                yield News(place=name, state=state, words=f"Slurm: {reason}" if waits else "")
 
     def _states(self) -> dict[str, tuple[str, str]]:
         """Return state and reason of this session's jobs by number; a job that Slurm has forgotten is missing."""

@@ -54,6 +54,12 @@ def places_of(node: str, cards: int, *, problem: str = "", drained: bool = False
     ]
 
 
+def of_nodes(places: list[Place], nodes: str) -> list[Place]:
+    """Return the places of so many nodes that can be asked; all of them where `nodes` is no number."""
+    usable = list(dict.fromkeys(place.node for place in places if not place.problem))
+    return [place for place in places if place.node in usable[: int(nodes)]] if nodes.isdecimal() else places
+
+
 class RunAnswer(Frozen):
     """One run of one place, condensed: what is compared between nodes, and what a page of many shows."""
 
