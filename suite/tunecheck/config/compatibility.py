@@ -19,7 +19,9 @@ ENOUGH_LAYERS = 8
 
 def config_error(run: Run, *problems: tuple[str, str]) -> ConfigError:
     """Return the error for keys ("data.max_length") of this run that break a rule: place, key and rule of each."""
-    return ConfigError([": ".join(filter(None, (_place(run, key), key, rule))) for key, rule in problems])
+    written = Document(places={(): "", **run._places})  # nowhere for a run that was not loaded from a file
+    places = {key: written.place(tuple(key.split("."))) for key, _ in problems}
+    return ConfigError([": ".join(filter(None, (places[key], key, rule))) for key, rule in problems])
 
 
 def report_incompatibilities(document: Document, run: Run) -> None:
@@ -40,12 +42,6 @@ def require_count(run: Run) -> None:
     if count != run.model.parameters:
         rule = f"should be {count:d}, as model.architecture has it (got {run.model.parameters}): correct one of them"
         raise config_error(run, ("model.parameters", rule))
-
-
-def _place(run: Run, key: str) -> str:
-    """Return where this key or its nearest written parent stands; empty for a run that was not loaded from a file."""
-    path = tuple(key.split("."))
-    return next((run._places[path[:end]] for end in range(len(path), -1, -1) if path[:end] in run._places), "")
 
 
 def _report_tensors(document: Document, run: Run) -> None:

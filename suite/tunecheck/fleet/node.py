@@ -19,7 +19,7 @@ from typing import Any
 
 import tunecheck
 from tunecheck.checks.telemetry import busy_host, samples
-from tunecheck.core.errors import MissingEvidence, SuiteError
+from tunecheck.core.errors import SuiteError
 from tunecheck.core.evidence import TRAINING_PHASES, AttemptCause, Dataset, Evaluation, Setup, Step, Weights
 from tunecheck.core.helper import die_with_parent, helper_environment
 from tunecheck.core.text import human_seconds, one_line
@@ -165,7 +165,7 @@ def condensed(own: Path, new: Iterable[Path], begun: Answer) -> Answer:
     runs = tuple(_run_answer(row, traces.get(row.name), report) for row in report.runs)
     about = {"session": f"{own.parents[1].name}/{begun.place}", "started_at": report.started_at}
     entries = (history_entry(row, traces[row.name], **about) for row in report.runs if row.name in traces)
-    setups = (setup for trace in traces.values() if (setup := _setup(trace)))
+    setups = (setup for trace in traces.values() for setup in trace.records(Setup)[-1:])
     return replace(
         begun,
         uuid=next((str((setup.cuda or {}).get("uuid") or "") for setup in setups), ""),
@@ -177,9 +177,7 @@ def condensed(own: Path, new: Iterable[Path], begun: Answer) -> Answer:
 
 
 def _run_answer(row: RunReport, trace: Trace | None, report: Report) -> RunAnswer:
-    setup, end = _setup(trace) if trace else None, None
-    with contextlib.suppress(MissingEvidence):
-        end = trace.main.end if trace else None
+    end = trace.main.end if trace and trace.trainings else None
     told = RunAnswer(
         run=row.name,
         outcome=row.outcome,
@@ -191,9 +189,9 @@ def _run_answer(row: RunReport, trace: Trace | None, report: Report) -> RunAnswe
         unjudged=tuple(finding for finding in row.unjudged if not finding.expected),
         fingerprint=row.fingerprint,
     )
-    if trace is None or setup is None:
+    if trace is None or not (setups := trace.records(Setup)):
         return told
-    finished = trace.main.finished
+    setup, finished = setups[-1], trace.main.finished
     return replace(
         told,
         kind=kind(trace, setup, report.environment),
@@ -255,10 +253,3 @@ def figures(row: RunReport, trace: Trace) -> dict[str, float]:
         **({"sm_clock_mhz": fmean(clocks)} if clocks else {}),
     }
     return {name: value for name, value in measured.items() if name in FIGURES}
-
-
-def _setup(trace: Trace) -> Setup | None:
-    """Return what the training resolved; None where it never got so far."""
-    with contextlib.suppress(MissingEvidence):
-        return trace.one(Setup)
-    return None

@@ -6,7 +6,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from tunecheck.checks.telemetry import busy_host
-from tunecheck.core.errors import MissingEvidence, SuiteError
+from tunecheck.core.errors import SuiteError
 from tunecheck.core.evidence import Evaluation, LiveTensors, Phase, Setup
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.trace import Trace, read
@@ -67,14 +67,10 @@ def history_entries(report: "Report", folder: Path) -> tuple[list[HistoryEntry],
 
 def history_entry(row: "RunReport", trace: Trace, *, session: str, started_at: str) -> HistoryEntry | None:
     """Return the run's entry; None when its training did not finish."""
-    try:
-        main = trace.main
-        setup = trace.one(Setup)
-    except MissingEvidence:
+    setups, environment = trace.records(Setup), trace.header.environment
+    if not setups or not trace.main.finished:
         return None
-    if not main.finished:
-        return None
-    environment = trace.header.environment
+    setup = setups[-1]
     return HistoryEntry(
         session=session,
         started_at=started_at,

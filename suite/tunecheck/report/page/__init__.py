@@ -97,6 +97,19 @@ def _run(session: SessionView, view: RunView, folder: Path, number: int) -> dict
     """Return a run as the template wants it."""
     report, run = session.report, view.run
     trace, problem = _trace(run, folder)
+    details = (
+        {}
+        if trace is None
+        else {
+            "texts": tables.texts(trace),
+            "rows": rows_of(trace),
+            "phases": tables.phases(trace),
+            "costs": tables.costs(trace),
+            "attempts": tables.attempts(trace, run),
+            "provenance": tables.provenance(trace, run),
+            "settings": tables.settings(trace) if len(report.runs) <= MOST_SETTINGS else [],
+        }
+    )
     log = (folder / (run.trace_file or "none")).with_suffix(".log")
     return {
         "view": view,
@@ -108,19 +121,7 @@ def _run(session: SessionView, view: RunView, folder: Path, number: int) -> dict
         "log": log.name if log.is_file() else "",
         "charts": charts(trace, run.findings) if trace else [],
         "trends": trends(report, run, trace, folder) if trace else ([], ""),
-        "details": _details(trace, run, settings=len(report.runs) <= MOST_SETTINGS) if trace else {},
-    }
-
-
-def _details(trace: Trace, run: RunReport, *, settings: bool) -> dict[str, Any]:
-    return {
-        "texts": tables.texts(trace),
-        "rows": rows_of(trace),
-        "phases": tables.phases(trace),
-        "costs": tables.costs(trace),
-        "attempts": tables.attempts(trace, run),
-        "provenance": tables.provenance(trace, run),
-        "settings": tables.settings(trace) if settings else [],
+        "details": details,
     }
 
 
