@@ -303,9 +303,12 @@ class SessionHooks:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> "OneWorkerARun | None":
+        if not self.of_tiers:
+            return None
         from tunecheck.session.scheduling import OneWorkerARun
 
-        return OneWorkerARun(config, log, self.session.rows.lose) if self.of_tiers else None
+        config.option.loadscopereorder = False  # runs are trained in the order of their tiers
+        return OneWorkerARun(config, log)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:

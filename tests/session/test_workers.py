@@ -19,7 +19,6 @@ from tier_sessions import COMMAND, environment, session_folder
 
 import tunecheck
 from tunecheck.core.errors import GpuUnusable, SuiteError
-from tunecheck.core.finding import Finding, Status
 from tunecheck.core.paths import project_folder
 from tunecheck.hardware import NvmlState
 from tunecheck.session import TierSession, workers
@@ -68,10 +67,11 @@ def items(*runs, checks=3):
     ]
 
 
-def scheduler_of(workers, lose):
+def scheduler_of(workers):
     """A scheduler for so many workers, with the part of pytest's configuration that it asks."""
-    config = SimpleNamespace(option=SimpleNamespace(), getvalue=lambda name: ["popen"] * workers, hook=Hook())
-    return OneWorkerARun(config, None, lose)
+    option = SimpleNamespace(loadscopereorder=False)
+    config = SimpleNamespace(option=option, getvalue=lambda name: ["popen"] * workers, hook=Hook())
+    return OneWorkerARun(config)
 
 
 class Hook:
@@ -83,16 +83,16 @@ class Hook:
 
 
 def scheduled(collection, *names):
-    """A scheduler that has handed out this collection to new workers of these names, and what it calls lost."""
-    lost, crew = [], [Worker(name) for name in names]
-    scheduler = scheduler_of(len(crew), lambda run, worker: lost.append((run, worker)))
+    """A scheduler that has handed out this collection to new workers of these names."""
+    crew = [Worker(name) for name in names]
+    scheduler = scheduler_of(len(crew))
     for worker in crew:
         scheduler.add_node(worker)
     for worker in crew:
         assert not scheduler.collection_is_completed
         scheduler.add_node_collection(worker, collection)
     scheduler.schedule()
-    return scheduler, crew, lost
+    return scheduler, crew
 
 
 def test_a_run_is_read_off_its_checks_node_ids():
@@ -104,7 +104,7 @@ def test_a_run_is_read_off_its_checks_node_ids():
 
 def test_each_run_goes_as_a_whole_to_one_worker():
     """The third one to whoever has two checks left, since a worker begins a check only when it knows the next."""
-    scheduler, (first, second), lost = scheduled(items("quick/a", "quick/b-c", "full/d"), "gw0", "gw1")
+    scheduler, (first, second) = scheduled(items("quick/a", "quick/b-c", "full/d"), "gw0", "gw1")
     assert (first.sent, second.sent) == ([0, 1, 2], [3, 4, 5])
 
     scheduler.mark_test_complete(second, 3)
@@ -121,40 +121,18 @@ def test_each_run_goes_as_a_whole_to_one_worker():
     assert scheduler.tests_finished
     assert not scheduler.has_pending
     assert [scheduler.remove_node(worker) for worker in (first, second)] == [None, None]
-    assert lost == []
 
 
 def test_more_workers_than_runs_are_sent_home():
     """At once."""
-    _, crew, _ = scheduled(items("quick/a"), "gw0", "gw1")
+    _, crew = scheduled(items("quick/a"), "gw0", "gw1")
 
     assert [(worker.sent, worker.shutting_down) for worker in crew] == [([0, 1, 2], True), ([], True)]
 
 
-def test_what_a_dead_worker_had_begun_is_lost_and_what_it_had_not_goes_on():
-    """The item that it died at is told to xdist, the run to the report."""
-    scheduler, (first, second), lost = scheduled(items("quick/a", "quick/b", "quick/c", "quick/d"), "gw0", "gw1")
-    for place in (0, 1):
-        scheduler.mark_test_complete(first, place)
-    assert first.sent == [0, 1, 2, 6, 7, 8]
-
-    assert scheduler.remove_node(first) == items("quick/a")[2]
-
-    assert lost == [("quick/a", "gw0")]
-    replaced = Worker("gw2")
-    scheduler.add_node(replaced)
-    scheduler.add_node_collection(replaced, items("quick/a", "quick/b", "quick/c", "quick/d"))
-    scheduler.schedule()
-    assert replaced.sent == [9, 10, 11]
-    assert second.sent == [3, 4, 5]
-    for place in (9, 10):
-        scheduler.mark_test_complete(replaced, place)
-    assert replaced.sent == [9, 10, 11, 6, 7, 8]
-
-
 def test_workers_that_collected_different_tests_run_nothing():
     """Places in the collection would mean other tests."""
-    scheduler = scheduler_of(2, lambda run, worker: None)
+    scheduler = scheduler_of(2)
     for worker in (crew := [Worker("gw0"), Worker("gw1")]):
         scheduler.add_node(worker)
     scheduler.add_node_collection(crew[0], items("quick/a"))
@@ -182,17 +160,6 @@ def test_there_are_as_many_workers_as_usable_cards(monkeypatch):
         monkeypatch.setattr(workers, "probe", lambda: None)
         monkeypatch.setattr(workers, "usable", lambda hardware, found=found: found)
         assert worker_count() == count
-
-
-def test_rows_of_lost_runs_name_the_worker(tmp_path):
-    """Without a trace too; a run that was already judged bad stays bad."""
-    rows = Rows(folder=tmp_path, too_small="skipped")
-    rows.add("quick/gone", Finding(check="finite", status=Status.PASSED))
-    rows.lose("quick/gone", "gw3")
-
-    (row,) = rows.all()
-    assert (row.name, row.outcome) == ("quick/gone", "error")
-    assert "worker gw3 died before it was done" in row.reason
 
 
 def test_a_trace_that_cannot_be_read_is_a_row_with_an_error(tmp_path):
@@ -383,8 +350,8 @@ def test_two_workers_on_two_cards_make_one_report(start, tmp_path):
     assert left_behind(tmp_path) == []
 
 
-def test_a_killed_worker_is_an_error_with_a_name_and_nothing_is_repeated(start, tmp_path):
-    """Its successor judges the other run; the session is not green; no process stays."""
+def test_a_killed_worker_is_an_error_and_nothing_is_repeated(start, tmp_path):
+    """Its successor refuses what it had begun and judges the other run; no process stays."""
     first, second = RUNS[1], RUNS[0]
     output, status = ended(start("-m", "quick or convergence", "-k", "135m-qlora", cards=(16,), kill=first))
 
@@ -394,7 +361,7 @@ def test_a_killed_worker_is_an_error_with_a_name_and_nothing_is_repeated(start, 
     assert sorted(starts) == sorted([first, second]), "each once"
     rows = {f"{run['tier']}/{run['run']}": run for run in verdict(tmp_path)["runs"]}
     assert {name: row["outcome"] for name, row in rows.items()} == {first: "error", second: "pass"}
-    assert "died before it was done with this run, which is not repeated" in rows[first]["reason"]
+    assert "another worker of this session began this run and died; no run is trained twice" in rows[first]["reason"]
     assert left_behind(tmp_path) == []
 
 

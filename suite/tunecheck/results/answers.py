@@ -90,7 +90,9 @@ def _table(path: Path) -> dict[str, Any] | None:
         raise ConfigError([f"{path}: cannot be read for tunecheck's settings: {error}"]) from error
     if path.name == FILES[0]:
         return held
-    table: dict[str, Any] | None = held.get("tool", {}).get("tunecheck")
+    table = held.get("tool", {}).get("tunecheck")
+    if table is not None and not isinstance(table, dict):
+        raise ConfigError([f"{path}: tool.tunecheck: should be a table (got {table!r})"])
     return table
 
 

@@ -66,11 +66,6 @@ class Rows:
         row = _error(run_name, reason, Domain.WORKLOAD)
         self._without_trace[run_name] = dataclasses.replace(row, attempts=(never,))
 
-    def lose(self, run_name: str, worker: str) -> None:
-        """Record that the run's worker died. The run is not repeated: its outcome is an error unless a check failed."""
-        reason = f"worker {worker} died before it was done with this run, which is not repeated"
-        self._without_trace.setdefault(run_name, _error(run_name, reason, Domain.UNKNOWN))
-
     def news(self, run_name: str) -> dict[str, Any] | None:
         """Return what the trace does not hold, as plain data for another process; None for a run not reached here."""
         if run_name not in self._seconds:
