@@ -36,6 +36,7 @@ MEANT = {
     ("loss_receives_logits", "targets above 1"),
     ("loss_receives_logits", "logits in nll_loss"),
     ("loss_receives_logits", "a view in place of a transpose"),
+    ("loss_receives_logits", "a temperature for a scale"),
     ("answers_end", "no mark of the assistant's turn"),
     ("answers_end", "cut off alike"),
     ("no_target_leakage", "labels that are shifted twice"),
@@ -348,6 +349,10 @@ FAULTS = {
         "logits in nll_loss": lambda: watched(e.ScoresGiven(functions=1, probabilities=(), unnormalised=1)),
         "targets above 1": lambda: watched(e.ScoresGiven(functions=0, probabilities=(), outside=1)),
         "outputs against all targets": lambda: watched(e.ScoresGiven(functions=0, probabilities=(), crossed=1)),
+        "a temperature for a scale": lambda: watched(e.ScoresGiven(functions=1, probabilities=(), flat=1)),
+        "targets out of reach": lambda: watched(
+            e.ScoresGiven(functions=1, probabilities=(), unreached=("MseLoss of outputs that reach -1 to 1",))
+        ),
         "a view in place of a transpose": lambda: watched(e.ScoresGiven(functions=2, probabilities=(), exchanged=1)),
     },
     "loss_normalised_over_accumulation": {

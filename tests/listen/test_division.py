@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, mse_loss
 from transformers import Trainer, TrainingArguments
 
 from tunecheck.checks import CHECKS
@@ -175,9 +175,38 @@ def of_another_kind(model, batches):
         cross_entropy(scores.flatten(0, 1), labels.flatten(), reduction="sum").backward(retain_graph=True)
 
 
+def regressed(model, batches, share=1.0):
+    """Means of squares, with a smaller term."""
+    for ids, labels in batches:
+        scores = model(ids)
+        (share * (mse_loss(scores[..., 0], labels.float()) + 0.1 * scores.abs().mean())).backward()
+
+
+def regressed_by_share(model, batches):
+    """The same, each half of it."""
+    regressed(model, batches, 1 / len(batches))
+
+
+def by_two_calls(model, batches):
+    """Of what is real and what is not, as a GAN's critic has them."""
+    (real, _), (made, _) = batches
+    mse_loss(model(real).mean(-1), torch.ones(2, 6)).backward()
+    mse_loss(model(made).mean(-1), torch.zeros(2, 6)).backward()
+
+
+def scaled_afterwards(model, batches):
+    """The gradients are divided."""
+    regressed(model, batches)
+    for parameter in model.parameters():
+        parameter.grad.div_(len(batches))
+
+
 @pytest.mark.parametrize(
     ("window", "by"),
-    [(added_up, [""]), (averaged, ["the loop"]), (cleared, []), (of_one_pass, []), (of_another_kind, [])],
+    [
+        *((added_up, [""]), (averaged, ["the loop"]), (cleared, []), (of_one_pass, []), (of_another_kind, [])),
+        *((regressed, [""]), (regressed_by_share, ["the loop"]), (by_two_calls, []), (scaled_afterwards, [""])),
+    ],
 )
 def test_a_loop_is_seen_to_divide_in_its_losses_graph(window, by, tmp_path):
     """Where each of several passes' mean is added to the gradient; nothing is told of what is no such mean."""
@@ -196,4 +225,4 @@ def test_a_loop_is_seen_to_divide_in_its_losses_graph(window, by, tmp_path):
     finding = CHECKS["loss_normalised_over_accumulation"]()(trace)
 
     assert [seen.by for seen in trace.main.all(e.LossDivided)] == by
-    assert (finding.status is Status.SUSPECTED) == (by == [""])
+    assert (finding.status is Status.SUSPECTED) == (by == [""] and window is not scaled_afterwards)

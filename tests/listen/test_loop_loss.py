@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import (
     binary_cross_entropy_with_logits,
+    cosine_similarity,
     cross_entropy,
     l1_loss,
     log_softmax,
@@ -321,3 +322,53 @@ def test_targets_that_are_no_probabilities(targets, masked, outside):
 
     assert scores_given(loss, LossCalls()).outside == outside
     loss.backward()  # the graph is still there
+
+
+@pytest.mark.parametrize(
+    ("output", "loss", "targets", "told"),
+    [
+        (lambda x: x.tanh(), mse_loss, (0.0, 5.0), "MseLoss of outputs that reach -1 to 1, and targets from 0 to 5"),
+        (lambda x: normalize(x) @ normalize(x + 1).t(), mse_loss, (1.0, 5.0), "outputs that reach -1 to 1"),
+        (lambda x: (normalize(x) * normalize(x + 1)).sum(1), smooth_l1_loss, (1.0, 5.0), "reach -1 to 1"),
+        (lambda x: cosine_similarity(x, x + 1).bfloat16(), mse_loss, (1.0, 5.0), "reach -1 to 1"),
+        (lambda x: -3 * x.sigmoid().squeeze(), mse_loss, (0.0, 5.0), "MseLoss of outputs that reach -3 to 0"),
+        (lambda x: x.relu(), mse_loss, (-5.0, 0.0), "MseLoss of outputs that reach 0 to inf"),
+        (lambda x: x.sigmoid(), lambda out, wanted: mse_loss(wanted, out), (2.0, 5.0), "outputs that reach 0 to 1"),
+        (lambda x: x.tanh(), lambda out, wanted: (out - wanted).pow(2).mean(), (0.0, 5.0), "Pow of outputs that reach"),
+        (lambda x: x.tanh(), lambda out, wanted: (wanted - out).abs().mean(), (0.0, 5.0), "and targets from 0 to 5"),
+        (lambda x: x.tanh(), lambda out, wanted: (wanted - out).abs().mean(), (-1.0, 1.0), ""),
+        (lambda x: x.tanh(), mse_loss, (-1.0, 1.0), ""),
+        (lambda x: x.tanh(), mse_loss, (-1.0, 1.5), ""),
+        (lambda x: 5 * x.tanh(), mse_loss, (0.0, 5.0), ""),
+        (lambda x: 2 + 5 * x.sigmoid(), mse_loss, (2.0, 7.0), ""),
+        (lambda x: 0.3 * x @ x.t(), mse_loss, (0.0, 5.0), ""),
+        (lambda x: x.tanh() * x.exp(), mse_loss, (0.0, 5.0), ""),
+        (
+            lambda x: x.tanh(),
+            lambda out, wanted: (mse_loss(out, wanted, reduction="none") * (wanted <= 1)).sum(),
+            (0.0, 5.0),
+            "",
+        ),
+    ],
+    ids=[
+        *("tanh", "cosines", "pairs", "similarity", "scaled", "relu", "exchanged"),
+        *("squares", "l1", "l1 within", "within", "few outside"),
+        *("scaled to them", "moved", "products", "a learned factor", "left out"),
+    ],
+)
+def test_targets_out_of_reach(output, loss, targets, told):
+    """By the last operation of the outputs, and factors of it; those that the loss leaves out may be anything."""
+    torch.manual_seed(0)
+    outputs = output(torch.randn(6, 8, requires_grad=True))
+    wanted = torch.linspace(*targets, outputs.numel()).view_as(outputs).to(outputs.dtype)
+    found = scores_given(loss(outputs, wanted), LossCalls())
+
+    assert [told in words for words in found.unreached] == [True] * bool(told)
+
+
+@pytest.mark.parametrize(("scale", "flat"), [(0.05, 1), (1.0, 0), (2.0, 0), (20.0, 0)])
+def test_a_softmax_of_cosines_is_not_flat(scale, flat):
+    """Whatever is learned; a temperature of 1 is in use with many rows."""
+    one, other = torch.randn(6, 8, requires_grad=True), torch.randn(6, 8, requires_grad=True)
+    for scores in (normalize(one) @ normalize(other).t() * scale, normalize(one) @ normalize(other).t() / (1 / scale)):
+        assert scores_given(cross_entropy(scores, torch.arange(6)), LossCalls()).flat == flat

@@ -254,6 +254,20 @@ def test_a_softmax_is_taken_over_the_classes(axis, heard):
     assert finding.status is (Status.PASSED if axis in (1, -1) else Status.SUSPECTED), finding.detail
 
 
+@pytest.mark.parametrize(
+    ("scale", "status"), [(5.0, Status.FAILED), (1.0, Status.PASSED)], ids=["ratings", "shares of the best"]
+)
+def test_ratings_are_scaled_to_the_range_of_the_output(scale, status, heard):
+    """Of a sigmoid."""
+    rows = TensorDataset(torch.randn(ROWS, WIDTH), scale * torch.linspace(0.3, 1, ROWS)[torch.randperm(ROWS)])
+
+    def loss(model, x, y):
+        return mse_loss(model(x)[:, 0].sigmoid(), y)
+
+    finding = heard("loss_receives_logits", lambda: steps(Net(), DataLoader(rows, 8), loss=loss))
+    assert finding.status is status, finding.detail
+
+
 @pytest.mark.parametrize("how", ["added", "item", "never added"])
 def test_a_loss_of_a_second_head_is_added(how, heard):
     """As a tensor, through which its gradient passes."""

@@ -3,6 +3,7 @@
 from tunecheck.core.check import Check, required, some
 from tunecheck.core.evidence import LossDivided, ScoresGiven, StateLoaded, WorkerBatches
 from tunecheck.core.finding import Finding
+from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Trace
 
 BY_REFERENCE = (
@@ -49,6 +50,8 @@ NO_LIKELIHOODS = "nll_loss receives scores without a log_softmax over their clas
 NO_PROBABILITIES = "Targets of a binary cross entropy are class numbers, or -1 and 1. The loss has no lower bound."
 VIEWED = "view(rows, classes, positions) mixes classes and positions, where transpose(1, 2) exchanges them."
 AXES = "Of two distributions that kl_div compares, one is a softmax over rows or positions, not over classes."
+FLAT = "A temperature is taken for a scale: cosines are multiplied by 0.05, where they are to be divided by it."
+OUT_OF_REACH = "The output ends in a tanh, a sigmoid or a cosine, and the targets are of another scale."
 DOUBTFUL = {
     "exchanged": ("scores whose classes and positions a view exchanges", "scores may lie in that order", VIEWED),
     "of_itself": (
@@ -66,6 +69,11 @@ DOUBTFUL = {
         "targets above 1 may be meant to push scores, as noisy labels",
         NO_PROBABILITIES,
     ),
+    "flat": (
+        "log-softmaxes of scores within a range below 0.5, nearly flat at best",
+        "a high temperature may be meant",
+        FLAT,
+    ),
     "crossed": ("losses of each output with all targets", "all pairs may be meant", CROSSED),
 }
 """Field of ScoresGiven to what it shows, who does so on purpose, and the usual cause."""
@@ -75,8 +83,8 @@ class LossReceivesLogits(Check):
     """Loss functions of torch receive what they are defined for.
 
     Cross entropies and log-softmaxes receive logits, not probabilities, and scores of other rows, not of rows with
-    themselves. Losses of pairs receive targets of -1 and 1, binary cross entropies those from 0 to 1. kl_div receives
-    two distributions over one axis.
+    themselves. Losses of pairs receive targets of -1 and 1, binary cross entropies those from 0 to 1. Most targets
+    lie where outputs can reach. kl_div receives two distributions over one axis.
     """
 
     needs = frozenset({"user_code"})
@@ -84,12 +92,12 @@ class LossReceivesLogits(Check):
         "The model or the loss applies a softmax or a sigmoid before a loss function that applies its own. Gradients "
         "are then small, and the loss cannot come near 0. Or the targets of a loss of pairs are 0 and 1: pairs with 0 "
         f"teach nothing, or the wrong thing. {OF_ITSELF} {NO_LIKELIHOODS} "
-        f"{NO_PROBABILITIES} {CROSSED} {VIEWED} {AXES}"
+        f"{NO_PROBABILITIES} {CROSSED} {VIEWED} {AXES} {FLAT} {OUT_OF_REACH}"
     )
     remedy = (
         "Pass logits to cross_entropy and binary_cross_entropy_with_logits. Pass log-probabilities to nll_loss. "
         "Use targets of -1 and 1 for losses of pairs. Score queries against documents. Mask the diagonal of scores "
-        "among rows. Squeeze outputs to the shape of their targets."
+        "among rows. Squeeze outputs to the shape of their targets. Scale targets to the range of the outputs."
     )
 
     def judge(self, trace: Trace) -> Finding:
@@ -98,6 +106,9 @@ class LossReceivesLogits(Check):
         if not any(seen.crossed or seen.outside for seen in given):
             required(functions, "no torch function that expects logits was found in the loss")
         wrong = [name for seen in given for name in seen.probabilities]
+        if not wrong and (unreached := [told for seen in given for told in seen.unreached]):
+            detail, causes = some(unreached, 1), [OUT_OF_REACH]
+            return self.found(False, detail, measured=len(unreached), limit=0, causes=causes)
         for field, (detail, meant, cause) in DOUBTFUL.items():
             if not wrong and (found := sum(getattr(seen, field) for seen in given)):
                 return self.found(False, f"{detail}: {found}", measured=found, limit=0, meant=meant, causes=[cause])
@@ -133,6 +144,7 @@ class LossNormalisedOverAccumulation(Check):
 
     needs = frozenset({"user_code"})
     without = (LossDivided, "no step has several micro-batches, or a library computes the loss")
+    premises_to_fail = frozenset({Premise.GRADIENTS_UNEDITED})
     meaning = (
         "A loop calls backward on each micro-batch's mean undivided. Or compute_loss or the model's head ignores "
         "num_items_in_batch. transformers 5.23 has such heads for classification and BERT (its issue 47688). Since "

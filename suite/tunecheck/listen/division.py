@@ -7,24 +7,20 @@ ignores this number makes gradients too large. Division calls it again with othe
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import islice
+from traceback import walk_stack
 from typing import Any
 
 import torch
 
 from tunecheck.core.evidence import LossDivided
-from tunecheck.listen.loop_loss import ENTROPIES, MOST_NODES, REDUCTIONS
+from tunecheck.listen.loop_loss import FACTORS, JOINS, REDUCTIONS, terms_of
 from tunecheck.listen.user_code import overrides
-from tunecheck.probes.reference.loss_graph import gradients, graph_of
 from tunecheck.training.restore import model_mode
 
 SAME = 1e-4
 """Relative difference of two losses up to which they are the same: other numbers change them by half."""
 SAME_MEAN = 1e-2
 """The same of a mean over all rows twice, which 16 bit rounds otherwise."""
-FACTORS = "DivBackward0", "MulBackward0"
-OF_TERMS = *FACTORS, "AddBackward0", "SubBackward0", "NegBackward0", "ToCopyBackward0", "MeanBackward0", "SumBackward0"
-"""What joins the terms of a loss, behind which the script's own factor of a micro-batch may stand."""
 
 
 class Division:
@@ -81,36 +77,58 @@ class Division:
 
 
 class LoopDivision:
-    """The losses of a loop's first window, of a model whose own code defines the loss."""
+    """The losses of a loop's first two windows, of a model whose own code defines the loss."""
 
     def __init__(self) -> None:
         self._factors: list[float | None] = []
+        self._calls = set[tuple[Any, ...]]()
+        self._windows: list[tuple[int, set[float | None]]] = []
 
     def differentiates(self, tensor: torch.Tensor, model: Any, own_pass: bool) -> None:
         """Note the factor of this loss's mean; None for another kind of loss, or gradients that are not added."""
         added = any(p.grad is not None and bool(p.grad.any()) for p in model.parameters())
         self._factors.append(factor_of_mean(tensor) if own_pass and added == bool(self._factors) else None)
+        self._calls.add(tuple((frame.f_code, line) for frame, line in walk_stack(None)))
 
     def divided(self) -> list[LossDivided]:
-        """Return who has divided the losses; nothing where nobody can tell."""
-        several = len(self._factors)
-        counted = {None if factor is None else round(factor, 4) for factor in self._factors}
-        if several > 1 and counted in ({1.0}, {round(1 / several, 4)}):
+        """Return who has divided the losses of two windows alike; nothing where nobody can tell.
+
+        A loop differentiates its micro-batches by one call. Two calls, as of a GAN, have a loss each.
+        """
+        several, counted = len(self._factors), {f if f is None else round(f, 4) for f in self._factors}
+        self._windows.append((several, counted))
+        alike = len(self._calls) == 1 < several and self._windows == 2 * self._windows[-1:]
+        self._factors, self._calls = [], set()
+        if alike and counted in ({1.0}, {round(1 / several, 4)}):
             return [LossDivided(micro_batches=several, by="the loop" * (counted != {1.0}))]
         return []
 
 
-def factor_of_mean(tensor: torch.Tensor) -> float | None:
-    """Return the factor with which a mean of cross entropies is in this loss; None where it holds not exactly one."""
-    ends = set[Any]()
-    for node in islice(graph_of(tensor.grad_fn, ends), MOST_NODES):
-        if node.name() in ENTROPIES:
-            ends.add(node)
-    means = list(ends)
-    if len(means) != 1 or REDUCTIONS[means[0]._saved_reduction] != "mean":
-        return None
-    factors = gradients(tensor, [torch.autograd.graph.GradientEdge(means[0], 0)])
-    return None if factors is None else float(factors[0])
+def factor_of_mean(loss: torch.Tensor) -> float | None:
+    """Return the largest factor with which a mean is in this loss; None without one, or behind another factor."""
+    means, waiting = list[float](), list[tuple[Any, float]]([(loss.grad_fn, 1.0)])
+    while waiting:
+        node, factor = waiting.pop()
+        if _is_mean(node):
+            means.append(abs(factor))
+            continue
+        if node is None or node.name() not in JOINS:
+            continue
+        if node.name() in FACTORS:
+            (_, (other, _)), by = node.next_functions, node._saved_other
+            if other is not None or not isinstance(by, torch.Tensor) or by.numel() != 1 or not by:
+                return None
+            factor *= float(by) if node.name() == "MulBackward0" else 1 / float(by)
+        waiting += [(following, factor) for following, _ in node.next_functions]
+    return max(means, default=None)
+
+
+def _is_mean(node: Any) -> bool:
+    """Return whether this is a mean over several numbers, by itself or within a loss."""
+    reduction = getattr(node, "_saved_reduction", None)
+    if reduction is not None:
+        return REDUCTIONS[reduction] == "mean"
+    return node is not None and node.name() == "MeanBackward0" and node._saved_self_sym_numel > 1
 
 
 def _may_be_called(trainer: Any) -> bool:
@@ -141,11 +159,7 @@ def _twice_as_many(trainer: Any) -> Iterator[None]:
 
 def _has_factor(loss: torch.Tensor, micro_batches: int) -> bool:
     """Return whether the loss's graph begins with a factor or a divisor of this number, written out by the script."""
-    ends = set[Any]()
-    for node in graph_of(loss.grad_fn, ends):
-        if node.name() not in OF_TERMS:
-            ends.add(node)
-            continue
+    for node in terms_of(loss):
         other = getattr(node, "_saved_other", None) if node.name() in FACTORS else None
         if isinstance(other, torch.Tensor) and other.numel() == 1:
             factor = abs(float(other))

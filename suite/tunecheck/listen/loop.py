@@ -302,7 +302,7 @@ class LoopHooks(StepMoments):
             # of losses whose gradients were cleared again, as those of a bad batch, nothing is left in the step
             self.losses = [tensor.detach()]
             self.window.append(self.unknown)
-            if not self.step:
+            if self.step < 2:
                 self.division = self.division or LoopDivision()
                 self.division.differentiates(tensor, self.model, own_pass=self.forwards == len(self.window))
             return
@@ -431,7 +431,7 @@ class LoopHooks(StepMoments):
         self.stop_clock()
         if self.division is not None:
             self.listener.emit(*self.division.divided())
-            self.division = None
+            self.division = None if self.step else self.division
         self.begun, self.clipped, self.stepped, self.passes, self.stepping = False, False, [], [], 0
         self.step_ends(self.listener, applied=applied)
         self._remember()

@@ -4,7 +4,8 @@ The tensor's graph leads to the model's loss, or to a negative log-likelihood of
 the logits makes the loss unknown.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -33,6 +34,18 @@ OF_SCORES = {
     **dict.fromkeys(ENTROPIES, ("SoftmaxBackward0", "SigmoidBackward0")),
 }
 """Functions that expect scores, or their logarithms, to those whose results are probabilities already."""
+REACHES = {
+    "TanhBackward0": (-1.0, 1.0),
+    **dict.fromkeys(("SigmoidBackward0", "HardsigmoidBackward0", "SoftmaxBackward0"), (0.0, 1.0)),
+    **dict.fromkeys(("ReluBackward0", "SoftplusBackward0", "ExpBackward0"), (0.0, math.inf)),
+    **dict.fromkeys(("LogSoftmaxBackward0", "LogSigmoidBackward0"), (-math.inf, 0.0)),
+}
+"""Functions to the range of their results, whatever they are given."""
+FACTORS = "DivBackward0", "MulBackward0"
+JOINS = *FACTORS, "AddBackward0", "SubBackward0", "NegBackward0", "ToCopyBackward0", "SqueezeBackward0", "ViewBackward0"
+"""What leaves a mean in a loss a mean, but for a factor."""
+OF_TERMS = *JOINS, "MeanBackward0", "MeanBackward1", "SumBackward0", "SumBackward1", "StackBackward0"
+"""What joins the terms of a loss, behind which the script's own factor of a micro-batch may stand."""
 DIFFERENCES = "SubBackward0", "RsubBackward1"
 OF_DIFFERENCES = "PowBackward0", "AbsBackward0"
 ELEMENTWISE = ("MseLossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0", *OF_DIFFERENCES)
@@ -44,8 +57,13 @@ REDUCTIONS = "none", "mean", "sum"
 MOST_OF_LOG_1 = 0.05
 """Logarithm of the sum of probabilities at most, which 16 bit round, and to which a script may add a little."""
 ROWS_SUMMED = 64
+FLAT = 0.5
+"""Range of the scores in a softmax that is nearly flat at best: no likelihood is 1.7 times another. SimCLR's cosines at
+a temperature of 0.5 have 4."""
 FEWEST_ROWS = 3
 """Of a square of scores; any two rows' likelihoods may come of symmetric ones."""
+MOST_ROUNDING = 1e-2
+"""Of a length that is 1, in 16 bit."""
 MOST_DIFFERENCE = 1e-3
 """Between log-likelihoods computed twice in fp32; other logits (of another temperature or model) differ by far more."""
 
@@ -251,14 +269,17 @@ def _normalised(likelihoods: torch.Tensor) -> set[int]:
 def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
     """Return what the loss's functions of scores are given: a softmax of probabilities is nearly flat."""
     functions, found = calls.functions, calls.wrong[:1]
-    crossed = of_itself = unnormalised = outside = viewed = 0
+    unreached = [lie for node in terms_of(tensor) if (lie := _unreached(tensor, node)) is not None]
+    crossed = of_itself = unnormalised = outside = viewed = flat = 0
     for node in islice(graph_of(tensor.grad_fn), MOST_NODES):
         crossed += _crossed(node)
         outside += node.name().startswith("BinaryCrossEntropy") and _learns_outside(tensor, node)
         squashed = OF_SCORES.get(node.name())
         if squashed is not None:
             functions += 1
-            of_itself += node.name() == "LogSoftmaxBackward0" and _highest_of_itself(node._saved_result)
+            if node.name() == "LogSoftmaxBackward0":
+                of_itself += _highest_of_itself(node._saved_result)
+                flat += (within := reach_of(node.next_functions[0])) is not None and within[1] - within[0] < FLAT
             given = straight_back(node.next_functions[0])[0]
             if given is not None and given.name() in squashed:
                 found.append(f"{_plainly(node)} of a {_plainly(given)}")
@@ -267,7 +288,90 @@ def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
                 total = node._saved_self.detach()[:ROWS_SUMMED].float().logsumexp(dim=min(1, node._saved_self.ndim - 1))
                 unnormalised += bool(total.abs().median() > MOST_OF_LOG_1)
     counts = {"crossed": crossed, "outside": outside, "of_itself": of_itself, "unnormalised": unnormalised}
-    return ScoresGiven(functions=functions, probabilities=tuple(found), exchanged=viewed, **counts)
+    return ScoresGiven(
+        functions=functions + len(unreached),
+        probabilities=tuple(found),
+        unreached=tuple(filter(None, unreached)),
+        exchanged=viewed,
+        flat=int(flat),
+        **counts,
+    )
+
+
+def terms_of(loss: torch.Tensor) -> Iterator[Any]:
+    """Yield the functions that join the terms of a loss, and the first ones of each term."""
+    ends = set[Any]()
+    for node in graph_of(loss.grad_fn, ends):
+        if node.name() not in OF_TERMS:
+            ends.add(node)
+        yield node
+
+
+def reach_of(edge: Any) -> tuple[float, float] | None:
+    """Return the range of what a function gives, by its last bounded part and constant factors; None for others."""
+    node = straight_back(edge)[0]
+    if node is None or node.name() not in FACTORS:
+        return None if node is None else (-1.0, 1.0) if _is_cosine(node) else REACHES.get(node.name())
+    (given, (other, _)), factor = node.next_functions, node._saved_other
+    within = reach_of(given) if other is None and isinstance(factor, torch.Tensor) and factor.numel() == 1 else None
+    if within is None or not float(factor):
+        return None
+    by = 1 / float(factor) if node.name() == "DivBackward0" else float(factor)
+    low, high = sorted(end * by + 0.0 for end in within)  # no -0.0
+    return low, high
+
+
+def _is_cosine(node: Any) -> bool:
+    """Return whether these are products of vectors of length 1."""
+    if (axes := {"MmBackward0": (1, 0), "BmmBackward0": (2, 1)}.get(node.name())) is not None:
+        return all(map(_are_units, (node._saved_self, node._saved_mat2), axes))
+    product = node.next_functions[0][0] if node.name() == "SumBackward1" and len(node._saved_dim) == 1 else None
+    if product is None or product.name() != "MulBackward0":
+        return False
+    return all(map(_are_units, (product._saved_self, product._saved_other), 2 * node._saved_dim))
+
+
+def _are_units(vectors: torch.Tensor | None, axis: int) -> bool:
+    """Return whether the vectors along this axis have length 1; a first one is looked at before all are."""
+    if vectors is None:
+        return False
+    found = vectors.detach().movedim(axis if axis < vectors.ndim else -1, -1)
+    parts = (part.norm(dim=-1, dtype=torch.float32) for part in (found.flatten(0, -2)[:1], found))
+    return all(bool(((length - 1).abs() <= MOST_ROUNDING).all()) for length in parts)
+
+
+def _output_and_target(node: Any) -> tuple[Any, torch.Tensor | None]:
+    """Return the edge of a loss's only output that learns, and its targets; None where they are not known."""
+    by_hand = node.name() in OF_DIFFERENCES
+    of_both = node.next_functions[0][0] if by_hand else node
+    if of_both is None or of_both.name() not in (DIFFERENCES[:1] if by_hand else ELEMENTWISE):
+        return None, None
+    ways = of_both.next_functions[:2]
+    own = [at for at, (made, _) in enumerate(ways) if made is not None]
+    if len(own) != 1:
+        return None, None
+    edge = ways[own[0]]
+    if not by_hand:
+        return edge, (node._saved_target, node._saved_self)[own[0]].detach()
+    result = getattr(edge[0], "_saved_result", None)
+    known = result is not None and result.shape == node._saved_self.shape
+    return edge, (result + (2 * own[0] - 1) * node._saved_self).detach() if known else None
+
+
+def _unreached(tensor: torch.Tensor, node: Any) -> str | None:
+    """Return how most targets of a loss lie out of its outputs' reach; "" for others, None where nobody can tell."""
+    edge, target = _output_and_target(node)
+    if target is None or (within := reach_of(edge)) is None or size_of(edge) != target.numel():
+        return None
+    slack = MOST_DIFFERENCE * (1 + max(abs(end) for end in within if math.isfinite(end)))
+    outside = (target < within[0] - slack) | (target > within[1] + slack)
+    edges = [torch.autograd.graph.GradientEdge(*edge)]
+    found = gradients(tensor, edges) if 2 * outside.sum() > target.numel() else None
+    learned = None if found is None else found[0] != 0
+    if learned is None or 2 * (outside & learned).sum() <= learned.sum():
+        return ""
+    ends = f"{float(target.min()):g} to {float(target.max()):g}"
+    return f"{_plainly(node)} of outputs that reach {within[0]:g} to {within[1]:g}, and targets from {ends}"
 
 
 def _exchanged_by_view(softmax: Any) -> bool:

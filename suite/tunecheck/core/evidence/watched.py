@@ -359,6 +359,10 @@ class ScoresGiven(Record):
     """Log-softmaxes of scores of rows with one another, in which each row scores itself highest."""
     exchanged: int = 0
     """Negative log-likelihoods whose scores a view gave their classes second, where they had them last."""
+    flat: int = 0
+    """Log-softmaxes of scores whose range is so small that no likelihood is far above another."""
+    unreached: tuple[str, ...] = ()
+    """Losses most of whose targets lie out of the range of the outputs."""
 
 
 class LossDivided(Record):
