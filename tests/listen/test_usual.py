@@ -441,6 +441,51 @@ def test_an_evaluation_is_in_eval_mode(mode, heard):
     assert ("all 1 passes without gradients are in train mode" in finding.detail) is (mode == "train")
 
 
+class Normalising(nn.Sequential):
+    """Scores of three classes, behind a normalisation by the batch."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(WIDTH, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 3))
+
+
+class Written(torch.optim.AdamW):
+    """An optimizer that writes past autograd."""
+
+    def step(self, closure=None):
+        """Take the step on other tensors."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data -= 1e-3 * p.grad
+
+
+@pytest.mark.parametrize("make", [Net, Normalising])
+@pytest.mark.parametrize("grads", [True, False], ids=["with gradients", "without"])
+@pytest.mark.parametrize(
+    ("how", "asked"), [("train", True), ("eval", False), ("an average", False), ("anew", False), ("written", False)]
+)
+def test_an_evaluation_behind_the_window_is_in_eval_mode(how, asked, grads, make, heard):
+    """It is known by its loader: nothing learns, and the model draws random numbers or takes statistics."""
+    model, rows = make(), DataLoader(data(), 8)
+    average = copy.deepcopy(model).eval()
+    optimizer = (Written if how == "written" else torch.optim.AdamW)(model.parameters(), lr=1e-3)
+
+    def train():
+        for _ in range(2):
+            model.train()
+            for x, y in DataLoader(data(), 8, shuffle=True):
+                cross_entropy(model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            model.train(how != "eval")
+            with torch.set_grad_enabled(grads):
+                for x, _ in rows if how != "anew" else ():
+                    (average if how == "an average" else model)(x)
+        torch.optim.swa_utils.update_bn(rows, model)
+
+    finding = heard("state_in_training", train)
+    assert finding.status is (Status.SUSPECTED if asked else Status.PASSED), finding.detail
+
+
 def test_a_model_may_offer_a_part_of_its_parameters(heard):
     """What it registers is no item of a list."""
 

@@ -151,10 +151,11 @@ class StateInTraining(Check):
             detail += f"; {some(others)} learns nothing, is called in train mode, and "
             detail += "normalises by its batch" if does == {True} else "draws dropout"
             return self.at_most(len(others), 0, detail, meant=NOISY_TEACHER, causes=[TEACHER_TRAINING])
-        for own in trace.records(LoopEvaluations):
-            if 0 < own.passes == own.dropping and not problems:
-                detail += f"; all {own.passes} passes without gradients are in train mode, which drops"
-                return self.at_most(own.passes, 0, detail, meant=NOISY_EVALUATION, causes=[NEVER_EVAL])
+        evaluated = trace.records(LoopEvaluations)
+        every = sum(own.dropping for own in evaluated) == sum(own.passes for own in evaluated)
+        if every and not problems and (passes := max((own.passes for own in evaluated), default=0)):
+            detail += f"; all {passes} passes without gradients are in train mode, which drops or takes new statistics"
+            return self.at_most(passes, 0, detail, meant=NOISY_EVALUATION, causes=[NEVER_EVAL])
         never = all([how for names, how in _switches(state) if names] == [IN_EVAL] for state in steps)
         causes = [NEVER_TRAINING] * (len(problems) == 1 and never)
         return self.at_most(len(problems), 0, detail, compared=forwards, causes=causes)

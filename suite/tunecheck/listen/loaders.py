@@ -10,12 +10,12 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch.utils.data import IterableDataset, RandomSampler, Subset, SubsetRandomSampler
 
-from tunecheck.core.evidence import RowsDrawn, WorkerBatches
+from tunecheck.core.evidence import LoopEvaluations, RowsDrawn, WorkerBatches
 from tunecheck.listen.options import rank_and_processes
 
 MOST_PASSES, MOST_ROWS = 3, 1024
@@ -55,6 +55,8 @@ _last: tuple[_Loader, Any, Any] | None = None
 def drawing(iterator: Any) -> Callable[[Any], None] | None:
     """The numbers of a batch's rows are about to be drawn. Return what notes them."""
     global _last
+    for evaluations in _EVALUATIONS:
+        evaluations.drawn(iterator)
     alone = rank_and_processes()[1] < 2
     rows: Any = getattr(iterator._index_sampler, "sampler", None)
     if alone and not isinstance(rows, RandomSampler | SubsetRandomSampler):
@@ -77,6 +79,57 @@ def drawing(iterator: Any) -> Callable[[Any], None] | None:
     loader.drawn += 1
     more = len(loader.passes) <= MOST_PASSES and len(loader.passes[-1]) < (MOST_OF_ONE if alone else MOST_ROWS)
     return loader.drew if more else None
+
+
+class Evaluations:
+    """Passes over loaders in which a model learns nothing, however long the training goes on, and whether it is noisy.
+
+    No forward pass is hooked: between two batches of a model that drops, torch's random state differs, and one that
+    normalises by its batches has counted them.
+    """
+
+    def __init__(self, model: Any, noisy: Iterable[Any], steps: Callable[[], int]) -> None:
+        learns = [weakref.ref(p) for p in model.parameters() if p.requires_grad]
+        self._learns, self._noisy, self._steps = [*learns[:2], *learns[-2:]], WeakSet(noisy), steps
+        self._iterator: Callable[[], Any] = lambda: None
+        self._before: tuple[Any, ...] = (-1, (), ())
+        self._told: list[bool] = []
+        self._batches: list[bool] | None = []
+        """Whether the model was noisy for each batch of the present pass; None for one in which it learns."""
+        _EVALUATIONS[:] = [self]
+
+    def drawn(self, iterator: Any) -> None:
+        """The next batch is about to be drawn from this."""
+        learns = [p for p in (each() for each in self._learns) if p is not None]
+        training = [part for part in self._noisy if part.training]
+        counted = [part for part in training if hasattr(part, "num_batches_tracked")]
+        noise = [part.num_batches_tracked._version for part in counted]
+        if len(counted) < len(training):
+            noise.append(torch.get_rng_state().numpy().tobytes())
+            noise += [torch.cuda.get_rng_state(p.device).numpy().tobytes() for p in learns[:1] if p.is_cuda]
+        learnt = [(p._version, id(p.grad), getattr(p.grad, "_version", 0)) for p in learns]
+        (steps, *before), self._before = self._before, (self._steps(), learnt, noise)
+        if steps not in (-1, self._steps()) and before[0] == learnt:  # an optimizer that torch does not see write
+            self._told, self._learns = [], []
+        elif self._iterator() is not iterator:
+            self._told += self._batches or []
+            # statistics that are taken anew, as by update_bn
+            anew = any(part.momentum in (None, 1.0) for part in counted)
+            self._iterator, self._batches = weakref.ref(iterator), None if anew or not learns else []
+        elif before[0] != learnt:
+            self._batches = None
+        elif self._batches is not None and (not training or before[1] != noise):
+            self._batches.append(bool(training))
+
+    def record(self) -> LoopEvaluations:
+        """Return how many batches were evaluated."""
+        _EVALUATIONS.clear()
+        told = [*self._told, *(self._batches or [])]
+        return LoopEvaluations(passes=len(told), dropping=sum(told))
+
+
+_EVALUATIONS: list[Evaluations] = []
+"""Of the loop that is listened to."""
 
 
 def of_training() -> Callable[[], RowsDrawn] | None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tunecheck.listen.declared import WatchedRun
     from tunecheck.listen.division import LoopDivision
     from tunecheck.listen.listener import Listener
+    from tunecheck.listen.loaders import Evaluations
     from tunecheck.listen.loop_loss import LossCalls, Pass
     from tunecheck.listen.optimizers import OtherOptimizers, Schedules
     from tunecheck.listen.options import Options
@@ -63,6 +64,8 @@ class LoopHooks(StepMoments):
         """Modules that drop in train mode."""
         self.evaluations: list[tuple[int, bool]] = []
         """Steps before each pass without gradients, and whether the model drops in it."""
+        self.loaded: list[Evaluations] = []
+        """Those that draw their batches from loaders."""
         self.user_writes: UserWrites | None = None
         self.loss_calls: LossCalls | None = None
         self.stepping = 0
@@ -103,6 +106,7 @@ class LoopHooks(StepMoments):
             if error is None:
                 self.listener.tried(self._tell_schedule)
                 self.listener.tried(self._tell_window)
+                self.listener.emit(*(each.record() for each in self.loaded))
             self.listener.close(error)
         self._unhook()
 
@@ -247,6 +251,7 @@ class LoopHooks(StepMoments):
         """Begin to listen, if there is an optimizer already; one made after the first forward waits for the second."""
         from tunecheck.listen.batches import inputs_of, unknown_batch
         from tunecheck.listen.listener import Listener
+        from tunecheck.listen.loaders import Evaluations
         from tunecheck.listen.loop_declared import cast_within, objective_of, run_of
         from tunecheck.listen.loop_loss import LossCalls, provisional
         from tunecheck.listen.optimizers import OtherOptimizers, Schedules, optimizers_of, together
@@ -265,6 +270,9 @@ class LoopHooks(StepMoments):
         self.schedules, self.loss_calls = Schedules(self.optimizers), LossCalls()
         self.others = OtherOptimizers(self.optimizers)
         self.dropping = [module for module, _, _ in dropouts(self.model)]
+        counting = [m for m in self.model.modules() if getattr(m, "num_batches_tracked", None) is not None]
+        if self.dropping or counting:
+            self.loaded = [Evaluations(self.model, [*self.dropping, *counting], lambda: self.step)]
         optimizer, objective = together(self.optimizers), objective_of(self.model)
         batch = (unknown_batch if objective else provisional)(inputs_of(args, given), self._device())
         self.listener = Listener(self.options)

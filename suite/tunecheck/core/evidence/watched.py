@@ -246,7 +246,10 @@ class ScheduleTaken(Record):
 
 
 class LoopEvaluations(Record):
-    """Passes without gradients of a loop's model that drops, between few of the steps that were listened to."""
+    """Passes in which nothing learns of a loop's model that drops, or normalises by its batches.
+
+    Between few of the steps that were listened to; or over loaders, until the script ends.
+    """
 
     passes: int
     dropping: int
