@@ -628,6 +628,7 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
     },
     "live_tensors_flat": {
         ("losses collected", "244 after step 5"): having(e.LiveTensors, 2, tensors=244),
+        ("losses added up", "the graphs of 5 earlier steps"): having(e.LiveTensors, 2, graphs=5),
         ("logits of all evaluations kept", "300 after step 5"): having(e.LiveTensors, 2, tensors=300),
         ("weights kept in each step", "258 after step 5"): having(e.LiveTensors, 2, tensors=258, copies=2, copied=16),
         ("losses kept beside the best weights", "8 of them in 1 full copies"): having(
@@ -1442,6 +1443,7 @@ HARMLESS: dict[str, tuple[str, Change]] = {
     "a decay of 0, written as a whole number": ("optimizer_coverage", having(e.Census, weight_decays={"0": 8})),
     "near ties in 16 bit": ("generation_is_greedy", having(e.Generation, greedy_agreement=0.93)),
     "fewer tensors": ("live_tensors_flat", having(e.LiveTensors, 2, tensors=230)),
+    "the sum of three losses": ("live_tensors_flat", having(e.LiveTensors, 2, graphs=3)),
     "one tensor in two steps": ("live_tensors_flat", having(e.LiveTensors, 2, tensors=243)),
     "a schedule's last steps at 0": ("steps_applied", idle(4, 5)),
     "a warm-up's first steps at 0": ("steps_applied", idle(0, 1, 2)),

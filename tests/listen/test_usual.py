@@ -424,6 +424,29 @@ def test_a_schedule_that_is_told_the_epoch_is_stepped(heard):
     assert finding.status is not Status.SUSPECTED, finding.detail
 
 
+@pytest.mark.parametrize("how", ["sum", "average", "item", "detached", "of four", "retained", "carried"])
+def test_the_graph_of_a_step_is_freed(how, heard):
+    """A sum of losses keeps all of them, unless it is one of numbers, or begins again."""
+    model, kept = Net(), {"sum": 0, "state": torch.zeros(8, WIDTH)}
+
+    def loss(model, x, y):
+        kept["state"] = (kept["state"] + model.body(x)[:, :WIDTH]).detach()
+        found = cross_entropy(model(x + kept["state"] if how == "carried" else x), y)
+        if how == "retained":
+            found.backward(retain_graph=True)
+        if how != "carried":
+            added = {"item": found.item(), "detached": found.detach()}.get(how, found)
+            kept["sum"] = 0.9 * kept["sum"] + added if how == "average" else kept["sum"] + added
+        return found
+
+    def after(number):
+        if how == "retained" or (how == "of four" and number % 4 == 3):
+            kept["sum"] = 0
+
+    finding = heard("live_tensors_flat", lambda: steps(model, DataLoader(data(), 8), loss=loss, after=after))
+    assert finding.status is (Status.SUSPECTED if how in ("sum", "average") else Status.PASSED), finding.detail
+
+
 @pytest.mark.parametrize("mode", ["eval", "train"])
 def test_an_evaluation_is_in_eval_mode(mode, heard):
     """Where the model drops."""

@@ -19,14 +19,20 @@ from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Attempt, Trace
 from tunecheck.core.trend import block_medians, trend
 
+LOSSES_ADDED = "A sum of losses is kept with its graph: total += loss, without item() or detach()."
+LONG_GRAPH = "an objective may reach over many steps, or a sum be emptied with the next epoch"
+
 
 class LiveTensorsFlat(Check):
-    """The number of live tensors and of hooks is constant at the same point of each sampled step."""
+    """The number of live tensors and of hooks is constant at the same point of each sampled step.
+
+    The graphs of earlier steps are freed.
+    """
 
     needs = frozenset({"several_steps"})
     meaning = (
-        "A list keeps losses, logits or outputs with their graph. An evaluation keeps its results. Hooks are "
-        "registered repeatedly."
+        f"{LOSSES_ADDED} A list keeps losses, logits or outputs with their graph. An evaluation keeps its results. "
+        "Hooks are registered repeatedly."
     )
     remedy = "Detach everything that is kept: loss.detach(), or float(loss) at the end of a step."
 
@@ -35,6 +41,8 @@ class LiveTensorsFlat(Check):
     max_copies: float = 0.34
     """Full copies of the weights per step. A script with early stopping keeps its best weights, and may start an
     average."""
+    max_graphs: float = 0.75
+    """Share of the earlier steps whose graphs are alive. Some add up the losses of a few steps."""
 
     def judge(self, trace: Trace) -> Finding:
         fewer = len(trace.records(Step)) < trace.run.training.max_steps
@@ -52,6 +60,10 @@ class LiveTensorsFlat(Check):
         if 0 < kept <= max(1, steps * self.max_copies):
             grown -= last.copied - first.copied
             detail += f", {last.copied - first.copied} of them in {kept} full copies of the weights"
+        if last.graphs > first.graphs and last.graphs > self.max_graphs * last.step:
+            detail = f"after step {last.step}, the graphs of {last.graphs} earlier steps are alive"
+            share, limit = last.graphs / last.step, self.max_graphs
+            return self.found(False, detail, measured=share, limit=limit, meant=LONG_GRAPH, causes=[LOSSES_ADDED])
         growth = grown / steps if last.tensors > samples[-2].tensors else 0.0  # a leak rises to the end
         hooks = last.hooks - first.hooks
         if hooks > 0:

@@ -1,13 +1,16 @@
 """Tensors that stay alive: during training neither their number nor their bytes may grow."""
 
+from bisect import bisect
 from collections import Counter
+from contextlib import suppress
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
 from tunecheck.core.evidence import LiveTensors
 from tunecheck.core.premises import Premise
-from tunecheck.probes.reference.measures import address, live_storages, live_tensors
+from tunecheck.probes.reference.measures import address, live_storages, live_tensors, living
 from tunecheck.training.events import Probe
 from tunecheck.training.session import Session
 
@@ -15,6 +18,8 @@ WARM_UP_STEPS = 3
 """Optimizer state and caches appear in the first steps; the followed updates of another probe come and go."""
 ASKING = ("make_inputs_require_grads", "make_inputs_require_grad")
 """Hooks by which transformers and peft ask for the gradient of a checkpointed model's input."""
+MOST_FUNCTIONS = 50_000
+"""Functions of autograd's graphs that are looked at."""
 TREND_STEPS = 50
 """From so many steps on, a trend is sampled."""
 TREND_WARM_UP_STEPS, TREND_SAMPLES = 20, 10
@@ -28,32 +33,51 @@ class LiveTensorProbe(Probe):
 
     def start(self, session: Session) -> None:
         self._steps = sampled_steps(session.run.training.max_steps)
+        self._ends: list[int] = []
+        """Number that autograd gives its next function at each step's end."""
 
     def step_end(self, session: Session, step: int, applied: bool) -> None:
         """Count after the gradients are cleared."""
+        with torch.enable_grad():
+            self._ends.append(torch.ones((), requires_grad=True).neg().grad_fn._sequence_nr())  # type: ignore[union-attr]
         if step in self._steps:
             hooks = _hooks(session)
             if not session.run.holds(Premise.STATE_DECLARED):
-                self.emit(LiveTensors(step=step, hooks=hooks, **_of_anothers(session)))
+                self.emit(LiveTensors(step=step, hooks=hooks, **_of_anothers(session, self._ends)))
                 return
             tensors, size = live_tensors(session.device.type)
             self.emit(LiveTensors(step=step, tensors=tensors, bytes=size, hooks=hooks))
 
 
-def _of_anothers(session: Session) -> dict[str, int]:
+def _of_anothers(session: Session, ends: list[int]) -> dict[str, int]:
     """Return what is alive in a training of another's, less what comes with tensors that begin to learn late.
 
     An optimizer may keep a history, too, as L-BFGS does.
     """
-    model = session.model
+    model, known = session.model, living(torch.Tensor)
     own = {address(t) for t in [*_state(session), *(p.grad for p in model.parameters() if p.grad is not None)]}
-    alive = {at: size for at, size in live_storages(session.device.type).items() if at not in own}
+    alive = {at: size for at, size in live_storages(session.device.type, known).items() if at not in own}
     parameters = [p for _, p in model.named_parameters(remove_duplicate=False) if p.is_floating_point()]
     buffers = sum(b.is_floating_point() for b in model.buffers())
     found, learnt = Counter(alive.values()), [p for p in parameters if p.requires_grad]
     whole, trained = _copies(parameters, found), _copies(learnt, found)
     copied = whole * (len(parameters) + buffers) + (trained - whole) * len(learnt)
-    return {"tensors": len(alive), "bytes": sum(alive.values()), "copies": trained, "copied": copied}
+    size, graphs = sum(alive.values()), len(_steps_in_graphs(known, ends))
+    return {"tensors": len(alive), "bytes": size, "copies": trained, "copied": copied, "graphs": graphs}
+
+
+def _steps_in_graphs(tensors: list[torch.Tensor], ends: list[int]) -> set[int]:
+    """Return the steps before the last one whose functions are in a graph of these tensors, by their numbers."""
+    waiting: list[Any] = []
+    for tensor in tensors:
+        with suppress(RuntimeError):  # a view that was written to in place has none
+            waiting += [tensor.grad_fn] if tensor.requires_grad else []
+    seen: set[Any] = set()
+    while waiting and len(seen) < MOST_FUNCTIONS:
+        if (function := waiting.pop()) is not None and function not in seen:
+            seen.add(function)
+            waiting += [following for following, _ in function.next_functions]
+    return {bisect(ends, number) for function in seen if (number := function._sequence_nr()) < ends[-2:][0]}
 
 
 def _copies(weights: list[torch.Tensor], found: Counter[int]) -> int:

@@ -43,6 +43,8 @@ class LiveTensors(Record):
     """Copies of all that a watched model learns among the tensors, itself one of them; 0 where nobody looked."""
     copied: int = 0
     """Tensors of these copies, and of what else of the model was copied with them."""
+    graphs: int = 0
+    """Steps before the present one whose functions are still in a graph of autograd's."""
 
 
 class StepTimes(Record):

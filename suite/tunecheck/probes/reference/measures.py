@@ -145,9 +145,9 @@ def live_tensors(device_type: str) -> tuple[int, int]:
     return len(storages), sum(storages.values())
 
 
-def live_storages(device_type: str) -> dict[int, int]:
-    """Return the bytes of each storage that `live_tensors` counts, by its address."""
-    counts = [_live(device_type)]
+def live_storages(device_type: str, known: list[torch.Tensor] | None = None) -> dict[int, int]:
+    """Return the bytes of each storage that `live_tensors` counts, by its address; of `known` tensors alone."""
+    counts = [_live(device_type, known)]
     if distributed.is_initialized() and distributed.get_world_size() > 1:
         for seconds in SETTLING_SECONDS:
             time.sleep(seconds)
@@ -181,10 +181,10 @@ def looked_once() -> Iterator[None]:
         _LOOKED.clear()
 
 
-def _live(device_type: str) -> dict[int, int]:
+def _live(device_type: str, known: list[torch.Tensor] | None = None) -> dict[int, int]:
     storages: dict[int, int] = {}
-    for thing in gc.get_objects():  # less those that were frozen before the training began
-        if issubclass(type(thing), torch.Tensor) and thing.device.type == device_type:
+    for thing in known or living(torch.Tensor):  # less those that were frozen before the training began
+        if thing.device.type == device_type:
             # a DTensor has no storage of its own; its part is found by itself
             if hasattr(thing, "to_local") or not thing.is_floating_point():
                 continue
