@@ -51,6 +51,8 @@ MEANT = {
     ("saved_as_trained", "the start alone"),
     ("saved_as_trained", "a head alone"),
     ("saved_as_trained", "a teacher"),
+    ("saved_as_trained", "the highest perplexity"),
+    ("saved_as_trained", "the lowest F1"),
     ("state_dict_keys_match", "itself"),
     ("schedule_ends", "made for micro-batches"),
     ("schedule_ends", "a warm-up as long as the training"),
@@ -382,6 +384,8 @@ FAULTS = {
         "the base alone": lambda: watched(written(own=False, trained=0, without_adapters=4)),
         "the start alone": lambda: watched(written(own=False, trained=0, earlier=LORA_B, first=True)),
         "a head alone": lambda: watched(written(own=False), written(own=False, trained=2, lost=LORA_B, leading=True)),
+        "the highest perplexity": lambda: watched(e.BestChosen(metric="eval_perplexity", greater=True)),
+        "the lowest F1": lambda: watched(e.BestChosen(metric="eval_f1_macro", greater=False)),
         "a teacher": lambda: watched(written(own=False, trained=0, other=9, lost=LORA_B, leading=True)),
         "an adapter that rested": lambda: watched(written(trained=0, other=4, resting=4)),
     },
@@ -877,6 +881,17 @@ def test_what_is_saved_beside_the_trained_model_is_the_scripts_own(others):
     """A reference, an average, anything; an average may be all that is saved."""
     assert CHECKS["saved_as_trained"]()(watched(written(), *others)).passed
     assert CHECKS["saved_as_trained"]()(watched(written(own=False, trained=0, other=8))).passed
+
+
+@pytest.mark.parametrize(
+    "metric", ["eval_loss", "wer", "eval_f1", "eval_rouge2", "eval_accuracy", "my_score", "error_auc"]
+)
+@pytest.mark.parametrize("greater", [True, False])
+def test_the_best_checkpoint_is_best_by_its_metric(metric, greater):
+    """A name tells which direction is better, or nothing."""
+    wrong = metric in (("eval_loss", "wer") if greater else ("eval_f1", "eval_rouge2", "eval_accuracy"))
+    finding = CHECKS["saved_as_trained"]()(watched(e.BestChosen(metric=metric, greater=greater)))
+    assert finding.status is (Status.SUSPECTED if wrong else Status.PASSED)
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ EXAMPLES: list[Record] = [
     e.CutOff(tensors=("conv.bias",)),
     e.LoopEvaluations(passes=8, dropping=0),
     e.StepInputs(step=1, digests=("0123456789ab",), opaque=True, targets={"3": (0, 2)}),
+    e.BestChosen(metric="eval_loss", greater=False),
     e.FileWritten(path="/home/model.safetensors"),
     e.RowsDrawn(columns=("0123456789abcdef",), dataset_rows=40, batch=4, batches=5, passes=((3, 1), (1, 3))),
     e.OwnRowsGradient(step=1, got=(0.5, -1.0), own=((0.5, -1.0), (0.25, 2.0)), tokens=12),

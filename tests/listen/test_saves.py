@@ -10,6 +10,7 @@ import torch
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from traces import adding, healthy, with_run
 
+from benchmarks.scripts.script import Script, judged
 from tunecheck.checks import CHECKS
 from tunecheck.core.finding import Status
 from tunecheck.listen import saves
@@ -313,3 +314,14 @@ def test_every_process_tells_its_files(monkeypatch, tmp_path):
         saves.written(thing, path)
 
     assert [seen.path for seen in records] == [str(tmp_path / "a.pt"), str(tmp_path / "b.pt")]
+
+
+@pytest.mark.parametrize("greater", [True, None])
+def test_a_trainer_keeps_the_best_checkpoint(greater, tmp_path):
+    """Its arguments say in which direction."""
+    every = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": greater}
+    row = judged(Script(steps=2, rows=16, evaluates=True, arguments={**every, **best}), tmp_path)
+
+    told = [finding.detail for finding in row.suspected if finding.check == "saved_as_trained"]
+    assert told == ["the checkpoint with the highest loss counts as the best"] * bool(greater)

@@ -1,6 +1,7 @@
 """What is saved and repeated: files, checkpoints, merges, and a second run of the same."""
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 
 from tunecheck.checks.attempts import finished, of_every_rank
@@ -8,6 +9,7 @@ from tunecheck.core.check import Check, NumericCheck, recorded, relative_error, 
 from tunecheck.core.errors import MissingEvidence, NotApplicable
 from tunecheck.core.evidence import (
     AttemptPurpose,
+    BestChosen,
     Merged,
     ReadBack,
     RoundTrip,
@@ -347,6 +349,15 @@ def _difference(step: Step, other: Step, *, losses: bool = True) -> float:
     return relative_error(step.loss, other.loss) if losses else 0.0
 
 
+WORST_KEPT = "greater_is_better is wrong for metric_for_best_model: it defaults to True, unless the name ends in loss."
+OWN_METRIC = "a metric of the script's own may turn the sign"
+LOWER = re.compile("loss|perplexity|ppl|error|err|[cw]er|r?mse|mae|nll|bpc")
+"""Words in the names of metrics of which less is better."""
+HIGHER = re.compile(
+    "acc|accuracy|accuracies|f|precision|recall|auc|auroc|(sacre)?bleu|rouge|rougel|rougelsum|meteor|mcc|matthews|exact|"
+    "m?ap|mrr|ndcg|pearsonr?|spearmanr?|m?iou|dice|rewards?|margins"
+)
+"""The same for those of which more is."""
 OTHERWISE_SAVED = "the trained weights may be saved by other means, or be of no use any more"
 COPY_OF_START = "a copy of the start may be kept on purpose, and the trained weights be saved by other means"
 SAVED_FIRST = "The model is saved before the training, and never after it."
@@ -359,13 +370,14 @@ class SavedAsTrained(Check):
     """Saved tensors are the trained ones.
 
     save_pretrained writes tensors, and none that training has changed still has its initial value. Other files may be a
-    copy from before training, the plain base, or an inactive adapter, if some trained weights are saved too.
+    copy from before training, the plain base, or an inactive adapter, if some trained weights are saved too. The best
+    checkpoint is the one with the best metric.
     """
 
     needs = frozenset({"user_code"})
     meaning = (
         "The adapter file is empty, because its state dict was filtered twice. A state dict from before training was "
-        f"saved. {SAVED_FIRST} {NEVER_UPDATED} {OTHER_SAVED} {PART_SAVED} unload "
+        f"saved. {SAVED_FIRST} {NEVER_UPDATED} {OTHER_SAVED} {PART_SAVED} {WORST_KEPT} unload "
         "removed the adapters, and the plain base was saved. The saved adapter is not the active one that was trained."
     )
     remedy = (
@@ -374,6 +386,12 @@ class SavedAsTrained(Check):
     )
 
     def judge(self, trace: Trace) -> Finding:
+        for best in trace.records(BestChosen):
+            named = re.split(r"[\W\d_]+", best.metric.lower())
+            lower, higher = (any(map(words.fullmatch, named)) for words in (LOWER, HIGHER))
+            if (lower, higher) == (best.greater, not best.greater):
+                detail = f"the checkpoint with the {'highest' if lower else 'lowest'} {best.metric} counts as the best"
+                return self.unless({detail: WORST_KEPT}, "", meant=OWN_METRIC)
         seen = [written for attempt in trace.attempts for written in attempt.all(Written)]
         seen = required(seen, "no trained tensor was saved after the first step")
         first, ended = [w for w in seen if w.first], [w for w in seen if w.lost]

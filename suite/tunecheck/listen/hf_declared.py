@@ -8,7 +8,7 @@ import torch
 from transformers.trainer_utils import get_last_checkpoint
 
 from tunecheck.core.errors import Unsupported
-from tunecheck.core.evidence import Rates, ScheduleTaken, SettingsGiven, Window
+from tunecheck.core.evidence import BestChosen, Rates, ScheduleTaken, SettingsGiven, Window
 from tunecheck.core.premises import Premise, opened
 from tunecheck.core.reading import read_json
 from tunecheck.core.trace import read
@@ -66,6 +66,13 @@ def declared_settings(hooks: Any) -> SettingsGiven:
     trainer = hooks.trainer
     optimizer, args = getattr(trainer.optimizer, "optimizer", trainer.optimizer), trainer.args
     return settings_of(trainer.model, [optimizer], args, None if hooks.own_optimizer else float(args.learning_rate))
+
+
+def best_chosen(args: Any) -> list[BestChosen]:
+    """Return by what the best checkpoint is chosen, where one is kept or loaded."""
+    metric, strategy = args.metric_for_best_model, str(getattr(args.save_strategy, "value", args.save_strategy))
+    chosen = metric is not None and (args.load_best_model_at_end or strategy == "best" or args.save_total_limit)
+    return [BestChosen(metric=metric, greater=bool(args.greater_is_better))] if chosen else []
 
 
 def session(trainer: Any, hooks: Any, given: dict[str, Any], state: Any) -> Session:

@@ -20,6 +20,7 @@ from tunecheck.listen.batches import batch_of, named_inputs, unknown_batch
 from tunecheck.listen.division import Division
 from tunecheck.listen.hf_declared import (
     adds_to_loss,
+    best_chosen,
     declared_optimizer,
     declared_rates,
     declared_schedule,
@@ -263,7 +264,8 @@ class TrainerHooks(StepMoments, TrainerCallback):
             self.listener.emit(*of_trainer(self.trainer))
             if (seen := declared_rates(self)) is not None:
                 self.listener.emit(seen)
-            self.listener.emit(*declared_schedule(self.trainer, state), declared_settings(self))
+            declared = *declared_schedule(self.trainer, state), declared_settings(self), *best_chosen(args)
+            self.listener.emit(*declared)
             self.listener.look(EvaluationRows, lambda: shared_rows(self.trainer))
         self.step = state.global_step - self.first
         if declares_pairs(self.trainer.train_dataset):

@@ -414,6 +414,14 @@ class Logged(Record):
     learning_rate: float | None = None
 
 
+class BestChosen(Record):
+    """By what the Trainer is to choose its best checkpoint."""
+
+    metric: str
+    greater: bool
+    """Whether the highest value is the best."""
+
+
 class EvaluationSeen(Record):
     """An evaluation of the trainer's, seen from outside."""
 
