@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,16 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss, nll_loss
 from torch.utils.data import DataLoader, TensorDataset
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    BertModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from benchmarks.scripts.script import MODEL
 from tunecheck.checks import CHECKS
@@ -150,6 +160,35 @@ def test_a_head_that_no_file_has_learns(way, frozen, heard, tmp_path):
     asked = frozen and way != "saved with its head"
     finding = heard("usual_tensors_learn", train)
     assert finding.status is (Status.SUSPECTED if asked else Status.PASSED), finding.detail
+
+
+@pytest.mark.parametrize("how", ["frozen", "thawed", "in the file", "body copied", "no classifier"])
+def test_a_pooler_that_no_file_has_learns(how, heard, tmp_path):
+    """It lies in the frozen body, and is drawn as the head is. Who uses the body alone may do without it."""
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    source = (BertForSequenceClassification if how == "in the file" else BertForMaskedLM)(BertConfig(**shape))
+    for parameter in source.parameters():
+        nn.init.normal_(parameter)
+    source.save_pretrained(tmp_path / "saved")
+    model = BertForSequenceClassification.from_pretrained(tmp_path / "saved")
+    if how == "body copied":
+        source = BertForSequenceClassification(model.config)
+        nn.init.normal_(source.bert.pooler.dense.bias)
+        model.bert = copy.deepcopy(source.bert)
+    model.bert.requires_grad_(False)
+    model.bert.pooler.requires_grad_(how == "thawed")
+    if how == "no classifier":
+        model = nn.ModuleDict({"body": BertModel.from_pretrained(tmp_path / "saved"), "head": nn.Linear(16, 2)})
+        model["body"].requires_grad_(False)
+        model.forward = lambda input_ids, labels: SimpleNamespace(
+            loss=cross_entropy(model["head"](model["body"](input_ids).last_hidden_state[:, 0]), labels)
+        )
+    rows = [(torch.randint(1, 500, (4, 9)), torch.arange(4) % 2) for _ in range(STEPS)]
+
+    train = lambda: steps(model, rows, loss=lambda model, ids, y: model(input_ids=ids, labels=y).loss)  # noqa: E731
+    finding = heard("usual_tensors_learn", train)
+    assert finding.status is (Status.SUSPECTED if how == "frozen" else Status.PASSED), finding.detail
+    assert ("bert.pooler.dense.weight" in finding.detail) is (how == "frozen")
 
 
 @pytest.mark.parametrize(

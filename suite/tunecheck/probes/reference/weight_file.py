@@ -91,6 +91,7 @@ def file_name(parameter: str) -> str:
 def unmarked_heads(model: Any) -> frozenset[str]:
     """Return the matrices of classifiers' heads that transformers has not loaded: since version 5 it marks all others.
 
+    With those of a body whose bias is 0, as a pooler that the file lacks: a copied body has no marks, but its values.
     Without those that have adapters, and those of which peft has made a copy that learns.
     """
     learns = {name.partition(".modules_to_save.")[0] for name, p in model.named_parameters() if p.requires_grad}
@@ -99,8 +100,12 @@ def unmarked_heads(model: Any) -> frozenset[str]:
         if type(inner).__name__.endswith(CLASSIFIERS) and hasattr(inner, "base_model_prefix"):
             named = {name: p for name, p in inner.named_parameters() if "_is_hf_initialized" not in vars(p)}
             marks = len(named) < sum(1 for _ in inner.parameters())
-            head = (n for n, p in named.items() if p.ndim > 1 and not n.startswith(f"{inner.base_model_prefix}."))
-            found |= {f"{prefix}.{name}".lstrip(".") for name in head if marks and ".base_layer." not in name}
+            for name, p in named.items() if marks else ():
+                drawn = not name.startswith(f"{inner.base_model_prefix}.")
+                if not drawn and (bias := named.get(f"{name.removesuffix('weight')}bias")) is not None:
+                    drawn = not bias.any()
+                if drawn and p.ndim > 1 and ".base_layer." not in name:
+                    found.add(f"{prefix}.{name}".lstrip("."))
     return frozenset(name for name in found if name.partition(".modules_to_save.")[0] not in learns)
 
 
