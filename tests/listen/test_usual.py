@@ -209,6 +209,24 @@ def test_a_language_model_learns_in_its_layers(learns, status, heard):
     assert heard("usual_tensors_learn", train).status is status
 
 
+@pytest.mark.parametrize(
+    ("names", "status"),
+    [
+        (["lm_head"], Status.SUSPECTED),
+        (["embed_tokens"], Status.PASSED),
+        (["q_proj"], Status.PASSED),
+        (["lm_head", "down_proj"], Status.PASSED),
+    ],
+)
+def test_adapters_lie_before_the_head(names, status, heard):
+    """Names that match the head alone train no layer."""
+    model = get_peft_model(causal(tie_word_embeddings=False), LoraConfig(task_type="CAUSAL_LM", target_modules=names))
+    rows = [(torch.randint(1, 60, (4, 9)),) for _ in range(STEPS)]
+
+    train = lambda: steps(model, rows, loss=lambda model, ids: model(input_ids=ids, labels=ids).loss)  # noqa: E731
+    assert heard("usual_tensors_learn", train).status is status
+
+
 @pytest.mark.parametrize("made", ["once", "each epoch"])
 @pytest.mark.parametrize("seeded", [True, False])
 def test_each_epoch_has_an_order_of_its_own(made, seeded, heard):

@@ -34,7 +34,7 @@ class UsualTensorsLearn(Check):
         seen = trace.one(Movement)
         wrong = {
             f"{len(seen.drawn)} matrices are frozen as they were drawn at random: {some(seen.drawn)}": seen.drawn,
-            "no matrix and no bias of the decoder layers learns, and no adapter is declared": seen.layers_rest,
+            "no matrix and no bias of the decoder layers learns, and no adapter lies before the head": seen.layers_rest,
             f"new embeddings of {len(seen.added)} tokens are frozen: {some([*map(str, seen.added)])}": seen.added,
             f"an attribute that torch does not read is to freeze {some(seen.misfrozen)}, which learns": seen.misfrozen,
         }

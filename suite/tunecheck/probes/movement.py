@@ -197,10 +197,15 @@ def _misfrozen(model: Any) -> Iterator[str]:
 
 
 def _layers_rest(model: Any) -> bool:
-    """Return whether no matrix and no bias of the decoder layers learns: biases alone are BitFit (arXiv 2106.10199)."""
-    layers = [] if hasattr(model, "peft_config") else stacked_layers(model)
-    named = [pair for layer in layers for pair in layer.named_parameters()]
-    return bool(layers) and not any(p.requires_grad and (p.ndim > 1 or name.endswith("bias")) for name, p in named)
+    """Return whether no matrix and no bias of the decoder layers learns: biases alone are BitFit (arXiv 2106.10199).
+
+    Adapters may lie in embeddings alone, not in the head alone.
+    """
+    if hasattr(model, "peft_config"):
+        adapted = adapted_layers(model).values()
+        return bool(adapted) and all(layer is model.get_output_embeddings() for layer in adapted)
+    named = [pair for layer in stacked_layers(model) for pair in layer.named_parameters()]
+    return bool(named) and not any(p.requires_grad and (p.ndim > 1 or name.endswith("bias")) for name, p in named)
 
 
 def _head(model: Any) -> Any:
