@@ -451,7 +451,7 @@ class OfAnObject(nn.Module):
 
     def forward(self, held, beside):
         """Return scores."""
-        return self.layer(held.numbers + beside)
+        return self.layer(beside + held.numbers)
 
 
 @pytest.mark.parametrize(
@@ -460,6 +460,8 @@ class OfAnObject(nn.Module):
         ("opaque", "same", Status.UNJUDGED),
         ("opaque", "new", Status.PASSED),
         ("read", "same", Status.SUSPECTED),
+        ("sparse", "same", Status.SUSPECTED),
+        ("new sparse", "same", Status.PASSED),
     ],
 )
 def test_batches_of_objects_that_nobody_can_look_into(held, beside, status, tmp_path):
@@ -468,6 +470,8 @@ def test_batches_of_objects_that_nobody_can_look_into(held, beside, status, tmp_
 
     def step(model):
         numbers = torch.randn(8, WIDTH) if held == "opaque" else fixed
+        if "sparse" in held:
+            numbers = (torch.randn(8, WIDTH) if "new" in held else fixed).to_sparse()
         given = Opaque(numbers) if held == "opaque" else SimpleNamespace(numbers=numbers)
         scores = model(given, torch.randn(8, WIDTH) if beside == "new" else fixed)
         return cross_entropy(scores, torch.arange(8) % 3)

@@ -17,6 +17,7 @@ from tunecheck.core.check import (
 )
 from tunecheck.core.errors import MissingEvidence, NotApplicable
 from tunecheck.core.evidence import (
+    CallOrder,
     Census,
     CutOff,
     Gradients,
@@ -308,6 +309,7 @@ UNREGISTERED = "Layers are kept in a plain list or dictionary, so that parameter
 KEPT_APART = "a part may be kept out of the model's state on purpose, as a fixed critic is"
 NO_GRADIENT = "A part of the model is outside the forward pass, runs under no_grad, or has its result detached."
 RATE_0 = "The learning rate is 0."
+WARMS_UP = "a warm-up that is stepped once per epoch may begin at 0"
 ROUNDS = "16-bit weights round small updates away."
 
 
@@ -342,7 +344,11 @@ class TrainableMoved(Check):
         moving = sum(step.applied and step.learning_rate > 0 for step in trace.steps)
         why = "step was applied with a learning rate above zero"
         if not moving:
-            return self.found(False, f"no {why}", measured=0.0, limit=limit, causes=[RATE_0])
+            stepped = any("schedule" in seen.calls for seen in trace.all(CallOrder))
+            waits, detail = seen.rate_scheduled and not stepped, f"no {why}"
+            detail += ", and the schedule was not stepped yet" if waits else ""
+            meant = WARMS_UP if waits else ""
+            return self.found(False, detail, measured=0.0, limit=limit, causes=[RATE_0], meant=meant)
         if moving == 1 and seen.unmoved and all(".lora_A." in name for name in seen.unmoved):
             raise NotApplicable(f"only one {why}; A has no gradient before B moves")
         problems = [f"{len(seen.unmoved)} of {wanted} did not move: {some(seen.unmoved)}"] if seen.unmoved else []

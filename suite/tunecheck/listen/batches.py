@@ -102,7 +102,9 @@ def _content(value: Any, depth: int = 6) -> Iterator[object]:
 
     An ellipsis stands for what cannot be looked into.
     """
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor) and value.layout is torch.sparse_coo:
+        yield from _content([value._indices(), value._values(), *value.shape], depth - 1)
+    elif isinstance(value, torch.Tensor):
         yield value.dtype, tuple(value.shape)
         readable = value.layout is torch.strided and value.device.type != "meta"
         yield word_sums(value.detach().contiguous().view(-1).view(torch.uint8)) if readable else ...

@@ -134,6 +134,7 @@ class MovementProbe(Probe):
                 frozen_changed=tuple(changed + appeared),
                 idle=tuple(sorted(idle)),
                 without_rate=tuple(name for name, _, rate in held if rate == 0),
+                rate_scheduled=any(group.get("initial_lr") for group in session.optimizer.param_groups),
                 below_last_digit=small,
                 drawn=tuple(sorted(self._drawn & now.keys() - {*changed})),
                 misfrozen=self._misfrozen,

@@ -202,6 +202,8 @@ class Movement(Record):
     """Trainable tensors that need not move: no step gave them a gradient, in a model of which nothing else is known."""
     without_rate: tuple[str, ...] = ()
     """Trainable tensors in groups of the optimizer whose rate was 0 in every step."""
+    rate_scheduled: bool = False
+    """Whether a schedule took the optimizer's rates from another value."""
     below_last_digit: tuple[str, ...] = ()
     """Trainable tensors in fp32 whose rate was less than the last digit of most of their weights in every step."""
     drawn: tuple[str, ...] = ()
