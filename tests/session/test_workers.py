@@ -350,13 +350,13 @@ def test_two_workers_on_two_cards_make_one_report(start, tmp_path):
     assert left_behind(tmp_path) == []
 
 
-def test_a_killed_worker_is_an_error_and_nothing_is_repeated(start, tmp_path):
+def test_a_killed_worker_is_an_error_with_a_name_and_nothing_is_repeated(start, tmp_path):
     """Its successor refuses what it had begun and judges the other run; no process stays."""
     first, second = RUNS[1], RUNS[0]
     output, status = ended(start("-m", "quick or convergence", "-k", "135m-qlora", cards=(16,), kill=first))
 
     assert status == 6, output
-    assert "crashed while running 'tiers/test_convergence.py" in output
+    assert "worker 'gw0' crashed while running 'tiers/test_convergence.py" in output
     starts = [line["run"] for line in log(tmp_path) if line["moment"] == "start"]
     assert sorted(starts) == sorted([first, second]), "each once"
     rows = {f"{run['tier']}/{run['run']}": run for run in verdict(tmp_path)["runs"]}
