@@ -25,12 +25,10 @@ from tunecheck.core.log import log, on_terminal
 from tunecheck.core.paths import configs_folders
 from tunecheck.core.redaction import redacted, shown
 from tunecheck.core.trace import Trace
-from tunecheck.core.typed import build
 from tunecheck.core.unexpected import unexpected
 from tunecheck.core.units import GIB
 from tunecheck.results import EXIT_UNJUDGED, Report, exit_code
 from tunecheck.results.domain import attributed
-from tunecheck.results.stored import plain
 from tunecheck.session import TierSession
 from tunecheck.session.leases import WAIT_SECONDS
 from tunecheck.session.options import SESSION_OPTIONS
@@ -45,8 +43,6 @@ every fallback step once more) and time for fetching its weights."""
 SESSION = pytest.StashKey[TierSession]()
 REPORTED = pytest.StashKey[set[str]]()
 """Runs whose problem an item has reported already."""
-FINDING = pytest.StashKey[tuple[str, Finding]]()
-"""Run and finding of an item."""
 
 
 # Options and settings.
@@ -198,7 +194,7 @@ def trace(run: Run, pytestconfig: pytest.Config) -> Trace:
 @pytest.fixture
 def finding(run: Run, check: str, request: pytest.FixtureRequest) -> Finding:
     """Return what this check concludes; what cannot be judged is an error, or a skip where the run itself says so."""
-    trace: Trace | None = None
+    session, trace = request.config.stash[SESSION], None
     try:
         trace = request.getfixturevalue("trace")
     except pytest.fail.Exception as failure:  # the fixture's own, which pytest keeps for every check of the run
@@ -206,7 +202,7 @@ def finding(run: Run, check: str, request: pytest.FixtureRequest) -> Finding:
     if trace is None:  # not inside of `except`: pytest would print both exceptions
         report_once(request.config, run, problem)
     found = attributed(trace, run.resolved_checks()[check](trace))
-    request.node.stash[FINDING] = (run.name, found)
+    session.rows.add(run.name, found)
     if check in run.ignore and found.status is Status.FAILED:
         pytest.skip(f"ignored: {run.ignore[check]}")
     if found.status is not Status.UNJUDGED:
@@ -401,20 +397,14 @@ class SessionHooks:
         """Attach to the report what the controlling process needs, as plain data: it may come from a worker."""
         report = yield
         vars(report)["tunecheck_asked"] = is_check(item)
-        if call.when == "setup" and isinstance(run := run_of(item), Run):
+        if self.worker and isinstance(run := run_of(item), Run):
             vars(report)["tunecheck_run"] = self.session.rows.news(run.name)
-        if call.when == "teardown" and FINDING in item.stash:
-            name, found = item.stash[FINDING]
-            vars(report)["tunecheck_finding"] = (name, plain(found))
         if is_check(item) and (crash := getattr(report.longrepr, "reprcrash", None)):
             # Where $CI is set, pytest's short summary has whole messages, and would show the block again.
             crash.message = crash.message.partition("\n")[0]
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if attached := getattr(report, "tunecheck_finding", None):
-            name, fields = attached
-            self.session.rows.add(name, build(Finding, fields))
         self.asked |= getattr(report, "tunecheck_asked", False)
         if (news := getattr(report, "tunecheck_run", None)) and (line := self.session.rows.merge(news)):
             log.info(f"{report.worker_id}: {line}")

@@ -36,29 +36,24 @@ Pair = tuple[str, str]
 """Instruction and response."""
 
 
-def resolve(data: Data) -> tuple[Dataset, Data]:
+def resolve(data: Data, *, instead: bool = True) -> tuple[Dataset, Data]:
     """Return the record of the rows for the trace, and the description with the files that hold them.
 
     Where the hub's rows are not available, the YAML's own files are used; that is reported and recorded. Raises
-    DataError for a file that is damaged, cannot be read, or has too few rows, and for an unusable cache.
+    DataError for a file that is damaged, cannot be read, or has too few rows, and for an unusable cache; without
+    `instead` also where the hub's rows are not available, with its answer.
     """
     try:
         return _delivered(data)
     except PassedOver as reason:
         assert data.hub is not None
+        if not instead:
+            raise DataError(
+                f"{data.name}: {reason}. What to do: run `tunecheck fetch {data.name}` where there is a network; "
+                f"without it runs use {_identifier(data)}."
+            ) from None
         log.warning(f"{data.name}: {reason}; the rows of {_identifier(data)} are used instead")
         return dataclasses.replace(_files(data), instead_of=f"{data.hub.id}/{data.hub.file}: {reason}"), data
-
-
-def fetch(data: Data) -> tuple[Dataset, Data]:
-    """Return the same as `resolve`, but raise DataError with the hub's answer where its rows are not available."""
-    try:
-        return _delivered(data)
-    except PassedOver as reason:
-        raise DataError(
-            f"{data.name}: {reason}. What to do: run `tunecheck fetch {data.name}` where there is a network; "
-            f"without it runs use {_identifier(data)}."
-        ) from None
 
 
 def _delivered(data: Data) -> tuple[Dataset, Data]:

@@ -35,12 +35,11 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _fetch(options: argparse.Namespace) -> int:
-    from tunecheck.assets import resolve
-    from tunecheck.assets.rows import fetch
+    from tunecheck.assets import resolve, rows
 
     fetched = []
     if options.name in known_names("data"):
-        record, data = fetch(load_data(options.name))
+        record, data = rows.resolve(load_data(options.name), instead=False)
         folder = data.file("train").parent
         words = f"{record.source} {record.identifier}, {record.rows} + {record.heldout_rows} rows"
         print(f"{record.name}: {words}, sha256 {record.sha256}\n{folder}")

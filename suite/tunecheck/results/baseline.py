@@ -67,16 +67,12 @@ def baseline_of(values: Sequence[float], most: int = MOST_SESSIONS) -> FigureBas
 
 def limit(figure: Figure, baseline: FigureBaseline) -> float:
     """Return the last value that is not worse than the baseline."""
-    room = max(SPREADS * MAD_TO_DEVIATION * baseline.deviation, floor(figure, baseline.median))
+    scatter = SPREADS * MAD_TO_DEVIATION * baseline.deviation
+    room = max(scatter, figure.floor_share * abs(baseline.median), figure.floor)
     # Of a rate the reciprocal is judged, the time for one: noise adds time, and no scatter allows a rate of nothing.
     if figure.lower_is_better:
         return baseline.median + room
     return baseline.median / (1 + room / baseline.median) if baseline.median else 0.0
-
-
-def floor(figure: Figure, middle: float) -> float:
-    """Return the largest change from this value that does not count."""
-    return max(figure.floor_share * abs(middle), figure.floor)
 
 
 def judge(figure: Figure, value: float, baseline: FigureBaseline, *, confirmed: bool) -> tuple[Status, float]:

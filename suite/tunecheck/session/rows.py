@@ -20,8 +20,9 @@ from tunecheck.results.words import retries
 class Rows:
     """Results of each run of a session, by the run's name.
 
-    A training leaves a trace in the folder, whichever process did it. What leaves none (a skip, an error before the
-    training, the wall time of a run) goes from a worker to the controlling session as plain data: `news`, then `merge`.
+    A training leaves a trace in the folder, whichever process did it. What leaves none (a finding, a skip, an error
+    before the training, the wall time of a run) goes from a worker to the controlling session as plain data: `news`,
+    then `merge`.
     """
 
     def __init__(self, *, folder: Path, too_small: Literal["skipped", "fail"]) -> None:
@@ -70,12 +71,15 @@ class Rows:
         """Return what the trace does not hold, as plain data for another process; None for a run not reached here."""
         if run_name not in self._seconds:
             return None
-        row = self._without_trace.get(run_name)
-        return {"run": run_name, "seconds": self._seconds[run_name], "row": row and plain(row)}
+        row, findings = self._without_trace.get(run_name), self._findings.get(run_name, {})
+        seconds, told = self._seconds[run_name], [plain(finding) for finding in findings.values()]
+        return {"run": run_name, "seconds": seconds, "row": row and plain(row), "findings": told}
 
     def merge(self, news: dict[str, Any]) -> str | None:
         """Keep a worker's news of a run. Return a line for the terminal; None for a run that is known already."""
         name = news["run"]
+        for finding in news["findings"]:
+            self.add(name, build(Finding, finding))
         if name in self._seconds:
             return None
         self._seconds[name] = news["seconds"]

@@ -6,6 +6,7 @@ import re
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,6 @@ class Local:
         # on one processor sessions would slow each other down, and none would have its speed
         self._threads = ThreadPoolExecutor(max_workers=self._number if self._cards else 1)
         self._tasks: dict[str, Future[dict[str, Any]]] = {}
-        self._running: set[str] = set()
 
     def places(self) -> list[Place]:
         """Return the cards, by CUDA's order; without any, as many places on the processor as were asked for."""
@@ -46,27 +46,23 @@ class Local:
         """Start a session for each."""
         for place in places:
             shown = {"CUDA_VISIBLE_DEVICES": self._cards[place.card]} if place.card is not None else {}
-            self._tasks[place.name] = self._threads.submit(self._run, request, place, shown)
+            ask = partial(node.answer, request.folder, request.id, request.tunecheck, place, self._stop, **shown)
+            self._tasks[place.name] = self._threads.submit(ask)
 
     def poll(self) -> Iterator[News]:
-        """Return the sessions that have begun or ended since."""
-        for name in self._running:
-            yield News(place=name, state="running")
-        self._running.clear()
+        """Return the sessions that run, and those that have ended since."""
         for name, task in list(self._tasks.items()):
             if task.done():
                 del self._tasks[name]
                 yield News(place=name, state="answered", answer=task.result())
+            elif task.running():
+                yield News(place=name, state="running")
 
     def cancel(self) -> None:
         """End every session and wait for it: each writes what it has."""
         self._stop.set()
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._tasks = {name: task for name, task in self._tasks.items() if not task.cancelled()}
-
-    def _run(self, request: Request, place: Place, shown: dict[str, str]) -> dict[str, Any]:
-        self._running.add(place.name)
-        return node.answer(request.folder, request.id, request.tunecheck, place, self._stop, **shown)
 
 
 def make(options: EngineOptions, folder: Path) -> Local:

@@ -219,16 +219,12 @@ def write_answer(answer: Answer, folder: Path) -> Path:
     return write_record(answer, folder / ANSWER_FILE, indent=None)
 
 
-def reasons(report: FleetReport) -> dict[str, list[dict[str, str | int | None]]]:
+def reasons(report: FleetReport) -> dict[str, list[dict[str, Any]]]:
     """Return the nodes to drain, each with its places and why."""
-    found: dict[str, list[dict[str, str | int | None]]] = {}
+    found: dict[str, list[dict[str, Any]]] = {}
     for row in report.rows:
         if row.drain:
-            why: dict[str, str | int | None] = {
-                "place": row.place,
-                "card": row.card,
-                "reason": one_line(row.drain, LONGEST_REASON),
-            }
+            why = {"place": row.place, "card": row.card, "reason": one_line(row.drain, LONGEST_REASON)}
             found.setdefault(row.node, []).append(why)
     return found
 
