@@ -10,6 +10,7 @@ from tunecheck.checks import CHECKS
 from tunecheck.cli.parser import answer, as_json
 from tunecheck.cli.watch import add_answers
 from tunecheck.core.errors import ConfigError, TraceError
+from tunecheck.core.evidence import RowShown
 from tunecheck.core.files import write_whole
 from tunecheck.core.paths import reports_folder
 from tunecheck.core.redaction import shown
@@ -115,13 +116,13 @@ def _judge(options: argparse.Namespace) -> int:
 
 
 def _rows(options: argparse.Namespace) -> int:
-    from tunecheck.report.rows import print_rows, problem_of, rows_of
+    from tunecheck.report.rows import print_rows, problem_of
 
     path = _traces(options.trace or _last_session())[0]
     trace = read(path)
     if problem := problem_of(trace):
         raise TraceError(f"{path}: {problem}")
-    held = {"run": trace.run.name, "rows": [dataclasses.asdict(row) for row in rows_of(trace)]}
+    held = {"run": trace.run.name, "rows": [dataclasses.asdict(row) for row in trace.records(RowShown)]}
     answer(options, held, lambda console: print_rows(trace, console))
     return 0
 

@@ -11,11 +11,6 @@ from tunecheck.core.trace import Trace
 _STYLES = {"learned": "black on green", "padding": "dim", "cut": "dim"}
 
 
-def rows_of(trace: Trace) -> list[RowShown]:
-    """Return the rows that the trace shows; none where it has none."""
-    return trace.records(RowShown)
-
-
 def problem_of(trace: Trace) -> str:
     """Return why nothing can be shown; empty where the trace has a name and rows."""
     try:
@@ -49,7 +44,7 @@ def print_rows(trace: Trace, console: Console) -> None:
     coloured = console.color_system is not None and not console.no_color
     told = "is green" if coloured else "stands in [[ ]]"
     console.print(Text(printable(f"{trace.run.name}: the first rows of the first step\nlearned text {told}")))
-    for number, row in enumerate(rows_of(trace), start=1):
+    for number, row in enumerate(trace.records(RowShown), start=1):
         shown = Text.assemble((f"\nRow {number}: {row_words(row)}\n", "bold"))
         for piece in row.pieces:
             words = printable(piece_words(piece))

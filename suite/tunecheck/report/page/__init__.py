@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from tunecheck.checks import SUBJECTS
 from tunecheck.core.errors import HistoryError, TraceError
+from tunecheck.core.evidence import RowShown
 from tunecheck.core.text import facts, human_number, one_line, printable
 from tunecheck.core.trace import Trace, read
 from tunecheck.history.entry import HistoryEntry, history_entry
@@ -21,7 +22,7 @@ from tunecheck.report.page import tables
 from tunecheck.report.page.chart import MOST_ROWS, Chart, Limit, Series
 from tunecheck.report.page.series import charts
 from tunecheck.report.page.svg import escape_into, legend, svg
-from tunecheck.report.rows import piece_words, row_words, rows_of
+from tunecheck.report.rows import piece_words, row_words
 from tunecheck.report.view import RunView, SessionView, rule, session_view
 from tunecheck.results import Report, RunReport, core_of
 from tunecheck.results.baseline import MOST_SESSIONS, FigureComparison
@@ -78,7 +79,8 @@ def rows_html(report: Report, folder: Path) -> str:
         "<h4>{}: first rows of the first step</h4>",
     )
     traces = [(run.name, _trace(run, folder)[0]) for run in report.runs]
-    shown = [escape_into(title, name) + show(rows_of(trace)) for name, trace in traces if trace and rows_of(trace)]
+    told = [(name, trace.records(RowShown)) for name, trace in traces if trace]
+    shown = [escape_into(title, name) + show(rows) for name, rows in told if rows]
     return f"<style>{verbatim('rows.css')}</style>{Markup().join(shown)}" if shown else ""
 
 
@@ -102,7 +104,7 @@ def _run(session: SessionView, view: RunView, folder: Path, number: int) -> dict
         if trace is None
         else {
             "texts": tables.texts(trace),
-            "rows": rows_of(trace),
+            "rows": trace.records(RowShown),
             "phases": tables.phases(trace),
             "costs": tables.costs(trace),
             "attempts": tables.attempts(trace, run),
