@@ -36,6 +36,9 @@ MEANT = {
     ("loss_receives_logits", "targets above 1"),
     ("loss_receives_logits", "logits in nll_loss"),
     ("loss_receives_logits", "a view in place of a transpose"),
+    ("labels_as_configured", "an end that is padding"),
+    ("labels_as_configured", "a start within"),
+    ("labels_as_configured", "a user's turns"),
     ("loss_receives_logits", "a temperature for a scale"),
     ("answers_end", "no mark of the assistant's turn"),
     ("answers_end", "cut off alike"),
@@ -245,6 +248,9 @@ FAULTS = {
             spans(lambda number: {"learned": 0, "first": -1, "column": 0, "behind": 30} if number % 2 else {})
         ),
         "prompts in place of answers": lambda: watched(rows(first_token_supervised=24, beginnings=24)),
+        "an end that is padding": lambda: watched(rows(padding_ends=24)),
+        "a start within": lambda: watched(rows(begins_again=24)),
+        "a user's turns": lambda: watched(rows(users_learned=24)),
         "another model's tokenizer": lambda: watched(e.BaseTokens(tokens=60, other=40, example="'a' is 3, and 5")),
         "labels of long rows cut off": lambda: watched(
             spans(lambda number: {"column": 45, "behind": number - 15, "ended": False} if number > 15 else {})
@@ -518,10 +524,11 @@ def test_answers_that_need_no_end_are_not_held_to_one(change, why):
         ("labels_as_configured", e.BaseTokens(tokens=60, other=20)),
         ("labels_as_configured", e.BaseTokens(tokens=4, other=4)),
         ("labels_as_configured", e.BaseTokens(tokens=0, other=0)),
+        ("labels_as_configured", rows(begins_again=6, users_learned=12, padding_ends=18)),
         ("pairs_differ", e.PairsGiven(step=0, pairs=24, alike=0, prompts_again=3)),
         ("pairs_differ", e.AnswersRated(rows=400, kinds=("False", "True"))),
     ],
-    ids=["some tokens added", "few tokens", "none known", "some answers that quote", "rated both ways"],
+    ids=["some tokens added", "few tokens", "none known", "some marks", "some answers that quote", "rated both ways"],
 )
 def test_what_some_rows_hold_is_no_fault(name, record):
     """Of most of them it is asked."""

@@ -13,6 +13,7 @@ from tunecheck.core.finding import Status
 from tunecheck.core.trace import read
 from tunecheck.listen.loop import LoopHooks
 from tunecheck.listen.options import Options
+from tunecheck.training.data import IGNORED
 
 STEPS = 5
 
@@ -47,3 +48,59 @@ def test_the_assistants_turn_is_marked_as_the_users_is(form, suspected, tmp_path
     finding = CHECKS["answers_end"]()(read(path))
 
     assert (finding.status is Status.SUSPECTED) is suspected, finding.detail
+
+
+def row_of(how, number, tokenizer):
+    """Tokens of a conversation and what is learned of it, which is the answer and its end unless something is wrong."""
+    start, end = tokenizer.bos_token_id, tokenizer.pad_token_id if "padding" in how else tokenizer.eos_token_id
+    turns = [
+        ("<|system|>\nBe kind.</s>\n", how == "all"),
+        ("<|user|>\n", how == "all"),
+        (f"What is {number} plus {number % 7}?</s>\n", "user" in how or how == "all"),
+        ("<|assistant|>\n", how == "all"),
+        (f"It is {number + number % 7}.", how != "the user alone"),
+    ]
+    ids = [start]
+    labels = [IGNORED]
+    for text, learned in turns:
+        found = [start] * (how == "a start within" and text[:2] == "It")
+        found += tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids += found
+        labels += found if learned else [IGNORED] * len(found)
+    return [*ids, end], [*labels, IGNORED if how in ("the end is padding", "the user alone") else end]
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        *(("the answer", ""), ("all", ""), ("a learned end is padding", "")),
+        ("user and answer", "the user's turns supervised"),
+        ("the user alone", "the user's turns supervised"),
+        ("a start within", "have it again where the answer begins"),
+        ("the end is padding", "a masked token of padding"),
+    ],
+)
+def test_what_is_learned_of_a_conversation(how, told, tmp_path):
+    """Its answer, or all of it; in one piece, with its end."""
+    tokenizer, model = AutoTokenizer.from_pretrained(MODEL), AutoModelForCausalLM.from_pretrained(MODEL)
+    tokenizer.chat_template = ZEPHYR
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model.train()
+    hooks = LoopHooks(Options(folder=str(tmp_path), name="script", steps=STEPS), tokenizer=tokenizer)
+    hooks.attach()
+    for step in range(STEPS):
+        rows = [row_of(how, 4**length + step, tokenizer) for length in range(1, 5)]
+        width = max(len(ids) for ids, _ in rows)
+        pad, lacking = tokenizer.pad_token_id, [width - len(ids) for ids, _ in rows]
+        ids = torch.tensor([[*ids, *[pad] * more] for (ids, _), more in zip(rows, lacking, strict=True)])
+        labels = torch.tensor([[*own, *[IGNORED] * more] for (_, own), more in zip(rows, lacking, strict=True)])
+        mask = torch.tensor([[1] * (width - more) + [0] * more for more in lacking])
+        model(input_ids=ids, attention_mask=mask, labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    hooks.detach()
+    (path,) = tmp_path.glob("watch-*.jsonl")
+    finding = CHECKS["labels_as_configured"]()(read(path))
+
+    assert finding.status is (Status.SUSPECTED if told else Status.PASSED), finding.detail
+    assert told in finding.detail

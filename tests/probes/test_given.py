@@ -9,9 +9,11 @@ import pytest
 from tunecheck.core.row_spans import LABELS_SHIFTED, label_problem
 from tunecheck.probes.reference.given import (
     beginning_of,
+    begins_again,
     end_tokens,
     input_problems,
     padded_before,
+    padding_ends,
     span_of,
     stand_still,
     starts_twice,
@@ -173,3 +175,41 @@ def test_two_start_tokens_are_seen_without_a_tokenizer(rows, bos, tokenizer, twi
 def test_padding_that_a_script_shows_to_its_model_is_no_part_of_the_row(row, labels, kept):
     """The first of the tokens stays: it may be the end."""
     assert sum(without_padding(row, labels, [1] * 7)) == kept
+
+
+@pytest.mark.parametrize(
+    ("ids", "learned", "mask", "ends"),
+    [
+        ([BOS, 5, 6, 7, PAD], [6, 7], [1, 1, 1, 1, 1], True),
+        ([BOS, 5, 6, 7, PAD, PAD], [6, 7], [1, 1, 1, 1, 1, 0], True),
+        ([BOS, 5, 6, 7, PAD, 8], [6, 7, 8], [1, 1, 1, 1, 1, 1], True),
+        ([BOS, 5, 6, 7, PAD, PAD], [6, 7], [1, 1, 1, 1, 1, 1], False),
+        ([BOS, 5, 6, 7, PAD, PAD], [6, 7], [1, 1, 1, 1, 0, 0], False),
+        ([BOS, 5, PAD, 6, 7], [6, 7], [1, 1, 1, 1, 1], False),
+        ([BOS, 5, 6, 7, PAD], [6, 7, PAD], [1, 1, 1, 1, 1], False),
+    ],
+    ids=["longest", "padded", "before a newline", "a mask of ones", "padding alone", "a prompt's", "learned"],
+)
+def test_an_end_that_is_padding_is_told_from_padding(ids, learned, mask, ends):
+    """It comes once, and is attended to."""
+    labels = [token if token in learned else IGNORED for token in ids]
+    assert padding_ends(ids, labels, mask, PAD) is ends
+
+
+@pytest.mark.parametrize(
+    ("ids", "first", "again"),
+    [
+        ([BOS, 5, 6, BOS, 7, EOS], 3, True),
+        ([BOS, 5, 6, BOS, 7, EOS], 4, True),
+        ([BOS, 5, 6, 8, 7, EOS], 3, False),
+        ([BOS, 5, EOS, BOS, 7, EOS], 3, False),
+        ([BOS, 5, BOS, 6, 7, EOS], 4, False),
+        ([5, 5, 6, BOS, 7, EOS], 3, False),
+        ([BOS, BOS, 5, 6], 1, False),
+        ([BOS, 5, BOS, 7], 0, False),
+    ],
+    ids=["learned", "before", "none", "behind an end", "in the prompt", "as a mark", "twice at once", "running text"],
+)
+def test_a_row_that_begins_again(ids, first, again):
+    """Where its answer does."""
+    assert begins_again(ids, [IGNORED] * first + ids[first:], BOS, {EOS}) is again

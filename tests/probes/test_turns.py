@@ -61,3 +61,40 @@ def test_a_prompt_that_was_left_behind_an_answer_is_found(template, between):
 def test_templates_without_a_mark_of_the_models_turn_are_left_alone(tokenizer):
     """So is a tokenizer without a template."""
     assert turns_of(tokenizer) is None
+
+
+def learned(text, *parts):
+    """Pieces of a text, of which these parts are learned."""
+    pieces, at = [], 0
+    for part in parts:
+        begin = text.index(part, at)
+        pieces += [(text[at:begin], False), (part, True)]
+        at = begin + len(part)
+    return [*pieces, (text[at:], False)]
+
+
+TALK = [
+    {"role": role, "content": words} for role, words in (("system", "be kind"), ("user", "why"), ("assistant", "so"))
+]
+
+
+@pytest.mark.parametrize("template", [ZEPHYR, CHATML], ids=["zephyr", "chatml"])
+@pytest.mark.parametrize(
+    ("system", "parts", "alone"),
+    [
+        (True, ["so"], False),
+        (True, ["be kind", "why", "so"], False),
+        (True, ["why", "so"], True),
+        (False, ["why", "so"], False),
+        (True, ["why"], True),
+        (False, ["why"], True),
+        (True, [], False),
+        (True, ["be kind"], False),
+    ],
+)
+def test_a_users_turn_is_learned_with_all_others(template, system, parts, alone):
+    """Not where the system's text, or the answers, are masked."""
+    tokenizer = Tokenizer(template)
+    text = "<s>" + tokenizer.apply_chat_template(TALK if system else TALK[1:])
+    assert turns_of(tokenizer).user_alone(learned(text, *parts)) is alone
+    assert not turns_of(tokenizer).user_alone([("why so", True)])

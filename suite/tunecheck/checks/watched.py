@@ -42,6 +42,27 @@ LABEL_CAUSES = {
 """Problem of a row to its cause, where it has only one."""
 ENDS_MASKED = "The padding token is also the end token, and both are masked, so that the model never learns to stop."
 LABELS_CUT = "Labels are truncated but tokens are not."
+MARKER_IS_PADDING = "The padding token is the mark that ends an answer, and every one of it is masked."
+BEGUN_AGAIN = "Prompt and answer are tokenized apart, each with special tokens: pass add_special_tokens=False."
+USERS_LEARNED = "The mask is made for other roles, or inverted."
+DOUBTFUL = {
+    "padding_ends": (
+        "rows have a masked token of padding, which is attended to, behind what is supervised",
+        "a script may attend to one token of padding, and end its answers otherwise",
+        MARKER_IS_PADDING,
+    ),
+    "begins_again": (
+        "rows begin with the start token, and have it again where the answer begins",
+        "a start token may mark an answer",
+        BEGUN_AGAIN,
+    ),
+    "users_learned": (
+        "rows have the user's turns supervised, and the text before them or assistant turns masked",
+        "a model may be trained to write as a user does",
+        USERS_LEARNED,
+    ),
+}
+"""Field of RowsGiven to what it shows, who does so on purpose, and the usual cause."""
 PROMPTS_LEARNED = "Prompts are supervised though only answers are declared."
 OTHER_TOKENIZER = "The tokenizer belongs to another model."
 
@@ -50,13 +71,15 @@ class LabelsAsConfigured(Check):
     """Labels are the input tokens at the same positions; the model shifts them.
 
     Padding and prompts declared as masked are not supervised, and the end token is. Tokens come from the base model's
-    own vocabulary.
+    own vocabulary. Only a row begins with the start token, no answer within it. A user's turn is supervised only beside
+    all others.
     """
 
     needs = ROWS_KNOWN | {"user_code"}
     meaning = (
         f"{LABEL_CAUSES[LABELS_SHIFTED]} {LABEL_CAUSES[PADDING_LEARNED]} {ENDS_MASKED} {LABELS_CUT} The response "
-        f"template does not match some rows. {PROMPTS_LEARNED} {OTHER_TOKENIZER}"
+        f"template does not match some rows. {PROMPTS_LEARNED} {OTHER_TOKENIZER} {MARKER_IS_PADDING} {BEGUN_AGAIN} "
+        f"{USERS_LEARNED}"
     )
     remedy = (
         "Compare labels with tokens: run tunecheck rows. Mask padding by the attention mask, not by the token id. Give "
@@ -67,6 +90,8 @@ class LabelsAsConfigured(Check):
     """Share of the rows shorter than the longest one. Some data sets hold rows without an answer."""
     max_other_share: float = 0.5
     """Share of the tokens that have another id in the base model's tokenizer."""
+    max_doubtful_share: float = 0.75
+    """Share of the rows that look alike in a way that some mean. A few rows may quote a special token."""
 
     def judge(self, trace: Trace) -> Finding:
         windows, seen = trace.all(Window), trace.one(RowsGiven)
@@ -91,6 +116,10 @@ class LabelsAsConfigured(Check):
             if known.tokens >= ENOUGH and known.other > self.max_other_share * known.tokens:
                 words = f"{known.other} of {known.tokens} tokens have another id in the base model's tokenizer"
                 told[f"{words} ({known.example})"] = OTHER_TOKENIZER
+        for field, (detail, meant, cause) in DOUBTFUL.items() if not told else ():
+            if (found := getattr(seen, field)) >= ENOUGH and found > (limit := self.max_doubtful_share) * len(rows):
+                detail = f"{found} of {len(rows)} {detail}"
+                return self.at_most(found / len(rows), limit, detail, meant=meant, causes=[cause])
         fine = f"{seen.rows} rows, {seen.end_tokens_supervised} of their ends supervised"
         return self.unless(told, fine, compared=seen.rows)
 

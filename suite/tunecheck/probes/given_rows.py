@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 from tunecheck.core.evidence import BaseTokens, RowsGiven, RowSpan, RowSpans, Window
@@ -17,9 +17,11 @@ from tunecheck.probes.reference.base_tokens import base_tokens_of
 from tunecheck.probes.reference.given import (
     Beginning,
     beginning_of,
+    begins_again,
     end_tokens,
     input_problems,
     padded_before,
+    padding_ends,
     row_digest,
     span_of,
     starts_twice,
@@ -69,6 +71,7 @@ class GivenRowsProbe(Probe):
         self._micro_batches = 0
         self._ends, self._marks = end_tokens(session.tokenizer, session.model)
         self._start = getattr(session.tokenizer, "bos_token_id", None)
+        self._padding = getattr(session.tokenizer, "pad_token_id", None)
         self._show = getattr(session.tokenizer, "decode", _as_numbers)
         run: Any = session.run
         known = hasattr(session.tokenizer, "decode")
@@ -106,6 +109,8 @@ class GivenRowsProbe(Probe):
                     inputs.setdefault(problem, repr(self._show(row[:16])))
                 self._beginnings.append(beginning_of(row, row_labels, mask))
                 self._spans.append(span_of(row, row_labels, mask, positions, **place))
+                named = self._padding not in (None, self._start, *self._ends) and not self._spans[-1].ended
+                self._counts["padding_ends"] += named and padding_ends(row, row_labels, given_mask, self._padding)
                 self._compare(row_labels)
             learned = batch.labels[:, 1:] != IGNORED
             if batch.sees is not None and bool((batch.sees.diagonal(1, dim1=1, dim2=2) & learned).any()):
@@ -184,14 +189,21 @@ class GivenRowsProbe(Probe):
             problems.setdefault("the start token is doubled", repr(show(ids[:8])))
         if not supervised:
             self._counts["unsupervised"] += 1
+        tokens, own = [token for token, _ in real], [label for _, label in real]
+        if self._start not in (None, self._padding, *self._ends):
+            self._counts["begins_again"] += begins_again(tokens, own, self._start, self._ends)
+        if self._template is not None and supervised:
+            pieces = groupby(real, lambda pair: pair[1] != IGNORED)
+            texts = [(str(show([token for token, _ in piece])), learned) for learned, piece in pieces]
+            self._counts["users_learned"] += self._template.user_alone(texts)
         if len(real) > 1 and real[1][1] != IGNORED:
             self._counts["first_token_supervised"] += 1
             self._counts["beginnings"] += all(label == IGNORED for _, label in real[-TAIL:])
         if self._template is not None and real and real[-1][1] != IGNORED:
-            text = str(show([token for token, _ in real]))
-            own, left = self._template.unfilled(text)
-            unopened = not own and self._template.users in text
-            self._counts.update(turns=own, turns_unfilled=left, turns_unopened=unopened)
+            text = str(show(tokens))
+            turns, left = self._template.unfilled(text)
+            unopened = not turns and self._template.users in text
+            self._counts.update(turns=turns, turns_unfilled=left, turns_unopened=unopened)
         for (_, before), (token, label) in pairwise(real):
             if token in self._ends and before != IGNORED:
                 self._counts["end_tokens_supervised" if label != IGNORED else "end_tokens_masked"] += 1

@@ -78,6 +78,12 @@ class RowsGiven(Record):
     """Those of them that follow another one, and are empty."""
     turns_unopened: int = 0
     """Rows with the mark of a user's turn and none of the model's own."""
+    users_learned: int = 0
+    """Rows whose user's turns are learned, and what stands before them, or a turn of the model's own, is not."""
+    begins_again: int = 0
+    """Rows that begin with the start token and have it again where their answer begins."""
+    padding_ends: int = 0
+    """Rows in which a token of padding that is attended to, and not learned, follows what is learned."""
     expected: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Expectation of the text that is learned to what rows learn that do not meet it; without those that nobody could
     compare."""

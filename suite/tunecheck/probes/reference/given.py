@@ -64,6 +64,25 @@ def without_padding(row: Sequence[int], labels: Sequence[int], mask: list[int]) 
     return mask if end == len(row) else [*mask[:end], *[0] * (len(row) - end)]
 
 
+def padding_ends(ids: Sequence[int], labels: Sequence[int], mask: Sequence[int], padding: int | None) -> bool:
+    """Return whether a single token of padding that is attended to, and not learned, follows a learned token.
+
+    A text holds it there: padding itself is hidden, or comes again and again.
+    """
+    kept = [(token, label) for token, label, keep in zip(ids, labels, mask, strict=True) if keep]
+    hidden = (padding, IGNORED)
+    ends = (at for at in range(1, len(kept)) if kept[at] == hidden and kept[at - 1][1] != IGNORED)
+    return any(kept[at + 1 : at + 2] != [hidden] for at in ends)
+
+
+def begins_again(ids: Sequence[int], labels: Sequence[int], start: int | None, ends: Collection[int]) -> bool:
+    """Return whether a row that begins with the start token has it again where its only answer begins."""
+    learned = [at for at, label in enumerate(labels) if label != IGNORED]
+    first = learned[0] if learned else 0
+    again = any(ids[at] == start and ids[at - 1] not in ends for at in (first - 1, first) if at > 1)
+    return again and ids[0] == start and learned == [*range(first, first + len(learned))]
+
+
 def padded_before(beginnings: Sequence[Beginning]) -> int:
     """Return how many rows begin with padding that is attended to, of a token that nobody names.
 
