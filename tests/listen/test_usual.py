@@ -227,6 +227,28 @@ def test_adapters_lie_before_the_head(names, status, heard):
     assert heard("usual_tensors_learn", train).status is status
 
 
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    ("check", "shift", "status"),
+    [
+        *(("labels_as_configured", 1, Status.PASSED), ("labels_as_configured", 0, Status.FAILED)),
+        *(("no_target_leakage", 0, Status.FAILED), ("no_target_leakage", 2, Status.SUSPECTED)),
+        *(("no_target_leakage", 1, Status.PASSED), ("weight_gradients", 1, Status.PASSED)),
+    ],
+)
+def test_a_forward_that_is_called_by_name_is_the_models(check, shift, status, tied, heard):
+    """Its hooks are passed over, and its decoder is the first module that is called."""
+    model = causal(tie_word_embeddings=tied)
+    rows = [(torch.randint(1, 60, (4, 24)),) for _ in range(STEPS)]
+
+    def loss(model, ids):
+        logits = model.forward(input_ids=ids).logits
+        return cross_entropy(logits[:, : 24 - shift].flatten(0, 1), ids[:, shift:].flatten())
+
+    finding = heard(check, lambda: steps(model, rows, loss=loss))
+    assert finding.status is status, finding.detail
+
+
 @pytest.mark.parametrize("made", ["once", "each epoch"])
 @pytest.mark.parametrize("seeded", [True, False])
 def test_each_epoch_has_an_order_of_its_own(made, seeded, heard):

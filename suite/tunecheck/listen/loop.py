@@ -171,12 +171,13 @@ class LoopHooks(StepMoments):
             return
         if not self.looks or module in self.parts or not any(p.requires_grad for p in module.parameters()):
             return
-        from tunecheck.listen.trained_model import is_causal, trained_whole
+        from tunecheck.listen.trained_model import called_by_name, is_causal, trained_whole
 
         if is_causal(module) and not args and given.get("input_ids") is None:
             return  # its rows begin outside of it, as those of a captioner do: what calls it is the model
         self.looks -= not is_causal(module)
-        self.model, self.why = trained_whole(module, again=module is self.candidate())
+        by_name = called_by_name(module) if args or given.get("input_ids") is not None else None
+        self.model, self.why = trained_whole(by_name or module, again=module is self.candidate())
         self.kind = type(module).__name__
         if self.model is None:
             self.candidate = weakref.ref(module)
@@ -188,9 +189,10 @@ class LoopHooks(StepMoments):
         """The first call of the model that was given finds what each pass calls: itself, or a part of it."""
         if self.inside or not torch.is_grad_enabled() or self.entry is not None:
             return
-        from tunecheck.listen.trained_model import is_transformers
+        from tunecheck.listen.trained_model import called_by_name, is_transformers
 
-        if module is self.model or (not is_transformers(self.model) and any(module is m for m in self.model.modules())):
+        own = not is_transformers(self.model) and any(module is part for part in self.model.modules())
+        if module is self.model or own or called_by_name(module) is self.model:
             self._listen_to(module, args, given)
 
     def _listen_to(self, module: Any, args: Any, given: dict[str, Any]) -> None:
@@ -203,6 +205,9 @@ class LoopHooks(StepMoments):
         self.entry = module
         self.hooks.before(module, self._on_forward, with_kwargs=True)
         self.hooks.after(module, self._ours(self._on_returned))
+        head = getattr(self.model, "get_output_embeddings", nothing)() if module is not self.model else None
+        if head is not None:  # of a model whose forward is called by name the entry is a part without scores
+            self.hooks.after(head, self._ours(self._on_returned))
 
     def _on_forward(self, module: Any, args: Any, given: dict[str, Any]) -> None:
         if torch.is_grad_enabled():

@@ -1,6 +1,5 @@
 """The numbers that a training's own objects were given, of kinds that have a usual range. Imports torch."""
 
-import gc
 import re
 from collections.abc import Iterable, Iterator
 from math import sqrt
@@ -11,6 +10,7 @@ import torch
 from tunecheck.core.evidence import Setting, SettingsGiven
 from tunecheck.listen.adapters import is_lora
 from tunecheck.listen.declared import weights_folder
+from tunecheck.probes.reference.measures import living
 from tunecheck.runner.setup import optimizer_kind
 from tunecheck.training.restore import dropouts
 
@@ -78,6 +78,6 @@ def _of_arguments(arguments: Any) -> Iterator[Setting]:
 
 def _of_losses() -> Iterator[Setting]:
     """Yield the smoothing of each cross entropy that a loop has made."""
-    for thing in gc.get_objects():
-        if issubclass(type(thing), torch.nn.CrossEntropyLoss) and thing.label_smoothing:
+    for thing in living(torch.nn.Module):
+        if isinstance(thing, torch.nn.CrossEntropyLoss) and thing.label_smoothing:
             yield _setting("label_smoothing", thing.label_smoothing, "CrossEntropyLoss.label_smoothing")

@@ -3,6 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Hashable, Mapping, Sequence
+from traceback import walk_stack
 from typing import Any
 
 import torch
@@ -83,6 +84,18 @@ def shared_loaders() -> list[EvaluationRows]:
     shared = [EvaluationRows(rows=len(rows), among=len(rows & shuffled[0]), trained=len(shuffled[0])) for rows in read]
     least = min(shared, key=lambda seen: seen.among / seen.rows, default=None)
     return [least] if least is not None and least.among else []  # other rows may be equal to what is trained
+
+
+def called_by_name(module: Any) -> Any:
+    """Return the causal language model whose `forward` the script has called, and that is calling this; None without.
+
+    Its hooks are then passed over, as is the model: the first module to be called is a part of it.
+    """
+    for frame, _ in walk_stack(None):
+        owner = frame.f_locals.get("self") if frame.f_code.co_name == "forward" else None
+        if owner is not module and isinstance(owner, torch.nn.Module) and is_causal(owner):
+            return owner
+    return None
 
 
 def trained_whole(module: Any, *, again: bool = False) -> tuple[Any, str]:

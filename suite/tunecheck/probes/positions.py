@@ -49,6 +49,9 @@ class PositionProbe(Probe):
         named = session.tokenizer, getattr(session.model, "generation_config", None)
         self._pads = [token for held in named if (token := getattr(held, "pad_token_id", None)) is not None]
         self._models = [module for module in session.model.modules() if _is_model(module)]
+        by_name = session.run.holds(Premise.CAUSAL_LM) and session.entry is not session.model
+        self._part = session.entry if by_name else None
+        """What is called of a model whose own scores are then not seen, as its forward is called by name."""
         self._tables = [m for m in session.model.modules() if getattr(m, "padding_idx", None) is not None]
         """Embeddings of a model of the script's own that say which of their tokens is padding."""
         self._around = [model for model in self._models if sum(map(_is_model, model.modules())) > 1]
@@ -129,7 +132,8 @@ class PositionProbe(Probe):
         hidden = None if hasattr(out, "encoder_last_hidden_state") else hidden
         named = {**inspect.signature(model.forward).bind_partial(*args, **given).arguments, **given}
         mask, read = named.get("attention_mask"), named.get("input_ids", next(iter(args), None))
-        self._by_model |= isinstance(read, torch.Tensor) and (hidden is not None or logits is not None)
+        gives = logits is not None or (hidden is not None and model is not self._part)
+        self._by_model |= isinstance(read, torch.Tensor) and gives
         if isinstance(read, torch.Tensor) and model not in self._around and _reads(model, {False}):
             self._look_at_mask(mask, _mask_by_ends(model, read, self._pads))
         if isinstance(read, torch.Tensor) and (mask is None or (_of_positions(mask, read[..., None]) and mask.all())):

@@ -19,7 +19,7 @@ from tunecheck.checks.utilization import PROBED_STEPS
 from tunecheck.core.evidence import WeightGradient
 from tunecheck.probes.reference.measures import PART, dtype_name, worst
 from tunecheck.training.data import Batch
-from tunecheck.training.events import Probe
+from tunecheck.training.events import Probe, probing
 from tunecheck.training.session import Session
 
 ROWS, ELEMENTS = 64, PART // 16
@@ -220,8 +220,8 @@ def _special_tokens(session: Session) -> frozenset[int]:
 
 
 def _arrived(sums: _Sums, module: Any, given: list[torch.Tensor], gradient: torch.Tensor) -> None:
-    if not given:
-        return  # another backward pass through the same graph, after this step's
+    if not given or probing():
+        return  # another backward pass through the same graph: after this step's, or a probe's
     sums.arrived.add(id(module))
     sums.dtypes.add(dtype_name(gradient.dtype))
     with torch.no_grad():
