@@ -1,36 +1,25 @@
 """Numbers that published recipes and defaults of libraries place in a range."""
 
-from typing import NamedTuple
-
 from tunecheck.core.check import Check, required
 from tunecheck.core.evidence import SettingsGiven
 from tunecheck.core.finding import Finding
 from tunecheck.core.trace import Trace
 
-
-class Usual(NamedTuple):
-    """The range in which a kind of number lies, wider than any recipe that we know."""
-
-    least: float
-    most: float
-    source: str
-
-
 USUAL = {
-    "lora_scale": Usual(1 / 512, 64, "peft's default is 1, LoRA Without Regret has 32 at rank 1"),
-    "dropout": Usual(0, 0.8, "its paper drops half, AWD-LSTM 0.65 of a layer"),
-    "label_smoothing": Usual(0, 0.5, "Inception and the Transformer take 0.1"),
-    "adam_rate": Usual(0, 0.05, "T5 takes 1e-3, peft's IA3 8e-3, its prompt tuning 3e-2"),
-    "adam_beta1": Usual(0, 0.99, "torch takes 0.9, GANs 0 to 0.5"),
-    "adam_beta2": Usual(0.5, 1, "torch takes 0.999, GPT-3 0.95"),
-    "adam_epsilon": Usual(0, 0.01, "torch takes 1e-8, Rainbow 1.5e-4"),
-    "weight_decay": Usual(0, 2, "torch's AdamW takes 0.01, GPT-3 0.1, ViT 0.3, Grokking 1"),
-    "momentum": Usual(0, 0.999, "SGD with 0.9 and nnU-Net with 0.99"),
-    "neftune_noise_alpha": Usual(0, 100, "its paper takes 5 to 15"),
-    "preference_beta": Usual(0, 2, "DPO, KTO and ORPO take 0.01 to 0.5, TRL 0.1"),
-    "simpo_beta": Usual(0.05, 50, "SimPO takes 2 to 10"),
+    "lora_scale": (1 / 512, 64, "peft's default is 1, LoRA Without Regret has 32 at rank 1"),
+    "dropout": (0, 0.8, "its paper drops half, AWD-LSTM 0.65 of a layer"),
+    "label_smoothing": (0, 0.5, "Inception and the Transformer take 0.1"),
+    "adam_rate": (0, 0.05, "T5 takes 1e-3, peft's IA3 8e-3, its prompt tuning 3e-2"),
+    "adam_beta1": (0, 0.99, "torch takes 0.9, GANs 0 to 0.5"),
+    "adam_beta2": (0.5, 1, "torch takes 0.999, GPT-3 0.95"),
+    "adam_epsilon": (0, 0.01, "torch takes 1e-8, Rainbow 1.5e-4"),
+    "weight_decay": (0, 2, "torch's AdamW takes 0.01, GPT-3 0.1, ViT 0.3, Grokking 1"),
+    "momentum": (0, 0.999, "SGD with 0.9 and nnU-Net with 0.99"),
+    "neftune_noise_alpha": (0, 100, "its paper takes 5 to 15"),
+    "preference_beta": (0, 2, "DPO, KTO and ORPO take 0.01 to 0.5, TRL 0.1"),
+    "simpo_beta": (0.05, 50, "SimPO takes 2 to 10"),
 }
-"""Kind of a setting to its range."""
+"""Kind of a setting to the range in which it lies, wider than that of any recipe that we know, and to some of these."""
 
 
 class SettingsUsual(Check):
@@ -47,9 +36,10 @@ class SettingsUsual(Check):
 
     def judge(self, trace: Trace) -> Finding:
         settings = required(trace.one(SettingsGiven).settings, "no object declares a setting that has a usual range")
-        problems = [
-            f"{setting.where} is {setting.value:g}, usually {usual.least:g} to {usual.most:g}: {usual.source}"
-            for setting in settings
-            if not (usual := USUAL[setting.kind]).least <= setting.value <= usual.most
-        ]
+        problems = []
+        for setting in settings:
+            least, most, source = USUAL[setting.kind]
+            if not least <= setting.value <= most:
+                usual = f"usually {least:g} to {most:g}: {source}"
+                problems.append(f"{setting.where} is {setting.value:g}, {usual}")
         return self.unless(problems, f"{len(settings)} settings are as usual", most=2)

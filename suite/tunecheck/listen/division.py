@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from tunecheck.core.evidence import LossDivided
-from tunecheck.listen.loop_loss import FACTORS, JOINS, REDUCTIONS, terms_of
+from tunecheck.listen.loop_loss import FACTORS, JOINS, REDUCTIONS
 from tunecheck.listen.user_code import overrides
 from tunecheck.training.restore import model_mode
 
@@ -44,7 +44,7 @@ class Division:
     def computed(self, loss: torch.Tensor, micro_batches: int) -> None:
         """It is computed."""
         self._loss, self._micro_batches = float(loss.detach()), micro_batches
-        self._has_factor = _has_factor(loss, micro_batches)
+        self._has_factor = math.isclose(factor_of_mean(loss) or 0.0, 1 / micro_batches, rel_tol=SAME)
 
     def divided(self, result: float) -> list[LossDivided]:
         """Return who has divided the loss, of which the Trainer's step made this; nothing where nobody can tell."""
@@ -155,14 +155,3 @@ def _twice_as_many(trainer: Any) -> Iterator[None]:
     finally:
         for place, name, number in held:
             place[name] = number
-
-
-def _has_factor(loss: torch.Tensor, micro_batches: int) -> bool:
-    """Return whether the loss's graph begins with a factor or a divisor of this number, written out by the script."""
-    for node in terms_of(loss):
-        other = getattr(node, "_saved_other", None) if node.name() in FACTORS else None
-        if isinstance(other, torch.Tensor) and other.numel() == 1:
-            factor = abs(float(other))
-            if any(math.isclose(factor, wanted, rel_tol=SAME) for wanted in (micro_batches, 1 / micro_batches)):
-                return True
-    return False

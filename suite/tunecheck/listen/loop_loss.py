@@ -5,6 +5,7 @@ the logits makes the loss unknown.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -268,34 +269,27 @@ def _normalised(likelihoods: torch.Tensor) -> set[int]:
 
 def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
     """Return what the loss's functions of scores are given: a softmax of probabilities is nearly flat."""
-    functions, found = calls.functions, calls.wrong[:1]
+    functions, found, counts = calls.functions, calls.wrong[:1], Counter[str]()
     unreached = [lie for node in terms_of(tensor) if (lie := _unreached(tensor, node)) is not None]
-    crossed = of_itself = unnormalised = outside = viewed = flat = 0
     for node in islice(graph_of(tensor.grad_fn), MOST_NODES):
-        crossed += _crossed(node)
-        outside += node.name().startswith("BinaryCrossEntropy") and _learns_outside(tensor, node)
+        counts["crossed"] += _crossed(node)
+        counts["outside"] += node.name().startswith("BinaryCrossEntropy") and _learns_outside(tensor, node)
         squashed = OF_SCORES.get(node.name())
         if squashed is not None:
             functions += 1
             if node.name() == "LogSoftmaxBackward0":
-                of_itself += _highest_of_itself(node._saved_result)
-                flat += (within := reach_of(node.next_functions[0])) is not None and within[1] - within[0] < FLAT
+                within = reach_of(node.next_functions[0])
+                counts["of_itself"] += _highest_of_itself(node._saved_result)
+                counts["flat"] += within is not None and within[1] - within[0] < FLAT
             given = straight_back(node.next_functions[0])[0]
             if given is not None and given.name() in squashed:
                 found.append(f"{_plainly(node)} of a {_plainly(given)}")
             elif node.name() in ENTROPIES and given is not None:
-                viewed += given.name() == "LogSoftmaxBackward0" and _exchanged_by_view(given)
+                counts["exchanged"] += given.name() == "LogSoftmaxBackward0" and _exchanged_by_view(given)
                 total = node._saved_self.detach()[:ROWS_SUMMED].float().logsumexp(dim=min(1, node._saved_self.ndim - 1))
-                unnormalised += bool(total.abs().median() > MOST_OF_LOG_1)
-    counts = {"crossed": crossed, "outside": outside, "of_itself": of_itself, "unnormalised": unnormalised}
-    return ScoresGiven(
-        functions=functions + len(unreached),
-        probabilities=tuple(found),
-        unreached=tuple(filter(None, unreached)),
-        exchanged=viewed,
-        flat=int(flat),
-        **counts,
-    )
+                counts["unnormalised"] += bool(total.abs().median() > MOST_OF_LOG_1)
+    more: dict[str, Any] = {**counts, "unreached": tuple(filter(None, unreached))}
+    return ScoresGiven(functions=functions + len(unreached), probabilities=tuple(found), **more)
 
 
 def terms_of(loss: torch.Tensor) -> Iterator[Any]:

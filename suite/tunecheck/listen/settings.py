@@ -10,6 +10,7 @@ import torch
 from tunecheck.core.evidence import Setting, SettingsGiven
 from tunecheck.listen.adapters import is_lora
 from tunecheck.listen.declared import weights_folder
+from tunecheck.listen.trained_model import prepends
 from tunecheck.probes.reference.measures import living
 from tunecheck.runner.setup import optimizer_kind
 from tunecheck.training.restore import dropouts
@@ -26,7 +27,7 @@ def settings_of(
 ) -> SettingsGiven:
     """Return what these were given; `arguments` are a Trainer's, `rate` is the one that they declare, if any."""
     found = [*_of_model(model), *_of_arguments(arguments), *(() if arguments else _of_losses())]
-    pretrained = not _prepends(model) and any(weights_folder(module) for module in model.modules())
+    pretrained = not prepends(model) and any(weights_folder(module) for module in model.modules())
     for optimizer in optimizers:
         found += _of_groups(optimizer, rate, pretrained)
     return SettingsGiven(settings=tuple(dict.fromkeys(found)))
@@ -34,10 +35,6 @@ def settings_of(
 
 def _setting(kind: str, value: Any, where: str) -> Setting:
     return Setting(kind=kind, value=float(value), where=where)
-
-
-def _prepends(model: Any) -> bool:
-    return any(getattr(config, "is_prompt_learning", False) for config in getattr(model, "peft_config", {}).values())
 
 
 def _of_model(model: Any) -> Iterator[Setting]:

@@ -164,10 +164,15 @@ def other_objective(model: Any, micro_batches: Sequence[Mapping[str, Any]], trai
     return ""
 
 
+def prepends(model: Any) -> bool:
+    """Return whether peft has virtual tokens learn before each row, by prompt or prefix tuning."""
+    return any(getattr(config, "is_prompt_learning", False) for config in getattr(model, "peft_config", {}).values())
+
+
 def other_model(model: Any) -> str:
     """Return why this model of transformers is no causal language model; "" where it may be one."""
     kind = type(model.get_base_model() if hasattr(model, "get_base_model") else model).__name__
-    if any(getattr(config, "is_prompt_learning", False) for config in getattr(model, "peft_config", {}).values()):
+    if prepends(model):
         return f"peft prepends virtual tokens to the rows of the {kind}"
     if getattr(model.config, "is_encoder_decoder", False):
         return f"{kind} is an encoder-decoder, whose labels are not its input tokens"
