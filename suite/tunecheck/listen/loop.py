@@ -205,9 +205,10 @@ class LoopHooks(StepMoments):
         self.entry = module
         self.hooks.before(module, self._on_forward, with_kwargs=True)
         self.hooks.after(module, self._ours(self._on_returned))
-        head = getattr(self.model, "get_output_embeddings", nothing)() if module is not self.model else None
-        if head is not None:  # of a model whose forward is called by name the entry is a part without scores
-            self.hooks.after(head, self._ours(self._on_returned))
+        from tunecheck.listen.trained_model import is_causal
+
+        if module is not self.model and is_causal(self.model):  # called by name: its part returns no scores
+            self.hooks.after(self.model.get_output_embeddings(), self._ours(self._on_returned))
 
     def _on_forward(self, module: Any, args: Any, given: dict[str, Any]) -> None:
         if torch.is_grad_enabled():

@@ -46,6 +46,7 @@ ABOUT: dict[str, tuple[tuple[str, ...], str]] = {
     "calls_in_order": (STEP, r"zero_grad|\.step\(|clip_grad|backward\("),
     "gradients_cleared": (STEP, r"zero_grad|\.step\("),
     "clipping_leaves_gradients": (STEP, r"clip_grad|max_norm"),
+    "settings_usual": (OPTIMIZER, r"lora_alpha|dropout|smoothing|betas?\b|weight_decay|eps\b"),
     "rates_as_configured": (OPTIMIZER, r"['\"]lr['\"]|lr\s*="),
     "learning_rate_trace": ((*SCHEDULE, *STEP), r"sched\w*\s*=|get_\w*schedule|['\"]lr['\"]"),
     "schedule_ends": (SCHEDULE, r"sched\w*\s*=|get_\w*schedule|warmup"),
