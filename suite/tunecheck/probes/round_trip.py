@@ -13,13 +13,12 @@ from tunecheck.core.evidence import AdapterEffect, RoundTrip, Saved
 from tunecheck.core.premises import Premise
 from tunecheck.probes.reference.forwards import first_tokens, logits_of
 from tunecheck.probes.reference.measures import relative_difference
-from tunecheck.probes.reference.weight_file import WeightFile, file_name
+from tunecheck.probes.reference.weight_file import WeightFile
 from tunecheck.strategies.mixed_precision import multiply_in_input_dtype
 from tunecheck.training.events import Probe
 from tunecheck.training.restore import as_found, kept_trainable, kept_values, without_adapters
 from tunecheck.training.session import Session
 
-BASE_WEIGHT = ".base_layer.weight"
 ENLARGED = 4096.0
 """Factor of every B, a power of two: an adapter below the logits' last place is seen then."""
 
@@ -58,35 +57,29 @@ class RoundTripProbe(Probe):
 
 
 def _compare(session: Session, folder: Path, logits: torch.Tensor) -> RoundTrip:
-    trained = {
-        _saved_name(name): parameter.detach().cpu()
-        for name, parameter in session.model.named_parameters()
-        if _is_learnt(name) or _is_learnt_bias(name, parameter)
-    }
-    # a tied head's own are the embedding's, too
-    every = list(session.model.named_parameters(remove_duplicate=False))
-    resized = set(_resized(session.model, WeightFile(session.folder)))
-    beside = {
-        name.replace(".default.", ".").removesuffix(".default"): parameter.detach().cpu()
-        for name, parameter in every
-        if name.endswith(BASE_WEIGHT) or "trainable_tokens_delta" in name or name in resized
-    }
-    beside |= {_saved_name(name): parameter.detach().cpu() for name, parameter in every if _is_learnt(name)}
+    """Compare the file with what peft itself says is to be saved, and what is read of it with what was trained."""
+    from peft import get_peft_model_state_dict
+
+    # named here: a sharded model's own state dict would end the look at it whole
+    every = dict(session.model.named_parameters(remove_duplicate=False))
+    of_adapter = get_peft_model_state_dict(session.model, every, save_embedding_layers=False)
+    trained = {name: parameter.detach().cpu() for name, parameter in of_adapter.items()}
     files = list(folder.glob("*.safetensors"))
     saved = WeightFile(folder)
     shared = [name for name in saved.names if name in trained]
     others = tuple(_other_settings(session, folder))
     _load_beside(folder)
-    difference, differing = _read_back(session, folder, trained, logits) if files else (float("inf"), ())
+    difference, differing = _read_back(session, folder, logits) if files else (float("inf"), ())
+    # peft saves the own weights of an embedding that is adapted or was resized, too
+    beside = {name.replace(".default.", ".").removesuffix(".default"): p for name, p in every.items()}
     return RoundTrip(
         file_bytes=sum(file.stat().st_size for file in files),
         tensors=len(saved.names),
         missing=tuple(sorted(trained.keys() - set(saved.names))),
-        # peft saves the own weights of an embedding that is adapted, and both copies of one that was resized, too
         unexpected=tuple(
             name
             for name in saved.names
-            if name not in trained and not (name in beside and torch.equal(saved.tensor(name), beside[name]))
+            if name not in trained and not (name in beside and torch.equal(saved.tensor(name), beside[name].cpu()))
         ),
         differing=tuple(name for name in shared if not torch.equal(saved.tensor(name), trained[name])),
         zero_b=tuple(name for name in shared if ".lora_B." in name and not saved.tensor(name).any()),
@@ -109,30 +102,6 @@ def _load_beside(folder: Path) -> None:
         file.write_text(json.dumps({**saved, **plain}), encoding="utf-8")
 
 
-def _resized(model: Any, base: WeightFile) -> Iterator[str]:
-    """Yield the tables that have another number of rows than in the base's file, where a tied head has none."""
-    every = list(model.named_parameters(remove_duplicate=False))
-    modules = model.get_input_embeddings(), model.get_output_embeddings()
-    tables = {id(weight) for weight in (getattr(module, "weight", None) for module in modules) if weight is not None}
-    embeddings = [file_name(name) for name, p in every if id(p) in tables]  # GPT-2 calls it wte, Falcon word_embeddings
-    for name, parameter in every:
-        if id(parameter) in tables or "embed" in name or "lm_head" in name:
-            known = [file for file in (file_name(name), *embeddings, "model.embed_tokens.weight") if file in base]
-            if known and base.shape(known[0])[0] != len(parameter):
-                yield name
-
-
-def _is_learnt(name: str) -> bool:
-    """Return whether this is a tensor of the adapter, or of what learns beside it."""
-    kinds = (".lora_", ".modules_to_save.", ".trainable_tokens_delta.")
-    return ".default" in name and any(kind in name for kind in kinds)
-
-
-def _is_learnt_bias(name: str, parameter: Any) -> bool:
-    """Return whether this is a bias of the base's that learns, as LoraConfig.bias may have it."""
-    return parameter.requires_grad and name.endswith("bias") and ".default" not in name
-
-
 def _other_settings(session: Session, folder: Path) -> Iterator[str]:
     """Yield what peft's configuration in this folder says otherwise than the run, in words."""
     lora, file = session.run.lora, folder / "adapter_config.json"
@@ -153,33 +122,26 @@ def _other_settings(session: Session, folder: Path) -> Iterator[str]:
             yield f"{name} {read.get(name)}, configured {value}"
 
 
-def _saved_name(name: str) -> str:
-    """A trained tensor's name in peft's file, where a magnitude is no module's weight but a tensor of its own."""
-    name = name.replace(".modules_to_save.default.", ".")
-    name = name.replace(".lora_magnitude_vector.default.weight", ".lora_magnitude_vector").replace(".default.", ".")
-    return name.removesuffix(".default")
-
-
 def _undo_rounding(model: Any, saved: WeightFile) -> None:
     """Put the file's own numbers where peft rounded them to the base's dtype on the way, as it did before 0.19."""
-    for name, parameter in model.named_parameters():
-        held = _saved_name(name.replace(".from_disk", ".default"))
-        if ".from_disk" in name and held in saved:
-            exact = saved.tensor(held).to(parameter.device)
+    from peft import get_peft_model_state_dict
+
+    every = dict(model.named_parameters())
+    for name, parameter in get_peft_model_state_dict(model, every, "from_disk", save_embedding_layers=False).items():
+        if name in saved:
+            exact = saved.tensor(name).to(parameter.device)
             if torch.equal(parameter.data, exact.to(model.dtype).to(parameter.dtype)):
                 parameter.data.copy_(exact)
 
 
-def _read_back(
-    session: Session, folder: Path, trained: dict[str, torch.Tensor], wanted: torch.Tensor
-) -> tuple[float, tuple[str, ...]]:
+def _read_back(session: Session, folder: Path, wanted: torch.Tensor) -> tuple[float, tuple[str, ...]]:
     """Logits of the file's adapter against the trained one's, which is the active one again afterwards.
 
     Then the names of its tensors that are not the trained ones.
     """
     model = session.model
-    # a file that holds biases is loaded into the base itself
-    biases = [p for name, p in model.named_parameters() if _is_learnt_bias(name, p)]
+    # a file that holds biases of the base's, as LoraConfig.bias may have it, is loaded into the base itself
+    biases = [p for name, p in model.named_parameters() if p.requires_grad and name.endswith("bias")]
     with kept_values(biases), kept_trainable(model), ExitStack() as stack:
         stack.callback(lambda: "from_disk" in model.peft_config and model.delete_adapter("from_disk"))
         stack.callback(model.set_adapter, "default")
@@ -188,22 +150,17 @@ def _read_back(
         _read_tied(model, WeightFile(folder))
         with session.as_trained():
             pass  # loading a state dict has ended the look at a sharded model: this begins another
-        kinds = {name: p.dtype for name, p in model.named_parameters()}
-        for name, parameter in model.named_parameters():
-            if ".from_disk" in name:  # which peft has in the base's dtype, or in fp32
-                parameter.data = parameter.data.to(kinds.get(name.replace(".from_disk", ".default"), parameter.dtype))
+        every = dict(model.named_parameters())
+        twins = {name: name.replace(".default", ".from_disk") for name in every}
+        read = {name: every[twin] for name, twin in twins.items() if twin != name and twin in every}
+        for name, parameter in read.items():  # which peft has in the base's dtype, or in fp32
+            parameter.data = parameter.data.to(every[name].dtype)
         if not session.run.holds(Premise.SAVING_DECLARED):
             _undo_rounding(model, WeightFile(folder))
         if kind == "mixed":
             multiply_in_input_dtype(model)
         model.set_adapter("from_disk")
-        differing = tuple(
-            saved
-            for name, parameter in model.named_parameters()
-            if ".from_disk" in name
-            and (saved := _saved_name(name.replace(".from_disk", ".default"))) in trained
-            and not torch.equal(parameter.detach().cpu(), trained[saved])
-        )
+        differing = tuple(name for name, parameter in read.items() if not torch.equal(parameter, every[name]))
         return relative_difference(logits_of(session.model, first_tokens(session), training=False), wanted), differing
 
 
