@@ -1685,7 +1685,7 @@ def test_dropout_that_draws_the_same_again_is_found() -> None:
     for wrong, told in (
         ({"dropped": 400, "alone": 320}, "20.0% of the input dropped, 10% configured"),
         ({"dropped": 200, "alone": 0}, "elements are not dropped independently"),
-        ({"odd": 12}, "12 of 1000 sums do not match kept elements scaled"),
+        ({"odd": 12}, "12 of 1000 pairs do not match kept elements scaled"),
         ({"neighbours": (500, 500)}, "in 100% of the positions two tokens agree, 67% by chance"),
         ({"siblings": (480, 480)}, "in 100% of the positions two adapters agree, 67% by chance"),
         ({"base_untouched": False}, "the base layer does not receive the input"),

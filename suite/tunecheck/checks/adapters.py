@@ -163,7 +163,7 @@ class DropoutVaries(Check):
         if dropped is None:
             required(len(states) >= 2, "only one step: its random state has no other to equal")
         else:
-            required(dropped.pairs, "every adapter is too wide to identify a dropped element from a sum")
+            required(dropped.pairs, "no adapter calls its two factors as modules")
         problems = self._problems(lora.dropout, dropped) if dropped else []
         detail = f"{len(states)} steps, {repeated} of them with the random state of an earlier step"
         detail += f"; {len(drawn)} forward passes, {again} of them likewise" if drawn else ""
@@ -174,7 +174,7 @@ class DropoutVaries(Check):
         """Return what is wrong with the elements that one forward pass dropped, where this share is configured."""
         problems = []
         if seen.odd:
-            problems.append(f"{seen.odd} of {seen.pairs} sums do not match kept elements scaled by 1/(1-p)")
+            problems.append(f"{seen.odd} of {seen.pairs} pairs do not match kept elements scaled by 1/(1-p)")
         elif self._far(seen.dropped, 2 * seen.pairs, share):
             problems.append(f"{seen.dropped / (2 * seen.pairs):.1%} of the input dropped, {share:.0%} configured")
         elif self._far(seen.alone, seen.pairs, 2 * share * (1 - share)):

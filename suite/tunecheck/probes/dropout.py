@@ -1,10 +1,11 @@
-"""What an adapter's dropout really drops: with factors that show it, and the paper's formula (arXiv 2106.09685, peft).
+"""What an adapter's dropout really drops: what A is given beside what the adapted linear is (arXiv 2106.09685, peft).
 
 Dropout comes before A: the adapter adds s B A d(x), where d zeroes a share p of x and divides the rest by 1 - p, and
-the base is given x itself. Row i of A adds elements i and i + r, and B hands the sums on, so each sum is one of four.
+the base is given x itself.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,21 +14,19 @@ from tunecheck.core.evidence import AdapterDropout
 from tunecheck.probes.reference.forwards import first_tokens, logits_of
 from tunecheck.training.events import Probe
 from tunecheck.training.hooks import OwnHooks
-from tunecheck.training.load import DTYPES
-from tunecheck.training.restore import kept_values, random_state
+from tunecheck.training.restore import random_state
 from tunecheck.training.session import Session
 
 TOKENS = 64
-TELLABLE = 0.05
-"""Elements smaller than this share of the typical one are left out: with or without them the sums are alike."""
-ROUNDING = 1e-3
-"""Of the typical element: what a sum may be off in fp32, taken from the difference of two larger numbers."""
 ROUNDINGS = 4
-"""In 16 bit a sum is rounded so often on its way out: as an input, a sum, a product with B and with the scale."""
+"""Of an element that is kept, in the dtype that A is given it in: the division, and room."""
+UNTOLD = -1
+Call = dict[str, tuple[torch.Tensor, torch.Tensor]]
+"""What the adapted linear, its base, A and B were given and returned."""
 
 
 class DropoutProbe(Probe):
-    """Looks once, before training, at plain LoRA. What was changed is put back, and so is the random state."""
+    """Looks once, before training, at plain LoRA. The random state is put back."""
 
     emits = (AdapterDropout,)
 
@@ -38,111 +37,63 @@ class DropoutProbe(Probe):
             return
         if session.run.training.offload == "parameters":  # they are another place's, and only lent
             return
-        parameters = {name: p for name, p in session.model.named_parameters() if ".lora_" in name}
-        with kept_values([*parameters.values()]):
-            for name, parameter in parameters.items():
-                with torch.no_grad():
-                    parameter.copy_(_telling(parameter, sums=".lora_A." in name))
-            ranks = {name.partition(".lora_A.")[0]: len(p) for name, p in parameters.items() if ".lora_A." in name}
-            self.emit(_counted(session, lora, ranks, _calls(session, sorted(ranks))))
+        factors = [name for name, _ in session.model.named_parameters() if ".lora_A." in name]
+        calls: dict[str, Call] = {name.partition(".lora_A.")[0]: {} for name in sorted(factors)}
+        with OwnHooks() as hooks, random_state(session.device):
+            for name, call in calls.items():
+                linear = session.model.get_submodule(name)
+                parts = {"linear": [linear], "base": [linear.base_layer]}
+                for part, modules in {**parts, "A": linear.lora_A.values(), "B": linear.lora_B.values()}.items():
+                    for module in modules:
+                        hooks.after(module, partial(_keep, call, part))
+            logits_of(session.model, first_tokens(session, TOKENS), training=True)
+        # one that was not called is for other checks to tell
+        self.emit(_counted(lora.dropout, [call for call in calls.values() if len(call) == 4]))
 
 
-def _telling(parameter: torch.Tensor, *, sums: bool) -> torch.Tensor:
-    """A factor whose row i adds the elements i and i + r, or one that hands each of its inputs on."""
-    telling = torch.zeros_like(parameter)
-    telling.fill_diagonal_(1)
-    r = len(telling)
-    if sums and telling.shape[1] > r:
-        telling[:, r : 2 * r].fill_diagonal_(1)
-    return telling
+def _keep(call: Call, part: str, _module: Any, args: Any, out: torch.Tensor) -> None:
+    call[part] = args[0].clone(), out.clone()
 
 
-def _calls(session: Session, modules: list[str]) -> dict[str, list[torch.Tensor]]:
-    """Of each adapted linear's call: what its base was given and returned, what it was given and returned itself.
-
-    In 16 bit the base returns zeros, so that the adapter's part is not rounded to the size of the whole.
-    """
-    calls: dict[str, list[torch.Tensor]] = {name: [] for name in modules}
-    with OwnHooks() as hooks, random_state(session.device):
-        for name in modules:
-            linear = session.model.get_submodule(name)
-            if session.precision != "fp32":
-                hooks.after(linear.base_layer, lambda _m, _args, out: torch.zeros_like(out))
-            for part in (linear.base_layer, linear):
-                hooks.after(part, lambda _m, args, out, name=name: calls[name].extend((args[0].clone(), out.clone())))
-        logits_of(session.model, first_tokens(session, TOKENS), training=True)
-    return calls
-
-
-def _counted(
-    session: Session, lora: Any, ranks: dict[str, int], calls: dict[str, list[torch.Tensor]]
-) -> AdapterDropout:
-    """Return what these adapters dropped in their calls."""
-    rest = 1 / (1 - lora.dropout)  # what the elements that stay are multiplied by
-    # which may be coarser than what comes out: a 4-bit linear casts back what was computed under autocast
-    arithmetic = DTYPES[session.precision]
-    pairs = dropped = alone = odd = 0
-    neighbours, siblings = (0, 0), (0, 0)
-    before: _Fallen | None = None
-    untouched = True
-    for name, call in calls.items():
-        if len(call) != 4:  # not called, which is for other checks to tell
-            continue
-        rounding = max(torch.finfo(dtype).eps for dtype in (call[3].dtype, arithmetic)) * ROUNDINGS
-        inner, base, given, out = (tensor.float().flatten(0, -2) for tensor in call)
-        r, scale = ranks[name], lora.scale_of(name.removeprefix("base_model.model."))
-        untouched &= torch.equal(inner, given)
-        seen = max(0, min(r, given.shape[1] - r, out.shape[1]))
-        one, two = given[:, :seen], given[:, r : r + seen]
-        typical = float(torch.cat([one, two]).square().mean().sqrt())
-        sums = ((out - base)[:, :seen] / scale)[..., None]
-        # nothing dropped, the first, the second, both
-        candidates = torch.stack([one + two, two, one, torch.zeros_like(one)], dim=-1) * rest
-        distances = (sums - candidates).abs()
-        allowed = rest * (rounding * (one.abs() + two.abs()) + ROUNDING * typical)
-        apart = torch.stack([one, two, one + two, one - two]).abs().amin(dim=0)
-        kept = (apart > TELLABLE * typical) & (rest * apart > 2 * allowed)
-        fallen = _Fallen(distances.argmin(dim=-1), kept)
-        neighbours = _added(neighbours, fallen.part(0).agreeing(fallen.part(1)))
-        if before is not None:  # every second adapter beside the one before it, so that no draw is counted twice
-            siblings = _added(siblings, fallen.agreeing(before))
-        before = None if before is not None else fallen
-        kind = fallen.kind[kept]
-        pairs += kind.numel()
-        alone += int(((kind == 1) | (kind == 2)).sum())
-        dropped += int((kind == 3).sum()) * 2
-        odd += int((distances.amin(dim=-1) > allowed)[kept].sum())
+def _counted(share: float, calls: Sequence[Call]) -> AdapterDropout:
+    """Return what these adapters dropped in their calls, where this share of elements is to fall."""
+    fallen = [_fallen(call) for call in calls]
+    counts = [sum(int((pairs == kind).sum()) for pairs in fallen) for kind in range(4)]
     return AdapterDropout(
-        pairs=pairs,
-        dropped=dropped + alone,
-        alone=alone,
-        odd=odd,
-        neighbours=neighbours,
-        siblings=siblings,
-        base_untouched=untouched,
+        pairs=sum(counts),
+        dropped=counts[1] + counts[2] + 2 * counts[3],
+        alone=counts[1] + counts[2],
+        odd=sum(_odd(share, call, pairs) for call, pairs in zip(calls, fallen, strict=True)),
+        neighbours=_agreeing((pairs[::2], pairs[1::2]) for pairs in fallen),
+        siblings=_agreeing(zip(fallen[::2], fallen[1::2], strict=False)),  # pairs, so that no draw is counted twice
+        base_untouched=all(torch.equal(call["base"][0], call["linear"][0]) for call in calls),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Fallen:
-    """What fell in one adapter's call."""
-
-    kind: torch.Tensor
-    """[tokens, sums]: 0 for neither element, 1 for the first, 2 for the second, 3 for both."""
-    kept: torch.Tensor
-    """Where that can be told."""
-
-    def part(self, first: int) -> "_Fallen":
-        """Every second token."""
-        return _Fallen(self.kind[first::2], self.kept[first::2])
-
-    def agreeing(self, other: "_Fallen") -> tuple[int, int]:
-        """Places that both can tell of, and those of them where the same fell."""
-        tokens, sums = map(min, self.kind.shape, other.kind.shape)
-        here = (slice(tokens), slice(sums))
-        told = self.kept[here] & other.kept[here]
-        return int(told.sum()), int((told & (self.kind[here] == other.kind[here])).sum())
+def _fallen(call: Call) -> torch.Tensor:
+    """Return what fell of two neighbouring elements: neither, the first, the second, both; UNTOLD beside a 0 of x."""
+    x, d = (call[part][0].flatten(0, -2) for part in ("linear", "A"))
+    fell, told = d == 0, x.abs() >= torch.finfo(d.dtype).smallest_normal
+    return torch.where(told[:, :-1:2] & told[:, 1::2], fell[:, :-1:2] + 2 * fell[:, 1::2], UNTOLD)
 
 
-def _added(count: tuple[int, int], more: tuple[int, int]) -> tuple[int, int]:
-    return count[0] + more[0], count[1] + more[1]
+def _odd(share: float, call: Call, pairs: torch.Tensor) -> int:
+    """Return the pairs of which an element is neither dropped nor the given one over 1 - share.
+
+    All of them, where B is given something else than A returns: what falls there is not A's input.
+    """
+    x, d = (call[part][0].float().flatten(0, -2) for part in ("linear", "A"))
+    off = (d != 0) & ~((d * (1 - share) - x).abs() <= ROUNDINGS * torch.finfo(call["A"][0].dtype).eps * x.abs())
+    wrong = off[:, :-1:2] | off[:, 1::2] | (not torch.equal(call["A"][1], call["B"][0]))
+    return int((wrong & (pairs != UNTOLD)).sum())
+
+
+def _agreeing(beside: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> tuple[int, int]:
+    """Return the places that both of two tell of, and those of them where the same fell."""
+    told = agreeing = 0
+    for one, other in beside:
+        tokens, pairs = map(min, one.shape, other.shape)
+        one, other = one[:tokens, :pairs], other[:tokens, :pairs]
+        both = (one != UNTOLD) & (other != UNTOLD)
+        told, agreeing = told + int(both.sum()), agreeing + int((both & (one == other)).sum())
+    return told, agreeing

@@ -196,18 +196,18 @@ class AdapterStart(Record):
 
 
 class AdapterDropout(Record):
-    """One forward pass in train mode of adapters whose first factor adds two elements of its input each."""
+    """One forward pass in train mode: what A is given beside what its adapted linear is."""
 
     pairs: int
-    """Sums that were looked at, of two elements each."""
+    """Pairs of neighbouring elements that were looked at."""
     dropped: int
-    """Elements that were missing."""
+    """Elements that were 0."""
     alone: int
-    """Those whose other one was there: none where a sum is dropped, not its elements."""
+    """Those whose neighbour was not: none where elements do not fall each by itself."""
     odd: int
-    """Sums that no choice of elements gives, the others divided by one less the configured share."""
+    """Pairs with an element that is neither 0 nor the given one divided by one less the configured share."""
     neighbours: tuple[int, int]
-    """Sums at the same place of two tokens side by side: how many, and in how many of them the same elements fell."""
+    """Pairs at the same place of two tokens side by side: how many, and in how many of them the same elements fell."""
     siblings: tuple[int, int]
     """The same for two adapters, one called after the other."""
     base_untouched: bool
