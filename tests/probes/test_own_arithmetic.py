@@ -11,15 +11,15 @@ from safetensors.torch import save_file
 
 from tunecheck.probes.reference.four_bit import dynamic_map, quantised, scales, values
 from tunecheck.probes.reference.vocabulary import read_vocabulary
-from tunecheck.probes.reference.weight_file import SAFETENSORS, WeightFile
+from tunecheck.probes.reference.weight_file import WeightFile
 
 SENTENCE_PIECE = {"<unk>": 0, "<s>": 1, "</s>": 2, "<0xC3>": 3, "<0xA4>": 4, "\u2581so": 5, "\u2581it": 6, "?": 7}
 BYTES = {"<s>": 1, "</s>": 2, "so": 5, "\u0120it": 6, "?": 7, "\u00c3": 3, "\u00a4": 4}
 
 
-@pytest.mark.parametrize("dtype", SAFETENSORS.values(), ids=SAFETENSORS)
-def test_a_weight_file_is_read_as_its_library_reads_it(tmp_path, dtype):
-    """Whole tensors and rows, of every dtype, at whatever place in the file."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8, torch.float8_e4m3fn], ids=str)
+def test_a_weight_file_gives_whole_tensors_and_rows(tmp_path, dtype):
+    """Of every dtype, at whatever place in the file."""
     matrix = torch.arange(35).view(7, 5).to(dtype)
     save_file(
         {"odd": torch.tensor([True]), "matrix": matrix, "number": matrix[0, 0].clone()}, tmp_path / "a.safetensors"

@@ -1,85 +1,48 @@
-"""The model's safetensors files, read without the library that loads them. Imports torch; child process only."""
+"""The model's safetensors files, read without the library that loads models. Imports torch; child process only."""
 
-import json
 import re
-from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 
-SAFETENSORS = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
-    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
-}  # fmt: skip
-"""The format's names of dtypes."""
 CLASSIFIERS = "Classification", "QuestionAnswering", "MultipleChoice"
 """Ends of the names of transformers' models whose head no base has."""
 
 
 class WeightFile:
-    """The safetensors file or files of a model folder: names and tensors, read when asked for.
+    """The safetensors file or files of a model folder: names and tensors, read to the CPU when asked for.
 
-    Read by our own code: the length of a header in 8 bytes, the header in JSON, the tensors' bytes as it lists them
-    (the format's own description). Whoever loads the model reads through the library, and what is wrong in that would
-    be wrong on both sides.
+    A file is open no longer than it is read: its script may write it again.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._entries: dict[str, _Entry] = {}
+        self._held: dict[str, tuple[Path, tuple[int, ...]]] = {}
         for path in sorted(folder.glob("*.safetensors")):
-            self._entries |= _entries(path)
-        self.names: tuple[str, ...] = tuple(sorted(self._entries))
+            with safe_open(path, "pt") as file:
+                names = file.keys()  # a safe_open is no mapping
+                self._held |= {name: (path, tuple(file.get_slice(name).get_shape())) for name in names}
+        self.names: tuple[str, ...] = tuple(sorted(self._held))
 
     def __contains__(self, name: str) -> bool:
-        return name in self._entries
-
-    def tensor(self, name: str) -> torch.Tensor:
-        """The whole tensor, on the CPU."""
-        entry = self._entries[name]
-        return entry.elements(0, prod(entry.shape)).view(entry.shape)
-
-    def rows(self, name: str, first: int, last: int) -> torch.Tensor:
-        """Some rows of a matrix, on the CPU."""
-        entry = self._entries[name]
-        columns = prod(entry.shape[1:])
-        return entry.elements(first * columns, last * columns).view(last - first, *entry.shape[1:])
+        return name in self._held
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The tensor's shape, without reading it."""
-        return self._entries[name].shape
+        return self._held[name][1]
 
+    def tensor(self, name: str) -> torch.Tensor:
+        """The whole tensor."""
+        with safe_open(self._held[name][0], "pt") as file:
+            tensor: torch.Tensor = file.get_tensor(name)
+            return tensor
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """Where a tensor lies in its file."""
-
-    path: Path
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    start: int
-    """Of its first byte in the file."""
-
-    def elements(self, first: int, last: int) -> torch.Tensor:
-        """These elements in the order of the file."""
-        read = bytearray((last - first) * self.dtype.itemsize)
-        with self.path.open("rb") as file:
-            file.seek(self.start + first * self.dtype.itemsize)
-            file.readinto(read)
-        return torch.frombuffer(read, dtype=self.dtype)
-
-
-def _entries(path: Path) -> dict[str, _Entry]:
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-    header.pop("__metadata__", None)
-    return {
-        name: _Entry(path, SAFETENSORS[held["dtype"]], tuple(held["shape"]), 8 + length + held["data_offsets"][0])
-        for name, held in header.items()
-    }
+    def rows(self, name: str, first: int, last: int) -> torch.Tensor:
+        """Some rows of a matrix."""
+        with safe_open(self._held[name][0], "pt") as file:
+            rows: torch.Tensor = file.get_slice(name)[first:last]
+            return rows
 
 
 def file_name(parameter: str) -> str:
