@@ -20,7 +20,7 @@ from tunecheck.session.rows import Rows
 
 RAN_OUT = "CUDA out of memory. Tried to allocate 20.00 MiB"
 MIB = 2**20
-BEGUN = e.Beginning(tensors=30, digest="0123456789abcdef", optimizer_states=0)
+BEGUN = e.TrainerState(step=0, tensors={"head": "0123"}, settings={"lr of group 0": "0.1", "random state": "4567"})
 
 
 def watched(**changes):
@@ -89,7 +89,7 @@ NOTHING_HAPPENED = healthy()
     [
         (DeviceAsConfigured(), f"configured auto, ran on cpu after: out of memory on the GPU: {RAN_OUT}"),
         (FallbackInOrder(), "out of memory, then as configured on cuda:0 -> lean on cuda:0 -> cpu on cpu"),
-        (FallbackStartsFresh(), "30 tensors and the random state are those of a fresh start"),
+        (FallbackStartsFresh(), "1 tensors and the random state are those of a fresh start"),
         (FallbackEqualsReference(), "6 losses equal to the last bit"),
         (CardReturnsToBaseline(), "an attempt leaves at most 1 MiB more in use (train as configured)"),
     ],
@@ -185,10 +185,9 @@ def reference_with(**changes):
 @pytest.mark.parametrize(
     ("trace", "words"),
     [
-        (reference_with(digest="feed"), "started as 0123456789abcdef, a run that starts on the CPU as feed"),
-        (reference_with(tensors=29), "a run that starts on the CPU as 0123456789abcdef"),
-        (with_record(FALLEN, e.Beginning, optimizer_states=8), "the optimizer held the state of 8 tensors"),
-        (with_record(FALLEN, e.Beginning, optimizer_states=math.nan), "the optimizer held the state of nan tensors"),
+        (reference_with(tensors={"head": "feed"}), "1 differ from a run that starts on the CPU: head"),
+        (reference_with(settings={"random state": "feed"}), "lr of group 0, random state"),
+        (with_record(FALLEN, e.TrainerState, 0, tensors=lambda t: t | {"step of head": "1"}), "step of head"),
     ],
 )
 def test_a_start_that_is_not_fresh_fails(trace, words):

@@ -37,7 +37,6 @@ EXAMPLES: list[Record] = [
     e.AdapterDropout(
         pairs=2304, dropped=231, alone=208, odd=0, neighbours=(1152, 774), siblings=(1152, 780), base_untouched=True
     ),
-    e.Beginning(tensors=30, digest="0123456789abcdef", optimizer_states=0),
     e.PremisesOpen(reasons={"token_mean_loss": "the loss is the loop's own"}),
     e.UserCode(role="compute_loss", name="Mine.compute_loss", file="train.py", line=7),
     e.EvaluationRows(rows=50, among=3, trained=400),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from types import SimpleNamespace
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tunecheck.probes.reference.base_tokens import base_tokens_of
@@ -25,10 +25,9 @@ def model(tmp_path):
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     made = LlamaForCausalLM(LlamaConfig(vocab_size=32, **sizes))
     made.save_pretrained(tmp_path)
-    vocabulary = {piece: number for number, piece in enumerate(PIECES[:28])}
-    added = [{"content": piece, "id": 28 + number} for number, piece in enumerate(PIECES[28:])]
-    held = {"model": {"type": "BPE", "vocab": vocabulary}, "added_tokens": added}
-    (tmp_path / "tokenizer.json").write_text(json.dumps(held), encoding="utf-8")
+    held = Tokenizer(models.BPE(vocab={piece: number for number, piece in enumerate(PIECES[:28])}, merges=[]))
+    held.add_tokens(PIECES[28:])
+    held.save(str(tmp_path / "tokenizer.json"))
     return made
 
 

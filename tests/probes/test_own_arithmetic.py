@@ -14,7 +14,7 @@ from tunecheck.probes.reference.vocabulary import read_vocabulary
 from tunecheck.probes.reference.weight_file import WeightFile
 
 SENTENCE_PIECE = {"<unk>": 0, "<s>": 1, "</s>": 2, "<0xC3>": 3, "<0xA4>": 4, "\u2581so": 5, "\u2581it": 6, "?": 7}
-BYTES = {"<s>": 1, "</s>": 2, "so": 5, "\u0120it": 6, "?": 7, "\u00c3": 3, "\u00a4": 4}
+BYTES = {"<unk>": 0, "<s>": 1, "</s>": 2, "so": 5, "\u0120it": 6, "?": 7, "\u00c3": 3, "\u00a4": 4}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8, torch.float8_e4m3fn], ids=str)
@@ -60,27 +60,29 @@ def test_the_dynamic_map_is_bitsandbytes():
 @pytest.mark.parametrize(("tokens", "byte_level"), [(SENTENCE_PIECE, False), (BYTES, True)], ids=["pieces", "bytes"])
 def test_a_vocabulary_says_what_the_tokens_are(tmp_path, tokens, byte_level):
     """In both families: a start token and a space before a text are theirs; whatever else differs is told."""
-    added = [{"content": name, "id": number} for name, number in (("<s>", 1), ("</s>", 2))]
-    decoder = {"type": "ByteLevel"} if byte_level else {"type": "Sequence", "decoders": [{"type": "ByteFallback"}]}
-    whole = {"model": {"vocab": tokens}, "added_tokens": added, "decoder": decoder, "pre_tokenizer": None}
-    (tmp_path / "tokenizer.json").write_text(json.dumps(whole), encoding="utf-8")
+    from tokenizers import Tokenizer, decoders, models
+
+    held = Tokenizer(models.BPE(vocab=tokens, merges=[], unk_token="<unk>", byte_fallback=not byte_level))
+    held.add_special_tokens(["<s>", "</s>"])
+    pieces = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    held.decoder = decoders.ByteLevel() if byte_level else pieces
+    held.save(str(tmp_path / "tokenizer.json"))
     names = {"bos_token": {"content": "<s>"}, "eos_token": "</s>"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(names), encoding="utf-8")
     vocabulary = read_vocabulary(tmp_path)
 
     assert vocabulary is not None
+    assert vocabulary.size == len(tokens)
     assert vocabulary.row_problem((1, 5, 6, 7, 6, 3, 4, 2), 4, "so it?", "it\u00e4") == ""
     assert vocabulary.row_problem((5, 6, 2), 1, "so", "it") == ""
     assert vocabulary.row_problem((5, 6, 2), 1, "so", "it?").endswith("not 'it?'")
     assert "<s>" in vocabulary.row_problem((5, 1, 6, 2), 1, "so", "it")
     assert vocabulary.row_problem((5, 6, 1), 1, "so", "it") == "it ends with '<s>', not '</s>'"
-    assert "\ufffd" in vocabulary.row_problem((5, 99, 2), 1, "so", "it")
+    assert "\ufffd" in vocabulary.row_problem((5, 3, 2), 1, "so", "it")
 
 
-def test_a_folder_whose_tokens_are_not_listed_is_left_alone(tmp_path):
-    """No file, or one of a model that counts by probability."""
-    assert read_vocabulary(tmp_path) is None
-    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": [["a", -1.5]]}}), encoding="utf-8")
+def test_a_folder_without_its_tokens_is_left_alone(tmp_path):
+    """There is no file."""
     assert read_vocabulary(tmp_path) is None
 
 

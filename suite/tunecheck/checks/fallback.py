@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from tunecheck.checks.attempts import reference
-from tunecheck.core.check import Check, recorded
-from tunecheck.core.evidence import AttemptOutcome, AttemptReason, Beginning, Phase, ProbeFailed, Step
+from tunecheck.core.check import Check, recorded, some
+from tunecheck.core.evidence import AttemptOutcome, AttemptReason, Phase, ProbeFailed, Step, TrainerState
 from tunecheck.core.finding import Finding
-from tunecheck.core.trace import Trace
+from tunecheck.core.trace import Attempt, Trace
 
 ALLOCATOR_ERROR = "OutOfMemoryError:"
 """How a probe's failure begins when torch's allocator raised it, the only kind of which torch keeps a count."""
@@ -69,14 +69,20 @@ class FallbackStartsFresh(Check):
     remedy = "Load the model from its file in a fresh process. Do not move the old one with .to()."
 
     def judge(self, trace: Trace) -> Finding:
-        wanted, begun = reference(trace).all(Beginning), trace.one(Beginning)
-        recorded(wanted, "the reference did not record its start")
+        wanted, begun = _beginning(reference(trace)), _beginning(trace.main)
+        held, due = (seen.tensors | seen.settings for seen in (begun, wanted))
         problems = []
-        if (begun.digest, begun.tensors) != (wanted[-1].digest, wanted[-1].tensors):
-            problems.append(f"started as {begun.digest}, a run that starts on the CPU as {wanted[-1].digest}")
-        if begun.optimizer_states != 0:
-            problems.append(f"the optimizer held the state of {begun.optimizer_states} tensors at the start")
-        return self.unless(problems, f"{begun.tensors} tensors and the random state are those of a fresh start")
+        if other := [name for name in held | due if held.get(name) != due.get(name)]:
+            problems.append(f"{len(other)} differ from a run that starts on the CPU: {some(other)}")
+        if kept := [name for name in begun.tensors if " of " in name]:
+            problems.append(f"the optimizer held a state at the start: {some(kept)}")
+        return self.unless(problems, f"{len(begun.tensors)} tensors and the random state are those of a fresh start")
+
+
+def _beginning(attempt: Attempt) -> TrainerState:
+    """Return all that an attempt starts from. Raises MissingEvidence where it was not recorded."""
+    begun = [seen for seen in attempt.all(TrainerState) if seen.step == 0]
+    return recorded(begun, f"the {attempt.start.purpose} attempt did not record its start")[0]
 
 
 class FallbackEqualsReference(Check):

@@ -160,7 +160,7 @@ def _difference(session: Session, parameter: Any, wanted: torch.Tensor, learns: 
     rows, vocabulary = len(wanted), session.run.model.architecture.vocab_size
     if held.shape[1:] == wanted.shape[1:] and len(held) == vocabulary != rows:
         known = read_vocabulary(session.folder)
-        first = rows if known is None else min(rows, max([*known.tokens, *known.added], default=0) + 1)
+        first = rows if known is None else min(rows, known.size)
         if not learns and any(token >= first for row in session.batches.train for token in row.input_ids):
             return f" ({NEW_TOKENS_FROZEN}: from {first} on)"
         held, wanted = held[:rows], wanted[:vocabulary]

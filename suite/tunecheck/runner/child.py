@@ -4,14 +4,12 @@ one attempt, from an empty process to a closed trace. Everything that imports to
 """
 
 import gc
-import hashlib
 import json
 import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from itertools import chain
 from typing import Any
 
 import psutil
@@ -19,13 +17,12 @@ import torch
 
 from tunecheck.config.trainers import TRAINERS
 from tunecheck.core.errors import Unsupported
-from tunecheck.core.evidence import Beginning, Phase, Record, Released, Step, Trained
+from tunecheck.core.evidence import Phase, Record, Released, Step, Trained
 from tunecheck.core.trace import TraceWriter
 from tunecheck.hardware.contention import CpuContention
 from tunecheck.probes import PROBES
 from tunecheck.probes.data_audit import DataProbe
-from tunecheck.probes.reference.four_bit import with_statistics
-from tunecheck.probes.reference.measures import digest, live_tensors, norm
+from tunecheck.probes.reference.measures import live_tensors, norm
 from tunecheck.probes.resumed import ResumedProbe
 from tunecheck.probes.round_trip import RoundTripProbe
 from tunecheck.probes.training_state import TrainingStateProbe
@@ -191,8 +188,6 @@ def _train(
         request.dataset,
         setup_of(session, cap_bytes, declared_optimizer=TRAINERS[run.trainer].optimizer),
     )
-    if run.probes.reference and request.purpose in ("train", "reference"):
-        emit(_beginning(session))
     if request.purpose != "train":
         from_checkpoint = {  # what a resumed run saves has to be its own, not the checkpoint's
             "resume": (ResumedProbe, TrainingStateProbe, RoundTripProbe),
@@ -246,21 +241,6 @@ def _trained(session: Any) -> Trained:
         norms={name: norm(tensor) for name, tensor in trained(session).items()},
         scaler="" if session.scaler is None else json.dumps(session.scaler.state_dict(), sort_keys=True),
     )
-
-
-def _beginning(session: Session) -> Beginning:
-    """Return a digest of all that training starts from: tensors by name, quantisation statistics, the random state.
-
-    Two attempts with the same settings must begin alike.
-    """
-    state = hashlib.sha256()
-    tensors = 0
-    every = chain(with_statistics(session.model.named_parameters()), session.model.named_buffers())
-    for tensors, (name, tensor) in enumerate(every, start=1):  # noqa: B007 - the count is wanted
-        state.update(f"{name} {digest(tensor)}\n".encode())
-    state.update(torch.get_rng_state().numpy().tobytes())
-    held = sum(bool(values) for values in session.optimizer.state.values())
-    return Beginning(tensors=tensors, digest=state.hexdigest()[:16], optimizer_states=held)
 
 
 @contextmanager

@@ -154,6 +154,6 @@ class TrainerState(Record):
 
     step: int
     tensors: dict[str, str]
-    """Digests of the trained tensors, and of the optimizer's state of each ("exp_avg of NAME")."""
+    """Digests of the trained tensors, or of all at the start, and of the optimizer's state ("exp_avg of NAME")."""
     settings: dict[str, str]
     """Settings of the optimizer's parameter groups as text ("weight_decay of group 0"), and the scaler's state."""

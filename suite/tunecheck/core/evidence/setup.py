@@ -71,16 +71,6 @@ class Dataset(Record):
     """When and why a damaged copy in the cache was replaced by a fresh one."""
 
 
-class Beginning(Record):
-    """The session as it was built, before anything was computed with it."""
-
-    tensors: int
-    digest: str
-    """Digest of every parameter and buffer by name, quantisation statistics included, and of the random state."""
-    optimizer_states: int
-    """Tensors for which the optimizer has a state already: 0 in a fresh one."""
-
-
 class Census(Record):
     """Which tensors exist, which are trained, which the optimizer holds."""
 

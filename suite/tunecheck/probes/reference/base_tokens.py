@@ -1,16 +1,16 @@
 """Whether rows were made by the vocabulary of the base: which numbers its own tokenizer has for their pieces.
 
-The file is read by our own code, as the base's tokenizer is what the training may not have used.
+Its file is read, as the base's tokenizer is what the training may not have used.
 """
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tunecheck.core.evidence import BaseTokens
-from tunecheck.core.reading import read_json
 from tunecheck.probes.reference.weight_file import WeightFile, file_name
 
 FILE = "tokenizer.json"
@@ -43,15 +43,12 @@ def base_tokens_of(model: Any, tokenizer: Any, folder: Path, tokens: Iterable[in
 
 
 def _pieces(path: Path) -> dict[str, int] | None:
-    """Return the pieces of a tokenizer's file and their numbers; None where it is none of the known forms."""
-    try:
-        held = read_json(path)
-        vocabulary = held["model"]["vocab"]
-        # a unigram model has a list of pieces and scores, in the order of their numbers
-        pieces = vocabulary if isinstance(vocabulary, dict) else {piece: at for at, (piece, _) in enumerate(vocabulary)}
-        return {**pieces, **{added["content"]: added["id"] for added in held.get("added_tokens") or ()}}
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    """Return the pieces of a tokenizer's file and their numbers; None where it cannot be read."""
+    from tokenizers import Tokenizer
+
+    with suppress(Exception):  # whatever the library raises
+        return dict(Tokenizer.from_file(str(path)).get_vocab(with_added_tokens=True))
+    return None
 
 
 def _rows_of_base(model: Any, folder: Path) -> Callable[[int], bool] | None:
