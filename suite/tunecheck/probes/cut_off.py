@@ -139,7 +139,7 @@ class CutOffProbe(Probe):
                 for parameter in parameters:
                     parameter.add_(torch.randn_like(parameter) * (parameter.abs().mean() + LEAST))
             with random_state(device), torch.enable_grad():
-                results = list(numbers_of(self._entry(*made.args, **made.given)))
+                results = numbers_of(self._entry(*made.args, **made.given))
             return [results[number].detach() for number in sorted(made.used)]
 
     def end(self, session: Session) -> None:

@@ -1,12 +1,13 @@
 """Short forward passes of a session's model, its modes put back. Imports torch; child process only."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from tunecheck.probes.reference.measures import Digest, digest
 from tunecheck.training.data import IGNORED
@@ -54,13 +55,9 @@ def logits_at(model: Any, ids: torch.Tensor, wanted: torch.Tensor) -> torch.Tens
     return logits[0] if narrowed else logits[wanted]
 
 
-def numbers_of(out: Any, depth: int = 3) -> Iterator[torch.Tensor]:
-    """Yield the tensors of numbers that a model returned."""
-    if isinstance(out, torch.Tensor) and out.is_floating_point():
-        yield out
-    elif isinstance(out, Mapping | list | tuple) and depth:
-        for part in out.values() if isinstance(out, Mapping) else out:
-            yield from numbers_of(part, depth - 1)
+def numbers_of(out: Any) -> list[torch.Tensor]:
+    """Return the tensors of numbers that a model returned."""
+    return [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
 
 
 class FunctionCalls(TorchFunctionMode):
