@@ -9,24 +9,30 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.nn.functional import linear as product
 
 from tunecheck.core.evidence import AdapterDropout
+from tunecheck.probes.reference.architecture import relative_error
 from tunecheck.probes.reference.forwards import first_tokens, logits_of
 from tunecheck.training.events import Probe
 from tunecheck.training.hooks import OwnHooks
-from tunecheck.training.restore import random_state
+from tunecheck.training.restore import kept_values, random_state
 from tunecheck.training.session import Session
 
 TOKENS = 64
 ROUNDINGS = 4
 """Of an element that is kept, in the dtype that A is given it in: the division, and room."""
+SPREAD = 0.02
+"""Of B's elements, that of usual weights: products of large ones would leave fp16's range."""
+BEHIND = 0.05
+"""Relative error of what an adapter adds: its products in 16 bit are off by less, where a hundredth falls by 0.1."""
 UNTOLD = -1
 Call = dict[str, tuple[torch.Tensor, torch.Tensor]]
-"""What the adapted linear, its base, A and B were given and returned."""
+"""What the adapted linear, its base and A were given and returned."""
 
 
 class DropoutProbe(Probe):
-    """Looks once, before training, at plain LoRA. The random state is put back."""
+    """Looks once, before training, at plain LoRA. What was changed is put back, and so is the random state."""
 
     emits = (AdapterDropout,)
 
@@ -37,55 +43,72 @@ class DropoutProbe(Probe):
             return
         if session.run.training.offload == "parameters":  # they are another place's, and only lent
             return
-        factors = [name for name, _ in session.model.named_parameters() if ".lora_A." in name]
-        calls: dict[str, Call] = {name.partition(".lora_A.")[0]: {} for name in sorted(factors)}
-        with OwnHooks() as hooks, random_state(session.device):
-            for name, call in calls.items():
-                linear = session.model.get_submodule(name)
-                parts = {"linear": [linear], "base": [linear.base_layer]}
-                for part, modules in {**parts, "A": linear.lora_A.values(), "B": linear.lora_B.values()}.items():
-                    for module in modules:
-                        hooks.after(module, partial(_keep, call, part))
+        factors = {name: p for name, p in session.model.named_parameters() if ".lora_" in name}
+        places = [name.removesuffix(".weight").split(".lora_A.") for name in sorted(factors) if ".lora_A." in name]
+        adapters = [_Adapter(lora, name, session.model.get_submodule(name), adapter) for name, adapter in places]
+        # a B of zeros would hide what falls behind A
+        second = [p for name, p in factors.items() if ".lora_B." in name]
+        with kept_values(second), OwnHooks() as hooks, random_state(session.device):
+            for factor in second:
+                torch.nn.init.normal_(factor, std=SPREAD)
+            for adapter in adapters:
+                if session.precision != "fp32":  # so that what is added is not rounded to the size of the whole
+                    hooks.after(adapter.linear.base_layer, lambda _m, _args, out: torch.zeros_like(out))
+                for part, module in adapter.parts.items():
+                    hooks.after(module, partial(_keep, adapter.call, part))
             logits_of(session.model, first_tokens(session, TOKENS), training=True)
-        # one that was not called is for other checks to tell
-        self.emit(_counted(lora.dropout, [call for call in calls.values() if len(call) == 4]))
+            # one that was not called is for other checks to tell
+            self.emit(_counted([adapter for adapter in adapters if adapter.call.keys() == adapter.parts.keys()]))
 
 
 def _keep(call: Call, part: str, _module: Any, args: Any, out: torch.Tensor) -> None:
     call[part] = args[0].clone(), out.clone()
 
 
-def _counted(share: float, calls: Sequence[Call]) -> AdapterDropout:
-    """Return what these adapters dropped in their calls, where this share of elements is to fall."""
-    fallen = [_fallen(call) for call in calls]
+def _counted(adapters: Sequence["_Adapter"]) -> AdapterDropout:
+    """Return what these adapters dropped in their calls."""
+    fallen = [adapter.fallen() for adapter in adapters]
     counts = [sum(int((pairs == kind).sum()) for pairs in fallen) for kind in range(4)]
     return AdapterDropout(
         pairs=sum(counts),
         dropped=counts[1] + counts[2] + 2 * counts[3],
         alone=counts[1] + counts[2],
-        odd=sum(_odd(share, call, pairs) for call, pairs in zip(calls, fallen, strict=True)),
+        odd=sum(adapter.odd(pairs) for adapter, pairs in zip(adapters, fallen, strict=True)),
         neighbours=_agreeing((pairs[::2], pairs[1::2]) for pairs in fallen),
         siblings=_agreeing(zip(fallen[::2], fallen[1::2], strict=False)),  # pairs, so that no draw is counted twice
-        base_untouched=all(torch.equal(call["base"][0], call["linear"][0]) for call in calls),
+        base_untouched=all(torch.equal(call["base"][0], call["linear"][0]) for call in (a.call for a in adapters)),
     )
 
 
-def _fallen(call: Call) -> torch.Tensor:
-    """Return what fell of two neighbouring elements: neither, the first, the second, both; UNTOLD beside a 0 of x."""
-    x, d = (call[part][0].flatten(0, -2) for part in ("linear", "A"))
-    fell, told = d == 0, x.abs() >= torch.finfo(d.dtype).smallest_normal
-    return torch.where(told[:, :-1:2] & told[:, 1::2], fell[:, :-1:2] + 2 * fell[:, 1::2], UNTOLD)
+class _Adapter:
+    """An adapter and its call."""
 
+    def __init__(self, lora: Any, name: str, linear: Any, adapter: str) -> None:
+        self.linear, self._share = linear, lora.dropout
+        self._scale = lora.scale_of(name.removeprefix("base_model.model."))
+        self._a, self._b = linear.lora_A[adapter], linear.lora_B[adapter]
+        self.parts = {"linear": linear, "base": linear.base_layer, "A": self._a}
+        self.call: Call = {}
 
-def _odd(share: float, call: Call, pairs: torch.Tensor) -> int:
-    """Return the pairs of which an element is neither dropped nor the given one over 1 - share.
+    def fallen(self) -> torch.Tensor:
+        """Return what fell of two neighbouring elements: neither, first, second, both; UNTOLD where one of x is 0."""
+        x, d = (self.call[part][0].flatten(0, -2) for part in ("linear", "A"))
+        fell, told = d == 0, x.abs() >= torch.finfo(d.dtype).smallest_normal
+        return torch.where(told[:, :-1:2] & told[:, 1::2], fell[:, :-1:2] + 2 * fell[:, 1::2], UNTOLD)
 
-    All of them, where B is given something else than A returns: what falls there is not A's input.
-    """
-    x, d = (call[part][0].float().flatten(0, -2) for part in ("linear", "A"))
-    off = (d != 0) & ~((d * (1 - share) - x).abs() <= ROUNDINGS * torch.finfo(call["A"][0].dtype).eps * x.abs())
-    wrong = off[:, :-1:2] | off[:, 1::2] | (not torch.equal(call["A"][1], call["B"][0]))
-    return int((wrong & (pairs != UNTOLD)).sum())
+    def odd(self, pairs: torch.Tensor) -> int:
+        """Return the pairs of which an element is neither dropped nor the given one over 1 - p.
+
+        All of them, where what is added is not s B A d(x): then something falls behind A, too.
+        """
+        x, d = (self.call[part][0].float().flatten(0, -2) for part in ("linear", "A"))
+        rounding = ROUNDINGS * torch.finfo(self.call["A"][0].dtype).eps
+        off = (d != 0) & ~((d * (1 - self._share) - x).abs() <= rounding * x.abs())
+        base, out = (self.call[part][1].float().flatten(0, -2) for part in ("base", "linear"))
+        bias = None if self._b.bias is None else self._b.bias.float()
+        wanted = self._scale * product(product(d, self._a.weight.float()), self._b.weight.float(), bias)
+        off |= not relative_error(out - base, wanted) <= BEHIND
+        return int(((off[:, :-1:2] | off[:, 1::2]) & (pairs != UNTOLD)).sum())
 
 
 def _agreeing(beside: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> tuple[int, int]:
