@@ -243,7 +243,7 @@ def test_a_reference_that_does_not_say_how_it_began_is_unjudged():
     attempts[-1] = Attempt(attempts[-1].start, attempts[-1].records[1:], attempts[-1].end)
     trace = Trace(FALLEN.header, tuple(attempts))
 
-    assert FallbackStartsFresh()(trace).detail == "the reference did not record its start"
+    assert FallbackStartsFresh()(trace).detail == "the reference attempt did not record its start"
     assert FallbackEqualsReference()(trace).passed
 
 
