@@ -63,6 +63,8 @@ def _compare(session: Session, folder: Path, logits: torch.Tensor) -> RoundTrip:
     # named here: a sharded model's own state dict would end the look at it whole
     every = dict(session.model.named_parameters(remove_duplicate=False))
     of_adapter = get_peft_model_state_dict(session.model, every, save_embedding_layers=False)
+    # a bias of the base's that learns is to be saved, whether or not LoraConfig.bias says so
+    of_adapter |= {n: p for n, p in every.items() if p.requires_grad and n.endswith("bias") and ".default" not in n}
     trained = {name: parameter.detach().cpu() for name, parameter in of_adapter.items()}
     files = list(folder.glob("*.safetensors"))
     saved = WeightFile(folder)
