@@ -89,7 +89,7 @@ def test_the_only_tokenizer_of_a_process_is_the_loops(tokenizer, monkeypatch):
     """Copies are the same one; of two that differ nobody knows which."""
     other = AutoTokenizer.from_pretrained(MODEL, pad_token="</s>")
     for held, found in (([], None), ([object(), tokenizer, tokenizer], tokenizer), ([tokenizer, other], None)):
-        monkeypatch.setattr(trained_model.gc, "get_objects", lambda held=held: held)
+        monkeypatch.setattr("gc.get_objects", lambda held=held: held)
         assert trained_model.only_tokenizer() is found
 
 
