@@ -104,3 +104,34 @@ def test_what_is_learned_of_a_conversation(how, told, tmp_path):
 
     assert finding.status is (Status.SUSPECTED if told else Status.PASSED), finding.detail
     assert told in finding.detail
+
+
+@pytest.mark.parametrize(
+    ("ended", "whole", "status"),
+    [
+        (True, True, Status.FAILED),
+        (False, True, Status.PASSED),
+        (False, False, Status.SUSPECTED),
+    ],
+    ids=["rows end", "rows have a mark of their own", "no row is whole"],
+)
+def test_padding_that_is_attended_to_is_no_end_of_a_row(ended, whole, status, tmp_path):
+    """The end token is the padding, all of it is masked, and the model is given no mask."""
+    tokenizer, model = AutoTokenizer.from_pretrained(MODEL), AutoModelForCausalLM.from_pretrained(MODEL)
+    end, optimizer = tokenizer.eos_token_id, torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model.train()
+    hooks = LoopHooks(Options(folder=str(tmp_path), name="script", steps=STEPS), tokenizer=tokenizer)
+    hooks.attach()
+    for step in range(STEPS):
+        texts = [f"{'so ' * length}it is {step} ###" for length in (1, 4, 9, 16)]
+        rows = [[*tokenizer(text)["input_ids"], *[end] * ended] for text in texts]
+        width = max(map(len, rows)) + (0 if whole else 8)
+        ids = torch.tensor([[*row, *[end] * (width - len(row))] for row in rows])
+        model(input_ids=ids, labels=ids.masked_fill(ids == end, IGNORED)).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    hooks.detach()
+    (path,) = tmp_path.glob("watch-*.jsonl")
+    finding = CHECKS["labels_as_configured"]()(read(path))
+
+    assert finding.status is status, finding.detail

@@ -41,6 +41,7 @@ LABEL_CAUSES = {
 }
 """Problem of a row to its cause, where it has only one."""
 ENDS_MASKED = "The padding token is also the end token, and both are masked, so that the model never learns to stop."
+ENDS_OTHERWISE = "rows may end with a mark of their own, and these tokens be padding that is attended to"
 LABELS_CUT = "Labels are truncated but tokens are not."
 MARKER_IS_PADDING = "The padding token is the mark that ends an answer, and every one of it is masked."
 BEGUN_AGAIN = "Prompt and answer are tokenized apart, each with special tokens: pass add_special_tokens=False."
@@ -96,9 +97,14 @@ class LabelsAsConfigured(Check):
     def judge(self, trace: Trace) -> Finding:
         windows, seen = trace.all(Window), trace.one(RowsGiven)
         told = {words: LABEL_CAUSES.get(kind, "") for words, kind in row_problems(windows).items()}
-        if seen.end_tokens_masked and not seen.end_tokens_supervised:
-            told[f"none of the {seen.end_tokens_masked} end tokens after supervised text is supervised"] = ENDS_MASKED
         rows, share = trace.one(RowSpans).rows, self.max_unsupervised_share
+        masked_ends = 0 if seen.end_tokens_supervised else seen.end_tokens_masked
+        unseen = f"none of the {masked_ends} end tokens after supervised text is supervised"
+        # of a row that is not padded the last token is its own
+        padding = seen.ends_or_padding > 0 and any(row.learned and not row.behind for row in rows)
+        doubtful = 0 < masked_ends == seen.ends_or_padding and not padding
+        if masked_ends and not padding and not doubtful:
+            told[unseen] = ENDS_MASKED
         longest = max((row.tokens for row in rows), default=0)
         short = [row for row in distinct(rows) if row.tokens < longest]
         if seen.unsupervised == seen.rows:
@@ -121,6 +127,8 @@ class LabelsAsConfigured(Check):
                 detail = f"{found} of {len(rows)} {detail}"
                 return self.at_most(found / len(rows), limit, detail, meant=meant, causes=[cause])
         fine = f"{seen.rows} rows, {seen.end_tokens_supervised} of their ends supervised"
+        if doubtful and not told:
+            return self.unless({unseen: ENDS_MASKED}, fine, compared=seen.rows, meant=ENDS_OTHERWISE)
         return self.unless(told, fine, compared=seen.rows)
 
 

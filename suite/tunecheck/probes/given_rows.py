@@ -104,7 +104,7 @@ class GivenRowsProbe(Probe):
                 self._starts.add(real[:HEAD])
                 rows.append(row_digest(real))
                 self._count(real, rows[-1])
-                self._audit(row, row_labels, mask, problems)
+                self._audit(row, row_labels, mask, problems, shown=mask is not given_mask)
                 for problem in input_problems(row, given_mask, positions, session.tokenizer):
                     inputs.setdefault(problem, repr(self._show(row[:16])))
                 self._beginnings.append(beginning_of(row, row_labels, mask))
@@ -176,7 +176,10 @@ class GivenRowsProbe(Probe):
             if bool(re.search(expression, text)) != TEXTS[key] and len(self._unmet[key]) < MOST_UNMET:
                 self._unmet[key].append(repr(text[:TEXT_SHOWN]))
 
-    def _audit(self, ids: list[int], labels: list[int], mask: list[int], problems: dict[str, str]) -> None:
+    def _audit(
+        self, ids: list[int], labels: list[int], mask: list[int], problems: dict[str, str], *, shown: bool
+    ) -> None:
+        """Look at one row; `shown` says whether its padding is attended to."""
         show = self._show
         supervised = [(token, label) for token, label in zip(ids, labels, strict=True) if label != IGNORED]
         if any(label != IGNORED and not keep for label, keep in zip(labels, mask, strict=True)):
@@ -207,6 +210,7 @@ class GivenRowsProbe(Probe):
         for (_, before), (token, label) in pairwise(real):
             if token in self._ends and before != IGNORED:
                 self._counts["end_tokens_supervised" if label != IGNORED else "end_tokens_masked"] += 1
+                self._counts["ends_or_padding"] += label == IGNORED and shown
 
 
 def _as_numbers(tokens: Sequence[int]) -> str:

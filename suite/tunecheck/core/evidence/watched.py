@@ -68,6 +68,8 @@ class RowsGiven(Record):
     """Beginnings of rows that the training which this one resumes had done in the same epoch."""
     resumed_after: int = 0
     """Rows of that epoch which are known to have been done."""
+    ends_or_padding: int = 0
+    """Masked end tokens that come again to the row's end and are attended to: all of them may be padding."""
     beginnings: int = 0
     """Rows that are learned from their first token on, and none of whose last tokens is."""
     padded_before: int = 0
