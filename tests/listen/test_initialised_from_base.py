@@ -1,8 +1,9 @@
-"""Adapters that begin with a part of the base: reading them back must not take that part a second time. In fp32."""
+"""Reading adapters back beside the trained ones: of a part of the base, and past a replaced method. In fp32."""
 
 from __future__ import annotations
 
 import torch
+from peft import get_peft_model_state_dict
 
 from benchmarks.scripts.recipes import RECIPES
 from benchmarks.scripts.script import Script, judged, trained
@@ -30,3 +31,21 @@ def test_a_training_with_pissa_goes_on_as_without_listening(tmp_path):
     listened, alone = weights
     assert listened.keys() == alone.keys()
     assert [name for name, tensor in alone.items() if not torch.equal(tensor, listened[name])] == []
+
+
+def test_a_model_whose_state_dict_a_script_replaced_reads_its_adapter_back(tmp_path):
+    """As alpaca-lora did, so that the base is not saved with the adapter. The file is read into another model."""
+    models = []
+
+    def replace(trainer):
+        model = trainer.model
+        whole = model.state_dict
+        model.state_dict = lambda *_, **__: get_peft_model_state_dict(model, whole())
+        models.append(model)
+
+    made = Script(steps=4, rows=16)
+    made.built.append(replace)
+    row = judged(made, tmp_path, steps=2)
+
+    assert "adapter_round_trip" in {finding.check for finding in row.passed}, [*map(str, row.failed)]
+    assert models[0].state_dict.__name__ == "<lambda>"

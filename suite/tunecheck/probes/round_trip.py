@@ -16,9 +16,10 @@ from tunecheck.probes.reference.measures import relative_difference
 from tunecheck.probes.reference.weight_file import WeightFile
 from tunecheck.strategies.mixed_precision import multiply_in_input_dtype
 from tunecheck.training.events import Probe
-from tunecheck.training.restore import as_found, kept_trainable, kept_values, without_adapters
+from tunecheck.training.restore import as_found, having, kept_trainable, kept_values, without_adapters
 from tunecheck.training.session import Session
 
+_FOR_FILES = "state_dict", "load_state_dict"
 ENLARGED = 4096.0
 """Factor of every B, a power of two: an adapter below the logits' last place is seen then."""
 
@@ -145,7 +146,9 @@ def _read_back(session: Session, folder: Path, wanted: torch.Tensor) -> tuple[fl
     model = session.model
     # a file that holds biases of the base's, as LoraConfig.bias may have it, is loaded into the base itself
     biases = [p for name, p in model.named_parameters() if p.requires_grad and name.endswith("bias")]
-    with kept_values(biases), kept_trainable(model), ExitStack() as stack:
+    # a script may have replaced these on the object, which the model that its file is read into later is not
+    plain = [(model, name, getattr(type(model), name).__get__(model)) for name in _FOR_FILES if name in vars(model)]
+    with kept_values(biases), kept_trainable(model), having(plain), ExitStack() as stack:
         stack.callback(lambda: "from_disk" in model.peft_config and model.delete_adapter("from_disk"))
         stack.callback(model.set_adapter, "default")
         kind = session.run.lora.adapter_dtype if session.run.lora else "fp32"
