@@ -563,12 +563,14 @@ class Written(torch.optim.AdamW):
 @pytest.mark.parametrize("make", [Net, Normalising])
 @pytest.mark.parametrize("grads", [True, False], ids=["with gradients", "without"])
 @pytest.mark.parametrize(
-    ("how", "asked"), [("train", True), ("eval", False), ("an average", False), ("anew", False), ("written", False)]
+    ("how", "asked"),
+    [("train", True)]
+    + [(how, False) for how in ("eval", "an average", "noise for an average", "counted", "anew", "written")],
 )
 def test_an_evaluation_behind_the_window_is_in_eval_mode(how, asked, grads, make, heard):
     """It is known by its loader: nothing learns, and the model draws random numbers or takes statistics."""
     model, rows = make(), DataLoader(data(), 8)
-    average = copy.deepcopy(model).eval()
+    average = copy.deepcopy(model).eval() if "average" in how else None
     optimizer = (Written if how == "written" else torch.optim.AdamW)(model.parameters(), lr=1e-3)
 
     def train():
@@ -580,8 +582,9 @@ def test_an_evaluation_behind_the_window_is_in_eval_mode(how, asked, grads, make
                 optimizer.zero_grad()
             model.train(how != "eval")
             with torch.set_grad_enabled(grads):
-                for x, _ in rows if how != "anew" else ():
-                    (average if how == "an average" else model)(x)
+                for x, _ in DataLoader(data(), 8, shuffle=True) if how == "counted" else rows if how != "anew" else ():
+                    x = x + torch.randn_like(x) if how == "noise for an average" else x
+                    (average or model)(x) if how != "counted" else None
         torch.optim.swa_utils.update_bn(rows, model)
 
     finding = heard("state_in_training", train)

@@ -91,6 +91,7 @@ class Evaluations:
     def __init__(self, model: Any, noisy: Iterable[Any], steps: Callable[[], int]) -> None:
         learns = [weakref.ref(p) for p in model.parameters() if p.requires_grad]
         self._learns, self._noisy, self._steps = [*learns[:2], *learns[-2:]], WeakSet(noisy), steps
+        self._model = weakref.ref(model)
         self._iterator: Callable[[], Any] = lambda: None
         self._before: tuple[Any, ...] = (-1, (), ())
         self._told: list[bool] = []
@@ -116,10 +117,21 @@ class Evaluations:
             # statistics that are taken anew, as by update_bn
             anew = any(part.momentum in (None, 1.0) for part in counted)
             self._iterator, self._batches = weakref.ref(iterator), None if anew or not learns else []
+            self._before = *self._before[:2], None  # a sampler draws its seed with the first batch
         elif before[0] != learnt:
             self._batches = None
-        elif self._batches is not None and (not training or before[1] != noise):
+        elif self._batches is not None and (not training or before[1] not in (None, noise)):
             self._batches.append(bool(training))
+            if training and not counted and self._batches.count(True) == 1 and self._others():
+                self._told, self._learns, self._batches = [], [], None
+
+    def _others(self) -> bool:
+        """Return whether another model of the class lives, as an average, which may be what is evaluated."""
+        from tunecheck.probes.reference.measures import living
+
+        model = self._model()
+        own = {id(part) for part in model.modules()} if model is not None else set()
+        return any(type(each) is type(model) and id(each) not in own for each in living(torch.nn.Module))
 
     def record(self) -> LoopEvaluations:
         """Return how many batches were evaluated."""

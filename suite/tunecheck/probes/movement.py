@@ -58,13 +58,13 @@ class MovementProbe(Probe):
         self._frozen = {name: (before, tensor) for before, (name, tensor) in held}
         learnt = set(self._digests)
         heads = drawn_heads(session.model, session.folder) | unmarked_heads(session.model)
-        adapters = {id(p) for layer in adapted_layers(session.model).values() for p in layer.parameters()}
+        adapted = tuple(f"{name}." for name in adapted_layers(session.model))
         self._drawn = {
             name
             for name, (before, tensor) in self._frozen.items()
             # a copy of what learns follows it later on, as a target network does
             if before not in learnt
-            and (name in heads or (id(tensor) not in adapters and _is_as_built(tensor)))
+            and (name in heads or (not name.startswith(adapted) and _is_as_built(tensor)))
             and ".original_module." not in name
         }
         self._misfrozen = tuple(_misfrozen(session.model))
