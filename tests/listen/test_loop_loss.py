@@ -154,6 +154,21 @@ def test_labels_that_the_model_was_given_are_what_its_loss_is_held_to():
     assert unjudged == {}
 
 
+@pytest.mark.parametrize("shifted", [True, False])
+def test_labels_that_are_shifted_already_suit_a_loss_that_does_not_shift(shifted):
+    """The model is given them, too, but its own loss is not the one that is differentiated."""
+    logits, later = torch.randn(2, 4, 9, requires_grad=True) * 1, torch.full((2, 1), IGNORED)
+    ahead = torch.cat([LABELS[:, 1:], later], dim=1)
+    given = ahead if shifted else LABELS
+    each = Pass({"input_ids": IDS, "attention_mask": MASK, "labels": given})
+    each.returned({"loss": flat(logits, given), "logits": logits})
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ahead.flatten(), ignore_index=IGNORED)
+    batch, unjudged = loss_of(loss, [each]).batch(each, CPU)
+
+    assert batch.labels.tolist() == LABELS.tolist()
+    assert unjudged == {}
+
+
 def test_a_pass_that_the_tensor_is_not_made_of_is_left_out(called):
     """Of two passes the window holds the one that is differentiated."""
     other = Pass({"input_ids": IDS})

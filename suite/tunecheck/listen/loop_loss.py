@@ -156,7 +156,9 @@ class Loss:
             reason = reason or WEIGHED * self.weighed
         premise = Premise.LABELS_KNOWN if reason == UNKNOWN and not declared else Premise.TOKEN_MEAN_LOSS
         left_open = opened([premise], reason) | opened([Premise.GRADIENT_BY_FORWARD], FURTHER * self.further)
-        batch = batch_of(each.given, device) if declared else batch
+        given = batch_of(each.given, device) if declared else batch
+        # labels that are shifted already suit a loss of the loop's own, which does not shift them
+        batch = batch if own and _of_its_tokens(batch) and not _of_its_tokens(given) else given
         return batch, not_followed(each.given, batch) | left_open
 
 
@@ -438,6 +440,11 @@ def _compared(given: dict[str, Any], labels: torch.Tensor, device: torch.device)
             position_ids=None if positions is None else torch.cat([positions, positions[:, -1:] + 1], dim=1),
         )
     return replace(batch, labels=labels, supervised_tokens=int((labels[:, 1:] != IGNORED).sum()))
+
+
+def _of_its_tokens(batch: Batch) -> bool:
+    """Return whether every label is the token at its place."""
+    return bool(((batch.labels == batch.input_ids) | (batch.labels == IGNORED)).all())
 
 
 def provisional(given: dict[str, Any], device: torch.device) -> Batch:
