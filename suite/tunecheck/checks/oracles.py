@@ -26,6 +26,8 @@ from tunecheck.core.trace import Trace
 NORMALISED = "The loss is divided twice, or not at all, by accumulation steps, processes or tokens."
 ROUNDED = "The loss is computed or summed in 16 bit."
 AVERAGED = "Micro-batch means are averaged, whatever their token counts."
+INCOMPLETE = "The first or last window of an epoch has fewer micro-batches, each divided as in a full window."
+COUNTS_LESS = "an incomplete window may count less on purpose"
 
 
 class LossOracle(NumericCheck):
@@ -37,8 +39,8 @@ class LossOracle(NumericCheck):
     }
     premises_to_fail = frozenset({Premise.WEIGHTS_STILL})
     meaning = (
-        f"Labels are shifted twice or not at all. Padding counts in the mean. {AVERAGED} {NORMALISED} Declared label "
-        f"smoothing is missing. A wrong mask or wrong positions change the model's output. {ROUNDED}"
+        f"Labels are shifted twice or not at all. Padding counts in the mean. {AVERAGED} {NORMALISED} {INCOMPLETE} "
+        f"Declared label smoothing is missing. A wrong mask or wrong positions change the model's output. {ROUNDED}"
     )
     remedy = (
         "Compare the two losses. A ratio near the accumulation steps points to the normalisation, any other value to "
@@ -70,6 +72,15 @@ class LossOracle(NumericCheck):
         replayed = {o.step: o.replayed_loss for o in oracles if o.replayed_loss is not None}
         compared = [("oracle", self.limit(trace), {o.step: o.loss for o in oracles})]
         compared += [("in float64 from the same logits", self.max_error_own_logits, exact)] if exact else []
+
+        def fits(step: int, part: float) -> bool:
+            found = [
+                relative_error(steps[step], part * told[step]) <= most for _, most, told in compared if step in told
+            ]
+            return bool(found) and all(found)
+
+        parts = {step: part for step, part in _incomplete(trace).items() if fits(step, part)}
+        compared = [(n, most, {s: loss * parts.get(s, 1.0) for s, loss in told.items()}) for n, most, told in compared]
         findings = []
         errors = [(relative_error(steps[at], told), most) for _, most, all_ in compared for at, told in all_.items()]
         wrong, confirmed = sum(not error <= most for error, most in errors), _oracle_confirmed(trace, self.limit(trace))
@@ -95,7 +106,12 @@ class LossOracle(NumericCheck):
         if len(steps) >= self.min_steps_of_digits and digits < self.min_digits:
             detail = f"none of {len(steps)} reported losses has more than {digits} binary digits"
             findings.append(self.found(False, detail, measured=digits, limit=self.min_digits, causes=[ROUNDED]))
-        return next((finding for finding in findings if not finding.passed), findings[0])
+        found = next((finding for finding in findings if not finding.passed), findings[0])
+        if found.passed and parts:
+            step, part = next(iter(parts.items()))
+            detail = f"step {step} counts {part:.2f} of a full one, as its window has {part:.2f} of the micro-batches"
+            return self.found(False, detail, measured=part, limit=1.0, meant=COUNTS_LESS, causes=[INCOMPLETE])
+        return found
 
     def _smoothed(self, trace: Trace, steps: dict[int, float]) -> Finding:
         """Judge that the loss is not the plain one; how a smoothed one is averaged depends on the library's version."""
@@ -109,6 +125,14 @@ class LossOracle(NumericCheck):
             detail = f"{declared} is declared, but the loss is not smoothed: step {step}: {steps[step]:.6f}"
             return self.found(False, detail, measured=errors[step], limit=f"more than {limit:g}")
         raise NotApplicable(f"the loss is smoothed: {declared}")
+
+
+def _incomplete(trace: Trace) -> dict[int, float]:
+    """Return the loop's steps with fewer micro-batches than others, each with its share of the most."""
+    windows = [] if trace.holds(Premise.STEP_DECLARED) else trace.records(Window)
+    counts = {window.step: len(window.digests) for window in windows}
+    most = max(counts.values(), default=0)
+    return {step: count / most for step, count in counts.items() if 0 < count < most}
 
 
 def _nearest(trace: Trace) -> list[Oracle]:
@@ -211,6 +235,9 @@ class AccumulationOracle(WindowGradient):
         limit, skipped = self.limit(trace), trace.skipped
         oracles = [oracle for oracle in _nearest(trace) if oracle.step not in skipped]
         oracles = required(oracles, "the scaler skipped every oracle step: name a later one")
+        parts = _incomplete(trace)  # where those count less as a whole, loss_oracle asks about it
+        less = {o.step for o in oracles if o.step in parts and abs(1 - o.gradient_error - parts[o.step]) <= limit}
+        oracles = required([o for o in oracles if o.step not in less], "every oracle step has an incomplete window")
         worst = worst_of(oracles, key=lambda oracle: oracle.gradient_error)
         tensor = worst_of(oracles, key=lambda oracle: oracle.worst_gradient_error)
         detail = f"step {worst.step} ({worst.split}): error {worst.gradient_error:.3g} of the norm {worst.norm:.4g}"
@@ -220,7 +247,7 @@ class AccumulationOracle(WindowGradient):
         norms = {seen.step: math.hypot(*seen.norms.values()) for seen in trace.records(Gradients)}
         named = "" if passed else named_ratio(trace, worst.step, norms.get(worst.step, math.nan), worst.norm)
         detail += named
-        own = {loss.step: loss.gradient_error for loss in trace.records(OwnLoss) if loss.step not in skipped}
+        own = {loss.step: loss.gradient_error for loss in trace.records(OwnLoss) if loss.step not in skipped | less}
         logits = {s: min(e, abs(e - first_labels_counted(trace, s))) for s, e in own.items() if e is not None}
         if logits:
             noise = {seen.step: seen.gradient_noise or 0.0 for seen in trace.records(OwnLoss)}
