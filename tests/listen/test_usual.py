@@ -569,7 +569,7 @@ class Written(torch.optim.AdamW):
 )
 def test_an_evaluation_behind_the_window_is_in_eval_mode(how, asked, grads, make, heard):
     """It is known by its loader: nothing learns, and the model draws random numbers or takes statistics."""
-    model, rows = make(), DataLoader(data(), 8)
+    model, rows = type("Own", (make,), {})(), DataLoader(data(), 8)  # other tests leave models of the class
     average = copy.deepcopy(model).eval() if "average" in how else None
     optimizer = (Written if how == "written" else torch.optim.AdamW)(model.parameters(), lr=1e-3)
 
