@@ -169,6 +169,6 @@ TEXTS, TENSOR = [[number] * 30 for number in range(12)], torch.randn(12, 9)
 def test_one_data_set_for_training_and_evaluation(loaders, found, monkeypatch):
     """A loop's loaders tell, where one shuffles and another does not."""
     held = [DataLoader(rows, batch_size=2, shuffle=shuffle) for rows, shuffle in loaders]
-    monkeypatch.setattr(trained_model.gc, "get_objects", lambda: [object(), *held])
+    monkeypatch.setattr("gc.get_objects", lambda: [object(), *held])
 
     assert [(seen.rows, seen.among, seen.trained) for seen in trained_model.shared_loaders()] == found
