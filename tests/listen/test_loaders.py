@@ -135,3 +135,18 @@ def test_data_sets_are_known_by_what_they_hold(one, other, alike):
 def test_data_sets_that_hold_no_plain_rows_are_not_known(dataset):
     """Nothing is said of them."""
     assert loaders.content_of(dataset) == ()
+
+
+def test_two_that_listen_hear_each_batch_once(monkeypatch):
+    """A context in a script that the command watches comes second, and its end leaves the first one listening."""
+    calls = []
+    monkeypatch.setattr(loaders, "drawing", lambda iterator: calls.append(iterator))
+    first, second = hear_inputs(torch), hear_inputs(torch)
+    batches = DataLoader([1.0, 2.0, 3.0], batch_size=2)
+    for undone in (second, first, []):
+        calls.clear()
+        assert len([*batches]) == 2
+        heard = len(calls)
+        for each in undone:
+            each()
+        assert heard == (0 if not undone else 3)  # the end of the rows is asked for, too

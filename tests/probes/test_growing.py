@@ -18,7 +18,10 @@ from tunecheck.probes.resources import LiveTensorProbe
 def session_of(model):
     """What these probes ask of a session."""
     run = SimpleNamespace(training=SimpleNamespace(max_steps=5), holds=lambda premise: premise != "causal_lm")
-    return SimpleNamespace(model=model, run=run, device=torch.device("cpu"), entry=None, folder=None)
+    optimizer = SimpleNamespace(param_groups=[])
+    return SimpleNamespace(
+        model=model, run=run, device=torch.device("cpu"), entry=None, folder=None, optimizer=optimizer
+    )
 
 
 @pytest.mark.parametrize(("ours", "more"), [(False, 0), (True, 1)], ids=["a library's", "a script's"])

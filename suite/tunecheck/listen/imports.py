@@ -144,8 +144,10 @@ WRAPPED["torch"] = _wrap_torch
 
 
 def _tell(owner: Any, name: str, before: Callable[..., Callable[[Any], None] | None]) -> Undo:
-    """Tell calls of this function to `before`, and the result to what that returns. Return what undoes it."""
+    """Tell each call of this function to `before`, and the result to what that returns. Return what undoes it."""
     called = getattr(owner, name)
+    if getattr(called, "tells", None) is before:
+        return lambda: None
 
     @functools.wraps(called)
     def told(*args: Any, **kwargs: Any) -> Any:
@@ -160,6 +162,7 @@ def _tell(owner: Any, name: str, before: Callable[..., Callable[[Any], None] | N
         if vars(owner).get(name) is told:  # else somebody else has replaced ours
             setattr(owner, name, called)
 
+    vars(told)["tells"] = before
     setattr(owner, name, told)
     return undo
 
