@@ -943,13 +943,13 @@ def test_a_bug_is_found_and_named(name: str, bug: str, culprit: str) -> None:
         (("forward", "backward", "step", "clip", "clear"), "Clipping runs after the step."),
         (
             ("forward", "backward", "step", "clear", "forward", "backward", "step", "clear"),
-            CHECKS["calls_in_order"].meaning,
+            "The optimizer steps within an accumulation.",
         ),
     ],
-    ids=["proven", "open"],
+    ids=["clipped late", "stepped early"],
 )
 def test_a_wrong_order_brings_the_cause_that_it_proves(calls: tuple[str, ...], meaning: str) -> None:
-    """And all causes where it proves none."""
+    """And none of the others that the check knows."""
     assert ASKED["calls_in_order"](having(e.CallOrder, calls=calls)(HEALTHY)).meaning == meaning
 
 

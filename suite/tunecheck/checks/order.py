@@ -35,12 +35,18 @@ CAUSES = {
     DISCARDED: "zero_grad runs between backward and the optimizer step, or between micro-batches.",
     TWICE: "The loop or a callback steps the optimizer a second time.",
     SCHEDULE_TWICE: "The loop or a callback steps the schedule a second time.",
+    EARLY: "The optimizer steps within an accumulation.",
+    SCHEDULE_EARLY: "scheduler.step runs before optimizer.step.",
+    SCHEDULE_AHEAD: "The schedule is stepped once per micro-batch.",
+    CLIPPED_EARLY: "Clipping runs after each micro-batch.",
+    CLIPPED_NOTHING: "Clipping runs before the backward pass.",
     CLIPPED_LATE: "Clipping runs after the step.",
     CLIPPED_SCALED: "Clipping runs before unscale_.",
+    STEPPED_SCALED: "The optimizer steps without scaler.step and without unscale_.",
     NOT_RESTORED: "A sharpness-aware step (SAM) does not subtract its perturbation.",
     NEVER_ALLOCATED: "Nothing calls AdaLoRA's update_and_allocate.",
 }
-"""Fault to its cause, where it has only one."""
+"""Fault to its cause."""
 HABITS = frozenset({DISCARDED, PILED_UP, PILED_UP_THERE, CLIPPED_NOTHING, NOT_RESTORED, SCHEDULE_EARLY, SCHEDULE_TWICE})
 """What a training may do now and then: skip a bad batch, catch up with a schedule. Wrong only as a habit."""
 
@@ -106,7 +112,7 @@ class CallsInOrder(Check):
         faults = [*wrong, *[SCHEDULE_AHEAD] * bool(ahead), *[NEVER_ALLOCATED] * bool(scores)]
         told.append(f"step {shown.step}: {order}" if told else f"{len(windows)} steps, the first: {order}")
         meant = MEANT.get(next(iter(wrong), ""), "") if wrongs == len(wrong) == 1 else ""
-        causes = [CAUSES.get(fault, "") for fault in faults]
+        causes = [CAUSES[fault] for fault in faults]
         return self.at_most(wrongs, 0, "; ".join(told), meant=meant, causes=causes)
 
 
