@@ -207,8 +207,9 @@ class LoopHooks(StepMoments):
         self.hooks.after(module, self._ours(self._on_returned))
         from tunecheck.listen.trained_model import is_causal
 
-        if module is not self.model and is_causal(self.model):  # called by name: its part returns no scores
-            self.hooks.after(self.model.get_output_embeddings(), self._ours(self._on_returned))
+        by_name = module is not self.model and is_causal(self.model)  # its part returns no scores
+        if by_name and (head := self.model.get_output_embeddings()) is not None:
+            self.hooks.after(head, self._ours(self._on_returned))
 
     def _on_forward(self, module: Any, args: Any, given: dict[str, Any]) -> None:
         if torch.is_grad_enabled():
