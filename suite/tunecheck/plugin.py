@@ -3,6 +3,7 @@
 A hook is a guard and a call: what a session does is in `tunecheck.session`, what it prints in `tunecheck.report`.
 """
 
+import gc
 import io
 import os
 import sys
@@ -89,6 +90,7 @@ def spare_cache(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish() -> None:
     interrupts.close()  # the last test has ended: the report is not to be cut off
+    gc.freeze()  # pytest collects the garbage five times at its end, and Python again at its own
 
 
 @pytest.hookimpl(optionalhook=True)
