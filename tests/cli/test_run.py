@@ -27,6 +27,7 @@ def given(monkeypatch):
 
     def arguments(*words):
         calls = []
+        monkeypatch.setattr("tunecheck.cli.run.head_start", lambda arguments: None)
         monkeypatch.setattr("pytest.main", lambda parts, **_: calls.append(parts) or 0)
         assert main(["run", *words]) == 0
         (parts,) = calls

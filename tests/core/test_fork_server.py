@@ -1,4 +1,4 @@
-"""A session leaves no process behind, also where it needs none."""
+"""When a session's imports begin before pytest has read anything, and that they end with a session that needs none."""
 
 from __future__ import annotations
 
@@ -10,7 +10,61 @@ import time
 import psutil
 import pytest
 
+from tunecheck.core import fork_server
 from tunecheck.core.paths import project_folder
+
+
+@pytest.fixture
+def began(monkeypatch):
+    """Return a function that says whether these arguments begin the imports, on a machine without a driver."""
+    monkeypatch.setattr(fork_server, "DRIVERS", ())
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+
+    def ask(*arguments):
+        begun = []
+        with monkeypatch.context() as patched:
+            patched.setattr(fork_server, "warm_up", lambda gpu: begun.append(gpu))
+            patched.setattr("atexit.register", lambda function: None)
+            fork_server.head_start(arguments)
+        return begun == [False]
+
+    return ask
+
+
+@pytest.mark.parametrize("arguments", [["-m", "quick"], ["-q", "-m", "convergence", "-k", "finite"]], ids=" ".join)
+def test_a_tier_that_is_asked_for_by_its_marker_begins_at_once(began, arguments):
+    """Whatever else is asked."""
+    assert began(*arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["tests"],
+        ["-m", "slow"],
+        ["-m", "not quick"],
+        ["-m"],
+        ["-m", "quick", "--collect-only"],
+        ["-m", "quick", "--in-process"],
+        ["-m", "quick", "-n", "2"],
+        ["-m", "quick", "-nauto"],
+    ],
+    ids=" ".join,
+)
+def test_what_trains_nothing_in_a_child_of_this_process_begins_nothing(began, arguments):
+    """Other tests, a mere list, and workers, who have children of their own."""
+    assert not began(*arguments)
+
+
+def test_neither_a_gpus_driver_nor_options_of_the_environment_are_guessed_at(began, monkeypatch, tmp_path):
+    """On a GPU a child imports for itself; $PYTEST_ADDOPTS may ask for workers."""
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-q")
+    assert not began("-m", "quick")
+
+    monkeypatch.delenv("PYTEST_ADDOPTS")
+    monkeypatch.setattr(fork_server, "DRIVERS", (str(tmp_path / "absent"), str(tmp_path)))
+    assert not began("-m", "quick")
 
 
 def left_in(folder):

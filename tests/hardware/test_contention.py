@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
 import psutil
@@ -80,11 +81,12 @@ def test_a_neighbour_in_a_pause_is_still_a_neighbour(monkeypatch, processes, loa
 
 @pytest.mark.parametrize("lately", [0.0, 1.3])
 def test_a_session_reports_cpu_contention_and_limits_spinning(monkeypatch, tmp_path, lately, said):
-    """In the terminal where they do, in the trace's environment always."""
+    """In the terminal where they do, in the trace's environment always; what began to import without knowing ends."""
     calls = []
     monkeypatch.setattr("tunecheck.session.recent_busy_cores", lambda: lately)
     monkeypatch.setattr(CpuContention, "busy_cores", lambda self: 0.0)
-    monkeypatch.setattr("tunecheck.core.fork_server.limit_openmp_spinning", lambda: calls.append("limit"))
+    for name in ("cool_down", "limit_openmp_spinning"):
+        monkeypatch.setattr(f"tunecheck.core.fork_server.{name}", partial(calls.append, name))
     monkeypatch.setattr("tunecheck.core.fork_server.warm_up", lambda gpu: calls.append("warm_up"))
     monkeypatch.setenv("TUNECHECK_REPORTS", str(tmp_path))
 
@@ -92,7 +94,7 @@ def test_a_session_reports_cpu_contention_and_limits_spinning(monkeypatch, tmp_p
     session.warm_up([load_run(find_run("quick/smollm2-135m-qlora"), ["device=cpu"])])
 
     assert session._environment["others_busy_cores"] == lately
-    assert calls == [*["limit"] * bool(lately), "warm_up"]
+    assert calls == [*["cool_down", "limit_openmp_spinning"] * bool(lately), "warm_up"]
     assert said == ["CPU contention: 1.3 cores busy; GOMP_SPINCOUNT=1000 set"] * bool(lately)
 
 

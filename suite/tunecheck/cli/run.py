@@ -15,6 +15,7 @@ from tunecheck.config.schema import Run
 from tunecheck.config.trainers import TRAINERS
 from tunecheck.core import interrupts
 from tunecheck.core.errors import ConfigError, SuiteError
+from tunecheck.core.fork_server import head_start
 from tunecheck.core.log import log
 from tunecheck.core.paths import checkout_folder, project_folder, shipped_folder
 from tunecheck.core.redaction import shown
@@ -75,6 +76,7 @@ def forwarded(options: argparse.Namespace) -> list[str]:
 def _run(options: argparse.Namespace) -> int:
     """Run pytest on the shipped tiers and return the exit status of the session."""
     arguments = pytest_arguments(options)
+    head_start(arguments)
     import pytest
 
     def pytest_unconfigure(config: pytest.Config) -> None:

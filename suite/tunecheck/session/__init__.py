@@ -121,6 +121,7 @@ class TierSession:
         self._others_busy_cores = others = max(self._contention.busy_cores(), recent_busy_cores())
         if others > CONTENTION_CORES:
             log.info(f"CPU contention: {others:.1f} cores busy; GOMP_SPINCOUNT=1000 set")
+            fork_server.cool_down()  # one that has begun spins
             fork_server.limit_openmp_spinning()
         cap, gpu = self.vram_cap_bytes, bool(self.hardware.visible_gpus)
         if not self.in_process and any(obstacle(run, self.hardware, vram_cap_bytes=cap) is None for run in runs):
