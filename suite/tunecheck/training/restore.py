@@ -38,20 +38,23 @@ def as_found(model: Any) -> Iterator[None]:
     holders = [held for module in model.modules() for held in (vars(module), module._buffers)]
     # flat: a dictionary of each of some thousand modules would have the garbage collector go through all objects
     names, values = [*chain.from_iterable(holders)], [*chain.from_iterable(map(dict.values, holders))]
-    kinds, drawn = dict(zip(map(type, values), values, strict=True)), _generators()
+    # of some 30,000 attributes four in five are torch's own tables, which only have to be the same objects afterwards
+    its_own = [value for name, value in zip(names, values, strict=True) if name not in TABLES]
+    kinds, drawn = dict(zip(map(type, its_own), its_own, strict=True)), _generators()
     others = ModuleType, torch.Tensor, *CONTAINERS
     own = {kind for kind, v in kinds.items() if kind.__dictoffset__ and not callable(v) and not isinstance(v, others)}
-    for value in {id(value): value for value in values if type(value) in own}.values():
+    for value in {id(value): value for value in its_own if type(value) in own}.values():
         holders.append(vars(value))
         names += vars(value)
         values += vars(value).values()
+        its_own += vars(value).values()
     sizes = [*map(len, holders)]
-    found = [value for value in values if type(value) in drawn or type(value) is torch.Tensor]
+    found = [value for value in its_own if type(value) in drawn or type(value) is torch.Tensor]
     plain = [v for v in found if type(v) is torch.Tensor and v.layout is torch.strided and not v.requires_grad]
     carried = [*model.buffers(), *(tensor for tensor in plain if tensor.numel() <= MOST_CARRIED)]
     tensors = [(tensor, tensor.clone()) for tensor in carried]
     generators = [(value, drawn[type(value)][0](value)) for value in found if type(value) in drawn]
-    contents = [(v, v.copy()) for n, v in zip(names, values, strict=True) if type(v) in CONTAINERS and n not in TABLES]
+    contents = [(value, value.copy()) for value in its_own if type(value) in CONTAINERS]
     try:
         yield
     finally:
