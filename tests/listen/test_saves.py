@@ -298,7 +298,7 @@ def test_every_process_tells_its_files(monkeypatch, tmp_path):
     """By their whole names, each once; what holds no tensors, is in memory or is thrown away is none."""
     records = []
     monkeypatch.setattr(saves, "rank_and_processes", lambda: (1, 2))
-    monkeypatch.setattr(saves, "_FILES", {})
+    monkeypatch.setattr(saves, "_FILES", set())
     monkeypatch.setattr(saves, "_TELL_FILE", [])
     monkeypatch.chdir(tmp_path)
     model = Learner()

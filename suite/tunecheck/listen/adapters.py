@@ -1,7 +1,6 @@
 """The adapters and trained tensors that a peft LoraConfig declares. Imports torch."""
 
 import re
-from collections.abc import Iterable
 from math import sqrt
 from typing import Any
 
@@ -110,28 +109,13 @@ def adapters_of(config: Any, model: Any) -> WatchedLora:
     )
 
 
-def adapted_modules(config: Any, linears: Iterable[str]) -> set[str]:
-    """Return the linears that a LoraConfig's targets name: a regular expression, "all-linear", or ends of names."""
-    targets, excluded = config.target_modules, getattr(config, "exclude_modules", None)
-    layers = config.layers_to_transform
-    layers = [layers] if isinstance(layers, int) else layers
-
-    def is_adapted(name: str) -> bool:
-        in_layer = layers is None or ((at := re.search(r"\.(\d+)\.", name)) and int(at[1]) in layers)
-        return bool(in_layer) and (targets == "all-linear" or _names(targets, name)) and not _names(excluded, name)
-
-    return set(filter(is_adapted, linears))
-
-
 def trained_tensors(model: Any, config: Any) -> tuple[frozenset[str], int | None]:
     """Enumerate the tensors that a LoraConfig trains, and count their elements; requires_grad is not read."""
-    head = model.get_output_embeddings() if config.target_modules == "all-linear" else None
-    linears = {name: shape for name, (shape, module) in _linears(model).items() if head is None or module is not head}
+    linears, embeddings = _linears(model), _embeddings(model)
     sizes: dict[str, int] = {}
-    lora, embeddings = adapters_of(config, model), _embeddings(model)
-    tables = embeddings if config.target_modules != "all-linear" else {}
-    for shapes, half, ending in ((linears, "lora_", ".weight"), (tables, "lora_embedding_", "")):
-        for module in adapted_modules(config, shapes):
+    lora, targeted = adapters_of(config, model), set(model.base_model.targeted_module_names)  # peft's own report
+    for shapes, half, ending in ((linears, "lora_", ".weight"), (embeddings, "lora_embedding_", "")):
+        for module in targeted & shapes.keys():
             r = _of_pattern(lora.rank_pattern, module, lora.r)
             rows, columns = shapes[module]
             sizes[f"{BASE}{module}.{half}A.{ADAPTER}{ending}"] = r * columns
@@ -150,7 +134,7 @@ def trained_tensors(model: Any, config: Any) -> tuple[frozenset[str], int | None
         if kept and module.endswith(tuple(saved)):  # as peft matches them: "norm" is input_layernorm, too
             sizes[name] = parameter.numel()
     if config.bias != "none":
-        adapted = {f"{BASE}{module}.base_layer.bias" for module in adapted_modules(config, linears)}
+        adapted = {f"{BASE}{module}.base_layer.bias" for module in targeted}
         for name, parameter in model.named_parameters():
             if name in adapted or (config.bias == "all" and name.endswith("bias") and "lora_" not in name):
                 sizes[name] = parameter.numel()
@@ -165,18 +149,18 @@ def learnt_tokens(config: Any) -> dict[str, list[int]]:
     return dict(given) if isinstance(given, dict) else {"embed_tokens": list(given)}
 
 
-def _linears(model: Any) -> dict[str, tuple[tuple[int, int], Any]]:
-    """Return name to shape [out, in] and module of every linear of the base, adapted or not."""
-    found: dict[str, tuple[tuple[int, int], Any]] = {}
+def _linears(model: Any) -> dict[str, tuple[int, int]]:
+    """Return name to shape [out, in] of every linear of the base, adapted or not."""
+    found: dict[str, tuple[int, int]] = {}
     for name, module in model.named_modules():
         inner = ("lora_", "modules_to_save", "original_module")
         if any(part in name for part in inner):
             continue
         plain = name.removeprefix(BASE).replace(".base_layer", "")
         if isinstance(module, torch.nn.Linear):
-            found[plain] = ((module.out_features, module.in_features), module)
+            found[plain] = module.out_features, module.in_features
         elif f"{type(module).__module__}.{type(module).__name__}" == "transformers.pytorch_utils.Conv1D":  # of GPT-2
-            found[plain] = ((module.weight.shape[1], module.weight.shape[0]), module)
+            found[plain] = module.weight.shape[1], module.weight.shape[0]
     return found
 
 

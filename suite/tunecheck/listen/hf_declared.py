@@ -19,6 +19,7 @@ from tunecheck.listen.session import session_of
 from tunecheck.listen.settings import settings_of
 from tunecheck.listen.trained_model import device_of, dtype_of, is_transformers
 from tunecheck.models.layer_names import attention_kernel
+from tunecheck.training.hooks import inner_optimizer
 from tunecheck.training.session import Session
 
 ADAMW_ARGUMENTS = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
@@ -30,17 +31,17 @@ def declared_optimizer(trainer: Any) -> str:
     return "AdamW" if name.startswith("adamw_torch") else ""
 
 
-def declared_rates(hooks: Any) -> Rates | None:
-    """Return the learning rates that differ from those declared for their tensors; None where none are declared."""
+def declared_rates(hooks: Any) -> list[Rates]:
+    """Return the learning rates that differ from those declared for their tensors; [] where none are declared."""
     trainer = hooks.trainer
-    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    optimizer = inner_optimizer(trainer.optimizer)
     own = type(trainer).create_optimizer.__module__.startswith("transformers.")
     wanted = provenance.DECLARED.get(optimizer)
     if wanted is None and own and not hooks.own_optimizer and declared_optimizer(trainer):
         rate = float(trainer.args.learning_rate), f"{type(trainer.args).__name__}.learning_rate"
         wanted = dict.fromkeys((name for name, _ in trainer.model.named_parameters()), rate)
     if wanted is None:
-        return None
+        return []
     given = {id(p): group.get("initial_lr", group["lr"]) for group in optimizer.param_groups for p in group["params"]}
     found = {name: given[id(p)] for name, p in trainer.model.named_parameters() if id(p) in given and name in wanted}
     wrong = {
@@ -48,7 +49,7 @@ def declared_rates(hooks: Any) -> Rates | None:
         for name, rate in found.items()
         if not math.isclose(rate, wanted[name][0], rel_tol=1e-6)
     }
-    return Rates(tensors=len(found), wrong=wrong)
+    return [Rates(tensors=len(found), wrong=wrong)]
 
 
 def declared_schedule(trainer: Any, state: Any) -> list[ScheduleTaken]:
@@ -64,7 +65,7 @@ def declared_schedule(trainer: Any, state: Any) -> list[ScheduleTaken]:
 def declared_settings(hooks: Any) -> SettingsGiven:
     """Return the numbers that the arguments, the model and the optimizer were given."""
     trainer = hooks.trainer
-    optimizer, args = getattr(trainer.optimizer, "optimizer", trainer.optimizer), trainer.args
+    optimizer, args = inner_optimizer(trainer.optimizer), trainer.args
     return settings_of(trainer.model, [optimizer], args, None if hooks.own_optimizer else float(args.learning_rate))
 
 
@@ -82,7 +83,7 @@ def session(trainer: Any, hooks: Any, given: dict[str, Any], state: Any) -> Sess
         run_of(trainer, hooks, state, given.get("train_dataloader")),
         trainer.model,
         hooks.window,
-        optimizer=getattr(trainer.optimizer, "optimizer", trainer.optimizer),
+        optimizer=inner_optimizer(trainer.optimizer),
         tokenizer=getattr(tokenizer, "tokenizer", tokenizer),
         dataset=trainer.train_dataset,
         done=rows_done(state, hooks.listener.path),
@@ -159,7 +160,7 @@ def run_of(trainer: Any, hooks: Any, state: Any, loader: Any = None) -> declared
         which = "the script's own schedule" if hooks.own_schedule else f"the schedule {schedule!r}"
         left_open[Premise.SCHEDULE_KNOWN] = f"tunecheck does not know the closed form of {which}"
     settings, why = {name: getattr(args, name) for name in ADAMW_ARGUMENTS}, ""
-    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    optimizer = inner_optimizer(trainer.optimizer)
     rates = [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups]
     if hooks.own_optimizer:
         settings, why = adamw_settings(optimizer)

@@ -261,11 +261,8 @@ class TrainerHooks(StepMoments, TrainerCallback):
             run: Any = found.run
             unknown = self.own_optimizer and not run.holds(Premise.UPDATE_RULE_KNOWN)
             self.listener.begin(found, "" if unknown else declared_optimizer(self.trainer))
-            self.listener.emit(*of_trainer(self.trainer))
-            if (seen := declared_rates(self)) is not None:
-                self.listener.emit(seen)
-            declared = *declared_schedule(self.trainer, state), declared_settings(self), *best_chosen(args)
-            self.listener.emit(*declared)
+            declared = *declared_rates(self), *declared_schedule(self.trainer, state), declared_settings(self)
+            self.listener.emit(*of_trainer(self.trainer), *declared, *best_chosen(args))
             self.listener.look(EvaluationRows, lambda: shared_rows(self.trainer))
         self.step = state.global_step - self.first
         if declares_pairs(self.trainer.train_dataset):

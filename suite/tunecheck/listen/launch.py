@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import count
+from itertools import count, takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
@@ -284,25 +284,24 @@ class Early:
 
     def _files(self) -> list[Path]:
         """Return a trace of each process of the first training; [] before all windows end, or after one ended."""
-        files: list[Path] = []
-        while (file := trace_file(self._options, 1, len(files))).exists():
-            seen = file.read_bytes()
-            if _WINDOW_OVER not in seen or _TRAINING_OVER in seen:
-                return []
-            files.append(file)
+        files = _traces_of(self._options, 1)
+        if not all(_WINDOW_OVER in seen and _TRAINING_OVER not in seen for seen in map(Path.read_bytes, files)):
+            return []
         processes = read(files[0]).header.environment.get("processes", 1) if files else 0
         return files if processes == len(files) else []
+
+
+def _traces_of(options: Options, number: int) -> list[Path]:
+    """Return the traces of one training, one for each process."""
+    every = (trace_file(options, number, rank) for rank in count())
+    return list(takewhile(Path.exists, every))
 
 
 def merge_ranks(options: Options) -> None:
     """Make one trace of each training whose processes were all heard to the same end; leave the others apart."""
     for number in count(1):
-        first = trace_file(options, number, 0)
-        if not first.exists():
+        if not (files := _traces_of(options, number)):
             return
-        files = [first]
-        while (file := trace_file(options, number, len(files))).exists():
-            files.append(file)
         try:
             traces = [read(file) for file in files]
         except TraceError:

@@ -46,7 +46,7 @@ from tunecheck.runner.outcome import Outcome, ending_of
 from tunecheck.runner.setup import setup_of
 from tunecheck.training.data import Batch
 from tunecheck.training.events import Probes, at_work
-from tunecheck.training.hooks import located
+from tunecheck.training.hooks import inner_optimizer, located
 from tunecheck.training.restore import adapted_layers, having, random_state, unprinted, without_repacking
 from tunecheck.training.session import Session
 
@@ -73,7 +73,7 @@ JUDGING = {
 
 def fingerprint_of(run: Run, session: Session, processes: int) -> str:
     """Return the digest (16 hex digits) of the declared training, by which its sessions are comparable."""
-    model, optimizer = session.model, getattr(session.optimizer, "optimizer", session.optimizer)
+    model, optimizer = session.model, inner_optimizer(session.optimizer)
     settings = {
         **run.model_dump(mode="json", warnings=False, exclude=JUDGING),
         "class": type(model.get_base_model() if hasattr(model, "get_base_model") else model).__name__,
@@ -236,15 +236,12 @@ class Listener:
             return
         self._probes.step_begin(self._session, step, window)
 
-    def tell_rate(self, rate: float) -> None:
-        """Note the rate of the present step, for a schedule without a closed form."""
-        training: Any = self._session.run.training if self._session is not None else None
-        if training is not None and training._rate is not None:
-            training._rate = rate
-
-    def backward_end(self, step: int) -> None:
-        """The window's gradients are complete, unscaled, not yet clipped."""
+    def backward_end(self, step: int, rate: float) -> None:
+        """The window's gradients are complete, unscaled, not yet clipped; `rate` is that of the present step."""
         if self._probes is not None and self._session is not None:
+            training: Any = self._session.run.training
+            if training._rate is not None:  # of a schedule without a closed form
+                training._rate = rate
             self._probes.backward_end(self._session, step)
 
     def step_end(self, step: Step) -> None:

@@ -22,7 +22,7 @@ from tunecheck.core.premises import Premise
 from tunecheck.listen.moments import LOSSES, StepMoments
 from tunecheck.listen.options import rank_and_processes
 from tunecheck.listen.problems import say
-from tunecheck.training.hooks import Hooks, nothing, same_optimizer
+from tunecheck.training.hooks import Hooks, inner_optimizer, nothing, same_optimizer
 
 if TYPE_CHECKING:
     from tunecheck.listen.declared import WatchedRun
@@ -49,7 +49,7 @@ class LoopHooks(StepMoments):
     def __init__(self, options: "Options", model: Any = None, optimizer: Any = None, tokenizer: Any = None) -> None:
         super().__init__()
         self.options, self.model, self.tokenizer = options, model, tokenizer
-        self.optimizers: list[Any] = [] if optimizer is None else [getattr(optimizer, "optimizer", optimizer)]
+        self.optimizers: list[Any] = [] if optimizer is None else [inner_optimizer(optimizer)]
         self.stepped: list[Any] = []
         """Of the optimizers, those that have stepped in the present step."""
         self.listener: Listener | None = None
@@ -437,7 +437,7 @@ class LoopHooks(StepMoments):
 
     def _on_scaler_step(self, result: Any, scaler: Any, optimizer: Any, *_: Any, **__: Any) -> None:
         """A scaler has stepped its optimizer, or left it out for a gradient that is not finite."""
-        if self.begun and scaler.is_enabled() and self._is_own(getattr(optimizer, "optimizer", optimizer)):
+        if self.begun and scaler.is_enabled() and self._is_own(optimizer):
             self._backward_end()
             self._stepped(applied=False)
 

@@ -47,8 +47,7 @@ class StepMoments:
         self.stop_clock()
         norms = [norm(p.grad) for p in model.parameters() if p.grad is not None]
         self.own_norm = math.hypot(*norms) if norms else 0.0
-        listener.tell_rate(self.rate)
-        listener.backward_end(self.step)
+        listener.backward_end(self.step, self.rate)
         self.since = time.perf_counter()
 
     def step_ends(self, listener: "Listener", *, applied: bool, supervised_tokens: int | None = None) -> None:

@@ -5,14 +5,12 @@ attempt of the training's own trace.
 """
 
 import hashlib
-import logging
 import os
 import sys
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from traceback import walk_stack
@@ -63,7 +61,7 @@ _EARLY: deque[tuple[str, frozenset[str]]] = deque(maxlen=MOST_EARLY)
 """Files that were written before any training, and the values in each."""
 _OF_ALL: list["_Trained"] = []
 """Of every model that was trained, also of those that are gone."""
-_FILES: dict[str, None] = {}
+_FILES: set[str] = set()
 _TELL_FILE: list[Callable[[FileWritten], None]] = []
 
 
@@ -113,13 +111,11 @@ def written(thing: Any, path: Any = None) -> None:
     """This is about to be written to a file: tensors by name, what holds them, or anything else."""
     if probing():
         return
-    if _TELL_FILE and isinstance(path, str | os.PathLike) and any(True for _ in tensors_of(thing)):
-        file = os.path.realpath(path)
-        if file not in _FILES and len(_FILES) < MOST_FILES and not file.startswith("/dev/"):
-            _FILES[file] = None
-            _TELL_FILE[0](FileWritten(path=file))
     file = os.path.realpath(path) if isinstance(path, str | os.PathLike) else ""
     held = dict(tensors_of(thing)) if _TRAINED or file else {}
+    if _TELL_FILE and held and file not in ("", *_FILES) and len(_FILES) < MOST_FILES and not file.startswith("/dev/"):
+        _FILES.add(file)
+        _TELL_FILE[0](FileWritten(path=file))
     if held and not _TRAINED:
         _EARLY.append((file, frozenset(map(value_of, held.values()))))
     elif held or thing == {}:
@@ -388,7 +384,7 @@ def _read_back(model: Any, heard: _Heard, folder: Path, functions: list[torch.Te
     heard.read += 1
     begun = time.monotonic()
     inner = model.get_base_model() if hasattr(model, "get_base_model") else getattr(model, "_orig_mod", model)
-    with random_state(model.device), _silence():
+    with random_state(model.device), unprinted():
         again = type(inner).from_pretrained(folder, torch_dtype=model.dtype, local_files_only=True)
     again.to(model.device)
     logits = _logits(again, heard.ids)
@@ -410,21 +406,3 @@ def append(trace: Path, purpose: AttemptPurpose, device: str, seconds: float, re
     end = AttemptEnd(outcome=AttemptOutcome.FINISHED, detail="", seconds=seconds)
     with closing(TraceWriter(trace)) as writer:
         writer.write(AttemptStart(purpose=purpose, device=device), record, end)
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Print and log nothing in the block. What the script's other threads print and log stays as it is."""
-    handlers, own_thread = [*logging.getLogger("transformers").handlers, *logging.root.handlers], threading.get_ident()
-
-    def of_another_thread(record: logging.LogRecord) -> bool:
-        return record.thread != own_thread
-
-    for handler in handlers:
-        handler.addFilter(of_another_thread)
-    try:
-        with unprinted():
-            yield
-    finally:
-        for handler in handlers:
-            handler.removeFilter(of_another_thread)

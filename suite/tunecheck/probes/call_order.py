@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from tunecheck.core.evidence import CallOrder
 from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe, probing
-from tunecheck.training.hooks import same_optimizer
+from tunecheck.training.hooks import inner_optimizer, same_optimizer
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import whole
 
@@ -37,7 +37,7 @@ class CallOrderProbe(Probe):
 
     def start(self, session: Session) -> None:
         # of several optimizers the one with most of what learns: the others' steps are not its own
-        self._optimizer = _plain(getattr(session.optimizer, "optimizers", [session.optimizer])[0])
+        self._optimizer = inner_optimizer(getattr(session.optimizer, "optimizers", [session.optimizer])[0])
         self._witnesses = [_Witness(p) for p in _few(self._optimizer)]
         self._calls: list[str] = []
         self._clips: list[tuple[Any, float]] = []
@@ -188,7 +188,7 @@ class CallOrderProbe(Probe):
         self._remember()
 
     def _is_own(self, optimizer: Any) -> bool:
-        return same_optimizer(_plain(optimizer), self._optimizer)
+        return same_optimizer(optimizer, self._optimizer)
 
     def _on_step(self, optimizer: Any, *_: Any) -> None:
         if self._is_own(optimizer):
@@ -197,14 +197,13 @@ class CallOrderProbe(Probe):
                 self._note("unrestored move")
             self._in_optimizer, self._inside = True, []
         else:
-            plain = _plain(optimizer)
-            if plain not in self._others:
-                self._others[plain] = _Other(plain)
-            self._others[plain].look()
+            if optimizer not in self._others:
+                self._others[optimizer] = _Other(optimizer)
+            self._others[optimizer].look()
 
     def _on_stepped(self, optimizer: Any, *_: Any) -> None:
         if not self._is_own(optimizer):
-            other = self._others.get(_plain(optimizer))
+            other = self._others.get(optimizer)
             self._note(f"{'used ' if other and other.stepped() else ''}step of another optimizer")
         elif self._in_optimizer:
             self._stepped()
@@ -336,8 +335,3 @@ def _with_a_step(kind: type[Any]) -> Iterator[type[Any]]:
         yield kind
     for derived in kind.__subclasses__():
         yield from _with_a_step(derived)
-
-
-def _plain(optimizer: Any) -> Any:
-    """Return the optimizer inside of accelerate's."""
-    return getattr(optimizer, "optimizer", optimizer)

@@ -20,7 +20,7 @@ from tunecheck.probes.reference.architecture import (
     worst_gain,
 )
 from tunecheck.probes.reference.backward import layer_errors, negative_score_errors
-from tunecheck.probes.reference.forwards import FunctionCalls, logits_of
+from tunecheck.probes.reference.forwards import logits_of
 from tunecheck.probes.reference.measures import dtype_name, worst
 from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe
@@ -193,13 +193,15 @@ class _AttentionKernels:
     @contextmanager
     def seen_in(self) -> Iterator[None]:
         """Note the kernels of the block."""
-        functions, operators, sdpa = set[Any](), set[Any](), torch.nn.functional.scaled_dot_product_attention
-        called = self._hooks.guarded(lambda function, _: functions.add(function))
-        with FunctionCalls(called), _Operators(self._hooks.guarded(operators.add)):
+        called, operators = list[bool](), set[Any]()
+        with Hooks() as hooks, _Operators(self._hooks.guarded(operators.add)):
+            hooks.function(
+                torch.nn.functional, "scaled_dot_product_attention", before=lambda *_, **__: called.append(True)
+            )
             yield
         names = {operator.overloadpacket.__name__ for operator in operators}
         kernels = {name for name in names if "attention" in name or "flash_attn" in name}
-        if sdpa in functions:
+        if called:
             self.seen |= {f"sdpa:{name}" for name in kernels or {"math"}}
         else:
             self.seen |= kernels or {"eager"}

@@ -179,6 +179,11 @@ def same_optimizer(one: Any, other: Any) -> bool:
     return one is other or one.param_groups[0] is other.param_groups[0]
 
 
+def inner_optimizer(optimizer: Any) -> Any:
+    """Return the optimizer inside of accelerate's, and any other as it is."""
+    return getattr(optimizer, "optimizer", optimizer)
+
+
 def _put_back(holder: Any, name: str, telling: Any, inherited: bool) -> None:
     """Put a function back, unless somebody else has replaced ours; past hooks of ours that ended in another order."""
     if vars(holder).get(name) is not telling:

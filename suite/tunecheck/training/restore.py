@@ -1,6 +1,7 @@
 """Contexts that leave a model's modes and the random state as they found them."""
 
 import inspect
+import logging
 import random
 import sys
 import threading
@@ -212,12 +213,21 @@ class _Muted:
 
 @contextmanager
 def unprinted() -> Iterator[None]:
-    """Drop what this thread prints in the block: the model's own code, called again. Other threads print as ever."""
+    """Drop what this thread prints and logs in the block: the model's own code, called again. Others do as ever."""
     kept = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = muted = _Muted(sys.stdout), _Muted(sys.stderr)
+    handlers, own_thread = [*logging.getLogger("transformers").handlers, *logging.root.handlers], threading.get_ident()
+
+    def of_another_thread(record: logging.LogRecord) -> bool:
+        return record.thread != own_thread
+
+    for handler in handlers:
+        handler.addFilter(of_another_thread)
     try:
         yield
     finally:
+        for handler in handlers:
+            handler.removeFilter(of_another_thread)
         if (sys.stdout, sys.stderr) == muted:
             sys.stdout, sys.stderr = kept
 

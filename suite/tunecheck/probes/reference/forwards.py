@@ -1,12 +1,11 @@
 """Short forward passes of a session's model, its modes put back. Imports torch; child process only."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from tunecheck.probes.reference.measures import Digest, digest
@@ -58,19 +57,6 @@ def logits_at(model: Any, ids: torch.Tensor, wanted: torch.Tensor) -> torch.Tens
 def numbers_of(out: Any) -> list[torch.Tensor]:
     """Return the tensors of numbers that a model returned."""
     return [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
-
-
-class FunctionCalls(TorchFunctionMode):
-    """Tells each call of a function of torch's, with its result."""
-
-    def __init__(self, called: Callable[[Any, Any], None]) -> None:
-        super().__init__()
-        self._called = called
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        self._called(function, result)
-        return result
 
 
 TOGETHER_TOKENS = 256
