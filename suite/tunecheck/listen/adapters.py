@@ -111,19 +111,22 @@ def adapters_of(config: Any, model: Any) -> WatchedLora:
 
 def trained_tensors(model: Any, config: Any) -> tuple[frozenset[str], int | None]:
     """Enumerate the tensors that a LoraConfig trains, and count their elements; requires_grad is not read."""
-    linears, embeddings = _linears(model), _embeddings(model)
-    sizes: dict[str, int] = {}
+    embeddings, sizes = _embeddings(model), dict[str, int]()
     lora, targeted = adapters_of(config, model), set(model.base_model.targeted_module_names)  # peft's own report
-    for shapes, half, ending in ((linears, "lora_", ".weight"), (embeddings, "lora_embedding_", "")):
-        for module in targeted & shapes.keys():
-            r = _of_pattern(lora.rank_pattern, module, lora.r)
-            rows, columns = shapes[module]
-            sizes[f"{BASE}{module}.{half}A.{ADAPTER}{ending}"] = r * columns
-            sizes[f"{BASE}{module}.{half}B.{ADAPTER}{ending}"] = r * rows
-            if shapes is linears and getattr(config, "lora_bias", False):
-                sizes[f"{BASE}{module}.lora_B.{ADAPTER}.bias"] = rows
-            if lora.use_dora:
-                sizes[f"{BASE}{module}.lora_magnitude_vector.{ADAPTER}.weight"] = rows
+    for module, layer in model.base_model.model.named_modules():
+        base = getattr(layer, "base_layer", layer)
+        embeds = isinstance(base, torch.nn.Embedding)
+        known = embeds or isinstance(base, torch.nn.Linear) or type(base).__name__ == "Conv1D"  # of GPT-2
+        if module not in targeted or not known or not hasattr(layer, "in_features"):
+            continue
+        r, rows, columns = _of_pattern(lora.rank_pattern, module, lora.r), layer.out_features, layer.in_features
+        half, ending = ("lora_embedding_", "") if embeds else ("lora_", ".weight")
+        sizes[f"{BASE}{module}.{half}A.{ADAPTER}{ending}"] = r * columns
+        sizes[f"{BASE}{module}.{half}B.{ADAPTER}{ending}"] = r * rows
+        if not embeds and getattr(config, "lora_bias", False):
+            sizes[f"{BASE}{module}.lora_B.{ADAPTER}.bias"] = rows
+        if lora.use_dora:
+            sizes[f"{BASE}{module}.lora_magnitude_vector.{ADAPTER}.weight"] = rows
     for target, learnt in learnt_tokens(config).items():
         for module in (name for name in embeddings if _names([target], name)):
             name = f"{BASE}{module}.token_adapter.trainable_tokens_delta.{ADAPTER}"
@@ -147,21 +150,6 @@ def learnt_tokens(config: Any) -> dict[str, list[int]]:
     """Return the tokens that a LoraConfig has learn beside its adapters, by the name of their embedding."""
     given = getattr(config, "trainable_token_indices", None) or {}
     return dict(given) if isinstance(given, dict) else {"embed_tokens": list(given)}
-
-
-def _linears(model: Any) -> dict[str, tuple[int, int]]:
-    """Return name to shape [out, in] of every linear of the base, adapted or not."""
-    found: dict[str, tuple[int, int]] = {}
-    for name, module in model.named_modules():
-        inner = ("lora_", "modules_to_save", "original_module")
-        if any(part in name for part in inner):
-            continue
-        plain = name.removeprefix(BASE).replace(".base_layer", "")
-        if isinstance(module, torch.nn.Linear):
-            found[plain] = module.out_features, module.in_features
-        elif f"{type(module).__module__}.{type(module).__name__}" == "transformers.pytorch_utils.Conv1D":  # of GPT-2
-            found[plain] = module.weight.shape[1], module.weight.shape[0]
-    return found
 
 
 def _embeddings(model: Any) -> dict[str, tuple[int, int]]:
