@@ -10,6 +10,7 @@ from functools import wraps
 from typing import Literal
 
 from tunecheck.core.evidence import TRAINING_PHASES, DeviceSample, Health, Phase, Setup, Telemetry
+from tunecheck.core.text import bare_uuid
 from tunecheck.core.trace import Attempt, Trace
 
 XidClass = Literal["hardware", "unclear", "warning"]
@@ -90,7 +91,7 @@ def telemetry(attempt: Attempt) -> Telemetry | None:
     if not found:
         return None
     used = next((str((setup.cuda or {}).get("uuid") or "") for setup in reversed(attempt.all(Setup))), "")
-    if used and found[-1].uuid.startswith("GPU-") and _bare(used) != _bare(found[-1].uuid):
+    if used and found[-1].uuid.startswith("GPU-") and bare_uuid(used) != bare_uuid(found[-1].uuid):
         problem = f"{found[-1].uuid} was sampled, torch used {used}"
         return Telemetry(uuid=used, complete=False, problem=problem)
     return found[-1]
@@ -284,8 +285,3 @@ def _clock_fall(trace: Trace) -> str:
 
 def _xid(number: int) -> str:
     return f"Xid {number}: {classified(number).meaning}"
-
-
-def _bare(uuid: str) -> str:
-    # CUDA gives a MIG instance's UUID without its kind, so only the digits compare.
-    return uuid.removeprefix("GPU-").removeprefix("MIG-")

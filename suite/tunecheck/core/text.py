@@ -63,6 +63,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def bare_uuid(uuid: str) -> str:
+    """Return the digits of a GPU's UUID: CUDA gives a MIG instance's without its kind."""
+    return uuid.removeprefix("GPU-").removeprefix("MIG-")
+
+
 def file_stem(name: str) -> str:
     """Return the name of a run as the stem of a file name, with a digest in place of what is too long for one."""
     words = name.replace("/", "-")

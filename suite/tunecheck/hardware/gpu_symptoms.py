@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Literal
 
 from tunecheck.core.known_bugs import CUDNN_ATTENTION, cudnn_attention_gives_nan
-from tunecheck.core.text import human_bytes
+from tunecheck.core.text import bare_uuid, human_bytes
 from tunecheck.core.units import GIB
 from tunecheck.hardware.facts import Gpu, Hardware, NvmlState
 
@@ -146,10 +146,10 @@ def _compared(hardware: Hardware, torch: dict[str, Any]) -> Diagnosis:
             f"{found}, NVML none: neither other processes nor the driver's memory can be watched",
             hardware.nvml_remedy or "run `nvidia-smi` and read the kernel log",
         )
-    seen = {_bare(device["uuid"]) for device in devices if device["uuid"] is not None}
+    seen = {bare_uuid(device["uuid"]) for device in devices if device["uuid"] is not None}
     if len(seen) < len(devices):
         return ok("torch", f"{found}; this version does not report their UUIDs, so they cannot be compared with NVML's")
-    listed = {_bare(gpu.uuid) for gpu in _shown(hardware)}
+    listed = {bare_uuid(gpu.uuid) for gpu in _shown(hardware)}
     if seen == listed or (hardware.visible is None and seen <= listed):
         return ok("torch", f"{found}, the same as NVML by UUID")
     return error(
@@ -158,11 +158,6 @@ def _compared(hardware: Hardware, torch: dict[str, Any]) -> Diagnosis:
         f"NVML alone {_names(listed - seen)}",
         f"name the GPUs by UUID in {VISIBLE_DEVICES}, and check whether one needs a reset",
     )
-
-
-def _bare(uuid: str) -> str:
-    # CUDA gives a MIG instance's UUID without its kind, so only the digits compare.
-    return uuid.removeprefix("GPU-").removeprefix("MIG-")
 
 
 def _names(uuids: set[str]) -> str:

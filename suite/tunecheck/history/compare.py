@@ -15,7 +15,7 @@ from tunecheck.history.store import RECENT, Store
 from tunecheck.results import RunReport
 from tunecheck.results.baseline import FEWEST_SESSIONS, Status, compare_pair
 from tunecheck.results.figures import FIGURES, change
-from tunecheck.results.rejudge import judged_again, session_report
+from tunecheck.results.rejudge import judged_again, report_on, session_report
 from tunecheck.results.words import cpu_contention_words, too_busy
 
 
@@ -81,19 +81,15 @@ def compare(a: Path, b: Path, store: Store) -> list[Comparison]:
 
 def _sides(path: Path) -> dict[str, _Side]:
     if path.is_dir():
-        report = session_report(path)
-        rows, started_at = report.runs, report.started_at
+        folder, report = path, session_report(path)
     else:
-        trace = read(path)
-        rows, started_at = (judged_again(trace, [], trace_file=path.name),), trace.header.started_at
-    folder, sides = path if path.is_dir() else path.parent, {}
-    for row in rows:
-        entry = None
-        if row.trace_file:
-            held = read(folder / row.trace_file)
-            entry = history_entry(row, held, session=folder.name, started_at=started_at)
-        sides[row.name] = row, entry
-    return sides
+        folder, trace = path.parent, read(path)
+        report = report_on([trace], [judged_again(trace, [], trace_file=path.name)], interrupted=False)
+    about = {"session": folder.name, "started_at": report.started_at}
+    return {
+        row.name: (row, history_entry(row, read(folder / row.trace_file), **about) if row.trace_file else None)
+        for row in report.runs
+    }
 
 
 def _compared(name: str, first: _Side, second: _Side, store: Store) -> Comparison:

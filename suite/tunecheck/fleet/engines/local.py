@@ -6,6 +6,7 @@ import re
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from tunecheck.fleet import node
 from tunecheck.fleet.engines import News
 from tunecheck.fleet.request import EngineOptions, Request
 from tunecheck.hardware import probe
-from tunecheck.results.fleet import Place
+from tunecheck.results.fleet import Place, places_of
 from tunecheck.session.leases import usable
 
 
@@ -36,11 +37,8 @@ class Local:
         name = os.environ.get("TUNECHECK_NODE") or platform.node()  # a pod's own name is not that of its node
         if "/" in name or "\0" in name or name in (".", ".."):
             raise ConfigError([f"TUNECHECK_NODE={name!r}: should be the name of a node; it names a folder, too"])
-        alone = self._number == 1
-        return [
-            Place(name=name if alone else f"{name}-{card}", node=name, card=card if self._cards else None)
-            for card in range(self._number)
-        ]
+        places = places_of(name, self._number)
+        return places if self._cards else [replace(place, card=None) for place in places]
 
     def submit(self, request: Request, places: Sequence[Place]) -> None:
         """Start a session for each."""
