@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import peft
 import pytest
 from footprint import watch_probes
-from transformers import Trainer
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer
 
 from benchmarks.scripts.script import TARGETS, Script, judged
-from tunecheck.listen.adapters import adapter_variant
+from tunecheck.listen.adapters import adapter_variant, trained_tensors
 from tunecheck.listen.loop_loss import OUTSIDE_FORWARD
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the script's libraries' own
@@ -59,3 +61,14 @@ def test_a_random_b_that_the_config_asks_for_is_a_question(tmp_path):
 
     assert row.failed == []
     assert [finding.check for finding in row.suspected] == ["adapters_start_neutral", "lora_gradient_schedule"]
+
+
+def test_adapters_that_were_injected_without_a_model_of_pefts_are_enumerated():
+    """peft.inject_adapter_in_model, as transformers calls it, puts no model of its own around."""
+    plain: dict[str, Any] = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
+    config = peft.LoraConfig(r=4, target_modules=["q_proj"])
+    model = LlamaForCausalLM(LlamaConfig(**plain, num_hidden_layers=2, num_key_value_heads=1))
+    injected: Any = peft.inject_adapter_in_model(config, model)
+    names, count = trained_tensors(injected, config)
+    assert len(names) == 4
+    assert count == sum(p.numel() for p in injected.parameters() if p.requires_grad)
