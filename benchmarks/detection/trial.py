@@ -112,7 +112,7 @@ def _hardware(device: str) -> dict[str, Any]:
     hardware = probe()
     if not hardware.visible_gpus:
         raise SuiteError("--device cuda needs a GPU that CUDA shows to this process; `tunecheck doctor` says why not")
-    return {"environment": hardware.to_json(), "gpu": True, "card": hardware.visible_gpus[0].uuid}
+    return {"environment": hardware.to_json(), "gpu": True, "cards": (hardware.visible_gpus[0].uuid,)}
 
 
 def smoke_test_failed(trace: Trace) -> bool:
