@@ -41,6 +41,7 @@ def main(folder: str, precision: str) -> None:
         supervised = sum(int((labels[:, 1:] != -100).sum()) for _, _, labels in batches)
         total = 0.0
         for ids, mask, labels in batches:
+            ids, mask, labels = (part.to(model.device) for part in (ids, mask, labels))
             loss = model(input_ids=ids, attention_mask=mask, labels=labels, num_items_in_batch=supervised).loss
             loss.backward()
             total += float(loss)

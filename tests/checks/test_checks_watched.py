@@ -483,6 +483,17 @@ def test_rows_cut_off_where_they_are_the_same_are_told_as_cut_off():
     assert "see rows_whole" in check(truncated).detail
 
 
+@pytest.mark.parametrize(("error", "status"), [(math.inf, Status.SUSPECTED), (math.nan, Status.SUSPECTED), (0, None)])
+def test_an_attention_kernel_that_is_wrong_for_rows_that_were_not_seen_is_a_question(error, status):
+    """cuDNN's on an H100: the training's own rows came out right. Rows of its own that are wrong fail."""
+    check = CHECKS["forward_matches_architecture"]()
+    trace = with_record(watched(), e.ForwardReference, extreme_error=error, extreme_error_at="its gradient by q")
+
+    assert check(trace).status is (status or Status.PASSED)
+    assert ("enable_cudnn_sdp(False)" in check(trace).meaning) is bool(status)
+    assert check(with_record(trace, e.ForwardReference, error=0.3)).status is Status.FAILED
+
+
 def test_what_rests_on_a_presumed_premise_is_suspected_at_most():
     """Whoever presumes it says why; what could not be read for it is no lost evidence."""
     why = "the model contains the script's own Beside"

@@ -90,23 +90,27 @@ def test_a_rate_of_zero_where_something_is_to_learn_is_named(rates, tmp_path):
     assert ("rate is 0" if any(rates) else "learning rate above zero") in failed["trainable_moved"]
 
 
-@pytest.mark.parametrize("stepped", [False, True], ids=["per epoch", "per step"])
-def test_a_schedule_that_holds_the_rate_at_zero_is_a_question_until_it_is_stepped(stepped, tmp_path):
-    """A warm-up that begins at 0 and is stepped once per epoch leaves the first epoch without a rate."""
+@pytest.mark.parametrize(
+    ("steps", "stepped", "meant"),
+    [(5, False, True), (5, True, False), (1, True, True)],
+    ids=["per epoch", "per step", "one step"],
+)
+def test_a_schedule_that_holds_the_rate_at_zero_is_a_question_until_it_is_stepped(steps, stepped, meant, tmp_path):
+    """A warm-up that begins at 0 leaves the first step without a rate; one that is stepped per epoch, the first epoch."""
 
     def train():
         model = Net()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: epoch // 9)
-        for _ in range(5):
+        for _ in range(steps):
             loop(model, optimizer, steps=1)
             if stepped:
                 schedule.step()
 
     failed, row = judged(tmp_path, train)
     asked = {finding.check: finding.detail for finding in row.findings if finding.status.value == "suspected"}
-    assert "learning rate above zero" in (failed if stepped else asked)["trainable_moved"]
-    assert stepped or not failed
+    assert "learning rate above zero" in (asked if meant else failed)["trainable_moved"]
+    assert not meant or not failed
 
 
 def test_a_loop_shorter_than_the_window_is_judged(tmp_path):

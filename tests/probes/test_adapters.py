@@ -19,6 +19,18 @@ def drawn(rows: int, columns: int) -> torch.Tensor:
     return (torch.rand(rows, columns) * 2 - 1) / columns**0.5
 
 
+def test_two_a_whose_sums_are_equal_are_two() -> None:
+    """In bf16 a sum of 64 numbers has few values: of two hundred A, two had the same on a GPU."""
+    a, again = drawn(8, 64), drawn(8, 64).flip(1)
+    named = {"q_proj": a, "k_proj": again, "v_proj": a.clone()}
+    model = SimpleNamespace(
+        named_parameters=lambda: [(f"{name}.lora_A.default.weight", torch.nn.Parameter(a)) for name, a in named.items()]
+    )
+    _, repeated, _ = _starts(SimpleNamespace(model=model))
+
+    assert repeated == ("v_proj.lora_A.default.weight",)
+
+
 @pytest.mark.parametrize(
     ("a", "is_dependent"),
     [

@@ -309,7 +309,7 @@ UNREGISTERED = "Layers are kept in a plain list or dictionary, so that parameter
 KEPT_APART = "a part may be kept out of the model's state on purpose, as a fixed critic is"
 NO_GRADIENT = "A part of the model is outside the forward pass, runs under no_grad, or has its result detached."
 RATE_0 = "The learning rate is 0."
-WARMS_UP = "a warm-up that is stepped once per epoch may begin at 0"
+WARMS_UP = "a warm-up may begin at 0, and may be stepped once per epoch"
 ROUNDS = "16-bit weights round small updates away."
 
 
@@ -345,8 +345,9 @@ class TrainableMoved(Check):
         why = "step was applied with a learning rate above zero"
         if not moving:
             stepped = any("schedule" in seen.calls for seen in trace.all(CallOrder))
-            waits, detail = seen.rate_scheduled and not stepped, f"no {why}"
-            detail += ", and the schedule was not stepped yet" if waits else ""
+            early = "one step was seen" if len(trace.steps) == 1 else "" if stepped else "the schedule was not stepped yet"
+            waits, detail = seen.rate_scheduled and early, f"no {why}"
+            detail += f", and {early}" if waits else ""
             meant = WARMS_UP if waits else ""
             return self.found(False, detail, measured=0.0, limit=limit, causes=[RATE_0], meant=meant)
         if moving == 1 and seen.unmoved and all(".lora_A." in name for name in seen.unmoved):

@@ -99,7 +99,9 @@ class ForwardProbe(Probe):
                 at = worst(finer) or ""
                 exact |= {"fp32_error": finer.get(at, math.nan), "fp32_error_at": at}
             if session.run.training.attention == "sdpa":
-                errors |= negative_score_errors(session.model, session.device)
+                extreme = negative_score_errors(session.model, session.device)
+                at = worst(extreme) or ""
+                exact |= {"extreme_error": extreme.get(at, math.nan), "extreme_error_at": at}
         at = worst(errors) or ""
         self.emit(
             ForwardReference(

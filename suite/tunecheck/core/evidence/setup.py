@@ -240,3 +240,8 @@ class ForwardReference(Record):
     in 16 bit; taken in a 16-bit run alone."""
     fp32_error_at: str = ""
     """That relation."""
+    extreme_error: float | None = None
+    """Largest relative error of sdpa by itself, at lengths and scores that the training may never have; taken where the
+    model attends by sdpa."""
+    extreme_error_at: str = ""
+    """That length and tensor."""
