@@ -96,7 +96,7 @@ def test_a_rate_of_zero_where_something_is_to_learn_is_named(rates, tmp_path):
     ids=["per epoch", "per step", "one step"],
 )
 def test_a_schedule_that_holds_the_rate_at_zero_is_a_question_until_it_is_stepped(steps, stepped, meant, tmp_path):
-    """A warm-up that begins at 0 leaves the first step without a rate; one that is stepped per epoch, the first epoch."""
+    """A warm-up may begin at 0. Where it is stepped per epoch, the whole first epoch has no rate."""
 
     def train():
         model = Net()

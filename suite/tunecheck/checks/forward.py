@@ -41,7 +41,8 @@ class ForwardMatchesArchitecture(NumericCheck):
     """Norms, positions, attention, activation, residuals and head follow the architecture's formulas.
 
     Independent code recomputes every operation between the linears, one relation at a time. A skipped or misplaced
-    layer breaks a relation too. So does wrong attention for the row lengths and padding of a training step.
+    layer breaks a relation too. So does wrong attention for the row lengths and padding of a training step. Attention
+    that is wrong for other lengths alone is suspected.
     """
 
     needs = frozenset({Premise.CAUSAL_LM, Premise.ARCHITECTURE_KNOWN, Premise.BASE_PLAIN})

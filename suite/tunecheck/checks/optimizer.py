@@ -345,9 +345,8 @@ class TrainableMoved(Check):
         why = "step was applied with a learning rate above zero"
         if not moving:
             stepped = any("schedule" in seen.calls for seen in trace.all(CallOrder))
-            early = "one step was seen" if len(trace.steps) == 1 else "" if stepped else "the schedule was not stepped yet"
-            waits, detail = seen.rate_scheduled and early, f"no {why}"
-            detail += f", and {early}" if waits else ""
+            waits, detail = seen.rate_scheduled and (not stepped or len(trace.steps) == 1), f"no {why}"
+            detail += ", and the schedule was hardly stepped yet" if waits else ""
             meant = WARMS_UP if waits else ""
             return self.found(False, detail, measured=0.0, limit=limit, causes=[RATE_0], meant=meant)
         if moving == 1 and seen.unmoved and all(".lora_A." in name for name in seen.unmoved):

@@ -116,7 +116,7 @@ def head_error(model: Any, calls: Calls) -> dict[str, float]:
         return {"head": relative_error(head(given), wanted)}
 
 
-def worst_gain(model: Any, architecture: Architecture, calls: Calls) -> tuple[float, str]:
+def worst_gain(model: Any, architecture: Architecture, calls: Calls) -> tuple[float | None, str]:
     """How far a norm's gain is off, and which norm's: a token's is the median over its elements, a norm's their RMS.
 
     In 16 bit each element is rounded, up and down alike, and the median is hardly moved by it; what is rounded before
@@ -129,11 +129,14 @@ def worst_gain(model: Any, architecture: Architecture, calls: Calls) -> tuple[fl
             given, out = calls[name]
             scale = torch.rsqrt(given.square().mean(-1, keepdim=True) + architecture.rms_norm_eps)
             wanted = _weight(module, given).float() * given * scale
-            scaled = wanted.ne(0).any(-1)  # the padding's embedding is zeros, whose gain is no number
-            ratios = (out / wanted)[scaled].cpu()  # nanmedian has no deterministic kernel on CUDA
-            gains[name] = float((ratios.nanmedian(-1).values - 1).square().mean().sqrt())
+            # a scale of nearly 1, 2 or 1/2 moves no 16-bit number from its place: all elements are then off by as much
+            moved = (2**0.5 * torch.frexp(2**0.5 * scale).mantissa - 1).abs() > 2 * torch.finfo(model.dtype).eps
+            told = wanted.ne(0).any(-1) & moved[..., 0]  # the padding's embedding is zeros, whose gain is no number
+            if told.any():
+                ratios = (out / wanted)[told].cpu()  # nanmedian has no deterministic kernel on CUDA
+                gains[name] = float((ratios.nanmedian(-1).values - 1).square().mean().sqrt())
     worst = max(gains, key=lambda name: float("inf") if gains[name] != gains[name] else gains[name], default="")
-    return gains.get(worst, float("nan")), worst
+    return gains.get(worst), worst
 
 
 class WatchedAttention:
