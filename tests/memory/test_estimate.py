@@ -30,9 +30,10 @@ from tunecheck.results import VERDICT_SCHEMA
 
 @pytest.fixture(autouse=True)
 def _own_folders(monkeypatch, tmp_path):
-    """No prediction and no report of this machine is seen."""
+    """No prediction and no report of this machine is seen, nor what a real GPU measured."""
     monkeypatch.setenv("TUNECHECK_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TUNECHECK_REPORTS", str(tmp_path / "reports"))
+    monkeypatch.setattr("tunecheck.memory.evidence_folder", lambda: tmp_path / "reports" / "evidence")
 
 
 @pytest.fixture
@@ -263,16 +264,15 @@ def test_a_card_of_its_class_holds_less_than_its_name_says():
 
 
 def test_estimate_tells_kinds_phases_and_cards(capsys, answering):
-    """And that nothing was measured."""
+    """And whose measurements they are."""
     assert main(["estimate", QUICK]) == 0
 
     printed = " ".join(capsys.readouterr().out.split())
-    assert "not measured" in printed
     assert "quantised weights 54,998,520" in printed
     assert "activations and loss 1.86 GiB" in printed
     assert "steady 2.79 GiB" in printed
     assert "fits GPUs of 6 GB and more" in printed
-    assert "CUDA context: 477 MiB, assumed, not measured" in printed
+    assert "CUDA context: 751 MiB, measured on another GPU" in printed
 
 
 def test_estimate_of_all_runs_is_one_table(capsys, answering):
@@ -317,7 +317,7 @@ def test_the_fallback_steps_are_predicted_where_they_are_asked_for(capsys, answe
     assert main(["estimate", QUICK, "--fallback"]) == 0
     printed = capsys.readouterr().out
     assert re.search(r"fallback +weights +allocator +process +GPU", printed)
-    assert re.search(r"offload +107 MiB +2\.86 GiB +3\.32 GiB +6 GB", printed)
+    assert re.search(r"offload +107 MiB +2\.86 GiB +3\.59 GiB +6 GB", printed)
 
 
 def test_offloaded_bytes_are_the_hosts(capsys, answering):

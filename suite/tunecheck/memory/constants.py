@@ -19,7 +19,7 @@ class Constant(Frozen):
 
     bytes: int
     provenance: str
-    """deduced (from source code) or assumed, until it is measured."""
+    """measured; deduced from source code until it is."""
     source: str
 
 
@@ -34,9 +34,10 @@ class CardShare(Frozen):
 
 CUBLAS_WORKSPACE = Constant(
     bytes=2 * 32 * 2**20,
-    provenance="deduced, not measured",
+    provenance="deduced, and measured on one GPU",
     source="PyTorch's ATen source: 32 MiB on compute capability 9, 10 and 12 (8.1 MiB on others), once for the thread "
-    "of the forward pass and once for that of the backward pass; CUBLAS_WORKSPACE_CONFIG=:16:8 makes it 0.3 MB",
+    "of the forward pass and once for that of the backward pass; CUBLAS_WORKSPACE_CONFIG=:16:8 makes it 0.3 MB. "
+    "The same on an H100 with torch 2.11",
 )
 """Of a GPU of unknown capability, and of each in a deterministic training, whose CUBLAS_WORKSPACE_CONFIG=:4096:8 is
 32 MiB everywhere."""
@@ -44,10 +45,10 @@ SMALL_WORKSPACE_BYTES, LARGE_WORKSPACE = 2 * (4096 * 2 + 16 * 8) * 2**10, ("9", 
 """Both workspaces on other GPUs (:4096:2:16:8, in KiB), and the major capabilities that have the large one (torch 2.13,
 aten/src/ATen/cuda/CublasHandlePool.cpp: getChosenWorkspaceSize)."""
 CUDA_CONTEXT = Constant(
-    bytes=500_000_000,
-    provenance="assumed, not measured",
-    source="between two published figures: 141 MiB on a T4 (fitcheck-llm 0.3.1) and 850 MB, what PyTorch's own test "
-    "runner reserves for a process",
+    bytes=787_283_968,
+    provenance="measured on another GPU",
+    source="NVIDIA H100 80GB HBM3, torch 2.11.0+cu130, with bitsandbytes; 141 MiB are published for a T4 (fitcheck-llm "
+    "0.3.1)",
 )
 UNMEASURED = CardShare(cublas_workspace=CUBLAS_WORKSPACE, cuda_context=CUDA_CONTEXT)
 
