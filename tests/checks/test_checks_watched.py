@@ -30,6 +30,10 @@ MEANT = {
     ("rows_whole", "all of them, in a template that is learned"),
     ("no_loss_on_padding", "of what seems to be padding"),
     ("padding_hidden", "a mask of ones"),
+    ("evaluation_reported", "another loss"),
+    ("evaluation_reported", "not a number"),
+    ("evaluation_reported", "gradients"),
+    ("evaluation_reported", "some rows"),
     ("rows_reach_loss", "the first position"),
     ("loss_receives_logits", "rows against themselves"),
     ("loss_receives_logits", "outputs against all targets"),
@@ -491,7 +495,7 @@ def test_an_attention_kernel_that_is_wrong_for_rows_that_were_not_seen_is_a_ques
 
     assert check(trace).status is (status or Status.PASSED)
     assert ("enable_cudnn_sdp(False)" in check(trace).meaning) is bool(status)
-    assert check(with_record(trace, e.ForwardReference, error=0.3)).status is Status.FAILED
+    assert "enable_cudnn_sdp" not in check(with_record(trace, e.ForwardReference, error=0.3)).meaning
 
 
 def test_what_rests_on_a_presumed_premise_is_suspected_at_most():
@@ -499,8 +503,7 @@ def test_what_rests_on_a_presumed_premise_is_suspected_at_most():
     why = "the model contains the script's own Beside"
     check, trace = CHECKS["forward_matches_architecture"](), with_record(watched(), e.ForwardReference, error=0.3)
     presumed = with_run(trace, premises={"architecture_known": {"source": "presumed", "where": why}})
-    assert (check(trace).status, check(presumed).status) == (Status.FAILED, Status.SUSPECTED)
-    assert check(presumed).meant == why
+    assert (check(trace).meant, check(presumed).meant) == (check.convention, why)
 
     unread = without(presumed, e.ForwardReference)
     assert (check(unread).status, check(unread).detail, check(unread).expected) == (Status.UNJUDGED, why, True)
@@ -680,7 +683,7 @@ def test_an_evaluation_may_be_smoothed_as_the_training_is():
     trace = watched(evaluation(reported_loss=2.8, token_mean_uniform=6.0, batch_mean_uniform=6.0))
 
     assert CHECKS["evaluation_reported"]()(with_run(trace, smoothing=0.2)).passed
-    assert CHECKS["evaluation_reported"]()(trace).status is Status.FAILED
+    assert CHECKS["evaluation_reported"]()(trace).status is Status.SUSPECTED
 
 
 @pytest.mark.parametrize("name", ["loss_oracle", "accumulation_oracle"])
@@ -1262,15 +1265,22 @@ def test_names_of_adapters_that_no_module_has(unmatched, status):
     assert ("no module matches v_porj" in finding.detail) is bool(unmatched)
 
 
-@pytest.mark.parametrize(("differing", "status"), [(2, Status.FAILED), (0, Status.SUSPECTED)], ids=["two", "all"])
-def test_a_reference_that_was_right_nowhere_proves_nothing(differing, status):
-    """Where all tensors differ from the file alike, it may be read otherwise than it was loaded."""
-    trace = watched()
-    names = tuple(f"tensor {number}" for number in range(differing or trace.one(e.BaseFidelity).tensors))
-    finding = CHECKS["base_matches_file"]()(with_record(trace, e.BaseFidelity, differing=names))
-    assert finding.status is status
-    ours = CHECKS["base_matches_file"]()(with_record(healthy(), e.BaseFidelity, differing=names))
-    assert ours.status is Status.FAILED  # the suite loads its base itself
+@pytest.mark.parametrize(
+    ("name", "kind", "wrong"),
+    [
+        ("base_matches_file", e.BaseFidelity, {"differing": ("a tensor",)}),
+        ("forward_matches_architecture", e.ForwardReference, {"error": 0.3}),
+        ("adapters_start_random", e.AdapterStart, {"a_repeated": ("A",)}),
+        ("adapter_algebra", e.AdapterStart, {"algebra_error": 0.3}),
+        ("parameters_counted", e.Census, {"trainable_parameters": 1}),
+    ],
+)
+def test_what_a_script_may_define_otherwise_is_a_question(name, kind, wrong):
+    """The suite's own runs are held to it."""
+    check = CHECKS[name]()
+
+    assert check(with_record(watched(), kind, **wrong)).status is Status.SUSPECTED
+    assert check(with_record(healthy(), kind, **wrong)).status is Status.FAILED
 
 
 @pytest.mark.parametrize(
@@ -1279,7 +1289,6 @@ def test_a_reference_that_was_right_nowhere_proves_nothing(differing, status):
         ("loss_oracle", e.Oracle, {"loss": 9.0}),
         ("accumulation_oracle", e.Oracle, {"gradient_error": 0.3}),
         ("updates_match_adamw", e.Update, {"update_error": 0.3, "moment_error": 0.3}),
-        ("adapter_algebra", e.AdapterStart, {"algebra_error": 0.3, "least_algebra_error": 0.3}),
     ],
 )
 def test_a_reference_that_nothing_confirms_is_a_suspicion(name, kind, wrong):
@@ -1290,10 +1299,9 @@ def test_a_reference_that_nothing_confirms_is_a_suspicion(name, kind, wrong):
 
     assert (check(known).status, check(unknown).status) == (Status.FAILED, Status.SUSPECTED)
     assert check(unknown).meant == UNWITNESSED
-    if name != "adapter_algebra":  # which records its nearest module
-        healthy_one = watched().all(kind)[1]
-        right = with_record(unknown, kind, 1, **{field: getattr(healthy_one, field) for field in wrong})
-        assert check(right).status is Status.FAILED
+    healthy_one = watched().all(kind)[1]
+    right = with_record(unknown, kind, 1, **{field: getattr(healthy_one, field) for field in wrong})
+    assert check(right).status is Status.FAILED
 
 
 def test_the_nearest_mean_is_chosen_where_nobody_declares_one():
@@ -1311,7 +1319,7 @@ def test_the_nearest_mean_is_chosen_where_nobody_declares_one():
 
 @pytest.mark.parametrize(
     ("tensors", "status"),
-    [((20, 31), Status.SUSPECTED), ((20, 40, 60), Status.FAILED), ((20, 60, 40), Status.PASSED)],
+    [((20, 31), Status.SUSPECTED), ((20, 40, 60), Status.SUSPECTED), ((20, 60, 40), Status.PASSED)],
     ids=["two samples", "to the end", "falls again"],
 )
 def test_a_list_that_is_emptied_again_is_no_leak(tensors, status):

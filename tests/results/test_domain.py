@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 from metered import MIB, UUID, metered, sample
-from traces import adding, healthy, with_record, without
+from traces import BY_A_SCRIPT, adding, healthy, with_record, with_run, without
 
 from tunecheck.checks import asked_of
 from tunecheck.checks.telemetry import XIDS, classified, hardware_faults, other_gpu_processes, telemetry, throttled
@@ -145,6 +145,12 @@ RULES: dict[str, tuple[Trace, str, Domain, str]] = {
         "finite",
         Domain.UNKNOWN,
         "the GPU was not watched to the end: there are no samples",
+    ),
+    "a script's own GPU": (
+        with_run(without(ON_GPU, e.Telemetry), premises=BY_A_SCRIPT),
+        "finite",
+        Domain.WORKLOAD,
+        "a script's own training, whose GPU nobody watches, has most faults in the script",
     ),
     "on the CPU": (
         Trace(ON_CPU.header, ON_CPU.attempts[:1]),

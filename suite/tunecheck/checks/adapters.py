@@ -2,7 +2,7 @@
 
 import math
 
-from tunecheck.core.check import Check, NumericCheck, holding, knows_model, recorded, required, some, unwitnessed
+from tunecheck.core.check import Check, NumericCheck, holding, recorded, required, some
 from tunecheck.core.evidence import AdapterDropout, AdapterEffect, AdapterStart, Census, OwnLoss, Setup, Step, Window
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import Premise
@@ -50,6 +50,7 @@ class AdaptersStartRandom(Check):
     """
 
     needs = frozenset({"adapters", Premise.CAUSAL_LM, Premise.ADAPTERS_ENUMERATED, Premise.ADAPTERS_FRESH})
+    convention = "adapters may begin with other numbers, as some methods want"
     meaning = (
         "The seed is reset for each adapter, or for parts of one. A has another scale. The seed is never set. The "
         "first steps are then equal, of smaller rank, independent of the seed, too long or too short."
@@ -85,6 +86,7 @@ class AdapterAlgebra(NumericCheck):
     """
 
     needs = frozenset({"adapters", Premise.CAUSAL_LM, Premise.ADAPTERS_ENUMERATED, Premise.BASE_PLAIN})
+    convention = "a variant of LoRA may compute another formula"
     meaning = (
         "The scaling is not alpha/r. The factors are transposed. Dropout is active though configured as 0. The "
         "adapters are not part of the forward pass."
@@ -110,10 +112,7 @@ class AdapterAlgebra(NumericCheck):
             }
         )
         detail = "; ".join(problems) or f"{seen.modules} adapted linears add {formula}"
-        # of all modules the nearest one is off, too
-        alike = seen.modules if seen.least_algebra_error > limit else 0
-        meant = unwitnessed(alike, seen.modules, confirmed=knows_model(trace) or not seen.logit_change > 0)
-        return self.at_most(error, limit, detail, problems=problems, meant=meant)
+        return self.at_most(error, limit, detail, problems=problems)
 
 
 def _start(trace: Trace) -> AdapterStart:

@@ -46,6 +46,7 @@ class ForwardMatchesArchitecture(NumericCheck):
     """
 
     needs = frozenset({Premise.CAUSAL_LM, Premise.ARCHITECTURE_KNOWN, Premise.BASE_PLAIN})
+    convention = "a script may change the function of its model, such as its attention"
     meaning = (
         "The weights are right, but the function is not. Attention uses wrong positions or a wrong scale. A layer is "
         "skipped or out of order. The activation or epsilon differs. A patched or fused kernel computes something "

@@ -30,6 +30,7 @@ class LiveTensorsFlat(Check):
     """
 
     needs = frozenset({"several_steps"})
+    convention = "a script may collect tensors, such as a memory of features or an episode's moves"
     meaning = (
         f"{LOSSES_ADDED} A list keeps losses, logits or outputs with their graph. An evaluation keeps its results. "
         "Hooks are registered repeatedly."
@@ -68,13 +69,7 @@ class LiveTensorsFlat(Check):
         hooks = last.hooks - first.hooks
         if hooks > 0:
             detail += f"; {hooks} more hooks on the model"
-        more = range(max(0, hooks))
-        two = TWO_SAMPLES if len(samples) < ENOUGH_SAMPLES and not more else ""
-        return self.at_most(growth, self.max_growth, detail, problems=more, meant=two)
-
-
-ENOUGH_SAMPLES = 3
-TWO_SAMPLES = "between two samples a list may grow that is emptied later, as a game's moves or an epoch's losses are"
+        return self.at_most(growth, self.max_growth, detail, problems=range(max(0, hooks)))
 
 
 FEWEST_SAMPLES = 8

@@ -13,7 +13,6 @@ from tunecheck.core.check import (
     recorded,
     said_once,
     some,
-    unwitnessed,
 )
 from tunecheck.core.errors import NotApplicable
 from tunecheck.core.evidence import (
@@ -201,6 +200,7 @@ class ParametersCounted(Check):
     """The trained and the total number of parameters equal the arithmetic of the configured shapes."""
 
     needs = frozenset({Premise.COUNT_DECLARED})
+    convention = "a model may be changed after it was built from its configuration"
     meaning = (
         f"{TENSORS_COUNTED} An adapter has another rank than configured. Layers are missing. A tied matrix exists "
         "twice."
@@ -299,6 +299,7 @@ class BaseMatchesFile(Check):
     """Every base tensor equals the file's within the quantisation error; rotary buffers and tied head are right."""
 
     needs = frozenset({Premise.CAUSAL_LM, Premise.ARCHITECTURE_KNOWN, Premise.BASE_FROM_FILE, Premise.BASE_PLAIN})
+    convention = "weights may be changed after loading, as where a layer begins anew"
     meaning = (
         "Weights were not loaded, were loaded into the wrong place, or were overwritten by a later initialisation. "
         f"Generated text is then noise. {UNTRAINED_TOKENS}"
@@ -329,8 +330,7 @@ class BaseMatchesFile(Check):
         problems = holding(wrong)
         causes = [UNTRAINED_TOKENS if NEW_TOKENS_FROZEN in problem else "" for problem in problems]
         detail = "; ".join(problems) or f"{seen.tensors} tensors compared"
-        meant, count = unwitnessed(len(differing), seen.tensors), seen.tensors
-        return self.at_most(largest, limit, detail, problems=problems, compared=count, meant=meant, causes=causes)
+        return self.at_most(largest, limit, detail, problems=problems, compared=seen.tensors, causes=causes)
 
 
 class KernelAgrees(NumericCheck):

@@ -382,11 +382,12 @@ class EvaluationReported(NumericCheck):
                 and e.rows < (e.dataset_rows or 0),
             }
             problems += [f"{e.split} after step {e.steps}: {sentence}" for sentence in holding(wrong)]
+        meant = "" if any(e.training_modules_during or e.weights_changed for e in seen) else OTHERWISE_EVALUATED
         told = [e for e in seen if e.reported_loss is not None and e.token_mean_loss is not None]
         errors = [(_evaluation_error(e, trace.run.smoothing), e) for e in told]
         other_loss = trace.why({Premise.TOKEN_MEAN_LOSS})
         if problems and (other_loss or not errors):
-            return self.unless(problems, "")
+            return self.unless(problems, "", meant=meant)
         required(not other_loss, other_loss)
         errors = required(errors, "no evaluation returned logits, as with a chunked loss")
         error, worst = worst_of(errors, key=lambda pair: pair[0])
@@ -396,7 +397,10 @@ class EvaluationReported(NumericCheck):
         first = max((first_labels_counted(trace, step.step) for step in trace.steps), default=0.0)
         if not problems and limit < error <= MOST_BY_FIRST_LABELS * first:
             raise NotApplicable(detail + WITH_FIRST_LABELS)
-        return self.at_most(error, limit, detail, problems=problems)
+        return self.at_most(error, limit, detail, problems=problems, meant=meant)
+
+
+OTHERWISE_EVALUATED = "a script may report another mean, or that of some rows"
 
 
 def _evaluation_error(seen: EvaluationSeen, smoothing: float) -> float:

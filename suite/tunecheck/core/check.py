@@ -40,7 +40,8 @@ class Check(Frozen, ABC):
     across_ranks: ClassVar[bool] = False
     """True for a check that compares the processes of a training; any other is asked of each process's evidence."""
     convention: ClassVar[str] = ""
-    """Who breaks this rule on purpose. In a training that is not ours, breaking it is then a suspicion, no failure."""
+    """Who breaks this rule on purpose, or by another definition. In a training that is not ours, breaking it is then a
+    suspicion, no failure."""
     speed: ClassVar[bool] = False
     """True for a check of speed, which other processes and throttling explain."""
     meaning: ClassVar[str]
@@ -105,7 +106,7 @@ class Check(Frozen, ABC):
             return replace(finding, meant="")
         if reason := trace.why(self.premises_to_fail):
             raise NotApplicable(f"{reason}; {finding.detail}")
-        meant = finding.meant or self.convention or trace.why(self.needs, Source.PRESUMED)
+        meant = finding.meant or trace.why(self.needs, Source.PRESUMED) or self.convention
         if not meant or trace.holds(Premise.INTENT_DECLARED):
             return replace(finding, meant="")
         return replace(finding, status=Status.SUSPECTED, meant=meant)

@@ -22,6 +22,7 @@ from tunecheck.checks.telemetry import (
 from tunecheck.core.errors import MissingEvidence
 from tunecheck.core.evidence import AttemptCause, AttemptOutcome, AttemptPurpose, Setup, Step
 from tunecheck.core.finding import Domain, Finding, Status
+from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Trace
 from tunecheck.results.places import places_of
 
@@ -130,6 +131,8 @@ def _by_watch(trace: Trace) -> Attribution:
     """Attribute where nothing else was seen, by how completely the GPU was watched."""
     if not on_gpu(trace):
         return Domain.WORKLOAD, "trained on the CPU: no GPU was involved"
+    if not trace.holds(Premise.INTENT_DECLARED):
+        return Domain.WORKLOAD, "a script's own training, whose GPU nobody watches, has most faults in the script"
     if why := unwatched(trace.main):
         return Domain.UNKNOWN, f"the GPU was not watched to the end: {why}"
     if signs := unclear_signs(trace):
