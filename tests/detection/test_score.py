@@ -34,6 +34,7 @@ from tunecheck.core import evidence as e
 from tunecheck.core.errors import ConfigError, SuiteError
 from tunecheck.core.finding import Finding, Status
 from tunecheck.core.paths import project_folder
+from tunecheck.runner import Runner
 
 RESULTS = project_folder() / "reports" / "detection"
 
@@ -151,7 +152,7 @@ def test_cuda_without_a_gpu_is_a_usage_error(monkeypatch, capsys, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_study_on_a_gpu_trains_on_the_first_that_cuda_shows(monkeypatch):
+def test_a_study_on_a_gpu_trains_on_the_first_that_cuda_shows(monkeypatch, tmp_path):
     """With its uuid, by which its health is watched, and its facts in the trace."""
     gpus = ["GPU-a", "GPU-b"]
     hardware = SimpleNamespace(
@@ -159,8 +160,9 @@ def test_a_study_on_a_gpu_trains_on_the_first_that_cuda_shows(monkeypatch):
     )
     monkeypatch.setattr("tunecheck.hardware.probe", lambda: hardware)
 
-    assert trials._hardware("cuda") == {"environment": {"gpus": gpus}, "gpu": True, "card": "GPU-a"}
-    assert trials._hardware("cpu") == {"environment": {}, "gpu": False}
+    on_gpu, on_cpu = (Runner(folder=tmp_path, **trials._hardware(device)) for device in ("cuda", "cpu"))
+    assert (on_gpu.environment, on_gpu.gpu, on_gpu.cards) == ({"gpus": gpus}, True, ("GPU-a",))
+    assert (on_cpu.environment, on_cpu.gpu, on_cpu.cards) == ({}, False, ())
 
 
 # Statistics.
