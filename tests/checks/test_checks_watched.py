@@ -532,6 +532,13 @@ def test_answers_that_need_no_end_are_not_held_to_one(change, why):
     assert finding.detail.startswith(why)
 
 
+@pytest.mark.parametrize("last", [" ", ". "], ids=["a space", "a sentence and a space"])
+def test_a_space_is_no_end_mark(last):
+    """A template may leave one behind each answer."""
+    finding = CHECKS["answers_end"]()(watched(spans(lambda number: {"ended": False, "last": last})))
+    assert finding.status is Status.FAILED
+
+
 @pytest.mark.parametrize(
     ("name", "record"),
     [

@@ -107,7 +107,7 @@ class AnswersEnd(Check):
 def _needs_no_end(rows: Sequence[RowSpan]) -> str:
     """Return why these answers may do without an end token; "" where nothing says so."""
     last, times = Counter(row.last for row in rows).most_common(1)[0]
-    if times >= ALIKE * len(rows) and last[-1:] not in PUNCTUATION:
+    if times >= ALIKE * len(rows) and last.rstrip(" ")[-1:] not in PUNCTUATION:  # a space alone marks no end
         return f"all answers end with {last!r}, which may be their own end mark"
     if _common_length(rows) == 1:
         return "all answers have one token"

@@ -138,7 +138,7 @@ class PositionProbe(Probe):
             self._look_at_mask(mask, _mask_by_ends(model, read, self._pads))
         if isinstance(read, torch.Tensor) and (mask is None or (_of_positions(mask, read[..., None]) and mask.all())):
             decodes = given.get("encoder_hidden_states") is not None and mask is None
-            seen = _mask_of_decoder(model, read) if decodes else _mask_by_ends(model, read, self._pads)
+            seen = (_mask_of_decoder if decodes else _mask_by_ends)(model, read, self._pads)
             mask = mask if seen is None else seen
         if _learns(hidden) and _of_positions(mask, hidden):
             self._add_at_padding(mask, hidden)
@@ -392,15 +392,17 @@ def _tokens(read: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     return varied if mask is None or mask.shape != read.shape else varied & (mask != 0)
 
 
-def _mask_of_decoder(model: Any, read: torch.Tensor) -> torch.Tensor | None:
-    """Return where a decoder without a mask reads tokens, rather than padding; None where nobody knows.
+def _mask_of_decoder(model: Any, read: torch.Tensor, pads: Sequence[Any]) -> torch.Tensor | None:
+    """Return where a decoder without a mask reads tokens, rather than the padding of its model or of its tokenizer.
 
-    It starts with a token that may be that of padding. What it is to predict behind padding that it reads is padding.
+    None where nobody knows. It starts with a token that may be that of padding. What it is to predict behind padding
+    that it reads is padding.
     """
-    pad, end = model.config.pad_token_id, model.config.eos_token_id
-    if pad is None or pad in (end if isinstance(end, list) else [end]):
+    end = model.config.eos_token_id
+    named = {model.config.pad_token_id, *pads} - {None, *(end if isinstance(end, list) else [end])}
+    if not named:
         return None
-    real: torch.Tensor = read != pad
+    real = ~torch.isin(read, torch.tensor([*named], device=read.device))
     real[:, 0] = True
     return real
 
