@@ -15,15 +15,16 @@ from tunecheck.hardware import Disk, Git, host
 
 
 def test_environment_keeps_what_changes_results_and_no_secret() -> None:
-    """A token is not kept, whatever its prefix."""
+    """A token is not kept, whatever its prefix, nor where results are written."""
     variables = {
         "CUDA_LAUNCH_BLOCKING": "1",
-        "TUNECHECK_CACHE": "/c",
+        "TUNECHECK_MODELS": "/m",
+        "TUNECHECK_REPORTS": "/r",
         "TUNECHECK_HUB_TOKEN": "hf_x",
         "HF_TOKEN": "hf_x",
         "PATH": "/bin",
     }
-    assert host.read_environment(variables) == {"CUDA_LAUNCH_BLOCKING": "1", "TUNECHECK_CACHE": "/c"}
+    assert host.read_environment(variables) == {"CUDA_LAUNCH_BLOCKING": "1", "TUNECHECK_MODELS": "/m"}
 
 
 def test_missing_distribution_is_none() -> None:

@@ -16,7 +16,7 @@ from benchmarks.scripts.healthy import HEALTHY
 from benchmarks.scripts.plain.healthy import against_a_copy, best_kept, classes, contrastive, guarded, muon, nano
 from benchmarks.scripts.practices import PRACTICES
 from benchmarks.scripts.recipes import RECIPES
-from benchmarks.scripts.script import Script, judged
+from benchmarks.scripts.script import Script, judged, padded
 from benchmarks.scripts.strangers import STRANGERS
 from benchmarks.scripts.unusual import UNUSUAL
 from tunecheck.report.terminal import print_report
@@ -156,6 +156,20 @@ def test_a_mistake_in_a_script_is_named(name, tmp_path):
     told = [*row.suspected, *row.failed]
     assert row.outcome == ("pass" if name in MEANT else "fail")
     assert {finding.check for finding in told} & MISTAKES[name].named_by
+
+
+def test_a_decoder_that_learns_the_padding_of_its_tokenizer_is_named(tmp_path):
+    """Its model's configuration names another token, as one left at its default does."""
+    script = Script()
+    MISTAKES["decoder_padding_learned"].change(script)
+
+    def collate(tokenizer, rows):
+        batch = padded(tokenizer, [{**row, "labels": row["input_ids"]} for row in rows])
+        return {**batch, "labels": batch["input_ids"]}
+
+    script.collate = collate
+
+    assert "no_loss_on_padding" in {finding.check for finding in judged(script, tmp_path).failed}
 
 
 @pytest.mark.parametrize(

@@ -149,8 +149,8 @@ RULES: dict[str, tuple[Trace, str, Domain, str]] = {
     "a script's own GPU": (
         with_run(without(ON_GPU, e.Telemetry), premises=BY_A_SCRIPT),
         "finite",
-        Domain.WORKLOAD,
-        "a script's own training, whose GPU nobody watches, has most faults in the script",
+        Domain.UNKNOWN,
+        "",
     ),
     "on the CPU": (
         Trace(ON_CPU.header, ON_CPU.attempts[:1]),

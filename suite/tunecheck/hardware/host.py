@@ -45,11 +45,12 @@ ENVIRONMENT = (
     "PYTORCH_CUDA_ALLOC_CONF",
     "TOKENIZERS_PARALLELISM",
     "TRANSFORMERS_OFFLINE",
+    "TUNECHECK_CONFIGS",
+    "TUNECHECK_MODELS",
 )
-"""Variables that change a result and never hold a secret; those of tunecheck are added by their prefix."""
+"""Variables that change a result and never hold a secret."""
 BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")
 """Flags of native bfloat16 products: of x86 the first two, of ARM the last."""
-_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 _GIT_SECONDS = 5
 MEMBERSHIP = Path("/proc/self/cgroup")
 ROOT = Path("/sys/fs/cgroup")
@@ -163,11 +164,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 def read_environment(variables: Mapping[str, str]) -> dict[str, str]:
     """Return those of `variables` that can change a result, by name; never one that could hold a secret."""
-    return {
-        name: value
-        for name, value in sorted(variables.items())
-        if name in ENVIRONMENT or (name.startswith("TUNECHECK_") and not _SECRET.search(name))
-    }
+    return {name: variables[name] for name in ENVIRONMENT if name in variables}
 
 
 def cpu_quota_cores(membership: Path = MEMBERSHIP, root: Path = ROOT) -> float | None:

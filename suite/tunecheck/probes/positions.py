@@ -399,10 +399,11 @@ def _mask_of_decoder(model: Any, read: torch.Tensor, pads: Sequence[Any]) -> tor
     that it reads is padding.
     """
     end = model.config.eos_token_id
-    named = {model.config.pad_token_id, *pads} - {None, *(end if isinstance(end, list) else [end])}
+    ends = end if isinstance(end, list) else [end]
+    named = [pad for pad in (model.config.pad_token_id, *pads) if isinstance(pad, int) and pad not in ends]
     if not named:
         return None
-    real = ~torch.isin(read, torch.tensor([*named], device=read.device))
+    real = ~torch.isin(read, torch.tensor(named, device=read.device))
     real[:, 0] = True
     return real
 

@@ -302,7 +302,8 @@ def failure(run_name: str, finding: Finding, *, also: Sequence[Finding] = (), no
     if suspected:
         causes = {"is it meant?": finding.meant, "if so": answer, "if not": finding.meaning, "not the cause": passed}
     else:
-        blamed = "" if finding.domain == Domain.WORKLOAD else domain_words(finding)  # as nearly always
+        told = finding.domain != Domain.WORKLOAD and finding.evidence  # the script's own, as nearly always
+        blamed = domain_words(finding) if told else ""
         causes = {"usually means": finding.meaning, "not the cause": passed, "attribution": blamed}
     unknown = finding.measured is None and finding.limit is None
     rows = {

@@ -132,7 +132,7 @@ def _by_watch(trace: Trace) -> Attribution:
     if not on_gpu(trace):
         return Domain.WORKLOAD, "trained on the CPU: no GPU was involved"
     if not trace.holds(Premise.INTENT_DECLARED):
-        return Domain.WORKLOAD, "a script's own training, whose GPU nobody watches, has most faults in the script"
+        return Domain.UNKNOWN, ""  # nobody watches the GPU of a script
     if why := unwatched(trace.main):
         return Domain.UNKNOWN, f"the GPU was not watched to the end: {why}"
     if signs := unclear_signs(trace):
