@@ -7,9 +7,11 @@ prediction of its own configuration.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tunecheck.config.schema import Run
 from tunecheck.core.errors import SuiteError
-from tunecheck.core.evidence import Phase, Setup
+from tunecheck.core.evidence import Phase, Setup, Weights
 from tunecheck.core.trace import Attempt, Trace, read
 from tunecheck.memory import predict
 from tunecheck.memory.constants import CUBLAS_WORKSPACE
@@ -84,12 +86,15 @@ def peaks_of(traces: Sequence[Trace], workspace_bytes: int) -> Iterator[Peak]:
                 continue
             run = _configured(trace, attempt)
             how = attempt.start.configuration
+            how += ", random weights" if any(not weights.pretrained for weights in attempt.all(Weights)) else ""
             how += " (with probes)" if attempt.start.purpose == "train" else ""
             rank = (attempt.start.purpose != "train", measured)
             if run.fingerprint not in found or rank > found[run.fingerprint][0]:
                 found[run.fingerprint] = rank, allocated - measured, how, run
-    for (_, measured), rounding, how, run in found.values():
-        yield Peak(f"{run.name}{_settings(run)}", how, measured, _predicted(run, workspace_bytes), rounding)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # each prediction is a process of its own
+        predicted = pool.map(lambda row: _predicted(row[-1], workspace_bytes), found.values())
+        for ((_, measured), rounding, how, run), size in zip(found.values(), predicted, strict=True):
+            yield Peak(f"{run.name}{_settings(run)}", how, measured, size, rounding)
 
 
 def _configured(trace: Trace, attempt: Attempt) -> Run:
@@ -112,8 +117,7 @@ def _workspace_bytes(constants: dict[str, Any]) -> int:
 
 def _settings(run: Run) -> str:
     """What tells one configuration of a run from another."""
-    training = run.training
-    return f" ({run.model.name}, {run.strategy}, {training.micro_batch_size} x {run.data.max_length})"
+    return f" ({run.model.name}, {run.strategy}, {run.training.micro_batch_size} x {run.data.max_length})"
 
 
 def _setups(traces: Sequence[Trace]) -> list[Setup]:
@@ -124,23 +128,27 @@ def _environment(traces: Sequence[Trace]) -> str:
     setups = _setups(traces)
     if not setups:
         return "No training got so far as to tell its versions."
-    versions = ", ".join(f"{name} {version}" for name, version in sorted(setups[-1].versions.items()))
-    header = traces[-1].header
-    git = header.environment.get("git") or {}
-    changed = " with changes" if git.get("dirty") else ""
-    return f"{header.started_at}, commit {str(git.get('commit', 'unknown'))[:12]}{changed}, {versions}."
+    return ", ".join(f"{name} {version}" for name, version in sorted(setups[-1].versions.items())) + "."
 
 
 def _parts(folder: Path) -> str:
-    lines = ["| part | ended | seconds | runs |", "|---|---|---:|---|"]
+    lines = ["| part | ended | seconds | runs | started | commit |", "|---|---|---:|---|---|---|"]
     table = folder / "parts.tsv"
     for line in table.read_text(encoding="utf-8").splitlines() if table.exists() else []:
         part, status, seconds = line.split("\t")
         verdicts = [_json(path) for path in sorted((folder / part).glob("*/verdict.json"))]
         outcomes = Counter(row["outcome"] for verdict in verdicts for row in verdict.get("runs", []))
         runs = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
-        lines.append(f"| {part} | {STATUS.get(int(status), f'status {status}')} | {seconds} | {runs or '-'} |")
+        started = ", ".join(verdict["started_at"] for verdict in verdicts)
+        commits = ", ".join(dict.fromkeys(map(_commit, verdicts)))
+        ended = STATUS.get(int(status), f"status {status}")
+        lines.append(f"| {part} | {ended} | {seconds} | {runs or '-'} | {started or '-'} | {commits or '-'} |")
     return "\n".join(lines)
+
+
+def _commit(verdict: dict[str, Any]) -> str:
+    git = verdict["environment"].get("git") or {}
+    return str(git.get("commit", "unknown"))[:12] + (" with changes" if git.get("dirty") else "")
 
 
 def _ladders(traces: Sequence[Trace]) -> str:

@@ -254,6 +254,9 @@ def test_every_attempt_is_set_beside_the_prediction_of_its_own_configuration(tab
     """The rung that finished, with the workspace that was measured; how each part ended."""
     predicted_mib(monkeypatch, tables, 480)
     session(tmp_path / "cap", *LADDER)
+    git = {"commit": "0123456789abcdef", "dirty": True}
+    verdict = {"started_at": "2026-11-21T00:00:00+00:00", "environment": {"git": git}, "runs": [{"outcome": "pass"}]}
+    (tmp_path / "cap" / "20261121T000000Z-1" / "verdict.json").write_text(json.dumps(verdict))
     (tmp_path / "parts.tsv").write_text("cap\t0\t61\nfull\t2\t400\n")
     (tmp_path / "constants.json").write_text(json.dumps({"default": {"cublas_workspace_bytes": 45 * MIB}}))
 
@@ -263,8 +266,9 @@ def test_every_attempt_is_set_beside_the_prediction_of_its_own_configuration(tab
     assert text.startswith(
         f"<!-- Written by scripts/evidence-tables.py; do not edit by hand. -->\n# Evidence of {CARD}\n"
     )
-    assert "commit 0123456789ab, torch 2.13.0." in text
-    assert "| cap | pass | 61 | - |\n| full | ended early | 400 | - |" in text
+    assert "\ntorch 2.13.0.\n" in text
+    assert "| cap | pass | 61 | 1 pass | 2026-11-21T00:00:00+00:00 | 0123456789ab with changes |\n" in text
+    assert "| full | ended early | 400 | - | - | - |" in text
     assert "8.0 GiB | as configured on cuda:0: out of memory, 15,800 MiB; lean on cuda:0: finished, 1,000 MiB |" in text
     assert "| lean (with probes) | 500 | 500 | 525 | +5.0% |" in text
     assert '"cublas_workspace_bytes": 47185920' in text
