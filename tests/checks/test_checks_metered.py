@@ -344,13 +344,32 @@ def test_a_busy_machine_makes_a_slow_run_unjudged() -> None:
     assert not expected
     assert reason.endswith("the machine was busy: other processes used 60% of the CPU time while it trained")
     assert CHECK["throughput_steady"](quiet).status is Status.FAILED
+    assert CHECK["throughput_steady"](with_record(HEALTHY, e.Phase, others_busy_share=0.6)).passed
 
+
+def test_a_host_that_slows_down_makes_a_slow_run_unjudged() -> None:
+    """The same piece of Python takes longer too. One that stays as fast, or nearly, excuses nothing."""
+    slow = slowing(0.3, steps=200)
+    noise = random.Random(0)
+
+    def beside(change: float) -> Trace:
+        host = tuple(2e-4 * (1 + change * at / 199) * noise.lognormvariate(0, 0.05) for at in range(200))
+        return adding(slow, e.StepTimes(seconds=tuple(step.seconds for step in slow.steps), host_seconds=host))
+
+    expected, reason = unjudged("throughput_steady", beside(0.35))
+    assert not expected
+    assert "but the host slowed down: the same piece of Python took +2" in reason
+    assert CHECK["throughput_steady"](beside(0.0)).status is Status.FAILED
+    assert CHECK["throughput_steady"](beside(0.15)).status is Status.FAILED
+
+
+def test_utilization_is_not_judged_on_a_busy_machine() -> None:
+    """As a slow run is not."""
     idle = dataclasses.replace(CHECK["model_flops_utilization"], min_utilization=1e9)
     assert idle(HEALTHY).status is Status.FAILED
     assert idle(with_record(HEALTHY, e.Phase, others_busy_share=0.6)).detail.endswith(
         "60% of the CPU time while it trained"
     )
-    assert CHECK["throughput_steady"](with_record(HEALTHY, e.Phase, others_busy_share=0.6)).passed
 
 
 @pytest.mark.parametrize(

@@ -84,17 +84,39 @@ class ThroughputSteady(Check):
         if odd := [step for step in steps if not 0 < step.seconds < math.inf]:
             seconds = odd[0].seconds
             return self.found(False, f"step {odd[0].step} took {seconds} s", measured=seconds, limit="above 0")
-        found = trend(*block_medians(*_at_equal_length(steps)), confidence=self.confidence)
-        span = steps[-1].step - steps[0].step
-        change, low, high = (math.expm1(slope * span) for slope in (found.slope, found.low, found.high))
+        numbers, times = _at_equal_length(steps)
+        change, low, high = self._change(numbers, times)
         detail = f"{change:+.1%} ({low:+.1%} to {high:+.1%}) from step {steps[0].step} to {steps[-1].step}"
         steady = change <= limit or low <= 0
         if not steady and (others := other_gpu_processes(trace)):
             raise MissingEvidence(f"{detail}, but the training was not alone on the GPU: {others}")
         if not steady and (others := busy_host(trace)):
             raise MissingEvidence(f"{detail}, but the machine was busy: {others}")
+        if not steady and (host := _of_host(trace, steps)):
+            slower, least, _ = self._change(numbers, host)
+            left, sure, _ = self._change(numbers, [time - pace for time, pace in zip(times, host, strict=True)])
+            if least > 0 and (left <= limit or sure <= 0):
+                raise MissingEvidence(
+                    f"{detail}, but the host slowed down: the same piece of Python took {slower:+.1%}"
+                )
         reasons = throttled(trace)
         return self.found(steady, "; ".join(filter(None, [detail, reasons])), measured=change, limit=limit)
+
+    def _change(self, numbers: list[float], times: list[float]) -> tuple[float, float, float]:
+        """Return the growth of these logarithms of seconds from first step to last, as a share, and its interval."""
+        found = trend(*block_medians(numbers, times), confidence=self.confidence)
+        change, low, high = (
+            math.expm1(slope * (numbers[-1] - numbers[0])) for slope in (found.slope, found.low, found.high)
+        )
+        return change, low, high
+
+
+def _of_host(trace: Trace, steps: list[Step]) -> list[float]:
+    """Return the logarithms of the host's own seconds after these steps; empty where they were not taken."""
+    times = [seconds for record in trace.whole(StepTimes) for seconds in record.host_seconds]
+    if len(times) != len(trace.steps):
+        return []
+    return [math.log(seconds) for step, seconds in zip(trace.steps, times, strict=True) if step in steps]
 
 
 def _at_equal_length(steps: list[Step]) -> tuple[list[float], list[float]]:

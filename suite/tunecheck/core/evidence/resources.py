@@ -52,6 +52,8 @@ class StepTimes(Record):
 
     seconds: tuple[float, ...]
     """Of each step in order, without the probes' own time. On a GPU that of its calls, which its work outlasts."""
+    host_seconds: tuple[float, ...] = ()
+    """Of the same piece of Python after each step: how fast the host itself was."""
 
 
 class ProbeTimes(Record):
