@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -546,3 +547,74 @@ def test_a_model_whose_embeddings_transformers_does_not_find_is_the_scripts_own(
         model.get_input_embeddings()
 
     assert judged("no_target_leakage", tmp_path, model, next_tokens(turned=False)).status is Status.PASSED
+
+
+class OfGivenWeights(nn.Module):
+    """Keeps its weights in a list, which its `parameters` returns as it is: no generator, and no argument."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.weights = nn.ParameterList([nn.Parameter(torch.randn(WIDTH, WIDTH) / 4), nn.Parameter(torch.zeros(WIDTH))])
+        self.optimizer = torch.optim.AdamW(self.parameters(), lr=1e-3)
+
+    def parameters(self):
+        """Override nn.Module's."""
+        return self.weights
+
+    def forward(self, given, weights=None):
+        """Return the outputs of these weights, or its own."""
+        weight, bias = weights or self.weights
+        return given @ weight + bias
+
+
+class MetaLearner(nn.Module):
+    """Takes its optimizer's step within its own forward pass, after one on the inner weights, as MAML's authors do."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = OfGivenWeights()
+
+    def forward(self, given, targets):
+        """Return the loss after an inner step."""
+        inner = torch.autograd.grad(mse_loss(self.net(given), targets), [*self.net.parameters()], create_graph=True)
+        fast = [weight - 0.1 * gradient for weight, gradient in zip(self.net.parameters(), inner, strict=True)]
+        loss = mse_loss(self.net(given, fast), targets)
+        self.net.optimizer.zero_grad()
+        loss.backward()
+        self.net.optimizer.step()
+        return loss.item()
+
+
+@pytest.mark.parametrize("kind", [MetaLearner, OfGivenWeights])
+def test_a_model_that_overrides_parameters_and_one_that_steps_in_its_forward_pass(kind, tmp_path):
+    """No healthy one is flagged, nor left unwatched."""
+    model = kind()
+    hooks = LoopHooks(Options(folder=str(tmp_path), name="script", steps=STEPS))
+    hooks.attach()
+    for _ in range(STEPS):
+        given = torch.randn(8, WIDTH)
+        if kind is MetaLearner:
+            model(given, given.flip(1))
+        else:
+            model.optimizer.zero_grad()
+            mse_loss(model(given), given.flip(1)).backward()
+            model.optimizer.step()
+    hooks.detach()
+    (path,) = tmp_path.glob("watch-*.jsonl")
+    trace = read(path)
+    found = {name: CHECKS[name]()(trace).status for name in ("updates_match_adamw", "state_in_training")}
+    state = Status.UNJUDGED if kind is MetaLearner else Status.PASSED
+    assert [*found.values()] == [Status.PASSED, state]
+
+
+def test_a_model_that_is_given_one_number_at_a_time(tmp_path):
+    """A character of a text, say: a tensor without a dimension is one row."""
+    torch.manual_seed(0)
+    cell, text = nn.Embedding(TOKENS, TOKENS), torch.randint(0, TOKENS, (STEPS, 9))
+
+    def step(model):
+        row = text[torch.randint(0, STEPS, ())]
+        return sum(cross_entropy(model(now)[None], after[None]) for now, after in pairwise(row))
+
+    assert judged("updates_match_adamw", tmp_path, cell, step).status is Status.PASSED

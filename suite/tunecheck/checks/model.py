@@ -127,6 +127,8 @@ class StateInTraining(Check):
         trained = {step.step for step in trace.records(Step)}  # none where the first step ends in an error
         missing = sorted(trained - {state.step for state in steps if state.forwards > 0})
         problems = [f"no forward pass was recorded in steps {some([str(step) for step in missing])}"] if missing else []
+        if missing and len(missing) == len(trained) and not trace.holds(Premise.INTENT_DECLARED):
+            raise NotApplicable("its steps end before its forward pass, or another module calls its layers")
         wrong = _wrong_steps(steps)
         if wrong:
             first = min(wrong)

@@ -138,8 +138,10 @@ def adapter_loading(model: Any, *_: Any, **__: Any) -> Callable[[Any], None]:
 
 def training_begins(model: Any) -> None:
     """A training of this model begins."""
+    from tunecheck.training.tensors import own_parameters  # brings torch
+
     for module in model.modules():
-        if any(tensor.requires_grad for tensor in module.parameters(recurse=False)):
+        if any(tensor.requires_grad for tensor in own_parameters(module)):
             _TRAINED.add(module)
 
 

@@ -134,7 +134,7 @@ def _parameters(module: Any) -> set[int]:
 
 def device_of(model: Any) -> torch.device:
     """Return where the model's first parameter is."""
-    first = next(model.parameters(), None)
+    first = next(iter(model.parameters()), None)
     return torch.device("cpu") if first is None else first.device
 
 

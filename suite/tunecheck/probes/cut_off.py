@@ -133,7 +133,7 @@ class CutOffProbe(Probe):
         model may return something else, or raise.
         """
         parameters = [self._idle[name] for name in changed]
-        device = next(model.parameters()).device
+        device = next(iter(model.parameters())).device
         with kept_values(parameters), as_found(model):
             with random_state(device), torch.no_grad():
                 for parameter in parameters:

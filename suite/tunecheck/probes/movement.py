@@ -16,7 +16,7 @@ from tunecheck.probes.reference.weight_file import WeightFile, drawn_heads, file
 from tunecheck.training.events import Probe
 from tunecheck.training.restore import adapted_layers
 from tunecheck.training.session import Session
-from tunecheck.training.tensors import learning, whole
+from tunecheck.training.tensors import learning, own_parameters, whole
 
 ADDED_TOKENS = ".trainable_tokens_delta."
 """In the names of the rows that peft trains of an embedding."""
@@ -221,7 +221,7 @@ def _learning_in_part(model: Any, lookup: Any) -> dict[str, torch.Tensor]:
     which no token may be routed.
     """
     whole_or_known = {id(_head(model)), id(lookup)}
-    tables = {id(p) for m in model.modules() if isinstance(m, torch.nn.Embedding) for p in m.parameters(recurse=False)}
+    tables = {id(p) for m in model.modules() if isinstance(m, torch.nn.Embedding) for p in own_parameters(m)}
     return {
         name: p
         for name, p in model.named_parameters()

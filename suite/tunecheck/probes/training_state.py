@@ -20,6 +20,7 @@ from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe, probing
 from tunecheck.training.restore import adapted_layers, dropouts
 from tunecheck.training.session import Session
+from tunecheck.training.tensors import own_parameters
 
 Named = Sequence[tuple[str, Any]]
 """Modules or parameters by name."""
@@ -82,7 +83,7 @@ class TrainingStateProbe(Probe):
         adapted = list(adapted_layers(session.model).items())
         parameters = list(session.model.named_parameters())
         whole = session.model
-        while len(inside := list(whole.children())) == 1 and not [*whole.parameters(recurse=False)]:
+        while len(inside := list(whole.children())) == 1 and not own_parameters(whole):
             whole = inside[0]  # of a wrapper, such as DataParallel's, the mode says nothing
 
         def look() -> None:

@@ -21,6 +21,7 @@ from tunecheck.probes.reference.measures import PART, dtype_name, worst
 from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe, probing
 from tunecheck.training.session import Session
+from tunecheck.training.tensors import own_parameters
 
 ROWS, ELEMENTS = 64, PART // 16
 """Of a weight's gradient, evenly spread, and elements of inputs widened to fp32 at a time: products are taken on the
@@ -91,13 +92,13 @@ class WeightGradientProbe(Probe):
 
     def start(self, session: Session) -> None:
         """List the linears and the embedding, with a head that is tied to it, and how many to follow in a step."""
-        parameters = [p for _, module in session.model.named_modules() for p in module.parameters(recurse=False)]
+        parameters = [p for _, module in session.model.named_modules() for p in own_parameters(module)]
         owners = Counter(id(parameter) for parameter in parameters)
         named = [
             (name, (module,))
             for name, module in session.model.named_modules()
             if type(module) is torch.nn.Linear  # 4-bit ones and fused ones compute otherwise
-            and any(p.requires_grad for p in module.parameters(recurse=False))
+            and any(p.requires_grad for p in own_parameters(module))
         ]
         embedding = _embedding(session)
         self._special = _special_tokens(session) if embedding else frozenset[int]()

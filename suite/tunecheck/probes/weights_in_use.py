@@ -18,7 +18,7 @@ from tunecheck.probes.reference.forwards import first_tokens, logits_of
 from tunecheck.probes.reference.measures import worst
 from tunecheck.training.events import Probe
 from tunecheck.training.session import Session
-from tunecheck.training.tensors import whole
+from tunecheck.training.tensors import own_parameters, whole
 
 
 class WeightsInUseProbe(Probe):
@@ -34,7 +34,7 @@ class WeightsInUseProbe(Probe):
         modules = {
             name: module
             for name, module in session.model.named_modules()
-            if any(p.requires_grad for p in module.parameters(recurse=False))
+            if any(p.requires_grad for p in own_parameters(module))
             and (type(module) is torch.nn.Linear or known)
             and hasattr(module, "weight")  # a list of tensors, as IA3's, has none
             and module.weight.is_floating_point()
@@ -52,7 +52,7 @@ class WeightsInUseProbe(Probe):
             }
         for name, module in modules.items():
             if name not in calls:  # others read its tensors, as Mamba's kernel does: then the logits follow them
-                with _halved([p for p in module.parameters(recurse=False) if p.requires_grad]):
+                with _halved([p for p in own_parameters(module) if p.requires_grad]):
                     errors[name] = math.inf if torch.equal(_logits(session), before) else 0.0
         at = worst(errors) or ""
         self.emit(CurrentWeights(modules=len(errors), error=errors.get(at, math.nan), worst=at))

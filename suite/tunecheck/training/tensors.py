@@ -24,6 +24,11 @@ def whole(tensor: Any) -> torch.Tensor:
     return gathered
 
 
+def own_parameters(module: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """Return the parameters that this module holds itself, however its class overrides `parameters`."""
+    return [parameter for parameter in module._parameters.values() if parameter is not None]
+
+
 def learning(model: Any) -> list[tuple[str, Any]]:
     """Return the parameters that require a gradient, by name; those alone that the model's own `parameters` offers.
 

@@ -104,7 +104,7 @@ class Call:
         if self.kwargs is None:
             return None
         decoder = model.get_decoder()
-        kind = next(decoder.parameters()).device.type
+        kind = next(iter(decoder.parameters())).device.type
         with (
             model_mode(decoder, self.training),
             torch.set_grad_enabled(self.gradients),
