@@ -8,10 +8,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tunecheck.core.trace import read
 from tunecheck.listen.launch import rows_of, watch
 from tunecheck.listen.listener import Listener
 from tunecheck.listen.loop import LoopHooks
 from tunecheck.listen.options import Options
+from tunecheck.results import core_of
 
 
 @pytest.mark.parametrize(
@@ -43,6 +45,8 @@ def test_a_training_that_cannot_be_listened_to_says_why(tmp_path, capsys):
     [row] = rows_of(tmp_path, options, 1)
     assert row.reason.startswith("this training cannot be watched: KeyError: 'config'")
     assert "stopped watching" in capsys.readouterr().err
+    [path] = tmp_path.glob("*.jsonl")
+    assert "optimizer" in core_of(read(path))  # as the report's page asks
 
 
 def test_a_model_differentiated_without_an_optimizer_is_told_with_what_to_do(tmp_path):

@@ -92,7 +92,7 @@ def fingerprint_of(run: Run, session: Session, processes: int) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True, default=spelled).encode()).hexdigest()[:16]
 
 
-UNKNOWN = {"model": {"name": "unknown"}}
+UNKNOWN = {"tier": "watch", "model": {"name": "unknown"}}
 """Run of a training of which nothing is declared, or nothing could be read."""
 _trainings = 0
 """Trainings that this process has begun."""
