@@ -127,3 +127,37 @@ def test_an_optimizer_beside_the_models(train, told, tmp_path):
     finding = judged(tmp_path, train, "steps_applied")
     assert finding.status is (Status.SUSPECTED if told else Status.PASSED), finding.detail
     assert finding.detail.startswith(told)
+
+
+class LowRank(torch.optim.Optimizer):
+    """Keeps Adam's averages of the gradient's first columns alone, as GaLore does of a projection."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 1e-3})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """Move along the averages' signs."""
+        for parameter in self.param_groups[0]["params"]:
+            state, gradient = self.state[parameter], parameter.grad[..., :2]
+            first, second = (state.setdefault(key, torch.zeros_like(gradient)) for key in ("exp_avg", "exp_avg_sq"))
+            state["step"] = state.get("step", 0) + 1
+            first.lerp_(gradient, 0.1)
+            second.lerp_(gradient.square(), 1e-3)
+            parameter[..., :2] -= 1e-3 * first.sign()
+
+
+def test_averages_of_another_shape_are_no_adams(tmp_path):
+    """What does not rest on them is judged all the same."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 8)
+    optimizer, hooks = LowRank(model.parameters()), LoopHooks(Options(folder=str(tmp_path), name="script", steps=STEPS))
+    hooks.attach()
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+    hooks.detach()
+    (path,) = tmp_path.glob("watch-*.jsonl")
+
+    assert CHECKS["steps_applied"]()(read(path)).status is Status.PASSED

@@ -90,6 +90,8 @@ def _trained_wrongly(trace: Trace, census: Census) -> Iterator[tuple[str, str]]:
 NAMES_OF_OTHERS = "one list of names may serve models of several architectures"
 WITHOUT_DROPOUT = "a policy, or a small model with much data, may train in eval mode to disable dropout"
 
+FROM_SCRATCH = "a model may be trained from scratch, and take its configuration alone from that folder"
+
 WITHOUT_STATISTICS = "a network may be built to do without the statistics of its normalisations"
 UNCALIBRATED = "A normalisation is set to eval mode before it has seen a batch, so that it normalises nothing."
 NEVER_EVAL = "Nothing calls model.eval() before an evaluation, whose numbers are then noisy and too bad."
@@ -332,7 +334,10 @@ class BaseMatchesFile(Check):
         problems = holding(wrong)
         causes = [UNTRAINED_TOKENS if NEW_TOKENS_FROZEN in problem else "" for problem in problems]
         detail = "; ".join(problems) or f"{seen.tensors} tensors compared"
-        return self.at_most(largest, limit, detail, problems=problems, compared=seen.tensors, causes=causes)
+        meant = FROM_SCRATCH if 0 < seen.tensors == len(differing) else ""
+        return self.at_most(
+            largest, limit, detail, problems=problems, compared=seen.tensors, causes=causes, meant=meant
+        )
 
 
 class KernelAgrees(NumericCheck):

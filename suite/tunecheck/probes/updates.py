@@ -167,7 +167,11 @@ class UpdateProbe(Probe):
     def _averages(self, session: Session, *more: str) -> list[list[Any]]:
         """Return the optimizer's averages of each tensor, None where it has not stepped; [] where it keeps none."""
         states = [session.optimizer.state.get(parameter, {}) for _, parameter in self._followed]
-        held = [{"exp_avg", "exp_avg_sq", *more} <= state.keys() for state in states]  # Lion keeps the first alone
+        held = [
+            {"exp_avg", "exp_avg_sq", *more} <= state.keys()  # Lion keeps the first alone
+            and state["exp_avg"].numel() == size  # GaLore that of a projection
+            for state, size in zip(states, self._sizes, strict=True)
+        ]
         if any(count and not known for known, count in zip(held, self._counts, strict=True)):
             return []
         return [
