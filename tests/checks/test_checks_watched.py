@@ -587,6 +587,19 @@ def test_batches_with_an_object_that_nobody_can_read_are_told_apart_by_their_ten
         assert (finding.status, "cannot look into" in finding.detail) == (status, status is Status.UNJUDGED)
 
 
+def test_micro_batches_that_nobody_knows_are_not_told_to_be_alike():
+    """As where parts of a model are called one after the other."""
+    seen = watched(*(e.StepInputs(step=step, digests=()) for step in range(4)))
+    assert CHECKS["batches_change"]()(seen).status is Status.UNJUDGED
+
+
+def test_passes_over_the_same_rows_are_no_accumulation():
+    """As those with perturbed embeddings, in adversarial training."""
+    for digests, status in ((("a", "a"), Status.UNJUDGED), (("a", "b"), Status.FAILED)):
+        seen = watched(e.LossDivided(micro_batches=2, by=""), *inputs(digests=lambda step, all_of=digests: all_of))
+        assert CHECKS["loss_normalised_over_accumulation"]()(seen).status is status
+
+
 @pytest.mark.parametrize(
     ("changes", "status"),
     [

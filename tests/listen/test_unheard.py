@@ -72,6 +72,33 @@ def test_a_model_differentiated_without_an_optimizer_is_told_with_what_to_do(tmp
     assert "pass model.parameters() to an optimizer of torch.optim, and call its step" in hooks.why_not()
 
 
+@pytest.mark.parametrize("looks", [False, True], ids=["within it alone", "and a look outside"])
+def test_gradients_of_each_example_leave_no_error(looks, tmp_path):
+    """A transform's tensors hold no numbers: what calls the model is told, and a pass outside of it is listened to."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loss(held, row):
+        return torch.func.functional_call(model, held, (row,)).square().sum()
+
+    hooks = LoopHooks(Options(folder=str(tmp_path), name="train", steps=3))
+    hooks.attach()
+    for _ in range(4):
+        held = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        if looks:
+            model(torch.randn(3, 4))
+        each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(held, torch.randn(8, 4))
+        for name, parameter in model.named_parameters():
+            parameter.grad = each[name].sum(dim=0)
+        optimizer.step()
+        optimizer.zero_grad()
+    hooks.detach()
+
+    assert not hooks.hooks.error
+    assert hooks.why_not() == ("" if looks else "SGD stepped, but a transform of torch.func calls the Linear")
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [(["-c", "pass"], "no transformers Trainer"), (["-I", "-c", "pass"], "no Python process of it loaded tunecheck")],

@@ -71,6 +71,7 @@ class BatchesChange(Check):
         batches = [digest for step in given for digest in step.digests]
         enough(steps := len(given), self.min_steps, "steps")
         different = len(set(batches))
+        required(batches, "no micro-batch of a step is known")
         if different == 1 and any(step.opaque for step in given):
             raise NotApplicable(OPAQUE)
         detail = f"{different} different of {len(batches)} micro-batches in {steps} steps"

@@ -1,7 +1,7 @@
 """What a training that is not ours is handed: the state that it loads, its workers' batches, the scores of its loss."""
 
 from tunecheck.core.check import Check, required, some
-from tunecheck.core.evidence import LossDivided, ScoresGiven, StateLoaded, WorkerBatches
+from tunecheck.core.evidence import LossDivided, ScoresGiven, StateLoaded, StepInputs, WorkerBatches
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Trace
@@ -160,6 +160,9 @@ class LossNormalisedOverAccumulation(Check):
     def judge(self, trace: Trace) -> Finding:
         seen = trace.all(LossDivided)
         several = seen[0].micro_batches
+        given = [step.digests for step in trace.records(StepInputs) if not step.opaque]
+        again = bool(given) and all(len(digests) > len({*digests}) == 1 for digests in given)
+        required(not again, "the passes of a step are over the same rows, as in adversarial training")
         detail = f"{several} micro-batches per step, divided by {seen[0].by or 'nothing: their losses are summed'}"
         meant = "" if trace.run.training.gradient_accumulation_steps > 1 else SUM_MEANT
         return self.found(bool(seen[0].by), detail, measured=1 if seen[0].by else several, limit=1, meant=meant)

@@ -180,6 +180,8 @@ class LoopHooks(StepMoments):
         self.model, self.why = trained_whole(by_name or module, again=module is self.candidate())
         self.kind = type(module).__name__
         if self.model is None:
+            if torch._C._functorch.peek_interpreter_stack() is not None:
+                self.why = f"a transform of torch.func calls the {self.kind}"
             self.candidate = weakref.ref(module)
             self.parts.update(part for part in module.modules() if part is not module and not is_causal(part))
             return
@@ -220,9 +222,10 @@ class LoopHooks(StepMoments):
     def _forward(self, args: Any, given: dict[str, Any]) -> None:
         if self.listener is not None and not self.listener.listening:
             return
+        if torch._C._functorch.peek_interpreter_stack() is not None:  # its tensors stand for others, without numbers
+            self.differentiated = "by a transform of torch.func"
+            return
         if self.listener is None and not self._begins(args, given):
-            if torch._C._functorch.peek_interpreter_stack() is not None:
-                self.differentiated = "by a transform of torch.func"
             return
         assert self.listener is not None
         assert self.run is not None
