@@ -10,6 +10,7 @@ from footprint import watch_probes
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer
 
 from benchmarks.scripts.script import TARGETS, Script, judged
+from benchmarks.scripts.strangers import adapted_by
 from tunecheck.listen.adapters import adapter_variant, trained_tensors
 from tunecheck.listen.loop_loss import OUTSIDE_FORWARD
 
@@ -72,3 +73,24 @@ def test_adapters_that_were_injected_without_a_model_of_pefts_are_enumerated():
     names, count = trained_tensors(injected, config)
     assert len(names) == 4
     assert count == sum(p.numel() for p in injected.parameters() if p.requires_grad)
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "OFTConfig": {"r": 0, "oft_block_size": 8},  # weights of a rotation, which no product takes as they are
+    "DeloraConfig": {"r": 4},  # keeps norms that are no modules
+    "PveraConfig": {"r": 8, "target_modules": ["q_proj"]},  # draws numbers in each forward pass
+    "PsoftConfig": {"r": 8},
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_other_adapters_of_peft_are_judged_by_what_holds_for_them(kind, tmp_path):
+    """None of them is flagged, and no probe fails on what they put into the model."""
+    if not hasattr(peft, kind):
+        pytest.skip("this peft has no such adapters")
+    config = getattr(peft, kind)(**{"target_modules": TARGETS, **OTHERS[kind]})
+    script = Script(lora=None, base=adapted_by(config), rows=20, steps=4)
+    row = judged(script, tmp_path)
+
+    assert row.outcome == "pass", row.reason
+    assert [*row.failed, *row.suspected] == []

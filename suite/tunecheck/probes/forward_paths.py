@@ -41,7 +41,7 @@ class ForwardProbe(Probe):
     def start(self, session: Session) -> None:
         """Compare logits of rows that differ in one respect each."""
         architecture = session.run.model.architecture
-        known = has_formulas(architecture)
+        known = has_formulas(architecture, session.model)
         ids = torch.tensor([row.input_ids[:ROW_TOKENS] for row in session.batches.heldout[:2]])
         row, other = ids[0], ids[1]
         vocabulary = len(session.model.get_input_embeddings().weight)
@@ -127,7 +127,7 @@ class ForwardProbe(Probe):
             inner = {
                 id(part) for attention in attentions[:1] if attention for part in (attention, *attention.children())
             }
-            if has_formulas(architecture) and dropping.isdisjoint(inner):
+            if has_formulas(architecture, session.model) and dropping.isdisjoint(inner):
                 self._attention = WatchedAttention(
                     session.model, architecture, lambda: [(b.input_ids, b.attention_mask) for b in window], self.hooks
                 )

@@ -30,7 +30,8 @@ class WeightsInUseProbe(Probe):
         """Two forwards: what is remembered of the first must not serve the second."""
         if not session.run.trains_base:
             return
-        known = has_formulas(session.run.model.architecture)  # others may scale embeddings, or norms by 1 + weight
+        # others may scale embeddings, or norms by 1 + weight
+        known = has_formulas(session.run.model.architecture, session.model)
         modules = {
             name: module
             for name, module in session.model.named_modules()
@@ -48,10 +49,10 @@ class WeightsInUseProbe(Probe):
             errors = {
                 name: relative_error(calls[name][1], _product(module, calls[name][0], session))
                 for name, module in modules.items()
-                if name in calls
+                if name in calls and _is_product(module, *calls[name])
             }
         for name, module in modules.items():
-            if name not in calls:  # others read its tensors, as Mamba's kernel does: then the logits follow them
+            if name not in errors:  # others read its tensors, as Mamba's kernel does: then the logits follow them
                 with _halved([p for p in own_parameters(module) if p.requires_grad]):
                     errors[name] = math.inf if torch.equal(_logits(session), before) else 0.0
         at = worst(errors) or ""
@@ -83,6 +84,14 @@ def _last_two(given: torch.Tensor, out: torch.Tensor) -> tuple[torch.Tensor, tor
     given = given.flatten(0, -2)[-2:].float() if given.is_floating_point() else given.flatten()[-2:]
     # copies: Llama 4 adds its experts to the shared one's output in place
     return given.clone(), out.flatten(0, -2)[-2:].float().clone()
+
+
+def _is_product(module: Any, given: torch.Tensor, out: torch.Tensor) -> bool:
+    """Return whether the shapes are those of a norm, a linear or a table, and not of a rotation, say, as OFT's."""
+    ends = (out if not given.is_floating_point() else given).shape[-1], out.shape[-1]
+    return bool(
+        module.weight.shape[-1] == ends[0] and (not given.is_floating_point() or module.weight.shape[0] == ends[1])
+    )
 
 
 def _product(module: Any, given: torch.Tensor, session: Session) -> torch.Tensor:

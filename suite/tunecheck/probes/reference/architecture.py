@@ -37,10 +37,12 @@ Calls = dict[str, Kept]
 """Module to the input and the output of its last call, of the batch's first row, in fp32 and without their graph."""
 
 
-def has_formulas(architecture: Architecture) -> bool:
-    """Whether the formulas here are this architecture's."""
+def has_formulas(architecture: Architecture, model: Any) -> bool:
+    """Whether the formulas here are this architecture's, and the model's layers hold the linears that they name."""
     extra = architecture.model_extra or {}
-    return architecture.model_type in MODEL_TYPES and not extra.get("rope_scaling")
+    if architecture.model_type not in MODEL_TYPES or extra.get("rope_scaling"):
+        return False
+    return all({*LINEARS} <= {name for name, _ in layer.named_modules()} for layer in model.get_decoder().layers)
 
 
 @contextmanager

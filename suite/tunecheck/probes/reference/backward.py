@@ -164,7 +164,7 @@ def _norm_errors(decoder: Any, architecture: Architecture, hidden: torch.Tensor)
     """The error of each of the decoder's norms, and of its gradient, on these numbers."""
     errors = {}
     for name, norm in decoder.named_modules():
-        if not name.endswith("norm"):
+        if not name.endswith("norm") or getattr(norm, "weight", None) is None:  # DeLoRA's are kept numbers
             continue
         given, copy = hidden.detach().requires_grad_(True), hidden.detach().double().requires_grad_(True)
         with torch.enable_grad():
