@@ -12,7 +12,7 @@ from tunecheck.config import find_run, load_model, load_run
 from tunecheck.core.errors import Unsupported
 from tunecheck.memory.prediction import StaticBytes, assumed_precision, packed_bytes, static_bytes
 from tunecheck.models.shapes import is_layer_linear, tensor_shapes
-from tunecheck.strategies import adapter_shapes
+from tunecheck.strategies import trained_shapes
 from tunecheck.training.load import DTYPES
 
 QV, QKVO = "[q_proj, v_proj]", "[q_proj, k_proj, v_proj, o_proj]"
@@ -37,7 +37,7 @@ def run_with(*settings):
 def adapters(model, rank, targets):
     """Parameters of these adapters."""
     run = run_with(f"model={model}", f"lora.r={rank}", f"lora.target_modules={targets}")
-    return sum(map(prod, adapter_shapes(run, tensor_shapes(run.model.architecture))))
+    return sum(map(prod, trained_shapes(run, tensor_shapes(run.model.architecture))))
 
 
 @pytest.mark.parametrize("model", REFERENCE)

@@ -13,7 +13,6 @@ from typing import Any
 
 import psutil
 
-import tunecheck
 from tunecheck.config.schema import Run
 from tunecheck.core import fork_server
 from tunecheck.core.errors import GpuUnusable, MachineTooSmall, SuiteError, TraceError
@@ -139,13 +138,10 @@ class TierSession:
             if self._is_worker:
                 return None
             if not (runs := self.rows.all()):
-                with suppress(
-                    OSError
-                ):  # nothing is in it: a marker that does not exist, an interrupt before the first run
+                with suppress(OSError):  # nothing is in it: an unknown marker, an interrupt before the first run
                     self.folder.rmdir()
                 return None
             report = Report(
-                tunecheck_version=tunecheck.__version__,
                 started_at=self._started.isoformat(timespec="seconds"),
                 seconds=time.monotonic() - self._clock,
                 verdict=verdict_of(runs, interrupted),
@@ -167,11 +163,8 @@ class TierSession:
 
     @property
     def _environment(self) -> dict[str, Any]:
-        return {
-            **self.hardware.to_json(),
-            "vram_cap_bytes": self.vram_cap_bytes,
-            "others_busy_cores": self._others_busy_cores,
-        }
+        measured = {"vram_cap_bytes": self.vram_cap_bytes, "others_busy_cores": self._others_busy_cores}
+        return {**self.hardware.to_json(), **measured}
 
     @cached_property
     def _cards(self) -> Cards:
@@ -191,18 +184,16 @@ class TierSession:
     def _execute(self, run: Run, cards: tuple[str, ...]) -> Trace:
         from tunecheck.runner import Runner
 
-        file = self.folder / f"{run.stem}.jsonl"
-        if file.exists():
+        if (self.folder / f"{run.stem}.jsonl").exists():
             raise SuiteError("another worker of this session began this run and died; no run is trained twice")
-        runner = Runner(
+        return Runner(
             folder=self.folder,
             environment=self._environment,
             gpu=bool(self.hardware.visible_gpus),
             cards=cards,
             vram_cap_bytes=self.vram_cap_bytes,
             in_process=self.in_process,
-        )
-        return runner.execute(run)
+        ).execute(run)
 
 
 def _import_report() -> None:

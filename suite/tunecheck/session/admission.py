@@ -145,10 +145,8 @@ def _source(need: Need) -> str:
 
 def _sizes(card: Gpu, cap_bytes: int | None) -> tuple[int | None, int | None]:
     """Return the GPU's free and total bytes, at most the cap; None for what is unknown."""
-    free, total = (
-        size if size is None or cap_bytes is None else min(size, cap_bytes)
-        for size in (card.free_bytes, card.total_bytes)
-    )
+    sizes = (card.free_bytes, card.total_bytes)
+    free, total = (size if size is None or cap_bytes is None else min(size, cap_bytes) for size in sizes)
     return free, total
 
 

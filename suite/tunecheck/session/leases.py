@@ -24,12 +24,11 @@ WAIT_SECONDS = 4 * 3600.0
 SETTLE_SECONDS = 3.0
 """How long a GPU may take to free the memory of a process that was killed."""
 POLL_SECONDS = 0.5
-PROHIBITED = "prohibited"
 
 
 def usable(hardware: Hardware) -> tuple[Gpu, ...]:
     """Return the GPUs that are visible to CUDA in this process and allow compute, in CUDA's order."""
-    return tuple(card for card in hardware.visible_gpus if card.compute_mode != PROHIBITED)
+    return tuple(card for card in hardware.visible_gpus if card.compute_mode != "prohibited")
 
 
 class Cards(Frozen):
@@ -123,10 +122,9 @@ class Cards(Frozen):
     def _no_room(self, run: Run) -> SuiteError:
         """Return why none of the GPUs that would hold the run has room for it: CardBusy where processes are named."""
         reason = self._too_small(run)
-        listed = any(card.memory_by_process for card in self.look().visible_gpus)
-        return (
-            CardBusy(f"{reason}. What to do: end that process, or wait for it") if listed else MachineTooSmall(reason)
-        )
+        if any(card.memory_by_process for card in self.look().visible_gpus):
+            return CardBusy(f"{reason}. What to do: end that process, or wait for it")
+        return MachineTooSmall(reason)
 
     def _too_small(self, run: Run) -> str:
         reason = obstacle(run, self.look(), vram_cap_bytes=self.vram_cap_bytes)

@@ -57,13 +57,8 @@ class Rows:
 
     def refuse(self, run_name: str, reason: str) -> None:
         """Record that the run's file cannot be used; the others are trained."""
-        never = Tried(
-            purpose=AttemptPurpose.TRAIN,
-            device="",
-            outcome=AttemptOutcome.MISCONFIGURED,
-            reason=AttemptReason.REQUESTED,
-            seconds=None,
-        )
+        purpose, outcome = AttemptPurpose.TRAIN, AttemptOutcome.MISCONFIGURED
+        never = Tried(purpose=purpose, device="", outcome=outcome, reason=AttemptReason.REQUESTED, seconds=None)
         row = _error(run_name, reason, Domain.WORKLOAD)
         self._without_trace[run_name] = dataclasses.replace(row, attempts=(never,))
 
@@ -94,8 +89,7 @@ class Rows:
         return [*rows.values(), *(row for name, row in self._without_trace.items() if name not in rows)]
 
     def _with_trace(self) -> list[RunReport]:
-        traces: list[tuple[Trace, Path]] = []
-        files: list[Path] = []
+        traces, files = list[tuple[Trace, Path]](), list[Path]()
         with contextlib.suppress(OSError):  # of a folder that cannot be read there are none
             files = sorted(self._folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
         for path in files:

@@ -20,19 +20,12 @@ STRATEGIES: dict[str, Strategy] = {
 
 
 def trained_shapes(run: StrategyConfig, shapes: dict[str, Shape]) -> list[Shape]:
-    """Return the shapes of all tensors that the run trains in a model of these shapes. Raises Unsupported."""
-    if run.lora is not None:
-        return adapter_shapes(run, shapes)
-    return [shapes[name] for name in sorted(STRATEGIES[run.strategy].expected_trainable(run, list(shapes)))]
+    """Return the shapes of all tensors that the run trains in a model of these shapes. Raises Unsupported.
 
-
-def adapter_shapes(run: StrategyConfig, shapes: dict[str, Shape]) -> list[Shape]:
-    """Return the shapes of lora_A [r, in], lora_B [out, r] and, with DoRA, the magnitude [out] of every target.
-
-    Empty without adapters. Raises Unsupported.
+    Those of adapters are lora_A [r, in], lora_B [out, r] and, with DoRA, the magnitude [out] of every target.
     """
     if run.lora is None:
-        return []
+        return [shapes[name] for name in sorted(STRATEGIES[run.strategy].expected_trainable(run, list(shapes)))]
     rank, dora = run.lora.r, run.lora.use_dora
     linears = [name for name, shape in shapes.items() if is_layer_linear(name, shape)]
     targets = [shapes[f"{module}.weight"] for module in target_layers(run, linears)]

@@ -63,11 +63,7 @@ def _last_modules(model: Any) -> Any:
     return decoder_layers(model, at_least=LAST_LAYERS)[-LAST_LAYERS:]
 
 
-FULL = BaseWeights(
-    trains="everything",
-    parts=lambda model: [model],
-    names=lambda names, tied: names,
-)
+FULL = BaseWeights(trains="everything", parts=lambda model: [model], names=lambda names, tied: names)
 FREEZE_LOWER = BaseWeights(  # of an odd number of layers the middle one is trained
     trains="upper half of the layers, all outside them",
     parts=_upper_half,

@@ -45,18 +45,12 @@ class LoraAdapters(Strategy):
         """Return target x layer x {A, B}, and DoRA's magnitudes, under peft's names."""
         assert run.lora is not None
         parts = ("lora_A", "lora_B", *(["lora_magnitude_vector"] if run.lora.use_dora else []))
-        return {
-            f"base_model.model.{module}.{part}.default.weight"
-            for module in target_layers(run, weights)
-            for part in parts
-        }
+        modules = target_layers(run, weights)
+        return {f"base_model.model.{module}.{part}.default.weight" for module in modules for part in parts}
 
 
 def target_layers(run: StrategyConfig, weights: Sequence[str]) -> list[str]:
-    """Return the modules that the run's target_modules name, one per target and layer.
-
-    Raises Unsupported when one is missing.
-    """
+    """Return a module for each of the run's target_modules and each layer. Raises Unsupported when one is missing."""
     assert run.lora is not None
     if problems := target_problems(run, weights):
         raise Unsupported("; ".join(f"lora.target_modules: {problem}" for problem in problems.values()))
