@@ -88,10 +88,8 @@ def _explain(options: argparse.Namespace) -> int:
         raise ConfigError([f"{unknown}; `tunecheck explain` lists all"])
     traces = _traces(Path(options.what)) if options.what else []
     explained = {str(file): afterwards(read(file)) for file in traces} or {"": beforehand()}
-    named = [
-        {"trace": name, "groups": [dataclasses.asdict(one) for one in groups]} for name, groups in explained.items()
-    ]
-    if not as_json(options, named):
+    plain = {name: [dataclasses.asdict(group) for group in groups] for name, groups in explained.items()}
+    if not as_json(options, [{"trace": name, "groups": groups} for name, groups in plain.items()]):
         for groups in explained.values():
             print(printable("\n".join(lines(groups, shutil.get_terminal_size().columns))))
     return 0

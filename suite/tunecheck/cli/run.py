@@ -90,9 +90,7 @@ def _bench(options: argparse.Namespace) -> int:
     """Train in turns, print the table and return the exit status of the session."""
     from tunecheck.report.terminal import print_benchmark
 
-    runs, left_out = plan(
-        options.run, options.trainer or (), turns=options.turns, overrides=options.set, card=options.card
-    )
+    runs, left_out = plan(options.run, options.trainer or (), options.turns, options.set, options.card)
     for trainer, reason in left_out.items():
         log.info(f"skipped: trainer {trainer}: {reason}")
     session = TierSession(command=shown(["tunecheck", *sys.argv[1:]]))
@@ -131,14 +129,11 @@ def plan(
         raise ConfigError([f"bench: trainer {trainer}: {reason}" for trainer, reason in left_out.items()])
     if len(able) < 2:
         raise ConfigError([f"bench: name two trainers or more, of {', '.join(TRAINERS)} (got {', '.join(able)})"])
-    order = list(able.items())
-    runs = [
-        run.model_copy(
-            update={"id": f"{run.id}-{trainer}-{turn}", "comparison": asked.name, "entry": trainer, "turn": turn}
-        )
-        for turn in range(1, turns + 1)
-        for trainer, run in (order if turn % 2 else reversed(order))
-    ]
+    runs = []
+    for turn in range(1, turns + 1):
+        for trainer, run in able.items() if turn % 2 else reversed(able.items()):
+            place = {"comparison": asked.name, "entry": trainer, "turn": turn}
+            runs.append(run.model_copy(update={"id": f"{run.id}-{trainer}-{turn}", **place}))
     return runs, left_out
 
 

@@ -77,10 +77,8 @@ def _list(options: argparse.Namespace) -> int:
     unusable = [error for _, errors in read.values() for error in errors.values()]
     empty = [tier for tier, (found, errors) in read.items() if not found and not errors]
     if empty and (options.tier or len(empty) == len(runs)):
-        where = ", ".join(map(str, configs_folders()))
-        raise ConfigError(
-            [f"no run of {' and '.join(empty)} in {where}; set TUNECHECK_CONFIGS to a folder that has one"]
-        )
+        where = f"no run of {' and '.join(empty)} in {', '.join(map(str, configs_folders()))}"
+        raise ConfigError([f"{where}; set TUNECHECK_CONFIGS to a folder that has one"])
     if options.needs:
         _needs([run for found in runs.values() for run in found], options)
     elif not as_json(options, {tier: [run.name for run in found] for tier, found in runs.items()}):
@@ -222,9 +220,8 @@ def count_all(model: Model, *, rank: int = 8, targets: Sequence[str] = ("q_proj"
         for options in (lora, {**lora, "use_dora": True}) if "lora" in strategy.sections else ({},):
             count = Count(strategy=name, options=options, trains=strategy.trains, total=total)
             # data and training do not change the count
-            run = Run.model_construct(
-                model=model, strategy=name, lora=Lora.model_validate(options) if options else None
-            )
+            adapters = Lora.model_validate(options) if options else None
+            run = Run.model_construct(model=model, strategy=name, lora=adapters)
             try:
                 trained = trained_shapes(run, shapes)
             except Unsupported as error:
@@ -260,8 +257,7 @@ def print_counts(model: Model, counts: Sequence[Count], console: Console) -> Non
     console.print(table)
     console.print()
     lora = next(count.options for count in counts if count.options)
-    console.print(
-        Text(f"adapters of r {lora['r']} on {', '.join(lora['target_modules'])}; with rsLoRA the same tensors")
-    )
+    targets = ", ".join(lora["target_modules"])
+    console.print(Text(f"adapters of r {lora['r']} on {targets}; with rsLoRA the same tensors"))
     for reason in dict.fromkeys(count.refused for count in counts if count.refused):
         console.print(Text(f"refused: {reason}"))

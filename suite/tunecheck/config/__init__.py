@@ -17,16 +17,7 @@ from tunecheck.config.compatibility import report_incompatibilities
 from tunecheck.config.problems import report_all, report_limits, report_unanswerable
 from tunecheck.config.rules import broken_rules
 from tunecheck.config.schema import Data, Run
-from tunecheck.config.source import (
-    REFERENCES,
-    Document,
-    described,
-    fill,
-    parse,
-    parse_value,
-    settle_files,
-    shown,
-)
+from tunecheck.config.source import REFERENCES, Document, described, fill, parse, parse_value, settle_files, shown
 from tunecheck.core.errors import ConfigError
 from tunecheck.core.paths import config_files
 from tunecheck.core.reading import YAML_BYTES, read_text
@@ -161,10 +152,8 @@ def with_limits(
     """
     document = Document({"checks": json.loads(json.dumps(limits))}, places={(): "the trace"})
     foreign = [override for override in overrides if not override.startswith("checks.")]
-    document.problems += [
-        f"--set {override}: only limits can be set here, checks.NAME.LIMIT=VALUE; the training is as it is"
-        for override in foreign
-    ]
+    rule = "only limits can be set here, checks.NAME.LIMIT=VALUE; the training is as it is"
+    document.problems += [f"--set {override}: {rule}" for override in foreign]
     _apply(document, [override for override in overrides if override not in foreign])
     report_limits(document)
     if features is not None:
@@ -181,11 +170,10 @@ def _documents(path: Path, overrides: Sequence[str], card: str | None) -> dict[s
     references = [override for override in overrides if override.partition("=")[0] in REFERENCES]
     _apply(document, references)
     names = {key: _graft(document, key) for key in REFERENCES}
-    if card is not None and (tier := RunFile(path).tier) in AS_WRITTEN:
-        raise ConfigError(
-            [f"--card {card}: applies to quick and convergence only; the limits of {tier} are for its own strategy"]
-        )
     if card is not None:
+        if (tier := RunFile(path).tier) in AS_WRITTEN:
+            rule = f"applies to quick and convergence only; the limits of {tier} are for its own strategy"
+            raise ConfigError([f"--card {card}: {rule}"])
         apply_card(document, card)
     documents = split(document)
     for entry, part in documents.items():
@@ -213,9 +201,8 @@ def _run(document: Document, file: RunFile) -> Run:
     if file.tier not in TIERS:
         document.report(("tier",), _unknown_tier(file))
     elif written != file.tier:
-        document.report(
-            ("tier",), f"should be that of the file's folder, {file.tier!r}: leave it out (got {written!r})"
-        )
+        rule = f"should be that of the file's folder, {file.tier!r}: leave it out (got {written!r})"
+        document.report(("tier",), rule)
     report_limits(document)
     return _validated(Run, document)
 

@@ -15,11 +15,8 @@ from tunecheck.core.spelling import nearest
 
 SECTION, LIST = "should be a section, that is a mapping of keys to values", "should be a list, such as [a, b]"
 WORDS = {
-    "model_type": SECTION,
-    "model_attributes_type": SECTION,
-    "dict_type": SECTION,
-    "list_type": LIST,
-    "tuple_type": LIST,
+    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), SECTION),
+    **dict.fromkeys(("list_type", "tuple_type"), LIST),
 }
 """Replacements for messages of pydantic that do not help somebody who writes YAML."""
 MISSING = ("missing", "union_tag_not_found")

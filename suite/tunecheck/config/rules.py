@@ -71,10 +71,8 @@ def _data(run: Run) -> Broken:
         yield "training.micro_batch_size", f"{rule} (got 1)"
     for name in ("canary", "hub") if run.data.template == "blocks" else ():
         if getattr(run.data, name) is not None:
-            rule = (
-                "cannot be combined with template blocks: it holds instructions and answers, and blocks are plain text"
-            )
-            yield f"data.{name}", rule
+            why = "it holds instructions and answers, and blocks are plain text"
+            yield f"data.{name}", f"cannot be combined with template blocks: {why}"
 
 
 def _probes(run: Run) -> Broken:

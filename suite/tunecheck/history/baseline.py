@@ -35,13 +35,8 @@ class AcceptedBaseline(Frozen):
     figures: dict[str, FigureBaseline]
 
 
-_BASELINE = Stored(
-    AcceptedBaseline,
-    schema=SCHEMA,
-    what="a baseline",
-    remedy="`tunecheck baseline accept RUN` makes one",
-    error=HistoryError,
-)
+_REMEDY = "`tunecheck baseline accept RUN` makes one"
+_BASELINE = Stored(AcceptedBaseline, schema=SCHEMA, what="a baseline", remedy=_REMEDY, error=HistoryError)
 
 
 def baseline_file(folder: Path, run: str, device: str) -> Path:

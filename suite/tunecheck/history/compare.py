@@ -73,9 +73,8 @@ def compare(a: Path, b: Path, store: Store) -> list[Comparison]:
     first, second = _sides(a), _sides(b)
     names = [name for name in first if name in second]
     if not names:
-        raise TraceError(
-            f"{a} and {b} have no run in common: {', '.join(first) or 'none'}; {', '.join(second) or 'none'}"
-        )
+        theirs = "; ".join(", ".join(side) or "none" for side in (first, second))
+        raise TraceError(f"{a} and {b} have no run in common: {theirs}")
     return [_compared(name, first[name], second[name], store) for name in names]
 
 
@@ -104,18 +103,14 @@ def _compared(name: str, first: _Side, second: _Side, store: Store) -> Compariso
             log.warning(f"the scatter of the figures is not known: {error}")
         differences = tuple(_differences(a, b, known))
     answers = _answers(row_a, row_b)
+    busy = [(side, row) for side, row in (("A", row_a), ("B", row_b)) if too_busy(row)]
     return Comparison(
         run=name,
         outcomes=(row_a.outcome, row_b.outcome),
         answers=tuple(f"{check}: {old} → {new}" for check, (old, new) in answers.items()),
         changed=changed(a, b) if a and b else "",
         incomparable=incomparable,
-        disturbed=tuple(
-            f"{side}: {words}"
-            for side, row in (("A", row_a), ("B", row_b))
-            if too_busy(row)
-            for words in cpu_contention_words(row)
-        ),
+        disturbed=tuple(f"{side}: {words}" for side, row in busy for words in cpu_contention_words(row)),
         sessions=len(known) if len(known) >= FEWEST_SESSIONS else 0,
         differences=differences,
     )

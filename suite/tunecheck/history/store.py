@@ -32,9 +32,7 @@ WAIT_SECONDS = 10.0
 """For another session that is writing: a write takes milliseconds."""
 
 _KEY = tuple(field.name for field in fields(Key))
-_COLUMNS = tuple(
-    column for field in fields(HistoryEntry) for column in (_KEY if field.name == "key" else (field.name,))
-)
+_COLUMNS = tuple(name for one in fields(HistoryEntry) for name in (_KEY if one.name == "key" else (one.name,)))
 _TABLE = f"CREATE TABLE IF NOT EXISTS entries ({', '.join(_COLUMNS)}, PRIMARY KEY (session, run))"
 _INDICES = (
     "CREATE INDEX IF NOT EXISTS entries_by_key ON entries (fingerprint, device, majors, outcome, started_at)",

@@ -76,12 +76,10 @@ def share_of(card: str | None, *, deterministic: bool = False, capability: str |
             continue
         workspace, context = numbers.get("cublas_workspace_bytes"), numbers.get("context_with_libraries_bytes")
         if isinstance(workspace, int) and isinstance(context, int):
-            source = (
-                f"{card}, driver {found.get('driver')}, torch {numbers.get('torch')}, {path.parent.name}/{path.name}"
-            )
+            stack = f"driver {found.get('driver')}, torch {numbers.get('torch')}"
+            about = {"provenance": "measured", "source": f"{card}, {stack}, {path.parent.name}/{path.name}"}
             return CardShare(
-                cublas_workspace=Constant(bytes=workspace, provenance="measured", source=source),
-                cuda_context=Constant(bytes=context, provenance="measured", source=source),
+                cublas_workspace=Constant(bytes=workspace, **about), cuda_context=Constant(bytes=context, **about)
             )
     if deterministic or capability is None or capability.partition(".")[0] in LARGE_WORKSPACE:
         return UNMEASURED

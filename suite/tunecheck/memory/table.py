@@ -24,6 +24,7 @@ def changes_of(run: Run) -> dict[tuple[str, ...], bool]:
     """
     training, smallest_batch = run.training, 1 if run.data.canary is None else 2
     native = run.trainer == "native"  # transformers' has no chunked loss and no offloading
+    offloads = native and training.offload == "none"
     return {
         ("profile=lean",): native and run.profile != "lean",
         ("training.gradient_checkpointing=true",): not training.gradient_checkpointing,
@@ -32,10 +33,8 @@ def changes_of(run: Run) -> dict[tuple[str, ...], bool]:
         ("lora.adapter_dtype=mixed",): run.lora is not None and run.lora.adapter_dtype == "fp32",
         _TO_QLORA: run.strategy == "lora",
         (*_TO_QLORA, "lora={target_modules: [q_proj, v_proj]}"): run.trains_base,
-        ("training.offload=activations",): native and training.offload == "none" and not run.trains_base,
-        ("training.offload=parameters",): (
-            native and training.offload == "none" and run.trains_base and training.precision != "fp16"
-        ),
+        ("training.offload=activations",): offloads and not run.trains_base,
+        ("training.offload=parameters",): offloads and run.trains_base and training.precision != "fp16",
         ("quantization.double_quant=true",): run.quantization is not None and not run.quantization.double_quant,
     }
 
@@ -83,10 +82,8 @@ def print_savings(
     """Print what each changed setting saves of the allocator's peak; where none does, what was tried."""
     table = _table("with --set", "allocator", "saves")
     for setting, prediction in sorted(after.items(), key=lambda item: item[1].allocator_bytes):
-        saved = before.allocator_bytes - prediction.allocator_bytes
-        table.add_row(
-            Text(setting), human_bytes(prediction.allocator_bytes), human_bytes(saved) if saved > 0 else "nothing"
-        )
+        taken, saved = prediction.allocator_bytes, before.allocator_bytes - prediction.allocator_bytes
+        table.add_row(Text(setting), human_bytes(taken), human_bytes(saved) if saved > 0 else "nothing")
     console.print()
     if after:
         console.print(table)
@@ -108,11 +105,9 @@ def print_each(kind: str, predictions: Mapping[str, Prediction], console: Consol
 
 def fit_words(prediction: Prediction) -> str:
     """Return which GPU sizes hold the run: "fits GPUs of 6 GB and more"."""
-    fitting = [size for size, fits in prediction.fits.items() if fits]
-    process = human_bytes(prediction.process_bytes)
-    if not fitting:
-        return f"{process} in all: fits no GPU up to {max(prediction.fits)} GB"
-    return f"{process} in all: fits GPUs of {fitting[0]} GB and more"
+    least = next((size for size, fits in prediction.fits.items() if fits), None)
+    words = f"no GPU up to {max(prediction.fits)} GB" if least is None else f"GPUs of {least} GB and more"
+    return f"{human_bytes(prediction.process_bytes)} in all: fits {words}"
 
 
 def _kinds(prediction: Prediction) -> PlainTable:

@@ -67,10 +67,8 @@ def print_rows(rows: list[AttemptRow], console: Console) -> None:
         step = "-" if row.step_seconds is None else f"{row.step_seconds:.3g} s"
         peak = "-" if row.relative_peak is None else f"{row.relative_peak:.0%}"
         speed = "-" if row.relative_speed is None else f"{row.relative_speed:.2f}x"
-        where = f"{row.device} {row.precision}".strip()
-        table.add_row(
-            row.run, row.strategy, row.fallback_step, where, row.outcome.replace("_", " "), memory, peak, step, speed
-        )
+        where, outcome = f"{row.device} {row.precision}".strip(), row.outcome.replace("_", " ")
+        table.add_row(row.run, row.strategy, row.fallback_step, where, outcome, memory, peak, step, speed)
     console.print(table)
 
 

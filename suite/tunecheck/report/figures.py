@@ -45,16 +45,10 @@ def unremarkable(comparisons: Sequence[FigureComparison]) -> Iterator[tuple[str,
     """
     for run, group in groupby(comparisons, key=lambda comparison: comparison.run):
         of_run = list(group)
-        steady = [comparison for comparison in of_run if comparison.status == "steady"]
-        if steady:
+        if steady := [one for one in of_run if one.status == "steady"]:
             sessions = f"{baseline_source(steady[0])}{' or more' if len({one.sessions for one in steady}) > 1 else ''}"
             yield run, f"{counted(len(steady), 'figure')} within the baseline ({sessions})"
-        new = [
-            comparison
-            for comparison in of_run
-            if comparison.status == "no baseline" and comparison.previous is not None
-        ]
-        if new:
+        if new := [one for one in of_run if one.status == "no baseline" and one.previous is not None]:
             sessions = f"no baseline yet: {new[0].sessions} of {FEWEST_SESSIONS} sessions"
             shares = {FIGURES[one.figure].title: relative_change(one.previous or 0.0, one.value) for one in new}
             since = ", ".join(f"{title} {share}" for title, share in shares.items() if share)

@@ -35,9 +35,8 @@ def print_entries(run: str, entries: Sequence[HistoryEntry], console: Console) -
         names = [name for name in FIGURES if any(name in entry.figures for entry in of_key)]
         table = _table("session", "outcome", *(FIGURES[name].title for name in names))
         for entry in of_key[-MOST_ROWS:]:
-            table.add_row(
-                entry.session, entry.outcome, *(FIGURES[name].amount(entry.figures.get(name)) for name in names)
-            )
+            amounts = [FIGURES[name].amount(entry.figures.get(name)) for name in names]
+            table.add_row(entry.session, entry.outcome, *amounts)
         if enough:
             values = {name: [entry.figures[name] for entry in passed if name in entry.figures] for name in names}
             known = {name: baseline_of(values[name] or [float("nan")]) for name in names}
@@ -97,11 +96,10 @@ def print_comparisons(comparisons: Sequence[Comparison], console: Console) -> No
             change = relative_change(one.before, one.after)
             table.add_row(FIGURES[one.figure].title, amount(one.before), amount(one.after), change, room, status)
         console.print(table)
-        known = (
-            f"the scatter of {counted(comparison.sessions, 'session')}" if comparison.sessions else "the floors alone"
-        )
-        few = "" if comparison.sessions else f": fewer than {FEWEST_SESSIONS} sessions are in the history"
-        _line(console, f"  limits are those of {known}{few}")
+        known = f"the floors alone: fewer than {FEWEST_SESSIONS} sessions are in the history"
+        if comparison.sessions:
+            known = f"the scatter of {counted(comparison.sessions, 'session')}"
+        _line(console, f"  limits are those of {known}")
 
 
 def print_baselines(baselines: Mapping[Path, AcceptedBaseline], of: str, console: Console) -> None:

@@ -12,7 +12,6 @@ from tunecheck.results import Report, RunReport
 JUNIT_FILE = "junit.xml"
 RUN_CASE = "run"
 """Name of the test case that stands for the run itself: its seconds, and what kept it from being judged."""
-
 _OF_A_RUN = (
     *("outcome", "model", "device", "precision", "weights", "data", "data_instead_of", "fingerprint"),
     *("peak_bytes", "peak_kind", "tokens_per_second", "trace_file"),

@@ -26,18 +26,13 @@ def sarif(report: Report) -> str:
         if not finding.expected
     ]
     rules = list(dict.fromkeys(finding.check for _, finding in found))
+    driver = {"name": "tunecheck", "version": report.tunecheck_version, "rules": [_rule(name) for name in rules]}
     log = {
         "$schema": SCHEMA,
         "version": "2.1.0",
         "runs": [
             {
-                "tool": {
-                    "driver": {
-                        "name": "tunecheck",
-                        "version": report.tunecheck_version,
-                        "rules": [_rule(name) for name in rules],
-                    }
-                },
+                "tool": {"driver": driver},
                 "invocations": [_invocation(report)],
                 "results": [_result(view, finding, rules.index(finding.check)) for view, finding in found],
             }
@@ -60,13 +55,11 @@ def _rule(name: str) -> dict[str, Any]:
 
 def _invocation(report: Report) -> dict[str, Any]:
     """Return how the session was called; every run that could not be judged is a notification."""
-    troubles = [(view.name, view.reason) for view in session_view(report).runs if view.reason]
+    troubles = [f"{view.name}: {view.reason}" for view in session_view(report).runs if view.reason]
     return {
         "executionSuccessful": not report.interrupted and report.verdict != "inconclusive",
         "commandLine": report.command,
-        "toolExecutionNotifications": [
-            {"level": "warning", "message": {"text": f"{name}: {reason}"}} for name, reason in troubles
-        ],
+        "toolExecutionNotifications": [{"level": "warning", "message": {"text": trouble}} for trouble in troubles],
     }
 
 
@@ -100,12 +93,9 @@ def _configured(view: RunView) -> tuple[Place, ...]:
 def _location(place: Place) -> dict[str, Any]:
     here = Path.cwd()
     path = here / place.file
-    inside = path.is_relative_to(here)
-    artifact = (
-        {"uri": quote(path.relative_to(here).as_posix()), "uriBaseId": "%SRCROOT%"}
-        if inside
-        else {"uri": path.as_uri()}
-    )
+    artifact = {"uri": path.as_uri()}
+    if path.is_relative_to(here):
+        artifact = {"uri": quote(path.relative_to(here).as_posix()), "uriBaseId": "%SRCROOT%"}
     return {
         "physicalLocation": {"artifactLocation": artifact, "region": {"startLine": place.line}},
         "message": {"text": place.what},

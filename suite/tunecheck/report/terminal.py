@@ -25,7 +25,6 @@ _WIDE = 100
 """Columns from which the table has room for longer curves."""
 _FIXED_COLUMNS = 12 + 11 + 5
 """The widest verdict and check count, and the gaps between six columns."""
-
 _LONGEST_STRATEGY = len("last_layers_and_head")
 
 
@@ -60,10 +59,8 @@ def print_changes(report: Report, before: Report, console: Console) -> None:
         # a consequence of what was said before has nothing here to be folded into
         told = tuple(replace(f, because=f.because if f.because in [n.check for n in news] else "") for f in news)
         changed = run_view(replace(whole.run, findings=told))
-        mended = [
-            f.check for f in told if f.status is Status.PASSED and {(whole.name, f.check, s) for s in _OPEN} & said
-        ]
-        if mended:
+        passed = [found.check for found in told if found.status is Status.PASSED]
+        if mended := [check for check in passed if {(whole.name, check, status) for status in _OPEN} & said]:
             printer.block(f"{whole.name}: passed after all: {', '.join(mended)}", "green")
         printer.judged((*changed.failures, *changed.suspicions), [changed])
     if view.coverage != earlier.coverage:

@@ -22,14 +22,7 @@ from tunecheck.results.benchmark import benchmarks
 from tunecheck.results.causes import ruled_out
 from tunecheck.results.comparison import SideBySide, comparisons, condensed
 from tunecheck.results.figures import FIGURES
-from tunecheck.results.words import (
-    cpu_contention_words,
-    domain_words,
-    headline,
-    loss_words,
-    machine,
-    retries,
-)
+from tunecheck.results.words import cpu_contention_words, domain_words, headline, loss_words, machine, retries
 
 BLOCK_COLUMNS = 80
 """Width of a failure block as plain text, for pytest, its JUnit file and an IDE, none of which wraps by words."""

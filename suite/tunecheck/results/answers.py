@@ -59,9 +59,9 @@ class Settings(Frozen):
 def read_ignored(given: Iterable[str]) -> dict[str, str]:
     """Return check to reason of these NAME=REASON. Raises ConfigError with every problem."""
     pairs = {words: words.partition("=") for words in given}
-    problems = [
-        p for words, (check, _, why) in pairs.items() for p in _problems(check, why.strip(), f"--ignore {words}")
-    ]
+    problems = []
+    for words, (check, _, reason) in pairs.items():
+        problems += _problems(check, reason.strip(), f"--ignore {words}")
     if problems:
         raise ConfigError(problems)
     return {check: reason.strip() for check, _, reason in pairs.values()}

@@ -128,9 +128,8 @@ def _difference(losses: Sequence[float], others: Sequence[float]) -> float:
     """Return the largest relative difference of two trainings' losses; infinite where one ended before the other."""
     if len(losses) != len(others):
         return math.inf
-    differences = [
-        abs(one - other) / abs(other) if other else math.inf for one, other in zip(losses, others, strict=True)
-    ]
+    pairs = zip(losses, others, strict=True)
+    differences = [abs(one - other) / abs(other) if other else math.inf for one, other in pairs]
     return math.inf if any(map(math.isnan, differences)) else max(differences)
 
 

@@ -111,11 +111,9 @@ _BY_CAUSE: dict[AttemptCause | None, Attribution] = {
 
 def _by_repeat(trace: Trace, finding: Finding) -> Attribution | None:
     """Attribute by a repeat in a fresh process; None without one that finished."""
-    repeats = [
-        attempt for attempt in trace.attempts if attempt.start.purpose == AttemptPurpose.REPEAT and attempt.finished
-    ]
+    repeats = [one for one in trace.attempts if one.start.purpose == AttemptPurpose.REPEAT and one.finished]
     first = {step.step: step.loss for step in trace.records(Step)}
-    pairs = [(first.get(step.step), step.loss) for attempt in repeats for step in attempt.all(Step)]
+    pairs = [(first.get(step.step), step.loss) for repeat in repeats for step in repeat.all(Step)]
     if not pairs:
         return None
     if all(repr(before) == repr(after) for before, after in pairs):  # by their spelling, so that NaN equals NaN

@@ -70,10 +70,8 @@ class Stored(Generic[R]):
             raise self._error(f"{source}: not {self._what}")
         if held["schema"] != self._schema:
             version = held.get("tunecheck_version") or held.get("tunecheck")
-            by = f", written by tunecheck {version}" if version else ""
-            raise self._error(
-                f"{source}: schema {held['schema']}{by}; this tunecheck reads {self._schema}; {self._remedy}"
-            )
+            found = f"schema {held['schema']}" + (f", written by tunecheck {version}" if version else "")
+            raise self._error(f"{source}: {found}; this tunecheck reads {self._schema}; {self._remedy}")
         try:
             return cast(R, build(self._kind, held))
         except MISFITS as error:
@@ -81,13 +79,11 @@ class Stored(Generic[R]):
 
 
 VERDICT_FILE = "verdict.json"
-_REMEDY = "judge the traces beside it again"
-_VERDICT = Stored(
-    Report,
-    schema=VERDICT_SCHEMA,
-    what=f"a verdict of tunecheck; name the {VERDICT_FILE} of a session's folder",
-    remedy=_REMEDY,
+_WHAT, _REMEDY = (
+    f"a verdict of tunecheck; name the {VERDICT_FILE} of a session's folder",
+    "judge the traces beside it again",
 )
+_VERDICT = Stored(Report, schema=VERDICT_SCHEMA, what=_WHAT, remedy=_REMEDY)
 
 
 def write_verdict(report: Report, folder: Path) -> Path:

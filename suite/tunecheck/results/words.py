@@ -80,7 +80,7 @@ def cpu_contention_words(run: RunReport) -> list[str]:
     """Return how much CPU time other processes used while it trained, in a sentence; none where it was not measured."""
     if run.others_busy_share is None:
         return []
-    return [f"{busy_words(run.others_busy_share)}{', so its times mean nothing' if too_busy(run) else ''}"]
+    return [busy_words(run.others_busy_share) + (", so its times mean nothing" if too_busy(run) else "")]
 
 
 def too_busy(run: RunReport) -> bool:

@@ -52,9 +52,8 @@ def page_html(report: Report, folder: Path) -> str:
     """
     view = session_view(report)
     runs = [_run(view, run, folder, number) for number, run in enumerate(view.runs, start=1)]
-    shares = {
-        name: min(most, max(fewest, of_page // max(1, len(runs)))) for name, (of_page, fewest, most) in SHARES.items()
-    }
+    each = max(1, len(runs))
+    shares = {name: min(most, max(fewest, of_page // each)) for name, (of_page, fewest, most) in SHARES.items()}
     traces = {run["view"].name: run["trace"] for run in runs if run["trace"]}
     compared = [(comparison, tables.said(comparison, traces)) for comparison in view.side_by_side]
     script = verbatim("page.js")
@@ -74,10 +73,7 @@ def page_html(report: Report, folder: Path) -> str:
 
 def rows_html(report: Report, folder: Path) -> str:
     """Return the rows of each run as a notebook shows them; empty where there are none."""
-    show, title = (
-        vars(template("rows.html.jinja").module)["shown_rows"],
-        "<h4>{}: first rows of the first step</h4>",
-    )
+    show, title = vars(template("rows.html.jinja").module)["shown_rows"], "<h4>{}: first rows of the first step</h4>"
     traces = [(run.name, _trace(run, folder)[0]) for run in report.runs]
     told = [(name, trace.records(RowShown)) for name, trace in traces if trace]
     shown = [escape_into(title, name) + show(rows) for name, rows in told if rows]
@@ -99,10 +95,9 @@ def _run(session: SessionView, view: RunView, folder: Path, number: int) -> dict
     """Return a run as the template wants it."""
     report, run = session.report, view.run
     trace, problem = _trace(run, folder)
-    details = (
-        {}
-        if trace is None
-        else {
+    details: dict[str, Any] = {}
+    if trace is not None:
+        details = {
             "texts": tables.texts(trace),
             "rows": trace.records(RowShown),
             "phases": tables.phases(trace),
@@ -111,7 +106,6 @@ def _run(session: SessionView, view: RunView, folder: Path, number: int) -> dict
             "provenance": tables.provenance(trace, run),
             "settings": tables.settings(trace) if len(report.runs) <= MOST_SETTINGS else [],
         }
-    )
     log = (folder / (run.trace_file or "none")).with_suffix(".log")
     return {
         "view": view,
@@ -149,14 +143,8 @@ def template(name: str) -> Template:
         lstrip_blocks=True,
     )
     environment.globals |= {"facts": facts, "legend": legend, "svg": svg}
-    environment.filters |= {
-        "line": one_line,
-        "rule": rule,
-        "evidence": _evidence,
-        "number": human_number,
-        "row_words": row_words,
-        "piece_words": piece_words,
-    }
+    environment.filters |= {"line": one_line, "rule": rule, "evidence": _evidence, "number": human_number}
+    environment.filters |= {"row_words": row_words, "piece_words": piece_words}
     return environment.get_template(name)
 
 
@@ -191,9 +179,7 @@ def trends(report: Report, run: RunReport, trace: Trace, folder: Path) -> tuple[
         before = Store(history_file(folder.parent)).entries(key=entry.key, before=entry.started_at, last=MOST_SESSIONS)
     except HistoryError as error:
         return [], f"no previous sessions, since the history cannot be used: {error}"
-    comparisons = {
-        comparison.figure: comparison for comparison in report.figure_comparisons if comparison.run == run.name
-    }
+    comparisons = {one.figure: one for one in report.figure_comparisons if one.run == run.name}
     shown = min(MOST_SESSIONS, SESSIONS_OF_A_PAGE // max(1, len(report.runs)) + 1)
     entries = [*before[-shown:], entry]
     made = [_chart(figure, entries, comparisons.get(name)) for name, figure in FIGURES.items() if name in entry.figures]

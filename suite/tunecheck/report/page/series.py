@@ -20,28 +20,19 @@ def charts(trace: Trace, findings: Sequence[Finding]) -> list[Chart]:
     main = trace.main
     limits = {finding.check: finding.limit for finding in findings}
     opened, steps = trace.why({Premise.CAUSAL_LM, Premise.TOKEN_MEAN_LOSS}), main.all(Step)
+    rates = {"learning rate": [(s.step, s.learning_rate) for s in steps]}
+    speeds = {"tokens/s": [(s.step, s.tokens / s.seconds) for s in steps if s.seconds > 0]}
+    memory = {  # a leak rises here long before it reaches a ceiling
+        "allocated on the GPU": [(s.step, s.allocated_bytes / MIB) for s in steps if s.allocated_bytes is not None],
+        "tensors alive in the process": [(found.step, found.bytes / MIB) for found in main.all(LiveTensors)],
+    }
     made = [
         _loss(main, limits.get("loss_falls"), "as the training computes it" if opened else "nats per supervised token"),
-        _over_steps(
-            "Learning rate", "read from the optimizer", {"learning rate": [(s.step, s.learning_rate) for s in steps]}
-        ),
+        _over_steps("Learning rate", "read from the optimizer", rates),
         _norms(main, trace.settings.get("training", {}).get("max_grad_norm")),
-        _over_steps(
-            "Throughput",
-            "tokens per second",
-            {"tokens/s": [(step.step, step.tokens / step.seconds) for step in steps if step.seconds > 0]},
-        ),
+        _over_steps("Throughput", "tokens per second", speeds),
         _card_memory(main, limits.get("vram_ceiling")),
-        _over_steps(  # a leak rises here long before it reaches a ceiling
-            "Memory after each step",
-            "MiB",
-            {
-                "allocated on the GPU": [
-                    (s.step, s.allocated_bytes / MIB) for s in steps if s.allocated_bytes is not None
-                ],
-                "tensors alive in the process": [(found.step, found.bytes / MIB) for found in main.all(LiveTensors)],
-            },
-        ),
+        _over_steps("Memory after each step", "MiB", memory),
     ]
     return [chart for chart in made if chart.series]
 
@@ -69,12 +60,8 @@ def _loss(main: Attempt, min_fall: float | str | None, unit: str) -> Chart:
 def _norms(main: Attempt, clip: float | None) -> Chart:
     norms = [(found.step, found.norms) for found in main.all(Gradients)]
     names = dict.fromkeys(name for _, by_name in norms for name in by_name)
-    curves = {
-        name.replace("lora_", "") if len(names) > 1 else "measured": [
-            (s, held[name]) for s, held in norms if name in held
-        ]
-        for name in names
-    }
+    titles = {name: name.replace("lora_", "") if len(names) > 1 else "measured" for name in names}
+    curves = {title: [(s, held[name]) for s, held in norms if name in held] for name, title in titles.items()}
     curves["as reported"] = [(step.step, step.gradient_norm) for step in main.all(Step)]
     limits = (Limit(name="clipped to", value=clip),) if clip else ()
     note = "A has no gradient while B is zero: before the first step that changes B, and in it."
@@ -98,14 +85,8 @@ def _card_memory(main: Attempt, ceiling_mib: float | str | None) -> Chart:
     limits: tuple[Limit, ...] = ()
     if series and isinstance(ceiling_mib, int | float):
         limits = (Limit(name="vram_ceiling, of the live tensors while training:", value=ceiling_mib * MIB / GIB),)
-    return Chart(
-        title="GPU memory",
-        x_name="seconds",
-        unit="GiB",
-        series=series,
-        limits=limits,
-        note="Bars are the peaks of a phase; GPU and process are sampled by the driver, five times a second.",
-    )
+    note = "Bars are the peaks of a phase; GPU and process are sampled by the driver, five times a second."
+    return Chart(title="GPU memory", x_name="seconds", unit="GiB", series=series, limits=limits, note=note)
 
 
 def _over_time(samples: Sequence[DeviceSample], figure: str, begin: float) -> Iterator[Point]:

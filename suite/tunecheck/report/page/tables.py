@@ -74,10 +74,9 @@ def costs(trace: Trace) -> Table:
 
 def attempts(trace: Trace, run: RunReport) -> Table:
     """Return every training process, in order."""
-    pairs = zip(trace.attempts, run.attempts, strict=False)
     heads = ("purpose", "time", "peak", "device", "why", "outcome")
     rows: list[tuple[str, ...]] = []
-    for attempt, row in pairs:
+    for attempt, row in zip(trace.attempts, run.attempts, strict=False):
         start, end = attempt.start, attempt.end
         peaks = [phase.peak_allocated_bytes for phase in attempt.all(Phase) if phase.peak_allocated_bytes is not None]
         device = f"{row.device}{f' ({start.card})' if start.card else ''}"
@@ -118,6 +117,5 @@ def settings(trace: Trace) -> list[tuple[str, str]]:
 def _filled(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
     """Return the table without its empty columns: on a CPU no allocator counts."""
     kept = [place for place in range(len(heads)) if any(row[place] for row in rows)]
-    return Table(
-        heads=tuple(heads[place] for place in kept), rows=tuple(tuple(row[place] for place in kept) for row in rows)
-    )
+    shown = [tuple(row[place] for place in kept) for row in (heads, *rows)]
+    return Table(heads=shown[0], rows=tuple(shown[1:]))

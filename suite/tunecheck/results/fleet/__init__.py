@@ -42,15 +42,10 @@ class Place(Frozen):
 
 def places_of(node: str, cards: int, *, problem: str = "", drained: bool = False) -> list[Place]:
     """Return the places of a node with so many cards: each of them, or the node itself where it has none."""
+    names = [f"{node}-{card}" for card in range(cards)] if cards > 1 else [node]
     return [
-        Place(
-            name=f"{node}-{card}" if cards > 1 else node,
-            node=node,
-            card=card if cards else None,
-            problem=problem,
-            drained=drained,
-        )
-        for card in range(max(1, cards))
+        Place(name=name, node=node, card=card if cards else None, problem=problem, drained=drained)
+        for card, name in enumerate(names)
     ]
 
 

@@ -93,11 +93,10 @@ def agreements(group: Sequence[Member]) -> Iterator[tuple[str, Finding]]:
         by_bits.setdefault(member.bits, []).append(member)
     most = max(by_bits.values(), key=len)
     if len(by_bits) > 1 and (2 * len(most) <= len(group) or (len(_nodes(most)) == 1 and len(_nodes(group)) > 1)):
-        words = (
-            f"{counted(len(group), 'place')} of this kind gave {len(by_bits)} results: which is wrong cannot be said"
-        )
         (one, *_), (other, *_), *_ = by_bits.values()
-        yield from _unjudged(group, f"{words}; ask a third node. {_departure(one, other)}", expected=False)
+        words = f"{counted(len(group), 'place')} of this kind gave {len(by_bits)} results"
+        why = f"{words}: which is wrong cannot be said; ask a third node. {_departure(one, other)}"
+        yield from _unjudged(group, why, expected=False)
         return
     for members in by_bits.values():
         if members is most:
