@@ -32,29 +32,15 @@ _INDEX = "model.safetensors.index.json"
 _WEIGHTS = "model.safetensors"
 _NEEDED = ("config.json", "tokenizer.json", "tokenizer_config.json")
 _TAKEN_ALONG = (
-    "generation_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "tokenizer.model",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
+    *("generation_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("tokenizer.model", "vocab.json", "merges.txt", "chat_template.jinja"),
 )
 FILE_PATTERNS = (*_NEEDED, *_TAKEN_ALONG, _INDEX, "model*.safetensors")
 """Everything that is ever read of a model's folder or repository: no code, no pickles."""
-_SHAPE_KEYS = frozenset(
-    {
-        "model_type",
-        "vocab_size",
-        "hidden_size",
-        "num_hidden_layers",
-        "intermediate_size",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "tie_word_embeddings",
-    }
-)
+_SHAPE_KEYS = {
+    *("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size"),
+    *("num_attention_heads", "num_key_value_heads", "head_dim", "tie_word_embeddings"),
+}
 _REMEDY = (
     "correct the architecture and the parameters in the YAML (or by --set model.parameters=...), "
     "or point the source at the right model"
@@ -257,9 +243,8 @@ def check_fit(folder: Path, model: Model, origin: str, *, exact: bool) -> tuple[
     if count != model.parameters:
         wrong.append(f"{origin} holds {count} parameters, configs/models/{model.name}.yaml says {model.parameters}")
     if wrong:
-        raise AnotherModel(
-            f"{model.name}: the weights are of another model: {'; '.join(wrong)}. What to do: {_REMEDY}."
-        )
+        differs = f"{model.name}: the weights are of another model: {'; '.join(wrong)}"
+        raise AnotherModel(f"{differs}. What to do: {_REMEDY}.")
     return tuple(notes)
 
 

@@ -64,9 +64,8 @@ def asked(repository: str, question: Callable[[], T], offline: bool) -> T:
     except HFValidationError:
         raise Refused("a repository is called owner/name; correct `id` in the YAML") from None
     except (ValueError, KeyError):  # no JSON, or of another shape
-        raise PassedOver(
-            "the answer is not a hub's: HF_ENDPOINT, a proxy or the login page of a network stands in its place"
-        ) from None
+        instead = "HF_ENDPOINT, a proxy or the login page of a network stands in its place"
+        raise PassedOver(f"the answer is not a hub's: {instead}") from None
     except RuntimeError as error:  # hf_xet has no other class
         if "os error 28" in str(error):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
@@ -81,33 +80,24 @@ def _broken(error: BaseException) -> str:
 
 def _refusal(repository: str, error: Exception) -> PassedOver:
     """Return the error for no token, a refused token, a licence not accepted, or a missing repository."""
-    from huggingface_hub import constants, get_token
-    from huggingface_hub.errors import (
-        EntryNotFoundError,
-        GatedRepoError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub import constants, errors, get_token
 
     status = getattr(getattr(error, "response", None), "status_code", None)
     page = f"{constants.ENDPOINT}/{repository}"
     has_token = get_token() is not None
-    if isinstance(error, RevisionNotFoundError):
+    if isinstance(error, errors.RevisionNotFoundError):
         return Refused("the hub does not have the pinned revision; correct `revision` in the YAML")
-    if isinstance(error, EntryNotFoundError):
+    if isinstance(error, errors.EntryNotFoundError):
         return Refused("the pinned revision has no such file; correct `file` in the YAML")
     if status == 401 and has_token:
         return Refused("the hub refuses the token (401): it is wrong or expired; create a new one and `hf auth login`")
-    if isinstance(error, GatedRepoError) or status == 403:
-        if has_token:
-            return Refused(
-                f"the token is good, but its account may not read this repository ({status}): accept the licence at "
-                f"{page}, and let a fine-grained token read gated repositories"
-            )
-        return Refused(
-            f"it is gated and no token is set: accept the licence at {page}, then `hf auth login` or HF_TOKEN"
-        )
-    if isinstance(error, RepositoryNotFoundError) or status == 401:
+    if isinstance(error, errors.GatedRepoError) or status == 403:
+        accept = f"accept the licence at {page}"
+        if not has_token:
+            return Refused(f"it is gated and no token is set: {accept}, then `hf auth login` or HF_TOKEN")
+        why = f"the token is good, but its account may not read this repository ({status})"
+        return Refused(f"{why}: {accept}, and let a fine-grained token read gated repositories")
+    if isinstance(error, errors.RepositoryNotFoundError) or status == 401:
         token = "or this token's account may not see it" if has_token else "or it is private and no token is set"
         return Refused(f"the hub has no such repository ({status}), {token}")
     return PassedOver(f"the hub answered with status {status}; try again later")
@@ -183,12 +173,11 @@ def _link(source: HubSource, notes: tuple[str, ...], wanted: Wanted, target: Pat
         expected |= {name: source.sha256 for name in weight_files(snapshot)}
     differences = check_fit(snapshot, wanted.model, source.id, exact=False)
     origin = wanted.origin("hub", source.id, source.revision, notes=(*notes, *differences))
+    remedy = f"delete {snapshot} with its blobs (`hf cache`), fetch again"
     with wanted.shelf.building(target, needed_bytes=0) as workspace:
         for name in names:
             (workspace / "model" / name).symlink_to(snapshot.resolve() / name)
-        seal(
-            workspace / "model", origin, expected, remedy=f"delete {snapshot} with its blobs (`hf cache`), fetch again"
-        )
+        seal(workspace / "model", origin, expected, remedy=remedy)
 
 
 def blob_digest(path: Path) -> str | None:

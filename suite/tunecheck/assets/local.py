@@ -47,9 +47,8 @@ def deliver(source: LocalSource, wanted: Wanted) -> ModelFolder:
     named = {} if source.sha256 is None else {"model.safetensors": source.sha256}
     expected = {**_recorded_digests(record, folder), **named}
     # A user may change a folder of their own: the stamps in the key make it a new entry, hashed anew.
-    target = wanted.shelf.target(
-        "local", str(folder), {name: stamp_of(folder / name) for name in names}, *named.values()
-    )
+    stamps = {name: stamp_of(folder / name) for name in names}
+    target = wanted.shelf.target("local", str(folder), stamps, *named.values())
 
     def link(again: bool) -> None:
         with wanted.shelf.building(target, needed_bytes=0) as workspace:
@@ -63,7 +62,6 @@ def deliver(source: LocalSource, wanted: Wanted) -> ModelFolder:
 def draw(source: RandomSource, wanted: Wanted) -> ModelFolder:
     """Return the architecture with weights drawn from its own initialisation under the seed, and a tokenizer.
 
-    The tokenizer is of bytes where the vocabulary has no room for merges (see build.pair_tokenizer).
     Raises PassedOver unless the run allows random weights, ConfigError for a vocabulary smaller than the tokenizer's.
     """
     if not wanted.allow_random:
@@ -83,9 +81,8 @@ def draw(source: RandomSource, wanted: Wanted) -> ModelFolder:
         log.info(f"{model.name}: drawing random weights ({identifier}, seed {source.seed})")
         with wanted.shelf.building(target, needed_bytes=wanted.weights_bytes) as workspace:
             out = workspace / "model"
-            build.in_child(
-                model.name, {"task": "random", "architecture": architecture, "seed": source.seed, "out": str(out)}
-            )
+            settings = {"architecture": architecture, "seed": source.seed, "out": str(out)}
+            build.in_child(model.name, {"task": "random", **settings})
             check_fit(out, model, "the model that transformers made", exact=True)
             seal(out, origin, {}, remedy="run again")
 

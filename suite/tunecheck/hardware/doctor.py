@@ -87,10 +87,8 @@ def processor(hardware: Hardware) -> Iterator[Diagnosis]:
     }[cpu.bf16]
     cores = f"{cpu.usable_cores or '?'} of {cpu.logical_cores or '?'} logical cores usable"
     yield ok("CPU", f"{cpu.model or 'of unknown model'}, {cores}, {bf16}")
-    yield ok(
-        "memory",
-        f"{memory_size(hardware.ram_available_bytes)} of {memory_size(hardware.ram_total_bytes)} RAM available",
-    )
+    free, total = memory_size(hardware.ram_available_bytes), memory_size(hardware.ram_total_bytes)
+    yield ok("memory", f"{free} of {total} RAM available")
 
 
 def disk(hardware: Hardware) -> Iterator[Diagnosis]:
@@ -107,13 +105,12 @@ def _room(topic: str, space: Disk, minimum_bytes: int, otherwise: str) -> Diagno
         return error(topic, "cannot write there", f"give this user write permission{otherwise}")
     if space.free_bytes is None:
         return warning(topic, "its free space cannot be read", f"check that the folder can be reached{otherwise}")
+    free = f"{memory_size(space.free_bytes)} free"
     if space.free_inodes is not None and space.free_inodes < MINIMUM_INODES:
         return error(topic, f"{space.free_inodes} inodes left, {MINIMUM_INODES} are needed", remedy)
     if space.free_bytes < minimum_bytes:
-        return warning(
-            topic, f"{memory_size(space.free_bytes)} free, {memory_size(minimum_bytes)} are recommended", remedy
-        )
-    return ok(topic, f"{memory_size(space.free_bytes)} free")
+        return warning(topic, f"{free}, {memory_size(minimum_bytes)} are recommended", remedy)
+    return ok(topic, free)
 
 
 def weights(*, cached: bool) -> Diagnosis:
@@ -131,13 +128,11 @@ def hub() -> Iterator[Diagnosis]:
         return
     from huggingface_hub import constants
 
-    remedy = (
-        "nothing to do when the weights are cached or come from a package; else check HF_ENDPOINT, network and proxy"
-    )
     if network.hub_offline():
         yield ok("hub", "not asked: HF_HUB_OFFLINE (or TRANSFORMERS_OFFLINE) is set")
     elif problem := network.hub_problem(constants.ENDPOINT):
-        yield warning("hub", problem, remedy)
+        unneeded = "nothing to do when the weights are cached or come from a package"
+        yield warning("hub", problem, f"{unneeded}; else check HF_ENDPOINT, network and proxy")
     else:
         yield ok("hub", f"{urlsplit(constants.ENDPOINT).hostname} can be reached")
 

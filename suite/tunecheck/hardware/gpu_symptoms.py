@@ -75,18 +75,12 @@ def cards(hardware: Hardware) -> Iterator[Diagnosis]:
     if hardware.visible_problem is not None:
         yield warning(VISIBLE_DEVICES, hardware.visible_problem, NAME_BY_UUID)
     elif hardware.gpus and hardware.visible == () and VISIBLE_DEVICES in hardware.environment:
-        yield warning(
-            VISIBLE_DEVICES,
-            f"{hardware.environment[VISIBLE_DEVICES]!r} hides every GPU; {CPU_ONLY}",
-            "unset it to use the GPU",
-        )
+        hides = f"{hardware.environment[VISIBLE_DEVICES]!r} hides every GPU; {CPU_ONLY}"
+        yield warning(VISIBLE_DEVICES, hides, "unset it to use the GPU")
     for gpu in hardware.gpus:
         if gpu.mig_instances == ():
-            yield warning(
-                f"GPU {gpu.index}",
-                "is in MIG mode without an instance, so CUDA shows nothing of it",
-                "create an instance with `nvidia-smi mig -cgi`, or leave MIG mode",
-            )
+            remedy = "create an instance with `nvidia-smi mig -cgi`, or leave MIG mode"
+            yield warning(f"GPU {gpu.index}", "is in MIG mode without an instance, so CUDA shows nothing of it", remedy)
     for gpu in _shown(hardware):
         bf16 = {True: "bf16", False: "no bf16: fp16 or fp32", None: "bf16 unknown"}[gpu.bf16]
         free, total = memory_size(gpu.free_bytes), memory_size(gpu.total_bytes)
@@ -108,19 +102,14 @@ def _neighbours(gpu: Gpu) -> Iterator[Diagnosis]:
     others = [process for process in gpu.memory_by_process or () if process.pid != os.getpid()]
     if others:
         told = [f"pid {one.pid} ({one.name or 'name unknown'}) with {memory_size(one.used_bytes)}" for one in others]
-        yield warning(
-            f"GPU {gpu.index}",
-            f"other processes compute on it: {', '.join(told)}",
-            "stop them or wait for them: until then memory and speed are not meaningful",
-        )
+        remedy = "stop them or wait for them: until then memory and speed are not meaningful"
+        yield warning(f"GPU {gpu.index}", f"other processes compute on it: {', '.join(told)}", remedy)
     elif not gpu.memory_by_process and gpu.total_bytes is not None and gpu.free_bytes is not None:
         used_bytes = gpu.total_bytes - gpu.free_bytes
         if used_bytes > HIDDEN_USE_BYTES:
-            yield warning(
-                f"GPU {gpu.index}",
-                f"{memory_size(used_bytes)} in use by processes that the driver does not list, as inside a container",
-                "run `nvidia-smi` on the host: until they end memory and speed are not meaningful",
-            )
+            hidden = "in use by processes that the driver does not list, as inside a container"
+            remedy = "run `nvidia-smi` on the host: until they end memory and speed are not meaningful"
+            yield warning(f"GPU {gpu.index}", f"{memory_size(used_bytes)} {hidden}", remedy)
 
 
 def torch_agrees(hardware: Hardware, torch: dict[str, Any] | str) -> Iterator[Diagnosis]:
@@ -141,23 +130,18 @@ def _compared(hardware: Hardware, torch: dict[str, Any]) -> Diagnosis:
     devices = torch["devices"]
     found = f"{torch['torch']} for CUDA {torch['cuda_build']} sees {len(devices)} GPU(s)"
     if not hardware.gpus:
-        return warning(
-            "torch",
-            f"{found}, NVML none: neither other processes nor the driver's memory can be watched",
-            hardware.nvml_remedy or "run `nvidia-smi` and read the kernel log",
-        )
+        blind = "NVML none: neither other processes nor the driver's memory can be watched"
+        remedy = hardware.nvml_remedy or "run `nvidia-smi` and read the kernel log"
+        return warning("torch", f"{found}, {blind}", remedy)
     seen = {bare_uuid(device["uuid"]) for device in devices if device["uuid"] is not None}
     if len(seen) < len(devices):
         return ok("torch", f"{found}; this version does not report their UUIDs, so they cannot be compared with NVML's")
     listed = {bare_uuid(gpu.uuid) for gpu in _shown(hardware)}
     if seen == listed or (hardware.visible is None and seen <= listed):
         return ok("torch", f"{found}, the same as NVML by UUID")
-    return error(
-        "torch",
-        f"{found}, and they are not those of NVML: torch alone has {_names(seen - listed)}, "
-        f"NVML alone {_names(listed - seen)}",
-        f"name the GPUs by UUID in {VISIBLE_DEVICES}, and check whether one needs a reset",
-    )
+    alone = f"torch alone has {_names(seen - listed)}, NVML alone {_names(listed - seen)}"
+    remedy = f"name the GPUs by UUID in {VISIBLE_DEVICES}, and check whether one needs a reset"
+    return error("torch", f"{found}, and they are not those of NVML: {alone}", remedy)
 
 
 def _names(uuids: set[str]) -> str:
@@ -188,18 +172,12 @@ def _blind(hardware: Hardware, torch: dict[str, Any]) -> Diagnosis:
     if hardware.driver_cuda is not None and _major(hardware.driver_cuda) < _major(build):
         version = _shown(hardware)[0].driver_version or "of unknown version"
         least = MINIMUM_DRIVER.get(_major(build))
-        return error(
-            "torch",
-            f"{found}: it is built for CUDA {build}, and the driver is too old: {version} supports "
-            f"{hardware.driver_cuda}",
-            f"update the driver{f' to {least} or newer' if least else ''}, or install a torch built for CUDA "
-            f"{_major(hardware.driver_cuda)}",
-        )
-    return error(
-        "torch",
-        f"{found}: {torch['cuda_error'] or 'it gives no reason'}",
-        f"check {VISIBLE_DEVICES} and the driver with `nvidia-smi`; reboot if both look right",
-    )
+        too_old = f"it is built for CUDA {build}, and the driver is too old: {version} supports {hardware.driver_cuda}"
+        update = f"update the driver{f' to {least} or newer' if least else ''}"
+        remedy = f"{update}, or install a torch built for CUDA {_major(hardware.driver_cuda)}"
+        return error("torch", f"{found}: {too_old}", remedy)
+    remedy = f"check {VISIBLE_DEVICES} and the driver with `nvidia-smi`; reboot if both look right"
+    return error("torch", f"{found}: {torch['cuda_error'] or 'it gives no reason'}", remedy)
 
 
 def _major(version: str) -> int:
@@ -211,22 +189,15 @@ def bitsandbytes_fits(torch: dict[str, Any] | str) -> Iterator[Diagnosis]:
     if isinstance(torch, str) or torch["torch"] is None:
         return
     facts = torch["bitsandbytes"]
-    if facts["version"] is None:
-        yield error(
-            "bitsandbytes", f"cannot be imported: {facts['error']}", "pip install --force-reinstall bitsandbytes"
-        )
+    topic, version, why = "bitsandbytes", facts["version"], facts["error"]
+    if version is None:
+        yield error(topic, f"cannot be imported: {why}", "pip install --force-reinstall bitsandbytes")
     elif facts["cuda_binary_fits"] is False:
-        yield error(
-            "bitsandbytes",
-            f"{facts['version']} has no binary for torch's CUDA {torch['cuda_build']}"
-            + (f" ({facts['error']})" if facts["error"] else ""),
-            "install a release of bitsandbytes built for that CUDA, and unset BNB_CUDA_VERSION",
-        )
+        lacks = f"{version} has no binary for torch's CUDA {torch['cuda_build']}" + (f" ({why})" if why else "")
+        remedy = "install a release of bitsandbytes built for that CUDA, and unset BNB_CUDA_VERSION"
+        yield error(topic, lacks, remedy)
     elif facts["native_library"] is None:
-        yield error(
-            "bitsandbytes",
-            f"{facts['version']} could not load its native library: {facts['error']}",
-            "run `python -m bitsandbytes`, or reinstall bitsandbytes",
-        )
+        remedy = "run `python -m bitsandbytes`, or reinstall bitsandbytes"
+        yield error(topic, f"{version} could not load its native library: {why}", remedy)
     else:
-        yield ok("bitsandbytes", f"{facts['version']} with {facts['native_library']}")
+        yield ok(topic, f"{version} with {facts['native_library']}")

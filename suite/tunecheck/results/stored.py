@@ -79,10 +79,8 @@ class Stored(Generic[R]):
 
 
 VERDICT_FILE = "verdict.json"
-_WHAT, _REMEDY = (
-    f"a verdict of tunecheck; name the {VERDICT_FILE} of a session's folder",
-    "judge the traces beside it again",
-)
+_WHAT = f"a verdict of tunecheck; name the {VERDICT_FILE} of a session's folder"
+_REMEDY = "judge the traces beside it again"
 _VERDICT = Stored(Report, schema=VERDICT_SCHEMA, what=_WHAT, remedy=_REMEDY)
 
 

@@ -197,8 +197,6 @@ class Runner(Frozen):
         return end
 
     def _train(self, request: Request, meters: Sequence[Meter], progress: Callable[[Step], None]) -> AttemptEnd:
-        """The attempt itself, in a child process or in this one."""
-
         def started(process_id: int) -> None:
             for meter in meters:
                 meter.watch(process_id)

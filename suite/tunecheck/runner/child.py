@@ -1,7 +1,4 @@
-"""The training child:
-
-one attempt, from an empty process to a closed trace. Everything that imports torch starts here.
-"""
+"""The training child: one attempt, from an empty process to a closed trace. What imports torch starts here."""
 
 import gc
 import json
@@ -111,17 +108,15 @@ class Phases:
                 "allocation_retries": after["num_alloc_retries"] - before["num_alloc_retries"],
                 "out_of_memory_count": after["num_ooms"] - before["num_ooms"],
             }
-        seconds, process_bytes = time.monotonic() - started_at, psutil.Process().memory_info().rss
-        self._emit(
-            Phase(
-                name=name,
-                seconds=seconds,
-                started_at=started_at,
-                process_bytes=process_bytes,
-                others_busy_share=company.busy_share(),
-                **figures,
-            )
+        seen = Phase(
+            name=name,
+            seconds=time.monotonic() - started_at,
+            started_at=started_at,
+            process_bytes=psutil.Process().memory_info().rss,
+            others_busy_share=company.busy_share(),
+            **figures,
         )
+        self._emit(seen)
 
 
 def carry_out(request: Request, progress: Callable[[Step], None], rank: int = 0) -> None:
@@ -183,11 +178,8 @@ def _train(
     phases = Phases(device, emit)
     with phases.phase("load"):
         session = _session(request, device)
-    emit(
-        request.weights,
-        request.dataset,
-        setup_of(session, cap_bytes, declared_optimizer=TRAINERS[run.trainer].optimizer),
-    )
+    setup = setup_of(session, cap_bytes, declared_optimizer=TRAINERS[run.trainer].optimizer)
+    emit(request.weights, request.dataset, setup)
     if request.purpose != "train":
         from_checkpoint = {  # what a resumed run saves has to be its own, not the checkpoint's
             "resume": (ResumedProbe, TrainingStateProbe, RoundTripProbe),

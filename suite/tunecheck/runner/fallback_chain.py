@@ -80,10 +80,8 @@ def _lean(run: Run) -> Changes:
     if run.lora is not None and run.lora.adapter_dtype == "fp32":
         wanted["lora.adapter_dtype"] = "mixed"
     if training.micro_batch_size > 1 and run.data.canary is None:  # a canary takes a place of every micro-batch
-        wanted["training.micro_batch_size"] = 1
-        wanted["training.gradient_accumulation_steps"] = (
-            training.micro_batch_size * training.gradient_accumulation_steps
-        )
+        rows = training.micro_batch_size * training.gradient_accumulation_steps
+        wanted |= {"training.micro_batch_size": 1, "training.gradient_accumulation_steps": rows}
     return wanted
 
 

@@ -32,16 +32,9 @@ DISK_FULL_WORDS = ("No space left on device", "os error 28", "Disk quota exceede
 WRITE_FAILED_WORDS = ("file write failed", "failed writing file", "I/O error")
 """Likewise, without a reason; torch.save writes so. Whether the disk is full is then looked up."""
 GPU_ERROR_WORDS = (
-    "illegal memory access",
-    "illegal instruction",
-    "misaligned address",
-    "invalid program counter",
-    "unspecified launch failure",
-    "launch timed out",
-    "ECC error",
-    "hardware stack error",
-    "NVLink error",
-    "unknown error",
+    *("illegal memory access", "illegal instruction", "misaligned address", "invalid program counter"),
+    *("unspecified launch failure", "launch timed out", "unknown error"),
+    *("ECC error", "hardware stack error", "NVLink error"),
 )
 """Of the CUDA errors that leave a process without its GPU, those that a kernel can cause as well as the GPU. The
 assertion of a kernel is none: it says that an index or a label was out of bounds."""
@@ -97,9 +90,8 @@ def ending_of(error: BaseException, device: str, folders: Sequence[Path] = ()) -
         cause = AttemptCause.HOST_MEMORY if whose == "host" else AttemptCause.GPU_MEMORY
         return Outcome(AttemptOutcome.OUT_OF_MEMORY, text or "the host is out of memory", cause)
     if full := _disk_full(error, text, folders):
-        return Outcome(
-            AttemptOutcome.FAILED, f"the disk is full: {full}; free some space and run again", AttemptCause.DISK_FULL
-        )
+        why = f"the disk is full: {full}; free some space and run again"
+        return Outcome(AttemptOutcome.FAILED, why, AttemptCause.DISK_FULL)
     unclear = "CUDA" in text and any(words in text for words in GPU_ERROR_WORDS)
     cause = AttemptCause.GPU_ERROR if unclear else AttemptCause.ERROR
     where = f" ({place_of(error)})" if error.__traceback__ else ""
@@ -155,12 +147,8 @@ def imported(*, quiet: bool = False) -> Outcome | None:
             _quiet_libraries()
     except Exception as error:
         traceback.print_exc()
-        why = f"{type(error).__name__}: {one_line(str(error), 300)}"
-        return Outcome(
-            AttemptOutcome.FAILED,
-            f"the libraries that train cannot be imported: {why}. What to do: run `tunecheck doctor`",
-            AttemptCause.LIBRARIES,
-        )
+        why = f"the libraries that train cannot be imported: {type(error).__name__}: {one_line(str(error), 300)}"
+        return Outcome(AttemptOutcome.FAILED, f"{why}. What to do: run `tunecheck doctor`", AttemptCause.LIBRARIES)
     return None
 
 

@@ -66,9 +66,8 @@ def train_in_ranks(request: Request, connection: Connection) -> Outcome:
     try:
         elastic_launch(config, _rank)(request, connection)
     except ChildFailedError as error:
-        ends = {
-            rank: (float(end.timestamp), crash_of(end.exitcode, "", began=True)) for rank, end in error.failures.items()
-        }
+        failed = error.failures.items()
+        ends = {rank: (float(end.timestamp), crash_of(end.exitcode, "", began=True)) for rank, end in failed}
         for rank in range(request.run.parallel.processes):  # of one that the agent killed meanwhile, too
             if (left := _beside(request, rank, "outcome")).exists():
                 ends[rank] = left.stat().st_mtime, Outcome(*json.loads(left.read_text()))

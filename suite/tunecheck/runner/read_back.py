@@ -39,17 +39,15 @@ def leave(session: Session, folder: Path) -> None:
 def read(run: Run, weights: Path, saved: Path, device: Any, precision: str) -> ReadBack:
     """Load the saved folder without the trainer and compare its logits with those that were left beside it."""
     held, ids = _expected(saved)
-    wanted = held["logits"]
-    model = _load(run, weights, saved, device, precision)
+    wanted, model = held["logits"], _load(run, weights, saved, device, precision)
     got = _logits(model, ids, device)
     exact = _exact_logits(model, ids, device) if "exact" in held else None
     effect = None
     if run.lora is not None:
         with model.disable_adapter():
             effect = relative_difference(_logits(model, ids, device), wanted)
-    files = tuple(sorted(path.name for path in saved.iterdir() if path.name != EXPECTED))
     return ReadBack(
-        files=files,
+        files=tuple(sorted(path.name for path in saved.iterdir() if path.name != EXPECTED)),
         logit_difference=relative_difference(got, wanted),
         adapter_effect=effect,
         exact_difference=None if exact is None else relative_difference(exact, held["exact"]),

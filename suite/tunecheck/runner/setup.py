@@ -68,8 +68,6 @@ def _attention_kernels(session: Session) -> dict[str, Any]:
     """Return which kernels sdpa takes for the run's longest rows; nothing for other attention."""
     if session.run.training.attention != "sdpa":
         return {}
-    tokens = session.run.data.max_length
-    return {
-        "attention_kernel": chosen_kernel(session.model, session.device, tokens, masked=False),
-        "attention_kernel_masked": chosen_kernel(session.model, session.device, tokens, masked=True),
-    }
+    shown = {"attention_kernel": False, "attention_kernel_masked": True}
+    given = session.model, session.device, session.run.data.max_length
+    return {name: chosen_kernel(*given, masked=masked) for name, masked in shown.items()}

@@ -71,11 +71,9 @@ class RayCluster:
 
         each = {"CPU": float(self._options.cpus or 1)}
         bundle = {**each, "GPU": 1.0} if places[0].card is not None else each
-        here = {NODE_LABEL: self._ids[places[0].node]}
+        here, count = {NODE_LABEL: self._ids[places[0].node]}, len(places)
         try:
-            group = placement_group(
-                [bundle for _ in places], strategy="STRICT_PACK", bundle_label_selector=[here for _ in places]
-            )
+            group = placement_group([bundle] * count, strategy="STRICT_PACK", bundle_label_selector=[here] * count)
         except (TypeError, ValueError) as error:  # TypeError: a Ray from before there were label selectors
             raise SuiteError(f"Ray {self._ray.__version__} reserves no cards of a node by its name: {error}") from None
         self._groups.append((group, places[0].node, places, request))
@@ -95,8 +93,10 @@ class RayCluster:
                     num_gpus=1 if place.card is not None else 0,
                     scheduling_strategy=PlacementGroupSchedulingStrategy(group, bundle),
                 )
-                started = remote.remote(request.folder, request.id, request.tunecheck, asdict(place))
-                self._tasks[started] = (place, group)
+                self._tasks[remote.remote(request.folder, request.id, request.tunecheck, asdict(place))] = (
+                    place,
+                    group,
+                )
                 yield News(place=place.name, state="running")
         done = self._ray.wait(list(self._tasks), num_returns=len(self._tasks), timeout=0)[0] if self._tasks else []
         for reference in done:

@@ -150,12 +150,11 @@ class Slurm:
             part = job.task(number)
             if not waiting or not part.paths.result_pickle.exists():
                 continue
+            answer, words = None, ""
             try:
                 answer = part.result()
             except Exception as error:  # what unpickling raises is what the node's own code lacks
-                answer, words = None, _raised(error)
-            else:
-                words = ""
+                words = _raised(error)
             name = answer["place"] if answer else next(iter(waiting))
             if waiting.pop(name, None) is not None:
                 yield News(place=name, state="answered" if answer else "lost", answer=answer, words=words)
@@ -169,8 +168,7 @@ class Slurm:
 
 def make(options: EngineOptions, folder: Path) -> Slurm:
     """Return the engine. Raises ConfigError where Slurm's commands or submitit are missing."""
-    missing = [name for name in ("sinfo", "sbatch", "squeue", "scancel", "srun") if shutil.which(name) is None]
-    if missing:
+    if missing := [name for name in ("sinfo", "sbatch", "squeue", "scancel", "srun") if shutil.which(name) is None]:
         told = f"{', '.join(missing)} not found: run it where Slurm's commands are installed"
         raise ConfigError([f"--engine slurm: {told}"])
     if importlib.util.find_spec("submitit") is None:
