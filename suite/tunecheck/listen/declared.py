@@ -264,21 +264,19 @@ def described(model: Any) -> tuple[WatchedRun, dict[Premise, str]]:
     if not kinds:
         left_open[Premise.ATTENTION_DECLARED] = "no layer has an attention module"
     elif own := [kind.__name__ for kind in kinds if not kind.forward.__module__.startswith("transformers.")]:
-        left_open[Premise.ATTENTION_DECLARED] = (
-            f"{own[0]} computes attention in its own code, whatever the configuration selects"
-        )
+        why = f"{own[0]} computes attention in its own code, whatever the configuration selects"
+        left_open[Premise.ATTENTION_DECLARED] = why
     sources = {"model": f"{type(model.config).__name__}, weights in {folder or 'no known file'}"}
     if config is None and adapters:
-        names = ", ".join(map(repr, adapters))
-        left_open[Premise.TRAINED_SET_DECLARED] = (
-            f"the model holds {names}, and no object declares which adapters are trained"
-        )
-        sources["lora"] = f"none: {left_open[Premise.TRAINED_SET_DECLARED]}"
+        why = f"the model holds {', '.join(map(repr, adapters))}, and no object declares which adapters are trained"
+        left_open[Premise.TRAINED_SET_DECLARED], sources["lora"] = why, f"none: {why}"
     if lora is not None:
         sources["lora"] = f"{type(config).__name__} of the {type(model).__name__}"
     adapted = "qlora" if quantization is not None else "lora"
     name = Path(getattr(model.config, "_name_or_path", "") or type(model).__name__).name
     architecture, size = architecture_of(model.config), base_parameters(model)
+    presumed = opened([Premise.ARCHITECTURE_KNOWN], departure(model))
+    presumed |= opened([Premise.ADAPTERS_FRESH], B_DRAWN if lora is not None and init is False else "")
     run = _run_of(
         model=Model.model_construct(name=name, parameters=size, architecture=architecture, sources=[]),
         strategy=adapted if lora is not None else "full" if len(trained) == len(parameters) else "partial",
@@ -287,11 +285,7 @@ def described(model: Any) -> tuple[WatchedRun, dict[Premise, str]]:
         trained=trained,
         parameters=elements,
         drops=bool(noise) or any(True for _ in dropouts(model)),
-        premises=facts(
-            opened([Premise.ARCHITECTURE_KNOWN], departure(model))
-            | opened([Premise.ADAPTERS_FRESH], B_DRAWN if lora is not None and init is False else ""),
-            Source.PRESUMED,
-        ),
+        premises=facts(presumed, Source.PRESUMED),
         sources=sources,
     )
     return run, left_open

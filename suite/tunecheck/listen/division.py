@@ -142,12 +142,12 @@ def _may_be_called(trainer: Any) -> bool:
 @contextmanager
 def _twice_as_many(trainer: Any) -> Iterator[None]:
     """Have the Trainer's attributes say that a window has twice as many micro-batches."""
-    holders = (
-        (vars(trainer), "current_gradient_accumulation_steps"),
-        (vars(trainer.args), "gradient_accumulation_steps"),
-    )
-    plugin = getattr(getattr(trainer.accelerator, "gradient_state", None), "plugin_kwargs", {})
-    held = [(place, name, place[name]) for place, name in (*holders, (plugin, "num_steps")) if name in place]
+    places = {
+        "current_gradient_accumulation_steps": vars(trainer),
+        "gradient_accumulation_steps": vars(trainer.args),
+        "num_steps": getattr(getattr(trainer.accelerator, "gradient_state", None), "plugin_kwargs", {}),
+    }
+    held = [(place, name, place[name]) for name, place in places.items() if name in place]
     try:
         for place, name, number in held:
             place[name] = 2 * number

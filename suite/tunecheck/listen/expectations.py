@@ -82,9 +82,8 @@ def _declare_tensors(run: Any, expected: Mapping[str, Any], sizes: Mapping[str, 
     if not known and learns | rests == sizes.keys():  # by both together every tensor is declared
         known, before, vars(run)["parameters"] = True, set(), None
     if known:
-        run.premises[Premise.TRAINED_SET_DECLARED] = Fact(
-            source=Source.EXPECTED, where="--expect trained=... and frozen=..."
-        )
+        fact = Fact(source=Source.EXPECTED, where="--expect trained=... and frozen=...")
+        run.premises[Premise.TRAINED_SET_DECLARED] = fact
     after = (before | learns) - rests
     if run.parameters is not None:
         vars(run)["added"] = run.parameters if run.lora else 0

@@ -73,9 +73,7 @@ def lines(groups: list[Group], width: int) -> Iterator[str]:
 
 def _answered(finding: Finding) -> Group:
     if finding.status is Status.UNJUDGED:  # of expectations by which it may be judged all the same
-        keys = [
-            f"--expect {key}=..." for key, expectation in EXPECTATIONS.items() if finding.check in expectation.opens
-        ]
+        keys = [f"--expect {key}=..." for key, one in EXPECTATIONS.items() if finding.check in one.opens]
         return Group("unjudged", finding.detail, f"declare it with {' '.join(keys)}" if keys else "", [finding.check])
     states = {Status.PASSED: "passed", Status.SUSPECTED: "SUSPECTED"}
     return Group(states.get(finding.status, "FAILED"), checks=[finding.check])

@@ -197,7 +197,6 @@ class TrainerHooks(StepMoments, TrainerCallback):
         self.norm = result
 
     def _backward_end(self) -> None:
-        """Tell the probes once per step."""
         if self.listener.listening and not self.done_backward:
             self.done_backward = True
             self.rate = float(self.trainer.optimizer.param_groups[0]["lr"])
@@ -226,18 +225,12 @@ class TrainerHooks(StepMoments, TrainerCallback):
         seen = None if begun is None else begun.close()
         if seen is None or self.first is None or not isinstance(metrics, dict):
             return
-        losses = {name: value for name, value in metrics.items() if name.endswith("_loss")}
-        split, loss = next(iter(losses.items()), ("eval_loss", None))
+        losses = ((name, value) for name, value in metrics.items() if name.endswith("_loss"))
+        split, loss = next(losses, ("eval_loss", None))
         if adds_to_loss(getattr(self.trainer.model, "config", None)):  # no logits tell the router's
             loss = None
-        self.listener.emit(
-            EvaluationSeen(
-                steps=self.trainer.state.global_step - self.first,
-                split=split.removesuffix("_loss"),
-                reported_loss=_number(loss),
-                **seen,
-            )
-        )
+        steps, split = self.trainer.state.global_step - self.first, split.removesuffix("_loss")
+        self.listener.emit(EvaluationSeen(steps=steps, split=split, reported_loss=_number(loss), **seen))
 
     # Callbacks, which must not raise either.
 
@@ -309,13 +302,8 @@ class TrainerHooks(StepMoments, TrainerCallback):
         """The Trainer reports."""
         logs = kwargs.get("logs") or {}
         if self.first is not None and "loss" in logs:
-            self.listener.emit(
-                Logged(
-                    steps=state.global_step - self.first,
-                    loss=_number(logs.get("loss")),
-                    learning_rate=_number(logs.get("learning_rate")),
-                )
-            )
+            loss, rate = (_number(logs.get(name)) for name in ("loss", "learning_rate"))
+            self.listener.emit(Logged(steps=state.global_step - self.first, loss=loss, learning_rate=rate))
 
     # What probes may ask for.
 
@@ -324,9 +312,8 @@ class TrainerHooks(StepMoments, TrainerCallback):
         trainer, arguments = self.trainer, () if self.items is None else (self.items,)
 
         def passes() -> float:
-            losses = [
-                trainer.training_step(trainer.model_wrapped, copy.copy(inputs), *arguments) for inputs in self.samples
-            ]
+            given = (copy.copy(inputs) for inputs in self.samples)
+            losses = [trainer.training_step(trainer.model_wrapped, inputs, *arguments) for inputs in given]
             return float(sum(loss.detach() for loss in losses))
 
         return self._as_before(passes)

@@ -223,30 +223,23 @@ def rows_of(folder: Path, options: Options, status: int, unheard: str = "") -> l
 
 
 def _why_silent(folder: Path, status: int) -> str:
-    """Return why a command that ended with this status left no trace."""
     if status in INTERRUPTED:
         return "the command was interrupted before it trained anything"
     how = f"ended with status {status} and " if status else ""
     unheard = "no transformers Trainer and no torch optimizer made a step"
     if not (folder / HEARD).exists():
         unheard = "no Python process of it loaded tunecheck: keep the set $PYTHONPATH, and remove -E, -I and -S"
-    problems = "; ".join(_problems(folder)) or unheard
+    path = folder / PROBLEMS
+    told = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    problems = "; ".join(dict.fromkeys(told.splitlines())) or unheard
     return f"the command {how}trained nothing that tunecheck can watch: {problems}"
 
 
 def _why_unheard(trace: Trace) -> str:
-    """Return why this training has no run that could be judged."""
     if failed := trace.main.all(ProbeFailed):
         return f"this training cannot be watched: {failed[0].error}"
     detail = trace.main.end.detail if trace.main.end else ""
     return "the training ended before its first step" + (f": {detail}" if detail else "")
-
-
-def _problems(folder: Path) -> list[str]:
-    """Return what went wrong in listening, each once."""
-    path = folder / PROBLEMS
-    told = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    return list(dict.fromkeys(told.splitlines()))
 
 
 SETTLED_SECONDS = 1.0
@@ -315,11 +308,8 @@ def merge_ranks(options: Options) -> None:
 def _merge(files: list[Path], traces: list[Trace]) -> None:
     """Write the first one anew, with the records of the others behind their ranks, and remove these."""
     first = traces[0]
-    run = {
-        **first.header.run,
-        "parallel": {"processes": len(traces)},
-        "features": sorted({*first.header.run["features"], "parallel"}),
-    }
+    features = sorted({*first.header.run["features"], "parallel"})
+    run = {**first.header.run, "parallel": {"processes": len(traces)}, "features": features}
     beside = files[0].with_suffix(".merged")
     beside.unlink(missing_ok=True)
     writer = TraceWriter(beside)

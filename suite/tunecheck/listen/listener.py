@@ -38,8 +38,6 @@ from tunecheck.listen import loaders, provenance, saves
 from tunecheck.listen.adapters import ranks_scored
 from tunecheck.listen.expectations import declare
 from tunecheck.listen.options import Options, new_trace_file, rank_and_processes, trace_file
-from tunecheck.listen.provenance import loads_of
-from tunecheck.listen.saves import append
 from tunecheck.probes import ANY_OBJECTIVE, WATCHED
 from tunecheck.probes.reference.measures import norm
 from tunecheck.runner.outcome import Outcome, ending_of
@@ -74,14 +72,12 @@ JUDGING = {
 def fingerprint_of(run: Run, session: Session, processes: int) -> str:
     """Return the digest (16 hex digits) of the declared training, by which its sessions are comparable."""
     model, optimizer = session.model, inner_optimizer(session.optimizer)
+    groups = [{**group, "params": len(group["params"])} for group in optimizer.param_groups]
     settings = {
         **run.model_dump(mode="json", warnings=False, exclude=JUDGING),
         "class": type(model.get_base_model() if hasattr(model, "get_base_model") else model).__name__,
         "learns": sorted((name, *p.shape) for name, p in model.named_parameters() if p.requires_grad),
-        "optimizer": [
-            type(optimizer).__name__,
-            [{**group, "params": len(group["params"])} for group in optimizer.param_groups],
-        ],
+        "optimizer": [type(optimizer).__name__, groups],
         "processes": processes,
     }
 
@@ -158,7 +154,7 @@ class Listener:
         self.emit(setup_of(session, None, declared_optimizer=optimizer))
         probes = WATCHED if run.holds(Premise.CAUSAL_LM) else ANY_OBJECTIVE
         self._probes = Probes(() if self.ends_early else probes, self.emit)
-        self.look(StateLoaded, lambda: loads_of(session.model))
+        self.look(StateLoaded, lambda: provenance.loads_of(session.model))
         self._drawn = loaders.of_training()
         self._probes.aside = lambda: _unseen(session.model)
         declared = run.fact(Premise.TRAINED_SET_DECLARED).source in (Source.DECLARED, Source.EXPECTED)
@@ -170,7 +166,6 @@ class Listener:
             saves.watch(session.model, lambda seen: self._saw(seen, device))
 
     def _tell_draws(self) -> None:
-        """Write which rows the loader has drawn."""
         if self._drawn is not None:
             self.emit(self._drawn())
 
@@ -205,7 +200,7 @@ class Listener:
 
     def add(self, purpose: AttemptPurpose, device: str, seconds: float, record: Record) -> None:
         """Write this record behind the trace's end, as an attempt of its own, as soon as the training is over."""
-        self._added.append(partial(append, self.path, purpose, device, seconds, record))
+        self._added.append(partial(saves.append, self.path, purpose, device, seconds, record))
         if self._ended:
             self._append_added()
 

@@ -374,7 +374,6 @@ class LoopHooks(StepMoments):
         return ((args[0], watched, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": watched})
 
     def _complete(self, optimizer: Any) -> None:
-        """This optimizer's gradients are complete."""
         if self.begun and self._is_own(optimizer):
             if self.differentiating:
                 self.left_open[Premise.GRADIENT_WHOLE] = NO_WHOLE_GRADIENT

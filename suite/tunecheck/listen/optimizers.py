@@ -129,14 +129,13 @@ class OtherOptimizers:
 
     def records(self) -> list[OtherOptimizer]:
         """Return what each of them did, once."""
+        told = ("steps", "without_gradient", "waiting")
         found = [
             OtherOptimizer(
                 name=type(optimizer).__name__,
                 tensors=len(_tensors(optimizer)),
-                steps=seen["steps"],
-                without_gradient=seen["without_gradient"],
                 model_steps=self._model_steps,
-                waiting=seen["waiting"],
+                **{name: seen[name] for name in told},
             )
             for optimizer, seen in self._seen.items()
         ]
@@ -162,11 +161,8 @@ class Schedules:
         own = list(optimizers)
         alone = rank_and_processes()[1] == 1  # accelerate steps a schedule once for each process
         made = living(LRScheduler) if alone else []
-        self._all = [
-            (schedule, int(schedule.last_epoch))
-            for schedule in made
-            if any(same_optimizer(schedule.optimizer, each) for each in own)
-        ]
+        held = [one for one in made if any(same_optimizer(one.optimizer, each) for each in own)]
+        self._all = [(schedule, int(schedule.last_epoch)) for schedule in held]
         self._begun = [
             (schedule, lasts, first, steps_taken(schedule.optimizer))
             for schedule, first in self._all
@@ -181,12 +177,9 @@ class Schedules:
 
     def listened(self, steps: int) -> None:
         """Note how far those without an end were stepped in these optimizer steps, all that are listened to."""
+        endless = [(halves(one), int(one.last_epoch) - first) for one, _, first, _ in self._begun if halves(one)]
         self._halved = self._halved or [
-            ScheduleTaken(
-                made_for=0, taken=int(schedule.last_epoch) - first, optimizer_steps=steps, halves=halves(schedule)
-            )
-            for schedule, _, first, _ in self._begun
-            if halves(schedule)
+            ScheduleTaken(made_for=0, taken=taken, optimizer_steps=steps, halves=half) for half, taken in endless
         ]
 
     def taken(self) -> list[ScheduleTaken]:

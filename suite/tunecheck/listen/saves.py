@@ -40,13 +40,7 @@ from tunecheck.probes.reference.four_bit import is_packed
 from tunecheck.probes.reference.measures import living, relative_difference, sample
 from tunecheck.training.events import probing
 from tunecheck.training.hooks import nothing
-from tunecheck.training.restore import (
-    adapted_layers,
-    random_state,
-    unprinted,
-    without_adapters,
-    without_repacking,
-)
+from tunecheck.training.restore import adapted_layers, random_state, unprinted, without_adapters, without_repacking
 
 ALIKE = 2
 """Writes of one kind that are recorded: checkpoints are all alike."""
@@ -185,7 +179,8 @@ class _Trained:
         self._strange |= not matrices <= self._known | {*values.values()}
         # an adapter that rests beside the trained one, as a reference, may be what that was
         present = {value_of(p) for p in model.parameters() if p.shape in shapes}
-        lost = {name for name in moved & self._telling if values[name] not in found}
+        distinct = moved & self._telling
+        lost = {name for name in distinct if values[name] not in found}
         earlier = {name for name in lost if self.before[name] in found - present}
         earlier |= {name for name in returned if values[name] in found}
         # adapters that are gone were taken off, or merged
@@ -199,8 +194,7 @@ class _Trained:
             trained=sum(values[name] in found for name in moved),
             earlier=tuple(sorted(earlier)),
             returned=bool(returned),
-            start=bool(moved & self._telling)
-            and all(self.before[name] in found - present for name in moved & self._telling),
+            start=bool(distinct) and all(self.before[name] in found - present for name in distinct),
             overwrites=file in self._files and not any(values[name] in found for name in moved) and bool(earlier),
             other=len(found - {*values.values(), *self.before.values()}),
             resting=len(found & self._resting - {*values.values(), *self.before.values()}),

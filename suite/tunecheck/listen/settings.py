@@ -65,9 +65,8 @@ def _of_arguments(arguments: Any) -> Iterator[Setting]:
     for name, of in OF_ARGUMENTS.items():
         if value := getattr(arguments, name, None):
             yield _setting(of, value, f"{kind.__name__}.{name}")
-    if isinstance(beta := getattr(arguments, "beta", None), float | int) and "trl" in {
-        base.__module__.partition(".")[0] for base in kind.__mro__
-    }:
+    of_trl = any(base.__module__.startswith("trl.") for base in kind.__mro__)
+    if of_trl and isinstance(beta := getattr(arguments, "beta", None), float | int):
         given = getattr(arguments, "loss_type", None)
         losses = given if isinstance(given, list | tuple) else [given]
         yield _setting("simpo_beta" if "simpo" in losses else "preference_beta", beta, f"{kind.__name__}.beta")

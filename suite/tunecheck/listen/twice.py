@@ -12,15 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tunecheck.core.errors import MissingEvidence, TraceError
-from tunecheck.core.evidence import (
-    AttemptEnd,
-    AttemptOutcome,
-    AttemptPurpose,
-    AttemptStart,
-    Record,
-    Step,
-    Trained,
-)
+from tunecheck.core.evidence import AttemptEnd, AttemptOutcome, AttemptPurpose, AttemptStart, Record, Step, Trained
 from tunecheck.core.premises import Premise, opened
 from tunecheck.core.trace import Trace, TraceWriter, read
 from tunecheck.listen.options import Options, trace_file
@@ -71,13 +63,8 @@ def rehearse(options: Options, run: Run) -> Rehearsal:
     done, checkpoint = _checkpoint(Path(again.folder) / OUTPUT, repeat)
     if checkpoint is None:
         return Rehearsal(replace(options, not_twice={Premise.RESUMED: NO_CHECKPOINT}), repeat)
-    resumed = replace(
-        options,
-        folder=str(scratch / "resume"),
-        purpose=AttemptPurpose.RESUME.value,
-        steps=steps - done,
-        checkpoint=str(checkpoint),
-    )
+    resumed = replace(options, folder=str(scratch / "resume"), purpose=AttemptPurpose.RESUME.value)
+    resumed = replace(resumed, steps=steps - done, checkpoint=str(checkpoint))
     run(resumed)
     return Rehearsal(replace(options, resume_from=done), repeat, _trace(resumed))
 

@@ -19,10 +19,7 @@ STATE, TENSORS = "trainer_state.json", "trainer_state.safetensors"
 
 
 def save_checkpoint(session: Session, step: int, folder: Path) -> None:
-    """Write all that a fresh process needs to go on before this step:
-
-    trained tensors, optimizer, schedule, scaler, RNG. One rank writes for all, with the random state of each.
-    """
+    """Write trained tensors, optimizer, schedule, scaler and RNG; one rank does for all, with the state of each."""
     tensors = {f"model/{name}": tensor for name, tensor in trained(session).items()}
     groups = session.optimizer.state_dict()
     for index, state in groups["state"].items():
@@ -55,9 +52,8 @@ def load_checkpoint(session: Session, folder: Path) -> int:
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
         tensors = load_file(folder / TENSORS)
     except (OSError, ValueError) as error:
-        raise WeightsDamaged(
-            f"{folder}: the checkpoint cannot be read: {error}; train again to write a new one"
-        ) from error
+        why = f"the checkpoint cannot be read: {error}; train again to write a new one"
+        raise WeightsDamaged(f"{folder}: {why}") from error
     _require_same_rows(session, state)
     current = dict(learning(session.model))
     saved = {name.removeprefix("model/"): tensor for name, tensor in tensors.items() if name.startswith("model/")}
@@ -87,11 +83,8 @@ def _require_same_rows(session: Session, state: dict[str, Any]) -> None:
     step, rows = int(state["step"]), int(state["rows"])
     if rows != step * session.batches.rows_per_step:
         rule = f"should be such that {session.run.processes} processes take {rows / step:g} rows a step"
-        given = f"got {session.batches.rows_per_step}"
-        raise config_error(
-            session.run,
-            ("training.gradient_accumulation_steps", f"{rule}, as before the checkpoint after {rows} rows ({given})"),
-        )
+        rule = f"{rule}, as before the checkpoint after {rows} rows (got {session.batches.rows_per_step})"
+        raise config_error(session.run, ("training.gradient_accumulation_steps", rule))
 
 
 def _restore_random_state(session: Session, tensors: dict[str, torch.Tensor], step: int) -> None:

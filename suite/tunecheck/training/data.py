@@ -154,13 +154,11 @@ class Batches:
     def __init__(self, run: Run, tokenizer: Any, device: "torch.device") -> None:
         """Read and tokenise both splits. Raises DataError for a bad row, ConfigError for a too long one or too few."""
         self.run, self.tokenizer, self.device = run, tokenizer, device
-        self.collate: Callable[[Sequence[Tokens], int], dict[str, list[list[int]]]] = partial(
-            collate, width=run.data.max_length if run.data.pad_to_sequence_len else 0
-        )
+        width = run.data.max_length if run.data.pad_to_sequence_len else 0
+        self.collate: Callable[[Sequence[Tokens], int], dict[str, list[list[int]]]] = partial(collate, width=width)
         if run.data.template == "chat" and tokenizer.chat_template is None:
-            raise config_error(
-                run, ("data.template", "should be alpaca: this tokenizer has no chat template (got 'chat')")
-            )
+            rule = "should be alpaca: this tokenizer has no chat template (got 'chat')"
+            raise config_error(run, ("data.template", rule))
         self.train = self._split("train", run.data.train_rows)
         self.heldout = self._split("heldout")
         canary = run.data.canary

@@ -79,7 +79,7 @@ class Probe:
 
 
 class Probes:
-    """Hands every moment to every probe. A probe that raises is recorded and left out from then on."""
+    """Hands every moment of `Probe` to every probe. A probe that raises is recorded and left out from then on."""
 
     def __init__(self, kinds: Sequence[type[Probe]], emit: Callable[[Record], None]) -> None:
         self._probes = [kind(emit) for kind in kinds]
@@ -94,35 +94,29 @@ class Probes:
         self._cost: dict[str, float] = defaultdict(float)
 
     def start(self, session: Session) -> None:
-        """See Probe.start."""
         self._each("start", "start", session)
 
     def evaluate(self, session: Session, step: int) -> None:
-        """See Probe.evaluate."""
         self._each(f"evaluation before step {step}", "evaluate", session, step)
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
-        """See Probe.step_begin; the window given here is this rank's own."""
-        if self._probes:
+        if self._probes:  # the window given here is this rank's own
             session.window = window = session.exchange.window(window)
         self._each(f"start of step {step}", "step_begin", session, step, window)
         self._since = time.perf_counter()
 
     def backward_end(self, session: Session, step: int) -> None:
-        """See Probe.backward_end."""
         self._so_far = time.perf_counter() - self._since
         self._each(f"backward of step {step}", "backward_end", session, step)
         self._since = time.perf_counter()
 
     def step_end(self, session: Session, step: int, applied: bool) -> None:
-        """See Probe.step_end."""
         self._seconds.append(self._so_far + time.perf_counter() - self._since)
         self._host_seconds.append(_host_seconds())
         self._each(f"end of step {step}", "step_end", session, step, applied)
         self.after_step(step + 1)
 
     def end(self, session: Session) -> None:
-        """See Probe.end. The steps' times are told too, and the probes' own."""
         self._each("end", "end", session)
         self.close()
         if self._seconds:
@@ -170,7 +164,6 @@ class Probes:
             self._cost[type(probe).__name__] += time.perf_counter() - begun
 
     def _leave_out(self, probe: Probe, moment: str, reason: str) -> None:
-        """Record that this probe failed, and have it see nothing more."""
         self._probes.remove(probe)
         probe.hooks.remove()
         kinds = tuple(kind.__name__ for kind in probe.emits)

@@ -162,9 +162,8 @@ def apply_workarounds(model: Any, device: torch.device, run: Run) -> tuple[str, 
     for module in repacking:
         setattr(module, REPACKS, False)
     if repacking:
-        sentences += (
-            f"bitsandbytes 0.50: CPU inference repacking switched off on {len(repacking)} Linear4bit modules",
-        )
+        off = f"CPU inference repacking switched off on {len(repacking)} Linear4bit modules"
+        sentences += (f"bitsandbytes 0.50: {off}",)
     return sentences
 
 

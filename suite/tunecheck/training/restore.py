@@ -95,12 +95,11 @@ def _generators() -> dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any],
         random.Random: (random.Random.getstate, random.Random.setstate),
         torch.Generator: (torch.Generator.get_state, torch.Generator.set_state),
         np.random.RandomState: (np.random.RandomState.get_state, np.random.RandomState.set_state),
-        np.random.Generator: (lambda own: own.bit_generator.state, _set_bits),
+        np.random.Generator: (
+            lambda own: own.bit_generator.state,
+            lambda own, to: setattr(own.bit_generator, "state", to),
+        ),
     }
-
-
-def _set_bits(generator: Any, state: Any) -> None:
-    generator.bit_generator.state = state
 
 
 def _put_back(buffer: torch.Tensor, value: torch.Tensor) -> None:
@@ -204,7 +203,6 @@ class _Muted:
         self._stream, self._thread = stream, threading.get_ident()
 
     def write(self, text: str) -> int:
-        """Write what another thread has to say."""
         return len(text) if threading.get_ident() == self._thread else self._stream.write(text)
 
     def __getattr__(self, name: str) -> Any:

@@ -131,10 +131,8 @@ class WholeOptimizer:
     """An optimizer as if it held whole tensors; what it keeps for one is gathered when that is asked for."""
 
     def __init__(self, optimizer: Any, by_part: Mapping[Any, Any]) -> None:
-        self.optimizer = optimizer
-        self.param_groups = [
-            {**group, "params": [by_part.get(p, p) for p in group["params"]]} for group in optimizer.param_groups
-        ]
+        self.optimizer, groups = optimizer, optimizer.param_groups
+        self.param_groups = [{**group, "params": [by_part.get(p, p) for p in group["params"]]} for group in groups]
         self.state = _WholeState({by_part.get(p, p): held for p, held in optimizer.state.items()})
 
     def __getattr__(self, name: str) -> Any:

@@ -179,9 +179,8 @@ def load_checkpoint(session: Session, folder: Path) -> int:
         state = json.loads((folder / TRAINER_STATE).read_text(encoding="utf-8"))
         step = int(state["global_step"])
     except (OSError, ValueError, KeyError) as error:
-        raise WeightsDamaged(
-            f"{folder}: the Trainer's checkpoint cannot be read: {error}; train again to write a new one"
-        ) from error
+        why = f"the Trainer's checkpoint cannot be read: {error}; train again to write a new one"
+        raise WeightsDamaged(f"{folder}: {why}") from error
     session.trainer.resume_from = str(folder)
     return step
 
@@ -264,9 +263,8 @@ class Listener(TrainerCallback):
         session = self._session
         self._seconds += self._now() - self._since
         applied = not session.trainer.accelerator.optimizer_step_was_skipped
-        on_gpu = session.device.type == "cuda"
-        self._numbers["allocated_bytes"] = torch.cuda.memory_allocated(session.device) if on_gpu else None
-        self._numbers["applied"] = applied
+        allocated = torch.cuda.memory_allocated(session.device) if session.device.type == "cuda" else None
+        self._numbers |= {"allocated_bytes": allocated, "applied": applied}
         self._probes.step_end(session, self._step, applied)
         if state.global_step >= self._steps.stop:
             control.should_training_stop = True

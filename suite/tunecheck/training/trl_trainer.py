@@ -40,16 +40,11 @@ def build(run: Run, folder: Path, device: torch.device) -> Session:
 def listening_trainer(model: Any, batches: Batches, precision: str) -> "ListeningSFTTrainer":
     """An SFTTrainer of this model. It prepares the rows and pads them itself."""
     data = batches.run.data
+    padded = {"pad_to_multiple_of": data.max_length if data.pad_to_sequence_len else None}
+    limits = {"completion_only_loss": True, "max_length": data.max_length, **padded}
     return ListeningSFTTrainer(
         model=model,
-        args=arguments(
-            SFTConfig,
-            batches,
-            precision,
-            completion_only_loss=True,
-            max_length=data.max_length,
-            pad_to_multiple_of=data.max_length if data.pad_to_sequence_len else None,
-        ),
+        args=arguments(SFTConfig, batches, precision, **limits),
         train_dataset=dataset(RowsInOrder(batches.run, batches)),
         processing_class=batches.tokenizer,
     )
@@ -57,11 +52,8 @@ def listening_trainer(model: Any, batches: Batches, precision: str) -> "Listenin
 
 def dataset(rows: Iterable[Tokens]) -> Dataset:
     """These rows as SFTTrainer knows tokenised ones: of each the tokens, and 1 where a token is learned."""
-    listed = [
-        {"input_ids": list(row.input_ids), "completion_mask": [int(label != IGNORED) for label in row.labels]}
-        for row in rows
-    ]
-    return Dataset.from_list(listed)
+    masks = ((row, [int(label != IGNORED) for label in row.labels]) for row in rows)
+    return Dataset.from_list([{"input_ids": list(row.input_ids), "completion_mask": mask} for row, mask in masks])
 
 
 class ListeningSFTTrainer(Listening, SFTTrainer):  # type: ignore[misc]
