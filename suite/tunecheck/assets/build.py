@@ -27,10 +27,7 @@ With 768 merges the shipped rows have at most 117 tokens, and the seven facts fi
 
 
 def in_child(model: str, request: dict[str, Any]) -> None:
-    """Carry out the request in a child process.
-
-    Raises WeightsUnavailable with the child's error in one sentence, OSError (ENOSPC) when the disk was full.
-    """
+    """Carry out the request in a child. Raises WeightsUnavailable with its error, OSError (ENOSPC) for a full disk."""
     command, task = command_for("tunecheck.assets.build"), request["task"]
     offline, told = {"HF_HUB_OFFLINE": "1"}, json.dumps(request)
     try:

@@ -88,10 +88,7 @@ def weight_files(folder: Path) -> tuple[str, ...]:
 
 
 def seal(folder: Path, origin: Mapping[str, Any], expected: Mapping[str, str], *, remedy: str) -> None:
-    """Write the manifest: the origin and every file's digest, which must be the `expected` one (by name).
-
-    Raises WeightsDamaged, with the remedy, when one differs.
-    """
+    """Write the manifest: origin and digests by file. Raises WeightsDamaged where one is not the `expected` digest."""
     files, stamps = {}, {}
     for path in sorted(folder.iterdir()):
         stamp = stamp_of(path)

@@ -51,7 +51,6 @@ def add_commands(commands: Any) -> None:
 
 
 def _fleet(options: argparse.Namespace) -> int:
-    """Ask the fleet, print what is odd and return the exit status of the worst place."""
     from rich.console import Console
 
     from tunecheck.fleet.live import watcher

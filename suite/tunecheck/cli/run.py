@@ -74,7 +74,6 @@ def forwarded(options: argparse.Namespace) -> list[str]:
 
 
 def _run(options: argparse.Namespace) -> int:
-    """Run pytest on the shipped tiers and return the exit status of the session."""
     arguments = pytest_arguments(options)
     head_start(arguments)
     import pytest
@@ -87,7 +86,6 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _bench(options: argparse.Namespace) -> int:
-    """Train in turns, print the table and return the exit status of the session."""
     from tunecheck.report.terminal import print_benchmark
 
     runs, left_out = plan(options.run, options.trainer or (), options.turns, options.set, options.card)

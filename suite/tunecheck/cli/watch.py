@@ -57,7 +57,6 @@ def add_commands(commands: Any) -> None:
 
 
 def _watch(options: argparse.Namespace) -> int:
-    """Run the command, print the report and return the exit status."""
     command = options.training[1:] if options.training[:1] == ["--"] else options.training
     if not command:
         raise ConfigError(["watch: no command; for example: tunecheck watch -- python train.py"])

@@ -43,10 +43,7 @@ def run_sources(tier: str | None = None) -> list[RunFile]:
 
 
 def read_runs(
-    tier: str,
-    overrides: Sequence[str] = (),
-    card: str | None = None,
-    only: Sequence[RunFile] = (),
+    tier: str, overrides: Sequence[str] = (), card: str | None = None, only: Sequence[RunFile] = ()
 ) -> tuple[list[Run], dict[RunFile, ConfigError]]:
     """Load the runs of a tier, for this card class if any; return them, and the errors of those that failed.
 

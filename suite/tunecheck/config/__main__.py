@@ -1,7 +1,4 @@
-"""JSON Schema of a run's YAML, for completion and validation in editors.
-
-`python -m tunecheck.config > configs/run.schema.json` refreshes it.
-"""
+"""JSON Schema of a run's YAML, for editors: `python -m tunecheck.config > configs/run.schema.json` refreshes it."""
 
 import json
 from typing import Annotated, Any

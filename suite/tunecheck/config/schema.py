@@ -119,10 +119,7 @@ class Data(Section):
 
 PROFILES: dict[str, dict[str, dict[str, Any]]] = {
     "plain": {},
-    "lean": {
-        "lora": {"adapter_dtype": "mixed"},
-        "training": {"gradient_checkpointing": True, "loss_chunk_tokens": 32},
-    },
+    "lean": {"lora": {"adapter_dtype": "mixed"}, "training": {"gradient_checkpointing": True, "loss_chunk_tokens": 32}},
 }
 """Profile to the values of its keys where the YAML does not give them."""
 

@@ -1,7 +1,4 @@
-"""YAML with positions: plain data, the place of every key, and the problems found so far.
-
-A run names its model and its data set, each a file of its own.
-"""
+"""YAML with positions: plain data, the place of every key, and the problems found so far."""
 
 import os
 import re
@@ -102,10 +99,7 @@ def leaves(path: tuple[str, ...], value: Any) -> list[tuple[tuple[str, ...], Any
 
 
 def parse(path: Path, shown: str) -> Document:
-    """Parse this file, called `shown` in messages.
-
-    A file that cannot be read, broken YAML and a duplicate key are problems of the document.
-    """
+    """Parse this file, called `shown` in messages. An unreadable file and duplicate keys are its problems."""
     try:
         return deepcopy(_parsed(read_text(path, YAML_BYTES), shown))
     except (OSError, UnicodeDecodeError) as error:

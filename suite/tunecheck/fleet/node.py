@@ -137,10 +137,7 @@ def _tail(log: Path) -> str:
 
 
 def condensed(own: Path, new: Iterable[Path], begun: Answer) -> Answer:
-    """Return the answer with the last session of these folders; without one, unchanged.
-
-    A session that was killed has no verdict: its traces are judged again.
-    """
+    """Return the answer with the last of these sessions, if any; one that was killed is judged from its traces."""
     folders = sorted(path for path in new if path.is_dir() and any(path.glob("*.json*")))
     if not folders:
         return begun

@@ -126,10 +126,7 @@ class Hardware(NvmlView):
 
     @property
     def visible_gpus(self) -> tuple[Gpu, ...]:
-        """Return the GPUs that CUDA will show, in its order, MIG instances with their own name and memory.
-
-        Empty when unknown.
-        """
+        """Return the GPUs that CUDA will show, in its order, MIG instances as GPUs of their own; empty when unknown."""
         devices = {device.uuid: device for gpu in self.gpus for device in (gpu, *(gpu.mig_instances or ()))}
         return tuple(devices[uuid] for uuid in self.visible or ())
 

@@ -116,10 +116,7 @@ def library_loads() -> bool:
 
 
 def read_nvml() -> NvmlView:
-    """Read NVML in this process and shut it down again, however long the driver takes.
-
-    Never raises for what the driver answers.
-    """
+    """Read NVML in this process and shut it down again, however long that takes. Never raises for its answers."""
     try:
         with warnings.catch_warnings():
             # The deprecated wrapper pynvml warns on import; the doctor names it with a remedy instead.

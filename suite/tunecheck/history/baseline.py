@@ -46,10 +46,7 @@ def baseline_file(folder: Path, run: str, device: str) -> Path:
 
 
 def accepted_from(entries: Sequence[HistoryEntry], *, run: str) -> AcceptedBaseline:
-    """Return the baseline of the last entry's key, from those of a run's entries (the oldest first) that passed.
-
-    Raises HistoryError where there are too few.
-    """
+    """Return the baseline of the last entry's key, from its passed entries. Raises HistoryError for too few."""
     passed = [entry for entry in entries if entry.outcome == "pass"]
     same = [entry for entry in passed if entry.key == entries[-1].key]
     figures = {

@@ -31,10 +31,7 @@ UNFINISHED_SECONDS = 24 * 3600.0
 
 
 def with_history(report: Report, folder: Path) -> Report:
-    """Return the report with each figure compared to its baseline, and a note on each that could not be.
-
-    The store is read and not written.
-    """
+    """Return the report with each figure compared to its baseline, and a note on each that could not be."""
     entries, notes = history_entries(report, folder)
     comparisons: list[FigureComparison] = []
     store = Store(history_file(folder.parent))

@@ -77,10 +77,7 @@ class Store:
         outcome: str | None = None,
         last: int | None = None,
     ) -> list[HistoryEntry]:
-        """Return the entries of this run, key and outcome that began before, the oldest first.
-
-        Only the `last` so many, where that is given. Raises HistoryError.
-        """
+        """Return the `last` of the matching entries that began `before`, the oldest first. Raises HistoryError."""
         conditions: dict[str, str | None] = {"run = ?": run, "outcome = ?": outcome, "started_at < ?": before}
         if key is not None:
             conditions |= {"fingerprint = ?": key.fingerprint, "device = ?": key.device, "majors = ?": key.majors}
@@ -118,7 +115,6 @@ class Store:
                 raise HistoryDamaged(f"{self.path}: damaged ({answer}); {_WAY_OUT}")
 
     def _newest(self, condition: str, values: Sequence[str], last: int | None = None) -> Iterator[HistoryEntry]:
-        """Yield these entries, the newest first."""
         order = "started_at DESC, session DESC, run DESC LIMIT ?"
         query = f"SELECT {', '.join(_COLUMNS)} FROM entries WHERE {condition} ORDER BY {order}"
         yield from self._rows(query, *values, -1 if last is None else last, make=_entry)

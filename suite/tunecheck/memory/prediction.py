@@ -41,10 +41,7 @@ ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
 class StaticBytes(Frozen):
-    """Exact bytes by kind between two steps, gradients included as they are at the end of a backward pass.
-
-    Those of the tensors; an allocator rounds each of them up.
-    """
+    """Exact bytes of the tensors by kind, between two steps, with gradients; an allocator rounds each of them up."""
 
     quantised_weights: int
     """Packed 4-bit weights with both levels of statistics and their tables."""

@@ -86,10 +86,7 @@ def simulate(
 
 
 def build(run: Run) -> Session:
-    """Return a session as the trainer's own, without weights, tokenizer and data; fake under FakeTensorMode.
-
-    Raises Unsupported for a target module that is missing.
-    """
+    """Return the trainer's session without weights, tokenizer and data. Raises Unsupported for a missing target."""
     precision = assumed_precision(run)
     with _dtypes_of_fake_parameters_can_change():
         model = native.adapt(_base(run, precision), run)
@@ -216,7 +213,6 @@ def _quantise(model: Any, run: Run, compute_dtype: torch.dtype) -> None:
 
 
 def _quantised(weight: torch.Tensor, run: Run) -> tuple[torch.Tensor, Any]:
-    """Return the packed weight and its quantisation state."""
     from bitsandbytes.functional import quantize_4bit
 
     quantization = run.quantization

@@ -39,10 +39,7 @@ def relative_change(before: float, after: float) -> str:
 
 
 def unremarkable(comparisons: Sequence[FigureComparison]) -> Iterator[tuple[str, str]]:
-    """Yield a run's name with a sentence about its figures within the baseline, or without a baseline yet.
-
-    Nothing for the first session of a configuration on a device.
-    """
+    """Yield a run and a sentence about its figures within the baseline, or without one; nothing for a first session."""
     for run, group in groupby(comparisons, key=lambda comparison: comparison.run):
         of_run = list(group)
         if steady := [one for one in of_run if one.status == "steady"]:

@@ -30,10 +30,7 @@ def append_summary(report: Report, environment: Mapping[str, str]) -> None:
 
 
 def workflow_commands(report: Report, environment: Mapping[str, str]) -> list[str]:
-    """Return workflow commands, a line each: errors for what failed or could not be judged, warnings for the rest.
-
-    None outside of GitHub Actions.
-    """
+    """Return workflow commands for failed, unjudged and suspected checks, a line each; none outside GitHub Actions."""
     if environment.get("GITHUB_ACTIONS") != "true":
         return []
     view = session_view(report)

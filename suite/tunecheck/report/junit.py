@@ -21,10 +21,7 @@ _COUNTS = {"failures": "failure", "errors": "error", "skipped": "skipped"}
 
 
 def junit_xml(report: Report) -> str:
-    """Return the content of junit.xml.
-
-    A report whose verdict is not a pass holds at least one failure, error or skipped test case.
-    """
+    """Return the content of junit.xml. Without a pass it holds at least one failure, error or skipped test case."""
     root = Element("testsuites", {"name": "tunecheck"})
     for run in session_view(report).runs:
         _add_run(root, run, report)

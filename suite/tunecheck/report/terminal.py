@@ -114,7 +114,6 @@ class _Printer:
         return table
 
     def row(self, run: RunView, *, name_width: int, device_width: int, cells: int) -> list[Text]:
-        """Return the cells of a run's row."""
         # The probe batch is fixed, the training loss scatters with its rows: of that the shape says more than the ends.
         probe, steps = run.probe_loss, run.training_loss
         ends = f"probe {probe}" if probe else f"steps {steps}" if steps else ""
@@ -132,7 +131,6 @@ class _Printer:
         ]
 
     def lines(self, data: Sequence[str]) -> Text:
-        """Return the parts below each other, without the empty ones."""
         return _joined([self.text(part) for part in data])
 
     def checks(self, run: RunView) -> Text:
@@ -156,7 +154,6 @@ class _Printer:
         self.titled(comparison, table)
 
     def benchmark(self, benchmark: SideBySide) -> None:
-        """Print its table, a row for each trainer, and what its numbers mean."""
         table = PlainTable()
         for heading in benchmark.heads:
             table.add_column(heading, overflow="fold", justify="left" if heading in ("trainer", "verdict") else "right")
@@ -165,7 +162,6 @@ class _Printer:
         self.titled(benchmark, table)
 
     def titled(self, compared: SideBySide, table: PlainTable) -> None:
-        """Print the table under its title, and its notes below."""
         self.block(f"{compared.title}: {compared.ranking}", "bold", table)
         for note in compared.notes:
             self.console.print(self.text(note))
@@ -227,7 +223,6 @@ class _Printer:
         self.console.print(self.text(f"{label}: {view.headline}", style), soft_wrap=True)
 
     def block(self, title: str, style: str, body: RenderableType | None = None) -> None:
-        """Print a title, what belongs to it indented below, and an empty line."""
         self.console.print(self.text(title, style))
         if body is not None:
             self.console.print(Padding.indent(body, 2))
@@ -240,7 +235,6 @@ def _joined(texts: list[Text]) -> Text:
 
 
 def _halves(change: str) -> list[str]:
-    """Return "4.3 → 1.9" as two lines."""
     before, arrow, after = change.partition(" → ")
     return [before, f"→ {after}" if arrow else ""]
 

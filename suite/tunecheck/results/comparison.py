@@ -36,10 +36,7 @@ HEADS = ("rank", "strategy", "trained", "held-out perplexity", "training loss", 
 
 
 def comparisons(runs: Iterable[RunReport]) -> list[SideBySide]:
-    """Return each comparison of runs of which at least one trained, in the order of the report.
-
-    The best run is first, those without a rank are last.
-    """
+    """Return each comparison of which at least one run trained, best run first, those without a rank last."""
     found = []
     for (name, model), group in grouped(run for run in runs if run.entry and not run.entry.turn):
         ranked = sorted((run for run in group if not _why_not(run)), key=_merit)

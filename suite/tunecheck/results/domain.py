@@ -9,16 +9,7 @@ fresh process agrees, where the run has one.
 import dataclasses
 from collections.abc import Sequence
 
-from tunecheck.checks import CHECKS
-from tunecheck.checks.telemetry import (
-    busy_host,
-    hardware_faults,
-    on_gpu,
-    other_gpu_processes,
-    throttled,
-    unclear_signs,
-    unwatched,
-)
+from tunecheck.checks import CHECKS, telemetry
 from tunecheck.core.errors import MissingEvidence
 from tunecheck.core.evidence import AttemptCause, AttemptOutcome, AttemptPurpose, Setup, Step
 from tunecheck.core.finding import Domain, Finding, Status
@@ -43,12 +34,12 @@ def attributed(trace: Trace, finding: Finding) -> Finding:
 def domain_of(trace: Trace, finding: Finding) -> Attribution:
     """Return the domain of a failed finding, from the run's telemetry and its repeat."""
     speed = finding.check in CHECKS and CHECKS[finding.check].speed
-    if faults := hardware_faults(trace):
+    if faults := telemetry.hardware_faults(trace):
         return Domain.HARDWARE, "; ".join(faults)
     try:
-        others = other_gpu_processes(trace) if speed else ""
+        others = telemetry.other_gpu_processes(trace) if speed else ""
         others = f"other GPU processes: {others}" if others else ""
-        if speed and (slowed := others or busy_host(trace) or throttled(trace)):
+        if speed and (slowed := others or telemetry.busy_host(trace) or telemetry.throttled(trace)):
             return Domain.ENVIRONMENT, slowed
         return _by_repeat(trace, finding) or _by_watch(trace)
     except MissingEvidence as missing:
@@ -57,7 +48,7 @@ def domain_of(trace: Trace, finding: Finding) -> Attribution:
 
 def machine_fault(trace: Trace, failed: Sequence[Finding]) -> Attribution | None:
     """Return the fault of the machine by which every one of these attributed findings failed; None for any other."""
-    if failed and (faults := hardware_faults(trace)):
+    if failed and (faults := telemetry.hardware_faults(trace)):
         return Domain.HARDWARE, "; ".join(faults)
     if failed and all(finding.domain is Domain.ENVIRONMENT for finding in failed):
         return Domain.ENVIRONMENT, failed[0].evidence
@@ -69,19 +60,19 @@ def domain_of_end(trace: Trace) -> Attribution | None:
     no_fault = (AttemptOutcome.FINISHED, AttemptOutcome.INTERRUPTED, AttemptOutcome.CUT_OFF)
     if not trace.trainings or (main := trace.main).outcome in no_fault:
         return None
-    if faults := hardware_faults(trace):
+    if faults := telemetry.hardware_faults(trace):
         return Domain.HARDWARE, "; ".join(faults)
     if main.outcome == AttemptOutcome.MISCONFIGURED:
         return Domain.WORKLOAD, "its configuration was refused"
     if main.outcome == AttemptOutcome.UNAVAILABLE:
         return Domain.ENVIRONMENT, "weights or data are missing on this machine"
     cause = main.end.cause if main.end is not None else None
-    if cause == AttemptCause.GPU_MEMORY and (others := other_gpu_processes(trace)):
+    if cause == AttemptCause.GPU_MEMORY and (others := telemetry.other_gpu_processes(trace)):
         return Domain.ENVIRONMENT, f"other GPU processes: {others}"
     if cause in (AttemptCause.ERROR, AttemptCause.GPU_ERROR, AttemptCause.GPU_MEMORY):
-        if signs := unclear_signs(trace):
+        if signs := telemetry.unclear_signs(trace):
             return Domain.UNKNOWN, f"{'; '.join(signs)}: run again in a fresh process"
-        if cause == AttemptCause.GPU_MEMORY and (why := unwatched(main)):
+        if cause == AttemptCause.GPU_MEMORY and (why := telemetry.unwatched(main)):
             return Domain.UNKNOWN, f"whose memory it was is not known: {why}"
     return _BY_CAUSE.get(cause, (Domain.UNKNOWN, "what ended it was not seen"))
 
@@ -127,12 +118,12 @@ def _by_repeat(trace: Trace, finding: Finding) -> Attribution | None:
 
 def _by_watch(trace: Trace) -> Attribution:
     """Attribute where nothing else was seen, by how completely the GPU was watched."""
-    if not on_gpu(trace):
+    if not telemetry.on_gpu(trace):
         return Domain.WORKLOAD, "trained on the CPU: no GPU was involved"
     if not trace.holds(Premise.INTENT_DECLARED):
         return Domain.UNKNOWN, ""  # nobody watches the GPU of a script
-    if why := unwatched(trace.main):
+    if why := telemetry.unwatched(trace.main):
         return Domain.UNKNOWN, f"the GPU was not watched to the end: {why}"
-    if signs := unclear_signs(trace):
+    if signs := telemetry.unclear_signs(trace):
         return Domain.UNKNOWN, f"{'; '.join(signs)}: run again in a fresh process"
     return Domain.WORKLOAD, "the GPU was watched to the end and reported no fault"

@@ -164,10 +164,7 @@ def _be_deterministic() -> None:
 def _train(
     request: Request, device: Any, cap_bytes: int | None, writer: TraceWriter, progress: Callable[[Step], None]
 ) -> int:
-    """Build, probe and train; returns the bytes that were alive at the end.
-
-    Nothing of the session outlives the call.
-    """
+    """Build, probe and train; return the bytes alive at the end. Nothing of the session outlives the call."""
     run, max_steps = request.run, request.run.training.max_steps
     trainer, emit = trainer_of(run), writer.write
 

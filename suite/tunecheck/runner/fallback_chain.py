@@ -101,9 +101,7 @@ FALLBACK_CHAIN: dict[str, FallbackStep] = {
     # parameters, gradients and optimizer by FSDP2, or with adapters what the backward pass needs: takes host memory for
     # what it moves, and NCCL for parameters
     "offload": FallbackStep(
-        "cuda",
-        lambda run: {"training.offload": "parameters" if run.trains_base else "activations"},
-        _cannot_offload,
+        "cuda", lambda run: {"training.offload": "parameters" if run.trains_base else "activations"}, _cannot_offload
     ),
     # trains on the CPU; evaluations and texts need a GPU that holds weights and logits, but no gradients
     "evaluate_on_gpu": FallbackStep(

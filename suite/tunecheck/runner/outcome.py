@@ -53,10 +53,7 @@ GONE = Outcome(AttemptOutcome.CRASHED)
 
 
 def carried_out(work: Callable[[], None], device: str, folders: Sequence[Path] = ()) -> Outcome:
-    """Run the work and put whatever it raises into words; unexpected errors leave their traceback in the log.
-
-    `folders` are those that it writes into.
-    """
+    """Run the work, which writes into `folders`. Put what it raises into words; log unexpected tracebacks."""
     try:
         work()
     except TraceError as error:

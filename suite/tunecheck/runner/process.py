@@ -42,10 +42,7 @@ def run_child(
     progress: Callable[[Step], None],
     started: Callable[[int], None] = lambda process_id: None,
 ) -> AttemptEnd:
-    """Train in a fresh process and return how it ended. The child is gone when this returns or raises.
-
-    `started` is given its process id.
-    """
+    """Train in a fresh process, whose id `started` gets, and return how it ended. It never outlives this call."""
     warm_up(gpu)
     context: Any = multiprocessing.get_context(start_method(gpu))
     receiver, sender = context.Pipe(duplex=False)

@@ -129,10 +129,7 @@ def rank_trace(request: Request, rank: int) -> Path:
 
 
 def merge_traces(request: Request, writer: TraceWriter, seen: Sequence[Sequence[Record]]) -> None:
-    """Append what the other ranks left to the run's trace, and what was seen of each one's card.
-
-    What only this attempt needed is removed.
-    """
+    """Append the other ranks' traces and what was seen of each card to the run's trace; remove the ranks' files."""
     for rank in range(1, request.run.processes):
         writer.append(rank_trace(request, rank))
     for rank, records in enumerate(seen):

@@ -129,10 +129,7 @@ class TierSession:
                 _import_report()
 
     def close(self, *, interrupted: bool) -> Report | None:
-        """Write the report's files and return the report.
-
-        None, with nothing written, when no run was reached, and for a worker's session.
-        """
+        """Write and return the report; None, with nothing written, for a worker, and where no run was reached."""
         with ThreadPoolExecutor(1) as cooling:  # its memory goes while the report is written
             cooling.submit(fork_server.cool_down)
             if self._is_worker:

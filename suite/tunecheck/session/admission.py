@@ -62,10 +62,7 @@ def shortage(run: Run, card: Gpu, *, vram_cap_bytes: int | None, when_empty: boo
 
 
 def prospect(run: Run, hardware: Hardware, *, vram_cap_bytes: int | None = None) -> str:
-    """Return a line for a table: why the run cannot be executed here, or what it needs.
-
-    Why there is no GPU is said once above the table.
-    """
+    """Return for a table why the run cannot be executed here, or what it needs; the table says why there is no GPU."""
     if _only_on_gpu(run) and not hardware.visible_gpus:
         return f"needs {_gpu(run)}, and this machine shows none"
     if reason := obstacle(run, hardware, vram_cap_bytes=vram_cap_bytes):

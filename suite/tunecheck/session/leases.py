@@ -86,10 +86,7 @@ class Cards(Frozen):
         return ()
 
     def _candidates(self, run: Run) -> list[Gpu] | None:
-        """Return the GPUs with enough memory when nobody else uses them; None for a run on the CPU.
-
-        Smallest first, and in one order for every session.
-        """
+        """Return the GPUs that could hold the run, smallest first and in one order for all; None for the CPU."""
         if not run.uses_gpu and not TRAINERS[run.trainer].lacks:
             return None
         hardware = self.look()

@@ -31,9 +31,6 @@ SESSION_OPTIONS: dict[str, dict[str, Any]] = {
         "metavar": "SIZE",
         "type": size_option,
     },
-    "--fail-on-regression": {
-        "help": "fail if a figure is worse than in previous sessions",
-        "action": "store_true",
-    },
+    "--fail-on-regression": {"help": "fail if a figure is worse than in previous sessions", "action": "store_true"},
     "--in-process": {"help": "train in the pytest process, for a debugger", "action": "store_true"},
 }

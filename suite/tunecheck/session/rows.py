@@ -115,7 +115,6 @@ class Rows:
         return row
 
     def _how_it_went(self, name: str) -> str:
-        """Return outcome and device of the run's main attempt, read from its trace."""
         try:
             trace = read(self._folder / f"{file_stem(name)}.jsonl")
             main = trace.main

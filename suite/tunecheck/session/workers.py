@@ -33,10 +33,7 @@ def run_of(node_id: str) -> str:
 
 
 def end_workers() -> None:
-    """Terminate the workers of this process, which end as by Ctrl-C; xdist would let them go on for 5 s.
-
-    They are its only children: it trains nothing itself.
-    """
+    """Terminate the workers, the only children, as by Ctrl-C; xdist would let them go on for 5 s."""
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess):
             child.terminate()

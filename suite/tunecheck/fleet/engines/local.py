@@ -76,7 +76,6 @@ def _lacking(visible: int) -> list[str]:
 
 
 def _number(nodes: str, cards: int) -> int:
-    """Return how many places are asked. Raises ConfigError."""
     if nodes == "all":
         return max(1, cards)
     if not nodes.isdecimal() or int(nodes) == 0:

@@ -191,7 +191,6 @@ def _listed(name: str, state: str, gres: str, reason: str) -> list[Place]:
 
 
 def _lost(state: str, job: Any) -> str:
-    """Return why a job that has ended left no answer."""
     words = ENDED.get(state, f"the job ended without an answer (Slurm: {state})" if state else "Slurm forgot the job")
     log = Path(str(job.paths.stderr))
     if not log.exists():

@@ -170,10 +170,7 @@ def thinned(samples: Sequence[DeviceSample], most: int = MOST_SAMPLES) -> list[D
 
 
 def merged(samples: Sequence[DeviceSample]) -> DeviceSample:
-    """Merge consecutive samples, at least one: maxima, the mean clock, counts of clock reasons.
-
-    Each process is in it once, with its largest memory.
-    """
+    """Merge consecutive samples, at least one: maxima, mean clock, counts of clock reasons, each process once."""
     first, last = samples[0], samples[-1]
     seen = [process for sample in samples for process in sample.others]
     return DeviceSample(

@@ -92,7 +92,6 @@ def _evidence(run: dict[str, Any], check: str) -> Iterator[tuple[str, str]]:
 
 
 def _run(session: SessionView, view: RunView, folder: Path, number: int) -> dict[str, Any]:
-    """Return a run as the template wants it."""
     report, run = session.report, view.run
     trace, problem = _trace(run, folder)
     details: dict[str, Any] = {}
@@ -122,7 +121,6 @@ def _run(session: SessionView, view: RunView, folder: Path, number: int) -> dict
 
 
 def _trace(run: RunReport, folder: Path) -> tuple[Trace | None, str]:
-    """Return the run's trace, or why there is none to show."""
     if not run.trace_file:
         return None, ""
     try:
@@ -168,10 +166,7 @@ SESSIONS_OF_A_PAGE = 60
 
 
 def trends(report: Report, run: RunReport, trace: Trace, folder: Path) -> tuple[list[Chart], str]:
-    """Chart the last sessions of this run's key up to this one, by figure; return also why that cannot be, or "".
-
-    Nothing for a run without a history.
-    """
+    """Chart the last sessions of this run's key by figure; also return why not. Nothing for a run without a history."""
     entry = history_entry(run, trace, session=folder.name, started_at=report.started_at)
     if entry is None:
         return [], ""

@@ -79,10 +79,7 @@ def figure(value: float) -> str:
 
 
 def thinned(points: Sequence[Point], most: int) -> list[Point]:
-    """Return at most so many points (and those that are not finite): of each stretch the lowest and the highest.
-
-    A mean would hide spikes.
-    """
+    """Return at most so many points: the extremes of each stretch, and what is not finite. A mean would hide spikes."""
     if len(points) <= most:
         return list(points)
     stretches = most // 2

@@ -32,10 +32,7 @@ class _Scale:
 
 
 def svg(chart: Chart, most_points: int) -> Markup:
-    """Return the chart as an inline image with title and description.
-
-    Longer curves are thinned to `most_points`.
-    """
+    """Return the chart as an inline image with title and description. Longer curves are thinned to `most_points`."""
     xs, ys = _scales(chart)
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
