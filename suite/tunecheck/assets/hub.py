@@ -170,7 +170,7 @@ def _link(source: HubSource, notes: tuple[str, ...], wanted: Wanted, target: Pat
     names = model_files(snapshot)
     expected = {name: digest for name in names if (digest := blob_digest(snapshot / name)) is not None}
     if source.sha256 is not None:
-        expected |= {name: source.sha256 for name in weight_files(snapshot)}
+        expected |= dict.fromkeys(weight_files(snapshot), source.sha256)
     differences = check_fit(snapshot, wanted.model, source.id, exact=False)
     origin = wanted.origin("hub", source.id, source.revision, notes=(*notes, *differences))
     remedy = f"delete {snapshot} with its blobs (`hf cache`), fetch again"

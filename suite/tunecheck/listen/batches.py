@@ -99,10 +99,7 @@ def unknown_batch(inputs: Any, device: torch.device) -> Batch:
 
 
 def _content(value: Any, depth: int = 6) -> Iterator[object]:
-    """Yield what tells this value from another: of tensors dtype, shape and sums over their bytes.
-
-    An ellipsis stands for what cannot be looked into.
-    """
+    """Yield what tells this value from another; an ellipsis stands for what cannot be looked into."""
     if isinstance(value, torch.Tensor) and value.layout is torch.sparse_coo:
         yield from _content([value._indices(), value._values(), *value.shape], depth - 1)
     elif isinstance(value, torch.Tensor):

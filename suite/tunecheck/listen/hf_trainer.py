@@ -16,18 +16,9 @@ from transformers import TrainerCallback
 from tunecheck.core.errors import Unsupported
 from tunecheck.core.evidence import EvaluationRows, EvaluationSeen, Logged, LossDivided
 from tunecheck.core.premises import Premise, opened
+from tunecheck.listen import hf_declared
 from tunecheck.listen.batches import batch_of, named_inputs, unknown_batch
 from tunecheck.listen.division import Division
-from tunecheck.listen.hf_declared import (
-    adds_to_loss,
-    best_chosen,
-    declared_optimizer,
-    declared_rates,
-    declared_schedule,
-    declared_settings,
-    rows_per_micro_batch,
-    session,
-)
 from tunecheck.listen.listener import Listener
 from tunecheck.listen.loaders import rows_of
 from tunecheck.listen.loop_loss import OUTSIDE_FORWARD, LossCalls, Pass, another_kind, not_followed, scores_given
@@ -227,7 +218,7 @@ class TrainerHooks(StepMoments, TrainerCallback):
             return
         losses = ((name, value) for name, value in metrics.items() if name.endswith("_loss"))
         split, loss = next(losses, ("eval_loss", None))
-        if adds_to_loss(getattr(self.trainer.model, "config", None)):  # no logits tell the router's
+        if hf_declared.adds_to_loss(getattr(self.trainer.model, "config", None)):  # no logits tell the router's
             loss = None
         steps, split = self.trainer.state.global_step - self.first, split.removesuffix("_loss")
         self.listener.emit(EvaluationSeen(steps=steps, split=split, reported_loss=_number(loss), **seen))
@@ -250,16 +241,20 @@ class TrainerHooks(StepMoments, TrainerCallback):
         if self.first is None:
             self.first = state.global_step
             self.shown = None if self.objective else self.window[0].input_ids[:1, :ROW_TOKENS]
-            found = session(self.trainer, self, kwargs, state)
+            found = hf_declared.session(self.trainer, self, kwargs, state)
             run: Any = found.run
             unknown = self.own_optimizer and not run.holds(Premise.UPDATE_RULE_KNOWN)
-            self.listener.begin(found, "" if unknown else declared_optimizer(self.trainer))
-            declared = *declared_rates(self), *declared_schedule(self.trainer, state), declared_settings(self)
-            self.listener.emit(*of_trainer(self.trainer), *declared, *best_chosen(args))
+            self.listener.begin(found, "" if unknown else hf_declared.declared_optimizer(self.trainer))
+            declared = (
+                *hf_declared.declared_rates(self),
+                *hf_declared.declared_schedule(self.trainer, state),
+                hf_declared.declared_settings(self),
+            )
+            self.listener.emit(*of_trainer(self.trainer), *declared, *hf_declared.best_chosen(args))
             self.listener.look(EvaluationRows, lambda: shared_rows(self.trainer))
         self.step = state.global_step - self.first
         if declares_pairs(self.trainer.train_dataset):
-            pairs = pairs_of(self.step, given, rows_per_micro_batch(self.trainer))
+            pairs = pairs_of(self.step, given, hf_declared.rows_per_micro_batch(self.trainer))
             self.listener.emit(*filter(None, [pairs]))
         elif not self.step and declares_ratings(self.trainer.train_dataset) and given:
             self.listener.emit(*filter(None, [answers_rated(self.trainer.train_dataset, given[0])]))

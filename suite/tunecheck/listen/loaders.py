@@ -202,10 +202,7 @@ DISTINCT = 0.9
 
 
 def rows_of(dataset: Any) -> list[Hashable]:
-    """Return the first rows of a data set, each by what its columns hold there, or else as a place in this set alone.
-
-    No code of the script's own is called but lengths.
-    """
+    """Return the first rows by what their columns hold, or as places in the data set; only lengths run script code."""
     if type(dataset) is Subset:
         rows = rows_of(dataset.dataset)
         return [rows[at] for at in dataset.indices if at < len(rows)]

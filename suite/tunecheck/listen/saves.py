@@ -60,10 +60,7 @@ _TELL_FILE: list[Callable[[FileWritten], None]] = []
 
 
 def watch(model: Any, tell: Callable[[Written | FileWritten | StateLoaded], None]) -> None:
-    """Look from now on at what is written of this model, and call `tell` with it.
-
-    Each rank tells the files that it writes; only rank 0 tells what is in them.
-    """
+    """Call `tell` with what is written of this model: each rank tells its files, rank 0 alone what is in them."""
     rank, processes = rank_and_processes()
     if processes > 1:
         _TELL_FILE[:] = [tell]

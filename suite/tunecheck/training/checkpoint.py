@@ -44,10 +44,7 @@ def save_checkpoint(session: Session, step: int, folder: Path) -> None:
 
 
 def load_checkpoint(session: Session, folder: Path) -> int:
-    """Put a fresh session into the saved state; returns the step to go on with.
-
-    Raises WeightsDamaged, and ConfigError where the session's steps have more or fewer rows than the saved ones.
-    """
+    """Restore a fresh session; return its next step. Raises WeightsDamaged, and ConfigError for other rows per step."""
     try:
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
         tensors = load_file(folder / TENSORS)

@@ -39,10 +39,7 @@ class Row:
 
 
 def read_rows(path: Path, split: str) -> list[Row]:
-    """Return all rows of this file.
-
-    Raises BadRow with file and line for anything that is not a row, and for an empty file.
-    """
+    """Return all rows of this file. Raises BadRow with file and line for what is no row, and for an empty file."""
     records = read_records(path, *INSTRUCTION)
     return [Row(f"{split}:{number}", **record) for number, record in enumerate(records)]
 
@@ -66,10 +63,7 @@ def prompt_text(instruction: str, tokenizer: Any, template: str) -> str:
 
 
 def prompt_ids(instruction: str, tokenizer: Any, template: str) -> list[int]:
-    """Token ids of the prompt.
-
-    A chat template writes its special tokens itself, so the tokenizer must not add them again.
-    """
+    """Return the prompt's token ids; a chat template writes its special tokens itself, so none are added again."""
     text = prompt_text(instruction, tokenizer, template)
     return list(tokenizer(text, add_special_tokens=template == "alpaca")["input_ids"])
 
@@ -170,7 +164,6 @@ class Batches:
                 raise config_error(run, ("evaluation.rows", f"{rule} (got {run.evaluation.rows})"))
 
     def _split(self, split: str, count: int | None = None) -> list[Tokens]:
-        """The first rows of a split, all of them without a count."""
         data, path = self.run.data, self.run.data.file(split)
         if data.template == "blocks":
             return self._first(blocks(path, split, data.max_length, self.tokenizer), count, path, split)

@@ -1,7 +1,4 @@
-"""Probes listen to a training and write evidence into its trace.
-
-The moments are those of transformers' TrainerCallback.
-"""
+"""Probes listen to a training, at the moments of transformers' TrainerCallback, and write evidence into its trace."""
 
 from __future__ import annotations
 

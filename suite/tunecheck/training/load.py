@@ -1,7 +1,4 @@
-"""Weights on disk to a model on the device, quantised as the run asks.
-
-Imports torch; used in the training child only.
-"""
+"""Weights on disk to a model on the device, quantised as the run asks. Imports torch; training child only."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -58,10 +55,7 @@ def resolve_precision(run: Run, device: torch.device) -> str:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """Return the folder's tokenizer, with a padding token.
-
-    Raises WeightsDamaged when its files cannot be read, Unsupported when it has no end token.
-    """
+    """Return the tokenizer with a padding token. Raises WeightsDamaged for bad files, Unsupported without end token."""
     from transformers import AutoTokenizer
 
     try:

@@ -1,7 +1,4 @@
-"""Tensors as FSDP2 shards them, as a trainer and its checkpoints see them, and a whole model as probes see it.
-
-Imports torch; child process only.
-"""
+"""Tensors as FSDP2 shards them, and a whole model as probes see it. Imports torch; child process only."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -49,10 +46,7 @@ def sharded_as(parameter: Any, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def shard(model: Any, device_type: str, **policy: Any) -> None:
-    """Make the parameters DTensors of which each rank holds a part: a group for each decoder layer, one for the rest.
-
-    Call it before the optimizer is made.
-    """
+    """Shard the parameters: a group for each decoder layer, one for the rest. Call it before the optimizer is made."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 

@@ -23,10 +23,7 @@ from tunecheck.training.transformers_trainer import train as train
 
 
 def build(run: Run, folder: Path, device: torch.device) -> Session:
-    """A session ready for its first step, as for transformers' Trainer.
-
-    Raises Unsupported where SFTTrainer would make fp32 adapters bf16.
-    """
+    """A session ready for its first step. Raises Unsupported where SFTTrainer would make fp32 adapters bf16."""
     disable_progress_bars()
     session = session_around(listening_trainer, run, folder, device)
     if run.quantization is not None and session.precision != "bf16":
