@@ -78,7 +78,6 @@ def test_adapters_that_were_injected_without_a_model_of_pefts_are_enumerated():
 OTHERS: dict[str, dict[str, Any]] = {
     "OFTConfig": {"r": 0, "oft_block_size": 8},  # weights of a rotation, which no product takes as they are
     "DeloraConfig": {"r": 4},  # keeps norms that are no modules
-    "PveraConfig": {"r": 8, "target_modules": ["q_proj"]},  # draws numbers in each forward pass
     "PsoftConfig": {"r": 8},
 }
 

@@ -2,7 +2,7 @@
 
 import math
 
-from tunecheck.core.check import Check, NumericCheck, noisy_steps, recorded, worst_of
+from tunecheck.core.check import Check, NumericCheck, recorded, worst_of
 from tunecheck.core.errors import NotApplicable
 from tunecheck.core.evidence import Evaluation, ForwardPaths, ForwardReference, LayerCalls, OwnLoss, Setup
 from tunecheck.core.finding import Finding
@@ -20,8 +20,7 @@ class ForwardDeterministic(Check):
 
     def judge(self, trace: Trace) -> Finding:
         difference = trace.one(ForwardPaths).repeat_difference
-        noisy = noisy_steps(trace)
-        if other := [s.step for s in trace.records(OwnLoss) if s.model_repeats is False and s.step not in noisy]:
+        if other := [seen.step for seen in trace.records(OwnLoss) if seen.model_repeats is False]:
             detail = f"step {other[0]}: a second forward pass of its first micro-batch gives other hidden states"
             return self.at_most(len(other), 0, detail)
         return self.at_most(difference, 0.0, "largest logit difference of two equal forward passes")

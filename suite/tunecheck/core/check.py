@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
 from tunecheck.core.errors import MissingEvidence, NotApplicable, NothingCompared
-from tunecheck.core.evidence import Census, ForwardReference, Setup, TrainingState
+from tunecheck.core.evidence import Census, ForwardReference, Setup
 from tunecheck.core.finding import Finding, Status
 from tunecheck.core.frozen import Frozen, Record
 from tunecheck.core.premises import Premise, Source
@@ -232,13 +232,6 @@ def knows_model(trace: Trace) -> bool:
     """Return whether the model is its library class's, and one whose formulas are known here."""
     declared = not trace.why({Premise.ARCHITECTURE_KNOWN}, Source.PRESUMED) and trace.holds(Premise.ARCHITECTURE_KNOWN)
     return declared and all(seen.has_formulas for seen in trace.records(ForwardReference))
-
-
-def noisy_steps(trace: Trace) -> set[int]:
-    """Return a script's steps whose forward passes draw numbers, other than by dropout that tunecheck knows of."""
-    if "dropout" in trace.run.features or trace.holds(Premise.INTENT_DECLARED):
-        return set()
-    return {seen.step for seen in trace.records(TrainingState) if seen.random_state}
 
 
 NOTHING_TRAINABLE = "no parameter of the model requires a gradient"
