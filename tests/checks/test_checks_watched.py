@@ -1134,6 +1134,15 @@ def test_added_tokens_that_never_learn_are_their_own_cause():
     assert [cause.startswith("Tokens were added") for cause in causes] == [True, False]
 
 
+@pytest.mark.parametrize(("tensors", "told"), [(2, True), (3, False)], ids=["all", "some"])
+def test_a_base_that_differs_everywhere_may_be_trained_from_scratch(tensors, told):
+    """One that differs in a part was loaded."""
+    seen = with_record(watched(), e.BaseFidelity, tensors=tensors, differing=("norm", "head"))
+    finding = CHECKS["base_matches_file"]()(seen)
+    assert finding.status is Status.SUSPECTED
+    assert ("trained from scratch" in finding.meant) is told
+
+
 @pytest.mark.parametrize("at", [None, 3], ids=["from the first step on", "after an evaluation"])
 def test_a_model_that_was_never_in_train_mode_is_told_from_one_left_in_eval_mode(at):
     """The first has one cause, the second several."""

@@ -11,7 +11,14 @@ import torch
 from benchmarks.detection.bugs.forward import norms_in_sixteen_bit, rotary_table_in_bf16
 from tunecheck.checks.forward import EPSILON, ForwardMatchesArchitecture
 from tunecheck.models.description import Architecture
-from tunecheck.probes.reference.architecture import ROTARY, WatchedAttention, deviations, recorded, worst_gain
+from tunecheck.probes.reference.architecture import (
+    ROTARY,
+    WatchedAttention,
+    deviations,
+    has_formulas,
+    recorded,
+    worst_gain,
+)
 from tunecheck.probes.reference.backward import layer_errors
 from tunecheck.training.hooks import OwnHooks
 
@@ -56,6 +63,13 @@ def test_what_is_recorded_keeps_no_graph(model: Any) -> None:
         model(input_ids=torch.arange(8)[None], use_cache=False)
 
     assert not [name for name, kept in calls.items() if any(tensor.requires_grad for tensor in kept)]
+
+
+def test_layers_that_hold_other_modules_have_no_formulas(model: Any) -> None:
+    """As where adaption prompts stand around an attention, whose linears then have other names."""
+    assert has_formulas(ARCHITECTURE, model)
+    model.model.layers[1].self_attn = torch.nn.Sequential(model.model.layers[1].self_attn)
+    assert not has_formulas(ARCHITECTURE, model)
 
 
 @pytest.mark.parametrize("padded", [slice(0, 9), slice(9, 30), slice(50, 64)], ids=["before", "within", "behind"])

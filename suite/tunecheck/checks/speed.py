@@ -56,7 +56,10 @@ FEWEST_STEPS = 50
 
 
 class ThroughputSteady(Check):
-    """The time of steps of equal length stays constant after the warm-up."""
+    """The time of steps of equal length stays constant after the warm-up.
+
+    Each step also times a fixed piece of Python. A slower host that explains the steps leaves them unjudged.
+    """
 
     needs = frozenset({"long_run"})
     speed = True

@@ -88,10 +88,10 @@ def _last_two(given: torch.Tensor, out: torch.Tensor) -> tuple[torch.Tensor, tor
 
 def _is_product(module: Any, given: torch.Tensor, out: torch.Tensor) -> bool:
     """Return whether the shapes are those of a norm, a linear or a table, and not of a rotation, say, as OFT's."""
-    ends = (out if not given.is_floating_point() else given).shape[-1], out.shape[-1]
-    return bool(
-        module.weight.shape[-1] == ends[0] and (not given.is_floating_point() or module.weight.shape[0] == ends[1])
-    )
+    height, width = module.weight.shape[0], module.weight.shape[-1]
+    if not given.is_floating_point():
+        return bool(width == out.shape[-1])
+    return bool(width == given.shape[-1] and height == out.shape[-1])
 
 
 def _product(module: Any, given: torch.Tensor, session: Session) -> torch.Tensor:

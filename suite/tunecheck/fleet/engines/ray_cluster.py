@@ -93,10 +93,8 @@ class RayCluster:
                     num_gpus=1 if place.card is not None else 0,
                     scheduling_strategy=PlacementGroupSchedulingStrategy(group, bundle),
                 )
-                self._tasks[remote.remote(request.folder, request.id, request.tunecheck, asdict(place))] = (
-                    place,
-                    group,
-                )
+                started = remote.remote(request.folder, request.id, request.tunecheck, asdict(place))
+                self._tasks[started] = (place, group)
                 yield News(place=place.name, state="running")
         done = self._ray.wait(list(self._tasks), num_returns=len(self._tasks), timeout=0)[0] if self._tasks else []
         for reference in done:
