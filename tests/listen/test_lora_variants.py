@@ -93,3 +93,24 @@ def test_other_adapters_of_peft_are_judged_by_what_holds_for_them(kind, tmp_path
 
     assert row.outcome == "pass", row.reason
     assert [*row.failed, *row.suspected] == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "asked"),
+    [
+        pytest.param(
+            *("PveraConfig", {"r": 8, "target_modules": ["q_proj"]}, ["forward_deterministic", "accumulation_oracle"]),
+            id="draws_numbers",
+        ),
+        pytest.param("LilyConfig", {"r": 4}, ["accumulation_oracle"], id="routes_by_the_mean_over_the_batch"),
+    ],
+)
+def test_adapters_that_may_mix_rows_or_draw_numbers_are_asked_about(kind, settings, asked, tmp_path):
+    """Their formulas are not known here, so that nothing proves a gradient of theirs to be wrong."""
+    if not hasattr(peft, kind):
+        pytest.skip("this peft has no such adapters")
+    config = getattr(peft, kind)(**{"target_modules": TARGETS, **settings})
+    row = judged(Script(lora=None, base=adapted_by(config), rows=20, steps=4), tmp_path)
+
+    assert row.failed == []
+    assert [finding.check for finding in row.suspected] == asked

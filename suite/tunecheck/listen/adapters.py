@@ -55,6 +55,12 @@ def is_lora(config: Any) -> bool:
     return _kind(config) == "LORA"
 
 
+def other_kind(config: Any) -> str:
+    """Return why a pass through these adapters may not repeat; "" for LoRA's and without adapters."""
+    kind = _kind(config)
+    return f"{kind} adapters of peft may draw numbers or mix rows" if kind not in ("", "LORA", "ADALORA") else ""
+
+
 def adapter_variant(model: Any) -> str:
     """Return peft's variant by which an adapted layer computes otherwise than LoRA and DoRA; "" without one."""
     held = (kind for module in model.modules() for kind in getattr(module, "lora_variant", {}).values())

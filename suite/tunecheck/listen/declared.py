@@ -19,6 +19,7 @@ from tunecheck.listen.adapters import (
     adapter_variant,
     adapters_of,
     is_lora,
+    other_kind,
     ranks_given,
     trained_tensors,
 )
@@ -277,6 +278,7 @@ def described(model: Any) -> tuple[WatchedRun, dict[Premise, str]]:
     architecture, size = architecture_of(model.config), base_parameters(model)
     presumed = opened([Premise.ARCHITECTURE_KNOWN], departure(model))
     presumed |= opened([Premise.ADAPTERS_FRESH], B_DRAWN if lora is not None and init is False else "")
+    presumed |= opened([Premise.LOSS_REPEATABLE, Premise.ARCHITECTURE_KNOWN], other_kind(config))
     run = _run_of(
         model=Model.model_construct(name=name, parameters=size, architecture=architecture, sources=[]),
         strategy=adapted if lora is not None else "full" if len(trained) == len(parameters) else "partial",
