@@ -46,6 +46,8 @@ MEANT = {
     ("loss_receives_logits", "a temperature for a scale"),
     ("answers_end", "no mark of the assistant's turn"),
     ("answers_end", "cut off alike"),
+    ("written_answers_end", "no ends"),
+    ("written_answers_end", "none in half of the steps"),
     ("no_target_leakage", "labels that are shifted twice"),
     ("randomness_varies", "a seed in every step"),
     ("clipping_leaves_gradients", "to nearly nothing"),
@@ -201,7 +203,22 @@ def evaluation(**changes):
 
 def inputs(*, steps=4, digests=lambda step: (f"batch {2 * step}", f"batch {2 * step + 1}")):
     """The batches of a healthy training's steps, or these."""
-    return [e.StepInputs(step=step, digests=digests(step)) for step in range(steps)]
+    return [e.StepInputs(step=step, digests=digests(step), written=targets(step)) for step in range(steps)]
+
+
+def targets(step, *, ended=True):
+    """What an encoder-decoder learns to write in this step of a healthy training, or without its ends."""
+    return tuple(target(f"{step} {number}", tokens=4 + number, ended=ended) for number in range(4))
+
+
+def target(digest, *, tokens, ended=False):
+    """One target, which has no end."""
+    return e.TargetWritten(tokens=tokens, digest=digest, ended=ended)
+
+
+def writing(written_in):
+    """The batches of a healthy training's steps, with these targets."""
+    return [e.StepInputs(step=step, digests=(f"batch {step}",), written=written_in(step)) for step in range(4)]
 
 
 def logged(trace, factor=1.0):
@@ -273,6 +290,10 @@ FAULTS = {
         "no ends": lambda: watched(spans(loose)),
         "cut off alike": lambda: watched(spans(lambda number: {**loose(number), "learned": 4})),
         "none in every third row": lambda: watched(spans(lambda number: {} if number % 3 else loose(number))),
+    },
+    "written_answers_end": {
+        "no ends": lambda: watched(*writing(lambda step: targets(step, ended=False))),
+        "none in half of the steps": lambda: watched(*writing(lambda step: targets(step, ended=step > 1))),
     },
     "as_expected": {
         "an end that is not learned": lambda: watched(rows(expected={**ALL_MET, "supervised": ("'an answer'",)})),
@@ -554,6 +575,20 @@ def test_a_space_is_no_end_mark(last):
 def test_what_some_rows_hold_is_no_fault(name, record):
     """Of most of them it is asked."""
     assert CHECKS[name]()(watched(record)).passed
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        pytest.param(lambda step: tuple(target(f"{step} {n}", tokens=9) for n in range(4)), id="all cut off"),
+        pytest.param(lambda step: tuple(target(f"{n}", tokens=n) for n in range(4)), id="few classes"),
+        pytest.param(lambda step: (), id="nothing written"),
+    ],
+)
+def test_targets_of_which_nobody_can_tell_whether_they_end_are_unjudged(seen):
+    """The longest may be truncated, and a few that recur may be classes."""
+    finding = CHECKS["written_answers_end"]()(watched(*writing(seen)))
+    assert (finding.status, finding.expected) == (Status.UNJUDGED, True)
 
 
 def test_two_steps_with_one_batch_are_unjudged():

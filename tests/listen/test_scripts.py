@@ -13,10 +13,11 @@ from rich.console import Console
 from benchmarks.scripts.bugs import MISTAKES
 from benchmarks.scripts.chats import CHATS
 from benchmarks.scripts.healthy import HEALTHY
+from benchmarks.scripts.parts import one_micro_batch, other
 from benchmarks.scripts.plain.healthy import against_a_copy, best_kept, classes, contrastive, guarded, muon, nano
 from benchmarks.scripts.practices import PRACTICES
 from benchmarks.scripts.recipes import RECIPES
-from benchmarks.scripts.script import Script, judged, padded
+from benchmarks.scripts.script import Script, judged, padded, plain_loop
 from benchmarks.scripts.strangers import STRANGERS
 from benchmarks.scripts.unusual import UNUSUAL
 from tunecheck.report.terminal import print_report
@@ -170,6 +171,24 @@ def test_a_decoder_that_learns_the_padding_of_its_tokenizer_is_named(tmp_path):
     script.collate = collate
 
     assert "no_loss_on_padding" in {finding.check for finding in judged(script, tmp_path).failed}
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["ends", "no ends"])
+@pytest.mark.parametrize("by_loop", [False, True], ids=["Trainer", "loop"])
+def test_targets_of_a_decoder_without_ends_are_asked_about(ends, by_loop, tmp_path):
+    """As where they are tokenized without special tokens."""
+    script = Script(loop=plain_loop if by_loop else None)
+    other("bart", "AutoModelForSeq2SeqLM", is_decoder=False, pad_token_id=0, eos_token_id=2)(script)
+    one_micro_batch(script)
+
+    def collate(tokenizer, rows):
+        return padded(tokenizer, [{**row, "labels": row["input_ids"][: None if ends else -1]} for row in rows])
+
+    script.collate = collate
+    row = judged(script, tmp_path)
+
+    assert row.failed == []
+    assert [finding.check for finding in row.suspected] == ["written_answers_end"] * (not ends)
 
 
 @pytest.mark.parametrize(

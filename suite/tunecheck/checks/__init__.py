@@ -72,6 +72,7 @@ _SUBJECT_OF: dict[type[Check], str] = {
     handed.WorkersDiffer: "rows",
     watched.RowsWhole: "rows",
     rows.AnswersEnd: "rows",
+    rows.WrittenAnswersEnd: "rows",
     rows.PairsDiffer: "rows",
     positions.NoLossOnPadding: "rows",
     positions.PaddingHidden: "rows",

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tunecheck.core.check import Check, enough, required
-from tunecheck.core.evidence import AnswersRated, PairsGiven, RowsGiven, RowSpan, RowSpans, Window
+from tunecheck.core.evidence import AnswersRated, PairsGiven, RowsGiven, RowSpan, RowSpans, StepInputs, Window
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import ROWS_KNOWN, Premise
 from tunecheck.core.row_spans import ENOUGH, distinct
@@ -102,6 +102,30 @@ class AnswersEnd(Check):
             detail += f", and the same length of {tokens} tokens"
             return self.at_most(share, self.max_open_share, detail, meant=FIXED_WIDTH, causes=[CUT_ALIKE])
         return self.at_most(share, self.max_open_share, detail, causes=[NO_END])
+
+
+class WrittenAnswersEnd(Check):
+    """An encoder-decoder's targets end with an end token, so that the model learns to stop.
+
+    The longest ones may be truncated, and equal ones count once.
+    """
+
+    needs = frozenset({"unknown_rows"})
+    convention = "a target may need no end token, as where all have one length or a mark of their own"
+    meaning = NO_END
+    remedy = "Let the tokenizer add its special tokens to the targets, or append eos_token to each of them."
+
+    max_open_share: float = 0.25
+    """Share of the targets. Some data sets hold targets that were truncated earlier."""
+
+    def judge(self, trace: Trace) -> Finding:
+        written = {target.digest: target for step in trace.all(StepInputs) for target in step.written}
+        required(written, "no encoder-decoder with a known end token learns to write")
+        longest = max(target.tokens for target in written.values())
+        whole = [target.ended for target in written.values() if target.ended or target.tokens < longest]
+        enough(len(whole), ENOUGH, "different targets that are not truncated")
+        detail = f"{whole.count(False)} of {len(whole)} untruncated targets have no end token"
+        return self.at_most(whole.count(False) / len(whole), self.max_open_share, detail)
 
 
 def _needs_no_end(rows: Sequence[RowSpan]) -> str:

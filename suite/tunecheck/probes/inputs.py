@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from tunecheck.core.evidence import RowPiece, RowShown, StepInputs
-from tunecheck.probes.reference.given import end_tokens, without_padding
+from tunecheck.core.evidence import RowPiece, RowShown, StepInputs, TargetWritten
+from tunecheck.probes.reference.given import end_tokens, row_digest, without_padding
 from tunecheck.probes.reference.loss_graph import graph_of, straight_back
 from tunecheck.training.data import IGNORED, Batch
 from tunecheck.training.events import Probe, probing
@@ -18,7 +18,7 @@ MOST_NODES = 64
 
 
 class StepInputsProbe(Probe):
-    """Notes the digests of every step's batches, and the classes of their rows, so that steps can be compared.
+    """Notes the digests of every step's batches, and the targets of their rows, so that steps can be compared.
 
     Nothing needs to be declared for it.
     """
@@ -28,22 +28,34 @@ class StepInputsProbe(Probe):
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Look at each loss that is about to be differentiated."""
         self._window, self._targets = window, dict[str, tuple[int, ...]]()
+        self._written: list[TargetWritten] = []
+        writes = bool(getattr(getattr(session.model, "config", None), "is_encoder_decoder", False))
+        self._ends = end_tokens(session.tokenizer, session.model)[1] if writes else set[int]()
         self.hooks.function(torch.autograd, "backward", before=self._differentiated)
 
     def _differentiated(self, tensors: Any, *_: Any, **__: Any) -> None:
         rows = {len(batch.keys) for batch in self._window}
         for node in islice(graph_of(getattr(tensors, "grad_fn", None)), 0 if probing() else MOST_NODES):
-            if node.name() == "NllLossBackward0" and node._saved_target.numel() in rows and _is_of_classes(node):
-                learned = node._saved_target[node._saved_target != node._saved_ignore_index].tolist()
+            if node.name() != "NllLossBackward0":
+                continue
+            targets, ignored = node._saved_target, node._saved_ignore_index
+            if targets.numel() in rows and _is_of_classes(node):
                 outputs = str(node._saved_self.shape[-1])
+                learned = targets[targets != ignored].tolist()
                 self._targets[outputs] = (*self._targets.get(outputs, ()), *learned)
+            elif self._ends and len(rows) == 1 and not targets.numel() % min(rows):
+                for row in targets.view(min(rows), -1).tolist():
+                    kept = [token for token in row if token != ignored]
+                    ended = not self._ends.isdisjoint(kept)
+                    self._written.append(TargetWritten(tokens=len(kept), digest=row_digest(kept), ended=ended))
 
     def backward_end(self, session: Session, step: int) -> None:
         """Record this window, which a loop fills until now."""
         self.hooks.remove()
         digests = tuple(batch.digest for batch in session.window)
         opaque = any(batch.opaque for batch in session.window)
-        self.emit(StepInputs(step=step, digests=digests, opaque=opaque, targets=self._targets))
+        written = tuple(self._written)
+        self.emit(StepInputs(step=step, digests=digests, opaque=opaque, targets=self._targets, written=written))
 
 
 def _is_of_classes(entropy: Any) -> bool:

@@ -31,6 +31,7 @@ ABOUT: dict[str, tuple[tuple[str, ...], str]] = {
     "batches_change": (DATA, r"next\(iter|DataLoader\(|get_batch"),
     "rows_whole": (DATA, r"max_(seq_)?len\w*|truncation|\[:\w*(len|max|block)"),
     "answers_end": (DATA, r"eos"),
+    "written_answers_end": (DATA, r"eos"),
     "no_loss_on_padding": ((*DATA, *LOSS), rf"{LABELS_LINE}|ignore_index|pad"),
     "padding_hidden": ((*DATA, *LOSS), r"attention_mask|mask"),
     "no_target_leakage": ((*DATA, *LOSS), rf"{LABELS_LINE}|targets?\s*=[^=]|{LOSS_LINE}"),

@@ -34,6 +34,15 @@ class SettingsGiven(Record):
     settings: tuple[Setting, ...]
 
 
+class TargetWritten(Frozen):
+    """What an encoder-decoder learns to write for one row."""
+
+    tokens: int
+    digest: str
+    ended: bool
+    """Whether an end token is among them."""
+
+
 class StepInputs(Record):
     """The batches of one step of any training, so that steps can be compared with each other."""
 
@@ -44,6 +53,8 @@ class StepInputs(Record):
     """Whether the model is also given an object whose contents are unknown, so that equal digests prove nothing."""
     targets: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Number of a linear head's classes to those of its rows, where each row has one."""
+    written: tuple[TargetWritten, ...] = ()
+    """The targets of an encoder-decoder whose end token is known."""
 
 
 class RowsGiven(Record):
