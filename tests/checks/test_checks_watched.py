@@ -7,7 +7,19 @@ import math
 import re
 
 import pytest
-from traces import BY_A_LOOP, BY_A_SCRIPT, LORA_B, adding, attempt, healthy, opened, with_record, with_run, without
+from traces import (
+    BY_A_LOOP,
+    BY_A_SCRIPT,
+    LORA,
+    LORA_B,
+    adding,
+    attempt,
+    healthy,
+    opened,
+    with_record,
+    with_run,
+    without,
+)
 
 from tunecheck.checks import CHECKS
 from tunecheck.core import evidence as e
@@ -589,6 +601,18 @@ def test_targets_of_which_nobody_can_tell_whether_they_end_are_unjudged(seen):
     """The longest may be truncated, and a few that recur may be classes."""
     finding = CHECKS["written_answers_end"]()(watched(*writing(seen)))
     assert (finding.status, finding.expected) == (Status.UNJUDGED, True)
+
+
+@pytest.mark.parametrize(("held", "passed"), [(LORA, True), (LORA[1:], False)], ids=["beside all", "in place of one"])
+def test_an_optimizer_may_hold_what_a_loss_keeps_frozen(held, passed):
+    """A guide's or a teacher's tensors get no gradient. In place of the model's own they are older ones."""
+    seen = watched()
+    for number in range(len(seen.all(e.Census))):
+        seen = with_record(seen, e.Census, number, optimized=(*held, *"????"))
+    finding = CHECKS["optimizer_coverage"]()(seen)
+
+    assert finding.passed is passed
+    assert passed or "do not belong to the model" in finding.detail
 
 
 def test_two_steps_with_one_batch_are_unjudged():

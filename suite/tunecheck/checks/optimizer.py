@@ -65,9 +65,10 @@ def _held_wrongly(trace: Trace, census: Census) -> Iterator[tuple[str, str]]:
     training, declared = trace.run.training, trace.holds(Premise.SETTINGS_DECLARED)
     held, wanted = Counter(census.optimized), set(census.trainable)
     learnt_beside = sum(seen.tensors for seen in trace.records(LearntBeside))
-    if foreign := max(held.pop("?", 0) - learnt_beside, 0):
+    foreign, missing = max(held.pop("?", 0) - learnt_beside, 0), sorted(wanted - held.keys())
+    # a script may also hand over what its loss holds frozen: they take the place of none of the model's
+    if foreign and (missing or trace.holds(Premise.OPTIMIZER_OF_TRAINED)):
         yield f"{foreign} tensors in the optimizer do not belong to the model", OUTDATED
-    missing = sorted(wanted - held.keys())
     if missing and not declared:  # a part that the loss does not reach may well be left out
         missing = sorted(set(missing) - _without_gradient(trace))
     if missing:
