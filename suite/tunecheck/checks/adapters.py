@@ -17,10 +17,8 @@ class AdaptersStartNeutral(NumericCheck):
     """
 
     needs = frozenset({"adapters", Premise.CAUSAL_LM, Premise.ADAPTERS_ENUMERATED, Premise.ADAPTERS_FRESH})
-    meaning = (
-        "The adapter's initialisation changes the function, so that training starts from another model than the base. "
-        "Or dropout applies to the base too."
-    )
+    meaning = """The adapter's initialisation changes the function, so that training starts from another model than the
+    base. Or dropout applies to the base too."""
     remedy = "Use peft's default initialisation (B = 0), or subtract the adapter from the base as PiSSA does."
 
     max_error_fp32: float = 1e-6  # B = 0 adds exact zeros: 0.0 measured
@@ -51,10 +49,8 @@ class AdaptersStartRandom(Check):
 
     needs = frozenset({"adapters", Premise.CAUSAL_LM, Premise.ADAPTERS_ENUMERATED, Premise.ADAPTERS_FRESH})
     convention = "adapters may begin with other numbers, as some methods want"
-    meaning = (
-        "The seed is reset for each adapter, or for parts of one. A has another scale. The seed is never set. The "
-        "first steps are then equal, of smaller rank, independent of the seed, too long or too short."
-    )
+    meaning = """The seed is reset for each adapter, or for parts of one. A has another scale. The seed is never set.
+    The first steps are then equal, of smaller rank, independent of the seed, too long or too short."""
     remedy = "Leave initialisation to peft. Seed once, before creating the adapters."
 
     max_ratio: float = 1.5
@@ -87,10 +83,8 @@ class AdapterAlgebra(NumericCheck):
 
     needs = frozenset({"adapters", Premise.CAUSAL_LM, Premise.ADAPTERS_ENUMERATED, Premise.BASE_PLAIN})
     convention = "a variant of LoRA may compute another formula"
-    meaning = (
-        "The scaling is not alpha/r. The factors are transposed. Dropout is active though configured as 0. The "
-        "adapters are not part of the forward pass."
-    )
+    meaning = """The scaling is not alpha/r. The factors are transposed. Dropout is active though configured as 0. The
+    adapters are not part of the forward pass."""
     remedy = "Compare the measured ratio with alpha, r and alpha/r. Check that the training calls the wrapped model."
 
     max_error_fp32: float = 1e-4  # 6e-7 measured
@@ -141,14 +135,10 @@ class DropoutVaries(Check):
     """
 
     needs = frozenset({"dropout", Premise.CAUSAL_LM})
-    meaning = (
-        "The loop resets a seed. Dropout draws nothing, or with another probability. Dropout sits at another place, or "
-        "draws one mask for many tokens. The kept elements are not scaled."
-    )
-    remedy = (
-        "Seed once, before building the model. Check that the model is in train mode. Call the adapter's dropout on a "
-        "tensor of ones and print the result."
-    )
+    meaning = """The loop resets a seed. Dropout draws nothing, or with another probability. Dropout sits at another
+    place, or draws one mask for many tokens. The kept elements are not scaled."""
+    remedy = """Seed once, before building the model. Check that the model is in train mode. Call the adapter's dropout
+    on a tensor of ones and print the result."""
 
     max_deviations: float = 6.0
     """Deviation of a count, in standard deviations of independent draws: once in 5e8 runs."""

@@ -16,9 +16,8 @@ class HeldoutIsDisjoint(Check):
     """
 
     needs = frozenset({"suite_rows"})
-    meaning = (
-        "The split was made after rows were repeated or mixed. The held-out loss then measures memorisation alone."
-    )
+    meaning = """The split was made after rows were repeated or mixed. The held-out loss then measures memorisation
+    alone."""
     remedy = "Split before any other processing, by instruction rather than by row number."
 
     def judge(self, trace: Trace) -> Finding:
@@ -37,14 +36,10 @@ class TokensMatchTemplate(Check):
     """Every row is a data set row rendered by the chat template, with only the answer and its end token supervised."""
 
     needs = frozenset({"suite_rows"})
-    meaning = (
-        "The collator shifts labels. The end token is masked together with padding. The template adds a second start "
-        "token. Prompt or padding is supervised. The answer is truncated."
-    )
-    remedy = (
-        "Compare the example row in this finding with its source text. Leave the label shift to the loss. Mask padding "
-        "by the attention mask, not by the token id."
-    )
+    meaning = """The collator shifts labels. The end token is masked together with padding. The template adds a second
+    start token. Prompt or padding is supervised. The answer is truncated."""
+    remedy = """Compare the example row in this finding with its source text. Leave the label shift to the loss. Mask
+    padding by the attention mask, not by the token id."""
 
     def judge(self, trace: Trace) -> Finding:
         windows = trace.all(Window)
@@ -72,10 +67,8 @@ class SupervisedTokens(Check):
 
     needs = ROWS_KNOWN | {Premise.EVERY_ROW_SEEN, Premise.TOKENS_REPORTED}
     meaning = f"{MASKED} {OTHERS_COUNTED} {FIRST_COUNTED}"
-    remedy = (
-        "Compare the count with the number of answer tokens. If the library counts each row's first label, set that "
-        "label to -100 in the collator, or update the library."
-    )
+    remedy = """Compare the count with the number of answer tokens. If the library counts each row's first label, set
+    that label to -100 in the collator, or update the library."""
 
     def judge(self, trace: Trace) -> Finding:
         reported = {step.step: step for step in trace.steps}
@@ -104,10 +97,8 @@ class BatchesDiffer(Check):
     """Every micro-batch of the first epoch is different, unless the data set repeats rows."""
 
     needs = frozenset({"suite_rows"})
-    meaning = (
-        "The data loader restarts at each step, or a seed is reset. The model then memorises one batch, and its loss "
-        "falls fast."
-    )
+    meaning = """The data loader restarts at each step, or a seed is reset. The model then memorises one batch, and its
+    loss falls fast."""
     remedy = "Create the loader's iterator once, outside the training loop. Do not reseed inside the loop."
 
     def judge(self, trace: Trace) -> Finding:
@@ -137,10 +128,8 @@ class RowOrder(Check):
     """
 
     needs = frozenset({"suite_rows"})
-    meaning = (
-        "The order depends on more than the seed. Rows are skipped or repeated. A resume replays data. Another file "
-        "was read."
-    )
+    meaning = """The order depends on more than the seed. Rows are skipped or repeated. A resume replays data. Another
+    file was read."""
     remedy = "Derive the row order from the seed and the epoch alone."
 
     def judge(self, trace: Trace) -> Finding:

@@ -16,10 +16,8 @@ class EvaluationOracle(NumericCheck):
     """
 
     needs = frozenset({"suite_rows"})
-    meaning = (
-        "Padding counts in the mean. Batch means are averaged. Labels are wrong. Dropout is active. These mistakes "
-        "also give perplexities above the vocabulary size."
-    )
+    meaning = """Padding counts in the mean. Batch means are averaged. Labels are wrong. Dropout is active. These
+    mistakes also give perplexities above the vocabulary size."""
     remedy = "Sum the negative log-likelihoods, and divide once by the supervised tokens, at the end."
 
     max_error_fp32: float = 1e-4  # 5e-6 measured
@@ -71,10 +69,8 @@ class EvaluationMode(Check):
     """
 
     needs = frozenset({"suite_rows"})
-    meaning = (
-        "Dropout is active in evaluation. Activations are kept. Other weights than the trained ones are evaluated. The "
-        "model stays in eval mode for the rest of the training."
-    )
+    meaning = """Dropout is active in evaluation. Activations are kept. Other weights than the trained ones are
+    evaluated. The model stays in eval mode for the rest of the training."""
     remedy = "Wrap the evaluation in model.eval() and torch.no_grad(), and restore the previous mode afterwards."
 
     def judge(self, trace: Trace) -> Finding:
@@ -107,10 +103,8 @@ class PerplexityBelowVocabulary(Check):
     """
 
     needs = frozenset({"suite_rows"})
-    meaning = (
-        "The evaluation is broken: labels shifted twice, padding counted, or a sum instead of a mean. The weights were "
-        "never loaded. The training diverged. A uniform guess would do better."
-    )
+    meaning = """The evaluation is broken: labels shifted twice, padding counted, or a sum instead of a mean. The
+    weights were never loaded. The training diverged. A uniform guess would do better."""
     remedy = "Fix evaluation_oracle and base_matches_file first if either failed. Otherwise lower the learning rate."
 
     max_share: float = 1.0
@@ -151,10 +145,8 @@ class GenerationIsGreedy(NumericCheck):
     """
 
     needs = frozenset({"generate"})
-    meaning = (
-        "Generation uses wrong position ids, cache, padding side or mask, or a leftover penalty in its settings. The "
-        "model is right, but its answers are not."
-    )
+    meaning = """Generation uses wrong position ids, cache, padding side or mask, or a leftover penalty in its settings.
+    The model is right, but its answers are not."""
     remedy = "Pad on the left for batched generation. Pass the attention mask. Compare with use_cache=False."
 
     min_agreement: float = 0.9

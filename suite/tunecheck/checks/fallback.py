@@ -20,10 +20,8 @@ class FallbackInOrder(Check):
     """
 
     needs = frozenset({"fallback"})
-    meaning = (
-        "The training code caught an out-of-memory error and went on. A fallback hides another failure, or took a step "
-        "that the run does not configure."
-    )
+    meaning = """The training code caught an out-of-memory error and went on. A fallback hides another failure, or took
+    a step that the run does not configure."""
     remedy = "Search for `except` around the training step. Read the reason of each attempt in the report."
 
     def judge(self, trace: Trace) -> Finding:
@@ -62,10 +60,8 @@ class FallbackStartsFresh(Check):
     """A fallback starts with the tensors and random state of a run that started on the CPU."""
 
     needs = frozenset({"reference"})
-    meaning = (
-        "The fallback inherited state from the attempt that ran out of memory: half-trained weights, optimizer moments "
-        "or an advanced random state."
-    )
+    meaning = """The fallback inherited state from the attempt that ran out of memory: half-trained weights, optimizer
+    moments or an advanced random state."""
     remedy = "Load the model from its file in a fresh process. Do not move the old one with .to()."
 
     def judge(self, trace: Trace) -> Finding:
@@ -89,14 +85,10 @@ class FallbackEqualsReference(Check):
     """After a fallback to the CPU, every loss equals that of a run that started there, to the last bit."""
 
     needs = frozenset({"reference"})
-    meaning = (
-        "The fallback inherited state from the GPU attempt: weights, optimizer state, the position in the data, or a "
-        "setting meant for the GPU."
-    )
-    remedy = (
-        "Find the first step that differs. Step 0 points to the initial state, a later step to the optimizer or the "
-        "data."
-    )
+    meaning = """The fallback inherited state from the GPU attempt: weights, optimizer state, the position in the data,
+    or a setting meant for the GPU."""
+    remedy = """Find the first step that differs. Step 0 points to the initial state, a later step to the optimizer or
+    the data."""
 
     def judge(self, trace: Trace) -> Finding:
         wanted = {step.step: step.loss for step in reference(trace).all(Step)}

@@ -34,10 +34,8 @@ class GradientsCleared(Check):
     """Every gradient is zero or None when a step begins."""
 
     needs = frozenset({Premise.GRADIENTS_CLEARED_BEFORE})
-    meaning = (
-        "zero_grad is missing, runs before backward ends, or belongs to an optimizer of other tensors. Each step then "
-        "adds the gradients of earlier steps."
-    )
+    meaning = """zero_grad is missing, runs before backward ends, or belongs to an optimizer of other tensors. Each step
+    then adds the gradients of earlier steps."""
     remedy = "Call optimizer.zero_grad(set_to_none=True) after every optimizer step, including skipped ones."
 
     def judge(self, trace: Trace) -> Finding:
@@ -59,11 +57,9 @@ class WeightGradients(Check):
 
     needs = PLAIN_BACKWARD | {Premise.EVERY_ROW_SEEN, Premise.LOSS_UNSCALED, Premise.GRADIENT_WHOLE}
     premises_to_fail = UNCHANGED
-    meaning = (
-        "The optimizer receives another gradient than backward computed. Gradients are scaled, left over from other "
-        "steps, compressed, or summed with too little precision. A penalty or noise is added. A tied embedding trains "
-        "as a head alone."
-    )
+    meaning = """The optimizer receives another gradient than backward computed. Gradients are scaled, left over from
+    other steps, compressed, or summed with too little precision. A penalty or noise is added. A tied embedding trains
+    as a head alone."""
     remedy = "Search for hooks on parameters, gradient compression, a scale that is not undone, and detach calls."
 
     max_error_fp32: float = 1e-4
@@ -92,10 +88,8 @@ class GradientMatchesLoss(Check):
     """
 
     needs = frozenset({"directional", "oracle"})
-    meaning = (
-        "A backward pass does not match its forward pass: a fused kernel, a custom autograd function or a hook scales, "
-        "drops or doubles a part."
-    )
+    meaning = """A backward pass does not match its forward pass: a fused kernel, a custom autograd function or a hook
+    scales, drops or doubles a part."""
     remedy = "Turn fused kernels and hooks off one by one. Run torch.autograd.gradcheck on them."
 
     max_error: float = 2e-3
@@ -123,10 +117,8 @@ class RecomputationEquals(Check):
     """Gradient checkpointing leaves a row's gradient unchanged under the same random state."""
 
     needs = frozenset({"checkpointing", Premise.CAUSAL_LM})
-    meaning = (
-        "Recomputation differs from the forward pass: dropout draws other masks, or mode, dtype or adapters changed in "
-        "between. The gradient then belongs to no function."
-    )
+    meaning = """Recomputation differs from the forward pass: dropout draws other masks, or mode, dtype or adapters
+    changed in between. The gradient then belongs to no function."""
     remedy = "Leave preserve_rng_state on. Change nothing in the model between forward and backward."
 
     max_error: float = 1e-5
@@ -148,10 +140,8 @@ class LoraGradientSchedule(Check):
 
     needs = PLAIN_BACKWARD | {"adapters", Premise.ADAPTERS_ENUMERATED, Premise.ADAPTERS_FRESH}
     premises_to_fail = UNCHANGED
-    meaning = (
-        "Something cuts the gradient before the adapters: a detach, no_grad, reentrant checkpointing with frozen "
-        "inputs, or an inference-only kernel after an evaluation. Or the forward pass skips the adapters."
-    )
+    meaning = """Something cuts the gradient before the adapters: a detach, no_grad, reentrant checkpointing with frozen
+    inputs, or an inference-only kernel after an evaluation. Or the forward pass skips the adapters."""
     remedy = "Set use_reentrant=False. Check what the layers of the first named tensors have in common."
 
     def judge(self, trace: Trace) -> Finding:
@@ -182,10 +172,8 @@ class GradientNormReported(NumericCheck):
     """The reported gradient norm is that of the unscaled gradients before clipping."""
 
     needs = frozenset({Premise.LOSS_UNSCALED, Premise.GRADIENT_WHOLE, Premise.CLIPPED_WHOLE, Premise.NORM_REPORTED})
-    meaning = (
-        "The norm is taken before unscaling, after clipping, or of other tensors. Clipping then differs from the "
-        "configuration."
-    )
+    meaning = """The norm is taken before unscaling, after clipping, or of other tensors. Clipping then differs from the
+    configuration."""
     remedy = "Unscale first, clip second, and report the return value of clip_grad_norm_."
 
     max_error_fp32: float = 1e-4
@@ -210,10 +198,8 @@ class Fp16GradientsScaled(Check):
 
     needs = frozenset({"user_code"})
     convention = "the gradients that fp16 loses may matter little"
-    meaning = (
-        "The loop uses fp16 autocast, or a model in fp16, without torch.amp.GradScaler. Small gradients lose digits, "
-        "or become 0."
-    )
+    meaning = """The loop uses fp16 autocast, or a model in fp16, without torch.amp.GradScaler. Small gradients lose
+    digits, or become 0."""
     remedy = "Use bf16, or keep weights in fp32 and scale: scaler.scale(loss).backward(), scaler.step(), update()."
 
     max_share: float = 0.05
@@ -232,9 +218,8 @@ class Finite(Check):
     """Every loss, gradient norm, gradient and weight is finite in each applied step."""
 
     needs = frozenset()
-    meaning = (
-        "A number overflowed, most often in fp16. A mean was taken over zero supervised tokens. The GPU is faulty."
-    )
+    meaning = """A number overflowed, most often in fp16. A mean was taken over zero supervised tokens. The GPU is
+    faulty."""
     remedy = "Inspect the first step that the finding names. Use bf16. Search its rows for one without labels."
 
     def judge(self, trace: Trace) -> Finding:

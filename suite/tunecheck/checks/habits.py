@@ -20,15 +20,11 @@ class UsualTensorsLearn(Check):
 
     needs = frozenset({"user_code"})
     convention = "random features may be fixed, and a head, norms or new tokens alone may be trained, on purpose"
-    meaning = (
-        "A new head was frozen with the base: a filter by name misses it. Or the decoder layers were frozen, and no "
-        "adapters were added. Or requires_grad is set on a module, where requires_grad_(False) is to be called. Or "
-        "tokens were added beside adapters, which leave the embeddings as they were drawn."
-    )
-    remedy = (
-        "Print each parameter's name and requires_grad before the optimizer is made. Thaw the named tensors. Name "
-        "added tokens in LoraConfig's trainable_token_indices, or the embeddings in modules_to_save."
-    )
+    meaning = """A new head was frozen with the base: a filter by name misses it. Or the decoder layers were frozen, and
+    no adapters were added. Or requires_grad is set on a module, where requires_grad_(False) is to be called. Or tokens
+    were added beside adapters, which leave the embeddings as they were drawn."""
+    remedy = """Print each parameter's name and requires_grad before the optimizer is made. Thaw the named tensors. Name
+    added tokens in LoraConfig's trainable_token_indices, or the embeddings in modules_to_save."""
 
     def judge(self, trace: Trace) -> Finding:
         seen = trace.one(Movement)
@@ -91,10 +87,8 @@ class RandomnessVaries(Check):
 
     needs = frozenset({"user_code"})
     convention = "a comparison of steps, or of models, under the same noise sets the seed again"
-    meaning = (
-        "The loop, the model or a callback sets a seed. Dropout masks, noise and samples are then the same in every "
-        "step."
-    )
+    meaning = """The loop, the model or a callback sets a seed. Dropout masks, noise and samples are then the same in
+    every step."""
     remedy = "Set the seed once, before building the model. Search the code for manual_seed and set_seed."
 
     max_alike: int = 2
@@ -133,10 +127,8 @@ class ScheduleEnds(Check):
     needs = frozenset({"user_code"})
     convention = "a trial of a few steps, or the first part of a longer training, leaves a schedule early"
     meaning = f"{TOO_LONG} {WARMUP_COPIED} {NO_LENGTH} {DECAY_PER_BATCH} {TOO_SHORT} {NEVER_STEPPED}"
-    remedy = (
-        "Divide the loader's length by the accumulation steps. Set the warm-up as a ratio. Step a schedule of epochs "
-        "after the loop over batches."
-    )
+    remedy = """Divide the loader's length by the accumulation steps. Set the warm-up as a ratio. Step a schedule of
+    epochs after the loop over batches."""
 
     max_ratio: float = 2.5
     """Length of the schedule over the steps taken from it. A schedule that counts two accumulated micro-batches has
@@ -182,10 +174,8 @@ class ClippingLeavesGradients(Check):
 
     needs = frozenset({"user_code"})
     convention = "an optimizer that normalises gradients takes the same step with smaller ones"
-    meaning = (
-        "max_grad_norm is far below every gradient norm. Plain SGD then stands still, and Adam's epsilon outweighs its "
-        "averages. Or the loss is a sum instead of a mean."
-    )
+    meaning = """max_grad_norm is far below every gradient norm. Plain SGD then stands still, and Adam's epsilon
+    outweighs its averages. Or the loss is a sum instead of a mean."""
     remedy = "Print the norm that clip_grad_norm_ returns, and clip near the usual norm."
 
     min_scale: float = 1e-3
@@ -207,10 +197,8 @@ class EvaluationRowsUnseen(Check):
     needs = frozenset({"user_code"})
     without = (EvaluationRows, "no evaluation data set with token rows is known")
     convention = "an evaluation may measure how well the training rows are learned"
-    meaning = (
-        "Both data sets are the same. The evaluation set is a part of the training set that was never removed from it. "
-        "The evaluation loss then falls while the model memorises."
-    )
+    meaning = """Both data sets are the same. The evaluation set is a part of the training set that was never removed
+    from it. The evaluation loss then falls while the model memorises."""
     remedy = "Split once with train_test_split, before repeating or mixing rows. Drop duplicate rows."
 
     max_share: float = 0.1

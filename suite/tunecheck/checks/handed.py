@@ -20,14 +20,11 @@ class StateDictKeysMatch(Check):
     """
 
     needs = frozenset({"user_code"})
-    meaning = (
-        "The keys have another prefix than the model (module., _orig_mod., base_model.model., another part's name). "
-        f"With strict=False, load_state_dict drops them, and the model trains from its initial weights. {BY_REFERENCE}"
-    )
-    remedy = (
-        "Strip the prefix, load into the inner model, or remove strict=False. Check missing_keys and unexpected_keys "
-        "in the return value of load_state_dict. Keep a best state by copy.deepcopy."
-    )
+    meaning = f"""The keys have another prefix than the model (module., _orig_mod., base_model.model., another part's
+    name). With strict=False, load_state_dict drops them, and the model trains from its initial weights.
+    {BY_REFERENCE}"""
+    remedy = """Strip the prefix, load into the inner model, or remove strict=False. Check missing_keys and
+    unexpected_keys in the return value of load_state_dict. Keep a best state by copy.deepcopy."""
 
     def judge(self, trace: Trace) -> Finding:
         seen = [load for attempt in trace.attempts for load in attempt.all(StateLoaded)]
@@ -88,17 +85,13 @@ class LossReceivesLogits(Check):
     """
 
     needs = frozenset({"user_code"})
-    meaning = (
-        "The model or the loss applies a softmax or a sigmoid before a loss function that applies its own. Gradients "
-        "are then small, and the loss cannot come near 0. Or the targets of a loss of pairs are 0 and 1: pairs with 0 "
-        f"teach nothing, or the wrong thing. {OF_ITSELF} {NO_LIKELIHOODS} "
-        f"{NO_PROBABILITIES} {CROSSED} {VIEWED} {AXES} {FLAT} {OUT_OF_REACH}"
-    )
-    remedy = (
-        "Pass logits to cross_entropy and binary_cross_entropy_with_logits. Pass log-probabilities to nll_loss. "
-        "Use targets of -1 and 1 for losses of pairs. Score queries against documents. Mask the diagonal of scores "
-        "among rows. Squeeze outputs to the shape of their targets. Scale targets to the range of the outputs."
-    )
+    meaning = f"""The model or the loss applies a softmax or a sigmoid before a loss function that applies its own.
+    Gradients are then small, and the loss cannot come near 0. Or the targets of a loss of pairs are 0 and 1: pairs with
+    0 teach nothing, or the wrong thing. {OF_ITSELF} {NO_LIKELIHOODS} {NO_PROBABILITIES} {CROSSED} {VIEWED} {AXES}
+    {FLAT} {OUT_OF_REACH}"""
+    remedy = """Pass logits to cross_entropy and binary_cross_entropy_with_logits. Pass log-probabilities to nll_loss.
+    Use targets of -1 and 1 for losses of pairs. Score queries against documents. Mask the diagonal of scores among
+    rows. Squeeze outputs to the shape of their targets. Scale targets to the range of the outputs."""
 
     def judge(self, trace: Trace) -> Finding:
         given = trace.records(ScoresGiven)
@@ -120,10 +113,8 @@ class WorkersDiffer(Check):
     """Workers that iterate over a data set of their own yield different batches."""
 
     needs = frozenset({"user_code"})
-    meaning = (
-        "An IterableDataset does not split its rows among num_workers. Each worker yields all of them, so that one "
-        "epoch trains every row num_workers times."
-    )
+    meaning = """An IterableDataset does not split its rows among num_workers. Each worker yields all of them, so that
+    one epoch trains every row num_workers times."""
     remedy = "Call torch.utils.data.get_worker_info() in __iter__, and take every num_workers-th row."
 
     min_rounds: int = 2
@@ -145,17 +136,13 @@ class LossNormalisedOverAccumulation(Check):
     needs = frozenset({"user_code"})
     without = (LossDivided, "no step has several micro-batches, or a library computes the loss")
     premises_to_fail = frozenset({Premise.GRADIENTS_UNEDITED})
-    meaning = (
-        "A loop calls backward on each micro-batch's mean undivided. Or compute_loss or the model's head ignores "
-        "num_items_in_batch. transformers 5.23 has such heads for classification and BERT (its issue 47688). Since "
-        "4.46 the Trainer leaves the division to a model that accepts that argument. Losses and gradients are then "
-        "gradient_accumulation_steps times too large."
-    )
-    remedy = (
-        "In a loop, divide each loss by the number of micro-batches. In a Trainer, divide a sum over tokens by "
-        "num_items_in_batch, or a mean by self.current_gradient_accumulation_steps. Or let the Trainer divide: set "
-        "loss_is_scaled_for_ga to False, in older versions model_accepts_loss_kwargs."
-    )
+    meaning = """A loop calls backward on each micro-batch's mean undivided. Or compute_loss or the model's head ignores
+    num_items_in_batch. transformers 5.23 has such heads for classification and BERT (its issue 47688). Since 4.46 the
+    Trainer leaves the division to a model that accepts that argument. Losses and gradients are then
+    gradient_accumulation_steps times too large."""
+    remedy = """In a loop, divide each loss by the number of micro-batches. In a Trainer, divide a sum over tokens by
+    num_items_in_batch, or a mean by self.current_gradient_accumulation_steps. Or let the Trainer divide: set
+    loss_is_scaled_for_ga to False, in older versions model_accepts_loss_kwargs."""
 
     def judge(self, trace: Trace) -> Finding:
         seen = trace.all(LossDivided)

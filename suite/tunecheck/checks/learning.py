@@ -45,15 +45,11 @@ class LossMoves(Check):
     """
 
     needs = frozenset({"user_code", "several_steps"})
-    meaning = (
-        "The loss compares the model with itself instead of a frozen copy. DPO with the policy as its reference stays "
-        "at ln 2. Or the loss does not depend on the trained weights: its weight (beta) is 0, or all samples have "
-        "equal rewards."
-    )
-    remedy = (
-        "Create the reference by a deep copy before the first step. After some steps, print both sides of the "
-        "comparison, and the rewards of some samples."
-    )
+    meaning = """The loss compares the model with itself instead of a frozen copy. DPO with the policy as its reference
+    stays at ln 2. Or the loss does not depend on the trained weights: its weight (beta) is 0, or all samples have equal
+    rewards."""
+    remedy = """Create the reference by a deep copy before the first step. After some steps, print both sides of the
+    comparison, and the rewards of some samples."""
 
     min_spread: float = 3e-7
     """Spread over the largest loss. fp32 rounding alone gives half of it."""
@@ -155,10 +151,8 @@ class HeldoutImproves(LossFalls):
     """The loss on held-out rows about other facts falls by at least the configured share."""
 
     split = "heldout"
-    meaning = (
-        "The model memorises its training rows, or the evaluation is wrong. Held-out perplexity rises while the "
-        "training loss falls."
-    )
+    meaning = """The model memorises its training rows, or the evaluation is wrong. Held-out perplexity rises while the
+    training loss falls."""
     remedy = "Train fewer epochs, or lower the rate or the rank. Fix evaluation_oracle first if it failed."
 
     min_fall: float = 0.0
@@ -177,10 +171,8 @@ class TextIsLanguage(Check):
     """
 
     needs = frozenset({"generate", Premise.PRETRAINED})
-    meaning = (
-        "The model generates noise. Its weights were never loaded, the tokenizer belongs to another model, or the "
-        "training destroyed the model's knowledge."
-    )
+    meaning = """The model generates noise. Its weights were never loaded, the tokenizer belongs to another model, or
+    the training destroyed the model's knowledge."""
     remedy = "Read the texts in report.html. Fix base_matches_file and first_loss_below_uniform first if either failed."
 
     max_share: float = 0.4
@@ -218,14 +210,10 @@ class CanaryLearned(Check):
     """Greedy decoding returns an invented answer exactly, end token included, which the model did not know before."""
 
     needs = frozenset({"canary", Premise.PRETRAINED})
-    meaning = (
-        "Training does not reach generation. The template differs at generation time. The end token is not supervised. "
-        "The adapters are not applied."
-    )
-    remedy = (
-        "Compare the expected and the generated text. Fix tokens_match_template and adapters_applied first if either "
-        "failed."
-    )
+    meaning = """Training does not reach generation. The template differs at generation time. The end token is not
+    supervised. The adapters are not applied."""
+    remedy = """Compare the expected and the generated text. Fix tokens_match_template and adapters_applied first if
+    either failed."""
 
     def judge(self, trace: Trace) -> Finding:
         answers = [g for g in trace.all(Generation) if g.expected]

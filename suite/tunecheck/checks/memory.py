@@ -31,10 +31,8 @@ class LiveTensorsFlat(Check):
 
     needs = frozenset({"several_steps"})
     convention = "a script may collect tensors, such as a memory of features or an episode's moves"
-    meaning = (
-        f"{LOSSES_ADDED} A list keeps losses, logits or outputs with their graph. An evaluation keeps its results. "
-        "Hooks are registered repeatedly."
-    )
+    meaning = f"""{LOSSES_ADDED} A list keeps losses, logits or outputs with their graph. An evaluation keeps its
+    results. Hooks are registered repeatedly."""
     remedy = "Detach everything that is kept: loss.detach(), or float(loss) at the end of a step."
 
     max_growth: float = 0.5
@@ -121,13 +119,10 @@ class VramCeiling(Check):
     """Allocated GPU memory stays below the configured ceiling while the run trains."""
 
     needs = frozenset({"suite_rows", "named"})
-    meaning = (
-        "Weights are not 4-bit. Logits or activations are kept in fp32. Gradient checkpointing is off. Memory leaks."
-    )
-    remedy = (
-        "Fix quantization_as_configured and checkpointing_as_configured first if either failed. Then use shorter rows, "
-        "or a chunked loss."
-    )
+    meaning = """Weights are not 4-bit. Logits or activations are kept in fp32. Gradient checkpointing is off. Memory
+    leaks."""
+    remedy = """Fix quantization_as_configured and checkpointing_as_configured first if either failed. Then use shorter
+    rows, or a chunked loss."""
 
     ceiling_mib: int
     """Peak of the allocator in the first step and the steady phase, in MiB. The report shows the peak of loading, which
@@ -177,13 +172,10 @@ class MemoryOrder(Check):
     """
 
     needs = frozenset({"memory_order"})
-    meaning = (
-        "A memory-saving setting has no effect. Weights were not quantised. The checkpointing flag does not reach the "
-        "layers. Frozen weights get gradients."
-    )
-    remedy = (
-        "Check quantization_as_configured, checkpointing_as_configured and trainable_set of the variant for failures."
-    )
+    meaning = """A memory-saving setting has no effect. Weights were not quantised. The checkpointing flag does not
+    reach the layers. Frozen weights get gradients."""
+    remedy = """Check quantization_as_configured, checkpointing_as_configured and trainable_set of the variant for
+    failures."""
 
     max_ratio: float = 0.98
     """Peak of the smaller variant over that of the larger one. By arithmetic each of these differences exceeds the
@@ -212,9 +204,8 @@ class MemoryReturned(Check):
     """After teardown, nearly all tensors of the session are released."""
 
     needs = frozenset({"suite_rows"})
-    meaning = (
-        "A global list, a closure, a hook or a kept exception holds the model. The next run starts with less memory."
-    )
+    meaning = """A global list, a closure, a hook or a kept exception holds the model. The next run starts with less
+    memory."""
     remedy = "Drop references in finally. Never keep exceptions or outputs in module-level lists."
 
     max_share: float = 0.01
@@ -232,9 +223,8 @@ class CardReturnsToBaseline(Check):
 
     needs = frozenset({"fallback"})
     meaning = "A process of the attempt is still alive and holds GPU memory. The next attempt has less."
-    remedy = (
-        "Find the process in nvidia-smi. End every process that the training started, such as data workers and servers."
-    )
+    remedy = """Find the process in nvidia-smi. End every process that the training started, such as data workers and
+    servers."""
 
     max_growth_mib: float = 64
     """Growth of the memory that the driver reports for the whole GPU, without other processes. A CUDA context takes

@@ -46,14 +46,10 @@ class TrainableSet(Check):
     """Exactly the tensors that the configuration enumerates require a gradient, from start to end."""
 
     needs = frozenset({Premise.TRAINED_SET_DECLARED, Premise.ADAPTERS_ENUMERATED})
-    meaning = (
-        "Adapters are missing in some layers. A helper froze them, or a substring match unfroze the base. "
-        f"{ADAPTED_TWICE} A new classification head stays frozen at random values, because no task_type is set."
-    )
-    remedy = (
-        "Compare target_modules and layer numbers with the named tensors. Search for requires_grad_ and set_adapter "
-        "calls. Set the task_type, or list the head in modules_to_save."
-    )
+    meaning = f"""Adapters are missing in some layers. A helper froze them, or a substring match unfroze the base.
+    {ADAPTED_TWICE} A new classification head stays frozen at random values, because no task_type is set."""
+    remedy = """Compare target_modules and layer numbers with the named tensors. Search for requires_grad_ and
+    set_adapter calls. Set the task_type, or list the head in modules_to_save."""
 
     def judge(self, trace: Trace) -> Finding:
         censuses = trace.all(Census)
@@ -114,15 +110,11 @@ class StateInTraining(Check):
     """
 
     needs = frozenset({Premise.ADAPTERS_ENUMERATED})
-    meaning = (
-        f"{NEVER_TRAINING} {NEVER_EVAL} {UNCALIBRATED} {TEACHER_TRAINING} An evaluation, a generation, a save, a "
-        "resume or a callback changed the model and did not restore it. It left eval mode on, adapters disabled, "
-        "merged or replaced, or a requires_grad flag or torch switch changed."
-    )
-    remedy = (
-        "Call model.train() before the first step and after each evaluation. Check what runs just before the first "
-        "step that the finding names."
-    )
+    meaning = f"""{NEVER_TRAINING} {NEVER_EVAL} {UNCALIBRATED} {TEACHER_TRAINING} An evaluation, a generation, a save, a
+    resume or a callback changed the model and did not restore it. It left eval mode on, adapters disabled, merged or
+    replaced, or a requires_grad flag or torch switch changed."""
+    remedy = """Call model.train() before the first step and after each evaluation. Check what runs just before the
+    first step that the finding names."""
 
     def judge(self, trace: Trace) -> Finding:
         steps = _last_of_each_step(trace.all(TrainingState))
@@ -205,14 +197,10 @@ class ParametersCounted(Check):
 
     needs = frozenset({Premise.COUNT_DECLARED})
     convention = "a model may be changed after it was built from its configuration"
-    meaning = (
-        f"{TENSORS_COUNTED} An adapter has another rank than configured. Layers are missing. A tied matrix exists "
-        "twice."
-    )
-    remedy = (
-        "Count elements, not tensors. Compare with `tunecheck strategies MODEL`. Check the number of layers and the "
-        "tied head in the model's configuration."
-    )
+    meaning = f"""{TENSORS_COUNTED} An adapter has another rank than configured. Layers are missing. A tied matrix
+    exists twice."""
+    remedy = """Count elements, not tensors. Compare with `tunecheck strategies MODEL`. Check the number of layers and
+    the tied head in the model's configuration."""
 
     def judge(self, trace: Trace) -> Finding:
         censuses = trace.all(Census)
@@ -255,14 +243,10 @@ class QuantizationAsConfigured(Check):
     """
 
     needs = frozenset({"quantized", Premise.CAUSAL_LM})
-    meaning = (
-        "Some or all layers bypassed 4-bit loading. The quantisation type differs from the configured one. A product "
-        "keeps the weight that it unpacks, which costs the memory that 4 bit should save."
-    )
-    remedy = (
-        "Pass the quantization config to from_pretrained. Set the type and the compute dtype: bitsandbytes defaults to "
-        "fp4 and fp32."
-    )
+    meaning = """Some or all layers bypassed 4-bit loading. The quantisation type differs from the configured one. A
+    product keeps the weight that it unpacks, which costs the memory that 4 bit should save."""
+    remedy = """Pass the quantization config to from_pretrained. Set the type and the compute dtype: bitsandbytes
+    defaults to fp4 and fp32."""
 
     def judge(self, trace: Trace) -> Finding:
         seen, wanted = trace.one(Quantization), recorded(trace.run.quantization, "the run has no quantization")
@@ -304,13 +288,10 @@ class BaseMatchesFile(Check):
 
     needs = frozenset({Premise.CAUSAL_LM, Premise.ARCHITECTURE_KNOWN, Premise.BASE_FROM_FILE, Premise.BASE_PLAIN})
     convention = "weights may be changed after loading, as where a layer begins anew"
-    meaning = (
-        "Weights were not loaded, were loaded into the wrong place, or were overwritten by a later initialisation. "
-        f"Generated text is then noise. {UNTRAINED_TOKENS}"
-    )
-    remedy = (
-        "Compare the named tensors with the file. Update transformers. Do not call init_weights after from_pretrained."
-    )
+    meaning = f"""Weights were not loaded, were loaded into the wrong place, or were overwritten by a later
+    initialisation. Generated text is then noise. {UNTRAINED_TOKENS}"""
+    remedy = """Compare the named tensors with the file. Update transformers. Do not call init_weights after
+    from_pretrained."""
 
     max_error_nf4: float = 0.14
     """Relative error of an nf4 tensor in blocks of 64: 0.091 to 0.113 over the 210 tensors of SmolLM2-135M, 24 rows of
@@ -347,10 +328,8 @@ class KernelAgrees(NumericCheck):
     """
 
     needs = frozenset({"quantized", Premise.CAUSAL_LM, Premise.BASE_PLAIN})
-    meaning = (
-        "The 4-bit kernel is wrong on this device or for this shape, such as bitsandbytes 0.50 on CPUs after an "
-        "evaluation. Or its backward pass is wrong, which dequantises by another path."
-    )
+    meaning = """The 4-bit kernel is wrong on this device or for this shape, such as bitsandbytes 0.50 on CPUs after an
+    evaluation. Or its backward pass is wrong, which dequantises by another path."""
     remedy = "Update bitsandbytes. Try another block size. Run tunecheck doctor to see which native library is loaded."
 
     max_error_fp32: float = 1e-4  # on a CPU, 3e-7 measured for the product and 4e-7 for the gradient
@@ -371,10 +350,8 @@ class BaseUntouched(Check):
 
     needs = frozenset({"frozen", Premise.BASE_UNWRITTEN})
     meaning = "The base was trained, repacked or merged into. Or memory was corrupted."
-    remedy = (
-        "Check how many tensors the finding names. All quantised ones after an evaluation point to a repacking kernel, "
-        "a single one to hardware."
-    )
+    remedy = """Check how many tensors the finding names. All quantised ones after an evaluation point to a repacking
+    kernel, a single one to hardware."""
 
     def judge(self, trace: Trace) -> Finding:
         seen = trace.one(Movement)
@@ -394,10 +371,8 @@ class WeightsChangeOnlyInSteps(Check):
     """
 
     needs = frozenset({Premise.TRAINED_UNWRITTEN})
-    meaning = (
-        "An evaluation, a save or a callback wrote into the trained weights. It stored an average, a cast to 16 bit "
-        "and back, or weights of another step."
-    )
+    meaning = """An evaluation, a save or a callback wrote into the trained weights. It stored an average, a cast to 16
+    bit and back, or weights of another step."""
     remedy = "Check what runs before the step that the finding names, and make it work on a copy."
 
     def judge(self, trace: Trace) -> Finding:
@@ -426,14 +401,10 @@ class WeightsInUse(NumericCheck):
     """After training, each trained linear, norm and embedding computes with its current tensors."""
 
     needs = frozenset({"trains_base", Premise.CAUSAL_LM, Premise.FORWARD_REPEATABLE})
-    meaning = (
-        "The forward pass uses a copy of a weight, in another dtype, fused or merged, which misses the updates. A "
-        "module is skipped, or omits its bias. Another adapter is active than the trained one."
-    )
-    remedy = (
-        "Inspect the module that the finding names: find what replaced its forward, and when that refreshes its copy "
-        "of the weight."
-    )
+    meaning = """The forward pass uses a copy of a weight, in another dtype, fused or merged, which misses the updates.
+    A module is skipped, or omits its bias. Another adapter is active than the trained one."""
+    remedy = """Inspect the module that the finding names: find what replaced its forward, and when that refreshes its
+    copy of the weight."""
 
     max_error_fp32: float = 1e-4
     """Rounding gives 1e-6. With all trained tensors halved, a stale copy is off by 1."""

@@ -137,10 +137,8 @@ class LearningRateTrace(Check):
     """
 
     needs = frozenset({Premise.SCHEDULE_KNOWN})
-    meaning = (
-        "The scheduler advances per micro-batch, per process, or on skipped steps. It restarts after a resume. Nothing "
-        "advances it."
-    )
+    meaning = """The scheduler advances per micro-batch, per process, or on skipped steps. It restarts after a resume.
+    Nothing advances it."""
     remedy = "Call scheduler.step() once after each applied optimizer step."
 
     max_error: float = 1e-6
@@ -179,14 +177,10 @@ class StepsApplied(Check):
     """
 
     needs = frozenset()
-    meaning = (
-        "The run ended early. The gradient scaler skips steps after fp16 overflow. The schedule ended before the "
-        f"training. {NEVER_STEPS} {NEVER_LEARNS}"
-    )
-    remedy = (
-        "Use bf16. Check the gradient norms of the skipped steps. Build the schedule for all optimizer steps of all "
-        "epochs."
-    )
+    meaning = f"""The run ended early. The gradient scaler skips steps after fp16 overflow. The schedule ended before
+    the training. {NEVER_STEPS} {NEVER_LEARNS}"""
+    remedy = """Use bf16. Check the gradient norms of the skipped steps. Build the schedule for all optimizer steps of
+    all epochs."""
 
     max_skipped: int = 3
     """fp16's scaler starts high and may skip its first one to three steps."""
@@ -251,14 +245,10 @@ class UpdatesMatchAdamw(NumericCheck):
     needs = frozenset(
         {Premise.GRADIENT_SUMMED, Premise.GRADIENT_WHOLE, Premise.CLIPPED_WHOLE, Premise.UPDATE_RULE_KNOWN}
     )
-    meaning = (
-        "The learning rate is wrong or 0. Steps are skipped. Clipping runs at the wrong time. Moments are stale. The "
-        "optimizer holds other tensors. 16-bit weights round updates away."
-    )
-    remedy = (
-        "Compare the rate and the moments in this finding. A moment error alone points to clipping or scaling, an "
-        "update error alone to rate, decay or dtype."
-    )
+    meaning = """The learning rate is wrong or 0. Steps are skipped. Clipping runs at the wrong time. Moments are stale.
+    The optimizer holds other tensors. 16-bit weights round updates away."""
+    remedy = """Compare the rate and the moments in this finding. A moment error alone points to clipping or scaling, an
+    update error alone to rate, decay or dtype."""
 
     max_error_fp32: float = 5e-3
     """2e-5 measured at the last steps, whose updates are smallest relative to the rounding of the weights."""
@@ -318,13 +308,10 @@ class TrainableMoved(Check):
     """Training changes every trainable tensor, and nearly all of its elements."""
 
     needs = frozenset()
-    meaning = (
-        f"The optimizer does not hold a part of the model. {NO_GRADIENT} {NOT_ADDED} {UNREGISTERED} {RATE_0} {ROUNDS}"
-    )
-    remedy = (
-        "Fix trainable_set, optimizer_coverage and lora_gradient_schedule first if one failed. Search the forward pass "
-        "for detach, .data and no_grad behind the named tensors. Keep trained weights in fp32."
-    )
+    meaning = f"""The optimizer does not hold a part of the model. {NO_GRADIENT} {NOT_ADDED} {UNREGISTERED} {RATE_0}
+    {ROUNDS}"""
+    remedy = """Fix trainable_set, optimizer_coverage and lora_gradient_schedule first if one failed. Search the forward
+    pass for detach, .data and no_grad behind the named tensors. Keep trained weights in fp32."""
 
     min_share: float = 0.5
     """Smallest share of changed elements in any tensor; 1.0 in healthy LoRA runs. Judged if AdamW trains a causal

@@ -38,14 +38,11 @@ class LossOracle(NumericCheck):
         *(Premise.TOKEN_MEAN_LOSS, Premise.LOSS_UNSCALED, Premise.LOSS_REPEATABLE),
     }
     premises_to_fail = frozenset({Premise.WEIGHTS_STILL})
-    meaning = (
-        f"Labels are shifted twice or not at all. Padding counts in the mean. {AVERAGED} {NORMALISED} {INCOMPLETE} "
-        f"Declared label smoothing is missing. A wrong mask or wrong positions change the model's output. {ROUNDED}"
-    )
-    remedy = (
-        "Compare the two losses. A ratio near the accumulation steps points to the normalisation, any other value to "
-        "the labels. Fix mask_and_positions first if it failed."
-    )
+    meaning = f"""Labels are shifted twice or not at all. Padding counts in the mean. {AVERAGED} {NORMALISED}
+    {INCOMPLETE} Declared label smoothing is missing. A wrong mask or wrong positions change the model's output.
+    {ROUNDED}"""
+    remedy = """Compare the two losses. A ratio near the accumulation steps points to the normalisation, any other value
+    to the labels. Fix mask_and_positions first if it failed."""
 
     max_error_fp32: float = 1e-4  # 1e-7 measured
     max_error_16bit: float = 1e-2
@@ -210,14 +207,10 @@ class AccumulationOracle(WindowGradient):
 
     needs = LossOracle.needs | {Premise.LOSS_UNSMOOTHED, Premise.GRADIENT_WHOLE}
     premises_to_fail = UNCHANGED
-    meaning = (
-        f"{AVERAGED} {NORMALISED} Gradients are not cleared. Padding or another row leaks in. Gradients are "
-        "scaled. The loss has low precision. There is no gradient at all."
-    )
-    remedy = (
-        "Compare the errors of the tensors. An error near 1 everywhere means a wrong scale or stale gradients, a small "
-        "one everywhere wrong row weights."
-    )
+    meaning = f"""{AVERAGED} {NORMALISED} Gradients are not cleared. Padding or another row leaks in. Gradients are
+    scaled. The loss has low precision. There is no gradient at all."""
+    remedy = """Compare the errors of the tensors. An error near 1 everywhere means a wrong scale or stale gradients, a
+    small one everywhere wrong row weights."""
 
     worst_tensor_factor: float = 4.0
     """Error of a single tensor over that of the whole gradient."""
@@ -291,10 +284,8 @@ class GradientsAveraged(WindowGradient):
 
     needs = AccumulationOracle.needs - {"oracle", Premise.EVERY_ROW_SEEN} | {"parallel", "user_code"}
     across_ranks = True
-    meaning = (
-        "Gradients are summed over the ranks instead of averaged. Or the loss is divided by the number of ranks and "
-        "averaged again. Or gradients are clipped before all_reduce. Or one rank has wrong labels, mask or loss."
-    )
+    meaning = """Gradients are summed over the ranks instead of averaged. Or the loss is divided by the number of ranks
+    and averaged again. Or gradients are clipped before all_reduce. Or one rank has wrong labels, mask or loss."""
     remedy = "Let DDP average. If you call all_reduce, divide by the number of ranks once. Clip after the exchange."
 
     def judge(self, trace: Trace) -> Finding:

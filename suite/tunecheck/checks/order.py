@@ -68,11 +68,9 @@ class CallsInOrder(Check):
 
     needs = frozenset({Premise.GRADIENT_WHOLE})
     meaning = " ".join(CAUSES.values())
-    remedy = (
-        "Order each step: backward of every micro-batch, scaler.unscale_, clip_grad_norm_, optimizer.step (through "
-        "scaler.step), scheduler.step, zero_grad. Call AdaLoRA's update_and_allocate before zero_grad; in a Trainer, "
-        "use a callback's on_optimizer_step."
-    )
+    remedy = """Order each step: backward of every micro-batch, scaler.unscale_, clip_grad_norm_, optimizer.step
+    (through scaler.step), scheduler.step, zero_grad. Call AdaLoRA's update_and_allocate before zero_grad; in a Trainer,
+    use a callback's on_optimizer_step."""
 
     habit_share: float = 0.5
     """Share of the steps. A training may skip a batch or catch up with a schedule in fewer."""

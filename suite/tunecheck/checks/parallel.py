@@ -50,14 +50,10 @@ class ReplicasEqual(Check):
 
     needs = frozenset({"parallel"})
     across_ranks = True
-    meaning = (
-        "Each process draws its own weights. A gradient is not averaged, through a late no_sync or an unwrapped "
-        "module. Some ranks skip a step. The ranks then train different models, and only one is saved."
-    )
-    remedy = (
-        "Let DDP broadcast the initial weights. Call the wrapped model. Clip, skip and step by numbers that all ranks "
-        "share."
-    )
+    meaning = """Each process draws its own weights. A gradient is not averaged, through a late no_sync or an unwrapped
+    module. Some ranks skip a step. The ranks then train different models, and only one is saved."""
+    remedy = """Let DDP broadcast the initial weights. Call the wrapped model. Clip, skip and step by numbers that all
+    ranks share."""
 
     def judge(self, trace: Trace) -> Finding:
         counts = [len(trace.of_rank(rank).records(Step)) for rank in trace.ranks]
@@ -104,10 +100,8 @@ class RowsTrainedOnce(Check):
 
     needs = frozenset({"parallel"})
     across_ranks = True
-    meaning = (
-        "Ranks read the same shard, or overlapping ones. An epoch then takes its usual time but covers only part of "
-        "the rows, repeatedly."
-    )
+    meaning = """Ranks read the same shard, or overlapping ones. An epoch then takes its usual time but covers only part
+    of the rows, repeatedly."""
     remedy = "Give rank r every N-th row from row r on, as DistributedSampler does."
 
     def judge(self, trace: Trace) -> Finding:
@@ -223,10 +217,8 @@ class RanksReportAlike(Check):
 
     needs = frozenset({"parallel"})
     across_ranks = True
-    meaning = (
-        "A rank reports the loss or metric of its own rows. Or the norm, the rate or a skipped step belongs to one "
-        "rank."
-    )
+    meaning = """A rank reports the loss or metric of its own rows. Or the norm, the rate or a skipped step belongs to
+    one rank."""
     remedy = "Sum losses and token counts over the ranks, and divide once. Compute the norm after averaging gradients."
 
     def judge(self, trace: Trace) -> Finding:
@@ -276,10 +268,8 @@ class EpochsShuffled(Check):
     needs = frozenset({"user_code"})
     across_ranks = True
     convention = "some people keep one order to compare epochs"
-    meaning = (
-        "Nobody calls sampler.set_epoch. DistributedSampler shuffles by seed and epoch, so every epoch has the same "
-        "batches. Or a seed or a generator is set again in each epoch."
-    )
+    meaning = """Nobody calls sampler.set_epoch. DistributedSampler shuffles by seed and epoch, so every epoch has the
+    same batches. Or a seed or a generator is set again in each epoch."""
     remedy = "Call loader.sampler.set_epoch(epoch) at the start of each epoch. Set seeds once, before the first epoch."
 
     def judge(self, trace: Trace) -> Finding:
@@ -300,9 +290,8 @@ class DropoutDiffersByRank(Check):
 
     across_ranks = True
     needs = frozenset({"parallel", "dropout", "suite_rows"})
-    meaning = (
-        "All ranks have the same seed. All drop the same activations, so that their average is as noisy as one rank's."
-    )
+    meaning = """All ranks have the same seed. All drop the same activations, so that their average is as noisy as one
+    rank's."""
     remedy = "Add the rank to the seed, after creating the weights."
 
     def judge(self, trace: Trace) -> Finding:
@@ -321,10 +310,8 @@ class SavedByOneRank(Check):
 
     needs = frozenset({"parallel"})
     across_ranks = True
-    meaning = (
-        "Several ranks write the same file at once. Or a rank continues, and may read or upload the file before it is "
-        "complete."
-    )
+    meaning = """Several ranks write the same file at once. Or a rank continues, and may read or upload the file before
+    it is complete."""
     remedy = "Write on rank 0 only, then call a barrier on every rank."
 
     def judge(self, trace: Trace) -> Finding:
@@ -356,10 +343,8 @@ class ShardsEven(Check):
 
     across_ranks = True
     needs = frozenset({"sharded"})
-    meaning = (
-        "A module was never sharded, or its parameters stay gathered after their pass. Each rank then holds it in "
-        "full. FSDP does not reduce the gradients of a module that it does not wrap."
-    )
+    meaning = """A module was never sharded, or its parameters stay gathered after their pass. Each rank then holds it
+    in full. FSDP does not reduce the gradients of a module that it does not wrap."""
     remedy = "Call fully_shard on every layer and on the root, before creating the optimizer."
 
     def judge(self, trace: Trace) -> Finding:
@@ -380,10 +365,8 @@ class RanksKeepPace(Check):
     needs = frozenset({"parallel", Premise.CAUSAL_LM})
     speed = True
     meaning = "One device is throttled, shared, or in another power state. Every step waits for it."
-    remedy = (
-        "Compare clocks, temperature and other processes of this rank's device with the others. Remove the device from "
-        "the job."
-    )
+    remedy = """Compare clocks, temperature and other processes of this rank's device with the others. Remove the device
+    from the job."""
 
     max_ratio: float = 3.0
     """Time per token of the forward passes over the median of the other ranks, exceeded in three steps of four. The

@@ -18,14 +18,10 @@ class NoLossOnPadding(Check):
     """
 
     needs = frozenset({"user_code"})
-    meaning = (
-        "Padding has labels. A term of the loss, such as smoothing or a divergence, is not masked. A mean runs over "
-        "all positions. The last position of a right-padded row is used as its last token."
-    )
-    remedy = (
-        "Multiply each term of the loss and each mean by attention_mask. Read a row's last token at "
-        "attention_mask.sum(1) - 1."
-    )
+    meaning = """Padding has labels. A term of the loss, such as smoothing or a divergence, is not masked. A mean runs
+    over all positions. The last position of a right-padded row is used as its last token."""
+    remedy = """Multiply each term of the loss and each mean by attention_mask. Read a row's last token at
+    attention_mask.sum(1) - 1."""
 
     max_share: float = 1e-3
     """Share of the gradient's norm. It is exactly 0 without loss on padding, in every precision. It is 0.02 if one row
@@ -48,10 +44,8 @@ class PaddingHidden(Check):
 
     needs = frozenset({"user_code"})
     convention = "a model may learn to ignore its padding where every row is filled up to one length"
-    meaning = (
-        "The model is called without attention_mask, or with one of ones. Results of a row then depend on the rows "
-        "with which it is padded."
-    )
+    meaning = """The model is called without attention_mask, or with one of ones. Results of a row then depend on the
+    rows with which it is padded."""
     remedy = "Pass the tokenizer's attention_mask to the model, through the data set, the collator and each wrapper."
 
     def judge(self, trace: Trace) -> Finding:
@@ -70,10 +64,8 @@ class RowsReachLoss(Check):
 
     needs = frozenset({"user_code"})
     convention = "a later part of each row may be context for nothing, such as turns that are not learned"
-    meaning = (
-        "The first position of a causal model is used as the summary of its row, as in BERT. It sees its own token "
-        "alone. Or an index of the last token is taken from the other side."
-    )
+    meaning = """The first position of a causal model is used as the summary of its row, as in BERT. It sees its own
+    token alone. Or an index of the last token is taken from the other side."""
     remedy = "Use the last token of each row, at attention_mask.sum(1) - 1 if rows are padded on the right, or a mean."
 
     max_unseen_share: float = 0.5
@@ -98,14 +90,10 @@ class NoTargetLeakage(Check):
     """
 
     needs = frozenset({"user_code"})
-    meaning = (
-        f"The loss does not shift labels. A decoder gets its labels as input. Labels were copied after tokens were "
-        f"masked. {SHIFTED_TWICE} {SEEN} The model then learns to copy, and its loss falls very fast."
-    )
-    remedy = (
-        "Shift labels against logits once. Clone the labels before masking tokens. Pass is_causal=True. Search the "
-        "model for other operations across positions: a mean, a convolution, a normalisation."
-    )
+    meaning = f"""The loss does not shift labels. A decoder gets its labels as input. Labels were copied after tokens
+    were masked. {SHIFTED_TWICE} {SEEN} The model then learns to copy, and its loss falls very fast."""
+    remedy = """Shift labels against logits once. Clone the labels before masking tokens. Pass is_causal=True. Search
+    the model for other operations across positions: a mean, a convolution, a normalisation."""
 
     max_share: float = 0.9
     """Share of the positions whose next token differs. It is 1 if labels are not shifted, else less than 0.05."""

@@ -24,10 +24,8 @@ class MaskAndPositions(Check):
     """
 
     needs = frozenset({"user_code", Premise.CAUSAL_LM, Premise.POSITIONS_FOLLOWED})
-    meaning = (
-        "The attention mask was built from the labels, so that answers do not attend to their prompt. The mask is all "
-        "ones over left padding. position_ids are constant, so that the model cannot tell the order of tokens."
-    )
+    meaning = """The attention mask was built from the labels, so that answers do not attend to their prompt. The mask
+    is all ones over left padding. position_ids are constant, so that the model cannot tell the order of tokens."""
     remedy = "Build the mask from the row lengths. Omit position_ids, or count them up within each document."
 
     def judge(self, trace: Trace) -> Finding:
@@ -61,10 +59,8 @@ class AnswersEnd(Check):
 
     needs = ROWS_KNOWN | {"user_code", Premise.END_KNOWN}
     meaning = f"{NO_END} {CUT_ALIKE} {TURN_OPENED} {NO_HEADER}"
-    remedy = (
-        "Append the tokenizer's eos_token, or the template's end-of-turn token, to every answer. Generate after "
-        "training and check that the model stops."
-    )
+    remedy = """Append the tokenizer's eos_token, or the template's end-of-turn token, to every answer. Generate after
+    training and check that the model stops."""
 
     max_open_share: float = 0.25
     """Share of the answers. Some data sets hold answers that were truncated earlier."""
@@ -190,10 +186,8 @@ class PairsDiffer(Check):
 
     needs = frozenset({"pairs"})
     meaning = f"{ANSWERS_EQUAL} {PROMPTS_TWICE} {LABELS_EQUAL}"
-    remedy = (
-        "Compare the two columns row by row. Raise max_length. Remove the prompt from the answers, or remove the "
-        "prompt column. Count the labels of the data set."
-    )
+    remedy = """Compare the two columns row by row. Raise max_length. Remove the prompt from the answers, or remove the
+    prompt column. Count the labels of the data set."""
 
     max_alike_share: float = 0.5
     """Share of the pairs. Some data sets hold a few pairs with equal answers."""

@@ -32,14 +32,10 @@ class AdapterRoundTrip(NumericCheck):
     """
 
     needs = frozenset({"adapters", Premise.CAUSAL_LM, Premise.FILES_WRITTEN_HERE})
-    meaning = (
-        "The file is empty or partial. Its keys were renamed, so that the loader ignores them. A fresh adapter was "
-        "saved instead of the trained one."
-    )
-    remedy = (
-        "Compare the names in the file with the model's. Load with PeftModel.from_pretrained, never with "
-        "get_peft_model."
-    )
+    meaning = """The file is empty or partial. Its keys were renamed, so that the loader ignores them. A fresh adapter
+    was saved instead of the trained one."""
+    remedy = """Compare the names in the file with the model's. Load with PeftModel.from_pretrained, never with
+    get_peft_model."""
 
     max_error_fp32: float = 1e-6  # 0.0 measured
     max_error_16bit: float = 1e-6
@@ -85,13 +81,10 @@ class AdapterReadsBack(NumericCheck):
     """In a fresh process, transformers and peft alone reproduce the trained model's logits from the saved files."""
 
     needs = frozenset({"read_back", Premise.CAUSAL_LM, Premise.FILES_WRITTEN_HERE})
-    meaning = (
-        "The saved files lack something that the training process held in memory: another alpha, other targets, or a "
-        "base that changed during training."
-    )
-    remedy = (
-        "Compare adapter_config.json with the run. Fix base_untouched and adapter_round_trip first if either failed."
-    )
+    meaning = """The saved files lack something that the training process held in memory: another alpha, other targets,
+    or a base that changed during training."""
+    remedy = """Compare adapter_config.json with the run. Fix base_untouched and adapter_round_trip first if either
+    failed."""
 
     max_error_fp32: float = 1e-4
     """Error in fp32 arithmetic; a 16-bit run is widened for this. Equal on the CPU. A GPU may choose other kernels in
@@ -121,14 +114,10 @@ class MergeKeepsFunction(NumericCheck):
     """The merged model returns the trained model's logits without peft."""
 
     needs = frozenset({"merge", Premise.CAUSAL_LM, Premise.MERGED})
-    meaning = (
-        "The adapter was merged into other weights than it was trained with: the file's instead of the unpacked 4-bit "
-        "ones. The sum was rounded to 4 bit again. The merge has too little precision, or did not happen."
-    )
-    remedy = (
-        "Unpack the 4-bit base with model.dequantize(), load the adapter on it, and call "
-        "merge_and_unload(safe_merge=True)."
-    )
+    meaning = """The adapter was merged into other weights than it was trained with: the file's instead of the unpacked
+    4-bit ones. The sum was rounded to 4 bit again. The merge has too little precision, or did not happen."""
+    remedy = """Unpack the 4-bit base with model.dequantize(), load the adapter on it, and call
+    merge_and_unload(safe_merge=True)."""
 
     max_error_fp32: float = 1e-4
     """Healthy runs give 1.4e-6 on SmolLM2-135M after 16 steps, and up to 5e-7 on a tiny model with LoRA, DoRA and
@@ -177,14 +166,10 @@ class RepeatEquals(Check):
     """
 
     needs = frozenset({"repeat", Premise.CAUSAL_LM, Premise.REPEATED})
-    meaning = (
-        "A random number generator is not seeded, or the arithmetic is not deterministic. Two results are then not "
-        "comparable."
-    )
-    remedy = (
-        "Seed every generator. Call torch.use_deterministic_algorithms(True) to find kernels with atomics. Then "
-        "suspect the hardware."
-    )
+    meaning = """A random number generator is not seeded, or the arithmetic is not deterministic. Two results are then
+    not comparable."""
+    remedy = """Seed every generator. Call torch.use_deterministic_algorithms(True) to find kernels with atomics. Then
+    suspect the hardware."""
 
     def judge(self, trace: Trace) -> Finding:
         first = {step.step: step for step in trace.steps}
@@ -210,14 +195,10 @@ class ResumeEquals(NumericCheck):
     """
 
     needs = frozenset({"resume", Premise.CAUSAL_LM, Premise.RESUMED})
-    meaning = (
-        "The checkpoint lacks the optimizer state, the schedule, the data position or the random state. Or the adapter "
-        "is loaded frozen or fresh."
-    )
-    remedy = (
-        "Compare the two columns of this finding. A jump at the first step points to weights or data, a drift to "
-        "optimizer or schedule."
-    )
+    meaning = """The checkpoint lacks the optimizer state, the schedule, the data position or the random state. Or the
+    adapter is loaded frozen or fresh."""
+    remedy = """Compare the two columns of this finding. A jump at the first step points to weights or data, a drift to
+    optimizer or schedule."""
 
     max_error_fp32: float = 1e-6
     max_error_16bit: float = 1e-3
@@ -254,13 +235,10 @@ class RescaleEquals(NumericCheck):
 
     across_ranks = True
     needs = frozenset({"rescale"})
-    meaning = (
-        "The data position is counted per process. The epoch restarts. The optimizer state is dropped, or is that of "
-        "one shard. Rows per step, gradient or learning rate depend on the number of processes."
-    )
-    remedy = (
-        "Save whole tensors, and the number of rows trained by all processes. Keep processes x accumulation constant."
-    )
+    meaning = """The data position is counted per process. The epoch restarts. The optimizer state is dropped, or is
+    that of one shard. Rows per step, gradient or learning rate depend on the number of processes."""
+    remedy = """Save whole tensors, and the number of rows trained by all processes. Keep processes x accumulation
+    constant."""
 
     max_error_fp32: float = 1e-5  # losses: 1.2e-7 measured over 17 steps, from two shards to one process
     max_error_16bit: float = 1e-2  # losses: 5.2e-4 measured over 47 steps, all weights in bf16
@@ -375,15 +353,11 @@ class SavedAsTrained(Check):
     """
 
     needs = frozenset({"user_code"})
-    meaning = (
-        "The adapter file is empty, because its state dict was filtered twice. A state dict from before training was "
-        f"saved. {SAVED_FIRST} {NEVER_UPDATED} {OTHER_SAVED} {PART_SAVED} {WORST_KEPT} unload "
-        "removed the adapters, and the plain base was saved. The saved adapter is not the active one that was trained."
-    )
-    remedy = (
-        "Save the model without a state_dict of your own, or build it after training. Call merge_and_unload to keep "
-        "the trained weights. Call set_adapter before training. Compare the file with model.state_dict()."
-    )
+    meaning = f"""The adapter file is empty, because its state dict was filtered twice. A state dict from before
+    training was saved. {SAVED_FIRST} {NEVER_UPDATED} {OTHER_SAVED} {PART_SAVED} {WORST_KEPT} unload removed the
+    adapters, and the plain base was saved. The saved adapter is not the active one that was trained."""
+    remedy = """Save the model without a state_dict of your own, or build it after training. Call merge_and_unload to
+    keep the trained weights. Call set_adapter before training. Compare the file with model.state_dict()."""
 
     def judge(self, trace: Trace) -> Finding:
         for best in trace.records(BestChosen):

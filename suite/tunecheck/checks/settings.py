@@ -28,10 +28,8 @@ class SettingsUsual(Check):
     needs = frozenset({"user_code"})
     without = (SettingsGiven, "nobody read the settings")
     convention = "a study may take a setting to its extremes"
-    meaning = (
-        "A number has another meaning: a share that is kept, a percent, a temperature in place of a scale. Or two "
-        "arguments are exchanged, or a digit is missing."
-    )
+    meaning = """A number has another meaning: a share that is kept, a percent, a temperature in place of a scale. Or
+    two arguments are exchanged, or a digit is missing."""
     remedy = "Read what the library takes the argument for. Print it as the training has it."
 
     def judge(self, trace: Trace) -> Finding:

@@ -21,10 +21,8 @@ class SecondsReported(Check):
     """The trainer reports the time that each step took, without the probes' own time."""
 
     needs = frozenset({"suite_rows"})
-    meaning = (
-        "The reported time is that of one micro-batch or of the forward pass alone, or the clock starts late. Tokens "
-        "per second are then too high, and the remaining time too low."
-    )
+    meaning = """The reported time is that of one micro-batch or of the forward pass alone, or the clock starts late.
+    Tokens per second are then too high, and the remaining time too low."""
     remedy = "Measure from before the first micro-batch until the optimizer has stepped."
 
     max_error: float = 0.1
@@ -64,9 +62,8 @@ class ThroughputSteady(Check):
     needs = frozenset({"long_run"})
     speed = True
     meaning = "The work grows with each step: a list that is scanned, a log that is rewritten, or a leak."
-    remedy = (
-        "Profile an early and a late step, and compare. Fix memory_flat first if it failed. Check the GPU's clocks."
-    )
+    remedy = """Profile an early and a late step, and compare. Fix memory_flat first if it failed. Check the GPU's
+    clocks."""
 
     warm_up_steps: int = 20
     """Steps in which kernels load, caches fill, clocks rise, and probes read logits."""
@@ -146,10 +143,8 @@ class ModelFlopsUtilization(Check):
 
     speed = True
     needs = frozenset({"named"})
-    meaning = (
-        "The GPU waits for the host to launch small kernels, for data, or for a slow path such as 4-bit arithmetic in "
-        "fp32."
-    )
+    meaning = """The GPU waits for the host to launch small kernels, for data, or for a slow path such as 4-bit
+    arithmetic in fp32."""
     remedy = "Check the compute dtype and the clocks first. Then use larger micro-batches and fewer launches."
 
     min_utilization: float

@@ -77,15 +77,12 @@ class LabelsAsConfigured(Check):
     """
 
     needs = ROWS_KNOWN | {"user_code"}
-    meaning = (
-        f"{LABEL_CAUSES[LABELS_SHIFTED]} {LABEL_CAUSES[PADDING_LEARNED]} {ENDS_MASKED} {LABELS_CUT} The response "
-        f"template does not match some rows. {PROMPTS_LEARNED} {OTHER_TOKENIZER} {MARKER_IS_PADDING} {BEGUN_AGAIN} "
-        f"{USERS_LEARNED}"
-    )
-    remedy = (
-        "Compare labels with tokens: run tunecheck rows. Mask padding by the attention mask, not by the token id. Give "
-        "the tokenizer a padding token of its own. Check the collator, and the {% generation %} marks of the template."
-    )
+    meaning = f"""{LABEL_CAUSES[LABELS_SHIFTED]} {LABEL_CAUSES[PADDING_LEARNED]} {ENDS_MASKED} {LABELS_CUT} The response
+    template does not match some rows. {PROMPTS_LEARNED} {OTHER_TOKENIZER} {MARKER_IS_PADDING} {BEGUN_AGAIN}
+    {USERS_LEARNED}"""
+    remedy = """Compare labels with tokens: run tunecheck rows. Mask padding by the attention mask, not by the token id.
+    Give the tokenizer a padding token of its own. Check the collator, and the {% generation %} marks of the
+    template."""
 
     max_unsupervised_share: float = 0.25
     """Share of the rows shorter than the longest one. Some data sets hold rows without an answer."""
@@ -155,10 +152,8 @@ class RowsComeOnce(Check):
     """Within an epoch each row comes as often as the data set holds it."""
 
     needs = frozenset({"user_code", Premise.CAUSAL_LM, Premise.EVERY_ROW_SEEN, Premise.ROWS_DRAWN_ONCE})
-    meaning = (
-        "Each step creates the loader or its iterator anew. A seed is reset. A sampler draws with replacement. "
-        f"{REPLAYED} Some rows are then trained twice, others never."
-    )
+    meaning = f"""Each step creates the loader or its iterator anew. A seed is reset. A sampler draws with replacement.
+    {REPLAYED} Some rows are then trained twice, others never."""
     remedy = "Create the iterator once per epoch. Do not reseed in the loop. Check the sampler for replacement=True."
 
     def judge(self, trace: Trace) -> Finding:
@@ -209,9 +204,8 @@ class RowsWhole(Check):
     needs = frozenset({"user_code", Premise.CAUSAL_LM, Premise.ROWS_FOLLOWED, Premise.END_KNOWN})
     convention = "the beginning of a row may be all that matters, as with titles"
     meaning = f"{ENDS_CUT} {BEGINNINGS_CUT}"
-    remedy = (
-        "Raise the length limit (max_length, cutoff_len), or drop rows that exceed it. Search the collator for slices."
-    )
+    remedy = """Raise the length limit (max_length, cutoff_len), or drop rows that exceed it. Search the collator for
+    slices."""
 
     max_cut_share: float = 0.05
     """Share of the rows that lose their end. Many data sets hold a few rows that are too long."""
@@ -248,10 +242,8 @@ class ResumedAsConfigured(Check):
     """A training that names a checkpoint continues from that checkpoint's step."""
 
     needs = frozenset({"resume_declared"})
-    meaning = (
-        "The script does not pass the checkpoint to train(), which ignores the arguments' value. Earlier progress is "
-        "lost, and the schedule restarts."
-    )
+    meaning = """The script does not pass the checkpoint to train(), which ignores the arguments' value. Earlier
+    progress is lost, and the schedule restarts."""
     remedy = "Call trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)."
 
     def judge(self, trace: Trace) -> Finding:
@@ -266,10 +258,8 @@ class RatesAsConfigured(Check):
 
     needs = frozenset({"user_code"})
     without = (Rates, "the script builds its own optimizer, which declares no rates")
-    meaning = (
-        "The optimizer's parameter groups are built wrongly. A part of the model then trains too fast, or hardly at "
-        "all."
-    )
+    meaning = """The optimizer's parameter groups are built wrongly. A part of the model then trains too fast, or hardly
+    at all."""
     remedy = "Print the rate of every parameter group. Build the groups yourself, and pass them to the optimizer."
 
     def judge(self, trace: Trace) -> Finding:
@@ -288,14 +278,10 @@ class ExportReadsBack(NumericCheck):
     """
 
     needs = frozenset({"user_code", Premise.CAUSAL_LM, Premise.FILES_WRITTEN_HERE})
-    meaning = (
-        "The saved files hold other weights than the model. The saved configuration contradicts them, for example by "
-        "tying the head again. A tensor is missing or renamed."
-    )
-    remedy = (
-        "Compare names and tensors in the file with model.state_dict(). Check whether tie_word_embeddings in "
-        "config.json matches the training."
-    )
+    meaning = """The saved files hold other weights than the model. The saved configuration contradicts them, for
+    example by tying the head again. A tensor is missing or renamed."""
+    remedy = """Compare names and tensors in the file with model.state_dict(). Check whether tie_word_embeddings in
+    config.json matches the training."""
 
     max_error_fp32: float = 1e-4
     max_error_16bit: float = 0.05
@@ -313,14 +299,10 @@ class LossLogged(NumericCheck):
     """The logged loss is the mean over the steps since the previous log."""
 
     needs = frozenset({"user_code", Premise.EVERY_ROW_SEEN, Premise.LOSS_REPORTED})
-    meaning = (
-        "The logged loss is scaled by the accumulation steps or the number of processes. Or the log shows another loss "
-        "than the trained one. The curve is then not comparable with any other."
-    )
-    remedy = (
-        "Divide the logged loss by the mean of the steps: the ratio names the factor. Search for overrides of "
-        "compute_loss, training_step and log."
-    )
+    meaning = """The logged loss is scaled by the accumulation steps or the number of processes. Or the log shows
+    another loss than the trained one. The curve is then not comparable with any other."""
+    remedy = """Divide the logged loss by the mean of the steps: the ratio names the factor. Search for overrides of
+    compute_loss, training_step and log."""
 
     max_error_fp32: float = 2e-3
     """transformers before 5 rounds to four decimals, later versions to four significant digits."""
@@ -359,14 +341,10 @@ class EvaluationReported(NumericCheck):
 
     needs = frozenset({"evaluates", Premise.CAUSAL_LM, Premise.EVERY_ROW_SEEN})
     without = (EvaluationSeen, "no evaluation ran")
-    meaning = (
-        "Dropout is active in evaluation. Padding counts in the mean. The mean covers other rows. The evaluation "
-        "changes the model."
-    )
-    remedy = (
-        "Sum the negative log-likelihoods, and divide once by the supervised tokens. Call model.eval() before and "
-        "model.train() after it."
-    )
+    meaning = """Dropout is active in evaluation. Padding counts in the mean. The mean covers other rows. The evaluation
+    changes the model."""
+    remedy = """Sum the negative log-likelihoods, and divide once by the supervised tokens. Call model.eval() before and
+    model.train() after it."""
 
     max_error_fp32: float = 1e-3
     max_error_16bit: float = 5e-3

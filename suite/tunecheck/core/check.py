@@ -49,6 +49,12 @@ class Check(Frozen, ABC):
     remedy: ClassVar[str]
     """Next steps after a failure."""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Join the lines of the texts, which may be written over several."""
+        super().__init_subclass__(**kwargs)
+        for name in vars(cls).keys() & {"meaning", "remedy", "convention"}:
+            setattr(cls, name, " ".join(getattr(cls, name).split()))
+
     @classmethod
     def key(cls) -> str:
         """Return the class name in snake case: table key and YAML key."""
