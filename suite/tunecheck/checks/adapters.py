@@ -62,14 +62,12 @@ class AdaptersStartRandom(Check):
         smallest, largest = seen.a_sizes["smallest"], seen.a_sizes["largest"]
         ratio, wanted = max(largest, 1 / smallest if smallest else math.inf), trace.run.training.seed
         reseeded = seen.seed != wanted and trace.holds(Premise.SEED_DECLARED)
-        problems = holding(
-            {
-                f"torch was seeded with {seen.seed}, configured {wanted}": reseeded,
-                f"{len(seen.a_repeated)} A equal to another A: {some(seen.a_repeated)}": seen.a_repeated,
-                f"{len(seen.a_dependent)} A of less than full rank: {some(seen.a_dependent)}": seen.a_dependent,
-            }
-        )
-        scale = [] if ratio <= self.max_ratio else ["A has a wrong scale"]
+        wrong = {
+            f"torch was seeded with {seen.seed}, configured {wanted}": reseeded,
+            f"{len(seen.a_repeated)} A equal to another A: {some(seen.a_repeated)}": seen.a_repeated,
+            f"{len(seen.a_dependent)} A of less than full rank: {some(seen.a_dependent)}": seen.a_dependent,
+        }
+        problems, scale = holding(wrong), [] if ratio <= self.max_ratio else ["A has a wrong scale"]
         detail = "; ".join([*scale, *problems, f"A is {smallest:.3g} to {largest:.3g} times its expected size"])
         return self.at_most(ratio, self.max_ratio, detail, problems=problems)
 
@@ -98,13 +96,12 @@ class AdapterAlgebra(NumericCheck):
         if lora.use_dora:
             formula = f"(m/n - 1) W x + m/n {formula}, n the row norms of W + ({scale}) B A"
         error = seen.algebra_error
-        problems = holding(
-            {
-                f"{seen.algebra_error_at} is off by {error:.3g} of {formula}": not error <= limit,
-                f"{seen.modules} adapted linears found, {expected} expected": seen.modules != expected,
-                "the logits do not change with the adapters: they are not applied": not seen.logit_change > 0,
-            }
-        )
+        wrong = {
+            f"{seen.algebra_error_at} is off by {error:.3g} of {formula}": not error <= limit,
+            f"{seen.modules} adapted linears found, {expected} expected": seen.modules != expected,
+            "the logits do not change with the adapters: they are not applied": not seen.logit_change > 0,
+        }
+        problems = holding(wrong)
         detail = "; ".join(problems) or f"{seen.modules} adapted linears add {formula}"
         return self.at_most(error, limit, detail, problems=problems)
 

@@ -57,8 +57,6 @@ FIRST_COUNTED = (
     "small. Your script does not cause this: transformers 4.57 and 5.9 do so for every model, 5.23 for GPT2LMHeadModel "
     "(huggingface/transformers#46204)."
 )
-
-
 BY_LIBRARY = "the library counts so for this class of models, and no line of the script does"
 
 

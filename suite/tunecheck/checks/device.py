@@ -52,11 +52,9 @@ class DeviceAsConfigured(Check):
         elsewhere = {place: count for place, count in seen.items() if place not in places}
         kind = device.partition(":")[0]
         # nothing else than a GPU whose memory ran out justifies the CPU
-        ran_out = [
-            attempt.start.device for attempt in trace.trainings if attempt.outcome == AttemptOutcome.OUT_OF_MEMORY
-        ]
-        on_gpu = any(tried.startswith("cuda") for tried in ran_out)
-        fallback = kind == "cpu" and not CPU_STEPS.isdisjoint(trace.run.fallback) and on_gpu
+        on_gpu = [attempt for attempt in trace.trainings if attempt.start.device.startswith("cuda")]
+        ran_out = any(attempt.outcome == AttemptOutcome.OUT_OF_MEMORY for attempt in on_gpu)
+        fallback = kind == "cpu" and not CPU_STEPS.isdisjoint(trace.run.fallback) and ran_out
         as_configured = configured in ("auto", kind) or fallback
         nothing_here = any(device not in census.devices for census in trace.all(Census))
         detail = f"configured {configured}, ran on {device}" + (f", but tensors on {elsewhere}" if elsewhere else "")

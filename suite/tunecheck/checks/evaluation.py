@@ -165,14 +165,13 @@ class GenerationIsGreedy(NumericCheck):
         detail += f"logits off by {farthest.logit_difference:.2g} of the largest"
         other = [answer.prompt[-40:] for answer in answers if answer.prompt_as_trained is False]
         tokens, changed = (sum(getattr(a, name) for a in answers) for name in ("not_largest", "scores_changed"))
-        problems = holding(
-            {
-                f"the tokens of the prompt {''.join(other[:1])!r} differ from those of its training row": other,
-                f"{tokens} tokens do not have the largest score": tokens,
-                f"{changed} tokens are chosen by scores that are not the model's logits": changed,
-                "generation goes on after the end token": not all(answer.stops for answer in answers),
-            }
-        )
+        wrong = {
+            f"the tokens of the prompt {''.join(other[:1])!r} differ from those of its training row": other,
+            f"{tokens} tokens do not have the largest score": tokens,
+            f"{changed} tokens are chosen by scores that are not the model's logits": changed,
+            "generation goes on after the end token": not all(answer.stops for answer in answers),
+        }
+        problems = holding(wrong)
         detail += "".join(f"; {problem}" for problem in problems)
         difference, agreement = farthest.logit_difference, worst.greedy_agreement
         exact = [answer.fp32_difference for answer in answers if answer.fp32_difference is not None]

@@ -28,8 +28,6 @@ class ForwardDeterministic(Check):
 
 EPSILON = {"bf16": 2.0**-7, "fp16": 2.0**-10}
 """A unit in the last place, relative."""
-
-
 OVERFLOWS = (
     "A fused attention kernel overflows in its backward pass: cuDNN's does on compute capability 9.0 in torch 2.11 to "
     f"2.13 ({CUDNN_ATTENTION}). Call torch.backends.cuda.enable_cudnn_sdp(False) before the training."

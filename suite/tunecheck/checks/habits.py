@@ -113,8 +113,6 @@ NO_LENGTH = "num_training_steps is -1, or not more than the warm-up."
 DECAY_PER_BATCH = "A decay per epoch is stepped in each batch."
 TOO_SHORT = "The schedule counts one epoch, or epochs, but advances in each batch. The rate then is 0, or rises again."
 COMES_AGAIN = "a rate may rest at its end, or a cosine come again, on purpose"
-
-
 NEVER_STEPPED = "Nothing calls the schedule's step, so that the rate stays where it is."
 
 

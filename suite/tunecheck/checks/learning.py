@@ -184,13 +184,9 @@ class TextIsLanguage(Check):
     """Share of readable characters."""
 
     def judge(self, trace: Trace) -> Finding:
-        texts = trace.all(Generation)
-        uniform = math.log(trace.run.architecture.vocab_size)
-        limit = self.max_share * uniform
+        texts, limit = trace.all(Generation), self.max_share * math.log(trace.run.architecture.vocab_size)
         worst = worst_of(texts, key=lambda text: -text.mean_logprob)
-        problems = [
-            f"{problem} ({text.when}: {text.text[:60]!r})" for text in texts for problem in self._of(text, limit)
-        ]
+        problems = [f"{told} ({text.when}: {text.text[:60]!r})" for text in texts for told in self._of(text, limit)]
         detail = "; ".join(problems) or f"{len(texts)} texts; the least sure ({worst.when}): {worst.text[:60]!r}"
         return self.at_most(-worst.mean_logprob, limit, detail, problems=problems)
 

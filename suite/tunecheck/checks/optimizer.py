@@ -291,8 +291,6 @@ class UpdatesMatchAdamw(NumericCheck):
 
 
 ROUNDED_AWAY = "an optimizer may accumulate rounded updates; the end of a schedule has such rates"
-
-
 STOPPED = "a part may be kept as it is by stop-gradient, as a target or a feature extractor is"
 MONITORED = "a loss may be computed to be shown, or for a later phase of the training"
 NOT_ADDED = "A loss is computed for these parts. The loss that is differentiated leaves it out, or adds its item()."

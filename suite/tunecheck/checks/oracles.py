@@ -71,10 +71,8 @@ class LossOracle(NumericCheck):
         compared += [("in float64 from the same logits", self.max_error_own_logits, exact)] if exact else []
 
         def fits(step: int, part: float) -> bool:
-            found = [
-                relative_error(steps[step], part * told[step]) <= most for _, most, told in compared if step in told
-            ]
-            return bool(found) and all(found)
+            told = [(losses[step], most) for _, most, losses in compared if step in losses]
+            return bool(told) and all(relative_error(steps[step], part * loss) <= most for loss, most in told)
 
         parts = {step: part for step, part in _incomplete(trace).items() if fits(step, part)}
         compared = [(n, most, {s: loss * parts.get(s, 1.0) for s, loss in told.items()}) for n, most, told in compared]
@@ -113,10 +111,8 @@ class LossOracle(NumericCheck):
     def _smoothed(self, trace: Trace, steps: dict[int, float]) -> Finding:
         """Judge that the loss is not the plain one; how a smoothed one is averaged depends on the library's version."""
         declared, limit = f"label_smoothing_factor = {trace.run.smoothing:g}", self.max_error_own_logits
-        plain = {
-            seen.step: seen.loss for seen in trace.records(OwnLoss) if seen.step in steps and seen.loss is not None
-        }
-        errors = {step: relative_error(steps[step], loss) for step, loss in plain.items()}
+        plain = {seen.step: seen.loss for seen in trace.records(OwnLoss) if seen.loss is not None}
+        errors = {step: relative_error(steps[step], loss) for step, loss in plain.items() if step in steps}
         if errors and max(errors.values()) <= limit:
             step = next(iter(errors))
             detail = f"{declared} is declared, but the loss is not smoothed: step {step}: {steps[step]:.6f}"
@@ -173,11 +169,7 @@ def named_ratio(trace: Trace, step: int, value: float, wanted: float) -> str:
 
 RATIO_ROUNDING = 0.01
 """Relative difference of a ratio from a whole number which it is named by."""
-
-
 MEANS_AVERAGED = "micro-batches may have equal weight on purpose, as with several tasks or sources"
-
-
 ROUNDED_LAYERS = 6
 """Layers of a model whose 16-bit gradient is held to the plain limit."""
 
@@ -256,11 +248,8 @@ class AccumulationOracle(WindowGradient):
             detail += f"; {alike}: averaging their means is undetectable"
         of_means = [max(tokens) / min(tokens) for oracle, tokens in windows if oracle.of_means and min(tokens)]
         ratio = max(of_means, default=0.0)
-        if (
-            ratio > self.max_token_ratio
-            and worst.gradient_error <= limit
-            and all(value <= most for value, most in finer)
-        ):
+        fits = worst.gradient_error <= limit and all(value <= most for value, most in finer)
+        if ratio > self.max_token_ratio and fits:
             detail = f"micro-batch means are averaged, and token counts differ by a factor of {ratio:.1f}; {detail}"
             return self.at_most(ratio, self.max_token_ratio, detail, meant=MEANS_AVERAGED, causes=[AVERAGED])
         if abs(worst.gradient_error - (share := first_labels_counted(trace, worst.step))) <= limit < share:

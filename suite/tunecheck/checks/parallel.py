@@ -61,9 +61,9 @@ class ReplicasEqual(Check):
             detail = f"rank {counts.index(0)} took no step of the optimizer, another {max(counts)}"
             return self.found(False, detail, measured=0, limit=max(counts))
         replicas = {rank: {seen.steps: seen for seen in held} for rank, held in of_every_rank(trace, Replica).items()}
-        first = replicas.pop(0)
+        first = replicas[0]
         wanted = range(max(len(held) for held in of_every_rank(trace, Step).values()) + 1)
-        lacking = [rank for rank, held in {0: first, **replicas}.items() if not held.keys() >= set(wanted)]
+        lacking = [rank for rank, held in replicas.items() if not held.keys() >= set(wanted)]
         different = [
             (steps, rank, first[steps], held[steps])
             for steps in wanted
@@ -72,14 +72,12 @@ class ReplicasEqual(Check):
         ]
         if different:
             steps, rank, one, other = different[0]
-            digests = {
-                at: {held[at].digest if at in held else "" for held in (first, *replicas.values())} for at in wanted
-            }
+            digests = {at: {held[at].digest if at in held else "" for held in replicas.values()} for at in wanted}
             again = [at for at in wanted if at > steps and len(digests[at]) == 1 and "" not in digests[at]]
             if again and not trace.holds(Premise.AVERAGED_EACH_STEP):  # local SGD
                 raise NotApplicable(f"ranks differ after {steps} steps and are equal after {again[0]}")
             # as far as what a process exchanges with others is counted
-            exchanged = [{seen.exchanges for seen in held.values()} for held in (first, *replicas.values())]
+            exchanged = [{seen.exchanges for seen in held.values()} for held in replicas.values()]
             communicate = any(None in exchanges or len(exchanges) > 1 for exchanges in exchanged)
             if communicate and not (steps or one.wrapped or trace.holds(Premise.CAUSAL_LM)):
                 reason = "ranks start with different weights and communicate in each step, like parts of one model"
@@ -91,8 +89,8 @@ class ReplicasEqual(Check):
             return self.at_most(len(different), 0, f"{when} rank {rank} differs from rank 0{where}")
         if lacking:
             raise MissingEvidence(f"rank {lacking[0]} did not take every step")
-        detail = f"{len(replicas) + 1} ranks equal before and after each of {len(first) - 1} steps"
-        return self.unless((), detail, compared=len(replicas))
+        detail = f"{len(replicas)} ranks equal before and after each of {len(first) - 1} steps"
+        return self.unless((), detail, compared=len(replicas) - 1)
 
 
 class RowsTrainedOnce(Check):
@@ -235,10 +233,8 @@ class RanksReportAlike(Check):
             numbers[rank] = [(f"step {step.step}", own) for step, own in zip(steps, told, strict=True)]
         if of_all and trace.run.evaluation.splits:
             for rank, held in of_every_rank(trace, Evaluation).items():
-                numbers[rank] += [
-                    (f"{seen.split} before step {seen.step}", {"loss": seen.loss, "tokens": seen.tokens})
-                    for seen in held
-                ]
+                losses = [(f"{e.split} before step {e.step}", {"loss": e.loss, "tokens": e.tokens}) for e in held]
+                numbers[rank] += losses
         first = numbers.pop(0)
         problems = [
             f"{when}: {name} {_shown(mine.get(name))} on rank {rank}, {_shown(value)} on rank 0"
@@ -329,13 +325,10 @@ class SavedByOneRank(Check):
     def _of_files(self, trace: Trace) -> Finding:
         """Judge the files that each process was heard to write."""
         written = {rank: {seen.path for seen in trace.of_rank(rank).records(FileWritten)} for rank in trace.ranks}
-        ranks = {
-            file: [rank for rank, own in written.items() if file in own] for file in set().union(*written.values())
-        }
-        required(ranks, "no rank wrote tensors to a file")
-        several = {file: ", ".join(map(str, by)) for file, by in sorted(ranks.items()) if len(by) > 1}
-        problems = [f"ranks {by} wrote {file}" for file, by in several.items()]
-        return self.unless(problems, f"{len(ranks)} files, each written by one rank", most=2)
+        files = sorted(required(set[str]().union(*written.values()), "no rank wrote tensors to a file"))
+        ranks = {file: [str(rank) for rank, own in written.items() if file in own] for file in files}
+        problems = [f"ranks {', '.join(by)} wrote {file}" for file, by in ranks.items() if len(by) > 1]
+        return self.unless(problems, f"{len(files)} files, each written by one rank", most=2)
 
 
 class ShardsEven(Check):

@@ -74,9 +74,8 @@ class RowsReachLoss(Check):
     """Tokens needed for a share."""
 
     def judge(self, trace: Trace) -> Finding:
-        unseen, tokens = (
-            sum(getattr(one, name) for one in trace.records(PositionGradients)) for name in ("unseen", "tokens")
-        )
+        seen = trace.records(PositionGradients)
+        unseen, tokens = sum(one.unseen for one in seen), sum(one.tokens for one in seen)
         enough(tokens, self.min_tokens, "tokens of a causal model")
         share = unseen / tokens
         detail = f"{share:.1%} of {tokens} tokens stand behind the last position of their row that the loss uses"

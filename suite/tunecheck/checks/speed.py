@@ -96,18 +96,16 @@ class ThroughputSteady(Check):
             slower, least, _ = self._change(numbers, host)
             left, sure, _ = self._change(numbers, [time - pace for time, pace in zip(times, host, strict=True)])
             if least > 0 and (left <= limit or sure <= 0):
-                raise MissingEvidence(
-                    f"{detail}, but the host slowed down: the same piece of Python took {slower:+.1%}"
-                )
+                slowed = f"the host slowed down: the same piece of Python took {slower:+.1%}"
+                raise MissingEvidence(f"{detail}, but {slowed}")
         reasons = throttled(trace)
         return self.found(steady, "; ".join(filter(None, [detail, reasons])), measured=change, limit=limit)
 
     def _change(self, numbers: list[float], times: list[float]) -> tuple[float, float, float]:
         """Return the growth of these logarithms of seconds from first step to last, as a share, and its interval."""
         found = trend(*block_medians(numbers, times), confidence=self.confidence)
-        change, low, high = (
-            math.expm1(slope * (numbers[-1] - numbers[0])) for slope in (found.slope, found.low, found.high)
-        )
+        length = numbers[-1] - numbers[0]
+        change, low, high = (math.expm1(slope * length) for slope in (found.slope, found.low, found.high))
         return change, low, high
 
 

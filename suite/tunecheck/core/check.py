@@ -85,7 +85,7 @@ class Check(Frozen, ABC):
         if self.across_ranks or len(trace.ranks) == 1:
             return self._asked(trace)
         found = {rank: self._asked(trace.of_rank(rank)) for rank in trace.ranks}
-        rank = min(found, key=lambda rank: _SEVERITY.index((found[rank].status, found[rank].expected)))
+        rank = min(found, key=lambda rank: (found[rank].expected, _TOLD_FIRST.index(found[rank].status)))
         all_alike = len({(finding.status, finding.detail) for finding in found.values()}) == 1
         return found[rank] if all_alike else replace(found[rank], detail=f"rank {rank}: {found[rank].detail}")
 
@@ -142,12 +142,13 @@ class Check(Frozen, ABC):
         value does not show: their number takes its place, so that what fails is seen to be outside of its limit.
         `meant` says who does what was found on purpose, where some do; see `convention`.
         `causes` are those that the detail proves, one for each thing that is wrong, or "" where it proves none. They
-        take the place of all that the check knows, unless one is "".
+        take the place of all that the check knows, unless one is "". A mapping of problems holds the cause of each.
         `compared` counts what was compared; raises NothingCompared where that is nothing and nothing is wrong.
         """
         if within and problems:
             measured, limit = len(problems), 0
         passed = within and not problems
+        causes = causes or (problems.values() if isinstance(problems, Mapping) else ())
         proven = list(dict.fromkeys(causes))
         nothing_wrong = not problems and (within or measured != measured)  # the error of nothing is NaN
         if compared == 0 and nothing_wrong:
@@ -173,35 +174,20 @@ class Check(Frozen, ABC):
         measured, limit = next((pair for pair in pairs if not pair[0] <= pair[1]), pairs[0])
         return self.found(measured <= limit, detail, measured=measured, limit=limit, **more)
 
-    def unless(
-        self,
-        problems: Collection[str],
-        fine: str,
-        *,
-        most: int | None = None,
-        compared: int | None = None,
-        meant: str = "",
-    ) -> Finding:
+    def unless(self, problems: Collection[str], fine: str, *, most: int | None = None, **more: Any) -> Finding:
         """Return a finding that passes without problems, whose number it measures; see `found`.
 
-        The detail is `fine`, or the first `most` problems. A mapping holds the cause of each, "" for an unproven one.
+        The detail is `fine`, or the first `most` problems.
         """
         detail = "; ".join([*problems][:most]) or fine
-        causes = problems.values() if isinstance(problems, Mapping) else ()
-        return self.at_most(len(problems), 0, detail, compared=compared, meant=meant, causes=causes)
+        return self.found(not problems, detail, measured=len(problems), limit=0, problems=problems, **more)
 
     def _unjudged(self, reason: str, *, expected: bool = False) -> Finding:
         return Finding(check=self.name, status=Status.UNJUDGED, detail=reason, expected=expected)
 
 
-_SEVERITY = (
-    (Status.FAILED, False),
-    (Status.SUSPECTED, False),
-    (Status.UNJUDGED, False),
-    (Status.PASSED, False),
-    (Status.UNJUDGED, True),
-)
-"""Status and `expected` of findings, the one to be told first: what one process cannot be asked, another may answer."""
+_TOLD_FIRST = (Status.FAILED, Status.SUSPECTED, Status.UNJUDGED, Status.PASSED)
+"""Status of findings, the one to be told first; what is unjudged as expected, another process may answer, is last."""
 
 
 def required(found: T | None, reason: str) -> T:
