@@ -168,8 +168,7 @@ ORDER = (
 
 class MemoryOrder(Check):
     """Each memory setting saves memory: checkpointing, one row instead of 4, 4 bit instead of 16, adapters instead of
-    all weights.
-    """
+    all weights."""
 
     needs = frozenset({"memory_order"})
     meaning = """A memory-saving setting has no effect. Weights were not quantised. The checkpointing flag does not
@@ -184,8 +183,8 @@ class MemoryOrder(Check):
     def judge(self, trace: Trace) -> Finding:
         required(on_gpu(trace), "trained on the CPU, which records no peak of allocated memory")
         peaks: dict[MemoryVariant, float] = {}
-        for attempt in trace.attempts:
-            if attempt.start.purpose != AttemptPurpose.COMPARE or (variant := attempt.start.variant) is None:
+        for attempt in trace.made_for(AttemptPurpose.COMPARE):
+            if (variant := attempt.start.variant) is None:
                 continue
             found = [phase.peak_allocated_bytes or 0 for phase in attempt.all(Phase) if phase.name == "steady"]
             recorded(attempt.finished, f"the variant {variant.value!r} {attempt.ending}")

@@ -37,8 +37,6 @@ from tunecheck.core.trace import Trace
 
 WRAPPER = "base_model.model."
 """What peft puts before the name of each tensor of the model that it adapts."""
-
-
 ADAPTED_TWICE = "get_peft_model ran twice, as when SFTTrainer also receives a peft_config."
 
 
@@ -85,9 +83,7 @@ def _trained_wrongly(trace: Trace, census: Census) -> Iterator[tuple[str, str]]:
 
 NAMES_OF_OTHERS = "one list of names may serve models of several architectures"
 WITHOUT_DROPOUT = "a policy, or a small model with much data, may train in eval mode to disable dropout"
-
 FROM_SCRATCH = "a model may be trained from scratch, and take its configuration alone from that folder"
-
 WITHOUT_STATISTICS = "a network may be built to do without the statistics of its normalisations"
 UNCALIBRATED = "A normalisation is set to eval mode before it has seen a batch, so that it normalises nothing."
 NEVER_EVAL = "Nothing calls model.eval() before an evaluation, whose numbers are then noisy and too bad."
@@ -97,8 +93,6 @@ TEACHER_TRAINING = "A teacher or a reference model is in train mode: nothing cal
 NEVER_TRAINING = (
     "Nothing calls model.train() after from_pretrained, which returns a model in eval mode, or after model.eval()."
 )
-
-
 IN_EVAL = "in eval mode"
 
 
@@ -128,8 +122,8 @@ class StateInTraining(Check):
             first = min(wrong)
             seen = len({state.step for state in steps})
             problems.append(f"wrong in {len(wrong)} of {seen} steps, first in step {first}: {wrong[first]}")
-        for attempt in trace.attempts:
-            if attempt.start.purpose == AttemptPurpose.RESUME and (again := _wrong_steps(attempt.all(TrainingState))):
+        for attempt in trace.made_for(AttemptPurpose.RESUME):
+            if again := _wrong_steps(attempt.all(TrainingState)):
                 problems.append(f"after the resume, first in step {min(again)}: {again[min(again)]}")
         if not problems:
             trace.all(Step)  # raises where no step was trained
@@ -167,15 +161,12 @@ def _last_of_each_step(states: Iterable[TrainingState]) -> list[TrainingState]:
 
 def _wrong_steps(states: Iterable[TrainingState]) -> dict[int, str]:
     """Return the steps in which something is switched wrongly, and what."""
-    return {
-        state.step: told
-        for state in _last_of_each_step(states)
-        if (told := "; ".join(f"{_whole(names)} {words}".rstrip() for names, words in _switches(state) if names))
-    }
-
-
-def _whole(names: tuple[str, ...]) -> str:
-    return WHOLE if WHOLE in names else some(names)
+    wrong = {}
+    for state in _last_of_each_step(states):
+        switched = [(WHOLE if WHOLE in names else some(names), how) for names, how in _switches(state) if names]
+        if switched:
+            wrong[state.step] = "; ".join(f"{names} {how}".rstrip() for names, how in switched)
+    return wrong
 
 
 def _switches(state: TrainingState) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -213,15 +204,7 @@ class ParametersCounted(Check):
         last = censuses[-1]
         detail = "; ".join(problems) or f"{wanted:,} of {total:,} parameters in {len(last.trainable)} tensors"
         trained = last.trainable_parameters
-        return self.found(
-            trained == wanted,
-            detail,
-            measured=trained,
-            limit=wanted,
-            problems=problems,
-            compared=wanted,
-            causes=problems.values(),
-        )
+        return self.found(trained == wanted, detail, measured=trained, limit=wanted, problems=problems, compared=wanted)
 
 
 def _counted_wrongly(census: Census, wanted: int, total: int) -> Iterator[tuple[str, str]]:
@@ -251,30 +234,26 @@ class QuantizationAsConfigured(Check):
     def judge(self, trace: Trace) -> Finding:
         seen, wanted = trace.one(Quantization), recorded(trace.run.quantization, "the run has no quantization")
         expected, got = set(seen.expected_modules), set(seen.quantized_modules)
-        problems = []
-        if missing := sorted(expected - got):
-            problems.append(f"{len(missing)} of {len(expected)} linears are not 4-bit: {some(missing)}")
-        if extra := sorted(got - expected):
-            problems.append(f"4-bit, but not configured: {some(extra)}")
-        for what, counts, value in (
+        missing, extra, due = sorted(expected - got), sorted(got - expected), len(expected)
+        settings = (
             ("type", seen.quant_types, wanted.quant_type),
             ("block size", seen.block_sizes, wanted.block_size),
             ("double quantisation", seen.double_quant, wanted.double_quant),
-        ):
-            if counts.keys() - {str(value)}:
-                problems.append(f"{what} {counts}, configured {value}")
-        if seen.packed_bytes != seen.expected_bytes:
-            problems.append(f"{seen.packed_bytes:,} bytes packed, {seen.expected_bytes:,} by arithmetic")
-        if seen.requantized == 0 or seen.requantized_differing:
-            names = some(seen.requantized_differing) or "none could be compared"
-            problems.append(f"quantising the file's weights again gives other bytes: {names}")
-        if seen.unpacked_kept:
-            problems.append(f"unpacked weights are kept for the backward pass: {some(seen.unpacked_kept)}")
-        detail = "; ".join(problems) or f"{len(got)} linears, {seen.packed_bytes:,} bytes, equal to the arithmetic"
-        all_there = len(got) == len(expected)
-        return self.found(
-            all_there, detail, measured=len(got), limit=len(expected), problems=problems, compared=len(got)
         )
+        sizes = f"{seen.packed_bytes:,} bytes packed, {seen.expected_bytes:,} by arithmetic"
+        other, kept = seen.requantized_differing, seen.unpacked_kept
+        again = f"quantising the file's weights again gives other bytes: {some(other) or 'none could be compared'}"
+        wrong = {
+            f"{len(missing)} of {due} linears are not 4-bit: {some(missing)}": missing,
+            f"4-bit, but not configured: {some(extra)}": extra,
+            **{f"{what} {counts}, configured {value}": {*counts} - {str(value)} for what, counts, value in settings},
+            sizes: seen.packed_bytes != seen.expected_bytes,
+            again: seen.requantized == 0 or other,
+            f"unpacked weights are kept for the backward pass: {some(kept)}": kept,
+        }
+        problems = holding(wrong)
+        detail = "; ".join(problems) or f"{len(got)} linears, {seen.packed_bytes:,} bytes, equal to the arithmetic"
+        return self.found(len(got) == due, detail, measured=len(got), limit=due, problems=problems, compared=len(got))
 
 
 UNTRAINED_TOKENS = (
@@ -312,13 +291,10 @@ class BaseMatchesFile(Check):
             fp4 = trace.run.quantization is not None and trace.run.quantization.quant_type == "fp4"
             limit = self.max_error_fp4 if fp4 else self.max_error_nf4
             wrong[f"{seen.worst_weight} differs from the file by {largest:.3f} of its norm"] = not largest <= limit
-        problems = holding(wrong)
-        causes = [UNTRAINED_TOKENS if NEW_TOKENS_FROZEN in problem else "" for problem in problems]
+        problems = {told: UNTRAINED_TOKENS if NEW_TOKENS_FROZEN in told else "" for told in holding(wrong)}
         detail = "; ".join(problems) or f"{seen.tensors} tensors compared"
         meant = FROM_SCRATCH if 0 < seen.tensors == len(differing) else ""
-        return self.at_most(
-            largest, limit, detail, problems=problems, compared=seen.tensors, causes=causes, meant=meant
-        )
+        return self.at_most(largest, limit, detail, problems=problems, compared=seen.tensors, meant=meant)
 
 
 class KernelAgrees(NumericCheck):

@@ -44,13 +44,8 @@ class AdapterRoundTrip(NumericCheck):
         trace.all(Step)  # raises where no step was trained: B is still zero
         seen, limit = trace.one(RoundTrip), self.limit(trace)
         problems = _not_the_trained(trace, seen, limit)
-        for attempt in trace.attempts:
-            if attempt.start.purpose == AttemptPurpose.RESUME:
-                problems += [
-                    f"after the resume: {told}"
-                    for again in attempt.all(RoundTrip)
-                    for told in _not_the_trained(trace, again, limit)
-                ]
+        for again in (found for attempt in trace.made_for(AttemptPurpose.RESUME) for found in attempt.all(RoundTrip)):
+            problems += [f"after the resume: {told}" for told in _not_the_trained(trace, again, limit)]
         detail = "; ".join(problems) or f"{seen.tensors} tensors, {seen.file_bytes:,} bytes"
         difference = seen.logit_difference
         return self.at_most(difference, limit, detail, problems=problems, compared=seen.tensors)
@@ -206,7 +201,7 @@ class ResumeEquals(NumericCheck):
     def judge(self, trace: Trace) -> Finding:
         first = {step.step: step for step in trace.steps}
         again, limit = finished(trace, AttemptPurpose.RESUME), self.limit(trace)
-        if repeats := [a for a in trace.attempts if a.start.purpose == AttemptPurpose.REPEAT and a.finished]:
+        if repeats := [attempt for attempt in trace.made_for(AttemptPurpose.REPEAT) if attempt.finished]:
             limit = limit if _differing(first, repeats[-1].all(Step)) else 0.0
         worst, detail = _departure(trace, {0: again}, trace.records(TrainerState))
         if worst == 0:
@@ -249,11 +244,10 @@ class RescaleEquals(NumericCheck):
         found = {processes: _departure(trace, _rescaled(trace, processes), saved) for processes in numbers}
         processes = worst_of(found, key=lambda number: found[number][0])
         error, where = found[processes]
-        detail = f"from {trace.run.processes} processes to {processes}: {where}"
+        rescaled = f"from {trace.run.processes} processes to"
+        detail = f"{rescaled} {processes}: {where}"
         if error <= limit:
-            detail = (
-                f"from {trace.run.processes} processes to {', '.join(map(str, found))}: the same state, rows and rates"
-            )
+            detail = f"{rescaled} {', '.join(map(str, found))}: the same state, rows and rates"
             masks = "dropout draws other masks, so losses are not compared"
             detail += f"; {masks}" if "dropout" in trace.run.features else f", losses within {error:.2g}"
         return self.at_most(error, limit, detail)
@@ -261,9 +255,8 @@ class RescaleEquals(NumericCheck):
 
 def _rescaled(trace: Trace, processes: int) -> dict[int, Attempt]:
     """Return the attempt of so many processes from the checkpoint, by rank. Raises MissingEvidence where none ended."""
-    for attempt in trace.attempts:
-        section = attempt.start.changes.get("parallel") or {"processes": 1}
-        if attempt.start.purpose != AttemptPurpose.RESCALE or section["processes"] != processes:
+    for attempt in trace.made_for(AttemptPurpose.RESCALE):
+        if (attempt.start.changes.get("parallel") or {"processes": 1})["processes"] != processes:
             continue
         recorded(attempt.finished, f"{processes} processes did not finish after the resume: it {attempt.ending}")
         ranks = {rank: attempt.of_rank(rank) for rank in range(processes) if not rank or rank in attempt.of_ranks}
@@ -402,9 +395,8 @@ class SavedAsTrained(Check):
         if (base := max(w.without_adapters for w in seen)) and not any(w.trained or w.other for w in seen):
             problems.append(f"{base} plain base weights are saved, without the trained adapters")
         merged = any(attempt.all(Merged) or attempt.all(ReadBack) for attempt in trace.attempts)
-        if not merged and not any(w.trained or w.other > w.resting for w in seen):
-            resting = max((w.resting for w in own), default=0)
-            if resting:
-                problems.append(f"{resting} tensors belong to an untrained adapter, and no trained tensor is saved")
+        nothing_trained = not merged and not any(w.trained or w.other > w.resting for w in seen)
+        if nothing_trained and (resting := max((w.resting for w in own), default=0)):
+            problems.append(f"{resting} tensors belong to an untrained adapter, and no trained tensor is saved")
         meant = COPY_OF_START if copied and len(problems) == 1 else ""
         return self.unless(problems, f"up to {max(w.trained for w in seen)} trained tensors in a file", meant=meant)

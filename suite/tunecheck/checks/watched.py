@@ -33,8 +33,6 @@ FEWEST_CUT = 3
 SAME_BATCH = "a test of the training code overfits one batch"
 FEW = 4
 """Rows that may all be the same by chance of a data set."""
-
-
 LABEL_CAUSES = {
     LABELS_SHIFTED: "The collator shifts labels, and the loss shifts them again.",
     PADDING_LEARNED: "Padding keeps its labels, since nobody sets them to -100.",
@@ -140,9 +138,8 @@ def _labels_lost(rows: Iterable[RowSpan]) -> str:
     others = {row.behind for row in answers if row.column < column}
     if len(cut) < FEWEST_CUT or len({row.behind for row in cut}) < 2 or len(others) != 1:
         return ""
-    return (
-        f"the labels of {len(cut)} of {len(answers)} rows end at column {column} of their batch, before their tokens do"
-    )
+    end = f"end at column {column} of their batch, before their tokens do"
+    return f"the labels of {len(cut)} of {len(answers)} rows {end}"
 
 
 REPLAYED = "A resume replays rows."
@@ -168,9 +165,8 @@ class RowsComeOnce(Check):
             return self.at_most(seen.rows - 1, 0, detail, meant="" if seen.dataset_rows else SAME_BATCH)
         if seen.uncertain and not seen.repeated:
             if len(set(digests)) == 1:
-                return self.at_most(
-                    len(digests) - 1, 0, f"all {len(digests)} micro-batches are equal", meant=SAME_BATCH
-                )
+                alike = f"all {len(digests)} micro-batches are equal"
+                return self.at_most(len(digests) - 1, 0, alike, meant=SAME_BATCH)
             reason = f"{seen.uncertain} rows recurred, and the data set does not show how often it holds them"
             raise NotApplicable(reason)
         detail = f"{seen.rows} rows of an epoch"
@@ -287,8 +283,7 @@ class ExportReadsBack(NumericCheck):
     max_error_16bit: float = 0.05
 
     def judge(self, trace: Trace) -> Finding:
-        attempts = [attempt for attempt in trace.attempts if attempt.start.purpose == AttemptPurpose.READ_BACK]
-        saved = [seen for attempt in attempts for seen in attempt.all(ReadBack)]
+        saved = [seen for attempt in trace.made_for(AttemptPurpose.READ_BACK) for seen in attempt.all(ReadBack)]
         saved = required(saved, "the script saved no full model after training")
         seen, limit = worst_of(saved, key=lambda seen: seen.logit_difference), self.limit(trace)
         detail = f"{len(seen.files)} files, logits differ by {seen.logit_difference:.2g}"

@@ -110,7 +110,7 @@ class Trace:
     def facts(self) -> Mapping[str, Fact]:
         """Premise to what is known about it; what the training did says more than what it declares."""
         found = dict(self.run.premises)
-        if any(attempt.start.purpose == AttemptPurpose.MERGE for attempt in self.attempts):
+        if self.made_for(AttemptPurpose.MERGE):
             found[Premise.MERGED] = Fact(source=Source.OBSERVED, where="an attempt of its own")
         opened = [*(record.reasons for record in self.records(PremisesOpen)), dict(_left_open(self))]
         if found.get(Premise.STEP_DECLARED, OF_THE_RUN).source is Source.OPEN:
@@ -130,7 +130,11 @@ class Trace:
     @property
     def trainings(self) -> list[Attempt]:
         """Every attempt to train, in order: all but the last one were replaced by the next."""
-        return [attempt for attempt in self.attempts if attempt.start.purpose == AttemptPurpose.TRAIN]
+        return self.made_for(AttemptPurpose.TRAIN)
+
+    def made_for(self, purpose: str) -> list[Attempt]:
+        """Return the attempts made for this purpose, in order."""
+        return [attempt for attempt in self.attempts if attempt.start.purpose == purpose]
 
     @property
     def main(self) -> Attempt:
@@ -139,9 +143,8 @@ class Trace:
 
     def last(self, purpose: str) -> Attempt:
         """Return the last attempt made for this purpose. Raises MissingEvidence when there was none."""
-        for attempt in reversed(self.attempts):
-            if attempt.start.purpose == purpose:
-                return attempt
+        if made := self.made_for(purpose):
+            return made[-1]
         raise MissingEvidence(f"no attempt with the purpose {str(purpose)!r} was made")
 
     def records(self, kind: type[R]) -> list[R]:
