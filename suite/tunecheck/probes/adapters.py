@@ -60,18 +60,15 @@ class AdapterProbe(Probe):
                 # dropout on a touched adapter's input changes what it adds, so only eval mode is comparable then; and
                 # what drops anywhere else in a checkpointed layer would be missing when it is recomputed, below
                 changed = logits_of(session.model, ids, training=training, graph=graph)
-            errors = {
-                name + part: error
-                for name in factors
-                for part, error in _algebra_errors(session, name, calls[name], factors[name]).items()
-            }
-        at = worst(errors) or ""
+            each = {name: _algebra_errors(session, name, calls[name], factors[name]) for name in factors}
+        errors = {name + part: error for name, found in each.items() for part, error in found.items()}
+        at, error = worst(errors)
         self.emit(
             AdapterStart(
                 start_difference=math.nan if any(map(math.isnan, differences)) else max(differences, default=math.nan),
                 base_difference=base_difference,
                 modules=len(factors),
-                algebra_error=errors.get(at, math.nan),
+                algebra_error=error,
                 algebra_error_at=at,
                 least_algebra_error=min((errors[name] for name in factors), default=math.nan),
                 logit_change=relative_difference(changed, start),

@@ -1,13 +1,14 @@
 """The backward pass held against the model itself: with and without recomputation, and layer by layer."""
 
+from operator import itemgetter
 from typing import Any
 
 import torch
 
+from tunecheck.core.check import worst_of
 from tunecheck.core.evidence import LayerGradients, Recomputation
 from tunecheck.probes.reference.forwards import first_tokens, logits_of
 from tunecheck.probes.reference.in_fp32 import in_fp32
-from tunecheck.probes.reference.measures import worst
 from tunecheck.training.events import Probe
 from tunecheck.training.hooks import OwnHooks
 from tunecheck.training.restore import having, model_mode, own_gradients, random_state, uncached
@@ -80,8 +81,9 @@ class LayerGradientProbe(Probe):
         with in_fp32(session.model), torch.autocast(session.device.type, enabled=False):
             calls = _calls(session, layers)
             errors = {number: _slope_error(layer, *calls[number]) for number, layer in enumerate(layers)}
-        if (number := worst(errors)) is not None:
-            self.emit(LayerGradients(layers=len(errors), error=errors[number], worst=number))
+        if errors:
+            number, error = worst_of(errors.items(), key=itemgetter(1))
+            self.emit(LayerGradients(layers=len(errors), error=error, worst=number))
 
 
 def _calls(session: Session, layers: list[Any]) -> list[tuple[torch.Tensor, dict[str, Any]]]:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tunecheck.core.evidence import ForwardPaths, ForwardReference, LayerCalls
@@ -77,9 +78,7 @@ class ForwardProbe(Probe):
             computed, finer = deviations(session.model, architecture, calls, logits)
             errors = computed | finer
             if session.precision != "fp32":  # in fp32 the relations' own limit is as fine
-                exact = dict(
-                    zip(("gain_error", "gain_error_at"), worst_gain(session.model, architecture, calls), strict=True)
-                )
+                exact["gain_error"], exact["gain_error_at"] = worst_gain(session.model, architecture, calls)
             if longest.shape[1] > REFERENCE_TOKENS:
                 padless = longest.to(session.device), torch.ones_like(longest)
                 with OwnHooks() as hooks:
@@ -87,27 +86,20 @@ class ForwardProbe(Probe):
                     self._logits(session, *padless)
                 errors[f"first layer's attention of {longest.shape[1]} tokens"] = watched.seen()[1]
             if session.run.training.offload != "parameters":  # a forward that ends in its middle would keep them here
-                of_layers = partial(
-                    layer_errors, session.model, architecture, session.device, training=not session.run.uses_dropout
-                )
+                training = not session.run.uses_dropout
+                of_layers = partial(layer_errors, session.model, architecture, session.device, training=training)
                 widens = session.precision != "fp32" and not session.autocast
                 errors |= of_layers(every=not widens)
                 if widens:
                     finer = finer | of_layers(widened=True)
             if session.precision != "fp32":
                 finer = finer | head_error(session.model, calls)
-                at = worst(finer) or ""
-                exact |= {"fp32_error": finer.get(at, math.nan), "fp32_error_at": at}
+                exact["fp32_error_at"], exact["fp32_error"] = worst(finer)
             if session.run.training.attention == "sdpa":
                 extreme = negative_score_errors(session.model, session.device)
-                at = worst(extreme) or ""
-                exact |= {"extreme_error": extreme.get(at, math.nan), "extreme_error_at": at}
-        at = worst(errors) or ""
-        self.emit(
-            ForwardReference(
-                has_formulas=known, relations=len(errors), error=errors.get(at, math.nan), worst=at, **exact
-            )
-        )
+                exact["extreme_error_at"], exact["extreme_error"] = worst(extreme)
+        at, error = worst(errors)
+        self.emit(ForwardReference(has_formulas=known, relations=len(errors), error=error, worst=at, **exact))
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Count layer calls during the second step, of a single one during that."""
@@ -124,14 +116,12 @@ class ForwardProbe(Probe):
                 self.hooks.before(layer, self._note, with_kwargs=True)
             architecture, self._attention = session.run.model.architecture, None
             dropping = {id(module) for module, _, _ in dropouts(session.model)}
-            inner = {
-                id(part) for attention in attentions[:1] if attention for part in (attention, *attention.children())
-            }
+            inner = {id(part) for first in attentions[:1] if first for part in (first, *first.children())}
             if has_formulas(architecture, session.model) and dropping.isdisjoint(inner):
                 self._attention = WatchedAttention(
                     session.model, architecture, lambda: [(b.input_ids, b.attention_mask) for b in window], self.hooks
                 )
-            self._kernels, self._dtypes = _AttentionKernels(self.hooks), set[str]()
+            self._kernels, self._dtypes = set[str](), set[str]()
             self._head_tokens = self._cached_calls = 0
             self.hooks.before(session.model.get_output_embeddings(), self._note_tokens)
             self._products: dict[str, set[str]] = {"_proj": set(), "lora_A.default": set()}
@@ -140,7 +130,7 @@ class ForwardProbe(Probe):
                     if name.endswith(ending):
                         self.hooks.after(module, lambda _m, _args, out, seen=seen: seen.add(dtype_name(out.dtype)))
             for attention in [inner for inner in attentions if inner is not None][:1]:
-                self.hooks.around(attention, self._kernels.seen_in)
+                self.hooks.around(attention, self._noting_kernels)
 
     def backward_end(self, session: Session, step: int) -> None:
         """The counted step's backward is done, recomputed layers included."""
@@ -153,7 +143,7 @@ class ForwardProbe(Probe):
                     micro_batches=len(session.exchange.share(session.window)),
                     calls=self._calls,
                     recomputed=self._recomputed,
-                    attention_kernels=tuple(sorted(self._kernels.seen)),
+                    attention_kernels=tuple(sorted(self._kernels)),
                     hidden_dtypes=tuple(sorted(self._dtypes)),
                     product_dtypes=tuple(sorted(self._products["_proj"])),
                     adapter_dtypes=tuple(sorted(self._products["lora_A.default"])),
@@ -173,6 +163,17 @@ class ForwardProbe(Probe):
         # transformers 5.24 calls the argument otherwise than the releases before it
         self._cached_calls += any(hasattr(value, "get_seq_length") for value in others.values())
 
+    @contextmanager
+    def _noting_kernels(self) -> Iterator[None]:
+        """Note the kernels of attention in the block: SDPA picks its own by shapes, dtypes and masks, call by call."""
+        called, operators = list[bool](), set[Any]()
+        with Hooks() as hooks, _Operators(self.hooks.guarded(operators.add)):
+            hooks.function(functional, "scaled_dot_product_attention", before=lambda *_, **__: called.append(True))
+            yield
+        names = {operator.overloadpacket.__name__ for operator in operators}
+        kernels = {name for name in names if "attention" in name or "flash_attn" in name}
+        self._kernels |= {f"sdpa:{name}" for name in kernels or {"math"}} if called else kernels or {"eager"}
+
     def _note_tokens(self, _module: object, args: tuple[torch.Tensor, ...]) -> None:
         self._head_tokens = max(self._head_tokens, math.prod(args[0].shape[:-1]))
 
@@ -180,33 +181,6 @@ class ForwardProbe(Probe):
         """Return the logits in train mode, the training path itself, or with dropout in eval mode."""
         training = not session.run.uses_dropout
         return logits_of(session.model, ids.to(session.device), training=training, mask=mask.to(session.device))
-
-
-class _AttentionKernels:
-    """Names of the kernels that run in its context.
-
-    Asking the configuration would not do: SDPA picks its kernel by shapes, dtypes and masks, call by call.
-    """
-
-    def __init__(self, hooks: Hooks) -> None:
-        self.seen: set[str] = set()
-        self._hooks = hooks
-
-    @contextmanager
-    def seen_in(self) -> Iterator[None]:
-        """Note the kernels of the block."""
-        called, operators = list[bool](), set[Any]()
-        with Hooks() as hooks, _Operators(self._hooks.guarded(operators.add)):
-            hooks.function(
-                torch.nn.functional, "scaled_dot_product_attention", before=lambda *_, **__: called.append(True)
-            )
-            yield
-        names = {operator.overloadpacket.__name__ for operator in operators}
-        kernels = {name for name in names if "attention" in name or "flash_attn" in name}
-        if called:
-            self.seen |= {f"sdpa:{name}" for name in kernels or {"math"}}
-        else:
-            self.seen |= kernels or {"eager"}
 
 
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]

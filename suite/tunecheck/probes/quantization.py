@@ -41,7 +41,7 @@ class QuantizationProbe(Probe):
             if is_packed(getattr(module, "weight", None))
         }
         packed = [module.weight for module in modules.values()]
-        error, at = self._kernel_error(session, modules)
+        at, error = _kernel_error(session, modules)
         again = _quantized_again(session, weights, modules)
         keeping = tuple(name for name, module in _of_each_shape(modules) if _keeps_unpacked(session, module))
         self.emit(
@@ -68,22 +68,20 @@ class QuantizationProbe(Probe):
             )
         )
 
-    def _kernel_error(self, session: Session, modules: dict[str, Any]) -> tuple[float, str]:
-        """Largest relative error over one module of each shape: of module(x) against x @ W.T + b, and its gradient."""
-        generator = torch.Generator().manual_seed(0)
-        dtype = DTYPES[session.precision]
-        counts = token_counts(session)
-        errors: dict[str, float] = {}
-        for name, module in _of_each_shape(modules):
-            rows, columns = module.weight.quant_state.shape
-            weight = matrix(module.weight).to(dtype).double()
-            for count in counts:
-                x = torch.randn(count, columns, generator=generator).to(session.device, dtype)
-                above = torch.randn(count, rows, generator=generator).to(session.device, dtype)
-                found = _errors(module, weight, x, above)
-                errors |= {f"{what} of {name}, {count} tokens": error for what, error in found}
-        at = worst(errors) or ""
-        return errors.get(at, 0.0), at
+
+def _kernel_error(session: Session, modules: dict[str, Any]) -> tuple[str, float]:
+    """Largest relative error over one module of each shape: of module(x) against x @ W.T + b, and its gradient."""
+    generator, dtype, counts = torch.Generator().manual_seed(0), DTYPES[session.precision], token_counts(session)
+    errors: dict[str, float] = {}
+    for name, module in _of_each_shape(modules):
+        rows, columns = module.weight.quant_state.shape
+        weight = matrix(module.weight).to(dtype).double()
+        for count in counts:
+            x = torch.randn(count, columns, generator=generator).to(session.device, dtype)
+            above = torch.randn(count, rows, generator=generator).to(session.device, dtype)
+            found = _errors(module, weight, x, above)
+            errors |= {f"{what} of {name}, {count} tokens": error for what, error in found}
+    return worst(errors, 0.0)
 
 
 def token_counts(session: Session) -> list[int]:
@@ -164,9 +162,8 @@ def _quantized_again(session: Session, weights: WeightFile, modules: dict[str, A
         )
         values_differ = values(held) != wanted_values
         scales_differ = (scales(held) - wanted_scales).abs() > SCALE_ROUNDING * wanted_scales
-        same[name] = bool(
-            values_differ.float().mean() <= VALUES_ON_THE_FENCE and scales_differ.float().mean() <= SCALES_ON_THE_FENCE
-        )
+        of_values, of_scales = values_differ.float().mean(), scales_differ.float().mean()
+        same[name] = bool(of_values <= VALUES_ON_THE_FENCE and of_scales <= SCALES_ON_THE_FENCE)
     return same
 
 

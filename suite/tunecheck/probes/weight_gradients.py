@@ -112,7 +112,10 @@ class WeightGradientProbe(Probe):
         self._next = 0
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
-        chosen = self._chosen(step)
+        chosen = self._followed
+        if step >= self._every_one:  # the next ones in turn
+            first, self._next = self._next, self._next + self._each_step
+            chosen = [self._followed[number % len(self._followed)] for number in range(first, self._next)]
         self._sums = {name: _Sums(users, self._special, _every(len(users[0].weight))) for name, users in chosen}
         for sums in self._sums.values():
             for module in sums.users:
@@ -130,13 +133,6 @@ class WeightGradientProbe(Probe):
         if out.requires_grad:
             sums.inputs.append(given)
             self.hooks.gradient(out, partial(_arrived, sums, module, given))
-
-    def _chosen(self, step: int) -> list[tuple[str, tuple[Any, ...]]]:
-        """Return those of this step: all, or the next ones in turn."""
-        if step < self._every_one:
-            return self._followed
-        first, self._next = self._next, self._next + self._each_step
-        return [self._followed[number % len(self._followed)] for number in range(first, self._next)]
 
     def backward_end(self, session: Session, step: int) -> None:
         """Compare with what the optimizer will be given."""
@@ -164,8 +160,8 @@ class WeightGradientProbe(Probe):
             sums.clear()  # the hook of a loss that is still held keeps them
         self._sums = {}
         for dtypes, each in (found or {(): {}}).items():
-            at = worst(each) or ""
-            self.emit(WeightGradient(step=step, linears=len(each), error=each.get(at, 0.0), worst=at, dtypes=dtypes))
+            at, error = worst(each, 0.0)
+            self.emit(WeightGradient(step=step, linears=len(each), error=error, worst=at, dtypes=dtypes))
 
     def _add_up(self, session: Session) -> None:
         """Where several ranks train, take the mean of their sums: so the optimizer is given the mean gradient."""
@@ -215,9 +211,8 @@ def _special_tokens(session: Session) -> frozenset[int]:
     tokenizer, config = session.tokenizer, session.model.config
     named = [getattr(config, f"{kind}_token_id", None) for kind in ("pad", "eos", "bos")]
     of_model = {number for number in named if isinstance(number, int)}
-    return frozenset(
-        {*getattr(tokenizer, "all_special_ids", ()), *getattr(tokenizer, "added_tokens_decoder", ()), *of_model}
-    )
+    special, added = (getattr(tokenizer, name, ()) for name in ("all_special_ids", "added_tokens_decoder"))
+    return frozenset({*special, *added, *of_model})
 
 
 def _arrived(sums: _Sums, module: Any, given: list[torch.Tensor], gradient: torch.Tensor) -> None:

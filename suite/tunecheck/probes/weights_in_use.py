@@ -41,10 +41,8 @@ class WeightsInUseProbe(Probe):
             and module.weight.is_floating_point()
         }
         before = _logits(session)
-        with (
-            _halved([p for p in session.model.parameters() if p.requires_grad]),
-            recorded_calls(modules, _last_two) as calls,
-        ):
+        trained = [p for p in session.model.parameters() if p.requires_grad]
+        with _halved(trained), recorded_calls(modules, _last_two) as calls:
             _logits(session)
             errors = {
                 name: relative_error(calls[name][1], _product(module, calls[name][0], session))
@@ -55,8 +53,8 @@ class WeightsInUseProbe(Probe):
             if name not in errors:  # others read its tensors, as Mamba's kernel does: then the logits follow them
                 with _halved([p for p in own_parameters(module) if p.requires_grad]):
                     errors[name] = math.inf if torch.equal(_logits(session), before) else 0.0
-        at = worst(errors) or ""
-        self.emit(CurrentWeights(modules=len(errors), error=errors.get(at, math.nan), worst=at))
+        at, error = worst(errors)
+        self.emit(CurrentWeights(modules=len(errors), error=error, worst=at))
 
 
 def _logits(session: Session) -> torch.Tensor:

@@ -15,6 +15,7 @@ from unittest import mock
 import torch
 
 from tunecheck.models.description import Architecture
+from tunecheck.probes.reference.measures import worst
 from tunecheck.training.hooks import Hooks, OwnHooks
 from tunecheck.training.tensors import whole
 
@@ -137,8 +138,8 @@ def worst_gain(model: Any, architecture: Architecture, calls: Calls) -> tuple[fl
             if told.any():
                 ratios = (out / wanted)[told].cpu()  # nanmedian has no deterministic kernel on CUDA
                 gains[name] = float((ratios.nanmedian(-1).values - 1).square().mean().sqrt())
-    worst = max(gains, key=lambda name: float("inf") if gains[name] != gains[name] else gains[name], default="")
-    return gains.get(worst), worst
+    at, gain = worst(gains)
+    return (gain if gains else None), at
 
 
 class WatchedAttention:
@@ -165,8 +166,8 @@ class WatchedAttention:
 
     def seen(self) -> tuple[int, float]:
         """Rows compared, and the largest relative error of one; NaN when there was none."""
-        worst = torch.stack(self._errors).nan_to_num(nan=torch.inf).max() if self._errors else float("nan")
-        return len(self._errors), float(worst)
+        largest = torch.stack(self._errors).nan_to_num(nan=torch.inf).max() if self._errors else float("nan")
+        return len(self._errors), float(largest)
 
     def _begin(self, _module: Any, _args: Any, others: dict[str, Any]) -> None:
         """What is padding is the batch's to say, not the call's; rows with positions of their own would be packed."""

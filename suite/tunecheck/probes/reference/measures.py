@@ -18,6 +18,7 @@ import torch.distributed as distributed
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
+from tunecheck.core.check import or_infinite
 from tunecheck.training.tensors import whole
 
 K = TypeVar("K", bound=Hashable)
@@ -200,9 +201,9 @@ def relative_difference(value: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((value - wanted).float().abs().max() / wanted.float().abs().max())
 
 
-def worst(errors: Mapping[K, float]) -> K | None:
-    """Return the key of the largest error, NaN counting as the largest of all; None without errors."""
-    return max(errors, key=lambda key: math.inf if math.isnan(errors[key]) else errors[key], default=None)
+def worst(errors: Mapping[str, float], none: float = math.nan) -> tuple[str, float]:
+    """Return the name and the size of the largest error, NaN counting as the largest of all; ("", none) without any."""
+    return max(errors.items(), key=lambda item: or_infinite(item[1]), default=("", none))
 
 
 def counted(values: Iterable[object]) -> dict[str, int]:
