@@ -37,8 +37,8 @@ class MovementProbe(Probe):
     def start(self, session: Session) -> None:
         self._trainable = learning(session.model)
         # on the CPU: what is kept from step to step would be in the run's peak
-        self._samples = [sample(p).cpu() for _, p in self._trainable]
-        self._digests = [digest(p) for _, p in self._trainable]
+        self._samples = {name: sample(p).cpu() for name, p in self._trainable}
+        self._digests = {name: digest(p) for name, p in self._trainable}
         table = session.model.get_input_embeddings().weight if session.run.holds(Premise.CAUSAL_LM) else None
         self._lookup = None if table is _head(session.model) else table  # only a head's every row has a gradient
         self._read: set[int] = set()
@@ -56,7 +56,7 @@ class MovementProbe(Probe):
         frozen = list(_frozen(session))
         held = zip(digests(tensor for _, tensor in frozen), frozen, strict=True)
         self._frozen = {name: (before, tensor) for before, (name, tensor) in held}
-        learnt = set(self._digests)
+        learnt = set(self._digests.values())
         heads = drawn_heads(session.model, session.folder) | unmarked_heads(session.model)
         adapted = tuple(f"{name}." for name in adapted_layers(session.model))
         self._drawn = {
@@ -100,56 +100,42 @@ class MovementProbe(Probe):
             for name, bias in self._biases.items()
             if name in now and bias.dtype != (dtype := now[name].dtype) and torch.equal(bias.to(dtype), now[name])
         }
-        changed = [
-            name
-            for name, (before, _) in self._frozen.items()
-            if name not in now or (found[name] != before and name not in rounded)
-        ]
-        appeared = [name for name in now if name not in self._frozen and name not in dict(self._trainable)]
+        same = {name for name, (before, _) in self._frozen.items() if found.get(name) == before} | rounded
+        changed = [name for name in self._frozen if name not in same]
         live = dict(session.model.named_parameters())
-        after = [live.get(name, old) for name, old in self._trainable]
+        after = {name: live.get(name, old) for name, old in self._trainable}
+        appeared = [name for name in now if name not in self._frozen and name not in after]
         unused = {name for name, rows in self._learnt.items() if not rows.any()}
         idle = self._idle | {name for name in unused if "expert" in name or ADDED_TOKENS in name}
-        held = [
-            (name, before, self._rates.get(id(p)))
-            for (name, p), before in zip(self._trainable, self._samples, strict=True)
-        ]
-        small = tuple(name for name, before, rate in held if rate and _is_below_last_digit(rate, before))
-        shares = [
-            1.0 if name in idle or name in small else self._moved_share(name, p, before)
-            for (name, _), p, before in zip(self._trainable, after, self._samples, strict=True)
-        ] or [0.0]
-        least = min(range(len(shares)), key=shares.__getitem__)
+        rates = {name: self._rates.get(id(p)) for name, p in self._trainable}
+        small = tuple(n for n, rate in rates.items() if rate and _is_below_last_digit(rate, self._samples[n]))
+        resting = idle.union(small)
+        shares = {name: 1.0 if name in resting else self._moved_share(name, p) for name, p in after.items()}
+        least = min(shares, key=shares.__getitem__, default="")
         self.emit(
             Movement(
-                unmoved=tuple(
-                    name
-                    for (name, _), p, before in zip(self._trainable, after, self._digests, strict=True)
-                    if name not in idle and digest(p) == before
-                ),
-                smallest_moved_share=shares[least],
-                smallest_moved_share_at=self._trainable[least][0] if self._trainable else "",
+                unmoved=tuple(n for n, p in after.items() if n not in idle and digest(p) == self._digests[n]),
+                smallest_moved_share=shares.get(least, 0.0),
+                smallest_moved_share_at=least,
                 frozen_tensors=len(self._frozen),
                 frozen_bytes=sum(tensor.numel() * tensor.element_size() for _, tensor in self._frozen.values()),
                 frozen_changed=tuple(changed + appeared),
                 idle=tuple(sorted(idle)),
-                without_rate=tuple(name for name, _, rate in held if rate == 0),
+                without_rate=tuple(name for name, rate in rates.items() if rate == 0),
                 rate_scheduled=any(group.get("initial_lr") for group in session.optimizer.param_groups),
                 below_last_digit=small,
                 drawn=tuple(sorted(self._drawn & now.keys() - {*changed})),
                 misfrozen=self._misfrozen,
                 added=tuple(sorted(self._added)),
                 layers_rest=session.run.holds(Premise.CAUSAL_LM) and _layers_rest(session.model),
-                nonfinite=tuple(
-                    name for (name, _), p in zip(self._trainable, after, strict=True) if not whole(p).isfinite().all()
-                ),
+                nonfinite=tuple(name for name, p in after.items() if not whole(p).isfinite().all()),
             )
         )
         self._frozen.clear()
 
-    def _moved_share(self, name: str, parameter: torch.Tensor, before: torch.Tensor) -> float:
+    def _moved_share(self, name: str, parameter: torch.Tensor) -> float:
         """Changed elements over those that could change."""
-        moved, (rows, columns) = sample(parameter).cpu() != before, sampled_places(parameter)
+        moved, (rows, columns) = sample(parameter).cpu() != self._samples[name], sampled_places(parameter)
         if parameter is self._lookup:
             moved = moved[torch.isin(rows.cpu(), torch.tensor(sorted(self._read)))]
         elif name in self._learnt:
