@@ -26,6 +26,10 @@ ALPACA = ("### Instruction:", "{instruction}", "", "### Response:", "")
 """The prompt's lines, and not those of tunecheck.training.data: what training and audit share, no audit can see."""
 
 Ids = tuple[int, ...]
+Text = tuple[str, str]
+"""Instruction and answer."""
+Rendered = dict[str, tuple[Ids, int]]
+"""Row's key to its token ids, and how many at its beginning are not supervised."""
 SHOWN_TOKENS = 32
 LONG_ANSWER = 32
 """Characters from which an answer that both splits hold is the same row and no coincidence."""
@@ -43,20 +47,16 @@ class DataProbe(Probe):
         data = session.run.data
         self._tokenizer = session.tokenizer
         tokenizer = load_tokenizer(session.folder)  # the session's own may be another model's
-        files = data.file("train"), data.file("heldout")
-        train, heldout = map(_records, files)
-        rows = {
-            split: _rendered(session, tokenizer, split, held)
-            for split, held in (("train", train), ("heldout", heldout))
-        }
+        texts = {split: _records(data.file(split)) for split in ("train", "heldout")}
+        rows = {split: _rendered(session, tokenizer, split, held) for split, held in texts.items()}
         if data.train_rows is not None:
             rows["train"] = dict(list(rows["train"].items())[: data.train_rows])
-            train = train[: data.train_rows] if data.template != "blocks" else train
+            texts["train"] = texts["train"][: data.train_rows] if data.template != "blocks" else texts["train"]
         rendered = rows["train"] | rows["heldout"]
         if data.canary is not None:
             rendered["canary"] = _render(session, tokenizer, data.canary.instruction, data.canary.response)
-        self._misread = _misread(session, tokenizer, rendered, {"train": train, "heldout": heldout})
-        self._expected: dict[str, tuple[Ids, int]] = rendered
+        self._misread = _misread(session, tokenizer, rendered, texts)
+        self._expected = rendered
         self._known = {ids: key for key, (ids, _) in reversed(rendered.items())}  # of equal rows the first
         self._train_rows = len(rows["train"])
         first: dict[Ids, str] = {}
@@ -66,13 +66,13 @@ class DataProbe(Probe):
             DataSplit(
                 train_rows=len(rows["train"]),
                 heldout_rows=len(rows["heldout"]),
-                shared=tuple(_shared(train, heldout, evaluated, {_given(e) for e in session.batches.train})),
+                shared=tuple(_shared(**texts, evaluated=evaluated, trained={*map(_given, session.batches.train)})),
                 largest_token_id=max(max(ids) for ids, _ in rendered.values()),
                 embedding_rows=session.model.get_input_embeddings().weight.shape[0],
                 misplaced=tuple(_misplaced(session, rendered)),
                 duplicates=duplicates,
                 dataset=data.name,
-                dataset_sha256=hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest(),
+                dataset_sha256=hashlib.sha256(b"".join(data.file(split).read_bytes() for split in texts)).hexdigest(),
             )
         )
 
@@ -179,10 +179,8 @@ def _token_problem(ids: Ids, wanted: Ids, tokenizer: Any) -> tuple[str, str]:
     if len(ids) < len(wanted) and wanted[: len(ids)] == ids:
         return "the row is cut off", f"{len(ids)} of {len(wanted)} tokens, ending {decode(ids[-6:])!r}"
     at = next((i for i, (a, b) in enumerate(zip(ids, wanted, strict=False)) if a != b), min(len(ids), len(wanted)))
-    return (
-        "tokens differ from the template's",
-        f"at token {at}: {decode(ids[at:][:8])!r}, not {decode(wanted[at:][:8])!r}",
-    )
+    example = f"at token {at}: {decode(ids[at:][:8])!r}, not {decode(wanted[at:][:8])!r}"
+    return "tokens differ from the template's", example
 
 
 def _prescribed_rows(session: Session, step: int, train_rows: int) -> list[str]:
@@ -209,19 +207,14 @@ def _deck(seed: int, epoch: int, rows: int) -> list[int]:
     return deck
 
 
-def _records(path: Path) -> list[tuple[str, str]]:
+def _records(path: Path) -> list[Text]:
     """Instruction and answer of every line; of a line of plain text that twice."""
     with path.open(encoding="utf-8") as lines:
-        return [
-            (row["text"], row["text"]) if "text" in row else (row["instruction"], row["response"])
-            for row in map(json.loads, lines)
-        ]
+        rows = map(json.loads, lines)
+        return [(row["text"], row["text"]) if "text" in row else (row["instruction"], row["response"]) for row in rows]
 
 
-def _rendered(
-    session: Session, tokenizer: Any, split: str, records: list[tuple[str, str]]
-) -> dict[str, tuple[Ids, int]]:
-    """Token ids of each row and how many at its beginning are not supervised, by the row's key."""
+def _rendered(session: Session, tokenizer: Any, split: str, records: list[Text]) -> Rendered:
     if session.run.data.template != "blocks":
         return {f"{split}:{i}": _render(session, tokenizer, *record) for i, record in enumerate(records)}
     length = session.run.data.max_length
@@ -240,9 +233,7 @@ def _render(session: Session, tokenizer: Any, instruction: str, response: str) -
     return (*prompt["input_ids"], *answer, tokenizer.eos_token_id), len(prompt["input_ids"])
 
 
-def _misread(
-    session: Session, tokenizer: Any, rendered: dict[str, tuple[Ids, int]], records: dict[str, list[tuple[str, str]]]
-) -> dict[str, str]:
+def _misread(session: Session, tokenizer: Any, rendered: Rendered, records: dict[str, list[Text]]) -> dict[str, str]:
     """Key to what the row's tokens say instead of its text, by the vocabulary's file; rows that say it are left out."""
     vocabulary, data = read_vocabulary(session.folder), session.run.data
     if vocabulary is None or data.template == "blocks":
@@ -257,16 +248,13 @@ def _misread(
 
 
 def _prompt(session: Session, tokenizer: Any, instruction: str) -> str:
-    """The text of a prompt."""
     if session.run.data.template == "chat":
         turn = [{"role": "user", "content": instruction}]
         return str(tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False))
     return "\n".join(ALPACA).replace("{instruction}", instruction)
 
 
-def _shared(
-    train: list[tuple[str, str]], heldout: list[tuple[str, str]], evaluated: dict[str, Ids], trained: set[Ids]
-) -> list[str]:
+def _shared(train: list[Text], heldout: list[Text], evaluated: dict[str, Ids], trained: set[Ids]) -> list[str]:
     """Held-out instructions that training holds: in the files, by text, or in the rows as loaded, by prompt tokens.
 
     A short answer (a number, a label, yes or no) comes to many questions, so it alone is no leak.
@@ -280,7 +268,7 @@ def _shared(
     return texts + [key for key, ids in evaluated.items() if ids in trained]
 
 
-def _misplaced(session: Session, rendered: dict[str, tuple[Ids, int]]) -> list[str]:
+def _misplaced(session: Session, rendered: Rendered) -> list[str]:
     """Rows of the fixed evaluations that are not the first ones of their split, or not labelled as those."""
     places = [("heldout" if split == "heldout" else "train", split) for split in session.run.evaluation.splits]
     return [

@@ -32,9 +32,8 @@ class GradientProbe(Probe):
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Look for gradients of the steps before. Where they are cleared to None, as torch does, this costs nothing."""
-        self._left_over = tuple(
-            name for name, p in self._trainable if p.grad is not None and bool((whole(p.grad) != 0).any())
-        )
+        held = [(name, p.grad) for name, p in self._trainable if p.grad is not None]
+        self._left_over = tuple(name for name, gradient in held if bool((whole(gradient) != 0).any()))
 
     def backward_end(self, session: Session, step: int) -> None:
         """Note the norms; a missing gradient counts as zero."""

@@ -104,10 +104,8 @@ class ShownRowsProbe(Probe):
 
 def pieces_of(ids: Sequence[int], labels: Sequence[int], mask: Sequence[int], decode: Decode) -> tuple[RowPiece, ...]:
     """Return the row in pieces; beyond MOST_TOKENS its middle is cut. Padding that is learned is learned."""
-    kinds: list[Any] = [
-        "learned" if label != IGNORED else "context" if keep else "padding"
-        for label, keep in zip(labels, mask, strict=True)
-    ]
+    pairs = zip(labels, mask, strict=True)
+    kinds: list[Any] = ["learned" if label != IGNORED else "context" if keep else "padding" for label, keep in pairs]
     places = [at for at, kind in enumerate(kinds) if kind != "padding"]
     for at in places[MOST_TOKENS // 2 : -(MOST_TOKENS // 2)]:
         kinds[at] = "cut"

@@ -30,7 +30,8 @@ SLOPE_SHARE = 4e-4
 OF_MEANS = ", the mean of their means"
 NEGLIGIBLE_SHARE = 1e-3
 """Tensors with less than this share of the whole gradient's norm are rounding noise and are not judged one by one."""
-Wanted = tuple[float, list[torch.Tensor], str]
+Tensors = list[torch.Tensor]
+Wanted = tuple[float, Tensors, str]
 """Loss and gradient of a window, and how it is split."""
 
 
@@ -49,7 +50,8 @@ class OracleProbe(Probe):
         asked, last = session.run.probes.oracle_steps, session.run.training.max_steps
         known = not self._dropout or session.replay is not None
         self._steps = {step % last for step in asked} if known else set()  # -1 is the last one
-        self._trainable = [(name, p) for name, p in session.model.named_parameters() if p.requires_grad]
+        trainable = {name: p for name, p in session.model.named_parameters() if p.requires_grad}
+        self._names, self._parameters = [*trainable], [*trainable.values()]
         self._waiting: list[Wanted] = []
         self._directional = max(self._steps, default=-1) if session.run.probes.directional_gradient else -1
         self._slope_error: float | None = None
@@ -81,12 +83,7 @@ class OracleProbe(Probe):
                 with torch.no_grad():
                     self._slope_error = _slope_error(session, window, [*map(whole, parameters)], gradients, loss)
 
-    @property
-    def _parameters(self) -> list[torch.Tensor]:
-        return [parameter for _, parameter in self._trainable]
-
     def backward_end(self, session: Session, step: int) -> None:
-        """Compare the trainer's gradients with the oracle's."""
         window = session.window
         if not self._waiting and step in self._steps and window:  # the window is known only now
             self._compute(session, step, window)
@@ -112,7 +109,7 @@ class OracleProbe(Probe):
                     replayed_loss=replayed,
                     gradient_error=whole / norm if norm else float("nan"),
                     worst_gradient_error=float(errors[worst]),
-                    worst_gradient=self._trainable[worst][0],
+                    worst_gradient=self._names[worst],
                     norm=norm,
                     split=split,
                     of_means=split.endswith(OF_MEANS),
@@ -121,15 +118,13 @@ class OracleProbe(Probe):
             )
 
 
-def _loss_and_gradients(
-    parameters: list[torch.Tensor], loss_backward: Callable[[], float]
-) -> tuple[float, list[torch.Tensor]]:
+def _loss_and_gradients(parameters: Tensors, loss_backward: Callable[[], float]) -> tuple[float, Tensors]:
     """Return a loss and its gradient; the parameters' own gradients are put back."""
     with own_gradients(parameters):
         return loss_backward(), _gradients(parameters)
 
 
-def _gradients(parameters: list[torch.Tensor]) -> list[torch.Tensor]:
+def _gradients(parameters: Tensors) -> Tensors:
     """Return the gradient of each parameter; where there is none, zeros."""
     return [torch.zeros_like(whole(p)) if p.grad is None else whole(p.grad) for p in parameters]
 
@@ -152,7 +147,7 @@ def _documents(window: Sequence[Batch]) -> list[IdsAndLabels]:
     return found
 
 
-def _differences(got: list[torch.Tensor], wanted: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+def _differences(got: Tensors, wanted: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the norm of each tensor's difference and that of each wanted tensor.
 
     One after the other: all differences at once would be another copy of the model where the base learns.
@@ -163,11 +158,7 @@ def _differences(got: list[torch.Tensor], wanted: list[torch.Tensor]) -> tuple[t
 
 
 def _slope_error(
-    session: Session,
-    window: Sequence[Batch],
-    parameters: list[torch.Tensor],
-    gradients: list[torch.Tensor],
-    loss: float,
+    session: Session, window: Sequence[Batch], parameters: Tensors, gradients: Tensors, loss: float
 ) -> float:
     """How far the loss's slope is from what the gradient promises, along a direction in which every tensor counts.
 
@@ -218,7 +209,6 @@ class OwnLossProbe(Probe):
     emits = (OwnLoss,)
 
     def start(self, session: Session) -> None:
-        """Note the steps."""
         last = session.run.training.max_steps
         self._steps = {*range(PROBED_STEPS), *(step % last for step in session.run.probes.oracle_steps)}
         self._logits: OwnLogits | None = None
@@ -239,7 +229,6 @@ class OwnLossProbe(Probe):
             self._states.append(random_digest(session.device))
 
     def backward_end(self, session: Session, step: int) -> None:
-        """Record what was seen."""
         if self._logits is None:
             return
         logits, self._logits = self._logits, None

@@ -30,6 +30,8 @@ CANCELLED = 1e-2
 is left of them is half rounding: 0.011 of such a step measured in fp32."""
 ELEMENTS = 4_000_000
 """Elements followed at most: all of an adapter, some tensors of a whole model."""
+Settings = Sequence[tuple[float, float]]
+"""Rate and decay of each tensor."""
 
 
 class UpdateProbe(Probe):
@@ -112,7 +114,7 @@ class UpdateProbe(Probe):
             )
         )
 
-    def _settings(self, session: Session, rate: float) -> list[tuple[float, float]]:
+    def _settings(self, session: Session, rate: float) -> Settings:
         """Return rate and decay of each tensor: the declared ones, or what a loop's own groups say at this step."""
         training = session.run.training
         if session.run.holds(Premise.SETTINGS_DECLARED):
@@ -126,11 +128,7 @@ class UpdateProbe(Probe):
         return [own.get(id(p), (rate, 0.0)) for _, p in self._followed]
 
     def _updated(
-        self,
-        gradient: torch.Tensor,
-        settings: Sequence[tuple[float, float]],
-        betas: tuple[float, float],
-        epsilon: float,
+        self, gradient: torch.Tensor, settings: Settings, betas: tuple[float, float], epsilon: float
     ) -> torch.Tensor:
         """Advance the moments by this step's gradients; return the parameters that AdamW must give."""
         b1, b2 = betas
@@ -174,10 +172,8 @@ class UpdateProbe(Probe):
         ]
         if any(count and not known for known, count in zip(held, self._counts, strict=True)):
             return []
-        return [
-            [state[key] if known else None for state, known in zip(states, held, strict=True)]
-            for key in ("exp_avg", "exp_avg_sq")
-        ]
+        kept = [state if known else {} for state, known in zip(states, held, strict=True)]
+        return [[state.get(key) for state in kept] for key in ("exp_avg", "exp_avg_sq")]
 
     def _moment_error(self, session: Session) -> float:
         """Largest relative difference of the optimizer's moments from ours; NaN when it keeps none for some tensor."""
