@@ -74,11 +74,9 @@ class EvaluationMode(Check):
     remedy = "Wrap the evaluation in model.eval() and torch.no_grad(), and restore the previous mode afterwards."
 
     def judge(self, trace: Trace) -> Finding:
-        problems = [
-            f"{seen.split} before step {seen.step}: the current model computes other logits for the first batch"
-            for seen in trace.all(Evaluation)
-            if seen.model_repeats is False
-        ]
+        stands_in = [seen for seen in trace.all(Evaluation) if seen.model_repeats is False]
+        words = "the current model computes other logits for the first batch"
+        problems = [f"{seen.split} before step {seen.step}: {words}" for seen in stands_in]
         for audit in trace.all(EvaluationAudit):
             wrong = {
                 f"{audit.training_modules_during} modules were in train mode": audit.training_modules_during,

@@ -39,12 +39,9 @@ class GradientsCleared(Check):
     remedy = "Call optimizer.zero_grad(set_to_none=True) after every optimizer step, including skipped ones."
 
     def judge(self, trace: Trace) -> Finding:
-        steps = trace.all(Gradients)
-        problems = said_once(
-            (f"step {g.step}", f"it began with gradients of {len(g.left_over)} tensors: {some(g.left_over)}", "")
-            for g in steps
-            if g.left_over
-        )
+        steps, began = trace.all(Gradients), "it began with gradients of"
+        held = [(seen.step, seen.left_over) for seen in steps if seen.left_over]
+        problems = said_once((f"step {step}", f"{began} {len(left)} tensors: {some(left)}", "") for step, left in held)
         return self.unless(problems, f"gradients were clear at the start of {len(steps)} steps", most=3)
 
 
@@ -146,14 +143,12 @@ class LoraGradientSchedule(Check):
 
     def judge(self, trace: Trace) -> Finding:
         moved, found = False, list[tuple[str, str, str]]()
+        parts = "lora_A", "lora_B", "lora_magnitude_vector"
         rates = {step.step: step.learning_rate for step in trace.steps if step.applied}
         for gradients in trace.all(Gradients):
             if gradients.step in trace.skipped:  # gradients that overflowed: NaN is 0 x inf
                 continue
-            zero_a, zero_b, zero_m = (
-                [name for name in gradients.zero if f".{part}." in name]
-                for part in ("lora_A", "lora_B", "lora_magnitude_vector")
-            )
+            zero_a, zero_b, zero_m = ([name for name in gradients.zero if f".{part}." in name] for part in parts)
             early = not moved and gradients.norms.get("lora_A", 0.0) != 0.0
             wrong = {
                 f"no gradient for {len(zero_m)} magnitudes: {some(zero_m)}": zero_m,
@@ -223,16 +218,11 @@ class Finite(Check):
     remedy = "Inspect the first step that the finding names. Use bf16. Search its rows for one without labels."
 
     def judge(self, trace: Trace) -> Finding:
-        problems = [
-            f"step {step.step}: loss {step.loss}, gradient norm {step.gradient_norm}"
-            for step in trace.steps
-            if step.applied and not (math.isfinite(step.loss) and math.isfinite(step.gradient_norm))
-        ]
-        problems += [
-            f"step {g.step}: gradients of {some(g.nonfinite)}"
-            for g in trace.all(Gradients)
-            if g.nonfinite and g.step not in trace.skipped
-        ]
+        applied = [step for step in trace.steps if step.applied]
+        odd = [step for step in applied if not (math.isfinite(step.loss) and math.isfinite(step.gradient_norm))]
+        problems = [f"step {step.step}: loss {step.loss}, gradient norm {step.gradient_norm}" for step in odd]
+        overflown = [seen for seen in trace.all(Gradients) if seen.nonfinite and seen.step not in trace.skipped]
+        problems += [f"step {seen.step}: gradients of {some(seen.nonfinite)}" for seen in overflown]
         if broken := trace.one(Movement).nonfinite:
             problems.append(f"weights after training: {some(broken)}")
         evaluations = trace.all(Evaluation) if trace.run.evaluation.splits else []

@@ -69,7 +69,6 @@ class TrainableSet(Check):
 
 
 def _trained_wrongly(trace: Trace, census: Census) -> Iterator[tuple[str, str]]:
-    """Yield which tensors are not trained as configured."""
     wanted, got = set(census.expected_trainable), set(census.trainable)
     if missing := sorted(wanted - got):
         words = f"{len(missing)} of {len(wanted)} not trainable: {by_layer(missing)}"

@@ -98,7 +98,6 @@ def _without_gradient(trace: Trace) -> set[str]:
 
 
 def _decay_problems(census: Census, training: TrainingSnapshot) -> Iterator[str]:
-    """Yield what is wrong with the groups' weight decay."""
     apart = {name for name in census.trainable if not decays(name, training.weight_decay_on)}
     numbers = dict(census.weight_decays)
     if training.weight_decay and apart:
@@ -271,11 +270,10 @@ class UpdatesMatchAdamw(NumericCheck):
         moment_limit = self.max_moment_error_fp32 if exact else limit
         worst = worst_of(updates, key=lambda update: update.update_error)
         moments = worst_of(updates, key=lambda update: update.moment_error)
-        detail = f"step {worst.step}: {worst.worst_update} off by {worst.update_error:.3g} of its update at rate "
-        detail += (
-            f"{worst.expected_learning_rate:.3g}; moments off by {moments.moment_error:.3g} at step {moments.step}"
-        )
-        detail = "; ".join(filter(None, [other_optimizer(trace), detail]))
+        update = f"step {worst.step}: {worst.worst_update} off by {worst.update_error:.3g} of its update"
+        update += f" at rate {worst.expected_learning_rate:.3g}"
+        averages = f"moments off by {moments.moment_error:.3g} at step {moments.step}"
+        detail = "; ".join(filter(None, [other_optimizer(trace), update, averages]))
         finer = [(moments.moment_error, moment_limit)]
         lengths = [(seen.length_error, seen.step) for seen in updates if seen.length_error is not None]
         if exact and lengths:

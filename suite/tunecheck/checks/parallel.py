@@ -107,11 +107,8 @@ class RowsTrainedOnce(Check):
             return self._of_loaders(trace)
         windows = of_every_rank(trace, Window)[0]
         wanted = trace.run.training.gradient_accumulation_steps * trace.run.processes
-        problems = [
-            f"step {window.step}: {len(window.digests)} micro-batches, {wanted} configured"
-            for window in windows
-            if len(window.digests) != wanted
-        ]
+        taken = [(window.step, len(window.digests)) for window in windows]
+        problems = [f"step {at}: {count} micro-batches, {wanted} configured" for at, count in taken if count != wanted]
         problems += _twice(windows, trace.one(DataSplit).train_rows, trace.run.processes)
         rows = sum(len(window.rows) for window in windows)
         return self.unless(problems, f"{rows} rows, each on one of {trace.run.processes} ranks", most=3, compared=rows)
@@ -373,10 +370,9 @@ class RanksKeepPace(Check):
         last = min(waited, key=waited.__getitem__)
         lag = max(waited.values()) - waited[last]
         late = f"; rank {last} started {lag:.0f} s after the first" if lag > self.late_seconds else ""
-        paces = {
-            rank: {seen.step: seen.seconds / seen.tokens for seen in held if seen.step > 0}
-            for rank, held in of_every_rank(trace, Pace).items()
-        }
+        paces = dict[int, dict[int, float]]()
+        for rank, held in of_every_rank(trace, Pace).items():
+            paces[rank] = {seen.step: seen.seconds / seen.tokens for seen in held if seen.step > 0}
         steps = sorted(set.intersection(*(set(held) for held in paces.values())))
         enough(len(steps), FEWEST_STEPS, f"steps after the first{late}")
         ratios = {rank: [_beside_others(paces, rank, step) for step in steps] for rank in paces}

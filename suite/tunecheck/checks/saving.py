@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from tunecheck.checks.attempts import finished, of_every_rank
-from tunecheck.core.check import Check, NumericCheck, recorded, relative_error, required, some, worst_of
+from tunecheck.core.check import Check, NumericCheck, holding, recorded, relative_error, required, some, worst_of
 from tunecheck.core.errors import MissingEvidence, NotApplicable
 from tunecheck.core.evidence import (
     AttemptPurpose,
@@ -53,23 +53,20 @@ class AdapterRoundTrip(NumericCheck):
 
 def _not_the_trained(trace: Trace, seen: RoundTrip, limit: float) -> list[str]:
     """Return in words what a saved adapter has not of the trained one, or has more."""
-    resting = {name.replace(".default.", ".") for name in trace.run.rests}
-    told = [
-        f"{len(names)} tensors {what}: {some(names)}"
-        for what, names in (
-            ("missing from the file", seen.missing),
-            ("in the file but not in the model", seen.unexpected),
-            ("with other bytes", seen.differing),
-            ("of B are zero", [name for name in seen.zero_b if name not in resting]),
-            ("differ when loaded", seen.reread_differing),
-        )
-        if names
-    ]
-    if not seen.logit_difference <= limit:
-        told.append("the loaded adapter gives other logits")
-    if seen.settings_differing:
-        told.append(f"its configuration has {some(seen.settings_differing)}")
-    return told
+    resting, settings = {name.replace(".default.", ".") for name in trace.run.rests}, seen.settings_differing
+    tensors = {
+        "missing from the file": seen.missing,
+        "in the file but not in the model": seen.unexpected,
+        "with other bytes": seen.differing,
+        "of B are zero": tuple(name for name in seen.zero_b if name not in resting),
+        "differ when loaded": seen.reread_differing,
+    }
+    wrong = {
+        **{f"{len(names)} tensors {what}: {some(names)}": names for what, names in tensors.items()},
+        "the loaded adapter gives other logits": not seen.logit_difference <= limit,
+        f"its configuration has {some(settings)}": settings,
+    }
+    return holding(wrong)
 
 
 class AdapterReadsBack(NumericCheck):

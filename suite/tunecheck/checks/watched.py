@@ -423,10 +423,8 @@ def _trained(trace: Trace, expression: str) -> Iterator[str]:
 
 
 def _frozen(trace: Trace, expression: str) -> Iterator[str]:
-    for told, names in (
-        ("trained", trace.all(Census)[0].trainable),
-        ("changed", trace.one(Movement).frozen_changed),
-    ):
+    tensors = {"trained": trace.all(Census)[0].trainable, "changed": trace.one(Movement).frozen_changed}
+    for told, names in tensors.items():
         if found := [name for name in names if re.search(expression, name)]:
             yield f"{len(found)} matching tensors are {told}: {some(found, 2)}"
 
