@@ -65,7 +65,13 @@ def ask(
             )
         except OSError as error:
             raise HelperFailed(f"the process for {about} could not be started: {error}") from error
-        _await(child, about, timeout_seconds)
+        try:
+            child.wait(timeout_seconds)
+        except subprocess.TimeoutExpired:
+            raise HelperHung(f"{about} did not answer within {timeout_seconds:g} s and {kill(child)}") from None
+        except BaseException:  # Ctrl-C does not reach the child, which has a session of its own
+            kill(child)
+            raise
         return _answer(child.returncode, about, _read(output), _read(errors))
 
 
@@ -95,16 +101,6 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:  # real-time signals have no name
         return f"signal {number}"
-
-
-def _await(child: subprocess.Popen[bytes], about: str, timeout_seconds: float) -> None:
-    try:
-        child.wait(timeout_seconds)
-    except subprocess.TimeoutExpired:
-        raise HelperHung(f"{about} did not answer within {timeout_seconds:g} s and {kill(child)}") from None
-    except BaseException:  # Ctrl-C does not reach the child, which has a session of its own
-        kill(child)
-        raise
 
 
 def _answer(status: int, about: str, output: str, errors: str) -> dict[str, Any]:

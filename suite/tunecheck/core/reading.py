@@ -40,9 +40,8 @@ def open_file(path: Path, most_bytes: int) -> BinaryIO:
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "no regular file but a pipe, a socket or a device", str(path))
         if status.st_size > most_bytes:
-            raise OSError(
-                errno.EFBIG, f"has {human_bytes(status.st_size)}; at most {human_bytes(most_bytes)} are read", str(path)
-            )
+            sizes = f"has {human_bytes(status.st_size)}; at most {human_bytes(most_bytes)} are read"
+            raise OSError(errno.EFBIG, sizes, str(path))
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)

@@ -4,7 +4,6 @@ import json
 import os
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from tunecheck.core.errors import BadRow, DataError
 from tunecheck.core.reading import ROWS_BYTES, open_file, parse_json
@@ -79,17 +78,10 @@ def _record(where: str, line: bytes, keys: tuple[str, ...]) -> dict[str, str]:
         raise BadRow(f"{where}: a row is {{{shape}}} and nothing else (got {one_line(given, 100)}){hint}")
     if not all(isinstance(value, str) and value.strip() for value in record.values()):
         raise BadRow(f"{where}: {' and '.join(keys)} must be text and not blank")
-    _require_characters(where, record)
-    return record
-
-
-def _require_characters(where: str, record: dict[str, Any]) -> None:
-    """Raise BadRow for half of a surrogate pair: JSON can spell it, but it is no character, and no tokenizer's."""
     for text in record.values():
         try:
             text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            half = f"\\u{ord(text[error.start]):04x}"
-            raise BadRow(
-                f"{where}: {half} at character {error.start + 1} is half of a surrogate pair: write the whole character"
-            ) from None
+        except UnicodeEncodeError as error:  # JSON can spell half a pair, but it is no character, and no tokenizer's
+            half = f"\\u{ord(text[error.start]):04x} at character {error.start + 1}"
+            raise BadRow(f"{where}: {half} is half of a surrogate pair: write the whole character") from None
+    return record

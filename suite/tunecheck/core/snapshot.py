@@ -213,19 +213,14 @@ class RunSnapshot:
     """Limits by check, or "off"."""
 
     model = _Key[ModelSnapshot](Any, convert=_section(ModelSnapshot, "model"))
-    """The model's name and size."""
     training = _Key[TrainingSnapshot](Any, convert=_section(TrainingSnapshot, "training"))
-    """The optimisation."""
     evaluation = _Key(Any, EvaluationSnapshot(), convert=_section(EvaluationSnapshot, "evaluation"))
-    """The evaluations."""
     probes = _Key(Any, ProbesSnapshot(), convert=_section(ProbesSnapshot, "probes"))
-    """The evidence that costs time."""
     lora = _Key[LoraSnapshot | None](Any, None, convert=_section(LoraSnapshot, "lora"))
     """The adapters; None where the base itself learns."""
     quantization = _Key[QuantizationSnapshot | None](Any, None, convert=_section(QuantizationSnapshot, "quantization"))
     """The quantisation; None for a base that is not quantised."""
     parallel = _Key(Any, ParallelSnapshot(processes=1), convert=_section(ParallelSnapshot, "parallel"))
-    """The processes that train together."""
 
     @property
     def name(self) -> str:
@@ -235,9 +230,8 @@ class RunSnapshot:
     @property
     def architecture(self) -> ArchitectureSnapshot:
         """The model's shapes."""
-        return _section(ArchitectureSnapshot, "model.architecture")(
-            (self.settings.get("model") or {}).get("architecture")
-        )
+        given = (self.settings.get("model") or {}).get("architecture")
+        return _section(ArchitectureSnapshot, "model.architecture")(given)
 
     @property
     def layers(self) -> int:

@@ -215,9 +215,8 @@ class TraceWriter:
             path.parent.mkdir(0o700, parents=True, exist_ok=True)
             self._file = path.open("ab", buffering=0)  # a buffer would be tried again, and fail again, at the close
         except OSError as error:
-            raise TraceError(
-                f"{path}: cannot be written: {error.strerror}; name another folder for the reports"
-            ) from error
+            why = f"cannot be written: {error.strerror}"
+            raise TraceError(f"{path}: {why}; name another folder for the reports") from error
 
     def write(self, *records: Record, rank: int | None = None) -> None:
         """Append these records, a line each, in one write, as the writer's rank or as this one's.
