@@ -70,8 +70,11 @@ def _compare(session: Session, folder: Path, logits: torch.Tensor) -> RoundTrip:
     files = list(folder.glob("*.safetensors"))
     saved = WeightFile(folder)
     shared = [name for name in saved.names if name in trained]
-    others = tuple(_other_settings(session, folder))
-    _load_beside(folder)
+    file, others = folder / "adapter_config.json", tuple[str, ...]()
+    if file.is_file():  # without it nothing can be read back, which is told
+        settings = json.loads(file.read_text(encoding="utf-8"))
+        others = tuple(_other_settings(session, settings))
+        _load_beside(file, settings)
     difference, differing = _read_back(session, folder, logits) if files else (float("inf"), ())
     # of a script's embedding that is adapted or was resized peft saves the own weights, too
     beside = {} if session.run.holds(Premise.SAVING_DECLARED) else every
@@ -93,27 +96,21 @@ def _compare(session: Session, folder: Path, logits: torch.Tensor) -> RoundTrip:
     )
 
 
-def _load_beside(folder: Path) -> None:
-    """Have peft load the adapter in this folder of ours beside the trained one, without moving or training the base.
+def _load_beside(file: Path, saved: dict[str, Any]) -> None:
+    """Have peft load the adapter of this configuration beside the trained one, without moving or training the base.
 
     PiSSA, OLoRA and others would take a part of it again, out of the model that goes on training; of adapters that
     train its biases peft allows one.
     """
-    file = folder / "adapter_config.json"
-    saved = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     plain = {"init_lora_weights": True, "bias": "none"}
     if any(saved.get(name, value) != value for name, value in plain.items()):  # other ranks read this file, too
         file.write_text(json.dumps({**saved, **plain}), encoding="utf-8")
 
 
-def _other_settings(session: Session, folder: Path) -> Iterator[str]:
-    """Yield what peft's configuration in this folder says otherwise than the run, in words."""
-    lora, file = session.run.lora, folder / "adapter_config.json"
-    if lora is None or not file.is_file():
-        return  # without it nothing can be read back, which is told
-    saved = json.loads(file.read_text(encoding="utf-8"))
-    if isinstance(saved.get("target_modules"), list):
-        saved["target_modules"] = sorted(saved["target_modules"])
+def _other_settings(session: Session, saved: dict[str, Any]) -> Iterator[str]:
+    """Yield what peft's saved configuration says otherwise than the run, in words."""
+    if (lora := session.run.lora) is None:
+        return
     wanted = lora.as_saved()
     if session.run.holds(Premise.SAVING_DECLARED):  # frameworks write another name of the same weights
         wanted["base_model_name_or_path"] = str(session.folder)
@@ -121,6 +118,8 @@ def _other_settings(session: Session, folder: Path) -> Iterator[str]:
 
     defaults: Any = LoraConfig()
     read = {**defaults.to_dict(), **saved}  # peft takes its default for a key that is not there
+    if isinstance(read["target_modules"], list):
+        read["target_modules"] = sorted(read["target_modules"])
     for name, value in wanted.items():
         if read.get(name) != value:
             yield f"{name} {read.get(name)}, configured {value}"
