@@ -66,7 +66,6 @@ def _keep(call: Call, part: str, _module: Any, args: Any, out: torch.Tensor) -> 
 
 
 def _counted(adapters: Sequence["_Adapter"]) -> AdapterDropout:
-    """Return what these adapters dropped in their calls."""
     fallen = [adapter.fallen() for adapter in adapters]
     counts = [sum(int((pairs == kind).sum()) for pairs in fallen) for kind in range(4)]
     return AdapterDropout(
@@ -81,8 +80,6 @@ def _counted(adapters: Sequence["_Adapter"]) -> AdapterDropout:
 
 
 class _Adapter:
-    """An adapter and its call."""
-
     def __init__(self, lora: Any, name: str, linear: Any, adapter: str) -> None:
         self.linear, self._share = linear, lora.dropout
         self._scale = lora.scale_of(name.removeprefix("base_model.model."))

@@ -157,7 +157,6 @@ def _logits(session: Session) -> Iterator[_Seen]:
 
 
 def _tensors(rows: Sequence[Tokens]) -> list[IdsAndLabels]:
-    """Return token ids and labels of these rows."""
     return [(torch.tensor(row.input_ids), torch.tensor(row.labels)) for row in rows]
 
 

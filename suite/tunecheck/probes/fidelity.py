@@ -40,11 +40,8 @@ class FidelityProbe(Probe):
         model = session.model.get_base_model() if hasattr(session.model, "get_base_model") else session.model
         parameters, adapters = dict(model.named_parameters()), _adapters(model)
         # tokens that learn beside an embedding are some of its rows
-        learning = {
-            file_name(re.sub(r"trainable_tokens_delta\..*", "weight", name))
-            for name, parameter in parameters.items()
-            if parameter.requires_grad
-        }
+        trained = [name for name, parameter in parameters.items() if parameter.requires_grad]
+        learning = {file_name(re.sub(r"trainable_tokens_delta\..*", "weight", name)) for name in trained}
         differing: list[str] = []
         errors: dict[str, float] = {}
         inside: dict[str, list[Any]] = {}
@@ -140,11 +137,9 @@ def _has_rows(matrix: torch.Tensor, weights: WeightFile, names: Sequence[str]) -
 
 def _adapters(model: Any) -> set[int]:
     """Return the identities of the tensors that peft's layers of any kind added."""
-    held: list[Any] = [
-        getattr(layer, name, None)
-        for layer in adapted_layers(model).values()
-        for name in (*layer.adapter_layer_names, *layer.other_param_names)
-    ]
+    layers = adapted_layers(model).values()
+    named = [(layer, name) for layer in layers for name in (*layer.adapter_layer_names, *layer.other_param_names)]
+    held: list[Any] = [getattr(layer, name, None) for layer, name in named]
     return {id(parameter) for part in held if hasattr(part, "parameters") for parameter in part.parameters()}
 
 

@@ -99,11 +99,8 @@ def token_counts(session: Session) -> list[int]:
 
     trained = [tokens(rows) for step in range(run.training.max_steps) for rows in batches.rows(step)]
     size = run.evaluation.batch_size
-    evaluated = [
-        tokens(rows[first : first + size])
-        for rows in map(batches.fixed, run.evaluation.splits)
-        for first in range(0, len(rows), size)
-    ]
+    splits = [batches.fixed(split) for split in run.evaluation.splits]
+    evaluated = [tokens(rows[at : at + size]) for rows in splits for at in range(0, len(rows), size)]
     return sorted({*SHORT, *(limit(counts) for counts in (trained, evaluated) if counts for limit in (min, max))})
 
 
@@ -135,10 +132,8 @@ def _errors(module: Any, weight: torch.Tensor, x: torch.Tensor, above: torch.Ten
     gradient = torch.autograd.grad(got, x, above)[0] if got.requires_grad else torch.zeros_like(x)
     with torch.no_grad():
         bias = 0 if module.bias is None else module.bias.double()
-        for what, value, wanted in (
-            ("product", got, x.double() @ weight.T + bias),
-            ("gradient", gradient, above.double() @ weight),
-        ):
+        pairs = {"product": (got, x.double() @ weight.T + bias), "gradient": (gradient, above.double() @ weight)}
+        for what, (value, wanted) in pairs.items():
             yield what, float((value.double() - wanted).norm() / wanted.norm())
 
 

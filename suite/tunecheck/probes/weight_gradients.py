@@ -135,7 +135,6 @@ class WeightGradientProbe(Probe):
             self.hooks.gradient(out, partial(_arrived, sums, module, given))
 
     def backward_end(self, session: Session, step: int) -> None:
-        """Compare with what the optimizer will be given."""
         self.hooks.remove()
         scale = session.scaler.get_scale() if session.scaler else 1.0
         found: dict[tuple[str, ...], dict[str, float]] = {}
