@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
+from tunecheck.core import evidence
 from tunecheck.core.check import (
     NOTHING_TRAINABLE,
     Check,
@@ -15,22 +16,6 @@ from tunecheck.core.check import (
     some,
 )
 from tunecheck.core.errors import NotApplicable
-from tunecheck.core.evidence import (
-    NEW_TOKENS_FROZEN,
-    AttemptPurpose,
-    BaseFidelity,
-    Census,
-    Continuity,
-    CurrentWeights,
-    LoopEvaluations,
-    Movement,
-    OtherModelDrops,
-    Quantization,
-    Setup,
-    Step,
-    TrainingState,
-    WrittenByScript,
-)
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import OF_THE_RUN, Premise, Source
 from tunecheck.core.trace import Trace
@@ -50,14 +35,14 @@ class TrainableSet(Check):
     set_adapter calls. Set the task_type, or list the head in modules_to_save."""
 
     def judge(self, trace: Trace) -> Finding:
-        censuses = trace.all(Census)
+        censuses = trace.all(evidence.Census)
         differing = twice = {name for name in censuses[0].trainable if name.count(WRAPPER) > 1}
         differing = differing.union(*(set(seen.expected_trainable) ^ set(seen.trainable) for seen in censuses))
         problems = said_once((census.when, *wrong) for census in censuses for wrong in _trained_wrongly(trace, census))
         if twice:
             words = f"get_peft_model received a model with adapters: {some(sorted(twice), 1)}"
             problems = {words: ADAPTED_TWICE, **problems}
-        census = trace.one(Census)
+        census = trace.one(evidence.Census)
         share = census.trainable_parameters / max(1, census.total_parameters)
         numbers = f"{census.trainable_parameters:,} of {census.total_parameters:,} parameters trainable ({share:.2%})"
         if nothing_trainable(trace) and not differing:
@@ -68,7 +53,7 @@ class TrainableSet(Check):
         return self.at_most(len(differing), 0, "; ".join([*problems, numbers]), causes=problems.values())
 
 
-def _trained_wrongly(trace: Trace, census: Census) -> Iterator[tuple[str, str]]:
+def _trained_wrongly(trace: Trace, census: evidence.Census) -> Iterator[tuple[str, str]]:
     wanted, got = set(census.expected_trainable), set(census.trainable)
     if missing := sorted(wanted - got):
         words = f"{len(missing)} of {len(wanted)} not trainable: {by_layer(missing)}"
@@ -110,8 +95,8 @@ class StateInTraining(Check):
     first step that the finding names."""
 
     def judge(self, trace: Trace) -> Finding:
-        steps = _last_of_each_step(trace.all(TrainingState))
-        trained = {step.step for step in trace.records(Step)}  # none where the first step ends in an error
+        steps = _last_of_each_step(trace.all(evidence.TrainingState))
+        trained = {step.step for step in trace.records(evidence.Step)}  # none where the first step ends in an error
         missing = sorted(trained - {state.step for state in steps if state.forwards > 0})
         problems = [f"no forward pass was recorded in steps {some([str(step) for step in missing])}"] if missing else []
         if missing and len(missing) == len(trained) and not trace.holds(Premise.INTENT_DECLARED):
@@ -121,11 +106,11 @@ class StateInTraining(Check):
             first = min(wrong)
             seen = len({state.step for state in steps})
             problems.append(f"wrong in {len(wrong)} of {seen} steps, first in step {first}: {wrong[first]}")
-        for attempt in trace.made_for(AttemptPurpose.RESUME):
-            if again := _wrong_steps(attempt.all(TrainingState)):
+        for attempt in trace.made_for(evidence.AttemptPurpose.RESUME):
+            if again := _wrong_steps(attempt.all(evidence.TrainingState)):
                 problems.append(f"after the resume, first in step {min(again)}: {again[min(again)]}")
         if not problems:
-            trace.all(Step)  # raises where no step was trained
+            trace.all(evidence.Step)  # raises where no step was trained
         forwards = sum(state.forwards for state in steps)
         detail = "; ".join(problems) or f"{forwards} forward passes of {len(steps)} steps"
         if not problems and all(state.dropping_nothing for state in steps):
@@ -134,12 +119,12 @@ class StateInTraining(Check):
         if not problems and all(state.uncalibrated for state in steps):
             detail += f", in which {some(steps[0].uncalibrated)} normalise by their first statistics, of no batch"
             return self.at_most(len(steps[0].uncalibrated), 0, detail, meant=WITHOUT_STATISTICS, causes=[UNCALIBRATED])
-        if (noisy := trace.records(OtherModelDrops)) and not problems:
+        if (noisy := trace.records(evidence.OtherModelDrops)) and not problems:
             others, does = [seen.model for seen in noisy], {seen.normalises for seen in noisy}
             detail += f"; {some(others)} learns nothing, is called in train mode, and "
             detail += "normalises by its batch" if does == {True} else "draws dropout"
             return self.at_most(len(others), 0, detail, meant=NOISY_TEACHER, causes=[TEACHER_TRAINING])
-        evaluated = trace.records(LoopEvaluations)
+        evaluated = trace.records(evidence.LoopEvaluations)
         every = sum(own.dropping for own in evaluated) == sum(own.passes for own in evaluated)
         if every and not problems and (passes := max((own.passes for own in evaluated), default=0)):
             detail += f"; all {passes} passes without gradients are in train mode, which drops or takes new statistics"
@@ -153,12 +138,12 @@ WHOLE = "the model"
 """Name of the root among a model's modules."""
 
 
-def _last_of_each_step(states: Iterable[TrainingState]) -> list[TrainingState]:
+def _last_of_each_step(states: Iterable[evidence.TrainingState]) -> list[evidence.TrainingState]:
     """Return what holds of each step: one that may end in an error is recorded before its end, too."""
     return list({state.step: state for state in states}.values())
 
 
-def _wrong_steps(states: Iterable[TrainingState]) -> dict[int, str]:
+def _wrong_steps(states: Iterable[evidence.TrainingState]) -> dict[int, str]:
     """Return the steps in which something is switched wrongly, and what."""
     wrong = {}
     for state in _last_of_each_step(states):
@@ -168,7 +153,7 @@ def _wrong_steps(states: Iterable[TrainingState]) -> dict[int, str]:
     return wrong
 
 
-def _switches(state: TrainingState) -> Iterator[tuple[tuple[str, ...], str]]:
+def _switches(state: evidence.TrainingState) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield the names of what is switched wrongly in a step, and how."""
     yield state.modules_in_eval, IN_EVAL
     yield state.adapters_disabled, "with adapters disabled"
@@ -193,7 +178,7 @@ class ParametersCounted(Check):
     the tied head in the model's configuration."""
 
     def judge(self, trace: Trace) -> Finding:
-        censuses = trace.all(Census)
+        censuses = trace.all(evidence.Census)
         if (wanted := censuses[0].expected_parameters) is None:
             raise NotApplicable("the parameter count of this architecture is not known")
         added = trace.run.added if trace.run.added is not None else wanted
@@ -206,7 +191,7 @@ class ParametersCounted(Check):
         return self.found(trained == wanted, detail, measured=trained, limit=wanted, problems=problems, compared=wanted)
 
 
-def _counted_wrongly(census: Census, wanted: int, total: int) -> Iterator[tuple[str, str]]:
+def _counted_wrongly(census: evidence.Census, wanted: int, total: int) -> Iterator[tuple[str, str]]:
     """Yield which count differs from the arithmetic, and its cause."""
     trained = census.trainable_parameters
     if trained != wanted and trained == len(census.trainable):
@@ -231,7 +216,7 @@ class QuantizationAsConfigured(Check):
     defaults to fp4 and fp32."""
 
     def judge(self, trace: Trace) -> Finding:
-        seen, wanted = trace.one(Quantization), recorded(trace.run.quantization, "the run has no quantization")
+        seen, wanted = trace.one(evidence.Quantization), recorded(trace.run.quantization, "the run has no quantization")
         expected, got = set(seen.expected_modules), set(seen.quantized_modules)
         missing, extra, due = sorted(expected - got), sorted(got - expected), len(expected)
         settings = (
@@ -278,7 +263,7 @@ class BaseMatchesFile(Check):
     """The same for fp4, whose error on normal weights is 0.124."""
 
     def judge(self, trace: Trace) -> Finding:
-        seen = trace.one(BaseFidelity)
+        seen = trace.one(evidence.BaseFidelity)
         differing, buffers, head = seen.differing, seen.buffers_differing, "tied" if seen.tied else "not tied"
         wrong = {
             f"{len(differing)} of {seen.tensors} tensors differ from the file: {some(differing)}": differing,
@@ -290,7 +275,7 @@ class BaseMatchesFile(Check):
             fp4 = trace.run.quantization is not None and trace.run.quantization.quant_type == "fp4"
             limit = self.max_error_fp4 if fp4 else self.max_error_nf4
             wrong[f"{seen.worst_weight} differs from the file by {largest:.3f} of its norm"] = not largest <= limit
-        problems = {told: UNTRAINED_TOKENS if NEW_TOKENS_FROZEN in told else "" for told in holding(wrong)}
+        problems = {told: UNTRAINED_TOKENS if evidence.NEW_TOKENS_FROZEN in told else "" for told in holding(wrong)}
         detail = "; ".join(problems) or f"{seen.tensors} tensors compared"
         meant = FROM_SCRATCH if 0 < seen.tensors == len(differing) else ""
         return self.at_most(largest, limit, detail, problems=problems, compared=seen.tensors, meant=meant)
@@ -311,9 +296,9 @@ class KernelAgrees(NumericCheck):
     max_error_16bit: float = 2e-2
 
     def judge(self, trace: Trace) -> Finding:
-        seen = trace.one(Quantization)
+        seen = trace.one(evidence.Quantization)
         # the kernel is handed rows of the run's precision, and what a script's kernel computes in is declared apart
-        fp32 = trace.one(Setup).precision == "fp32" and seen.compute_dtypes.keys() <= {"float32"}
+        fp32 = trace.one(evidence.Setup).precision == "fp32" and seen.compute_dtypes.keys() <= {"float32"}
         limit = self.max_error_fp32 if fp32 else self.max_error_16bit
         where = seen.kernel_error_at
         detail = f"largest relative error at {where}" if where else "no error in any shape"
@@ -329,11 +314,11 @@ class BaseUntouched(Check):
     kernel, a single one to hardware."""
 
     def judge(self, trace: Trace) -> Finding:
-        seen = trace.one(Movement)
+        seen = trace.one(evidence.Movement)
         at_end = seen.frozen_changed
         detail = f"{len(at_end)} of {seen.frozen_tensors} frozen tensors changed"
         detail += f": {some(at_end)}" if at_end else f" ({seen.frozen_bytes:,} bytes compared)"
-        during = {name: step for held in trace.records(Continuity) for name, step in held.frozen_changed.items()}
+        during = dict(pair for held in trace.records(evidence.Continuity) for pair in held.frozen_changed.items())
         if passing := during.keys() - set(at_end):
             detail += f"; changed during training and restored at the end: {some(_with_steps(during, passing))}"
         return self.at_most(len({*during, *at_end}), 0, detail, compared=seen.frozen_tensors)
@@ -353,9 +338,9 @@ class WeightsChangeOnlyInSteps(Check):
     def judge(self, trace: Trace) -> Finding:
         if trace.run.training.offloads_parameters:
             raise NotApplicable("not compared: gathering offloaded parameters would cost more than a step")
-        seen = trace.one(Continuity)
+        seen = trace.one(evidence.Continuity)
         changed = seen.trained_changed
-        lines = {name: line for own in trace.records(WrittenByScript) for name, line in own.lines.items()}
+        lines = {name: line for own in trace.records(evidence.WrittenByScript) for name, line in own.lines.items()}
         if changed and changed.keys() <= lines.keys():
             first = min(changed, key=changed.__getitem__)
             raise NotApplicable(
@@ -386,7 +371,7 @@ class WeightsInUse(NumericCheck):
     max_error_16bit: float = 5e-2
 
     def judge(self, trace: Trace) -> Finding:
-        seen, limit = trace.one(CurrentWeights), self.limit(trace)
+        seen, limit = trace.one(evidence.CurrentWeights), self.limit(trace)
         if not seen.modules and (why := trace.why({Premise.PRODUCTS_KNOWN})):
             raise NotApplicable(why)
         detail = f"worst of {seen.modules} trained modules: {seen.worst}, off by {seen.error:.3g} of its product"

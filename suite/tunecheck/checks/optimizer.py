@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
+from tunecheck.core import evidence
 from tunecheck.core.check import (
     Check,
     NumericCheck,
@@ -16,18 +17,6 @@ from tunecheck.core.check import (
     worst_of,
 )
 from tunecheck.core.errors import MissingEvidence, NotApplicable
-from tunecheck.core.evidence import (
-    CallOrder,
-    Census,
-    CutOff,
-    Gradients,
-    LearntBeside,
-    Movement,
-    OtherOptimizer,
-    Setup,
-    Step,
-    Update,
-)
 from tunecheck.core.finding import Finding
 from tunecheck.core.optimization import decays, learning_rate
 from tunecheck.core.premises import Premise
@@ -55,16 +44,16 @@ class OptimizerCoverage(Check):
 
     def judge(self, trace: Trace) -> Finding:
         problems = {problem: OTHER_SETTINGS} if (problem := other_optimizer(trace)) else {}
-        problems |= said_once((c.when, *wrong) for c in trace.all(Census) for wrong in _held_wrongly(trace, c))
-        held_tensors = len(trace.one(Census).optimized)
+        problems |= said_once((c.when, *wrong) for c in trace.all(evidence.Census) for wrong in _held_wrongly(trace, c))
+        held_tensors = len(trace.one(evidence.Census).optimized)
         return self.unless(problems, f"all {held_tensors} trainable tensors held once", compared=held_tensors)
 
 
-def _held_wrongly(trace: Trace, census: Census) -> Iterator[tuple[str, str]]:
+def _held_wrongly(trace: Trace, census: evidence.Census) -> Iterator[tuple[str, str]]:
     """Yield what is wrong with the optimizer's tensors and groups, and its cause."""
     training, declared = trace.run.training, trace.holds(Premise.SETTINGS_DECLARED)
     held, wanted = Counter(census.optimized), set(census.trainable)
-    learnt_beside = sum(seen.tensors for seen in trace.records(LearntBeside))
+    learnt_beside = sum(seen.tensors for seen in trace.records(evidence.LearntBeside))
     foreign, missing = max(held.pop("?", 0) - learnt_beside, 0), sorted(wanted - held.keys())
     # a script may also hand over what its loss holds frozen: they take the place of none of the model's
     if foreign and (missing or trace.holds(Premise.OPTIMIZER_OF_TRAINED)):
@@ -86,7 +75,7 @@ def _held_wrongly(trace: Trace, census: Census) -> Iterator[tuple[str, str]]:
         yield f"switched on, but not configured: {some([*census.optimizer_switches])}", OTHER_SETTINGS
     adam = (training.adam_beta1, training.adam_beta2, training.adam_epsilon)
     # An optimizer that is no Adam has no such settings.
-    uses_adam = trace.one(Setup).declared_optimizer == ADAMW and not other_optimizer(trace)
+    uses_adam = trace.one(evidence.Setup).declared_optimizer == ADAMW and not other_optimizer(trace)
     if wrong := _other_numbers(census.adam_settings, adam) if uses_adam else []:
         configured = " ".join(map(str, adam))
         yield f"betas and epsilon {some(wrong)}, configured {configured}", OTHER_SETTINGS
@@ -94,10 +83,10 @@ def _held_wrongly(trace: Trace, census: Census) -> Iterator[tuple[str, str]]:
 
 def _without_gradient(trace: Trace) -> set[str]:
     """Return the trained tensors that no step gave a gradient."""
-    return set.intersection(*(set(seen.zero) for seen in trace.all(Gradients)))
+    return set.intersection(*(set(seen.zero) for seen in trace.all(evidence.Gradients)))
 
 
-def _decay_problems(census: Census, training: TrainingSnapshot) -> Iterator[str]:
+def _decay_problems(census: evidence.Census, training: TrainingSnapshot) -> Iterator[str]:
     apart = {name for name in census.trainable if not decays(name, training.weight_decay_on)}
     numbers = dict(census.weight_decays)
     if training.weight_decay and apart:
@@ -110,7 +99,7 @@ def _decay_problems(census: Census, training: TrainingSnapshot) -> Iterator[str]
 
 def other_optimizer(trace: Trace) -> str:
     """Return which optimizer took the declared one's place, in a clause; empty where none did."""
-    setup = trace.one(Setup)
+    setup = trace.one(evidence.Setup)
     if not setup.optimizer or setup.declared_optimizer.lower() in setup.optimizer.lower():
         return ""
     return f"the optimizer is {setup.optimizer}, configured {setup.declared_optimizer}"
@@ -145,7 +134,7 @@ class LearningRateTrace(Check):
 
     def judge(self, trace: Trace) -> Finding:
         training, applied = trace.run.training, 0
-        rates: list[tuple[float, Step, float]] = []
+        rates: list[tuple[float, evidence.Step, float]] = []
         for step in trace.steps:
             wanted = learning_rate(
                 training.first_step + applied,
@@ -195,8 +184,8 @@ class StepsApplied(Check):
         if not trace.holds(Premise.EVERY_STEP_LEARNS):
             excused |= {step.step for step in steps if step.gradient_norm == 0}
         if not trace.holds(Premise.UPDATE_RULE_KNOWN):  # an optimizer may warm up from 0 by a schedule of its own
-            excused |= set(range(next((update.step for update in trace.all(Update) if update.moved), 0)))
-        resting = [u.step for u in trace.all(Update) if not u.moved and not u.expected_learning_rate <= 0]
+            excused |= set(range(next((update.step for update in trace.all(evidence.Update) if update.moved), 0)))
+        resting = [u.step for u in trace.all(evidence.Update) if not u.moved and not u.expected_learning_rate <= 0]
         unmoved = [step for step in resting if step not in excused]
         detail = f"{len(steps)} of {wanted} steps, {skipped} skipped by the scaler"
         detail += f"; steps {unmoved[:5]} count as applied, but changed no weight" if unmoved else ""
@@ -218,7 +207,7 @@ class StepsApplied(Check):
     def _beside(self, trace: Trace) -> dict[str, str]:
         """Return what is wrong with further optimizers, with its cause."""
         found = {}
-        for seen in trace.records(OtherOptimizer):
+        for seen in trace.records(evidence.OtherOptimizer):
             which = f"a further {seen.name} of {seen.tensors} tensors"
             if not seen.steps and self.min_steps_beside <= seen.waiting >= seen.model_steps - 1:
                 how = f"they have gradients in {seen.waiting} of {seen.model_steps} steps"
@@ -228,7 +217,7 @@ class StepsApplied(Check):
         return found
 
 
-def _without_rate(steps: Sequence[Step]) -> list[int]:
+def _without_rate(steps: Sequence[evidence.Step]) -> list[int]:
     """Return the longest run of steps at a rate of 0 that follows one at another rate, as a warm-up's first do not."""
     longest: list[int] = []
     for without, run in groupby(steps, key=lambda step: step.without_rate):
@@ -264,7 +253,7 @@ class UpdatesMatchAdamw(NumericCheck):
     rounded to bf16 is off by up to 4e-3. Not judged with 16-bit weights."""
 
     def judge(self, trace: Trace) -> Finding:
-        updates = trace.all(Update)
+        updates = trace.all(evidence.Update)
         exact = not trains_16bit_weights(trace)
         limit = self.limit(trace) if exact else self.max_error_16bit_weights
         moment_limit = self.max_moment_error_fp32 if exact else limit
@@ -324,11 +313,11 @@ class TrainableMoved(Check):
         limit = self.min_share_16bit_weights if trains_16bit_weights(trace) else self.min_share
         if trace.why({Premise.CAUSAL_LM, Premise.UPDATE_RULE_KNOWN}):
             limit = 0.0
-        seen, wanted = trace.one(Movement), len(trace.one(Census).expected_trainable)
+        seen, wanted = trace.one(evidence.Movement), len(trace.one(evidence.Census).expected_trainable)
         moving = sum(step.applied and step.learning_rate > 0 for step in trace.steps)
         why = "step was applied with a learning rate above zero"
         if not moving:
-            stepped = any("schedule" in seen.calls for seen in trace.all(CallOrder))
+            stepped = any("schedule" in seen.calls for seen in trace.all(evidence.CallOrder))
             waits, detail = seen.rate_scheduled and (not stepped or len(trace.steps) == 1), f"no {why}"
             detail += ", and the schedule was hardly stepped yet" if waits else ""
             meant = WARMS_UP if waits else ""
@@ -346,9 +335,9 @@ class TrainableMoved(Check):
             detail += ": the rate is less than the last digit of their weights"
             return self.at_most(len(seen.unmoved), 0, detail, meant=ROUNDED_AWAY, causes=[ROUNDS])
         rounds = trains_16bit_weights(trace) and not trace.holds(Premise.DTYPES_DECLARED)
-        if problems and not resting and rounds and trace.records(Update):
+        if problems and not resting and rounds and trace.records(evidence.Update):
             # whether the optimizer's steps are right is updates_match_adamw's question
-            steps = [seen for seen in trace.all(Update) if seen.expected_learning_rate > 0]
+            steps = [seen for seen in trace.all(evidence.Update) if seen.expected_learning_rate > 0]
             most = max((seen.moved_share for seen in steps if seen.moved_share is not None), default=1.0)
             highest = max((seen.expected_learning_rate for seen in steps), default=0.0)
             # in a warm-up the rate is yet to rise
@@ -362,7 +351,7 @@ class TrainableMoved(Check):
         share = seen.smallest_moved_share
         parts = []
         try:
-            parts = [] if problems else trace.whole(CutOff)
+            parts = [] if problems else trace.whole(evidence.CutOff)
         except MissingEvidence as error:  # one look of several
             detail += f"; whether the loss depends on those could not be seen: {error}"
         if hidden := [name for found in parts for name in found.hidden]:
