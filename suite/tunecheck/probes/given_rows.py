@@ -13,20 +13,8 @@ from typing import Any
 
 from tunecheck.core.evidence import BaseTokens, RowsGiven, RowSpan, RowSpans, Window
 from tunecheck.core.row_spans import PADDING_LEARNED, label_problem
+from tunecheck.probes.reference import given
 from tunecheck.probes.reference.base_tokens import base_tokens_of
-from tunecheck.probes.reference.given import (
-    Beginning,
-    beginning_of,
-    begins_again,
-    end_tokens,
-    input_problems,
-    padded_before,
-    padding_ends,
-    row_digest,
-    span_of,
-    starts_twice,
-    without_padding,
-)
 from tunecheck.probes.reference.measures import random_digest
 from tunecheck.probes.reference.turns import turns_of
 from tunecheck.training.data import IGNORED, Batch
@@ -66,10 +54,10 @@ class GivenRowsProbe(Probe):
         self._counts = Counter(end_tokens_supervised=0, end_tokens_masked=0, first_token_supervised=0, unsupervised=0)
         """Fields of RowsGiven that count what single rows have."""
         self._spans: list[RowSpan] = []
-        self._beginnings: list[Beginning] = []
+        self._beginnings: list[given.Beginning] = []
         self._starts: set[Ids] = set()
         self._micro_batches = 0
-        self._ends, self._marks = end_tokens(session.tokenizer, session.model)
+        self._ends, self._marks = given.end_tokens(session.tokenizer, session.model)
         self._start = getattr(session.tokenizer, "bos_token_id", None)
         self._padding = getattr(session.tokenizer, "pad_token_id", None)
         self._show = getattr(session.tokenizer, "decode", _as_numbers)
@@ -92,33 +80,33 @@ class GivenRowsProbe(Probe):
         inputs: dict[str, str] = {}
         rows = []
         supervised = sum(batch.supervised_tokens for batch in session.window)
-        given: list[Ids] = []
+        given_rows: list[Ids] = []
         for batch in session.window:
             ids, labels, masks = batch.input_ids.tolist(), batch.labels.tolist(), batch.attention_mask.tolist()
             placed = [None] * len(ids) if batch.position_ids is None else batch.position_ids.tolist()
             place: dict[str, Any] = {"micro_batch": self._micro_batches, "ends": self._marks, "show": self._show}
             for row, row_labels, given_mask, positions in zip(ids, labels, masks, placed, strict=True):
-                mask = without_padding(row, row_labels, given_mask)
+                mask = given.without_padding(row, row_labels, given_mask)
                 real = tuple(token for token, keep in zip(row, mask, strict=True) if keep)
-                given.append(real)
+                given_rows.append(real)
                 self._starts.add(real[:HEAD])
-                rows.append(row_digest(real))
+                rows.append(given.row_digest(real))
                 self._count(real, rows[-1])
                 self._audit(row, row_labels, mask, problems, shown=mask is not given_mask)
-                for problem in input_problems(row, given_mask, positions, session.tokenizer):
+                for problem in given.input_problems(row, given_mask, positions, session.tokenizer):
                     inputs.setdefault(problem, repr(self._show(row[:16])))
-                self._beginnings.append(beginning_of(row, row_labels, mask))
-                self._spans.append(span_of(row, row_labels, mask, positions, **place))
+                self._beginnings.append(given.beginning_of(row, row_labels, mask))
+                self._spans.append(given.span_of(row, row_labels, mask, positions, **place))
                 named = self._padding not in (None, self._start, *self._ends) and not self._spans[-1].ended
-                self._counts["padding_ends"] += named and padding_ends(row, row_labels, given_mask, self._padding)
+                self._counts["padding_ends"] += named and given.padding_ends(row, row_labels, given_mask, self._padding)
                 self._compare(row_labels)
             learned = batch.labels[:, 1:] != IGNORED
             if batch.sees is not None and bool((batch.sees.diagonal(1, dim1=1, dim2=2) & learned).any()):
                 problem = "the attention mask shows what is learned to the position that predicts it"
                 inputs.setdefault(problem, repr(self._show(ids[0][:16])))
             self._micro_batches += 1
-        if starts_twice(given, session.tokenizer, session.model):
-            problems.setdefault("the start token is doubled", repr(self._show(given[0][:8])))
+        if given.starts_twice(given_rows, session.tokenizer, session.model):
+            problems.setdefault("the start token is doubled", repr(self._show(given_rows[0][:8])))
         self.emit(
             Window(
                 step=step,
@@ -151,7 +139,7 @@ class GivenRowsProbe(Probe):
                     repr(self._show(ids[:16])) for ids in self._replayed if held is not None and held[ids] == 1
                 ),
                 resumed_after=len(self._done),
-                padded_before=padded_before(self._beginnings),
+                padded_before=given.padded_before(self._beginnings),
                 **self._counts,
                 expected={key: tuple(texts) for key, texts in self._unmet.items()},
             )
@@ -194,7 +182,7 @@ class GivenRowsProbe(Probe):
             self._counts["unsupervised"] += 1
         tokens, own = [token for token, _ in real], [label for _, label in real]
         if self._start not in (None, self._padding, *self._ends):
-            self._counts["begins_again"] += begins_again(tokens, own, self._start, self._ends)
+            self._counts["begins_again"] += given.begins_again(tokens, own, self._start, self._ends)
         if self._template is not None and supervised:
             pieces = groupby(real, lambda pair: pair[1] != IGNORED)
             texts = [(str(show([token for token, _ in piece])), learned) for learned, piece in pieces]
