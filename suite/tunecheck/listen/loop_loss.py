@@ -18,6 +18,7 @@ from tunecheck.core.evidence import ScoresGiven
 from tunecheck.core.premises import Premise, opened
 from tunecheck.listen.batches import batch_of, is_of_pairs
 from tunecheck.listen.moments import SIGNS
+from tunecheck.probes.reference.forwards import parts_of
 from tunecheck.probes.reference.loss_graph import gradients, graph_of, size_of, straight_back
 from tunecheck.training.data import IGNORED, Batch
 
@@ -79,8 +80,7 @@ class Pass:
 
     def returned(self, out: Any) -> None:
         """Note what the model gave back: an output of transformers, a tuple that begins with the loss, or logits."""
-        given = out.values() if isinstance(out, dict) else out if isinstance(out, tuple | list) else (out,)
-        tensors = [part for part in given if isinstance(part, torch.Tensor)]
+        tensors = [part for part in parts_of(out) if isinstance(part, torch.Tensor)]
         self.loss = next((tensor for tensor in tensors[:1] if not tensor.ndim), None)
         self.logits = next((tensor for tensor in tensors if tensor.ndim == 3), None)
 

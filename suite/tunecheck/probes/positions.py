@@ -17,6 +17,7 @@ import torch
 
 from tunecheck.core.evidence import PositionGradients
 from tunecheck.core.premises import Premise
+from tunecheck.probes.reference.forwards import parts_of
 from tunecheck.probes.reference.loss_graph import Scored, scores_of
 from tunecheck.probes.reference.own_tokens import Call, fill_of, tokens_and_scores
 from tunecheck.training.data import Batch
@@ -63,6 +64,8 @@ class PositionProbe(Probe):
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Watch what the passes of an early step return."""
+        if step >= STEPS:
+            return
         self._padded = self._both_ways = self._shown = 0
         self._counted: list[tuple[int, int, int]] = []
         """Of each pass the positions that tell, those that are asked for their own token, and for the second one."""
@@ -77,49 +80,48 @@ class PositionProbe(Probe):
         self._seen_ahead: tuple[int, int] | None = None
         """Rows that are asked for their next token, and those that see it, where the loss's graph tells."""
         self._asked: _Raised | None = None
-        for model in self._models if step < STEPS else ():
+        for model in self._models:
             self.hooks.after(model, self._returned, with_kwargs=True)
-        if step < STEPS and self._models:
+        if self._models:
             self.hooks.after(session.model if session.entry is None else session.entry, self._returned_choices)
-        elif step < STEPS:
+        else:
             self.hooks.after(session.called, self._returned_scores, with_kwargs=True)
             self.hooks.after(session.called, self._returned_places)
             for table in self._tables:
                 self.hooks.before(table, self._looked_up)
         self._has_hooks = False
         """Whether the script's own code is called in the backward pass, so that no part of that is made twice."""
-        if step < STEPS:
-            self.hooks.function(torch.Tensor, "register_hook", before=self._hooked)
-            self.hooks.function(torch.autograd, "backward", before=partial(self._differentiated, ref(session.model)))
+        self.hooks.function(torch.Tensor, "register_hook", before=self._hooked)
+        self.hooks.function(torch.autograd, "backward", before=partial(self._differentiated, ref(session.model)))
 
     def backward_end(self, session: Session, step: int) -> None:
         self.hooks.remove()
-        if step < STEPS:
-            own_call = None if self._by_graph else self._own_call
-            raising, own, second = self._worst()
-            if own_call is not None and 2 * own > raising and not own_call.copies():
-                raising = own = 0  # the model is to give back what it need not see
-            asked, seeing = self._ahead()
-            if self._chosen_among:  # of which padding is one that is not to be chosen
-                self._padded, self._at_padding = 0, 0.0
-            share = self._at_padding / self._everywhere if self._everywhere else 0.0
-            self.emit(
-                PositionGradients(
-                    step=step,
-                    padded=self._padded,
-                    padding_share=share**0.5,
-                    padding_both_ways=self._both_ways,
-                    padding_shown=self._shown,
-                    padding_guessed=self._guessed,
-                    raising=raising,
-                    raising_own=own,
-                    raising_second=second,
-                    asked_for_next=asked,
-                    seeing_next=seeing,
-                    tokens=self._read,
-                    unseen=self._unseen,
-                )
-            )
+        if step >= STEPS:
+            return
+        own_call = None if self._by_graph else self._own_call
+        raising, own, second = self._worst()
+        if own_call is not None and 2 * own > raising and not own_call.copies():
+            raising = own = 0  # the model is to give back what it need not see
+        asked, seeing = self._ahead()
+        if self._chosen_among:  # of which padding is one that is not to be chosen
+            self._padded, self._at_padding = 0, 0.0
+        share = self._at_padding / self._everywhere if self._everywhere else 0.0
+        record = PositionGradients(
+            step=step,
+            padded=self._padded,
+            padding_share=share**0.5,
+            padding_both_ways=self._both_ways,
+            padding_shown=self._shown,
+            padding_guessed=self._guessed,
+            raising=raising,
+            raising_own=own,
+            raising_second=second,
+            asked_for_next=asked,
+            seeing_next=seeing,
+            tokens=self._read,
+            unseen=self._unseen,
+        )
+        self.emit(record)
 
     def _returned(self, model: Any, args: Any, given: dict[str, Any], out: Any) -> None:
         if not torch.is_grad_enabled():
@@ -165,8 +167,7 @@ class PositionProbe(Probe):
         """Look at scores by which one of the positions may be chosen, as where an answer begins in a text."""
         if not torch.is_grad_enabled():
             return
-        given = out.values() if isinstance(out, dict) else out if isinstance(out, tuple | list) else (out,)
-        for scores in given:
+        for scores in parts_of(out):
             if not isinstance(scores, torch.Tensor) or not scores.requires_grad or scores.shape[:2] not in self._shapes:
                 continue
             if scores.ndim == 2 or (scores.ndim == 3 and scores.shape[-1] <= MOST_CHOICES):
@@ -208,7 +209,7 @@ class PositionProbe(Probe):
     def _returned_places(self, _module: Any, _args: Any, out: Any) -> None:
         """Look at what a model of the script's own returns for each place, where it looked up padding."""
         masks, self._looked_up_masks = self._looked_up_masks, {}
-        for found in out.values() if isinstance(out, dict) else out if isinstance(out, tuple | list) else (out,):
+        for found in parts_of(out):
             mask = masks.get(found.shape[:2]) if isinstance(found, torch.Tensor) and found.requires_grad else None
             if mask is not None and not mask.all() and torch.is_grad_enabled():
                 self._guessed = True

@@ -1,6 +1,6 @@
 """Short forward passes of a session's model, its modes put back. Imports torch; child process only."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +52,11 @@ def logits_at(model: Any, ids: torch.Tensor, wanted: torch.Tensor) -> torch.Tens
             hooks.before(head, narrow)
         logits: torch.Tensor = uncached(model, input_ids=ids).logits
     return logits[0] if narrowed else logits[wanted]
+
+
+def parts_of(out: Any) -> Iterable[Any]:
+    """Return what a model returned one by one: values of a dictionary, items of a tuple or list, else that itself."""
+    return out.values() if isinstance(out, dict) else out if isinstance(out, tuple | list) else (out,)
 
 
 def numbers_of(out: Any) -> list[torch.Tensor]:

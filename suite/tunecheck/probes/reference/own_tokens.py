@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from tunecheck.probes.reference.forwards import parts_of
 from tunecheck.training.restore import model_mode, unprinted
 
 LEAST = 1e-3
@@ -33,9 +34,8 @@ def tokens_and_scores(args: Any, given: Any, out: Any) -> tuple[torch.Tensor, to
     read = next((value for value in tensors if value.ndim == 2 and value.dtype in (torch.int64, torch.int32)), None)
     if read is None or not read.numel():
         return None
-    parts = out.values() if isinstance(out, dict) else out if isinstance(out, tuple | list) else (out,)
     shapes = read.shape, (read.numel(),)
-    scores = [part for part in parts if isinstance(part, torch.Tensor) and part.shape[:-1] in shapes]
+    scores = [part for part in parts_of(out) if isinstance(part, torch.Tensor) and part.shape[:-1] in shapes]
     fitting = (part for part in scores if part.is_floating_point() and part.shape[-1] > int(read.max()))
     found = next(fitting, None)
     return None if found is None else (read, found)
