@@ -28,9 +28,9 @@ class RecomputationProbe(Probe):
 
     def end(self, session: Session) -> None:
         """Compare the two gradients. Those that the parameters hold are put back, and so are mode and switches."""
-        layers = [module for module in session.model.modules() if getattr(module, "gradient_checkpointing", False)]
         if not session.run.training.gradient_checkpointing:
             return
+        layers = [module for module in session.model.modules() if getattr(module, "gradient_checkpointing", False)]
         recomputed = _gradients(session)
         with having((layer, "gradient_checkpointing", False) for layer in layers):
             kept, again = _gradients(session), _gradients(session)
@@ -74,8 +74,7 @@ class LayerGradientProbe(Probe):
 
     def end(self, session: Session) -> None:
         """Compare the slope along each layer's gradient with what the gradient promises."""
-        dropout = session.run.lora is not None and session.run.lora.dropout > 0
-        if not session.run.probes.directional_gradient or dropout:
+        if not session.run.probes.directional_gradient or session.run.uses_dropout:
             return
         layers = list(session.model.get_decoder().layers)
         with in_fp32(session.model), torch.autocast(session.device.type, enabled=False):

@@ -165,9 +165,8 @@ def _again(session: Session, rows: Sequence[Tokens]) -> tuple[float, int]:
 
     Without dropout train mode is the same function, and what eval mode alone does shows as a difference.
     """
-    model, without_dropout = session.model, session.run.lora is None or session.run.lora.dropout == 0
-    total, tokens = 0.0, 0
-    with model_mode(model, without_dropout), torch.no_grad():
+    model, total, tokens = session.model, 0.0, 0
+    with model_mode(model, not session.run.uses_dropout), torch.no_grad():
         for ids, labels in side_by_side(_tensors(rows)):
             wanted = labels[:, 1:].to(session.device)
             learnt = wanted != IGNORED
