@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 
 from tunecheck.core.evidence import AdapterStart
-from tunecheck.probes.reference.architecture import relative_error
+from tunecheck.probes.reference.architecture import cotangent, relative_error
 from tunecheck.probes.reference.forwards import PROMPT_TOKENS, first_tokens, logits_of
 from tunecheck.probes.reference.four_bit import matrix
 from tunecheck.probes.reference.measures import relative_difference, worst
@@ -169,7 +169,7 @@ def _algebra_errors(session: Session, name: str, call: list[torch.Tensor], facto
             wanted = (ratio - 1) * plain + ratio * wanted
     errors = {"": relative_error(out - base, wanted)}
     if call[2].requires_grad and all(p.requires_grad for p in factors.values()):
-        above = torch.linspace(-1, 1, wanted.numel(), device=wanted.device).cos().view_as(wanted)
+        above = cotangent(wanted)
         ours = torch.autograd.grad(wanted, [*copies.values()], above)
         given = above.to(call[2].dtype)
         theirs = torch.autograd.grad(call[2], [*factors.values()], given, retain_graph=True, allow_unused=True)

@@ -16,7 +16,7 @@ import torch
 
 from tunecheck.models.description import Architecture
 from tunecheck.models.layer_names import stacked_layers
-from tunecheck.probes.reference.architecture import attention, gated, normalised, relative_error
+from tunecheck.probes.reference.architecture import attention, cotangent, gated, normalised, relative_error
 from tunecheck.probes.reference.in_fp32 import in_fp32
 from tunecheck.training.hooks import OwnHooks
 from tunecheck.training.restore import model_mode, uncached
@@ -119,7 +119,7 @@ def _outcome(
         return outcome
     copies = [x.detach().double().requires_grad_(True) for x in inputs]
     wanted = torch.cat(formula(*copies))
-    above = torch.linspace(-1, 1, wanted.numel(), dtype=torch.float64, device=wanted.device).cos().view_as(wanted)
+    above = cotangent(wanted)
     outcome = wanted.detach(), above, torch.autograd.grad(wanted, copies, above)
     if relation[0] != "norm":
         known[key] = [x.detach() for x in inputs], outcome
@@ -170,7 +170,7 @@ def _norm_errors(decoder: Any, architecture: Architecture, hidden: torch.Tensor)
         with torch.enable_grad():
             got = norm(given)
             wanted = normalised(copy, whole(norm.weight).detach().double(), architecture)
-        above = torch.linspace(-1, 1, wanted.numel(), dtype=torch.float64, device=wanted.device).cos().view_as(wanted)
+        above = cotangent(wanted)
         [theirs], [ours] = _gradients(got, [given], above), torch.autograd.grad(wanted, [copy], above)
         errors[f"{name} alone"] = relative_error(got.detach().double(), wanted.detach())
         errors[f"{name} alone, its gradient"] = relative_error(theirs.double(), ours)
