@@ -55,6 +55,8 @@ class CensusProbe(Probe):
         everything = [*parameters.values(), *session.model.buffers(), *matrices]
         trained = dict(learning(session.model))
         frozen = [parameter for name, parameter in parameters.items() if name not in trained]
+        sizes = [int(prod(p.quant_state.shape)) if is_packed(p) else p.numel() for p in parameters.values()]
+        adam = [(*group["betas"], group["eps"]) if {"betas", "eps"} <= group.keys() else ("none",) for _, group in held]
         return Census(
             when=when,
             expected_trainable=self._expected,
@@ -64,15 +66,10 @@ class CensusProbe(Probe):
             trainable_dtypes=counted(dtype_name(parameter.dtype) for parameter in trained.values()),
             frozen_dtypes=counted(dtype_name(parameter.dtype) for parameter in frozen),
             trainable_parameters=sum(parameter.numel() for parameter in trained.values()),
-            total_parameters=sum(
-                int(prod(p.quant_state.shape)) if is_packed(p) else p.numel() for p in parameters.values()
-            ),
+            total_parameters=sum(sizes),
             expected_parameters=self._parameters,
             weight_decays=counted(group.get("weight_decay", 0) for _, group in held),
             undecayed=tuple(sorted(names.get(id(p), "?") for p, group in held if not group.get("weight_decay"))),
-            adam_settings=counted(
-                " ".join(map(str, (*group["betas"], group["eps"]))) if {"betas", "eps"} <= group.keys() else "none"
-                for _, group in held
-            ),
+            adam_settings=counted(" ".join(map(str, settings)) for settings in adam),
             optimizer_switches=counted(switch for _, group in held for switch in SWITCHES if group.get(switch)),
         )

@@ -96,6 +96,7 @@ class DataProbe(Probe):
                 rows.append(key)
                 supervised += sum(label != IGNORED for label in row_labels[1:])
                 tokens += sum(mask)
+        due = [self._expected[key] for key in prescribed]
         self.emit(
             Window(
                 step=step,
@@ -103,9 +104,7 @@ class DataProbe(Probe):
                 rows=tuple(rows),
                 expected_rows=tuple(prescribed),
                 supervised_tokens=supervised,
-                expected_supervised_tokens=sum(
-                    len(ids) - prompt for ids, prompt in map(self._expected.__getitem__, prescribed)
-                ),
+                expected_supervised_tokens=sum(len(ids) - prompt for ids, prompt in due),
                 tokens=tokens,
                 random_state=random_digest(session.device),
                 problems=problems,

@@ -43,7 +43,6 @@ class EvaluationProbe(Probe):
         for split in session.run.evaluation.splits:
             rows = session.batches.fixed(split)
             modes = [module.training for module in session.model.modules()]
-            last = step == session.run.training.max_steps
             with _logits(session) as logits, OwnHooks() as hooks:
                 call = first_call(session.model, hooks)
                 own = OwnLogits(session.model, _tensors(rows), hooks)
@@ -55,45 +54,41 @@ class EvaluationProbe(Probe):
             if step == 0 and loss > HIGH_SHARE * uniform:  # right weights know the plain row, whatever the others hold
                 template = "alpaca" if session.run.data.template == "blocks" else session.run.data.template
                 plain = _again(session, [encode(PLAIN, session.tokenizer, template)])[0]
-            self.emit(
-                Evaluation(
-                    step=step,
-                    split=split,
-                    loss=loss,
-                    tokens=tokens,
-                    logits_loss=own.loss_of(exchange),
-                    # before the first step a stand-in for the model has its weights, and noise is seen in the last one
-                    model_repeats=None if offloaded or step == 0 else call.repeats(session.model),
-                    plain_loss=plain,
-                )
+            reported = Evaluation(
+                step=step,
+                split=split,
+                loss=loss,
+                tokens=tokens,
+                logits_loss=own.loss_of(exchange),
+                # before the first step a stand-in for the model has its weights, and noise is seen in the last one
+                model_repeats=None if offloaded or step == 0 else call.repeats(session.model),
+                plain_loss=plain,
             )
-            if not last:
+            self.emit(reported)
+            if step != session.run.training.max_steps:
                 continue
             before, alive = _trained(session), _alive(session)
             with _logits(session) as again:
                 _evaluated(session, rows[: size * exchange.count], size)
             kept, changed = _alive(session) - alive, _trained(session) != before
             oracle_loss, oracle_tokens = _again(session, rows)
-            self.emit(
-                EvaluationAudit(
-                    split=split,
-                    reported_loss=loss,
-                    reported_tokens=tokens,
-                    repeats=logits.first is not None and logits.first == again.first,
-                    oracle_loss=oracle_loss,
-                    oracle_tokens=oracle_tokens,
-                    logit_digits=min(logits.digits, default=0),
-                    training_modules_during=max((training for training, _ in logits.forwards), default=-1),
-                    mode_restored=restored,
-                    built_graph=any(gradients for _, gradients in logits.forwards),
-                    kept_tensors=kept,
-                    weights_changed=changed,
-                    batch_tokens=tuple(
-                        sum(label != IGNORED for row in rows[at : at + size] for label in row.labels[1:])
-                        for at in range(0, len(rows), size)
-                    ),
-                )
+            batches = [rows[at : at + size] for at in range(0, len(rows), size)]
+            audit = EvaluationAudit(
+                split=split,
+                reported_loss=loss,
+                reported_tokens=tokens,
+                repeats=logits.first is not None and logits.first == again.first,
+                oracle_loss=oracle_loss,
+                oracle_tokens=oracle_tokens,
+                logit_digits=min(logits.digits, default=0),
+                training_modules_during=max((training for training, _ in logits.forwards), default=-1),
+                mode_restored=restored,
+                built_graph=any(gradients for _, gradients in logits.forwards),
+                kept_tensors=kept,
+                weights_changed=changed,
+                batch_tokens=tuple(sum(n != IGNORED for row in batch for n in row.labels[1:]) for batch in batches),
             )
+            self.emit(audit)
 
 
 def _evaluated(session: Session, rows: Sequence[Tokens], size: int) -> tuple[float, int]:

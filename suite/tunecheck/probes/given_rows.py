@@ -128,6 +128,7 @@ class GivenRowsProbe(Probe):
         wanted = {*again, *self._replayed}
         held = _held(self._dataset, self._size, wanted) if wanted else Counter()
         repeated = [ids for ids, times in again.items() if held is not None and 0 < held[ids] < times]
+        replayed = [ids for ids in self._replayed if held is not None and held[ids] == 1]
         uncertain = sum(1 for ids in again if held is None or not held[ids])
         self.emit(
             RowsGiven(
@@ -135,9 +136,7 @@ class GivenRowsProbe(Probe):
                 dataset_rows=self._size,
                 repeated=tuple(repr(self._show(ids[:16])) for ids in repeated),
                 uncertain=uncertain,
-                replayed=tuple(
-                    repr(self._show(ids[:16])) for ids in self._replayed if held is not None and held[ids] == 1
-                ),
+                replayed=tuple(repr(self._show(ids[:16])) for ids in replayed),
                 resumed_after=len(self._done),
                 padded_before=given.padded_before(self._beginnings),
                 **self._counts,

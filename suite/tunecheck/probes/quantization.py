@@ -34,32 +34,25 @@ class QuantizationProbe(Probe):
         """Count, weigh, and multiply by one linear of each shape."""
         if session.run.quantization is None:
             return
-        weights = WeightFile(session.folder)
-        modules = {
-            file_name(f"{name}.weight").removesuffix(".weight"): module
-            for name, module in session.model.named_modules()
-            if is_packed(getattr(module, "weight", None))
-        }
+        weights, double_quant = WeightFile(session.folder), session.run.quantization.double_quant
+        linears = [name for name in weights.names if is_layer_linear(name, weights.shape(name))]
+        named = [(name, m) for name, m in session.model.named_modules() if is_packed(getattr(m, "weight", None))]
+        modules = {file_name(f"{name}.weight").removesuffix(".weight"): module for name, module in named}
+        sizes = [prod(weights.shape(f"{name}.weight")) for name in modules if f"{name}.weight" in weights]
         packed = [module.weight for module in modules.values()]
         at, error = _kernel_error(session, modules)
         again = _quantized_again(session, weights, modules)
         keeping = tuple(name for name, module in _of_each_shape(modules) if _keeps_unpacked(session, module))
         self.emit(
             Quantization(
-                expected_modules=tuple(
-                    name.removesuffix(".weight") for name in weights.names if is_layer_linear(name, weights.shape(name))
-                ),
+                expected_modules=tuple(name.removesuffix(".weight") for name in linears),
                 quantized_modules=tuple(sorted(modules)),
                 quant_types=counted(weight.quant_state.quant_type for weight in packed),
                 block_sizes=counted(weight.quant_state.blocksize for weight in packed),
                 double_quant=counted(weight.quant_state.nested for weight in packed),
                 compute_dtypes=counted(str(module.compute_dtype).removeprefix("torch.") for module in modules.values()),
                 packed_bytes=sum(_bytes(weight) for weight in packed),
-                expected_bytes=sum(
-                    packed_bytes(prod(weights.shape(f"{name}.weight")), session.run.quantization.double_quant)
-                    for name in modules
-                    if f"{name}.weight" in weights
-                ),
+                expected_bytes=sum(packed_bytes(size, double_quant) for size in sizes),
                 requantized=len(again),
                 requantized_differing=tuple(name for name, same in again.items() if not same),
                 kernel_error=error,
