@@ -332,9 +332,9 @@ def checkpoints(model: Any) -> bool:
 
 
 def architecture_of(config: Any) -> Architecture:
-    """Return the shapes that a model's configuration states; its further keys as they are."""
+    """Return the shapes that a model's configuration states, 0 for others; its further keys as they are."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    heads = getattr(text, "num_attention_heads", None) or 1
+    heads, width = getattr(text, "num_attention_heads", None) or 1, getattr(text, "hidden_size", 0)
     rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
     kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else "default"
     theta = rope.get("rope_theta") if isinstance(rope, dict) else None
@@ -345,15 +345,15 @@ def architecture_of(config: Any) -> Architecture:
         None,
         model_type=str(text.model_type),
         vocab_size=text.vocab_size,
-        hidden_size=text.hidden_size,
-        num_hidden_layers=text.num_hidden_layers,
-        intermediate_size=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
+        hidden_size=width,
+        num_hidden_layers=getattr(text, "num_hidden_layers", 0),
+        intermediate_size=getattr(text, "intermediate_size", None) or 4 * width,
         num_attention_heads=heads,
         num_key_value_heads=getattr(text, "num_key_value_heads", None) or heads,
         tie_word_embeddings=bool(config.tie_word_embeddings),
         rms_norm_eps=getattr(text, "rms_norm_eps", None) or 1e-5,
         rope_theta=theta or getattr(text, "rope_theta", None) or 10000.0,
-        head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
+        head_dim=getattr(text, "head_dim", None) or width // heads,
         initializer_range=getattr(text, "initializer_range", 0.02),
         hidden_act=getattr(text, "hidden_act", None),
         **extra,

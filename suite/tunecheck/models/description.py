@@ -112,6 +112,12 @@ class Architecture(Section):
                     raise ValueError(f"{name} {message} (got {value!r:.60})") from None
         return self
 
+    @property
+    def head_width(self) -> int:
+        """Width of an attention head."""
+        given = (self.model_extra or {}).get("head_dim")
+        return int(given or self.hidden_size // self.num_attention_heads)
+
 
 class Model(Section):
     """One model: its architecture and the sources of its weights."""

@@ -20,7 +20,7 @@ def tensor_shapes(architecture: Architecture) -> dict[str, Shape]:
         )
     extra = architecture.model_extra or {}
     hidden, inner = architecture.hidden_size, architecture.intermediate_size
-    head = extra.get("head_dim") or hidden // architecture.num_attention_heads
+    head = architecture.head_width
     query, value = head * architecture.num_attention_heads, head * architecture.num_key_value_heads
     linears = {
         "self_attn.q_proj": (query, hidden),

@@ -209,7 +209,7 @@ def inverse_frequencies(architecture: Architecture) -> torch.Tensor | None:
     if architecture.model_type not in MODEL_TYPES:
         return None
     further = architecture.model_extra or {}
-    head_dim = further.get("head_dim") or architecture.hidden_size // architecture.num_attention_heads
+    head_dim = architecture.head_width
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
     scaling = further.get("rope_scaling") or further.get("rope_parameters") or {}
     plain: torch.Tensor = scaling.get("rope_theta", architecture.rope_theta) ** -exponents

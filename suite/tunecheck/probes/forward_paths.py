@@ -96,7 +96,7 @@ class ForwardProbe(Probe):
                 finer = finer | head_error(session.model, calls)
                 exact["fp32_error_at"], exact["fp32_error"] = worst(finer)
             if session.run.training.attention == "sdpa":
-                extreme = negative_score_errors(session.model, session.device)
+                extreme = negative_score_errors(architecture.head_width, session.model.dtype, session.device)
                 exact["extreme_error_at"], exact["extreme_error"] = worst(extreme)
         at, error = worst(errors)
         self.emit(ForwardReference(has_formulas=known, relations=len(errors), error=error, worst=at, **exact))

@@ -66,8 +66,8 @@ def setup_of(session: Any, cap_bytes: int | None, *, declared_optimizer: str) ->
 
 def _attention_kernels(session: Session) -> dict[str, Any]:
     """Return which kernels sdpa takes for the run's longest rows; nothing for other attention."""
-    if session.run.training.attention != "sdpa":
+    if session.run.training.attention != "sdpa" or not session.run.model.architecture.head_width:
         return {}
     shown = {"attention_kernel": False, "attention_kernel_masked": True}
-    given = session.model, session.device, session.run.data.max_length
-    return {name: chosen_kernel(*given, masked=masked) for name, masked in shown.items()}
+    longest = session.run.data.max_length
+    return {name: chosen_kernel(session, longest, masked=masked) for name, masked in shown.items()}

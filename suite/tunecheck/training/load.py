@@ -180,11 +180,11 @@ def _choose_kernels(run: Run, device: torch.device) -> tuple[str, ...]:
     return sentences
 
 
-def chosen_kernel(model: Any, device: torch.device, tokens: int, *, masked: bool) -> str:
+def chosen_kernel(session: Session, tokens: int, *, masked: bool) -> str:
     """Return the kernel that attention takes for one sequence of this length and the model's shape; "" if unknown."""
-    config = model.config
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    like = torch.empty(1, config.num_attention_heads, tokens, width, device=device, dtype=model.dtype)
+    shapes, device = session.run.model.architecture, session.device
+    shape = 1, shapes.num_attention_heads, tokens, shapes.head_width
+    like = torch.empty(shape, device=device, dtype=session.model.dtype)
     like.requires_grad_(True)  # which kernel is taken depends on whether a backward pass will follow
     mask = torch.ones(1, 1, tokens, tokens, device=device, dtype=torch.bool) if masked else None
     number = torch._fused_sdp_choice(like, like, like, mask, 0.0, not masked)

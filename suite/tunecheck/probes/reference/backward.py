@@ -126,21 +126,19 @@ def _outcome(
     return outcome
 
 
-def negative_score_errors(model: Any, device: torch.device) -> dict[str, float]:
+def negative_score_errors(width: int, dtype: torch.dtype, device: torch.device) -> dict[str, float]:
     """Return the errors of sdpa's output and gradients where a mask is given and every score is strongly negative.
 
     The relation's name to its error, infinite where a number is not finite. One element of queries and keys carries the
     score; in the queries' gradient it is the difference of large equal numbers, so there it must only be finite.
     """
-    config = model.config
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     generator = torch.Generator().manual_seed(0)
     errors = {}
     for tokens in HALF_TILES:
         q, k, v, above = (torch.randn(1, 1, tokens, width, generator=generator) for _ in range(4))
         q, k = q * 0.1, k * 0.1
         q[..., 0], k[..., 0] = 1.0, NEGATIVE_SCORE * width**0.5
-        q, k, v, above = (x.to(device, model.dtype) for x in (q, k, v, above))
+        q, k, v, above = (x.to(device, dtype) for x in (q, k, v, above))
         mask = torch.ones(tokens, tokens, dtype=torch.bool, device=device).tril()[None, None]
         given = [x.requires_grad_(True) for x in (q, k, v)]
         copies = [x.detach().double().requires_grad_(True) for x in given]
