@@ -704,6 +704,18 @@ def test_a_loop_evaluates_in_eval_mode(passes, dropping, meant):
     assert ("all 8 passes without gradients are in train mode" in finding.detail) is meant
 
 
+@pytest.mark.parametrize(
+    ("learnt", "quiet", "asked"), [(40, 30, True), (40, 7, False), (40, 40, False), (40, 0, False)]
+)
+def test_a_loop_returns_to_train_mode(learnt, quiet, asked):
+    """A script may switch dropout off for its last phase."""
+    seen = e.LoopEvaluations(passes=8, dropping=0, learnt=learnt, quiet_at_the_end=quiet)
+    finding = CHECKS["state_in_training"]()(watched(seen))
+
+    assert finding.status is (Status.SUSPECTED if asked else Status.PASSED)
+    assert ("later 30 of 40 batches were trained on" in finding.detail) is asked
+
+
 def test_layers_in_a_plain_list_are_a_question():
     """They get gradients, and nobody has them learn."""
     assert CHECKS["trainable_moved"]()(watched(e.CutOff(tensors=(), hidden=("layers[0]",)))).status is Status.SUSPECTED

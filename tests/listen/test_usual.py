@@ -591,6 +591,33 @@ def test_an_evaluation_behind_the_window_is_in_eval_mode(how, asked, grads, make
     assert finding.status is (Status.SUSPECTED if asked else Status.PASSED), finding.detail
 
 
+@pytest.mark.parametrize("make", [Net, Normalising])
+@pytest.mark.parametrize(
+    ("how", "asked"), [("left", True), ("back", False), ("back in each step", False), ("never noisy", False)]
+)
+def test_a_loop_goes_back_to_train_mode_behind_its_evaluation(how, asked, make, heard):
+    """Long after the window. One that never drops is told of by its first steps."""
+    model, rows = type("Own", (make,), {})(), DataLoader(data(), 8)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def train():
+        model.train(how != "never noisy")
+        for _ in range(5):
+            for x, y in rows:
+                model.train(model.training or how == "back in each step")
+                cross_entropy(model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            model.eval()
+            with torch.no_grad():
+                for x, _ in rows:
+                    model(x)
+            model.train(how in ("back", "back in each step"))
+
+    finding = heard("state_in_training", train)
+    assert (finding.status is Status.SUSPECTED and "later 1" in finding.detail) is asked, finding.detail
+
+
 def test_a_model_may_offer_a_part_of_its_parameters(heard):
     """What it registers is no item of a list."""
 

@@ -71,6 +71,8 @@ FROM_SCRATCH = "a model may be trained from scratch, and take its configuration 
 WITHOUT_STATISTICS = "a network may be built to do without the statistics of its normalisations"
 UNCALIBRATED = "A normalisation is set to eval mode before it has seen a batch, so that it normalises nothing."
 NEVER_EVAL = "Nothing calls model.eval() before an evaluation, whose numbers are then noisy and too bad."
+LEFT_IN_EVAL = "Nothing calls model.train() after an evaluation, so that dropout is off for the rest of the training."
+QUIET_PHASE = "a script may end its training without dropout, or with the statistics of its norms frozen"
 NOISY_EVALUATION = "noise in passes without gradients may be meant, as for an uncertainty or a second view"
 NOISY_TEACHER = "noise in a teacher's answers may be meant, as in a mean teacher or for an uncertainty"
 TEACHER_TRAINING = "A teacher or a reference model is in train mode: nothing calls its eval()."
@@ -88,11 +90,14 @@ class StateInTraining(Check):
     """
 
     needs = frozenset({Premise.ADAPTERS_ENUMERATED})
-    meaning = f"""{NEVER_TRAINING} {NEVER_EVAL} {UNCALIBRATED} {TEACHER_TRAINING} An evaluation, a generation, a save, a
-    resume or a callback changed the model and did not restore it. It left eval mode on, adapters disabled, merged or
-    replaced, or a requires_grad flag or torch switch changed."""
+    meaning = f"""{NEVER_TRAINING} {NEVER_EVAL} {LEFT_IN_EVAL} {UNCALIBRATED} {TEACHER_TRAINING} An evaluation, a
+    generation, a save, a resume or a callback changed the model and did not restore it. It left eval mode on, adapters
+    disabled, merged or replaced, or a requires_grad flag or torch switch changed."""
     remedy = """Call model.train() before the first step and after each evaluation. Check what runs just before the
     first step that the finding names."""
+
+    min_quiet: int = 8
+    """Batches at the end of a loop's training, of which the model learns without dropout as it did with it before."""
 
     def judge(self, trace: Trace) -> Finding:
         steps = _last_of_each_step(trace.all(evidence.TrainingState))
@@ -129,6 +134,13 @@ class StateInTraining(Check):
         if every and not problems and (passes := max((own.passes for own in evaluated), default=0)):
             detail += f"; all {passes} passes without gradients are in train mode, which drops or takes new statistics"
             return self.at_most(passes, 0, detail, meant=NOISY_EVALUATION, causes=[NEVER_EVAL])
+        for own in evaluated if not problems else ():
+            if self.min_quiet <= own.quiet_at_the_end < own.learnt:
+                detail += (
+                    f"; later {own.quiet_at_the_end} of {own.learnt} batches were trained on, to the last one, in "
+                )
+                detail += "which nothing dropped or took statistics"
+                return self.at_most(own.quiet_at_the_end, 0, detail, meant=QUIET_PHASE, causes=[LEFT_IN_EVAL])
         never = all([how for names, how in _switches(state) if names] == [IN_EVAL] for state in steps)
         causes = [NEVER_TRAINING] * (len(problems) == 1 and never)
         return self.at_most(len(problems), 0, detail, compared=forwards, causes=causes)

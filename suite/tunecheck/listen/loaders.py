@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -82,7 +83,7 @@ def drawing(iterator: Any) -> Callable[[Any], None] | None:
 
 
 class Evaluations:
-    """Passes over loaders in which a model learns nothing, however long the training goes on, and whether it is noisy.
+    """Passes over loaders, however long the training goes on: whether a model learns in them, and whether it is noisy.
 
     No forward pass is hooked: between two batches of a model that drops, torch's random state differs, and one that
     normalises by its batches has counted them.
@@ -97,15 +98,18 @@ class Evaluations:
         self._told: list[bool] = []
         self._batches: list[bool] | None = []
         """Whether the model was noisy for each batch of the present pass; None for one in which it learns."""
+        self._learnt_noisily: list[bool] = []
+        """Whether it was for each batch that it learnt from."""
         _EVALUATIONS[:] = [self]
 
     def drawn(self, iterator: Any) -> None:
         """The next batch is about to be drawn from this."""
         learns = [p for p in (each() for each in self._learns) if p is not None]
         training = [part for part in self._noisy if part.training]
-        counted = [part for part in training if hasattr(part, "num_batches_tracked")]
-        noise = [part.num_batches_tracked._version for part in counted]
-        if len(counted) < len(training):
+        counting = [part for part in self._noisy if hasattr(part, "num_batches_tracked")]
+        counted = [part for part in counting if part.training]
+        noise = [part.num_batches_tracked._version for part in counting]
+        if len(counting) < len(self._noisy):
             noise.append(torch.get_rng_state().numpy().tobytes())
             noise += [torch.cuda.get_rng_state(p.device).numpy().tobytes() for p in learns[:1] if p.is_cuda]
         learnt = [(p._version, id(p.grad), getattr(p.grad, "_version", 0)) for p in learns]
@@ -120,6 +124,8 @@ class Evaluations:
             self._before = *self._before[:2], None  # a sampler draws its seed with the first batch
         elif before[0] != learnt:
             self._batches = None
+            if before[1] is not None:
+                self._learnt_noisily.append(before[1] != noise)
         elif self._batches is not None and (not training or before[1] not in (None, noise)):
             self._batches.append(bool(training))
             if training and not counted and self._batches.count(True) == 1 and self._others():
@@ -134,10 +140,11 @@ class Evaluations:
         return any(type(each) is type(model) and id(each) not in own for each in living(torch.nn.Module))
 
     def record(self) -> LoopEvaluations:
-        """Return how many batches were evaluated."""
+        """Return how many batches were evaluated, and how the training ended."""
         _EVALUATIONS.clear()
-        told = [*self._told, *(self._batches or [])]
-        return LoopEvaluations(passes=len(told), dropping=sum(told))
+        told, learnt = [*self._told, *(self._batches or [])], self._learnt_noisily
+        quiet = sum(1 for _ in takewhile(lambda noisy: not noisy, reversed(learnt)))
+        return LoopEvaluations(passes=len(told), dropping=sum(told), learnt=len(learnt), quiet_at_the_end=quiet)
 
 
 _EVALUATIONS: list[Evaluations] = []

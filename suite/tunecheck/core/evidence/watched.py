@@ -273,6 +273,10 @@ class LoopEvaluations(Record):
     passes: int
     dropping: int
     """Those in train mode."""
+    learnt: int = 0
+    """Batches of which the model learnt."""
+    quiet_at_the_end: int = 0
+    """The last ones of these, in which nothing dropped or took statistics."""
 
 
 class OtherOptimizer(Record):
