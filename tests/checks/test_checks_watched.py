@@ -713,7 +713,7 @@ def test_a_loop_returns_to_train_mode(learnt, quiet, asked):
     finding = CHECKS["state_in_training"]()(watched(seen))
 
     assert finding.status is (Status.SUSPECTED if asked else Status.PASSED)
-    assert ("later 30 of 40 batches were trained on" in finding.detail) is asked
+    assert ("the last 30 of 40 batches" in finding.detail) is asked
 
 
 def test_layers_in_a_plain_list_are_a_question():

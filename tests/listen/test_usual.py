@@ -615,7 +615,9 @@ def test_a_loop_goes_back_to_train_mode_behind_its_evaluation(how, asked, make, 
             model.train(how in ("back", "back in each step"))
 
     finding = heard("state_in_training", train)
-    assert (finding.status is Status.SUSPECTED and "later 1" in finding.detail) is asked, finding.detail
+    assert (finding.status is Status.SUSPECTED and "the last 20 of 24 batches" in finding.detail) is asked, (
+        finding.detail
+    )
 
 
 def test_a_model_may_offer_a_part_of_its_parameters(heard):

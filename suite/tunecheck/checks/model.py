@@ -134,13 +134,11 @@ class StateInTraining(Check):
         if every and not problems and (passes := max((own.passes for own in evaluated), default=0)):
             detail += f"; all {passes} passes without gradients are in train mode, which drops or takes new statistics"
             return self.at_most(passes, 0, detail, meant=NOISY_EVALUATION, causes=[NEVER_EVAL])
-        for own in evaluated if not problems else ():
-            if self.min_quiet <= own.quiet_at_the_end < own.learnt:
-                detail += (
-                    f"; later {own.quiet_at_the_end} of {own.learnt} batches were trained on, to the last one, in "
-                )
-                detail += "which nothing dropped or took statistics"
-                return self.at_most(own.quiet_at_the_end, 0, detail, meant=QUIET_PHASE, causes=[LEFT_IN_EVAL])
+        quiet = [(own.quiet_at_the_end, own.learnt) for own in evaluated if own.quiet_at_the_end < own.learnt]
+        last, learnt = max(quiet, default=(0, 0))
+        if last >= self.min_quiet and not problems:
+            detail += f"; the last {last} of {learnt} batches of the training dropped nothing and took no statistics"
+            return self.at_most(last, 0, detail, meant=QUIET_PHASE, causes=[LEFT_IN_EVAL])
         never = all([how for names, how in _switches(state) if names] == [IN_EVAL] for state in steps)
         causes = [NEVER_TRAINING] * (len(problems) == 1 and never)
         return self.at_most(len(problems), 0, detail, compared=forwards, causes=causes)
