@@ -124,7 +124,7 @@ class LabelsAsConfigured(Check):
         fine = f"{seen.rows} rows, {seen.end_tokens_supervised} of their ends supervised"
         if doubtful and not told:
             return self.unless({unseen: ENDS_MASKED}, fine, compared=seen.rows, meant=ENDS_OTHERWISE)
-        return self.unless(told, fine, compared=seen.rows)
+        return self.unless(told, fine, compared=seen.rows, meant=trace.why({Premise.LOSS_DECLARED}))
 
 
 def _labels_lost(rows: Iterable[RowSpan]) -> str:

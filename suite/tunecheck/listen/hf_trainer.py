@@ -21,7 +21,15 @@ from tunecheck.listen.batches import batch_of, named_inputs, unknown_batch
 from tunecheck.listen.division import Division
 from tunecheck.listen.listener import Listener
 from tunecheck.listen.loaders import rows_of
-from tunecheck.listen.loop_loss import OUTSIDE_FORWARD, LossCalls, Pass, another_kind, not_followed, scores_given
+from tunecheck.listen.loop_loss import (
+    OUTSIDE_ENTROPY,
+    OUTSIDE_FORWARD,
+    LossCalls,
+    Pass,
+    another_kind,
+    not_followed,
+    scores_given,
+)
 from tunecheck.listen.moments import LOSSES, StepMoments
 from tunecheck.listen.optimizers import without_rate
 from tunecheck.listen.options import Options
@@ -176,8 +184,10 @@ class TrainerHooks(StepMoments, TrainerCallback):
             self.knows_loss = True
             if why := another_kind(loss, self.passes):
                 reason = f"the script overrides compute_loss, and {why}; --expect loss=token_mean enables the check"
-                by_forward = [Premise.GRADIENT_BY_FORWARD] * (why == OUTSIDE_FORWARD)
-                self.listener.left_open(opened([Premise.TOKEN_MEAN_LOSS, *by_forward], reason))
+                # a loss that calls no cross entropy may read the labels in a way of its own
+                besides = {OUTSIDE_FORWARD: Premise.GRADIENT_BY_FORWARD, OUTSIDE_ENTROPY: Premise.LOSS_DECLARED}
+                premises = [Premise.TOKEN_MEAN_LOSS, *(premise for told, premise in besides.items() if told == why)]
+                self.listener.left_open(opened(premises, reason))
             self.passes = []
 
     def _on_training_step(self, result: Any, *_: Any, **__: Any) -> None:

@@ -283,8 +283,9 @@ class LoopHooks(StepMoments):
         counting = [m for m in self.model.modules() if getattr(m, "num_batches_tracked", None) is not None]
         if self.dropping or counting:
             self.loaded = [Evaluations(self.model, [*self.dropping, *counting], lambda: self.step)]
-        optimizer, objective = together(self.optimizers), objective_of(self.model)
-        batch = (unknown_batch if objective else provisional)(inputs_of(args, given), self._device())
+        optimizer, inputs = together(self.optimizers), inputs_of(args, given)
+        objective = objective_of(self.model, inputs)
+        batch = (unknown_batch if objective else provisional)(inputs, self._device())
         self.listener = Listener(self.options)
         within = None if objective else cast_within(self.model, batch)
         self.run = run = run_of(self.model, optimizer, self.listener, within or self.autocast, objective)

@@ -1,5 +1,6 @@
 """What a loop declares: its model, and the groups of its optimizer. Imports torch."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -8,16 +9,16 @@ from tunecheck.core.premises import OF_A_LOOP, Premise, opened
 from tunecheck.listen.declared import WatchedRun, WatchedTraining, checkpoints, described, described_by_itself
 from tunecheck.listen.listener import Listener
 from tunecheck.listen.optimizers import adamw_settings, highest_rate, scales_loss
-from tunecheck.listen.trained_model import dtype_of, is_causal, is_transformers, other_model, own_objective
+from tunecheck.listen.trained_model import dtype_of, is_causal, is_transformers, other_model, other_rows, own_objective
 from tunecheck.models.layer_names import attention_kernel, decoder_of
 from tunecheck.training.data import Batch
 from tunecheck.training.hooks import OwnHooks
 from tunecheck.training.restore import model_mode, random_state, uncached, without_repacking
 
 
-def objective_of(model: Any) -> str:
-    """Return why rows and loss are not those of a causal language model; "" where they are."""
-    return other_model(model) if is_causal(model) else own_objective(model)
+def objective_of(model: Any, given: Mapping[str, Any]) -> str:
+    """Return why rows and loss are not those of a causal language model, by its first call; "" where they are."""
+    return other_model(model) or other_rows(given.get("input_ids")) if is_causal(model) else own_objective(model)
 
 
 def run_of(model: Any, optimizer: Any, listener: Listener, autocast: torch.dtype | None, objective: str) -> WatchedRun:

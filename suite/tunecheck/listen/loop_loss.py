@@ -24,6 +24,7 @@ from tunecheck.training.data import IGNORED, Batch
 
 UNKNOWN = "the loop computes its loss from the logits in a way that tunecheck does not follow"
 FURTHER = "the loop adds a term to the loss"
+OUTSIDE_ENTROPY = "it uses the logits outside cross_entropy"
 OUTSIDE_FORWARD = "it uses parameters outside the model's forward pass"
 WEIGHED = "the loop sums the losses of several passes with different factors"
 FROM_PADDING = "rows are left-padded and their first token has a label, which a padded position predicts"
@@ -217,7 +218,7 @@ def another_kind(tensor: torch.Tensor, passes: Sequence[Pass]) -> str:
         if node in losses:
             continue
         if node in logits:
-            return "it uses the logits outside cross_entropy"
+            return OUTSIDE_ENTROPY
         if node.name() in ENTROPIES:
             ends.add(node)
             if (reduction := REDUCTIONS[node._saved_reduction]) == "none" or node._saved_weight is not None:

@@ -155,6 +155,8 @@ def other_objective(model: Any, micro_batches: Sequence[Mapping[str, Any]], trai
         ids, labels = given.get("input_ids"), given.get("labels")
         if ids is None or labels is None:
             return f"the model receives {', '.join(sorted(given))}, but not both input_ids and labels"
+        if reason := other_rows(ids):
+            return reason
         if labels.shape != ids.shape:
             return f"labels of shape {list(labels.shape)} do not match tokens of shape {list(ids.shape)}"
         # pixels, sound, embeddings; a mask may be of numbers, too
@@ -162,6 +164,12 @@ def other_objective(model: Any, micro_batches: Sequence[Mapping[str, Any]], trai
         if other := sorted(name for name in numbers if "mask" not in name):
             return f"the model receives {', '.join(other)} besides tokens, which tunecheck cannot replay"
     return ""
+
+
+def other_rows(ids: Any) -> str:
+    """Return why these tokens are no rows, as where each row has several candidates; "" where they may be."""
+    shape = list(getattr(ids, "shape", (1, 1)))
+    return f"the model receives tokens of shape {shape}, not of [rows, tokens]" if len(shape) != 2 else ""
 
 
 def prepends(model: Any) -> bool:

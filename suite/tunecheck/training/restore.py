@@ -156,11 +156,20 @@ def dropouts(model: Any) -> Iterator[tuple[Any, str, float]]:
 
 
 def uncached(model: Any, **given: Any) -> Any:
-    """Return what the model gives for these inputs, without a key-value cache where it knows of one."""
+    """Return what the model gives for these inputs, without a key-value cache where it knows of one.
+
+    A mask that hides nothing is left out where it knows of none; labels that it must have are the tokens.
+    """
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    accepted = inspect.signature(inner.forward).parameters.values()
-    if any(parameter.name == "use_cache" or parameter.kind is parameter.VAR_KEYWORD for parameter in accepted):
+    accepted = inspect.signature(inner.forward).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values())
+    if takes_any or "use_cache" in accepted:
         given["use_cache"] = False
+    mask = given.get("attention_mask")
+    if not takes_any and "attention_mask" not in accepted and (mask is None or bool((mask == 1).all())):
+        given.pop("attention_mask", None)
+    if "labels" in accepted and accepted["labels"].default is inspect.Parameter.empty:
+        given.setdefault("labels", given["input_ids"])
     return model(**given)
 
 
