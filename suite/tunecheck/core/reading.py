@@ -64,6 +64,13 @@ def read_json(path: Path, most_bytes: int = JSON_BYTES) -> Any:
     return parse_json(read_bytes(path, most_bytes))
 
 
+def last_lines(path: Path, most: int, *, start: int = 0) -> list[str]:
+    """Return at most so many of the last lines of a log, of what follows byte `start`. Raises OSError."""
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read().decode("utf-8", "replace").strip().splitlines()[-most:]
+
+
 def parse_json(text: str | bytes, *, unique: bool = False) -> Any:
     """Return the value of this JSON. Raises ValueError, also for one that is nested too deeply to be read.
 

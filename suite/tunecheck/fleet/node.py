@@ -22,6 +22,7 @@ from tunecheck.checks.telemetry import busy_host, samples
 from tunecheck.core.errors import SuiteError
 from tunecheck.core.evidence import TRAINING_PHASES, AttemptCause, Dataset, Evaluation, Setup, Step, Weights
 from tunecheck.core.helper import die_with_parent, helper_environment
+from tunecheck.core.reading import last_lines
 from tunecheck.core.text import human_seconds, one_line
 from tunecheck.core.trace import Trace, read
 from tunecheck.core.unexpected import described
@@ -131,8 +132,7 @@ def _ended(session: subprocess.Popen[bytes]) -> int | None:
 
 def _tail(log: Path) -> str:
     with contextlib.suppress(OSError):
-        lines = log.read_text(errors="replace").strip().splitlines()[-TAIL_LINES:]
-        return one_line("; ".join(lines), 500) or "it printed nothing"
+        return one_line("; ".join(last_lines(log, TAIL_LINES)), 500) or "it printed nothing"
     return "its output cannot be read"
 
 

@@ -28,7 +28,7 @@ from tunecheck.listen.options import rank_and_processes
 from tunecheck.listen.user_code import departure, noise_by_hooks, user_modules
 from tunecheck.models.adapters import Quantization
 from tunecheck.models.description import Architecture, Model
-from tunecheck.models.layer_names import attention_kernel, attention_of, stacked_layers
+from tunecheck.models.layer_names import attention_kernel, attention_of, stacked_layers, text_config
 from tunecheck.probes.reference.weight_file import drawn_heads
 from tunecheck.training.restore import dropouts
 from tunecheck.training.tensors import learning
@@ -333,7 +333,7 @@ def checkpoints(model: Any) -> bool:
 
 def architecture_of(config: Any) -> Architecture:
     """Return the shapes that a model's configuration states, 0 for others; its further keys as they are."""
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text = text_config(config)
     heads, width = getattr(text, "num_attention_heads", None) or 1, getattr(text, "hidden_size", 0)
     rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
     kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else "default"

@@ -38,6 +38,7 @@ from tunecheck.listen import loaders, provenance, saves
 from tunecheck.listen.adapters import ranks_scored
 from tunecheck.listen.expectations import declare
 from tunecheck.listen.options import Options, new_trace_file, rank_and_processes, trace_file
+from tunecheck.models.layer_names import base_of
 from tunecheck.probes import ANY_OBJECTIVE, WATCHED
 from tunecheck.probes.reference.measures import norm
 from tunecheck.runner.outcome import Outcome, ending_of
@@ -75,7 +76,7 @@ def fingerprint_of(run: Run, session: Session, processes: int) -> str:
     groups = [{**group, "params": len(group["params"])} for group in optimizer.param_groups]
     settings = {
         **run.model_dump(mode="json", warnings=False, exclude=JUDGING),
-        "class": type(model.get_base_model() if hasattr(model, "get_base_model") else model).__name__,
+        "class": type(base_of(model)).__name__,
         "learns": sorted((name, *p.shape) for name, p in model.named_parameters() if p.requires_grad),
         "optimizer": [type(optimizer).__name__, groups],
         "processes": processes,

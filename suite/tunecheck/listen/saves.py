@@ -35,6 +35,7 @@ from tunecheck.core.evidence import (
 )
 from tunecheck.core.trace import TraceWriter
 from tunecheck.listen.options import rank_and_processes
+from tunecheck.models.layer_names import base_of
 from tunecheck.probes.reference.forwards import logits_of
 from tunecheck.probes.reference.four_bit import is_packed
 from tunecheck.probes.reference.measures import living, relative_difference, sample
@@ -344,8 +345,13 @@ def describing(_config: Any, save_directory: Any = None, *_: Any, **__: Any) -> 
 
 def _is_of(model: Any, whole: Any) -> bool:
     """Return whether this is the model that learns, or the one inside of its adapters, or that was compiled."""
-    inner = whole.get_base_model() if hasattr(whole, "get_base_model") else getattr(whole, "_orig_mod", None)
-    return model is whole or model is inner
+    return model is whole or model is inner_of(whole)
+
+
+def inner_of(model: Any) -> Any:
+    """Return the model inside of its adapters, or that was compiled; any other as it is."""
+    base = base_of(model)
+    return getattr(model, "_orig_mod", model) if base is model else base
 
 
 def _can_be_read(model: Any, heard: _Heard) -> bool:
@@ -374,9 +380,8 @@ def _read_back(model: Any, heard: _Heard, folder: Path, functions: list[torch.Te
     """Load what lies in this folder, and compare it with what it may be."""
     heard.read += 1
     begun = time.monotonic()
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else getattr(model, "_orig_mod", model)
     with random_state(model.device), unprinted():
-        again = type(inner).from_pretrained(folder, torch_dtype=model.dtype, local_files_only=True)
+        again = type(inner_of(model)).from_pretrained(folder, torch_dtype=model.dtype, local_files_only=True)
     again.to(model.device)
     logits = _logits(again, heard.ids)
     seen = ReadBack(

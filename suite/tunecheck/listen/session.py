@@ -9,6 +9,7 @@ from tunecheck.core.errors import Unsupported
 from tunecheck.listen import declared
 from tunecheck.listen.options import rank_and_processes
 from tunecheck.listen.trained_model import device_of
+from tunecheck.models.layer_names import text_config
 from tunecheck.probes.reference.own_logits import unpadded
 from tunecheck.training.data import Batch, Tokens, collate
 from tunecheck.training.session import Session
@@ -53,9 +54,7 @@ def _long_enough(row: Tokens, most: int) -> Tokens:
 
 def _declared_number(model: Any, name: str) -> int:
     """Return this number of the model's configuration, of its text's where it has several; the largest without."""
-    config: Any = getattr(model, "config", None)
-    inner = config.get_text_config() if hasattr(config, "get_text_config") else config
-    return int(getattr(inner, name, None) or sys.maxsize)
+    return int(getattr(text_config(getattr(model, "config", None)), name, None) or sys.maxsize)
 
 
 def session_of(

@@ -13,7 +13,7 @@ from tunecheck.core.evidence import EvaluationRows
 from tunecheck.core.premises import Premise
 from tunecheck.listen.loaders import rows_of
 from tunecheck.listen.optimizers import held_by, optimizers_of
-from tunecheck.models.layer_names import is_compiled
+from tunecheck.models.layer_names import base_of, is_compiled, text_config
 from tunecheck.probes.reference.measures import living
 
 BY_ITS_CODE = {
@@ -41,13 +41,11 @@ def is_causal(module: Any) -> bool:
 
 def is_transformers(model: Any) -> bool:
     """Return whether this is a model over a vocabulary whose parts transformers finds, or adapters around one."""
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner = base_of(model)
     if not any(kind.__module__.startswith("transformers.") for kind in type(inner).__mro__):
         return False
-    config = inner.config
     with contextlib.suppress(NotImplementedError):  # of a class of the script's own
-        config = config.get_text_config() if hasattr(config, "get_text_config") else config
-        return hasattr(config, "vocab_size") and inner.get_input_embeddings() is not None
+        return hasattr(text_config(inner.config), "vocab_size") and inner.get_input_embeddings() is not None
     return False
 
 
@@ -179,7 +177,7 @@ def prepends(model: Any) -> bool:
 
 def other_model(model: Any) -> str:
     """Return why this model of transformers is no causal language model; "" where it may be one."""
-    kind = type(model.get_base_model() if hasattr(model, "get_base_model") else model).__name__
+    kind = type(base_of(model)).__name__
     if prepends(model):
         return f"peft prepends virtual tokens to the rows of the {kind}"
     if getattr(model.config, "is_encoder_decoder", False):

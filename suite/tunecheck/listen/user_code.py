@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from tunecheck.core.evidence import UserCode
+from tunecheck.models.layer_names import base_of
 from tunecheck.training.restore import model_mode, random_state, uncached, without_dropout, without_repacking
 
 CALLABLES = (
@@ -79,7 +80,7 @@ def user_modules(model: Any) -> list[str]:
 
 def departure(model: Any) -> str:
     """Return what a model of transformers has that its class does not build of its configuration; "" for nothing."""
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner = base_of(model)
     if own := user_modules(model):
         return f"the model contains the script's own {own[0]}"
     if code_of("forward", type(inner).forward) is not None:

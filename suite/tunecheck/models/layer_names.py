@@ -56,6 +56,16 @@ def is_compiled(model: Any) -> bool:
     return "_orig_mod" in getattr(model, "_modules", ())
 
 
+def base_of(model: Any) -> Any:
+    """Return the model inside of peft's adapters, and any other as it is."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def text_config(config: Any) -> Any:
+    """Return the part of transformers' configuration that is about text, where it has several; else all of it."""
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
 def attention_kernel(model: Any) -> str:
     """Return the kind of attention that a model of transformers is switched to; "" of any other."""
     return str(getattr(getattr(model, "config", None), "_attn_implementation", ""))
@@ -66,9 +76,7 @@ def stacked_layers(model: Any) -> list[Any]:
 
     By length, since the lists and their classes have other names in each family: layers, h, blocks.
     """
-    config: Any = getattr(model, "config", None)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    depth = getattr(text, "num_hidden_layers", None)
+    depth = getattr(text_config(getattr(model, "config", None)), "num_hidden_layers", None)
     lists = (module for module in model.modules() if type(module).__name__ == "ModuleList")
     return next((list(found) for found in lists if len(found) == depth), [])
 

@@ -22,6 +22,7 @@ from tunecheck.core.errors import Unsupported
 from tunecheck.core.evidence import AttemptCause, AttemptEnd, AttemptOutcome, Step
 from tunecheck.core.fork_server import OFFLINE, hub_forbidden, start_method, warm_up
 from tunecheck.core.helper import die_with_parent
+from tunecheck.core.reading import last_lines
 from tunecheck.runner.outcome import GONE, Outcome, carried_out, crash_of, imported
 from tunecheck.runner.ranks import hanging, train_in_ranks
 from tunecheck.runner.request import Request, show_only
@@ -80,7 +81,9 @@ def run_child(
         _end(process)
         receiver.close()
     if outcome == GONE:
-        outcome = crash_of(process.exitcode, _tail(log, log_start), began=log.exists(), served=served)
+        began = log.exists()  # not where it ended before it could open its log
+        tail = "\n".join(last_lines(log, TAIL_LINES, start=log_start)) if began else ""
+        outcome = crash_of(process.exitcode, tail, began=began, served=served)
     return _ended(outcome, begun)
 
 
@@ -206,13 +209,3 @@ def _end(process: Any) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, number)
         process.join(GRACE_SECONDS)
-
-
-def _tail(log: Path, start: int) -> str:
-    """The log's last lines since `start`; "" from a child that ended before it could open its log."""
-    if not log.exists():
-        return ""
-    with log.open("rb") as file:
-        file.seek(start)
-        lines = file.read().decode("utf-8", "replace").splitlines()
-    return "\n".join(lines[-TAIL_LINES:])

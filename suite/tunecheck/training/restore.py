@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from tunecheck.models.layer_names import base_of
+
 
 @contextmanager
 def model_mode(model: Any, training: bool) -> Iterator[None]:
@@ -160,8 +162,7 @@ def uncached(model: Any, **given: Any) -> Any:
 
     A mask that hides nothing is left out where it knows of none; labels that it must have are the tokens.
     """
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    accepted = inspect.signature(inner.forward).parameters
+    accepted = inspect.signature(base_of(model).forward).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values())
     if takes_any or "use_cache" in accepted:
         given["use_cache"] = False

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from tunecheck.core.errors import ConfigError, SuiteError
+from tunecheck.core.reading import last_lines
 from tunecheck.core.text import one_line
 from tunecheck.fleet import node
-from tunecheck.fleet.engines import News, State
+from tunecheck.fleet.engines import ENGINES, News, State
 from tunecheck.fleet.request import EngineOptions, Request
 from tunecheck.results.fleet import Place, of_nodes, places_of
 
@@ -98,10 +99,7 @@ class Slurm:
             "gres": f"gpu:{len(cards)}" if cards else None,
             "time": math.ceil((options.seconds + START_SECONDS + SIGNAL_SECONDS) / 60),  # Slurm counts minutes
             "signal_delay_s": SIGNAL_SECONDS,
-            "partition": options.partition,
-            "account": options.account,
-            "constraint": options.constraint,
-            "qos": options.qos,
+            **{name: getattr(options, name) for name in ENGINES["slurm"].options},
             "additional_parameters": {"no_requeue": True},  # a node that fails is a row, not a job that waits for it
         }
         self._executor.update_parameters(**asked)  # None, too: the last node's cards must not stay
@@ -197,8 +195,7 @@ def _lost(state: str, job: Any) -> str:
         unshared = f"its log is not in {log.parent}: a folder that the node does not share, or a node that never began"
         return f"{words}; {unshared}" if state not in ENDED else words
     with contextlib.suppress(OSError):
-        lines = log.read_text(errors="replace").strip().splitlines()[-2:]
-        return f"{words}: {one_line('; '.join(lines), 300)}" if lines else words
+        words = ": ".join([words, *filter(None, [one_line("; ".join(last_lines(log, 2)), 300)])])
     return words
 
 

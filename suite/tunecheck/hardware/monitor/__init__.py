@@ -9,6 +9,7 @@ from pathlib import Path
 from tunecheck.core.errors import TraceError
 from tunecheck.core.evidence import DeviceSample, Health, Record, Telemetry
 from tunecheck.core.helper import command_for, helper_environment, kill, signal_name
+from tunecheck.core.reading import last_lines
 from tunecheck.core.trace import decode
 from tunecheck.hardware.monitor.card import thinned
 
@@ -84,8 +85,8 @@ class Meter:
         if not self._problem and child.returncode:
             status = child.returncode
             how = f"was killed by {signal_name(-status)}" if status < 0 else f"ended with status {status}"
-            said = [line.strip() for line in self._errors.read_text(errors="replace").splitlines() if line.strip()]
-            self._problem = f"the sampling process {how}" + (f": {said[-1][:300]}" if said else "")
+            said = last_lines(self._errors, 1)
+            self._problem = f"the sampling process {how}" + (f": {said[0].strip()[:300]}" if said else "")
         with contextlib.suppress(OSError):
             if child.stdin is not None:
                 child.stdin.close()
