@@ -12,6 +12,7 @@ from tunecheck.core import interrupts
 from tunecheck.core.errors import ConfigError
 from tunecheck.core.files import write_whole
 from tunecheck.core.log import log
+from tunecheck.core.paths import session_folder
 from tunecheck.core.redaction import shown
 from tunecheck.core.units import count_option
 from tunecheck.listen.expectations import EXPECTATIONS, read_expectations
@@ -62,7 +63,7 @@ def _watch(options: argparse.Namespace) -> int:
         raise ConfigError(["watch: no command; for example: tunecheck watch -- python train.py"])
     from rich.console import Console
 
-    from tunecheck.listen.launch import new_folder, run_name, watch
+    from tunecheck.listen.launch import run_name, watch
     from tunecheck.report.github import workflow_commands
     from tunecheck.report.page import PAGE_FILE, page_html
     from tunecheck.report.terminal import print_changes, print_report
@@ -75,7 +76,7 @@ def _watch(options: argparse.Namespace) -> int:
         raise ConfigError([f"{where}: should be at least 2, because one step shows little (got {steps})"])
     expected = {**read_expectations(settings.expect), **read_expectations(options.expect)}
     interrupts.work()
-    folder = new_folder()
+    folder = session_folder()
     listening = Options(
         folder=str(folder),
         name=run_name(command),

@@ -1,6 +1,7 @@
 """Folders: what tunecheck ships, a user's own files, the cache of models and data."""
 
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 
 from tunecheck.core.errors import ConfigError
@@ -69,6 +70,11 @@ def config_files(folder: str) -> list[Path]:
             raise ConfigError([f"{configs / folder}: cannot be read: {error.strerror}"]) from error
         found |= {name.removesuffix(".yaml"): configs / folder / name for name in names if name.endswith(".yaml")}
     return [found[name] for name in sorted(found)]
+
+
+def session_folder() -> Path:
+    """Return the folder of a session that begins now."""
+    return reports_folder() / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.getpid()}"
 
 
 def reports_folder() -> Path:

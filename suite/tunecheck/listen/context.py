@@ -13,14 +13,15 @@ from rich.console import Console
 
 from tunecheck.core.errors import SuiteError
 from tunecheck.core.finding import Finding, Status
+from tunecheck.core.paths import session_folder
 from tunecheck.core.redaction import shown
 from tunecheck.listen.expectations import read_expectations
 from tunecheck.listen.imports import hear_script
-from tunecheck.listen.launch import new_folder, reporting, rows_of
+from tunecheck.listen.launch import rows_of
 from tunecheck.listen.options import Options, from_environment
 from tunecheck.report.page import rows_html
 from tunecheck.report.terminal import print_report
-from tunecheck.results import Report
+from tunecheck.results import Report, reporting
 from tunecheck.results.answers import read_ignored
 from tunecheck.results.words import headline
 
@@ -78,7 +79,7 @@ class Watch(Heard):
             raise SuiteError(f"watch: steps should be at least 2 (got {steps})")
         self._trainer, self._loop = trainer, (model, optimizer, tokenizer)
         self._tell = tell
-        self.folder = Path(folder).absolute() if folder is not None else new_folder()
+        self.folder = Path(folder).absolute() if folder is not None else session_folder()
         name = Path(sys.argv[0]).stem or "training"
         self._options = Options(
             folder=str(self.folder),
@@ -116,7 +117,7 @@ class Watch(Heard):
         if error is not None:
             unheard = f"the block ended before its first step: {type(error).__name__}: {error}".rstrip(": ")
         rows = rows_of(self.folder, self._options, 0, unheard)
-        self.report = self._reported(rows, isinstance(error, KeyboardInterrupt))
+        self.report = self._reported(rows, interrupted=isinstance(error, KeyboardInterrupt))
         if self._tell:
             print_report(self.report, Console())
 

@@ -9,7 +9,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from itertools import count, takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,14 +18,14 @@ from typing import IO
 from tunecheck.core import interrupts
 from tunecheck.core.errors import ConfigError, SuiteError, TraceError
 from tunecheck.core.evidence import AttemptEnd, AttemptOutcome, FileWritten, PremisesOpen, ProbeFailed, WindowEnded
-from tunecheck.core.paths import python_path, reports_folder
+from tunecheck.core.paths import python_path
 from tunecheck.core.premises import Premise, Source
 from tunecheck.core.redaction import hidden_words
 from tunecheck.core.trace import Trace, TraceWriter, encode, read
 from tunecheck.listen.options import HEARD, Options, trace_file
 from tunecheck.listen.problems import PROBLEMS
 from tunecheck.listen.twice import SCRATCH, Rehearsal, rehearse
-from tunecheck.results import Report, RunReport, verdict_of
+from tunecheck.results import Report, RunReport, reporting
 from tunecheck.results.rejudge import judged_again
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap"
@@ -60,7 +59,7 @@ def watch(
         traces = list(so_far.glob("*.jsonl"))
         # a Trainer that is to stop ends by itself, and its script may save then
         by_itself = options.stop and any(read(file).holds(Premise.STEP_DECLARED) for file in traces)
-        if early(reported(rows_of(so_far, options, 0), False)) and not by_itself:
+        if early(reported(rows_of(so_far, options, 0), interrupted=False)) and not by_itself:
             kept.update((file.name, file.read_bytes()) for file in traces)
 
     first = Early(options, tell)
@@ -77,25 +76,7 @@ def watch(
     for name, trace in kept.items():
         (folder / name).write_bytes(trace)
     interrupted = status in INTERRUPTED and not kept
-    return reported(rows_of(folder, options, 0 if kept else status), interrupted), status
-
-
-def reporting(command: str) -> Callable[[Sequence[RunReport], bool], Report]:
-    """Return what makes the report of a session that begins now, from its rows and whether it was interrupted."""
-    started, clock = datetime.now(UTC), time.monotonic()
-    return lambda rows, interrupted: Report(
-        started_at=started.isoformat(timespec="seconds"),
-        seconds=time.monotonic() - clock,
-        verdict=verdict_of(rows, interrupted),
-        command=command,
-        interrupted=interrupted,
-        runs=tuple(rows),
-    )
-
-
-def new_folder() -> Path:
-    """Return the folder of a session that begins now."""
-    return reports_folder() / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.getpid()}"
+    return reported(rows_of(folder, options, 0 if kept else status), interrupted=interrupted), status
 
 
 def run_name(command: Sequence[str]) -> str:

@@ -1,9 +1,11 @@
 """The results of a session: pure data from traces and findings, shared by every output."""
 
 import math
+import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import field
+from datetime import UTC, datetime
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -303,6 +305,20 @@ def entry_of(trace: Trace) -> Entry | None:
         training_seconds=sum(step.seconds for step in steps) if steps else None,
         rows_per_second=median(rates) if rates else None,
         pretrained=any(weights.pretrained for weights in trace.records(Weights)),
+    )
+
+
+def reporting(command: str) -> Callable[..., Report]:
+    """Return what makes the report of a session that begins now: of its rows, `interrupted` and further fields."""
+    started, clock = datetime.now(UTC), time.monotonic()
+    return lambda rows, *, interrupted, **more: Report(
+        started_at=started.isoformat(timespec="seconds"),
+        seconds=time.monotonic() - clock,
+        verdict=verdict_of(rows, interrupted),
+        command=command,
+        interrupted=interrupted,
+        runs=tuple(rows),
+        **more,
     )
 
 

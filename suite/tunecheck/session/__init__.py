@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,13 @@ from tunecheck.core.errors import GpuUnusable, MachineTooSmall, SuiteError, Trac
 from tunecheck.core.files import write_whole
 from tunecheck.core.finding import Domain
 from tunecheck.core.log import log
-from tunecheck.core.paths import reports_folder
+from tunecheck.core.paths import session_folder
 from tunecheck.core.trace import Trace
 from tunecheck.core.unexpected import unexpected
 from tunecheck.hardware import Hardware, look_again, probe
 from tunecheck.hardware.contention import CpuContention, recent_busy_cores
 from tunecheck.history.remember import remember, with_history
-from tunecheck.results import Report, verdict_of
+from tunecheck.results import Report, reporting
 from tunecheck.results.stored import VERDICT_FILE, json_text, verdict_payload, without_secrets, write_verdict
 from tunecheck.session.admission import driver_fault, no_gpu, obstacle, require_usable
 from tunecheck.session.leases import Cards
@@ -53,13 +52,13 @@ class TierSession:
         folder: Path | None = None,
     ) -> None:
         """`folder` is that of the controlling session; None when this is the controlling one."""
-        self.command, self.require_gpu, self.in_process = command, require_gpu, in_process
+        self.require_gpu, self.in_process = require_gpu, in_process
         self.vram_cap_bytes, self.fail_on_regression = vram_cap_bytes, fail_on_regression
         self._contention = CpuContention(psutil.Process().children)  # the fork server imports already
         self._others_busy_cores: float | None = None
-        self._started, self._clock = datetime.now(UTC), time.monotonic()
+        self._reported = reporting(command)
         self._is_worker = folder is not None
-        self.folder = folder or reports_folder() / f"{self._started:%Y%m%dT%H%M%SZ}-{os.getpid()}"
+        self.folder = folder or session_folder()
         self.rows = Rows(folder=self.folder, too_small="fail" if require_gpu else "skipped")
         self._traces: dict[str, Trace] = {}
 
@@ -138,15 +137,7 @@ class TierSession:
                 with suppress(OSError):  # nothing is in it: an unknown marker, an interrupt before the first run
                     self.folder.rmdir()
                 return None
-            report = Report(
-                started_at=self._started.isoformat(timespec="seconds"),
-                seconds=time.monotonic() - self._clock,
-                verdict=verdict_of(runs, interrupted),
-                environment=self._environment,
-                command=self.command,
-                interrupted=interrupted,
-                runs=tuple(runs),
-            )
+            report = self._reported(runs, interrupted=interrupted, environment=self._environment)
             return written(self._compared(report), self.folder)
 
     def _compared(self, report: Report) -> Report:
