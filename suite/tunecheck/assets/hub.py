@@ -190,44 +190,40 @@ def _download(source: HubSource, wanted: Wanted, *, again: bool) -> Path:
     """Return the snapshot's folder in the hub's cache, downloading what is missing. Raises PassedOver."""
     from huggingface_hub import snapshot_download
 
-    def fetch(local: bool) -> str:
-        return snapshot_download(
-            source.id,
-            revision=source.revision,
-            allow_patterns=list(FILE_PATTERNS),
-            etag_timeout=ANSWER_SECONDS,
-            force_download=again and not local,
-            local_files_only=local,
-        )
-
-    return downloaded(wanted.model.name, source, "model", fetch, wanted.weights_bytes)
+    fetch = functools.partial(snapshot_download, source.id, allow_patterns=list(FILE_PATTERNS))
+    return downloaded(wanted.model.name, source, "model", fetch, wanted.weights_bytes, again=again)
 
 
 def downloaded(
-    name: str, source: HubSource | HubRows, kind: str, fetch: Callable[[bool], str], needed_bytes: int
+    name: str, source: HubSource | HubRows, kind: str, fetch: Callable[..., str], needed_bytes: int, *, again: bool
 ) -> Path:
-    """Return what `fetch` does, which is given whether only the local cache can be used. Raises PassedOver.
+    """Return what `fetch`, a function of the hub library, downloads of this revision; anew if `again`.
 
     The hub is asked about this repository (of `kind` "model" or "dataset") once before: the hub library would ask one
     that does not answer for minutes, and wait for as long as one says that was asked too often. `name` and
-    `needed_bytes` are for messages.
+    `needed_bytes` are for messages. Raises PassedOver.
     """
     from huggingface_hub import HfApi, constants
 
     page = source.id if kind == "model" else f"{kind}s/{source.id}"
+    wanted = functools.partial(fetch, revision=source.revision, etag_timeout=ANSWER_SECONDS)
+
+    def held() -> Path:
+        return Path(asked(page, functools.partial(wanted, local_files_only=True), True))
+
     with disk_full_is_said(name, Path(constants.HF_HUB_CACHE), needed_bytes):
         if offline() is not None:
-            return Path(asked(page, lambda: fetch(True), True))
+            return held()
         log.info(f"{name}: fetching {source.id} at {source.revision[:12]} from the hub")
         ask = functools.partial(HfApi().repo_info, source.id, repo_type=kind, revision=source.revision)
         try:
-            asked(page, lambda: ask(timeout=ANSWER_SECONDS), False)
+            asked(page, functools.partial(ask, timeout=ANSWER_SECONDS), False)
         except PassedOver as refusal:
             try:
-                return Path(asked(page, lambda: fetch(True), True))
+                return held()
             except PassedOver:
                 raise refusal from None
-        return Path(asked(page, lambda: fetch(False), False))
+        return Path(asked(page, functools.partial(wanted, force_download=again, local_files_only=False), False))
 
 
 def _newest(repository: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from tunecheck.assets.cache import Shelf, shelf
 from tunecheck.assets.folder import PassedOver, check_digest, damaged, repairs_of, seal, verified
-from tunecheck.assets.hub import ANSWER_SECONDS, blob_digest, downloaded, mended, offline
+from tunecheck.assets.hub import blob_digest, downloaded, mended, offline
 from tunecheck.config.schema import Data, HubRows
 from tunecheck.core.errors import DataError, WeightsUnavailable
 from tunecheck.core.evidence import Dataset
@@ -113,19 +113,9 @@ def _download(source: HubRows, place: Shelf, *, again: bool) -> Path:
     """Return the file in the hub's cache, downloading it where it is missing. Raises PassedOver."""
     from huggingface_hub import hf_hub_download
 
-    def fetch(local: bool) -> Any:
-        return hf_hub_download(
-            source.id,
-            source.file,
-            repo_type="dataset",
-            revision=source.revision,
-            etag_timeout=ANSWER_SECONDS,
-            force_download=again and not local,
-            local_files_only=local,
-        )
-
+    fetch = functools.partial(hf_hub_download, source.id, source.file, repo_type="dataset")
     try:
-        return downloaded(place.model, source, "dataset", fetch, FILE_BYTES)
+        return downloaded(place.model, source, "dataset", fetch, FILE_BYTES, again=again)
     except PassedOver as reason:
         raise PassedOver("; ".join(filter(None, (offline(), f"{source.id}: {reason}")))) from None
 
