@@ -1,5 +1,6 @@
 """Tensors as FSDP2 shards them, and a whole model as probes see it. Imports torch; child process only."""
 
+from collections import UserDict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -133,17 +134,8 @@ class WholeOptimizer:
         return getattr(self.optimizer, name)
 
 
-class _WholeState(Mapping[Any, dict[str, Any]]):
+class _WholeState(UserDict[Any, dict[str, Any]]):
     """Parameter to its state, whole."""
 
-    def __init__(self, held: dict[Any, dict[str, Any]]) -> None:
-        self._held = held
-
     def __getitem__(self, parameter: Any) -> dict[str, Any]:
-        return {key: whole(value) for key, value in self._held[parameter].items()}
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._held)
-
-    def __len__(self) -> int:
-        return len(self._held)
+        return {key: whole(value) for key, value in super().__getitem__(parameter).items()}
