@@ -7,14 +7,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from tunecheck.config.cards import apply_card
 from tunecheck.config.comparisons import TIERS as TIERS
 from tunecheck.config.comparisons import RunFile as RunFile
 from tunecheck.config.comparisons import drop_unused, entries, split
 from tunecheck.config.compatibility import report_incompatibilities
-from tunecheck.config.problems import report_all, report_limits, report_unanswerable
+from tunecheck.config.problems import report_limits, report_unanswerable, validated
 from tunecheck.config.rules import broken_rules
 from tunecheck.config.schema import Data, Run
 from tunecheck.config.source import REFERENCES, Document, described, fill, parse, parse_value, settle_files, shown
@@ -237,18 +237,14 @@ def _apply(document: Document, overrides: Sequence[str]) -> None:
 
 def _validated(schema: type[S], document: Document) -> S:
     """Validate the document as this type. Raises ConfigError with its problems and those of the schema."""
-    try:
-        config = schema.model_validate(document.data)
-    except ValidationError as error:
-        report_all(error, schema, document)
-    else:
-        if isinstance(config, Run):
-            config._places.update(document.places)
-            for key, rule in (broken := [*broken_rules(config)]):
-                document.report(tuple(key.split(".")), rule)
-            if not broken:
-                report_unanswerable(document, config.features)
-                report_incompatibilities(document, config)
-        if not document.problems:
-            return config
-    raise ConfigError(document.problems)
+    config = validated(schema, document)
+    if isinstance(config, Run):
+        config._places.update(document.places)
+        for key, rule in (broken := [*broken_rules(config)]):
+            document.report(tuple(key.split(".")), rule)
+        if not broken:
+            report_unanswerable(document, config.features)
+            report_incompatibilities(document, config)
+    if config is None or document.problems:
+        raise ConfigError(document.problems)
+    return config

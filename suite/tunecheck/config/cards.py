@@ -2,10 +2,10 @@
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, NonNegativeInt, ValidationError
+from pydantic import BeforeValidator, NonNegativeInt
 
 from tunecheck.config.comparisons import COMPARE
-from tunecheck.config.problems import report_all
+from tunecheck.config.problems import validated
 from tunecheck.config.source import Document, leaves, parse, shown
 from tunecheck.core.errors import ConfigError
 from tunecheck.core.paths import config_file, config_files
@@ -58,9 +58,7 @@ def _card(name: str) -> tuple[CardClass, Document]:
     """Return the class and its file. Raises ConfigError with its problems."""
     path = config_file(f"cards/{name}.yaml")
     document = parse(path, shown(path))
-    if not document.problems:
-        try:
-            return CardClass.model_validate(document.data), document
-        except ValidationError as error:
-            report_all(error, CardClass, document)
-    raise ConfigError(document.problems)
+    card = validated(CardClass, document)
+    if card is None or document.problems:
+        raise ConfigError(document.problems)
+    return card, document

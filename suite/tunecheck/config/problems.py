@@ -5,7 +5,7 @@ import json
 import math
 import re
 from collections.abc import Collection
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
@@ -13,6 +13,7 @@ from tunecheck.checks import CHECKS, problem_with
 from tunecheck.config.source import Document, KeyPath
 from tunecheck.core.spelling import nearest
 
+S = TypeVar("S", bound=BaseModel)
 SECTION, LIST = "should be a section, that is a mapping of keys to values", "should be a list, such as [a, b]"
 WORDS = {
     **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), SECTION),
@@ -22,10 +23,14 @@ WORDS = {
 MISSING = ("missing", "union_tag_not_found")
 
 
-def report_all(error: ValidationError, schema: type[BaseModel], document: Document) -> None:
-    """Add every problem that pydantic found to the document's."""
-    for detail in error.errors():
-        document.report(*_explain(schema, detail))
+def validated(schema: type[S], document: Document) -> S | None:
+    """Return the document as this type; None, with every problem that pydantic found added, for one that is not."""
+    try:
+        return schema.model_validate(document.data)
+    except ValidationError as error:
+        for detail in error.errors():
+            document.report(*_explain(schema, detail))
+    return None
 
 
 def report_limits(document: Document) -> None:

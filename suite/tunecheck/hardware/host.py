@@ -18,35 +18,16 @@ import psutil
 from tunecheck.hardware.facts import Cpu, Disk, Git
 
 DISTRIBUTIONS = (
-    "torch",
-    "transformers",
-    "peft",
-    "bitsandbytes",
-    "accelerate",
-    "huggingface-hub",
-    "tokenizers",
-    "safetensors",
-    "nvidia-ml-py",
-    "pytest",
-    "tunecheck",
+    *("torch", "transformers", "peft", "bitsandbytes", "accelerate"),
+    *("huggingface-hub", "tokenizers", "safetensors", "nvidia-ml-py", "pytest", "tunecheck"),
 )
 """Distributions that results depend on."""
 ENVIRONMENT = (
-    "BNB_CUDA_VERSION",
-    "CUBLAS_WORKSPACE_CONFIG",
-    "CUDA_DEVICE_ORDER",
-    "CUDA_LAUNCH_BLOCKING",
-    "CUDA_VISIBLE_DEVICES",
-    "HF_HOME",
-    "HF_HUB_OFFLINE",
-    "NVIDIA_TF32_OVERRIDE",
-    "OMP_NUM_THREADS",
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "TOKENIZERS_PARALLELISM",
-    "TRANSFORMERS_OFFLINE",
-    "TUNECHECK_CONFIGS",
-    "TUNECHECK_MODELS",
+    *("BNB_CUDA_VERSION", "CUBLAS_WORKSPACE_CONFIG"),
+    *("CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES"),
+    *("HF_HOME", "HF_HUB_OFFLINE", "NVIDIA_TF32_OVERRIDE", "OMP_NUM_THREADS"),
+    *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "TOKENIZERS_PARALLELISM", "TRANSFORMERS_OFFLINE"),
+    *("TUNECHECK_CONFIGS", "TUNECHECK_MODELS"),
 )
 """Variables that change a result and never hold a secret."""
 BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")

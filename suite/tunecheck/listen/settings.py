@@ -74,6 +74,6 @@ def _of_arguments(arguments: Any) -> Iterator[Setting]:
 
 def _of_losses() -> Iterator[Setting]:
     """Yield the smoothing of each cross entropy that a loop has made."""
-    for thing in living(torch.nn.Module):
-        if isinstance(thing, torch.nn.CrossEntropyLoss) and thing.label_smoothing:
-            yield _setting("label_smoothing", thing.label_smoothing, "CrossEntropyLoss.label_smoothing")
+    for loss in living(torch.nn.CrossEntropyLoss):
+        if loss.label_smoothing:
+            yield _setting("label_smoothing", loss.label_smoothing, "CrossEntropyLoss.label_smoothing")

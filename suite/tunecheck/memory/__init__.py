@@ -1,6 +1,5 @@
 """GPU memory that a run needs: predicted before it, measured after it. Torch is not imported here."""
 
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -71,23 +70,16 @@ def measured_peaks(fingerprint: str) -> dict[str, MeasuredPeak]:
     reached its peak. A file that is no verdict, or a history that cannot be used, is skipped: each session reports that
     itself.
     """
-    found = [*_from_verdicts(fingerprint)]
+    # not below a session: a fleet's has the verdicts of ten thousand nodes
+    verdicts = [*sorted(evidence_folder().glob("**/verdict.json")), *sorted(reports_folder().glob("*/verdict.json"))]
+    held = [peak for path in verdicts for peak in _peaks(path, path.stat().st_mtime_ns)]
+    found = [(started_at, peak_bytes, card) for started_at, peak_bytes, card, of in held if of == fingerprint]
     with suppress(HistoryError):
         found += Store(history_file()).peaks(fingerprint)
     return {
         card: MeasuredPeak(card=card, allocator_bytes=peak_bytes, measured_at=started_at[:10])
         for started_at, peak_bytes, card in sorted(found)
     }
-
-
-def _from_verdicts(fingerprint: str) -> Iterator[tuple[str, int, str]]:
-    """Yield the session's beginning, the peak and the GPU's name of each judged run of this fingerprint."""
-    # not below a session: a fleet's has the verdicts of ten thousand nodes
-    for folder, pattern in ((evidence_folder(), "**/verdict.json"), (reports_folder(), "*/verdict.json")):
-        for path in sorted(folder.glob(pattern)):
-            for started_at, peak_bytes, card, of in _peaks(path, path.stat().st_mtime_ns):
-                if of == fingerprint:
-                    yield started_at, peak_bytes, card
 
 
 @lru_cache(maxsize=1024)  # admission needs it for every run

@@ -57,7 +57,10 @@ def judge_fleet(heard: Collection[Heard], *, interrupted: bool = False, **about:
     if unsafe := sorted({row.node for row in rows if row.drain and not NODE_NAME.fullmatch(row.node)}):
         named = ", ".join(map(repr, unsafe))
         notes.append(f"to drain, and not in drain.txt, which takes names of Slurm alone: {named}")
-    status = _status(rows, given, interrupted=interrupted)
+    misconfigured = any(answer.status == EXIT_MISCONFIGURED for answer in given)
+    status = status_of({row.outcome for row in rows}, interrupted=interrupted, misconfigured=misconfigured)
+    if status == EXIT_TOO_SMALL and not given:  # nobody was asked: a node that is too small answers that it is
+        status = EXIT_UNJUDGED
     return FleetReport(
         **{**about, "notes": (*about.get("notes", ()), *causes.notes(), *notes)},
         verdict=verdict_by(status),
@@ -248,10 +251,3 @@ def _lost(row: NodeRow, heard: Heard) -> NodeRow:
     outcome: NodeOutcome = "error" if row.outcome in ("pass", "skipped") else row.outcome
     drain = "; ".join(filter(None, (row.drain, heard.missing))) if heard.gone else row.drain
     return dataclasses.replace(row, outcome=outcome, reason=heard.missing, drain=drain)
-
-
-def _status(rows: Sequence[NodeRow], answers: Sequence[Answer], *, interrupted: bool) -> int:
-    """Return the exit status of the worst place; a node that is too small is one that is skipped."""
-    misconfigured = any(answer.status == EXIT_MISCONFIGURED for answer in answers)
-    status = status_of({row.outcome for row in rows}, interrupted=interrupted, misconfigured=misconfigured)
-    return status if answers or status != EXIT_TOO_SMALL else EXIT_UNJUDGED
