@@ -22,7 +22,7 @@ from tunecheck.core.premises import Premise
 from tunecheck.listen.moments import LOSSES, StepMoments
 from tunecheck.listen.options import rank_and_processes
 from tunecheck.listen.problems import say
-from tunecheck.training.hooks import Hooks, inner_optimizer, nothing, same_optimizer
+from tunecheck.training.hooks import Hooks, inner_optimizer, nothing, same_optimizer, tensors_of
 
 if TYPE_CHECKING:
     from tunecheck.listen.declared import WatchedRun
@@ -387,8 +387,7 @@ class LoopHooks(StepMoments):
         """End this one where another training of the model begins, as that of a second call of the same function."""
         if self.listener is None or not self.listener.listening:
             return
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        if held.isdisjoint(map(id, self.model.parameters())):
+        if {*map(id, tensors_of(optimizer))}.isdisjoint(map(id, self.model.parameters())):
             return
         kind = type(optimizer).__name__
         why = f"from step {self.step} another {kind} trains the model: only earlier steps are judged"
@@ -429,7 +428,7 @@ class LoopHooks(StepMoments):
         from tunecheck.listen.optimizers import optimizers_of
 
         model = self.candidate() if self.model is None else self.model
-        tensors = [p for group in optimizer.param_groups for p in group["params"]]
+        tensors = tensors_of(optimizer)
         if model is None or not tensors or any(p.grad is not None for p in tensors):
             return
         if any(p.grad is not None for p in model.parameters()) and not optimizers_of(model):

@@ -13,7 +13,7 @@ from tunecheck.core.evidence import OtherOptimizer, ScheduleTaken
 from tunecheck.listen.options import rank_and_processes
 from tunecheck.probes.reference.measures import living
 from tunecheck.probes.resumed import steps_taken
-from tunecheck.training.hooks import nothing, same_optimizer
+from tunecheck.training.hooks import nothing, same_optimizer, tensors_of
 
 
 def without_rate(*optimizers: Any) -> bool:
@@ -73,7 +73,7 @@ def _all_optimizers() -> list[Any]:
 
 def held_by(*optimizers: Any) -> set[int]:
     """Return the identities of the tensors that these optimizers hold."""
-    return {id(p) for optimizer in optimizers for p in _tensors(optimizer)}
+    return {id(p) for optimizer in optimizers for p in tensors_of(optimizer)}
 
 
 class _Together:
@@ -117,7 +117,7 @@ class OtherOptimizers:
         """This one is about to step."""
         if optimizer in self._seen:
             self._seen[optimizer]["steps"] += 1
-            self._seen[optimizer]["without_gradient"] += all(p.grad is None for p in _tensors(optimizer))
+            self._seen[optimizer]["without_gradient"] += all(p.grad is None for p in tensors_of(optimizer))
 
     def before_model_step(self) -> None:
         """The gradients of the model are complete: those of others that wait for their step are there, too."""
@@ -133,7 +133,7 @@ class OtherOptimizers:
         found = [
             OtherOptimizer(
                 name=type(optimizer).__name__,
-                tensors=len(_tensors(optimizer)),
+                tensors=len(tensors_of(optimizer)),
                 model_steps=self._model_steps,
                 **{name: seen[name] for name in told},
             )
@@ -145,13 +145,9 @@ class OtherOptimizers:
 
 def _waiting_of(optimizer: Any) -> tuple[Callable[[], Any], int]:
     """Return what tells the first gradient other than zero that its tensors hold, and how often it was written to."""
-    gradients = (p.grad for p in _tensors(optimizer) if p.grad is not None)
+    gradients = (p.grad for p in tensors_of(optimizer) if p.grad is not None)
     found = next((gradient for gradient in gradients if bool(gradient.any())), None)
     return (nothing, 0) if found is None else (ref(found), found._version)
-
-
-def _tensors(optimizer: Any) -> list[Any]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 class Schedules:

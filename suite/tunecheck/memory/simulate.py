@@ -27,6 +27,7 @@ from tunecheck.models.shapes import is_layer_linear
 from tunecheck.probes.reference.four_bit import is_packed, statistics
 from tunecheck.training import native
 from tunecheck.training.data import Batch
+from tunecheck.training.hooks import tensors_of
 from tunecheck.training.load import DTYPES, merge
 from tunecheck.training.placement import home
 from tunecheck.training.session import Session
@@ -150,9 +151,8 @@ def _step(
     live.start_phase()
     with offloaded.micro_batch() if offloaded else nullcontext():
         native.forward(session, batch, batch.supervised_tokens).backward()  # type: ignore[no-untyped-call]
-    parameters = [parameter for group in session.optimizer.param_groups for parameter in group["params"]]
     with live.elsewhere() if offloaded else nullcontext():  # then the update happens on the CPU
-        native.clip_gradients(parameters, session.run.training.max_grad_norm)
+        native.clip_gradients(tensors_of(session.optimizer), session.run.training.max_grad_norm)
         session.optimizer.step()
     if not keep_gradients:
         session.optimizer.zero_grad(set_to_none=True)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from tunecheck.config.compatibility import config_error
 from tunecheck.core.errors import WeightsDamaged
+from tunecheck.training.hooks import tensors_of
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import learning, sharded_as, whole
 
@@ -60,7 +61,7 @@ def load_checkpoint(session: Session, folder: Path) -> int:
         for name, tensor in saved.items():
             current[name].copy_(sharded_as(current[name], tensor))
     optimizer_state: dict[int, dict[str, Any]] = {}
-    parameters = [parameter for group in session.optimizer.param_groups for parameter in group["params"]]
+    parameters = tensors_of(session.optimizer)
     for name, tensor in tensors.items():
         if name.startswith("optimizer/"):
             _, index, key = name.split("/")

@@ -184,6 +184,11 @@ def inner_optimizer(optimizer: Any) -> Any:
     return getattr(optimizer, "optimizer", optimizer)
 
 
+def tensors_of(optimizer: Any) -> list[Any]:
+    """Return the tensors of all groups of an optimizer."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
 def _put_back(holder: Any, name: str, telling: Any, inherited: bool) -> None:
     """Put a function back, unless somebody else has replaced ours; past hooks of ours that ended in another order."""
     if vars(holder).get(name) is not telling:

@@ -17,6 +17,7 @@ from tunecheck.training.checkpoint import load_checkpoint as load_checkpoint
 from tunecheck.training.checkpoint import save_checkpoint as save_checkpoint
 from tunecheck.training.data import IGNORED, Batch, Tokens
 from tunecheck.training.events import Probes
+from tunecheck.training.hooks import tensors_of
 from tunecheck.training.load import DTYPES, apply_strategy, parts_of
 from tunecheck.training.placement import activations_on_cpu, as_forward, home, offload_parameters, whole_state
 from tunecheck.training.ranks import Exchange, Ranks
@@ -85,8 +86,7 @@ def train(session: Session, probes: Probes, steps: range, log: Callable[[Step], 
         probes.backward_end(session, step)
 
         pending.resume()
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        gradient_norm = clip_gradients(parameters, training.max_grad_norm)
+        gradient_norm = clip_gradients(tensors_of(optimizer), training.max_grad_norm)
         learning_rate = float(optimizer.param_groups[0]["lr"])
         scale = scaler.get_scale()
         scaler.step(optimizer)
