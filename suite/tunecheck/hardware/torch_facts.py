@@ -53,15 +53,15 @@ def _gather() -> dict[str, Any]:
 
 
 def _cuda(torch: Any) -> dict[str, Any]:
+    devices: list[dict[str, Any]] = []
     try:
         if torch.cuda.is_available():
             devices = [_device(torch, index) for index in range(torch.cuda.device_count())]
-            return {"cuda_error": None, "devices": devices}
-        if torch.version.cuda is not None:
+        elif torch.version.cuda is not None:
             torch.cuda.init()  # raises, and only its message says why there is no GPU
     except Exception as error:
         return {"cuda_error": _text(error), "devices": []}
-    return {"cuda_error": None, "devices": []}
+    return {"cuda_error": None, "devices": devices}
 
 
 def _device(torch: Any, index: int) -> dict[str, Any]:

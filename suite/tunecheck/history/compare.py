@@ -1,12 +1,11 @@
 """Compare two sessions, or two traces: which figures of a run differ by more than they scatter."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tunecheck.core.errors import SuiteError, TraceError
-from tunecheck.core.finding import Status as Answer
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.log import log
 from tunecheck.core.trace import read
@@ -102,12 +101,11 @@ def _compared(name: str, first: _Side, second: _Side, store: Store) -> Compariso
         except SuiteError as error:
             log.warning(f"the scatter of the figures is not known: {error}")
         differences = tuple(_differences(a, b, known))
-    answers = _answers(row_a, row_b)
     busy = [(side, row) for side, row in (("A", row_a), ("B", row_b)) if too_busy(row)]
     return Comparison(
         run=name,
         outcomes=(row_a.outcome, row_b.outcome),
-        answers=tuple(f"{check}: {old} → {new}" for check, (old, new) in answers.items()),
+        answers=tuple(_answers(row_a, row_b)),
         changed=changed(a, b) if a and b else "",
         incomparable=incomparable,
         disturbed=tuple(f"{side}: {words}" for side, row in busy for words in cpu_contention_words(row)),
@@ -138,9 +136,9 @@ def _differences(a: HistoryEntry, b: HistoryEntry, known: list[HistoryEntry]) ->
             yield Difference(figure=name, before=before, after=after, status=status, room=abs(last_good - before))
 
 
-def _answers(a: RunReport, b: RunReport) -> Mapping[str, tuple[Answer | str, Answer | str]]:
-    first = {finding.check: finding.status for finding in a.findings}
-    second = {finding.check: finding.status for finding in b.findings}
-    none = "not in this run"
-    pairs = {name: (first.get(name, none), second.get(name, none)) for name in {**first, **second}}
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+def _answers(a: RunReport, b: RunReport) -> Iterator[str]:
+    first, second = ({finding.check: str(finding.status) for finding in row.findings} for row in (a, b))
+    for check in {**first, **second}:
+        before, after = (side.get(check, "not in this run") for side in (first, second))
+        if before != after:
+            yield f"{check}: {before} → {after}"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tunecheck.checks.telemetry import busy_host
 from tunecheck.core.errors import SuiteError
@@ -11,9 +11,7 @@ from tunecheck.core.evidence import Evaluation, LiveTensors, Phase, Setup
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.trace import Trace, read
 from tunecheck.core.units import GIB
-
-if TYPE_CHECKING:
-    from tunecheck.results import Report, RunReport
+from tunecheck.results import Report, RunReport
 
 LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes")
 """Libraries whose major version starts a new baseline; the effect of a minor one is what a comparison shall find."""
@@ -50,7 +48,7 @@ class HistoryEntry(Frozen):
     """GPU memory that the run needed, as the allocator counted it; None on the CPU."""
 
 
-def history_entries(report: "Report", folder: Path) -> tuple[list[HistoryEntry], list[str]]:
+def history_entries(report: Report, folder: Path) -> tuple[list[HistoryEntry], list[str]]:
     """Return the entries of this session, and a note on each run whose trace cannot be read."""
     entries, notes = [], []
     for row in report.runs:
@@ -65,7 +63,7 @@ def history_entries(report: "Report", folder: Path) -> tuple[list[HistoryEntry],
     return entries, notes
 
 
-def history_entry(row: "RunReport", trace: Trace, *, session: str, started_at: str) -> HistoryEntry | None:
+def history_entry(row: RunReport, trace: Trace, *, session: str, started_at: str) -> HistoryEntry | None:
     """Return the run's entry; None when its training did not finish."""
     setups, environment = trace.records(Setup), trace.header.environment
     if not setups or not trace.main.finished:
@@ -84,7 +82,7 @@ def history_entry(row: "RunReport", trace: Trace, *, session: str, started_at: s
     )
 
 
-def figures_of(row: "RunReport", trace: Trace) -> dict[str, float]:
+def figures_of(row: RunReport, trace: Trace) -> dict[str, float]:
     """Return the figures of a run whose training finished, by name, without those that were not measured.
 
     On a GPU the allocator's peak stands for the memory, on a CPU live tensors and the resident set do. A throughput

@@ -3,8 +3,9 @@
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from tunecheck.config.schema import Run
 from tunecheck.core.errors import HistoryError
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.paths import evidence_folder, reports_folder
@@ -12,9 +13,6 @@ from tunecheck.core.reading import read_json
 from tunecheck.history.store import Store, history_file
 from tunecheck.memory.constants import share_of
 from tunecheck.memory.prediction import Prediction, cached_prediction, predict
-
-if TYPE_CHECKING:
-    from tunecheck.config.schema import Run
 
 __all__ = ["MeasuredPeak", "Need", "Prediction", "measured_peaks", "need_of", "predict"]
 
@@ -29,7 +27,7 @@ class Need(Frozen):
     """ISO date of the measurement or prediction; empty where the run's own YAML states it."""
 
 
-def need_of(run: "Run", *, gpu_name: str | None, capability: str | None = None) -> Need | None:
+def need_of(run: Run, *, gpu_name: str | None, capability: str | None = None) -> Need | None:
     """Return the best known need: this run's measured on such a GPU, else stated by it, else predicted; else None.
 
     A prediction rests on assumed constants of the GPU, so it does not overrule what the run's YAML states. Nothing is

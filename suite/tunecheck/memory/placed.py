@@ -4,13 +4,11 @@ In the simulation everything is on one device, so what would be on the other is 
 torch; child process only.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import torch
@@ -18,11 +16,7 @@ import torch
 from tunecheck.memory.live import ELSEWHERE, LiveStorages
 from tunecheck.models.layer_names import decoder_layers
 from tunecheck.training import placement
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tunecheck.training.session import Session
+from tunecheck.training.session import Session
 
 GATHERED = "gathered"
 """Kind of the parameters that are on the GPU for the layers in use."""

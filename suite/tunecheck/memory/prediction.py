@@ -3,8 +3,6 @@
 A simulation is cached under the run's fingerprint and everything else that it depends on.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
@@ -14,8 +12,9 @@ from functools import lru_cache
 from importlib.metadata import version
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tunecheck.config.schema import Run
 from tunecheck.core.errors import EstimateFailed, SuiteError
 from tunecheck.core.files import write_whole
 from tunecheck.core.frozen import Frozen
@@ -27,9 +26,6 @@ from tunecheck.memory.constants import CARD_CLASSES_GB, CardShare, holds, share_
 from tunecheck.models.layer_names import layer_of
 from tunecheck.models.shapes import is_layer_linear, packed_bytes, tensor_shapes
 from tunecheck.strategies import trained_shapes
-
-if TYPE_CHECKING:
-    from tunecheck.config.schema import Run
 
 SIMULATE_SECONDS = 600.0
 """Timeout of a simulation, which takes 5 to 20 s on two cores."""

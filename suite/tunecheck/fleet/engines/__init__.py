@@ -3,13 +3,11 @@
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from tunecheck.core.frozen import Frozen
 from tunecheck.fleet.request import EngineOptions, Request
-from tunecheck.results.fleet import Place
-
-State = Literal["queued", "running", "answered", "lost"]
+from tunecheck.results.fleet import Place, State
 
 
 class News(Frozen):

@@ -23,9 +23,9 @@ from tunecheck.core.errors import ConfigError, SuiteError
 from tunecheck.core.reading import last_lines
 from tunecheck.core.text import one_line
 from tunecheck.fleet import node
-from tunecheck.fleet.engines import ENGINES, News, State
+from tunecheck.fleet.engines import ENGINES, News
 from tunecheck.fleet.request import EngineOptions, Request
-from tunecheck.results.fleet import Place, of_nodes, places_of
+from tunecheck.results.fleet import Place, State, of_nodes, places_of
 
 UNUSABLE = ("down", "drain", "fail", "maint", "no_respond", "power", "unknown", "reboot", "inval", "future")
 """Beginnings of the states of a node that takes no job now, by `sinfo -o %T`."""

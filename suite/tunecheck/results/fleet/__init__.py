@@ -23,6 +23,8 @@ NODE_NAME = re.compile(r"(?!ALL$)[A-Za-z0-9][A-Za-z0-9._-]{0,252}", re.ASCII)
 """One node in Slurm's notation: neither a list, nor ALL, nor what a shell would read as more."""
 
 NodeOutcome = Outcome | Literal["no answer"]
+State = Literal["queued", "running", "answered", "lost"]
+"""Where the task of a place is that was asked."""
 
 
 class Place(Frozen):
@@ -124,8 +126,8 @@ class Heard:
     """What is known of one place: while it is asked, and when it is judged."""
 
     place: Place
-    state: Literal["", "queued", "running", "answered", "lost"] = ""
-    """Where its task is; empty before it is asked."""
+    state: State | Literal[""] = ""
+    """Empty before it is asked."""
     words: str = ""
     """Why it waits, or was lost."""
     asked_at: float = 0.0
