@@ -3,7 +3,6 @@
 import contextlib
 import subprocess
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from tunecheck.core.errors import TraceError
@@ -32,7 +31,7 @@ class Meter:
         self._child: subprocess.Popen[bytes] | None = None
         self._process_id: int | None = None
         if uuid:
-            self._start(command_for("tunecheck.hardware.monitor.sampler", uuid))
+            self._start(uuid)
 
     def watch(self, process_id: int) -> None:
         """Sample from now on for this training process."""
@@ -53,11 +52,12 @@ class Meter:
             self._problem = "the sampling process ended before the attempt did"
         return [*health, *thinned(samples[1:]), self._telemetry(samples, last)]
 
-    def _start(self, command: Sequence[str]) -> None:
+    def _start(self, uuid: str) -> None:
+        """Start the sampling process and wait for its first sample."""
         with self._output.open("wb") as output, self._errors.open("wb") as errors:
             try:
-                self._child = subprocess.Popen(
-                    command,
+                self._child = child = subprocess.Popen(
+                    command_for("tunecheck.hardware.monitor.sampler", uuid),
                     stdin=subprocess.PIPE,
                     stdout=output,
                     stderr=errors,
@@ -67,9 +67,6 @@ class Meter:
             except OSError as error:
                 self._problem = f"the sampling process could not be started: {error}"
                 return
-        self._await_first_sample(self._child)
-
-    def _await_first_sample(self, child: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + ANSWER_SECONDS
         while self._output.read_bytes().count(b"\n") < 2 and child.poll() is None:
             if time.monotonic() > deadline:
