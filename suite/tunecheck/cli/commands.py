@@ -39,7 +39,7 @@ def parser() -> Parser:
     return parser
 
 
-def _completion(options: argparse.Namespace) -> int:
+def _completion(options: argparse.Namespace) -> None:
     """Print the script, with the runs that there are now. Raises ConfigError without shtab."""
     try:
         import shtab
@@ -48,7 +48,6 @@ def _completion(options: argparse.Namespace) -> int:
         raise ConfigError([needed]) from None
     _describe(options.parser, [file.name for file in run_sources()], shtab.FILE)
     print(shtab.complete(options.parser, options.shell), end="")
-    return 0
 
 
 def _describe(command: argparse.ArgumentParser, runs: list[str], file: Any) -> None:

@@ -67,7 +67,7 @@ def add_commands(commands: Any) -> None:
     prune.executes(_prune)
 
 
-def _history(options: argparse.Namespace) -> int:
+def _history(options: argparse.Namespace) -> None:
     from tunecheck.report.history_tables import print_entries, print_last
 
     if options.rebuild:
@@ -78,10 +78,10 @@ def _history(options: argparse.Namespace) -> int:
     names = [run] if run else store.runs()
     entries = [entry for name in names for entry in store.entries(run=name, last=None if options.json else RECENT)]
     if run and not entries:
-        return _none_yet(run, options)
+        _none_yet(run, options)
+        return
     show = partial(print_entries, run, entries) if run else partial(print_last, entries)
     answer(options, [dataclasses.asdict(entry) for entry in entries], show)
-    return 0
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -92,16 +92,15 @@ def _compare(options: argparse.Namespace) -> int:
     return WORSE if any(comparison.worse for comparison in found) else 0
 
 
-def _accept(options: argparse.Namespace) -> int:
+def _accept(options: argparse.Namespace) -> None:
     run = _full_name(options.run)
     accepted = accepted_from(Store(history_file()).entries(run=run, last=RECENT), run=run)
     path = write_baseline(accepted, baselines_folder())
     if not as_json(options, {"file": path, **dataclasses.asdict(accepted)}):
         print(path)
-    return 0
 
 
-def _show(options: argparse.Namespace) -> int:
+def _show(options: argparse.Namespace) -> None:
     from tunecheck.report.history_tables import print_baselines
 
     held = {path: read_baseline(path) for path in sorted(baselines_folder().glob("*.json"))}
@@ -110,7 +109,6 @@ def _show(options: argparse.Namespace) -> int:
     found = {path.name: dataclasses.asdict(one) for path, one in chosen.items()}
     of = f"{f'of {run} ' if run else ''}in {baselines_folder()}"
     answer(options, found, partial(print_baselines, chosen, of))
-    return 0
 
 
 def _diff(options: argparse.Namespace) -> int:
@@ -121,7 +119,8 @@ def _diff(options: argparse.Namespace) -> int:
         read_baseline(options.file)  # raises where it is none, also when there is nothing to compare it with
     entries = store.entries(run=run, last=1)
     if not entries:
-        return _none_yet(run, options)
+        _none_yet(run, options)
+        return 0
     comparisons, note = compare_to_history(entries[-1], store, options.file)
     if note:
         log.warning(note)
@@ -130,11 +129,11 @@ def _diff(options: argparse.Namespace) -> int:
     return WORSE if any(comparison.status == "worse" for comparison in comparisons) else 0
 
 
-def _prune(options: argparse.Namespace) -> int:
+def _prune(options: argparse.Namespace) -> None:
     what = plan(reports_folder(), keep=options.keep)
     freed = None if options.dry_run else prune(what, Store(history_file()))
     if as_json(options, {**dataclasses.asdict(what), "freed_bytes": freed}):
-        return 0
+        return
     for session in what.running:
         print(f"kept, because it may be running: {session.name}")
     kept = f"{counted(len(what.kept) + len(what.running), 'session')} kept in {reports_folder()}"
@@ -144,7 +143,6 @@ def _prune(options: argparse.Namespace) -> int:
         print(f"{kept}, {len(what.removed)} would be removed")
     else:
         print(f"{kept}, {len(what.removed)} removed, {human_bytes(freed)} freed")
-    return 0
 
 
 def _full_name(run: str) -> str:
@@ -154,9 +152,8 @@ def _full_name(run: str) -> str:
     return find_single_run(run).name
 
 
-def _none_yet(run: str, options: argparse.Namespace) -> int:
+def _none_yet(run: str, options: argparse.Namespace) -> None:
     """Report that a run has no history yet, as JSON by an empty list. Raises ConfigError for a name that no run has."""
     find_single_run(run)
     if not as_json(options, []):
         print(f"{run}: no baseline, because {history_file()} has no session of it; train it first")
-    return 0

@@ -34,7 +34,7 @@ def _doctor(options: argparse.Namespace) -> int:
     return int(any(diagnosis.level == "error" for diagnosis in diagnoses))
 
 
-def _fetch(options: argparse.Namespace) -> int:
+def _fetch(options: argparse.Namespace) -> None:
     from tunecheck.assets import resolve, rows
 
     fetched = []
@@ -49,4 +49,3 @@ def _fetch(options: argparse.Namespace) -> int:
         print(f"{weights.model}: {weights.source} {weights.identifier}, sha256 {weights.sha256}\n{path}")
         fetched.append({**asdict(weights), "folder": path})
     as_json(options, fetched)
-    return 0

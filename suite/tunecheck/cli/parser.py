@@ -58,8 +58,8 @@ class Parser(argparse.ArgumentParser):
         """Print the usage and the error, below it the command's example, and exit."""
         super().error(f"{message}\n{self.epilog}" if self.epilog else message)
 
-    def executes(self, command: Callable[[argparse.Namespace], int], **defaults: bool) -> None:
-        """Have this function execute the command, whose result can be had as JSON."""
+    def executes(self, command: Callable[[argparse.Namespace], int | None], **defaults: bool) -> None:
+        """Have this function execute the command and return its status, None for 0; its result can be had as JSON."""
         self.add_argument("--json", action="store_true", help="print the result as JSON, and all else to stderr")
         told = self.add_mutually_exclusive_group()
         told.add_argument("-v", "--verbose", action="store_true", help="print details, such as a line for every check")
@@ -115,7 +115,7 @@ def _executed(parser: Parser, arguments: Sequence[str] | None, options: argparse
         if not getattr(options, "begins_itself", False):
             interrupts.work()
         with set_aside() if getattr(options, "json", False) else contextlib.nullcontext():
-            return int(options.command(options))
+            return int(options.command(options) or 0)
     except ConfigError as error:
         print(printable(redacted(str(error))), file=sys.stderr)
         return USAGE_ERROR

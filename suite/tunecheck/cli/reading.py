@@ -74,7 +74,7 @@ def _traces(path: Path) -> list[Path]:
     raise TraceError(f"{path}: holds no trace (*.jsonl); name a session folder, such as one in {reports_folder()}")
 
 
-def _explain(options: argparse.Namespace) -> int:
+def _explain(options: argparse.Namespace) -> None:
     from rich.markdown import Markdown
 
     from tunecheck.report.view import check_page
@@ -82,7 +82,7 @@ def _explain(options: argparse.Namespace) -> int:
     if options.what in CHECKS:
         page = check_page(options.what)
         answer(options, {"check": options.what, "page": page}, lambda console: console.print(Markdown(page)))
-        return 0
+        return
     if options.what and not Path(options.what).exists():
         unknown = f"explain: no check or file is called {options.what!r}{nearest(options.what, CHECKS)}"
         raise ConfigError([f"{unknown}; `tunecheck explain` lists all"])
@@ -92,7 +92,6 @@ def _explain(options: argparse.Namespace) -> int:
     if not as_json(options, [{"trace": name, "groups": groups} for name, groups in plain.items()]):
         for groups in explained.values():
             print(printable("\n".join(lines(groups, shutil.get_terminal_size().columns))))
-    return 0
 
 
 def _judge(options: argparse.Namespace) -> int:
@@ -113,7 +112,7 @@ def _judge(options: argparse.Namespace) -> int:
     return exit_code(report)
 
 
-def _rows(options: argparse.Namespace) -> int:
+def _rows(options: argparse.Namespace) -> None:
     from tunecheck.report.rows import print_rows, problem_of
 
     path = _traces(options.trace or _last_session())[0]
@@ -122,10 +121,9 @@ def _rows(options: argparse.Namespace) -> int:
         raise TraceError(f"{path}: {problem}")
     held = {"run": trace.run.name, "rows": [dataclasses.asdict(row) for row in trace.records(RowShown)]}
     answer(options, held, lambda console: print_rows(trace, console))
-    return 0
 
 
-def _page(options: argparse.Namespace) -> int:
+def _page(options: argparse.Namespace) -> None:
     from tunecheck.report.page import PAGE_FILE, page_html
 
     session = options.session or _last_session()
@@ -133,13 +131,11 @@ def _page(options: argparse.Namespace) -> int:
     write_whole(path, page_html(session_report(session), session))
     if not as_json(options, {"page": path}):
         print(path)
-    return 0
 
 
-def _fallback_table(options: argparse.Namespace) -> int:
+def _fallback_table(options: argparse.Namespace) -> None:
     from tunecheck.report.fallback_table import print_rows, rows_of
 
     rows = rows_of(read(file) for file in _traces(options.session or _last_session()))
     held = {"attempts": [dataclasses.asdict(row) for row in rows]}
     answer(options, held, lambda console: print_rows(rows, console))
-    return 0

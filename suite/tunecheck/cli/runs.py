@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -71,7 +71,7 @@ def add_commands(commands: Any) -> None:
     strategies.executes(_strategies)
 
 
-def _list(options: argparse.Namespace) -> int:
+def _list(options: argparse.Namespace) -> None:
     read = {tier: read_runs(tier) for tier in TIERS if tier in (options.tier or TIERS)}
     runs = {tier: found for tier, (found, _) in read.items()}
     unusable = [error for _, errors in read.values() for error in errors.values()]
@@ -83,14 +83,13 @@ def _list(options: argparse.Namespace) -> int:
         _needs([run for found in runs.values() for run in found], options)
     elif not as_json(options, {tier: [run.name for run in found] for tier, found in runs.items()}):
         _print_tiers(runs)
-    return _without(unusable)
+    _raise_all(unusable)
 
 
-def _without(unusable: Iterable[ConfigError]) -> int:
-    """Return 0. Raise the errors of unusable files after what could be read: one bad file hides no other."""
-    if errors := list(unusable):
-        raise all_problems(errors)
-    return 0
+def _raise_all(unusable: Sequence[ConfigError]) -> None:
+    """Raise the errors of unusable files, if any, after what could be read: one bad file hides no other."""
+    if unusable:
+        raise all_problems(unusable)
 
 
 def _print_tiers(runs: Mapping[str, Sequence[Run]]) -> None:
@@ -113,13 +112,13 @@ def _needs(runs: Sequence[Run], options: argparse.Namespace) -> None:
     print("\n".join([*(gpus or [f"no GPU; {no_gpu(hardware)}"]), *lines]))
 
 
-def _show(options: argparse.Namespace) -> int:
+def _show(options: argparse.Namespace) -> None:
     run = load_run(find_run(options.run), options.set, options.card)
     checks = run.resolved_checks()
     settings = run.model_dump(mode="json", exclude={"checks"})
     by_check = {name: asdict(check) for name, check in checks.items()}
     if as_json(options, {**settings, "fingerprint": run.fingerprint, "checks": by_check}):
-        return 0
+        return
     from ruamel.yaml import YAML
 
     yaml = YAML(typ="safe", pure=True)
@@ -130,10 +129,9 @@ def _show(options: argparse.Namespace) -> int:
     for name, check in checks.items():
         limits = ", ".join(f"{key}={value:g}" for key, value in by_check[name].items() if value is not None)
         print(f"  {name}: {check.question}{f' ({limits})' if limits else ''}")
-    return 0
 
 
-def _estimate(options: argparse.Namespace) -> int:
+def _estimate(options: argparse.Namespace) -> None:
     from rich.console import Console
 
     from tunecheck.memory import table
@@ -150,7 +148,8 @@ def _estimate(options: argparse.Namespace) -> int:
         if not as_json(options, [prediction.to_json() for prediction in predictions]) and predictions:
             table.print_each("run", {prediction.run: prediction for prediction in predictions}, Console())
             print("Predicted, not measured. GPU: the smallest that holds the run; see docs/memory.md")
-        return _without(error for _, errors in read for error in errors.values())
+        _raise_all([error for _, errors in read for error in errors.values()])
+        return
     path = find_run(options.run)
     run = load_run(path, options.set)
     prediction, measured = predict(run, **card), [*measured_peaks(run.fingerprint).values()]
@@ -167,7 +166,7 @@ def _estimate(options: argparse.Namespace) -> int:
     others = {kind: {name: predict(one, **card) for name, one in runs.items()} for kind, runs in varied.items()}
     predicted = {kind: {name: one.to_json() for name, one in group.items()} for kind, group in others.items()}
     if as_json(options, {**prediction.to_json(), "measured": [asdict(peak) for peak in measured], **predicted}):
-        return 0
+        return
     table.print_measured(prediction, measured, Console())
     table.print_prediction(prediction, Console())
     table.print_asked(run, Console())
@@ -177,7 +176,6 @@ def _estimate(options: argparse.Namespace) -> int:
     if options.savings:
         ruled_out = [" ".join(words) for words, helps in table.changes_of(run).items() if not helps]
         table.print_savings(prediction, others["savings"], ruled_out, Console())
-    return 0
 
 
 def _strategies(options: argparse.Namespace) -> int:
