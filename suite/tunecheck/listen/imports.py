@@ -20,8 +20,6 @@ LOWEST = 3, 11
 """Python that watch needs."""
 Undo = Callable[[], None]
 Wraps = dict[str, Callable[[ModuleType], object]]
-WRAPPED: Wraps = {}
-"""Module to what is done with it once it is imported."""
 
 
 def install() -> None:
@@ -110,9 +108,6 @@ def _wrap_trainer(module: ModuleType) -> None:
     module.Trainer.train = watched
 
 
-WRAPPED["transformers.trainer"] = _wrap_trainer
-
-
 _loops: list[Any] = []
 """What listens to whatever loop this process will run, until it ends."""
 
@@ -138,9 +133,6 @@ def _wrap_torch(module: ModuleType) -> None:
             hear_inputs(module)
     except Exception as error:
         say(f"cannot watch loops ({type(error).__name__}: {error})")
-
-
-WRAPPED["torch"] = _wrap_torch
 
 
 def _tell(owner: Any, name: str, before: Callable[..., Callable[[Any], None] | None]) -> Undo:
@@ -238,8 +230,6 @@ SAVERS: dict[str, Callable[[ModuleType], Undo]] = {
     ),
 }
 """Modules of the libraries that merge and save models to what hears it."""
-WRAPPED |= SAVERS
-WRAPPED["safetensors.torch"] = lambda module: hear_saves(module, "save_file")
 
 
 def _hear_peft(owner: Any, name: str, function: str) -> Undo:
@@ -248,5 +238,12 @@ def _hear_peft(owner: Any, name: str, function: str) -> Undo:
     return _tell(owner, name, getattr(provenance, function))
 
 
-WRAPPED["peft.peft_model"] = lambda module: _hear_peft(module.PeftModel, "load_adapter", "adapter_loading")
-WRAPPED["peft.optimizers.loraplus"] = lambda module: _hear_peft(module, "create_loraplus_optimizer", "lora_plus")
+WRAPPED: Wraps = {
+    "transformers.trainer": _wrap_trainer,
+    "torch": _wrap_torch,
+    **SAVERS,
+    "safetensors.torch": lambda module: hear_saves(module, "save_file"),
+    "peft.peft_model": lambda module: _hear_peft(module.PeftModel, "load_adapter", "adapter_loading"),
+    "peft.optimizers.loraplus": lambda module: _hear_peft(module, "create_loraplus_optimizer", "lora_plus"),
+}
+"""Module to what is done with it once it is imported."""
