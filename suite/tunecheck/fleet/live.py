@@ -1,8 +1,8 @@
 """What a terminal shows while a fleet answers: a live table, or a line for each change where there is no terminal."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -16,35 +16,24 @@ MOST_ROWS = 15
 """Of the live table: what runs, then what came in last."""
 
 
-class Watcher:
-    """Follows the progress of a session."""
+@contextmanager
+def watcher(console: Console) -> Iterator[Callable[..., None]]:
+    """Yield what shows a session's state, and what its engine is in trouble with, while the block is executed."""
+    told: dict[str, str] = {}
+    table = Live(console=console, refresh_per_second=2, transient=True) if console.is_terminal else None
 
-    def __init__(self, console: Console, live: Live | None) -> None:
-        self._console, self._live = console, live
-        self._told: dict[str, str] = {}
-
-    def __call__(self, heard: Mapping[str, Heard], trouble: str = "") -> None:
-        """Show the present state, and what the engine is in trouble with."""
+    def watch(heard: Mapping[str, Heard], trouble: str = "") -> None:
         now = {"": trouble} | {name: _words(one) for name, one in heard.items()}
         lines = {name: one_line(words, 200) for name, words in now.items() if words}
-        news = {name: line for name, line in lines.items() if self._told.get(name) != line}
-        self._told |= news
-        if self._live is not None:
-            if news:
-                self._live.update(_table(heard, self._told))
-            return
-        for name, words in news.items():
-            self._console.print(Text(f"  {name}: {words}" if name else f"  {words}"), soft_wrap=True)
+        news = {name: line for name, line in lines.items() if told.get(name) != line}
+        told.update(news)
+        if table is not None and news:
+            table.update(_table(heard, told))
+        for name, words in news.items() if table is None else ():
+            console.print(Text(f"  {name}: {words}" if name else f"  {words}"), soft_wrap=True)
 
-
-@contextmanager
-def watcher(console: Console) -> Iterator[Watcher]:
-    """Yield what follows a session in this console while the block is executed."""
-    if not console.is_terminal:
-        yield Watcher(console, None)
-        return
-    with Live(console=console, refresh_per_second=2, transient=True) as live:
-        yield Watcher(console, live)
+    with table or nullcontext():
+        yield watch
 
 
 def _words(heard: Heard) -> str:

@@ -2,13 +2,15 @@
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from tunecheck.training.restore import having
 
 CUDA_ROUNDING_BYTES = 512
 """Granularity of PyTorch's CUDA allocator (kMinBlockSize in CUDACachingAllocator)."""
@@ -44,14 +46,9 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._deaths: dict[int, Any] = {}
         self._elsewhere = False
 
-    @contextmanager
-    def elsewhere(self) -> Iterator[None]:
+    def elsewhere(self) -> AbstractContextManager[None]:
         """Count what is allocated in this block as being in another memory."""
-        before, self._elsewhere = self._elsewhere, True
-        try:
-            yield
-        finally:
-            self._elsewhere = before
+        return having([(self, "_elsewhere", True)])
 
     def hold(self, tensors: Iterable[torch.Tensor], kind: str) -> None:
         """Assign these tensors' storages, views included, to this kind, counting those that were not counted yet."""
