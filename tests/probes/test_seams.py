@@ -14,7 +14,7 @@ from tunecheck.core.optimization import decays
 from tunecheck.probes.continuity import ContinuityProbe
 from tunecheck.probes.reference.forwards import first_call
 from tunecheck.probes.weight_gradients import WeightGradientProbe
-from tunecheck.runner.read_back import MergedShare
+from tunecheck.runner import read_back
 from tunecheck.training.hooks import Hooks
 from tunecheck.training.ranks import Exchange
 
@@ -276,9 +276,9 @@ def merged_share(folder, change=lambda weight, delta: weight + delta, dtype=torc
     adapted.q = torch.nn.Module()
     adapted.q.base_layer, adapted.q.lora_A = holding(weight), torch.nn.Linear(1, 1)
     outer = torch.nn.ModuleDict({"base_model": torch.nn.ModuleDict({"model": adapted})})
-    share = MergedShare(outer, lora)
+    before = read_back.adapted_rows(outer)
     model = torch.nn.ModuleDict({"q": holding(change(weight.float(), 2.0 * b @ a).to(dtype))})
-    return share.worst(model, folder)
+    return read_back.merged_share(before, model, folder, lora)
 
 
 def test_a_merge_in_16_bit_that_rounds_as_ours_holds_all_of_the_adapter(tmp_path):

@@ -66,9 +66,9 @@ def merged(session: Session, saved: Path) -> Merged:
     if session.precision != "fp32" and (in_fp32 := _exact_logits(session.model, ids, session.device)) is not None:
         rounding = relative_difference(base, in_fp32)
     del base
-    before = MergedShare(session.model, session.run.lora)
+    before = adapted_rows(session.model)
     model = session.merge(session, saved)
-    share, share_at = before.worst(model, saved)
+    share, share_at = merged_share(before, model, saved, session.run.lora)
     return Merged(
         logit_difference=relative_difference(_logits(model, ids, session.device), wanted),
         adapter_effect=effect,
@@ -114,48 +114,44 @@ ROWS = 64
 """Of each matrix, evenly spread."""
 
 
-class MergedShare:
-    """Keeps rows of every adapted linear before a merge and compares them with those after it.
+def adapted_rows(model: Any) -> dict[str, torch.Tensor]:
+    """Return rows of every adapted linear of a peft model, to be compared after a merge, by the linear's own name."""
+    adapted = [(name, m) for name, m in model.named_modules() if hasattr(m, "lora_A") and hasattr(m, "base_layer")]
+    return {name.removeprefix("base_model.model."): _rows(module.base_layer.weight) for name, module in adapted}
+
+
+def merged_share(before: dict[str, torch.Tensor], merged: Any, saved: Path, lora: Any) -> tuple[float | None, str]:
+    """Return how much of its adapter the module furthest from 1 took in, and its name; None where rounding leaves none.
 
     Weights in 16 bit hold few digits: where an adapter adds less than half a unit in the last place, a merge leaves the
-    weight as it was, and so does our own arithmetic.
+    weight as it was, and so does our own arithmetic. `lora` is the run's section of that name.
     """
+    file = WeightFile(saved)
+    modules, shares = dict(merged.named_modules()), {}
+    for name, rows in before.items():
+        if name not in modules:
+            return None, name
+        weight = modules[name].weight
+        start = rows.to(weight.dtype).float()  # unpacked 4-bit weights lie on the dtype's grid when they merge
+        got = _rows(weight) - start
+        wanted = _with_adapter(start, file, name, lora).to(weight.dtype).float() - start
+        length = float(wanted.double().square().sum())
+        if length:
+            shares[name] = float((got.double() * wanted.double()).sum()) / length
+    at = max(shares, key=lambda name: abs(shares[name] - 1), default="")
+    return shares.get(at), at
 
-    def __init__(self, model: Any, lora: Any) -> None:
-        """`model` is the peft model before the merge, `lora` the run's section of that name."""
-        self._lora = lora
-        self._before: dict[str, torch.Tensor] = {}
-        for name, module in model.named_modules():
-            if hasattr(module, "lora_A") and hasattr(module, "base_layer"):
-                self._before[name.removeprefix("base_model.model.")] = _rows(module.base_layer.weight)
 
-    def worst(self, merged: Any, saved: Path) -> tuple[float | None, str]:
-        """Return the share of the module furthest from 1, and its name; None where rounding leaves no change."""
-        file = WeightFile(saved)
-        modules, shares = dict(merged.named_modules()), {}
-        for name, before in self._before.items():
-            if name not in modules:
-                return None, name
-            weight = modules[name].weight
-            start = before.to(weight.dtype).float()  # unpacked 4-bit weights lie on the dtype's grid when they merge
-            got = _rows(weight) - start
-            wanted = self._wanted(file, name, start).to(weight.dtype).float() - start
-            length = float(wanted.double().square().sum())
-            if length:
-                shares[name] = float((got.double() * wanted.double()).sum()) / length
-        at = max(shares, key=lambda name: abs(shares[name] - 1), default="")
-        return shares.get(at), at
-
-    def _wanted(self, file: WeightFile, name: str, before: torch.Tensor) -> torch.Tensor:
-        """Return the rows with the adapter's part in them, in fp32."""
-        prefix = f"base_model.model.{name}.lora_"
-        rows = _taken(file.tensor(f"{prefix}B.weight").shape[0])
-        b, a = file.tensor(f"{prefix}B.weight")[rows].float(), file.tensor(f"{prefix}A.weight").float()
-        together: torch.Tensor = before + self._lora.scale * (b @ a)
-        if self._lora.use_dora:
-            magnitude = file.tensor(f"{prefix}magnitude_vector")[rows].float()
-            together = together * (magnitude / together.norm(dim=1))[:, None]
-        return together
+def _with_adapter(before: torch.Tensor, file: WeightFile, name: str, lora: Any) -> torch.Tensor:
+    """Return the rows with the adapter's part in them, in fp32."""
+    prefix = f"base_model.model.{name}.lora_"
+    rows = _taken(file.tensor(f"{prefix}B.weight").shape[0])
+    b, a = file.tensor(f"{prefix}B.weight")[rows].float(), file.tensor(f"{prefix}A.weight").float()
+    together: torch.Tensor = before + lora.scale * (b @ a)
+    if lora.use_dora:
+        magnitude = file.tensor(f"{prefix}magnitude_vector")[rows].float()
+        together = together * (magnitude / together.norm(dim=1))[:, None]
+    return together
 
 
 def _taken(rows: int) -> slice:
