@@ -93,7 +93,7 @@ def test_every_way_to_train_forbids_the_hub(monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
     seen = []
     monkeypatch.setattr(child, "carry_out", lambda request, progress: seen.append(os.environ.get("HF_HUB_OFFLINE")))
-    alone = SimpleNamespace(parallel=None)
+    alone = SimpleNamespace(parallel=None, deadline=1)
     here = SimpleNamespace(device="cpu", cards=None, run=alone, written=(tmp_path / "checkpoint", tmp_path / "trace"))
     end = process.run_here(here, lambda step: None)
     assert (end.outcome, seen) == ("finished", ["1"])
@@ -110,12 +110,7 @@ def test_every_way_to_train_forbids_the_hub(monkeypatch, tmp_path):
     fake = SimpleNamespace(Pipe=multiprocessing.Pipe, Process=lambda **options: Child())
     monkeypatch.setattr(process, "warm_up", lambda gpu: None)
     monkeypatch.setattr(process.multiprocessing, "get_context", lambda method: fake)
+    request = SimpleNamespace(device="cuda", cards=None, run=alone, trace=tmp_path / "trace.jsonl")
     with pytest.raises(KeyboardInterrupt):
-        process.run_child(
-            SimpleNamespace(device="cuda", cards=None, run=alone),
-            gpu=True,
-            log=tmp_path / "log",
-            deadline_seconds=1,
-            progress=lambda step: None,
-        )
+        process.run_child(request, gpu=True, progress=lambda step: None)
     assert started == ["1"]

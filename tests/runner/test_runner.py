@@ -427,8 +427,8 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
         "from pathlib import Path\n"
         "from types import SimpleNamespace\n"
         "from tunecheck.runner.process import run_child\n"
-        "request = SimpleNamespace(run=SimpleNamespace(parallel=None))\n"
-        "end = run_child(request, gpu=True, log=Path('log'), deadline_seconds=60, progress=print)\n"
+        "run = SimpleNamespace(parallel=None, deadline=60)\n"
+        "end = run_child(SimpleNamespace(run=run, trace=Path('trace.jsonl')), gpu=True, progress=print)\n"
         "print(end.outcome, end.detail)\n"
     )
     told = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path, timeout=120)

@@ -14,15 +14,7 @@ from tunecheck.assets import rows
 from tunecheck.config.compatibility import require_count
 from tunecheck.config.schema import Run
 from tunecheck.core.errors import SuiteError
-from tunecheck.core.evidence import (
-    AttemptEnd,
-    AttemptOutcome,
-    AttemptPurpose,
-    AttemptReason,
-    AttemptStart,
-    MemoryVariant,
-    Step,
-)
+from tunecheck.core.evidence import AttemptEnd, AttemptOutcome, AttemptPurpose, AttemptReason, AttemptStart, Step
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.log import log
 from tunecheck.core.trace import Trace, TraceWriter, header_of, read
@@ -34,7 +26,7 @@ from tunecheck.runner.ranks import merge_traces
 from tunecheck.runner.request import Request
 from tunecheck.runner.scratch import scratch_folder
 
-TRAIN, REQUESTED = AttemptPurpose.TRAIN, AttemptReason.REQUESTED
+TRAIN = AttemptPurpose.TRAIN
 ALONE = (AttemptPurpose.READ_BACK, AttemptPurpose.MERGE)
 """Attempts that one process makes, however many train: what was saved must load in it."""
 
@@ -97,14 +89,14 @@ class Runner(Frozen):
             faults=self.faults,
         )
         make = partial(self._attempt, request, writer)
-        reason, detail, end, taken = REQUESTED, "", None, None
+        why, end, taken = dict[str, Any](), None, None
         for trial in tries(run, device):
             if taken is not None:
                 log.warning(f"{run.name}: out of memory on the GPU; again in a fresh process {_told(trial)}")
-            end, taken = make(TRAIN, trial, reason=reason, detail=detail), trial
+            end, taken = make(TRAIN, trial, **why), trial
             if end.outcome != AttemptOutcome.OUT_OF_MEMORY:
                 break
-            reason, detail = AttemptReason.OUT_OF_MEMORY, end.detail
+            why = {"reason": AttemptReason.OUT_OF_MEMORY, "detail": end.detail}
         if end is not None and taken is not None and end.outcome == AttemptOutcome.FINISHED:
             self._further(make, run, taken)
 
@@ -127,23 +119,18 @@ class Runner(Frozen):
         if probes.memory_order:
             for name, changes in VARIANTS.items():
                 varied = replace(taken, changes={**taken.changes, **changes})
-                make(AttemptPurpose.COMPARE, varied, compared=name)
+                make(AttemptPurpose.COMPARE, varied, variant=name)
         gpu_only = probes.rungs == "gpu"
         for trial in every_fallback_step(run, taken.device, gpu_only=gpu_only) if probes.rungs else ():
             make(AttemptPurpose.FALLBACK_STEP, trial)
 
     def _attempt(
-        self,
-        shared: Request,
-        writer: TraceWriter,
-        purpose: AttemptPurpose,
-        trial: Try,
-        *,
-        reason: AttemptReason = REQUESTED,
-        detail: str = "",
-        compared: MemoryVariant | None = None,
+        self, shared: Request, writer: TraceWriter, purpose: AttemptPurpose, trial: Try, **about: Any
     ) -> AttemptEnd:
-        """One attempt from its start line to its end line in the trace; `shared` is of the run as configured."""
+        """One attempt from its start line to its end line in the trace; `shared` is of the run as configured.
+
+        `about` are fields of the start: reason and detail of a further try, the variant that is compared.
+        """
         run, device = variant(shared.run, trial.changes), trial.device
         if purpose in ALONE:
             run = run.model_copy(update={"parallel": None})
@@ -154,14 +141,12 @@ class Runner(Frozen):
         start = AttemptStart(
             purpose=purpose,
             device=torch_device,
-            reason=reason,
-            detail=detail,
             skipped_steps=trial.passed_over,
-            variant=compared,
             changes=trial.changes,
             card=", ".join(cards) or None,
             vram_cap_bytes=cap_bytes,
             fallback_step=trial.step,
+            **about,
         )
         writer.write(start)
         weights, data = shared.weights, shared.dataset
@@ -204,14 +189,7 @@ class Runner(Frozen):
         if self.in_process:
             started(os.getpid())
             return run_here(request, progress)
-        return run_child(
-            request,
-            gpu=self.gpu,
-            log=request.trace.with_suffix(".log"),
-            deadline_seconds=request.run.deadline,
-            progress=progress,
-            started=started,
-        )
+        return run_child(request, gpu=self.gpu, progress=progress, started=started)
 
 
 def _tell_progress(run: Run, step: Step) -> None:

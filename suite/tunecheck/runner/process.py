@@ -35,15 +35,10 @@ GRACE_SECONDS = 2.0
 
 
 def run_child(
-    request: Request,
-    *,
-    gpu: bool,
-    log: Path,
-    deadline_seconds: float,
-    progress: Callable[[Step], None],
-    started: Callable[[int], None] = lambda process_id: None,
+    request: Request, *, gpu: bool, progress: Callable[[Step], None], started: Callable[[int], None] = lambda pid: None
 ) -> AttemptEnd:
     """Train in a fresh process, whose id `started` gets, and return how it ended. It never outlives this call."""
+    log, deadline_seconds = request.trace.with_suffix(".log"), request.run.deadline
     warm_up(gpu)
     context: Any = multiprocessing.get_context(start_method(gpu))
     receiver, sender = context.Pipe(duplex=False)
