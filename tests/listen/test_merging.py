@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import closing
 
 import pytest
 from process_traces import ROWS, heard
@@ -11,10 +12,9 @@ from traces import BY_A_LOOP, healthy, opened, with_run
 from tunecheck.checks import CHECKS
 from tunecheck.core import evidence as e
 from tunecheck.core.finding import Status
-from tunecheck.core.trace import read
+from tunecheck.core.trace import TraceWriter, read
 from tunecheck.listen.launch import merge_ranks
 from tunecheck.listen.options import trace_file
-from tunecheck.listen.saves import append
 from tunecheck.results.rejudge import judged_again
 
 
@@ -24,6 +24,13 @@ def merged(folder, **second):
     merge_ranks(heard(folder, 1, **second))
     (file,) = folder.glob("watch-*")
     return read(file)
+
+
+def append(trace, record):
+    """Write this record behind the end of a trace, as an attempt of its own, as a listener does."""
+    end = e.AttemptEnd(outcome=e.AttemptOutcome.FINISHED, detail="", seconds=1.0)
+    with closing(TraceWriter(trace)) as writer:
+        writer.write(e.AttemptStart(purpose=e.AttemptPurpose.READ_BACK, device="cpu"), record, end)
 
 
 def test_two_processes_are_one_training(tmp_path):
@@ -151,7 +158,7 @@ def test_no_file_is_written_by_two_ranks(tmp_path, files, status, words):
     options = heard(tmp_path, 0, also=[e.FileWritten(path=path) for path in files[:1]])
     heard(tmp_path, 1)
     for path in files[1:]:
-        append(trace_file(options, 1, 1), e.AttemptPurpose.READ_BACK, "cpu", 0.0, e.FileWritten(path=path))
+        append(trace_file(options, 1, 1), e.FileWritten(path=path))
     merge_ranks(options)
     (file,) = tmp_path.glob("watch-*")
     found = CHECKS["saved_by_one_rank"]()(read(file))
@@ -180,7 +187,7 @@ def test_what_the_first_process_saved_stays(tmp_path):
     """It alone saves, so that its trace has more attempts than the others'."""
     options = heard(tmp_path, 0)
     seen = e.ReadBack(files=("model.safetensors",), logit_difference=0.5, adapter_effect=None)
-    append(trace_file(options, 1, 0), e.AttemptPurpose.READ_BACK, "cpu", 1.0, seen)
+    append(trace_file(options, 1, 0), seen)
     heard(tmp_path, 1)
     merge_ranks(options)
     (file,) = tmp_path.glob("watch-*")

@@ -10,8 +10,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from typing import Any
 
 import torch
@@ -115,8 +114,8 @@ class Listener:
         self._steps = 0
         """That were listened to."""
         self._open: dict[str, str] = {}
-        self._added: list[Callable[[], None]] = []
-        """What writes the attempts that are to follow the trace's end."""
+        self._added: list[Record] = []
+        """The attempts that are to follow the trace's end."""
         self._drawn: Callable[[], Record] | None = None
         """What tells the rows that the loader has drawn, where several processes train."""
         self._learning: Learning | None = None
@@ -201,7 +200,8 @@ class Listener:
 
     def add(self, purpose: AttemptPurpose, device: str, seconds: float, record: Record) -> None:
         """Write this record behind the trace's end, as an attempt of its own, as soon as the training is over."""
-        self._added.append(partial(saves.append, self.path, purpose, device, seconds, record))
+        end = AttemptEnd(outcome=AttemptOutcome.FINISHED, detail="", seconds=seconds)
+        self._added += [AttemptStart(purpose=purpose, device=device), record, end]
         if self._ended:
             self._append_added()
 
@@ -210,8 +210,10 @@ class Listener:
         saves.remember(model, self.add, ids, lambda: self.tried(before_merge))
 
     def _append_added(self) -> None:
-        while self._added:
-            self._added.pop(0)()
+        added, self._added = self._added, []
+        if added:
+            with closing(TraceWriter(self.path)) as writer:
+                writer.write(*added)
 
     def left_open(self, reasons: Mapping[Premise, str]) -> None:
         """Have these premises open, for these reasons, which only the course of the training told."""

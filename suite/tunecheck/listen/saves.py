@@ -10,7 +10,6 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from traceback import walk_stack
@@ -21,19 +20,7 @@ import psutil
 import torch
 from torch.nn import Module
 
-from tunecheck.core.evidence import (
-    AttemptEnd,
-    AttemptOutcome,
-    AttemptPurpose,
-    AttemptStart,
-    FileWritten,
-    Merged,
-    ReadBack,
-    Record,
-    StateLoaded,
-    Written,
-)
-from tunecheck.core.trace import TraceWriter
+from tunecheck.core.evidence import AttemptPurpose, FileWritten, Merged, ReadBack, Record, StateLoaded, Written
 from tunecheck.listen.options import rank_and_processes
 from tunecheck.models.layer_names import base_of
 from tunecheck.probes.reference.forwards import logits_of
@@ -395,10 +382,3 @@ def _read_back(model: Any, heard: _Heard, folder: Path, functions: list[torch.Te
 def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
     with without_repacking(model), unprinted():
         return logits_of(model, ids.to(model.device), training=False)
-
-
-def append(trace: Path, purpose: AttemptPurpose, device: str, seconds: float, record: Record) -> None:
-    """Write this record behind the end of a trace, as an attempt of its own."""
-    end = AttemptEnd(outcome=AttemptOutcome.FINISHED, detail="", seconds=seconds)
-    with closing(TraceWriter(trace)) as writer:
-        writer.write(AttemptStart(purpose=purpose, device=device), record, end)
