@@ -5,11 +5,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tunecheck.cli.parser import as_json
+from tunecheck.cli.parser import COUNT, TIME, as_json
 from tunecheck.cli.run import add_selection, forwarded
 from tunecheck.core.errors import ConfigError
 from tunecheck.core.redaction import shown
-from tunecheck.core.units import count_option, seconds_option
 from tunecheck.fleet.engines import ENGINES
 from tunecheck.fleet.request import REQUEST_FILE, EngineOptions, Request, read_request
 from tunecheck.results.stored import plain
@@ -26,18 +25,11 @@ def add_commands(commands: Any) -> None:
     fleet.add_argument(
         "--nodes", default="all", help="all, a number, or names such as n[1-8],n12; --judge expects them"
     )
-    fleet.add_argument("--cpus", type=count_option, metavar="N", help="CPU cores per GPU")
-    fleet.add_argument(
-        "--time", type=seconds_option, default=NODE_SECONDS, metavar="TIME", help="time limit per GPU (default 30min)"
-    )
-    fleet.add_argument(
-        "--wait",
-        type=seconds_option,
-        default=WAIT_SECONDS,
-        metavar="TIME",
-        help="time after which silent nodes are reported (default 1h)",
-    )
-    fleet.add_argument("--at-once", type=count_option, metavar="N", help="nodes to run at a time (default: all)")
+    fleet.add_argument("--cpus", **COUNT, help="CPU cores per GPU")
+    fleet.add_argument("--time", **TIME, default=NODE_SECONDS, help="time limit per GPU (default 30min)")
+    silent = "time after which silent nodes are reported (default 1h)"
+    fleet.add_argument("--wait", **TIME, default=WAIT_SECONDS, help=silent)
+    fleet.add_argument("--at-once", **COUNT, help="nodes to run at a time (default: all)")
     for name in ("partition", "account", "constraint", "qos"):
         fleet.add_argument(f"--{name}", metavar="NAME", help=f"Slurm's --{name}")
     fleet.add_argument("--address", metavar="HOST:PORT", help="address of the Ray cluster (default: found by ray)")

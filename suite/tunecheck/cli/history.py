@@ -6,12 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tunecheck.cli.parser import answer, as_json
+from tunecheck.cli.parser import COUNT, answer, as_json
 from tunecheck.config import find_single_run
 from tunecheck.core.log import log
 from tunecheck.core.paths import baselines_folder, reports_folder
 from tunecheck.core.text import counted, human_bytes
-from tunecheck.core.units import count_option
 from tunecheck.history.baseline import accepted_from, read_baseline, write_baseline
 from tunecheck.history.compare import compare
 from tunecheck.history.remember import compare_to_history, plan, prune, rebuild
@@ -60,9 +59,7 @@ def add_commands(commands: Any) -> None:
     diff.executes(_diff)
 
     prune = commands.add_parser("prune", help="remove old session folders; their figures stay in the history")
-    prune.add_argument(
-        "--keep", type=count_option, default=KEPT_SESSIONS, metavar="N", help="number of sessions to keep (default 30)"
-    )
+    prune.add_argument("--keep", **COUNT, default=KEPT_SESSIONS, help="number of sessions to keep (default 30)")
     prune.add_argument("--dry-run", action="store_true", help="only list what would be removed")
     prune.executes(_prune)
 

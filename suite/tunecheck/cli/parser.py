@@ -18,6 +18,7 @@ from tunecheck.core.redaction import redacted
 from tunecheck.core.spelling import nearest
 from tunecheck.core.text import one_line, printable
 from tunecheck.core.unexpected import unexpected
+from tunecheck.core.units import count_option, seconds_option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 INTERRUPTED, USAGE_ERROR, INCONCLUSIVE = interrupts.INTERRUPTED, 4, 6
 """pytest's statuses of an interrupt and of a usage error, and a session's in which nothing could be judged."""
 
+COUNT: dict[str, Any] = {"type": count_option, "metavar": "N"}
+TIME: dict[str, Any] = {"type": seconds_option, "metavar": "TIME"}
+"""Keywords of `add_argument` for an option that takes a whole number, and for one that takes a time."""
 NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
 """Errors that nothing but the name of a path causes, wherever it is looked at first."""
 OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)

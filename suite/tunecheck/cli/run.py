@@ -9,7 +9,7 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
-from tunecheck.cli.parser import INTERRUPTED, answer, as_json
+from tunecheck.cli.parser import COUNT, INTERRUPTED, answer, as_json
 from tunecheck.config import TIERS, find_run, load_run
 from tunecheck.config.schema import Run
 from tunecheck.config.trainers import TRAINERS
@@ -19,7 +19,6 @@ from tunecheck.core.fork_server import head_start
 from tunecheck.core.log import log
 from tunecheck.core.paths import checkout_folder, project_folder, shipped_folder
 from tunecheck.core.redaction import shown
-from tunecheck.core.units import count_option
 from tunecheck.results import Report, exit_code
 from tunecheck.results.answers import read_ignored
 from tunecheck.results.benchmark import plain_benchmarks
@@ -51,9 +50,7 @@ def add_commands(commands: Any) -> None:
         help=f"one of {', '.join(TRAINERS)}; may be repeated, and the first is the reference; "
         "default: every installed trainer that supports the run",
     )
-    bench.add_argument(
-        "--turns", type=count_option, default=3, metavar="N", help="trainings per trainer, in turns (default 3)"
-    )
+    bench.add_argument("--turns", **COUNT, default=3, help="trainings per trainer, in turns (default 3)")
     bench.add_argument("--set", **SET)
     bench.add_argument("--card", **CARD)
     bench.executes(_bench, leaves_files=True, begins_itself=True)

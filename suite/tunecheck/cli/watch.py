@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tunecheck.cli.parser import as_json
+from tunecheck.cli.parser import COUNT, as_json
 from tunecheck.config import with_limits
 from tunecheck.core import interrupts
 from tunecheck.core.errors import ConfigError
@@ -14,14 +14,13 @@ from tunecheck.core.files import write_whole
 from tunecheck.core.log import log
 from tunecheck.core.paths import session_folder
 from tunecheck.core.redaction import shown
-from tunecheck.core.units import count_option
 from tunecheck.listen.expectations import EXPECTATIONS, read_expectations
 from tunecheck.listen.options import Options
 from tunecheck.results import Report, exit_code
 from tunecheck.results.answers import read_ignored, settings_for
 from tunecheck.results.stored import verdict_payload, without_secrets, write_verdict
 from tunecheck.session import written
-from tunecheck.session.options import IGNORE
+from tunecheck.session.options import IGNORE, REPEATED
 
 
 def add_commands(commands: Any) -> None:
@@ -31,21 +30,15 @@ def add_commands(commands: Any) -> None:
         help="check your own training: tunecheck watch -- python train.py",
         usage="tunecheck watch [OPTION ...] -- COMMAND ...",
     )
-    keys = ", ".join(EXPECTATIONS)
-    watch.add_argument("--steps", type=count_option, metavar="N", help="optimizer steps to record (default 10)")
+    watch.add_argument("--steps", **COUNT, help="optimizer steps to record (default 10)")
     after = watch.add_mutually_exclusive_group()
     after.add_argument("--passive", action="store_true", help="let the training run to its end (default)")
     after.add_argument("--stop", action="store_true", help="end the training after these steps")
     after.add_argument(
         "--stop-on-fail", action="store_true", help="end the training after these steps if a check failed"
     )
-    watch.add_argument(
-        "--expect",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help=f"declare what tunecheck cannot read from your objects: {keys}",
-    )
+    declares = f"declare what tunecheck cannot read from your objects: {', '.join(EXPECTATIONS)}"
+    watch.add_argument("--expect", **REPEATED, metavar="KEY=VALUE", help=declares)
     add_answers(watch)
     watch.add_argument(
         "--twice", action="store_true", help="also repeat the first steps, and resume from a checkpoint, and compare"
@@ -124,6 +117,4 @@ def add_answers(command: argparse.ArgumentParser) -> None:
     """Add `--ignore`, `--strict` and `--set`, by which a user answers to findings."""
     command.add_argument("--ignore", **IGNORE)
     command.add_argument("--strict", action="store_true", help="exit with 1 on suspicions too")
-    command.add_argument(
-        "--set", action="append", default=[], metavar="checks.NAME.LIMIT=VALUE", help="change a limit; may be repeated"
-    )
+    command.add_argument("--set", **REPEATED, metavar="checks.NAME.LIMIT=VALUE", help="change a limit; may be repeated")
