@@ -17,6 +17,7 @@ from tunecheck.core.text import one_line
 from tunecheck.strategies import STRATEGIES
 from tunecheck.strategies.mixed_precision import measure_magnitudes
 from tunecheck.training.data import Batches
+from tunecheck.training.ranks import Exchange, Ranks
 from tunecheck.training.restore import REPACKS
 from tunecheck.training.session import Session
 
@@ -211,7 +212,7 @@ def parts_of(
     weights_on: torch.device | None = None,
     adapt: Callable[[Any, Run], Any] = apply_strategy,
 ) -> dict[str, Any]:
-    """The fields of a session that no trainer makes otherwise: model, tokenizer, rows, and what was worked round.
+    """The fields of a session that no trainer makes otherwise: model, tokenizer, rows, ranks, what was worked round.
 
     The base is loaded to `weights_on` where that is not the device, and `adapt` makes the model of it.
     """
@@ -222,8 +223,9 @@ def parts_of(
     model = adapt(base, run)
     if run.lora is not None and run.lora.use_dora:
         workarounds += measure_magnitudes(model)
-    batches = Batches(run, tokenizer, device)
+    batches, ranks = Batches(run, tokenizer, device), Ranks.of(run)
     fields = {"run": run, "folder": folder, "device": device, "precision": precision, "merge": merge}
+    fields |= {"ranks": ranks, "processes": ranks.count, "exchange": Exchange.of(run)}
     return {**fields, "model": model, "tokenizer": tokenizer, "batches": batches, "workarounds": workarounds}
 
 

@@ -20,7 +20,6 @@ from tunecheck.training.events import Probes
 from tunecheck.training.hooks import tensors_of
 from tunecheck.training.load import DTYPES, apply_strategy, parts_of
 from tunecheck.training.placement import activations_on_cpu, as_forward, home, offload_parameters, whole_state
-from tunecheck.training.ranks import Exchange, Ranks
 from tunecheck.training.restore import model_mode
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import whole
@@ -32,10 +31,9 @@ LOG_EVERY_STEPS_ON_GPU = 10
 def build(run: Run, folder: Path, device: torch.device) -> Session:
     """A session ready for its first step: weights loaded, adapters added, optimizer over the trainable tensors."""
     parts = parts_of(run, folder, device, weights_on=home(run, device), adapt=adapt)
-    model = parts["model"]
+    model, ranks = parts["model"], parts["ranks"]
     if run.training.offload == "parameters":
         offload_parameters(model, device)
-    ranks = Ranks.of(run)
     ranks.distribute(model, run)
     optimizer = make_optimizer(decay_groups(model, run.training), run.training, home(run, device))
     ranks.seed(run.training.seed)
@@ -47,9 +45,6 @@ def build(run: Run, folder: Path, device: torch.device) -> Session:
         loss=token_weighted_loss,
         evaluate=evaluate,
         save_adapter=save_adapter,
-        ranks=ranks,
-        processes=ranks.count,
-        exchange=Exchange.of(run),
     )
 
 

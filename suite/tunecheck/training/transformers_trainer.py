@@ -27,7 +27,6 @@ from tunecheck.training.data import IGNORED, Batch, Batches, RowsInOrder, Tokens
 from tunecheck.training.events import Probes
 from tunecheck.training.hooks import OwnHooks
 from tunecheck.training.load import parts_of
-from tunecheck.training.ranks import Exchange, Ranks
 from tunecheck.training.restore import having, model_mode
 from tunecheck.training.session import Session
 
@@ -56,7 +55,7 @@ def session_around(make: MakeTrainer, run: Run, folder: Path, device: torch.devi
     parts = parts_of(run, folder, device)
     if run.processes > 1:
         parts["workarounds"] += (WRAPPED,)
-    model, ranks = parts["model"], Ranks.of(run)
+    model, ranks = parts["model"], parts["ranks"]
     if ranks.count > 1:  # or accelerate would choose a number of threads itself
         os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
     trainer = make(model, parts["batches"], parts["precision"])
@@ -71,9 +70,6 @@ def session_around(make: MakeTrainer, run: Run, folder: Path, device: torch.devi
         ),
         evaluate=evaluate,
         save_adapter=save_adapter,
-        ranks=ranks,
-        processes=ranks.count,
-        exchange=Exchange.of(run),
         trainer=trainer,
     )
 
