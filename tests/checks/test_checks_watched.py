@@ -59,6 +59,7 @@ MEANT = {
     ("answers_end", "no mark of the assistant's turn"),
     ("answers_end", "cut off alike"),
     ("written_answers_end", "no ends"),
+    ("written_answers_end", "no ends, all of one length"),
     ("written_answers_end", "none in half of the steps"),
     ("no_target_leakage", "labels that are shifted twice"),
     ("randomness_varies", "a seed in every step"),
@@ -75,6 +76,7 @@ MEANT = {
     ("saved_as_trained", "the highest perplexity"),
     ("saved_as_trained", "the lowest F1"),
     ("state_dict_keys_match", "itself"),
+    ("state_dict_keys_match", "an empty one"),
     ("schedule_ends", "made for micro-batches"),
     ("schedule_ends", "a warm-up as long as the training"),
     ("schedule_ends", "a warm-up alone"),
@@ -305,6 +307,9 @@ FAULTS = {
     },
     "written_answers_end": {
         "no ends": lambda: watched(*writing(lambda step: targets(step, ended=False))),
+        "no ends, all of one length": lambda: watched(
+            *writing(lambda step: tuple(target(f"{step} {n}", tokens=9) for n in range(4)))
+        ),
         "none in half of the steps": lambda: watched(*writing(lambda step: targets(step, ended=step > 1))),
     },
     "as_expected": {
@@ -386,6 +391,7 @@ FAULTS = {
     "state_dict_keys_match": {
         "nothing of it": lambda: watched(loaded(taken=0)),
         "itself": lambda: watched(loaded(), loaded(itself=True)),
+        "an empty one": lambda: watched(loaded(), loaded(offered=0, taken=0)),
         "other names": lambda: watched(loaded(), loaded(taken=2, misnamed=("module.h.0.w (the model has h.0.w)",))),
     },
     "loss_receives_logits": {
@@ -592,7 +598,10 @@ def test_what_some_rows_hold_is_no_fault(name, record):
 @pytest.mark.parametrize(
     "seen",
     [
-        pytest.param(lambda step: tuple(target(f"{step} {n}", tokens=9) for n in range(4)), id="all cut off"),
+        pytest.param(
+            lambda step: tuple(target(f"{step} {n}", tokens=9, ended=not step) for n in range(2 + 2 * bool(step))),
+            id="the others cut off",
+        ),
         pytest.param(lambda step: tuple(target(f"{n}", tokens=n) for n in range(4)), id="few classes"),
         pytest.param(lambda step: (), id="nothing written"),
     ],

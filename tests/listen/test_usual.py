@@ -449,6 +449,19 @@ KEPT = {
 }
 
 
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_a_filter_that_leaves_nothing_to_load_is_asked_about(prefix, heard):
+    """As of a checkpoint that DistributedDataParallel saved."""
+    model, states = Net(), {f"{prefix}{name}": tensor for name, tensor in Net().state_dict().items()}
+
+    def train():
+        model.load_state_dict({k: t for k, t in states.items() if k in model.state_dict()}, strict=False)
+        steps(model, DataLoader(data(), 8))
+
+    finding = heard("state_dict_keys_match", train)
+    assert finding.status is (Status.SUSPECTED if prefix else Status.PASSED), finding.detail
+
+
 @pytest.mark.parametrize("late", [0, 9], ids=["in the window", "after it"])
 @pytest.mark.parametrize("kept", KEPT)
 def test_a_best_state_is_a_copy(kept, late, heard):

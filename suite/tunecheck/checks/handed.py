@@ -10,6 +10,8 @@ BY_REFERENCE = (
     "A best state is kept as model.state_dict(), whose tensors are the model's own and go on learning. Loading it "
     "changes nothing."
 )
+ALL_FILTERED = "A filter keeps the keys that the model has, which is none of them: they have another prefix."
+NOTHING_YET = "there may be no weights to load yet"
 JUST_TAKEN = "a state dict that was taken just before may be loaded again unchanged"
 
 
@@ -22,7 +24,7 @@ class StateDictKeysMatch(Check):
     needs = frozenset({"user_code"})
     meaning = f"""The keys have another prefix than the model (module., _orig_mod., base_model.model., another part's
     name). With strict=False, load_state_dict drops them, and the model trains from its initial weights.
-    {BY_REFERENCE}"""
+    {ALL_FILTERED} {BY_REFERENCE}"""
     remedy = """Strip the prefix, load into the inner model, or remove strict=False. Check missing_keys and
     unexpected_keys in the return value of load_state_dict. Keep a best state by copy.deepcopy."""
 
@@ -33,11 +35,14 @@ class StateDictKeysMatch(Check):
         for load in seen:
             if load.misnamed:
                 problems.append(f"{load.into}: {len(load.misnamed)} match no parameter: {some(load.misnamed, 2)}")
-            elif not load.taken:
+            elif load.offered and not load.taken:
                 problems.append(f"{load.into}: none of {load.offered} tensors was loaded")
         if (own := [load for load in seen if load.itself]) and not problems:
             detail = f"{own[0].into}: the {own[0].taken} loaded tensors are its own, with their present values"
             return self.unless({detail: BY_REFERENCE}, "", meant=JUST_TAKEN)
+        if (empty := [load for load in seen if not load.offered]) and not problems:
+            detail = f"{empty[0].into}: an empty state dict is loaded, so that it keeps the weights that it had"
+            return self.unless({detail: ALL_FILTERED}, "", meant=NOTHING_YET)
         return self.unless(problems, f"{sum(load.taken for load in seen)} tensors were loaded", compared=len(seen))
 
 

@@ -1,8 +1,10 @@
 """Rows as a training that is not ours is given them: mask, positions, micro-batches, and where answers end."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
+from tunecheck.checks.watched import ENDS_MASKED
 from tunecheck.core.check import Check, enough, required
 from tunecheck.core.evidence import AnswersRated, PairsGiven, RowsGiven, RowSpan, RowSpans, StepInputs, Window
 from tunecheck.core.finding import Finding
@@ -103,12 +105,12 @@ class AnswersEnd(Check):
 class WrittenAnswersEnd(Check):
     """An encoder-decoder's targets end with an end token, so that the model learns to stop.
 
-    The longest ones may be truncated, and equal ones count once.
+    If some have one, the longest others may be truncated. Equal targets count once.
     """
 
     needs = frozenset({"unknown_rows"})
     convention = "a target may need no end token, as where all have one length or a mark of their own"
-    meaning = NO_END
+    meaning = f"{NO_END} {ENDS_MASKED}"
     remedy = "Let the tokenizer add its special tokens to the targets, or append eos_token to each of them."
 
     max_open_share: float = 0.25
@@ -117,7 +119,8 @@ class WrittenAnswersEnd(Check):
     def judge(self, trace: Trace) -> Finding:
         written = {target.digest: target for step in trace.all(StepInputs) for target in step.written}
         required(written, "no encoder-decoder with a known end token learns to write")
-        longest = max(target.tokens for target in written.values())
+        any_ended = any(target.ended for target in written.values())
+        longest = max(target.tokens for target in written.values()) if any_ended else math.inf
         whole = [target.ended for target in written.values() if target.ended or target.tokens < longest]
         enough(len(whole), ENOUGH, "different targets that are not truncated")
         detail = f"{whole.count(False)} of {len(whole)} untruncated targets have no end token"

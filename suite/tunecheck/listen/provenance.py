@@ -29,7 +29,7 @@ _LOADS: WeakKeyDictionary[Any, list[Load]] = WeakKeyDictionary()
 
 def loading(module: Any, state_dict: Mapping[str, Any], *_: Any, **__: Any) -> Callable[[Any], None] | None:
     """A state dict is about to be loaded into this module. Return what notes what was taken of it."""
-    if not state_dict:
+    if not state_dict and next(module.parameters(), None) is None:
         return None
 
     def shape(tensor: Any) -> Any:

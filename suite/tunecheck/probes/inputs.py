@@ -46,7 +46,8 @@ class StepInputsProbe(Probe):
             elif self._ends and len(rows) == 1 and not targets.numel() % min(rows):
                 for row in targets.view(min(rows), -1).tolist():
                     kept = [token for token in row if token != ignored]
-                    ended = not self._ends.isdisjoint(kept)
+                    last = [token for token, _ in groupby(kept)][-2:]  # padding that is learned may follow the end
+                    ended = not self._ends.isdisjoint(last)
                     self._written.append(TargetWritten(tokens=len(kept), digest=row_digest(kept), ended=ended))
 
     def backward_end(self, session: Session, step: int) -> None:
