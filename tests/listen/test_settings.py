@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from benchmarks.scripts.script import MODEL
 from tunecheck.checks import CHECKS
+from tunecheck.checks.settings import USUAL
 from tunecheck.core.finding import Status
 from tunecheck.core.trace import read
 from tunecheck.listen.hf_trainer import listening
@@ -135,3 +136,25 @@ def test_a_schedules_factor_is_no_rate(tmp_path):
     rates = [s.value for s in settings_of(model, [schedule.optimizer]).settings if s.kind == "adam_rate"]
 
     assert rates == [1e-3]
+
+
+@pytest.mark.parametrize(
+    ("rates", "ratio"),
+    [
+        pytest.param([0.1, 0.2, 0.4, 0.8], 0.125, id="lower layers slower"),
+        pytest.param([0.8, 0.4, 0.2, 0.1], 8.0, id="reversed"),
+        pytest.param([0.8, 0.4, 0.8, 0.1], None, id="up and down"),
+        pytest.param([0.8, 0.8, 0.1, 0.1], None, id="two parts"),
+        pytest.param([0.1, 0.1, 0.1, 0.1], None, id="one rate"),
+    ],
+)
+@pytest.mark.parametrize("key", ["lr", "lr_scale"])
+def test_rates_that_fall_with_depth_are_asked_about(key, rates, ratio):
+    """As where a decay by layer is applied from the wrong end."""
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in rates))
+    groups = [{"params": layer.parameters(), key: rate} for layer, rate in zip(model, rates, strict=True)]
+    seen = settings_of(model, [torch.optim.SGD(groups, lr=1.0)])
+    found = [setting for setting in seen.settings if setting.kind == "rates_by_depth"]
+
+    assert [setting.value for setting in found] == ([] if ratio is None else [pytest.approx(ratio)])
+    assert all((setting.value > USUAL[setting.kind][1]) is (setting.value > 1) for setting in found)

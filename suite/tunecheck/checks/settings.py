@@ -15,6 +15,7 @@ USUAL = {
     "adam_epsilon": (0, 0.01, "torch takes 1e-8, Rainbow 1.5e-4"),
     "weight_decay": (0, 2, "torch's AdamW takes 0.01, GPT-3 0.1, ViT 0.3, Grokking 1"),
     "momentum": (0, 0.999, "SGD with 0.9 and nnU-Net with 0.99"),
+    "rates_by_depth": (0, 1, "ULMFiT, BEiT and MAE take lower rates for lower layers"),
     "neftune_noise_alpha": (0, 100, "its paper takes 5 to 15"),
     "preference_beta": (0, 2, "DPO, KTO and ORPO take 0.01 to 0.5, TRL 0.1"),
     "simpo_beta": (0.05, 50, "SimPO takes 2 to 10"),

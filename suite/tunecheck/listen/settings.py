@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 from math import sqrt
 from typing import Any
 
@@ -17,6 +18,8 @@ from tunecheck.training.restore import dropouts
 
 ADAM = re.compile(r"(Paged)?AdamW?(8bit|32bit)?( of .*)?")
 """Optimizers whose rate is the size of a step: Prodigy's and Adafactor's have another meaning."""
+FEWEST_RATES = 4
+"""Rates, one after the other, that belong to layers: a head's, a body's and an embedding's are three."""
 OF_GROUPS = {"weight_decay": "weight_decay", "momentum": "momentum", "eps": "adam_epsilon"}
 """Key of a parameter group to the kind of its number."""
 OF_ARGUMENTS = {"label_smoothing_factor": "label_smoothing", "neftune_noise_alpha": "neftune_noise_alpha"}
@@ -30,6 +33,7 @@ def settings_of(
     pretrained = not prepends(model) and any(weights_folder(module) for module in model.modules())
     for optimizer in optimizers:
         found += _of_groups(optimizer, rate, pretrained)
+        found += _of_depth(model, optimizer)
     return SettingsGiven(settings=tuple(dict.fromkeys(found)))
 
 
@@ -58,6 +62,17 @@ def _of_groups(optimizer: Any, rate: float | None, pretrained: bool) -> Iterator
         # the present rate, not a loop's initial one, which may be 1 as the factor of a schedule
         if adam and pretrained:
             yield _setting("adam_rate", group["lr"] if rate is None else rate, f"{name}'s rate for pretrained weights")
+
+
+def _of_depth(model: Any, optimizer: Any) -> Iterator[Setting]:
+    """Yield the first layers' rate over the last ones', where rates rise or fall with depth, one for each layer."""
+    # timm's and MAE's schedules keep a group's share of the rate, which may be 0 at first
+    shares = [(float(group.get("lr_scale", group["lr"])), group["params"]) for group in optimizer.param_groups]
+    rates = {id(p): share for share, parameters in shares for p in parameters}
+    in_order = [rate for rate, _ in groupby(rates[id(p)] for p in model.parameters() if id(p) in rates)]
+    if len(in_order) >= FEWEST_RATES and in_order[-1] and sorted(in_order) in (in_order, in_order[::-1]):
+        where = f"{type(optimizer).__name__}'s rate of the first layers over that of the last ones"
+        yield _setting("rates_by_depth", in_order[0] / in_order[-1], where)
 
 
 def _of_arguments(arguments: Any) -> Iterator[Setting]:
