@@ -4,7 +4,6 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from tunecheck.checks.watched import ENDS_MASKED
 from tunecheck.core.check import Check, enough, required
 from tunecheck.core.evidence import AnswersRated, PairsGiven, RowsGiven, RowSpan, RowSpans, StepInputs, Window
 from tunecheck.core.finding import Finding
@@ -110,7 +109,7 @@ class WrittenAnswersEnd(Check):
 
     needs = frozenset({"unknown_rows"})
     convention = "a target may need no end token, as where all have one length or a mark of their own"
-    meaning = f"{NO_END} {ENDS_MASKED}"
+    meaning = f"{NO_END} Or the end token is the padding token, and is masked with it."
     remedy = "Let the tokenizer add its special tokens to the targets, or append eos_token to each of them."
 
     max_open_share: float = 0.25

@@ -10,6 +10,7 @@ import torch
 
 from tunecheck.core.evidence import NEW_TOKENS_FROZEN, BaseFidelity
 from tunecheck.models.description import Architecture
+from tunecheck.models.layer_names import base_of
 from tunecheck.probes.reference.four_bit import is_packed, unpack
 from tunecheck.probes.reference.measures import worst
 from tunecheck.probes.reference.vocabulary import read_vocabulary
@@ -37,7 +38,7 @@ class FidelityProbe(Probe):
     def start(self, session: Session) -> None:
         """Compare tensors, rotary buffers and the tie of the head."""
         weights = WeightFile(session.folder)
-        model = session.model.get_base_model() if hasattr(session.model, "get_base_model") else session.model
+        model = base_of(session.model)
         parameters, adapters = dict(model.named_parameters()), _adapters(model)
         # tokens that learn beside an embedding are some of its rows
         trained = [name for name, parameter in parameters.items() if parameter.requires_grad]

@@ -17,6 +17,7 @@ import torch
 
 from tunecheck.core.evidence import PositionGradients
 from tunecheck.core.premises import Premise
+from tunecheck.models.layer_names import text_config
 from tunecheck.probes.reference.forwards import parts_of
 from tunecheck.probes.reference.loss_graph import Scored, scores_of
 from tunecheck.probes.reference.own_tokens import Call, fill_of, tokens_and_scores
@@ -146,8 +147,7 @@ class PositionProbe(Probe):
             self._add_at_padding(mask, hidden)
         if isinstance(read, torch.Tensor) and _learns(hidden) and _of_positions(read, hidden) and _reads(model, {True}):
             self._when_known(hidden, partial(self._add_unseen, _tokens(read, mask)))
-        config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
-        vocabulary = int(getattr(config, "vocab_size", 0)) or math.inf
+        vocabulary = int(getattr(text_config(model.config), "vocab_size", 0)) or math.inf
         if model.config.is_encoder_decoder:  # that makes its decoder's tokens of the labels, unless it is given them
             read = given.get("decoder_input_ids")
         if _learns(logits) and _of_positions(read, logits) and logits.shape[-1] >= vocabulary:

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from tunecheck.models.layer_names import base_of
+
 CLASSIFIERS = "Classification", "QuestionAnswering", "MultipleChoice"
 """Ends of the names of transformers' models whose head no base has."""
 
@@ -70,7 +72,7 @@ def unmarked_heads(model: Any) -> frozenset[str]:
 
 def drawn_heads(model: Any, folder: Path) -> frozenset[str]:
     """Return the tensors of a classifier's head that no file of the base holds: a training must learn them."""
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner = base_of(model)
     held = set(WeightFile(folder).names) if type(inner).__name__.endswith(CLASSIFIERS) else ()
     if not held:
         return frozenset()
