@@ -54,7 +54,7 @@ class EngineHooks(StepMoments):
     def on_batch(self, inputs):
         """A micro-batch is about to be trained on: the first one begins the training, the first of a window a step."""
         model, device = self.engine.model, device_of(self.engine.model)
-        objective = objective_of(model)  # why rows and loss are not those of a causal language model
+        objective = objective_of(model, inputs)  # why rows and loss are not those of a causal language model
         batch = (unknown_batch if objective else batch_of)(inputs, device)
         if self.run is None:
             self.run = run_of(model, self.engine.optimizer, self.listener, None, objective)
