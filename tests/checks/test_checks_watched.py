@@ -82,6 +82,7 @@ MEANT = {
     ("schedule_ends", "a warm-up alone"),
     ("schedule_ends", "made for one epoch"),
     ("schedule_ends", "a decay of epochs in each step"),
+    ("schedule_ends", "a slower one"),
     ("schedule_ends", "never stepped"),
     ("settings_usual", "a share that is kept"),
     ("settings_usual", "betas exchanged"),
@@ -375,6 +376,7 @@ FAULTS = {
         "never stepped": lambda: watched(taken(made_for=0, taken=0, warmup=0, never=True)),
         "made for one epoch": lambda: watched(taken(made_for=6)),
         "a decay of epochs in each step": lambda: watched(taken(), taken(made_for=0, warmup=0, taken=11, halves=1.9)),
+        "a slower one": lambda: watched(taken(), taken(made_for=0, warmup=0, taken=11, halves=13.5)),
     },
     "loss_logged": {
         "twice as large": lambda: watched(*logged(healthy(), 2.0)),

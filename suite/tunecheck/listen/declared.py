@@ -350,7 +350,7 @@ def architecture_of(config: Any) -> Architecture:
         intermediate_size=getattr(text, "intermediate_size", None) or 4 * width,
         num_attention_heads=heads,
         num_key_value_heads=getattr(text, "num_key_value_heads", None) or heads,
-        tie_word_embeddings=bool(config.tie_word_embeddings),
+        tie_word_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
         rms_norm_eps=getattr(text, "rms_norm_eps", None) or 1e-5,
         rope_theta=theta or getattr(text, "rope_theta", None) or 10000.0,
         head_dim=getattr(text, "head_dim", None) or width // heads,

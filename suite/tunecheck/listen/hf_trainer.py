@@ -184,10 +184,10 @@ class TrainerHooks(StepMoments, TrainerCallback):
             self.knows_loss = True
             if why := another_kind(loss, self.passes):
                 reason = f"the script overrides compute_loss, and {why}; --expect loss=token_mean enables the check"
+                by_forward = [Premise.GRADIENT_BY_FORWARD] * (why == OUTSIDE_FORWARD)
                 # a loss that calls no cross entropy may read the labels in a way of its own
-                besides = {OUTSIDE_FORWARD: Premise.GRADIENT_BY_FORWARD, OUTSIDE_ENTROPY: Premise.LOSS_DECLARED}
-                premises = [Premise.TOKEN_MEAN_LOSS, *(premise for told, premise in besides.items() if told == why)]
-                self.listener.left_open(opened(premises, reason))
+                declared = [Premise.LOSS_DECLARED] * (why == OUTSIDE_ENTROPY)
+                self.listener.left_open(opened([Premise.TOKEN_MEAN_LOSS, *by_forward, *declared], reason))
             self.passes = []
 
     def _on_training_step(self, result: Any, *_: Any, **__: Any) -> None:

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from itertools import chain
 from operator import is_
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -171,7 +171,8 @@ def uncached(model: Any, **given: Any) -> Any:
         given.pop("attention_mask", None)
     if "labels" in accepted and accepted["labels"].default is inspect.Parameter.empty:
         given.setdefault("labels", given["input_ids"])
-    return model(**given)
+    out = model(**given)
+    return SimpleNamespace(**out) if type(out) is dict else out  # transformers' outputs have names, too
 
 
 def without_dropout(model: Any) -> AbstractContextManager[None]:

@@ -40,7 +40,7 @@ class TargetWritten(Frozen):
     tokens: int
     digest: str
     ended: bool
-    """Whether an end token is among them."""
+    """Whether an end token is the last of them, padding that is learned left out."""
 
 
 class StepInputs(Record):
