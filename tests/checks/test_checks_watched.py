@@ -42,6 +42,8 @@ MEANT = {
     ("rows_whole", "all of them, in a template that is learned"),
     ("no_loss_on_padding", "of what seems to be padding"),
     ("padding_hidden", "a mask of ones"),
+    ("better_answers_raised", "columns exchanged"),
+    ("better_answers_raised", "half of the pairs"),
     ("evaluation_reported", "another loss"),
     ("evaluation_reported", "not a number"),
     ("evaluation_reported", "gradients"),
@@ -242,6 +244,12 @@ def logged(trace, factor=1.0):
     return [e.Logged(steps=number, loss=factor * loss) for number, loss in enumerate(losses, start=1)]
 
 
+def preferring(right, contrary):
+    """As many answers of each of two columns that the loss pulls as their names have it, and the other way."""
+    pulls = {"chosen_raised": right, "chosen_lowered": contrary, "rejected_raised": contrary, "rejected_lowered": right}
+    return e.PreferencesLearned(where="'chosen' and 'rejected'", **pulls)
+
+
 def watched(*records):
     """A healthy trace with these records in place of the healthy ones."""
     trace = with_run(
@@ -252,7 +260,7 @@ def watched(*records):
         trace = with_record(trace, e.TrainingState, number, random_state=f"state {number}")
     trace = with_record(with_record(trace, e.CallOrder, clip_scale=1e-5), e.CallOrder, 1, clip_scale=0.4)
     usual = [rows(), spans(), positions(), evaluation(), e.Rates(tensors=8, wrong={}), *logged(trace)]
-    usual += [written(), e.PairsGiven(step=0, pairs=24, alike=3), loaded(), handed_out()]
+    usual += [written(), e.PairsGiven(step=0, pairs=24, alike=3), preferring(24, 0), loaded(), handed_out()]
     usual += [
         given(lora_scale=2.0, dropout=0.1, adam_rate=1e-3),
         taken(),
@@ -389,6 +397,10 @@ FAULTS = {
         "one column for both": lambda: watched(*(e.PairsGiven(step=step, pairs=4, alike=4) for step in range(3))),
         "prompts again": lambda: watched(e.PairsGiven(step=0, pairs=24, alike=0, prompts_again=20)),
         "all rated alike": lambda: watched(e.AnswersRated(rows=400, kinds=("True",))),
+    },
+    "better_answers_raised": {
+        "columns exchanged": lambda: watched(preferring(0, 24)),
+        "half of the pairs": lambda: watched(preferring(10, 14)),
     },
     "state_dict_keys_match": {
         "nothing of it": lambda: watched(loaded(taken=0)),

@@ -81,6 +81,9 @@ EXAMPLES: list[Record] = [
     e.WorkerBatches(workers=2, rounds=5, distinct=4, alike=1),
     e.LossDivided(micro_batches=4, by="compute_loss"),
     e.PairsGiven(step=1, pairs=4, alike=1),
+    e.PreferencesLearned(
+        where="'chosen' and 'rejected'", chosen_raised=4, chosen_lowered=0, rejected_raised=1, rejected_lowered=3
+    ),
     e.AnswersRated(rows=4, kinds=("False", "True")),
     e.PositionGradients(step=1, padded=12, padding_share=0.0, raising=40, raising_own=1),
     e.RowSpans(

@@ -74,6 +74,7 @@ _SUBJECT_OF: dict[type[Check], str] = {
     rows.AnswersEnd: "rows",
     rows.WrittenAnswersEnd: "rows",
     rows.PairsDiffer: "rows",
+    rows.BetterAnswersRaised: "rows",
     positions.NoLossOnPadding: "rows",
     positions.PaddingHidden: "rows",
     positions.RowsReachLoss: "rows",

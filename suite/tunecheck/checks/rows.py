@@ -5,7 +5,16 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tunecheck.core.check import Check, enough, required
-from tunecheck.core.evidence import AnswersRated, PairsGiven, RowsGiven, RowSpan, RowSpans, StepInputs, Window
+from tunecheck.core.evidence import (
+    AnswersRated,
+    PairsGiven,
+    PreferencesLearned,
+    RowsGiven,
+    RowSpan,
+    RowSpans,
+    StepInputs,
+    Window,
+)
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import ROWS_KNOWN, Premise
 from tunecheck.core.row_spans import ENOUGH, distinct
@@ -214,3 +223,32 @@ class PairsDiffer(Check):
         limit = self.max_alike_share
         causes = [ANSWERS_EQUAL] * (share > limit) + [PROMPTS_TWICE] * bool(problems)
         return self.at_most(share, limit, detail, problems=problems, causes=causes)
+
+
+class BetterAnswersRaised(Check):
+    """The loss raises answers that the data name chosen, and lowers those that they name rejected.
+
+    Judged where two columns have such names, when the script makes its data set. A supervised loss raises all.
+    """
+
+    needs = frozenset({"user_code"})
+    without = PreferencesLearned, "no row holds an answer that the data name chosen or rejected"
+    convention = "a script may learn the rejected answers on purpose, or its columns may be named the wrong way round"
+    meaning = """The two columns are exchanged: by a map, a rename, or the order in which a batch is unpacked. Or the
+    loss has a wrong sign: its two log ratios are exchanged, or the policy and its reference."""
+    remedy = """Print one row as the loss gets it: the chosen answer and the rejected one. Then check each sign of the
+    loss: it falls where the chosen answer gets likelier."""
+
+    max_contrary_share: float = 0.5
+    """Share of the answers. It is 0 for a preference loss, a reward model, or a supervised loss on chosen answers."""
+    min_answers: int = 4
+    """Answers needed for a share."""
+
+    def judge(self, trace: Trace) -> Finding:
+        seen = trace.one(PreferencesLearned)
+        contrary = seen.chosen_lowered + seen.rejected_raised
+        answers = contrary + seen.chosen_raised + seen.rejected_lowered
+        enough(answers, self.min_answers, "answers that the data name")
+        detail = f"the loss lowers {seen.chosen_lowered} of {seen.chosen_lowered + seen.chosen_raised} better answers"
+        detail += f" and raises {seen.rejected_raised} of {seen.rejected_raised + seen.rejected_lowered} worse ones"
+        return self.at_most(contrary / answers, self.max_contrary_share, f"{detail}, by columns {seen.where}")

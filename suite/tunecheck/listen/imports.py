@@ -238,12 +238,19 @@ def _hear_peft(owner: Any, name: str, function: str) -> Undo:
     return _tell(owner, name, getattr(provenance, function))
 
 
+def _hear_data_sets(module: ModuleType) -> None:
+    from tunecheck.listen.named_answers import data_set_made
+
+    _tell(module.Dataset, "__init__", data_set_made)
+
+
 WRAPPED: Wraps = {
     "transformers.trainer": _wrap_trainer,
     "torch": _wrap_torch,
     **SAVERS,
     "safetensors.torch": lambda module: hear_saves(module, "save_file"),
     "peft.peft_model": lambda module: _hear_peft(module.PeftModel, "load_adapter", "adapter_loading"),
+    "datasets.arrow_dataset": _hear_data_sets,
     "peft.optimizers.loraplus": lambda module: _hear_peft(module, "create_loraplus_optimizer", "lora_plus"),
 }
 """Module to what is done with it once it is imported."""

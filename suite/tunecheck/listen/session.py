@@ -7,6 +7,7 @@ from typing import Any
 
 from tunecheck.core.errors import Unsupported
 from tunecheck.listen import declared
+from tunecheck.listen.named_answers import answers_named
 from tunecheck.listen.options import rank_and_processes
 from tunecheck.listen.trained_model import device_of
 from tunecheck.models.layer_names import text_config
@@ -86,6 +87,7 @@ def session_of(
         loss=_not_ours,
         evaluate=_not_ours,
         merge=_not_ours,
+        answers_named=answers_named,
         **{"save_adapter": lambda own, folder: own.model.save_pretrained(str(folder)), **others},
     )
 

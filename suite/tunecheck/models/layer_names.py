@@ -56,6 +56,11 @@ def is_compiled(model: Any) -> bool:
     return "_orig_mod" in getattr(model, "_modules", ())
 
 
+def is_pretrained(module: Any) -> bool:
+    """Return whether this is a model of transformers, by the name of its base class."""
+    return any(kind.__name__ == "PreTrainedModel" for kind in type(module).__mro__)
+
+
 def base_of(model: Any) -> Any:
     """Return the model inside of peft's adapters, and any other as it is."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model

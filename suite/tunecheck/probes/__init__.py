@@ -20,6 +20,7 @@ from tunecheck.probes.movement import MovementProbe
 from tunecheck.probes.oracle import OracleProbe, OwnLossProbe
 from tunecheck.probes.other_models import OtherModelsProbe
 from tunecheck.probes.positions import PositionProbe
+from tunecheck.probes.preferences import PreferenceProbe
 from tunecheck.probes.quantization import QuantizationProbe
 from tunecheck.probes.ranks import PaceProbe, ReplicaProbe, ShardProbe
 from tunecheck.probes.resources import LiveTensorProbe
@@ -71,6 +72,7 @@ _OWN_SESSIONS_ONLY = {GenerationProbe, EvaluationProbe, LayerGradientProbe, Resu
 WATCHED: tuple[type[Probe], ...] = (
     *(GivenRowsProbe if probe is DataProbe else probe for probe in PROBES if probe not in _OWN_SESSIONS_ONLY),
     PositionProbe,
+    PreferenceProbe,
     StepInputsProbe,
     CutOffProbe,
     OtherModelsProbe,
@@ -79,7 +81,8 @@ WATCHED: tuple[type[Probe], ...] = (
 
 _TENSORS_ALONE = {
     *(MovementProbe, ContinuityProbe, CensusProbe, TrainingStateProbe, GradientProbe, UpdateProbe, LiveTensorProbe),
-    *(ReplicaProbe, CallOrderProbe, PositionProbe, StepInputsProbe, CutOffProbe, OtherModelsProbe),
+    *(ReplicaProbe, CallOrderProbe, PositionProbe, PreferenceProbe),
+    *(StepInputsProbe, CutOffProbe, OtherModelsProbe),
     *EXTENSIONS,
 }
 

@@ -17,7 +17,7 @@ import torch
 
 from tunecheck.core.evidence import PositionGradients
 from tunecheck.core.premises import Premise
-from tunecheck.models.layer_names import text_config
+from tunecheck.models.layer_names import is_pretrained, text_config
 from tunecheck.probes.reference.forwards import parts_of
 from tunecheck.probes.reference.loss_graph import Scored, scores_of
 from tunecheck.probes.reference.own_tokens import Call, fill_of, tokens_and_scores
@@ -50,13 +50,13 @@ class PositionProbe(Probe):
         """List the models: the one that trains, and those inside of it; and what their rows may be filled up with."""
         named = session.tokenizer, getattr(session.model, "generation_config", None)
         self._pads = [token for held in named if (token := getattr(held, "pad_token_id", None)) is not None]
-        self._models = [module for module in session.model.modules() if _is_model(module)]
+        self._models = [module for module in session.model.modules() if is_pretrained(module)]
         by_name = session.run.holds(Premise.CAUSAL_LM) and session.entry is not session.model
         self._part = session.entry if by_name else None
         """What is called of a model whose own scores are then not seen, as its forward is called by name."""
         self._tables = [m for m in session.model.modules() if getattr(m, "padding_idx", None) is not None]
         """Embeddings of a model of the script's own that say which of their tokens is padding."""
-        self._around = [model for model in self._models if sum(map(_is_model, model.modules())) > 1]
+        self._around = [model for model in self._models if sum(map(is_pretrained, model.modules())) > 1]
         """Those whose padding is looked at in the model inside of them."""
         # a causal model of transformers is looked at with rows of our own; of several processes all would have to call
         self._looks_ahead = not session.run.holds(Premise.CAUSAL_LM) and session.processes == 1
@@ -361,10 +361,6 @@ class _Raised:
         """Return whether these rows are told to be rows, by targets that are the next tokens, or those behind them."""
         asked, telling = int(self.asked.sum() + self.second.sum()), int(self.telling.sum())
         return telling >= FEWEST_TELLING and asked > NEARLY_ALL * telling
-
-
-def _is_model(module: Any) -> bool:
-    return any(kind.__name__ == "PreTrainedModel" for kind in type(module).__mro__)
 
 
 def _learns(tensor: Any) -> TypeGuard[torch.Tensor]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -13,6 +13,13 @@ from tunecheck.models.layer_names import decoder_of
 from tunecheck.training.data import Batch, Batches, Tokens
 from tunecheck.training.ranks import Exchange, Ranks
 from tunecheck.training.tensors import WholeModel
+
+
+class AnswersNamed(Protocol):
+    """Looks texts up in what the script's data call chosen and rejected."""
+
+    def __call__(self, texts: Sequence[str], *, searched: bool) -> tuple[list[bool | None], str]:
+        """Return whether each text holds a better answer, or a worse one, None of others; and the columns' names."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,6 +68,9 @@ class Session:
     replay: Callable[[], float] | None = None
     """The trainer's own passes over the present window, once more: its loss, the gradients added to the parameters'.
     None where they cannot be made again."""
+
+    answers_named: "AnswersNamed | None" = None
+    """What tells which texts hold an answer that the data call the better one; None where nothing can."""
 
     @property
     def called(self) -> Any:

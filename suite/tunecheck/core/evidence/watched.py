@@ -123,6 +123,17 @@ class PairsGiven(Record):
     """Those of which both answers begin with the whole prompt again, whose beginning all prompts share."""
 
 
+class PreferencesLearned(Record):
+    """Which rows the loss of early steps makes likelier, of those that hold an answer which the data name."""
+
+    where: str
+    """The names of the two columns, the better one's first."""
+    chosen_raised: int
+    chosen_lowered: int
+    rejected_raised: int
+    rejected_lowered: int
+
+
 class AnswersRated(Record):
     """A data set whose answers stand alone, each with a label that says whether it is a good one, as KTO has them."""
 

@@ -1,0 +1,98 @@
+"""What a script's data call chosen and rejected, before the script renames, maps or collates any of it."""
+
+import gc
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+WORDS = (
+    *(("chosen", "rejected"), ("preferred", "dispreferred"), ("preferred", "rejected"), ("accepted", "rejected")),
+    *(("better", "worse"), ("good", "bad"), ("winner", "loser"), ("winning", "losing"), ("positive", "negative")),
+)
+"""What two columns are called of which the first one holds the better answers."""
+MOST_DATA_SETS, MOST_ROWS = 4, 20_000
+"""Data sets whose columns are named so, the first ones that the script makes, and rows of each."""
+KEY = 12
+"""Characters, without spaces, from where two answers begin to differ: by them a row is told to hold one of them."""
+_made: list[tuple[list[str], Any]] = []
+"""Names of two columns, and the table that holds them."""
+
+
+def data_set_made(dataset: Any, *_: Any, **__: Any) -> Any:
+    """A data set of the library datasets is about to be made. Return what notes it, if its columns are named so."""
+
+    def made(_result: None) -> None:
+        if len(_made) < MOST_DATA_SETS and (names := _named(dataset.column_names)):
+            _made.append((names, dataset.data.table.select(names)))
+
+    return made
+
+
+def answers_named(texts: Sequence[str], *, searched: bool) -> tuple[list[bool | None], str]:
+    """Return whether each of these texts holds an answer that the data call the better one, None of others; and where.
+
+    `searched` has the interpreter's own lists of rows looked at, too.
+    """
+    holders = [*_made]
+    _made.clear()
+    if searched and not holders:
+        holders = [*_living_rows()][:MOST_DATA_SETS]
+    better: dict[str, bool | None] = {}
+    for (good, bad), rows in holders:
+        own: dict[str, bool | None] = {}
+        for pair in _pairs(rows, good, bad):
+            for key, is_better in zip(pair, (True, False), strict=True):
+                own[key] = is_better if own.get(key, is_better) is is_better else None
+        better = {**own, **better}  # what was made first was not made of the others
+    where = " and ".join(dict.fromkeys(f"{good!r} and {bad!r}" for (good, bad), _ in holders))
+    return [_told(text, better) for text in texts], where
+
+
+def _told(text: str, better: Mapping[str, bool | None]) -> bool | None:
+    """Return what holds of all answers that begin to differ in this text; None where it is not one thing."""
+    plain = "".join(text.split())
+    keys = {plain[at : at + KEY] for at in range(len(plain) - KEY + 1)} & better.keys()
+    told = {better[key] for key in keys}
+    return told.pop() if len(told) == 1 else None
+
+
+def _named(columns: Sequence[str]) -> list[str] | None:
+    """Return two of these names that differ by one word alone, of which the first one names the better answers."""
+    for good, bad in WORDS:
+        for name in filter(lambda column: isinstance(column, str), columns):
+            other = re.sub(rf"(?<![a-z]){good}(?![a-z])", bad, name)
+            if other != name and other in columns:
+                return [name, other]
+    return None
+
+
+def _pairs(rows: Any, good: str, bad: str) -> Iterator[tuple[str, str]]:
+    """Yield the keys of both answers of each row, of a table of Arrow's or a list of mappings."""
+    if isinstance(rows, list):
+        columns: Any = ([row.get(name) for row in rows[:MOST_ROWS] if isinstance(row, dict)] for name in (good, bad))
+    else:
+        columns = (rows.column(name)[:MOST_ROWS].to_pylist() for name in (good, bad))
+    for answers in zip(*columns, strict=True):
+        one, other = ("".join(_text(answer).split()) for answer in answers)
+        at = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+        keys = one[at : at + KEY], other[at : at + KEY]
+        if all(len(key) == KEY for key in keys):
+            yield keys
+
+
+def _text(answer: Any) -> str:
+    """Return an answer's text: of a chat, that of its last turn."""
+    if isinstance(answer, list) and answer:
+        answer = answer[-1]
+    if isinstance(answer, dict):
+        answer = answer.get("content", answer.get("value"))
+    return answer if isinstance(answer, str) else ""
+
+
+def _living_rows() -> Iterator[tuple[list[str], Any]]:
+    """Yield lists of rows, and tables, whose keys are named so, the longest ones first."""
+    found = []
+    for rows in gc.get_objects():
+        if type(rows) is list and rows and type(rows[0]) is dict and (names := _named([*rows[0]])):
+            found.append((names, rows))
+    yield from sorted(found, key=lambda pair: -len(pair[1]))

@@ -1,0 +1,110 @@
+"""Which rows the loss of early steps makes likelier, and what the script's own data call them: chosen or rejected.
+
+Whatever the formula of a preference loss, its gradient by the scores of an answer says which way it goes.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from tunecheck.core.evidence import PreferencesLearned
+from tunecheck.models.layer_names import is_pretrained
+from tunecheck.probes.reference.forwards import parts_of
+from tunecheck.probes.reference.own_tokens import tokens_and_scores
+from tunecheck.training.data import Batch
+from tunecheck.training.events import Probe, probing
+from tunecheck.training.session import Session
+
+STEPS = 4
+"""Steps looked at: which way the loss goes is decided by the script's code, the same in all of them."""
+ONE_WAY = 0.9
+"""Of the sizes of a row's pulls, what their sum is at least where its answer as a whole is made likelier or not."""
+
+
+Pulls = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+KINDS = {
+    (better, raised): (name, way)
+    for better, name in ((True, "chosen"), (False, "rejected"))
+    for raised, way in ((True, "raised"), (False, "lowered"))
+}
+"""Whether an answer is the better one, and whether it is raised, to the words of the record's fields."""
+
+
+class PreferenceProbe(Probe):
+    """Hooks what models return for rows: scores of their next tokens, or one score for each."""
+
+    emits = (PreferencesLearned,)
+
+    def start(self, session: Session) -> None:
+        models = [module for module in session.model.modules() if is_pretrained(module)]
+        self._models = models or [session.called]
+        self._rows: list[tuple[list[int], bool]] = []
+        """Tokens of each row that the loss pulls one way, and whether it raises them."""
+
+    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+        """Watch what the passes of an early step return."""
+        if step < STEPS and session.answers_named is not None:
+            for model in self._models:
+                self.hooks.after(model, self._returned, with_kwargs=True)
+
+    def backward_end(self, session: Session, step: int) -> None:
+        self.hooks.remove()
+
+    def end(self, session: Session) -> None:
+        """Look the rows up in what the data name."""
+        rows, self._rows = self._rows, []
+        if not rows or session.answers_named is None or session.tokenizer is None:
+            return
+        texts = session.tokenizer.batch_decode([tokens for tokens, _ in rows], skip_special_tokens=True)
+        named, where = session.answers_named(texts, searched=not all(raised for _, raised in rows))
+        found = [(better, raised) for better, (_, raised) in zip(named, rows, strict=True) if better is not None]
+        if found:
+            kinds = {f"{name}_{way}": found.count(kind) for kind, (name, way) in KINDS.items()}
+            self.emit(PreferencesLearned(where=where, **kinds))
+
+    def _returned(self, model: Any, args: Any, given: dict[str, Any], out: Any) -> None:
+        """Look at scores of the next tokens of rows, else at one score for each row."""
+        if not torch.is_grad_enabled():
+            return
+        if (found := tokens_and_scores(args, given, out)) is not None:
+            self._when_known(*found, _pulls_of_answers)
+        elif (found := _tokens_and_numbers(args, given, out)) is not None:
+            self._when_known(*found, _pulls_of_numbers)
+
+    def _when_known(self, read: torch.Tensor, scores: torch.Tensor, pulls: Pulls) -> None:
+        if scores.requires_grad:
+            self.hooks.gradient(scores, lambda gradient: None if probing() else self._see(read, pulls(read, gradient)))
+
+    def _see(self, read: torch.Tensor, pulls: torch.Tensor) -> None:
+        """Note the rows that are pulled one way, by how far each of their scores is raised: [rows, scores]."""
+        total, sizes = pulls.sum(dim=1), pulls.abs().sum(dim=1)
+        one_way = (sizes > 0) & (total.abs() >= ONE_WAY * sizes)
+        self._rows += zip(read[one_way].tolist(), (total[one_way] > 0).tolist(), strict=True)
+
+
+def _tokens_and_numbers(args: Any, given: Any, out: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return the tokens that a module is called with, [rows, positions], and one number for each row, or each token.
+
+    The latter are likelihoods, as a head that is fused with its loss returns them. None where it takes or returns none.
+    """
+    tensors = [value for value in (*args, *given.values()) if isinstance(value, torch.Tensor)]
+    read = next((value for value in tensors if value.ndim == 2 and not value.is_floating_point()), None)
+    if read is None:
+        return None
+    rows, positions = read.shape
+    shapes = (rows,), *((rows, each) for each in (1, positions - 1, positions))
+    numbers = (part for part in parts_of(out) if isinstance(part, torch.Tensor) and part.is_floating_point())
+    found = next((part for part in numbers if part.shape in shapes), None)
+    return None if found is None else (read, found)
+
+
+def _pulls_of_numbers(_read: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """Return how far a step against the gradient raises the numbers of each row: [rows, numbers]."""
+    return -gradient.detach().float().reshape(len(gradient), -1)
+
+
+def _pulls_of_answers(read: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """Return how far it raises the score of each next token: [rows, positions]."""
+    placed = gradient.detach().reshape(*read.shape, -1)[:, :-1]
+    return -placed.gather(2, read[:, 1:, None].to(placed.device))[..., 0].float()

@@ -1,0 +1,190 @@
+"""Preference losses that go the wrong way round, by what the script's own data call chosen and rejected."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.nn.functional import logsigmoid
+from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel
+
+import tunecheck
+from tunecheck.core.finding import Status
+from tunecheck.listen import named_answers
+from tunecheck.listen.named_answers import answers_named, data_set_made
+
+PAIRS, LENGTH = 24, 24
+CHECK = "better_answers_raised"
+
+
+class Letters:
+    """As much of a tokenizer as is needed: a token for each character."""
+
+    pad_token_id, eos_token_id = 0, 1
+    name_or_path = "letters"
+
+    def __len__(self):
+        return 128
+
+    def batch_decode(self, rows, skip_special_tokens=False):
+        """Return the texts of these tokens."""
+        return ["".join(chr(token) for token in row if token > 1) for row in rows]
+
+
+def data(kind="chosen", other="rejected"):
+    """Questions, each with an answer of letters and one of capitals."""
+    draw = torch.randint(97, 123, (PAIRS, LENGTH), generator=torch.Generator().manual_seed(0)).tolist()
+    texts = ["".join(map(chr, row)) for row in draw]
+    return [{"prompt": "which? ", kind: text, other: text[::-1].upper()} for text in texts]
+
+
+def tokens(rows, name):
+    """The tokens of these prompts with their answers of this name."""
+    return torch.tensor([list(map(ord, row["prompt"] + row[name])) for row in rows])
+
+
+def scores_of_answers(model, ids):
+    """Each row's log likelihood."""
+    found = model(input_ids=ids).logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])
+    return found[..., 0].sum(dim=1)
+
+
+def scores_of_rows(model, ids):
+    """Each row's reward."""
+    return model(input_ids=ids).logits[:, 0]
+
+
+def preferring(tmp_path, kind, scores, names, rows, sign=1):
+    """Train the first of these names to be likelier than the second, and return the finding."""
+    torch.manual_seed(0)
+    small = {"vocab_size": 128, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+    model = kind(GPT2Config(**small, num_labels=1, pad_token_id=0, eos_token_id=1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    watching = tunecheck.watch(
+        model=model, optimizer=optimizer, tokenizer=Letters(), folder=tmp_path / "report", steps=4, tell=False
+    )
+    with watching as told:
+        for step in range(5):
+            batch = rows[4 * step : 4 * step + 4]
+            one, other = (scores(model, tokens(batch, name)) for name in names)
+            (-logsigmoid(sign * 0.1 * (one - other)).mean()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return next(finding for finding in told.findings if finding.check == CHECK)
+
+
+KINDS = [
+    pytest.param(GPT2LMHeadModel, scores_of_answers, id="policy"),
+    pytest.param(GPT2ForSequenceClassification, scores_of_rows, id="reward"),
+]
+
+
+@pytest.mark.parametrize(("kind", "scores"), KINDS)
+def test_a_preference_for_the_chosen_answers_passes(kind, scores, tmp_path):
+    """In fp32."""
+    found = preferring(tmp_path, kind, scores, ("chosen", "rejected"), data())
+
+    assert found.status is Status.PASSED, found
+    assert "0 of 16 better answers" in found.detail
+
+
+@pytest.mark.parametrize(("kind", "scores"), KINDS)
+@pytest.mark.parametrize("names", [("chosen", "rejected"), ("response_better", "response_worse")])
+def test_exchanged_answers_are_asked_about(kind, scores, names, tmp_path):
+    """Whatever of the two columns' names differs. In fp32."""
+    found = preferring(tmp_path, kind, scores, names[::-1], data(*names))
+
+    assert found.status is Status.SUSPECTED, found
+    assert "16 of 16 worse ones" in found.detail
+
+
+def test_a_loss_of_the_wrong_sign_is_asked_about(tmp_path):
+    """Though its columns are right. In fp32."""
+    found = preferring(tmp_path, *KINDS[0].values, ("chosen", "rejected"), data(), sign=-1)
+
+    assert found.status is Status.SUSPECTED, found
+
+
+def test_names_that_say_nothing_are_not_judged(tmp_path):
+    """Nobody knows which of two answers is the better one."""
+    found = preferring(tmp_path, *KINDS[0].values, ("b", "a"), data("a", "b"))
+
+    assert found.status is Status.UNJUDGED, found
+
+
+class Column(list):
+    """One of a table of Arrow's."""
+
+    def __getitem__(self, key):
+        return Column(super().__getitem__(key)) if isinstance(key, slice) else super().__getitem__(key)
+
+    def to_pylist(self):
+        """Return its values."""
+        return [*self]
+
+
+class Table(dict):
+    """A table of Arrow's, as much as is needed."""
+
+    def select(self, names):
+        """Return those columns alone."""
+        return Table({name: self[name] for name in names})
+
+    def column(self, name):
+        """Return this column."""
+        return Column(self[name])
+
+
+def made(**columns):
+    """A data set of the library datasets, as much as is needed."""
+    data_set = SimpleNamespace(column_names=[*columns], data=SimpleNamespace(table=Table(columns)))
+    data_set_made(data_set)(None)
+
+
+@pytest.fixture(autouse=True)
+def none_made():
+    """No test finds what another one made."""
+    named_answers._made.clear()
+    yield
+    named_answers._made.clear()
+
+
+def chat(text):
+    """A conversation that ends in this answer."""
+    return [{"role": "user", "content": "which?"}, {"role": "assistant", "content": text}]
+
+
+@pytest.mark.parametrize("form", [str, chat], ids=["text", "chats"])
+def test_the_first_data_set_tells_which_answer_is_the_better_one(form):
+    """A later one may have been made of it, with its columns exchanged."""
+    good, bad = (
+        ["the first answer is right", "yes, all of them are"],
+        ["the other one is not so", "no, none of them is"],
+    )
+    made(question=["?", "?"], chosen=[*map(form, good)], rejected=[*map(form, bad)])
+    made(chosen=[*map(form, bad)], rejected=[*map(form, good)])
+
+    told, where = answers_named([f"which? {good[0]}", f"which? {bad[1]}", "another text altogether"], searched=False)
+
+    assert told == [True, False, None]
+    assert where == "'chosen' and 'rejected'"
+
+
+def test_what_both_columns_hold_tells_nothing():
+    """An answer may be the better one of one pair, and the worse one of another."""
+    one, other, last = "some words that are long", "other words that are as long", "a third answer of words"
+    made(chosen=[one, last], rejected=[other, one])
+
+    told, _ = answers_named([one, other, last], searched=False)
+
+    assert told == [None, False, True]
+
+
+def test_other_columns_are_not_kept():
+    """Nor any of a fifth data set."""
+    made(text=["a"], label=[1])
+    for _ in range(5):
+        made(chosen=["a"], rejected=["b"])
+
+    assert len(named_answers._made) == named_answers.MOST_DATA_SETS
