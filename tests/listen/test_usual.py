@@ -164,7 +164,10 @@ def test_a_head_that_no_file_has_learns(way, frozen, heard, tmp_path):
 
 @pytest.mark.parametrize("how", ["frozen", "thawed", "in the file", "body copied", "no classifier"])
 def test_a_pooler_that_no_file_has_learns(how, heard, tmp_path):
-    """It lies in the frozen body, and is drawn as the head is. Who uses the body alone may do without it."""
+    """It lies in the frozen body, and is drawn as the head is. Who uses the body alone may do without it.
+
+    That the head alone learns is a question of its own.
+    """
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     source = (BertForSequenceClassification if how == "in the file" else BertForMaskedLM)(BertConfig(**shape))
     for parameter in source.parameters():
@@ -187,8 +190,24 @@ def test_a_pooler_that_no_file_has_learns(how, heard, tmp_path):
 
     train = lambda: steps(model, rows, loss=lambda model, ids, y: model(input_ids=ids, labels=y).loss)  # noqa: E731
     finding = heard("usual_tensors_learn", train)
-    assert finding.status is (Status.SUSPECTED if how == "frozen" else Status.PASSED), finding.detail
+    assert finding.status is (Status.PASSED if how == "thawed" else Status.SUSPECTED), finding.detail
+    assert ("of the layers learns" in finding.detail) is (how != "thawed")
     assert ("bert.pooler.dense.weight" in finding.detail) is (how == "frozen")
+
+
+@pytest.mark.parametrize("learns", ["classifier", "layer.1", "LayerNorm.bias", "encoder"])
+def test_an_encoder_learns_in_its_layers(learns, heard):
+    """A head alone may be meant; biases alone are one way to train it."""
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    model = BertForSequenceClassification(BertConfig(**shape))
+    for name, parameter in model.named_parameters():
+        nn.init.normal_(parameter)
+        parameter.requires_grad = "classifier" in name or learns in name
+    rows = [(torch.randint(1, 500, (4, 9)), torch.arange(4) % 2) for _ in range(STEPS)]
+
+    train = lambda: steps(model, rows, loss=lambda model, ids, y: model(input_ids=ids, labels=y).loss)  # noqa: E731
+    finding = heard("usual_tensors_learn", train)
+    assert finding.status is (Status.SUSPECTED if learns == "classifier" else Status.PASSED), finding.detail
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,14 @@ OPAQUE = "the model is called with an object that tunecheck cannot look into, be
 
 
 class UsualTensorsLearn(Check):
-    """Matrices that were just drawn at random learn, added tokens too, and a language model in its decoder layers.
+    """Matrices that were just drawn at random learn, added tokens too, and a model of transformers in its layers.
 
     Parameters are frozen by the attribute requires_grad of their own.
     """
 
     needs = frozenset({"user_code"})
     convention = "random features may be fixed, and a head, norms or new tokens alone may be trained, on purpose"
-    meaning = """A new head was frozen with the base: a filter by name misses it. Or the decoder layers were frozen, and
+    meaning = """A new head was frozen with the base: a filter by name misses it. Or all layers were frozen, and
     no adapters were added. Or requires_grad is set on a module, where requires_grad_(False) is to be called. Or tokens
     were added beside adapters, which leave the embeddings as they were drawn."""
     remedy = """Print each parameter's name and requires_grad before the optimizer is made. Thaw the named tensors. Name
@@ -30,7 +30,7 @@ class UsualTensorsLearn(Check):
         seen = trace.one(Movement)
         wrong = {
             f"{len(seen.drawn)} matrices are frozen as they were drawn at random: {some(seen.drawn)}": seen.drawn,
-            "no matrix and no bias of the decoder layers learns, and no adapter lies before the head": seen.layers_rest,
+            "no matrix and no bias of the layers learns, and no adapter lies before the head": seen.layers_rest,
             f"new embeddings of {len(seen.added)} tokens are frozen: {some([*map(str, seen.added)])}": seen.added,
             f"an attribute that torch does not read is to freeze {some(seen.misfrozen)}, which learns": seen.misfrozen,
         }

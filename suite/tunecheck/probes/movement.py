@@ -9,7 +9,7 @@ import torch
 
 from tunecheck.core.evidence import Movement
 from tunecheck.core.premises import Premise
-from tunecheck.models.layer_names import stacked_layers
+from tunecheck.models.layer_names import is_pretrained, stacked_layers
 from tunecheck.probes.reference.four_bit import is_packed, with_statistics
 from tunecheck.probes.reference.measures import digest, digests, sample, sampled_places
 from tunecheck.probes.reference.weight_file import WeightFile, drawn_heads, file_name, unmarked_heads
@@ -24,6 +24,8 @@ CLOSE = 0.85
 """Likeness of a name to requires_grad, by difflib."""
 FEWEST_ELEMENTS, EDGE = 64, 8.0
 """Elements by which a distribution is known, and how far the largest may be from its bound, over their number."""
+A_HEAD = 0.1
+"""Of the parameters of a model's layers, those of its head at most."""
 NO_GRADIENT = 1e-6
 """Share of all gradients' norm up to which one may be the rounding of 0, as that of a bias before a normalisation
 is: 1e-8 measured."""
@@ -127,7 +129,7 @@ class MovementProbe(Probe):
                 drawn=tuple(sorted(self._drawn & now.keys() - {*changed})),
                 misfrozen=self._misfrozen,
                 added=tuple(sorted(self._added)),
-                layers_rest=session.run.holds(Premise.CAUSAL_LM) and _layers_rest(session.model),
+                layers_rest=_layers_rest(session.model, math.inf if session.run.holds(Premise.CAUSAL_LM) else A_HEAD),
                 nonfinite=tuple(name for name, p in after.items() if not whole(p).isfinite().all()),
             )
         )
@@ -183,16 +185,21 @@ def _misfrozen(model: Any) -> Iterator[str]:
             yield name
 
 
-def _layers_rest(model: Any) -> bool:
-    """Return whether no matrix and no bias of the decoder layers learns: biases alone are BitFit (arXiv 2106.10199).
+def _layers_rest(model: Any, most: float) -> bool:
+    """Return whether no matrix and no bias of pretrained layers learns: biases alone are BitFit (arXiv 2106.10199).
 
-    Adapters may lie in embeddings alone, not in the head alone.
+    Adapters may lie in embeddings alone, not in the head alone. What learns has `most` of the layers' parameters: more
+    of them are a network of its own, as one that maps pictures to tokens.
     """
     if hasattr(model, "peft_config"):
         adapted = adapted_layers(model).values()
         return bool(adapted) and all(layer is model.get_output_embeddings() for layer in adapted)
-    named = [pair for layer in stacked_layers(model) for pair in layer.named_parameters()]
-    return bool(named) and not any(p.requires_grad and (p.ndim > 1 or name.endswith("bias")) for name, p in named)
+    stacks = [stacked_layers(module) for module in model.modules() if is_pretrained(module)]
+    named = [pair for layers in stacks for layer in layers for pair in layer.named_parameters()]
+    if not named or any(p.requires_grad and (p.ndim > 1 or name.endswith("bias")) for name, p in named):
+        return False
+    learnt = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return learnt <= most * sum(p.numel() for p in {p for _, p in named})
 
 
 def _head(model: Any) -> Any:

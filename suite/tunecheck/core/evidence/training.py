@@ -213,7 +213,7 @@ class Movement(Record):
     added: tuple[int, ...] = ()
     """Tokens of the rows whose embeddings no file brought, and that do not learn."""
     layers_rest: bool = False
-    """Whether no matrix and no bias of a language model's decoder layers learns, and no adapter of peft's."""
+    """Whether no matrix and no bias of the layers of a model of transformers learns, and no adapter of peft's."""
 
 
 class CutOff(Record):
