@@ -199,7 +199,7 @@ def _layers_rest(model: Any, most: float) -> bool:
     if not named or any(p.requires_grad and (p.ndim > 1 or name.endswith("bias")) for name, p in named):
         return False
     learnt = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    return learnt <= most * sum(p.numel() for p in {p for _, p in named})
+    return bool(learnt <= most * sum(p.numel() for p in {p for _, p in named}))
 
 
 def _head(model: Any) -> Any:
