@@ -609,6 +609,14 @@ def test_what_some_rows_hold_is_no_fault(name, record):
     assert CHECKS[name]()(watched(record)).passed
 
 
+def test_a_supervised_loss_may_raise_answers_of_both_names():
+    """A language model may go on learning with all texts that there are."""
+    both = e.PreferencesLearned(
+        where="'chosen' and 'rejected'", chosen_raised=9, chosen_lowered=0, rejected_raised=12, rejected_lowered=0
+    )
+    assert CHECKS["better_answers_raised"]()(watched(both)).status is Status.UNJUDGED
+
+
 @pytest.mark.parametrize(
     "seen",
     [

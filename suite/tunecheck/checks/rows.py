@@ -228,7 +228,7 @@ class PairsDiffer(Check):
 class BetterAnswersRaised(Check):
     """The loss raises answers that the data name chosen, and lowers those that they name rejected.
 
-    Judged where two columns have such names, when the script makes its data set. A supervised loss raises all.
+    Judged where two columns have such names, when the script makes its data set. A supervised loss may raise both.
     """
 
     needs = frozenset({"user_code"})
@@ -239,8 +239,9 @@ class BetterAnswersRaised(Check):
     remedy = """Print one row as the loss gets it: the chosen answer and the rejected one. Then check each sign of the
     loss: it falls where the chosen answer gets likelier."""
 
-    max_contrary_share: float = 0.5
-    """Share of the answers. It is 0 for a preference loss, a reward model, or a supervised loss on chosen answers."""
+    max_contrary_share: float = 0.25
+    """Share of the answers. It is 0 for a preference loss, a reward model, or a supervised loss on chosen answers, and
+    a half if answers of different prompts are compared."""
     min_answers: int = 4
     """Answers needed for a share."""
 
@@ -249,6 +250,10 @@ class BetterAnswersRaised(Check):
         contrary = seen.chosen_lowered + seen.rejected_raised
         answers = contrary + seen.chosen_raised + seen.rejected_lowered
         enough(answers, self.min_answers, "answers that the data name")
+        contrasts = seen.chosen_lowered or seen.rejected_lowered
+        required(
+            contrasts or not (seen.chosen_raised and seen.rejected_raised), "the loss raises answers of both names"
+        )
         detail = f"the loss lowers {seen.chosen_lowered} of {seen.chosen_lowered + seen.chosen_raised} better answers"
         detail += f" and raises {seen.rejected_raised} of {seen.rejected_raised + seen.rejected_lowered} worse ones"
         return self.at_most(contrary / answers, self.max_contrary_share, f"{detail}, by columns {seen.where}")
