@@ -113,6 +113,26 @@ def test_names_that_say_nothing_are_not_judged(tmp_path):
     assert found.status is Status.UNJUDGED, found
 
 
+def test_a_model_that_is_given_embeddings_is_listened_to(tmp_path):
+    """Its only whole numbers are labels, those of prompts masked, as in prompt tuning. In fp32."""
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=128, n_embd=32, n_layer=2, n_head=4, n_positions=64))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    watching = tunecheck.watch(
+        model=model, optimizer=optimizer, tokenizer=Letters(), folder=tmp_path / "report", steps=4, tell=False
+    )
+    with watching as told:
+        for step in range(5):
+            ids = tokens(data()[4 * step : 4 * step + 4], "chosen")
+            labels = ids.clone()
+            labels[:, :6] = -100
+            model(labels=labels, inputs_embeds=model.get_input_embeddings()(ids)).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    assert told.verdict == "pass", repr(told)
+    assert not [finding.detail for finding in told.findings if "failed at" in finding.detail]
+
+
 class Column(list):
     """One of a table of Arrow's."""
 

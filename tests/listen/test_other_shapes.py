@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, log_softmax
 from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
     CLIPVisionConfig,
     GPT2Config,
     GPT2LMHeadModel,
@@ -120,10 +122,10 @@ def own():
     return Own(OwnConfig()), {"input_ids": ids[:, :-1], "labels": labels}
 
 
-def watched(tmp_path, model, given, kind=Trainer):
+def watched(tmp_path, model, given, kind=Trainer, **others):
     """Train this model by a Trainer, and return what was heard."""
     rows = [{name: held[at] for name, held in given.items()} for at in range(ROWS)]
-    arguments = {"per_device_train_batch_size": 4, "max_steps": 5, "report_to": "none", "save_strategy": "no"}
+    arguments = {"per_device_train_batch_size": 4, "max_steps": 5, "report_to": "none", "save_strategy": "no", **others}
     made = TrainingArguments(tmp_path / "out", use_cpu=True, disable_tqdm=True, **arguments)
     trainer = kind(model=model, args=made, train_dataset=rows)
     with tunecheck.watch(trainer, folder=tmp_path / "report", steps=4, tell=False) as told:
@@ -138,6 +140,20 @@ def test_a_model_whose_configuration_holds_others_passes(made, tmp_path):
 
     assert told.verdict == "pass", repr(told)
     assert not [finding for finding in told.findings if finding.status is Status.FAILED]
+
+
+def test_what_decays_is_what_the_trainer_says(tmp_path):
+    """A norm of BART is called layernorm_embedding."""
+    torch.manual_seed(0)
+    shape = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
+    model = BartForConditionalGeneration(BartConfig(vocab_size=VOCABULARY, **shape, **heads, **ends))
+    ids = torch.cat([tokens(ROWS, 9), torch.full((ROWS, 1), 2)], dim=1)
+    told = watched(tmp_path, model, {"input_ids": ids, "labels": ids}, weight_decay=0.1)
+
+    (found,) = (finding for finding in told.findings if finding.check == "optimizer_coverage")
+    assert found.status is Status.PASSED, found
 
 
 def test_labels_that_an_own_loss_reads_its_own_way_are_asked_about(tmp_path):

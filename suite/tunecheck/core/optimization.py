@@ -1,6 +1,7 @@
 """What the optimizer is to do: learning-rate schedules in closed form, and which trained tensors decay."""
 
 import math
+from collections.abc import Collection
 from typing import Literal
 
 
@@ -31,11 +32,13 @@ def learning_rate(
 DecayedTensors = Literal["all", "all_but_norms_and_biases"]
 
 
-def decays(name: str, tensors: str) -> bool:
-    """Return whether the tensor of this name decays, where `tensors` do: a norm or a bias by its module's name.
+def decays(name: str, tensors: str | Collection[str]) -> bool:
+    """Return whether the tensor of this name decays, where `tensors` do: those of these names, or a kind by its name.
 
     BERT's norms are LayerNorm, GPT-2's ln_1 and ln_f; T5's positions are weights of a relative_attention_bias.
     """
+    if not isinstance(tensors, str):
+        return name in tensors
     parts = name.lower().split(".")
     norm = any(part.endswith("norm") or part.startswith("ln_") for part in parts)
     return tensors == "all" or not (norm or any("bias" in part for part in parts))

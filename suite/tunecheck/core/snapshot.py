@@ -71,7 +71,7 @@ class TrainingSnapshot(Frozen):
     lr_scheduler: str = "cosine"
     warmup_ratio: float = 0.0
     weight_decay: float = 0.0
-    weight_decay_on: str = "all"
+    weight_decay_on: str | tuple[str, ...] = "all"
     adam_beta1: float = 0.9
     adam_beta2: float = 0.999
     adam_epsilon: float = 1e-8

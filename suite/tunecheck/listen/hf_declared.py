@@ -195,7 +195,7 @@ def run_of(trainer: Any, hooks: Any, state: Any, loader: Any = None) -> declared
         gradient_accumulation_steps=args.gradient_accumulation_steps,
         lr_scheduler=declared.SCHEDULES.get(schedule, "constant"),
         **{"learning_rate": args.learning_rate, **settings},
-        weight_decay_on="all" if hooks.own_optimizer else "all_but_norms_and_biases",
+        weight_decay_on="all" if hooks.own_optimizer else _decayed(trainer),
         max_grad_norm=args.max_grad_norm or None,
         precision=precision_of(trainer),
         # LLaMA-Factory turns it on itself, and leaves the argument as it is
@@ -269,3 +269,9 @@ def not_the_plain_loss(trainer: Any) -> dict[Premise, str]:
     elif adds_to_loss(config):
         reason = "the router loss is added to the token loss"
     return opened([Premise.TOKEN_MEAN_LOSS], reason)
+
+
+def _decayed(trainer: Any) -> tuple[str, ...]:
+    """Return the names of the tensors that decay, as this Trainer has it: by their modules' classes and names."""
+    decayed = {*trainer.get_decay_parameter_names(trainer.model)}
+    return tuple(name for name, p in trainer.model.named_parameters() if p.requires_grad and name in decayed)

@@ -166,6 +166,8 @@ def other_objective(model: Any, micro_batches: Sequence[Mapping[str, Any]], trai
 
 def other_rows(ids: Any) -> str:
     """Return why these tokens are no rows, as where each row has several candidates; "" where they may be."""
+    if ids is None:
+        return "the model is called without input_ids, so its rows are unknown"
     shape = list(getattr(ids, "shape", (1, 1)))
     return f"the model receives tokens of shape {shape}, not of [rows, tokens]" if len(shape) != 2 else ""
 

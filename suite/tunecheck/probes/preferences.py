@@ -73,7 +73,7 @@ class PreferenceProbe(Probe):
             self._when_known(*found, _pulls_of_numbers)
 
     def _when_known(self, read: torch.Tensor, scores: torch.Tensor, pulls: Pulls) -> None:
-        if scores.requires_grad:
+        if scores.requires_grad and int(read.min()) >= 0:  # else those are labels, of a model that is given embeddings
             self.hooks.gradient(scores, lambda gradient: None if probing() else self._see(read, pulls(read, gradient)))
 
     def _see(self, read: torch.Tensor, pulls: torch.Tensor) -> None:
