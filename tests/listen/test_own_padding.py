@@ -226,3 +226,27 @@ def test_places_that_a_table_calls_padding(around, how, status, tmp_path):
 
     found = CHECKS["no_loss_on_padding"]()(heard(model, loss_of, tmp_path))
     assert found.status is (Status.FAILED if around and how == "padded" else status), found.detail
+
+
+@pytest.mark.parametrize(
+    ("filling", "status"), [(0, Status.FAILED), (103, Status.SUSPECTED)], ids=["padding", "[MASK]"]
+)
+def test_what_a_mask_hides_may_be_no_padding(filling, status, tmp_path):
+    """ColBERT fills its queries up with [MASK], hides them from attention, and scores documents by them."""
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    model = BertModel(BertConfig(vocab_size=TOKENS, **shape))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    hooks = LoopHooks(Options(folder=str(tmp_path), name="script", steps=3))
+    hooks.attach()
+    for _ in range(3):
+        ids, mask = torch.randint(110, 250, (4, 12)), torch.ones(4, 12, dtype=torch.long)
+        for row, length in enumerate((4, 6, 9, 12)):
+            ids[row, length:], mask[row, length:] = filling, 0
+        model(input_ids=ids, attention_mask=mask).last_hidden_state.square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    hooks.detach()
+
+    (path,) = tmp_path.glob("watch-*.jsonl")
+    assert CHECKS["no_loss_on_padding"]()(read(path)).status is status

@@ -169,8 +169,9 @@ def test_two_start_tokens_are_seen_without_a_tokenizer(rows, bos, tokenizer, twi
         ([1, 5, 6, 2, 2, 2, 2], [-100, 5, 6, -100, -100, -100, -100], 4),
         ([1, 5, 6, 2, 2, 2, 2], [-100, 5, 6, 2, 2, 2, 2], 7),
         ([1, 5, 6, 7, 8, 9, 2], [-100, -100, 6, 7, -100, -100, -100], 7),
+        ([1, 5, 6, 7, 8, 8, 8], [-100] * 7, 7),
     ],
-    ids=["padding token", "the end token", "learned", "another turn"],
+    ids=["padding token", "the end token", "learned", "another turn", "cut off in its prompt"],
 )
 def test_padding_that_a_script_shows_to_its_model_is_no_part_of_the_row(row, labels, kept):
     """The first of the tokens stays: it may be the end."""

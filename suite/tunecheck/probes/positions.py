@@ -144,6 +144,7 @@ class PositionProbe(Probe):
             seen = (_mask_of_decoder if decodes else _mask_by_ends)(model, read, self._pads)
             mask = mask if seen is None else seen
         if _learns(hidden) and _of_positions(mask, hidden):
+            self._guessed |= isinstance(read, torch.Tensor) and self._holds_others(model, mask, read)
             self._add_at_padding(mask, hidden)
         if isinstance(read, torch.Tensor) and _learns(hidden) and _of_positions(read, hidden) and _reads(model, {True}):
             self._when_known(hidden, partial(self._add_unseen, _tokens(read, mask)))
@@ -271,6 +272,14 @@ class PositionProbe(Probe):
             return None
         self._shapes.add(mask.shape)
         return _padding(mask)
+
+    def _holds_others(self, model: Any, mask: torch.Tensor, read: torch.Tensor) -> bool:
+        """Return whether none of what the mask hides is a known token of padding, as where queries end in [MASK]."""
+        named = (getattr(model.config, name, None) for name in ("pad_token_id", "eos_token_id"))
+        known = [token for token in (*self._pads, *named) if isinstance(token, int)]
+        if read.shape != mask.shape or not known or not bool((padding := _padding(mask)).any()):
+            return False
+        return not bool(torch.isin(read[padding], torch.tensor(known, device=read.device)).any())
 
     def _add_at_padding(self, mask: torch.Tensor, tensor: torch.Tensor) -> None:
         """Sum up the gradients by what is computed at each place."""

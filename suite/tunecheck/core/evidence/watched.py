@@ -168,7 +168,8 @@ class PositionGradients(Record):
     padding_shown: int = 0
     """Those of them that no mask hides."""
     padding_guessed: bool = False
-    """Whether no object names the token of padding: rows end in more or less of it, and hold it nowhere else."""
+    """Whether no object names the token of padding: rows end in more or less of it, and hold it nowhere else. Or the
+    mask hides other tokens than those that are named."""
     tokens: int = 0
     """Tokens that models of transformers were given whose attention hides later positions."""
     unseen: int = 0

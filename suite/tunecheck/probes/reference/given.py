@@ -56,9 +56,12 @@ def beginning_of(ids: Sequence[int], labels: Sequence[int], mask: Sequence[int])
 def without_padding(row: Sequence[int], labels: Sequence[int], mask: list[int]) -> list[int]:
     """Return the mask without the padding at the row's end that a script shows to its model.
 
-    It is one token again and again, none of them learned; the first stays, which may be the row's end token.
+    It is one token again and again, none of them learned; the first stays, which may be the row's end token. A row of
+    which nothing is learned may have been cut off within its prompt, which repeats a token as well.
     """
     end = len(row)
+    if all(label == IGNORED for label in labels):
+        return mask
     while end > 1 and mask[end - 1] and row[end - 1] == row[end - 2] and labels[end - 1] == labels[end - 2] == IGNORED:
         end -= 1
     return mask if end == len(row) else [*mask[:end], *[0] * (len(row) - end)]
