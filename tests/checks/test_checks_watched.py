@@ -35,6 +35,7 @@ MEANT = {
     ("rows_come_once", "a row twice"),
     ("batches_change", "one batch"),
     ("batches_change", "one class"),
+    ("batches_change", "one batch in each step"),
     ("rows_whole", "beginnings cut off"),
     ("rows_whole", "most answers cut off"),
     ("rows_whole", "some answers cut off"),
@@ -337,6 +338,9 @@ FAULTS = {
     "batches_change": {
         "one batch": lambda: watched(*inputs(digests=lambda step: ("batch", "batch"))),
         "one class": lambda: watched(*of_classes([0] * 40)),
+        "one batch in each step": lambda: watched(
+            e.LossDivided(micro_batches=2, by="the loop"), *inputs(digests=lambda step: (f"batch {step}",) * 2)
+        ),
     },
     "rows_whole": {
         "beginnings cut off": lambda: watched(spans(lambda number: {"tokens": 64} if number % 3 else {})),
@@ -688,6 +692,8 @@ def test_passes_over_the_same_rows_are_no_accumulation():
     for digests, status in ((("a", "a"), Status.UNJUDGED), (("a", "b"), Status.FAILED)):
         seen = watched(e.LossDivided(micro_batches=2, by=""), *inputs(digests=lambda step, all_of=digests: all_of))
         assert CHECKS["loss_normalised_over_accumulation"]()(seen).status is status
+    summed = watched(e.LossDivided(micro_batches=2, by=""), *inputs(digests=lambda step: (f"batch {step}",) * 2))
+    assert CHECKS["batches_change"]()(summed).status is Status.PASSED
 
 
 @pytest.mark.parametrize(

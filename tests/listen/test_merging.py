@@ -145,6 +145,18 @@ def test_any_module_is_given_other_batches_on_each_rank(tmp_path, wrapped, statu
     assert "rank 1 was given the same 3 batches as rank 0, in the same order" in found.detail
 
 
+@pytest.mark.parametrize(("shared", "status"), [(0, Status.UNJUDGED), (1, Status.UNJUDGED), (2, Status.SUSPECTED)])
+def test_ranks_of_one_seed_share_batches_out_of_order(tmp_path, shared, status):
+    """Where one of them draws numbers for an evaluation, too."""
+    own, others = ([e.StepInputs(step=at, digests=(f"{rank} {at}",)) for at in range(4)] for rank in "ab")
+    others[1 : 1 + shared] = [dataclasses.replace(own[at + 2], step=at + 1) for at in range(shared)]
+    start = e.Replica(steps=0, digest="one", wrapped=True)
+    trace = merged(tmp_path, also_first=[*own, start], also=[*others, start])
+    trace = with_run(trace, premises={**BY_A_LOOP, **opened({"causal_lm": "known to its own code alone"})})
+
+    assert CHECKS["rows_trained_once"]()(trace).status is status
+
+
 @pytest.mark.parametrize(
     ("files", "status", "words"),
     [

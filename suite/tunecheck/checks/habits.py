@@ -5,7 +5,15 @@ from itertools import pairwise
 
 from tunecheck.core.check import Check, enough, holding, required, some
 from tunecheck.core.errors import NotApplicable
-from tunecheck.core.evidence import CallOrder, EvaluationRows, Movement, ScheduleTaken, StepInputs, TrainingState
+from tunecheck.core.evidence import (
+    CallOrder,
+    EvaluationRows,
+    LossDivided,
+    Movement,
+    ScheduleTaken,
+    StepInputs,
+    TrainingState,
+)
 from tunecheck.core.finding import Finding
 from tunecheck.core.trace import Trace
 
@@ -41,18 +49,20 @@ class UsualTensorsLearn(Check):
 
 RARE = "classes may be so unequal that the first steps hold one alone, or be taken in turn"
 REREAD = "The loader's iterator is created anew in each step, or the batch is read before the loop."
+ONCE_A_STEP = "The next batch is fetched once in a step, not in the loop over its micro-batches."
+VIEWS = "several views of one batch may be averaged"
 SORTED = "Rows are sorted by class and not shuffled, or all labels become one class."
 
 
 class BatchesChange(Check):
     """Steps train on different batches, whose rows are of more than one class, and not sorted by class.
 
-    rows_come_once compares the rows of language models.
+    So do the micro-batches of a step whose losses are averaged. rows_come_once compares the rows of language models.
     """
 
     needs = frozenset({"unknown_rows"})
     convention = "one batch is overfitted on purpose, or the whole data set is one batch"
-    meaning = f"{REREAD} {SORTED}"
+    meaning = f"{REREAD} {ONCE_A_STEP} {SORTED}"
     remedy = "Create the iterator once per epoch, and take the next batch in each step. Shuffle. Count the labels."
 
     min_steps: int = 3
@@ -78,6 +88,11 @@ class BatchesChange(Check):
                 blocks = "are of one class" if classes == 1 else f"come in {classes} blocks of a class each"
                 detail = f"all {len(learned)} targets of a head over {outputs} classes {blocks}"
                 return self.found(False, detail, measured=changes, limit=classes, meant=RARE, causes=[SORTED])
+        again = [len(step.digests) > len({*step.digests}) == 1 for step in given if not step.opaque]
+        # one that sums the losses of its passes, as adversarial training does, has each of them count in full
+        if different > 1 and again and all(again) and any(seen.by for seen in trace.records(LossDivided)):
+            detail += ": those of each step are one batch, and its loss is divided by their number"
+            return self.found(False, detail, measured=different, limit=len(batches), meant=VIEWS, causes=[ONCE_A_STEP])
         limit, compared = "above 1", len(batches)
         return self.found(different > 1, detail, measured=different, limit=limit, compared=compared, causes=[REREAD])
 

@@ -138,6 +138,12 @@ class RowsTrainedOnce(Check):
         known = len(drawn) == len(given) and all(seen.dataset_rows and seen.passes and seen.passes[0] for seen in drawn)
         if known and (found := self._by_numbers(drawn)) is not None:
             return found
+        if not causal and not opaque:
+            shared = {rank: len({*own} & {*streams[0]}) for rank, own in streams.items() if rank}
+            rank = max(shared, key=shared.__getitem__)
+            if shared[rank] > 1:  # one seed of all ranks, of which one draws numbers for something else, too
+                detail = f"{shared[rank]} of {len(streams[rank])} micro-batches of rank {rank} are rank 0's too"
+                return self.at_most(shared[rank], 1, detail, meant=REPEATED_IN_DATA)
         required(causal, "no loader shares out the numbers of rows that every process holds")
         return self._by_content(streams, trace.one(RowsGiven).dataset_rows)
 
