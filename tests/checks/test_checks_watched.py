@@ -292,6 +292,7 @@ FAULTS = {
         "nothing supervised in half of the rows": lambda: watched(
             spans(lambda number: {"learned": 0, "first": -1, "column": 0, "behind": 30} if number % 2 else {})
         ),
+        "ends alone": lambda: watched(spans(lambda number: {"learned": 1, "first": 29 + number})),
         "prompts in place of answers": lambda: watched(rows(first_token_supervised=24, beginnings=24)),
         "an end that is padding": lambda: watched(rows(padding_ends=24)),
         "a start within": lambda: watched(rows(begins_again=24)),

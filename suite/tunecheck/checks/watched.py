@@ -64,6 +64,7 @@ DOUBTFUL = {
 """Field of RowsGiven to what it shows, who does so on purpose, and the usual cause."""
 PROMPTS_LEARNED = "Prompts are supervised though only answers are declared."
 OTHER_TOKENIZER = "The tokenizer belongs to another model."
+ANSWER_MASKED = "The text whose labels are masked as the prompt holds the answer, too."
 
 
 class LabelsAsConfigured(Check):
@@ -76,8 +77,8 @@ class LabelsAsConfigured(Check):
 
     needs = ROWS_KNOWN | {"user_code"}
     meaning = f"""{LABEL_CAUSES[LABELS_SHIFTED]} {LABEL_CAUSES[PADDING_LEARNED]} {ENDS_MASKED} {LABELS_CUT} The response
-    template does not match some rows. {PROMPTS_LEARNED} {OTHER_TOKENIZER} {MARKER_IS_PADDING} {BEGUN_AGAIN}
-    {USERS_LEARNED}"""
+    template does not match some rows. {PROMPTS_LEARNED} {ANSWER_MASKED} {OTHER_TOKENIZER} {MARKER_IS_PADDING}
+    {BEGUN_AGAIN} {USERS_LEARNED}"""
     remedy = """Compare labels with tokens: run tunecheck rows. Mask padding by the attention mask, not by the token id.
     Give the tokenizer a padding token of its own. Check the collator, and the {% generation %} marks of the
     template."""
@@ -106,6 +107,8 @@ class LabelsAsConfigured(Check):
             told["no row has a supervised token"] = ""
         elif (empty := sum(not row.learned for row in short)) >= FEWEST_CUT and empty > share * len(short):
             told[f"in {empty} of {len(short)} untruncated rows no token is supervised"] = ""
+        elif (ends := sum(row.ended and row.learned == 1 for row in short)) >= FEWEST_CUT and ends > share * len(short):
+            told[f"in {ends} of {len(short)} untruncated rows the end token alone is supervised"] = ANSWER_MASKED
         if lost := _labels_lost(rows):
             told[lost] = LABELS_CUT
         if seen.beginnings >= seen.rows > 1:
