@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from tunecheck.listen import trained_model
 from tunecheck.listen.hf_trainer import shared_rows
+from tunecheck.listen.loaders import content_of
 
 
 class Table:
@@ -31,7 +32,8 @@ class Table:
 
     def __getitem__(self, part):
         """The rows, column by column."""
-        return {name: [row[name] for row in self.rows[part]] for name in self.column_names[:-1]}
+        kept = self.rows[part] if isinstance(part, slice) else [self.rows[at] for at in part]
+        return {name: [row[name] for row in kept] for name in self.column_names[:-1]}
 
 
 class OfItsOwn(list):
@@ -82,6 +84,15 @@ def test_rows_are_looked_up(trained, evaluated, found):
     """Nothing is said of data sets whose reading may cost anything."""
     seen = shared_rows(SimpleNamespace(train_dataset=trained, eval_dataset=evaluated))
     assert [(one.rows, one.among, one.trained) for one in seen] == ([found] if found else [])
+
+
+def test_tables_are_known_by_their_tokens():
+    """Those of two ranks, whose shards a sampler shares out once more."""
+    held = [Table(rows(*firsts)) for firsts in ((1, 2, 3, 4), (1, 2, 3, 4), (5, 6, 7, 8))]
+    one, same, other = map(content_of, held)
+
+    assert one == same != other
+    assert content_of(Table(rows(1, 2), "custom")) == ()
 
 
 class OfTexts:

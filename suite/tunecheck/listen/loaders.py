@@ -178,11 +178,26 @@ def of_training() -> Callable[[], RowsDrawn] | None:
 def content_of(dataset: Any) -> tuple[str, ...]:
     """Return a digest of three rows of each column: a list, tuple or array as long as the data set."""
     found = []
-    for column in _columns(dataset):
-        parts = list(parts_of([column[at] for at in (0, len(column) // 2, len(column) - 1)]))
+    held = _tokens_of(dataset)
+    for column in _columns(dataset) if held is None else held:
+        places = (0, len(column) // 2, len(column) - 1)
+        parts = list(parts_of([column[at] for at in places]))
         if not any(b" object at 0x" in part for part in parts):  # whose address differs in each process
             found.append(hashlib.sha256(b"/".join(parts)).hexdigest()[:16])
     return tuple(found)
+
+
+def _tokens_of(dataset: Any, first: int = 0) -> list[Any] | None:
+    """Return the columns of tokens of a data set of the library datasets; None of others.
+
+    Of the `first` rows, else of three: the first one, one in the middle and the last one.
+    """
+    if not type(dataset).__module__.startswith("datasets.") or not hasattr(dataset, "select_columns"):
+        return None
+    names = [name for name in dataset.column_names or () if name.endswith("_ids")]  # of pairs, too
+    plain = names and dataset.format["type"] != "custom"  # one of the script's own is its code
+    rows = slice(first) if first else [0, len(dataset) // 2, len(dataset) - 1]
+    return [*dataset.select_columns(names)[rows].values()] if plain and len(dataset) else []
 
 
 def _columns(thing: Any, rows: int = -1, depth: int = 4) -> Iterator[Any]:
@@ -214,11 +229,8 @@ def rows_of(dataset: Any) -> list[Hashable]:
         rows = rows_of(dataset.dataset)
         return [rows[at] for at in dataset.indices if at < len(rows)]
     found: list[list[bytes]] = []
-    columns = _columns(dataset)
-    if type(dataset).__module__.startswith("datasets.") and hasattr(dataset, "select_columns"):
-        names = [name for name in dataset.column_names or () if name.endswith("_ids")]  # of pairs, too
-        plain = names and dataset.format["type"] != "custom"
-        columns = iter(dataset.select_columns(names)[:MOST_COMPARED].values() if plain else [])
+    held = _tokens_of(dataset, MOST_COMPARED)
+    columns = _columns(dataset) if held is None else held
     for column in (each for each in columns if hasattr(each, "__array__") or type(each) in (list, tuple)):
         part = column.iloc[:MOST_COMPARED].to_numpy() if hasattr(column, "iloc") else column[:MOST_COMPARED]
         with suppress(TypeError):  # rows that only code of the script's can read
