@@ -68,6 +68,7 @@ MEANT = {
     ("randomness_varies", "a seed in every step"),
     ("clipping_leaves_gradients", "to nearly nothing"),
     ("evaluation_rows_unseen", "a part of the training"),
+    ("saved_as_trained", "an adapter that was just made"),
     ("saved_as_trained", "the base over the trained model"),
     ("saved_as_trained", "a model that is loaded again"),
     ("saved_as_trained", "an average of the start alone"),
@@ -438,6 +439,7 @@ FAULTS = {
     },
     "saved_as_trained": {
         "an empty adapter": lambda: watched(written(tensors=0, trained=0)),
+        "an adapter that was just made": lambda: watched(written(), written(trained=0, other=8, blank=True)),
         "an adapter from before": lambda: watched(written(), written(trained=0, earlier=LORA_B)),
         "a copy from before alone": lambda: watched(written(own=False, trained=0, earlier=LORA_B)),
         "the base over the trained model": lambda: watched(

@@ -65,6 +65,19 @@ def test_the_trained_model_is_known_by_its_values(heard):
     assert [(seen.own, seen.trained, seen.earlier, seen.other) for seen in records] == [(False, 2, (), 0)] * 2
 
 
+def test_an_adapter_that_never_learned_is_told(monkeypatch):
+    """One of the same configuration on another base, saved after the trained one."""
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    models = [get_peft_model(Learner(), LoraConfig(target_modules=["layer"])) for _ in range(2)]
+    records = []
+    saves.watch(models[0], records.append)
+    learn(models[0])
+    for model in models:
+        saves.written(get_peft_model_state_dict(model))
+
+    assert [seen.blank for seen in records] == [False, True]
+
+
 def test_a_state_from_before_is_told(heard):
     """By the weights alone: many a tensor begins at 0."""
     model, records = heard

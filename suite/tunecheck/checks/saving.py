@@ -329,6 +329,8 @@ HIGHER = re.compile(
 OTHERWISE_SAVED = "the trained weights may be saved by other means, or be of no use any more"
 COPY_OF_START = "a copy of the start may be kept on purpose, and the trained weights be saved by other means"
 SAVED_FIRST = "The model is saved before the training, and never after it."
+FRESH_SAVED = "An adapter that was just made is saved in place of the trained one."
+FRESH_MEANT = "a new adapter may be kept for the next training"
 NEVER_UPDATED = "An average is never updated, or the base is loaded again and saved."
 OTHER_SAVED = "A teacher, or another model, is saved in place of the trained one."
 PART_SAVED = "The optimizer trains a body and its head, and the head alone is saved."
@@ -344,8 +346,9 @@ class SavedAsTrained(Check):
 
     needs = frozenset({"user_code"})
     meaning = f"""The adapter file is empty, because its state dict was filtered twice. A state dict from before
-    training was saved. {SAVED_FIRST} {NEVER_UPDATED} {OTHER_SAVED} {PART_SAVED} {WORST_KEPT} unload removed the
-    adapters, and the plain base was saved. The saved adapter is not the active one that was trained."""
+    training was saved. {SAVED_FIRST} {FRESH_SAVED} {NEVER_UPDATED} {OTHER_SAVED} {PART_SAVED}
+    {WORST_KEPT} unload removed the adapters, and the plain base was saved. The saved adapter is not the active one that
+    was trained."""
     remedy = """Save the model without a state_dict of your own, or build it after training. Call merge_and_unload to
     keep the trained weights. Call set_adapter before training. Compare the file with model.state_dict()."""
 
@@ -375,6 +378,9 @@ class SavedAsTrained(Check):
         if first and not problems:
             told = {f"the script itself saved {len(first[0].earlier)} tensors before the first step alone": SAVED_FIRST}
             return self.unless(told, "", meant=COPY_OF_START)
+        if seen[-1:] and seen[-1].blank and not problems:
+            told = {"the adapter that is saved last has never learned: all its B are 0": FRESH_SAVED}
+            return self.unless(told, "", meant=FRESH_MEANT)
         for all_files in ended if not problems else ():
             lost, kept = all_files.lost, all_files.trained
             words = f"{len(lost)} of {len(lost) + kept} trained tensors are in no file: {some(lost)}"

@@ -171,6 +171,7 @@ class _Trained:
         # adapters that are gone were taken off, or merged
         alone = self._base and not found and not (now and not moved)
         of_base = len(self._base & digests.keys()) if alone else 0
+        ends = [tensor for name, tensor in held.items() if "lora_B" in name]
         own = next((saver for saver in _running() if saver.get("self") is model), None)
         seen = Written(
             # not one that converts its tensors on the way
@@ -183,6 +184,7 @@ class _Trained:
             overwrites=file in self._files and not any(values[name] in found for name in moved) and bool(earlier),
             other=len(found - {*values.values(), *self.before.values()}),
             resting=len(found & self._resting - {*values.values(), *self.before.values()}),
+            blank=bool(ends) and not any(bool(tensor.any()) for tensor in ends),
             # few are no sign: a merge may change none
             without_adapters=of_base if 2 * of_base > len(self._base) else 0,
         )

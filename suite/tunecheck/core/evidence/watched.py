@@ -347,6 +347,8 @@ class Written(Record):
     is known: `trained` of the others, and `other` matrices of other models."""
     leading: bool = False
     """Whether the model's first trained tensor is lost."""
+    blank: bool = False
+    """Whether every LoRA B in it is 0, as of an adapter that never learned."""
 
 
 class WrittenByScript(Record):
