@@ -185,9 +185,9 @@ def test_the_first_data_set_tells_which_answer_is_the_better_one(form):
     made(question=["?", "?"], chosen=[*map(form, good)], rejected=[*map(form, bad)])
     made(chosen=[*map(form, bad)], rejected=[*map(form, good)])
 
-    told, where = answers_named([f"which? {good[0]}", f"which? {bad[1]}", "another text altogether"], searched=False)
+    tell, where = answers_named(searched=False)
 
-    assert told == [True, False, None]
+    assert [*map(tell, (f"which? {good[0]}", f"which? {bad[1]}", "another text altogether"))] == [True, False, None]
     assert where == "'chosen' and 'rejected'"
 
 
@@ -196,9 +196,9 @@ def test_what_both_columns_hold_tells_nothing():
     one, other, last = "some words that are long", "other words that are as long", "a third answer of words"
     made(chosen=[one, last], rejected=[other, one])
 
-    told, _ = answers_named([one, other, last], searched=False)
+    tell, _ = answers_named(searched=False)
 
-    assert told == [None, False, True]
+    assert [*map(tell, (one, other, last))] == [None, False, True]
 
 
 def test_other_columns_are_not_kept():
@@ -208,3 +208,4 @@ def test_other_columns_are_not_kept():
         made(chosen=["a"], rejected=["b"])
 
     assert len(named_answers._made) == named_answers.MOST_DATA_SETS
+    assert answers_named(searched=False) is None, "too short to tell rows by"

@@ -2,7 +2,7 @@
 
 import gc
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 WORDS = (
@@ -28,10 +28,10 @@ def data_set_made(dataset: Any, *_: Any, **__: Any) -> Any:
     return made
 
 
-def answers_named(texts: Sequence[str], *, searched: bool) -> tuple[list[bool | None], str]:
-    """Return whether each of these texts holds an answer that the data call the better one, None of others; and where.
+def answers_named(*, searched: bool) -> tuple[Callable[[str], bool | None], str] | None:
+    """Return what tells whether a text holds an answer that the data call the better one, None of others; and where.
 
-    `searched` has the interpreter's own lists of rows looked at, too.
+    None where no data set has such names. `searched` has the interpreter's own lists of rows looked at, too.
     """
     holders = [*_made]
     _made.clear()
@@ -45,7 +45,7 @@ def answers_named(texts: Sequence[str], *, searched: bool) -> tuple[list[bool | 
                 own[key] = is_better if own.get(key, is_better) is is_better else None
         better = {**own, **better}  # what was made first was not made of the others
     where = " and ".join(dict.fromkeys(f"{good!r} and {bad!r}" for (good, bad), _ in holders))
-    return [_told(text, better) for text in texts], where
+    return (lambda text: _told(text, better), where) if better else None
 
 
 def _told(text: str, better: Mapping[str, bool | None]) -> bool | None:

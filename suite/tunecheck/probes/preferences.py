@@ -4,6 +4,7 @@ Whatever the formula of a preference loss, its gradient by the scores of an answ
 """
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from tunecheck.training.session import Session
 
 STEPS = 4
 """Steps looked at: which way the loss goes is decided by the script's code, the same in all of them."""
+OF_A_PASS, MOST_ROWS = 32, 256
+"""Rows of a pass that are kept in mind, and of all of them."""
 ONE_WAY = 0.9
 """Of the sizes of a row's pulls, what their sum is at least where its answer as a whole is made likelier or not."""
 
@@ -39,7 +42,7 @@ class PreferenceProbe(Probe):
     def start(self, session: Session) -> None:
         models = [module for module in session.model.modules() if is_pretrained(module)]
         self._models = models or [session.called]
-        self._rows: list[tuple[list[int], bool]] = []
+        self._rows: list[tuple[torch.Tensor, bool]] = []
         """Tokens of each row that the loss pulls one way, and whether it raises them."""
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
@@ -56,11 +59,14 @@ class PreferenceProbe(Probe):
         rows, self._rows = self._rows, []
         if not rows or session.answers_named is None or session.tokenizer is None:
             return
-        texts = session.tokenizer.batch_decode([tokens for tokens, _ in rows], skip_special_tokens=True)
-        named, where = session.answers_named(texts, searched=not all(raised for _, raised in rows))
-        found = [(better, raised) for better, (_, raised) in zip(named, rows, strict=True) if better is not None]
-        if found:
-            kinds = {f"{name}_{way}": found.count(kind) for kind, (name, way) in KINDS.items()}
+        named = session.answers_named(searched=not all(raised for _, raised in rows))
+        if named is None:
+            return
+        tell, where = named
+        texts = session.tokenizer.batch_decode([tokens.tolist() for tokens, _ in rows], skip_special_tokens=True)
+        told = [(tell(text), raised) for text, (_, raised) in zip(texts, rows, strict=True)]
+        if any(better is not None for better, _ in told):
+            kinds = {f"{name}_{way}": told.count(kind) for kind, (name, way) in KINDS.items()}
             self.emit(PreferencesLearned(where=where, **kinds))
 
     def _returned(self, model: Any, args: Any, given: dict[str, Any], out: Any) -> None:
@@ -80,7 +86,9 @@ class PreferenceProbe(Probe):
         """Note the rows that are pulled one way, by how far each of their scores is raised: [rows, scores]."""
         total, sizes = pulls.sum(dim=1), pulls.abs().sum(dim=1)
         one_way = (sizes > 0) & (total.abs() >= ONE_WAY * sizes)
-        self._rows += zip(read[one_way].tolist(), (total[one_way] > 0).tolist(), strict=True)
+        every = -(-len(read) // OF_A_PASS)  # rejected answers may lie behind all chosen ones
+        pulled = zip(read[one_way][::every].cpu(), (total[one_way][::every] > 0).tolist(), strict=True)
+        self._rows += islice(pulled, MOST_ROWS - len(self._rows))
 
 
 def _tokens_and_numbers(args: Any, given: Any, out: Any) -> tuple[torch.Tensor, torch.Tensor] | None:

@@ -16,10 +16,10 @@ from tunecheck.training.tensors import WholeModel
 
 
 class AnswersNamed(Protocol):
-    """Looks texts up in what the script's data call chosen and rejected."""
+    """Finds what the script's data call chosen and rejected."""
 
-    def __call__(self, texts: Sequence[str], *, searched: bool) -> tuple[list[bool | None], str]:
-        """Return whether each text holds a better answer, or a worse one, None of others; and the columns' names."""
+    def __call__(self, *, searched: bool) -> tuple[Callable[[str], bool | None], str] | None:
+        """Return what tells whether a text holds a better answer, or a worse one, None of others; and their names."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class Session:
     None where they cannot be made again."""
 
     answers_named: "AnswersNamed | None" = None
-    """What tells which texts hold an answer that the data call the better one; None where nothing can."""
+    """What finds the answers that the data call better and worse; None where nothing can."""
 
     @property
     def called(self) -> Any:
