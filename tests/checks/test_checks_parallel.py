@@ -71,7 +71,15 @@ def drawn(rank, *passes, **changed):
     passes = passes or tuple(tuple(range(rank, len(ROWS), 2))[::step] for step in (5, -1, 1))
     passes = tuple(numbers + tuple(n for n in range(rank, len(ROWS), 2) if n not in numbers) for numbers in passes)
     return e.RowsDrawn(
-        **{"columns": ("one",), "dataset_rows": len(ROWS), "batch": 2, "batches": 6, "passes": passes, **changed}
+        **{
+            "columns": ("one",),
+            "tokens_alone": False,
+            "dataset_rows": len(ROWS),
+            "batch": 2,
+            "batches": 6,
+            "passes": passes,
+            **changed,
+        }
     )
 
 

@@ -52,7 +52,9 @@ EXAMPLES: list[Record] = [
     ),
     e.BestChosen(metric="eval_loss", greater=False),
     e.FileWritten(path="/home/model.safetensors"),
-    e.RowsDrawn(columns=("0123456789abcdef",), dataset_rows=40, batch=4, batches=5, passes=((3, 1), (1, 3))),
+    e.RowsDrawn(
+        columns=("0123456789abcdef",), tokens_alone=True, dataset_rows=40, batch=4, batches=5, passes=((3, 1), (1, 3))
+    ),
     e.OwnRowsGradient(step=1, got=(0.5, -1.0), own=((0.5, -1.0), (0.25, 2.0)), tokens=12),
     e.RowsGiven(
         rows=16,

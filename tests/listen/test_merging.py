@@ -64,7 +64,15 @@ def test_what_the_processes_do_not_share_is_named(tmp_path, name, second, words)
 
 def drawn(*passes, **changed):
     """The rows that a loader of one process has drawn."""
-    seen = {"columns": ("one", "two"), "dataset_rows": 40, "batch": 4, "batches": 5, "passes": passes, **changed}
+    seen = {
+        "columns": ("one", "two"),
+        "tokens_alone": False,
+        "dataset_rows": 40,
+        "batch": 4,
+        "batches": 5,
+        "passes": passes,
+        **changed,
+    }
     return [e.RowsDrawn(**seen)]
 
 
@@ -78,6 +86,12 @@ EVEN, ODD = tuple(range(0, 12, 2)), tuple(range(1, 12, 2))
         (drawn(EVEN), drawn((1, 0, 5, 4)), Status.FAILED, "2 of 10 rows of the first pass are drawn by two ranks"),
         (drawn(EVEN, batches=10), drawn(ODD, batches=10), Status.SUSPECTED, "each of 2 ranks draws 40 of 40 rows"),
         (drawn(EVEN), drawn(ODD, columns=("other",)), Status.FAILED, "each rank's data set holds others"),
+        (
+            drawn(EVEN, tokens_alone=True),
+            drawn(ODD, columns=("other",), tokens_alone=True),
+            Status.SUSPECTED,
+            "each rank's data set holds others",
+        ),
         (drawn(EVEN), drawn(ODD, columns=("one", "other")), Status.SUSPECTED, "each rank's data set holds others"),
         (drawn(EVEN), drawn(ODD, dataset_rows=30), Status.SUSPECTED, "the ranks' data sets have 40, 30 rows"),
         # a sampler fills the last batches with the first rows

@@ -165,7 +165,7 @@ class RowsTrainedOnce(Check):
             if not shares_out or shared > allowed:
                 return None
             detail = f"the loaders share out the numbers of {size:,} rows, and each rank's data set holds others"
-            meant = SOME_COLUMNS if set.intersection(*columns) or max(map(len, columns)) == 1 else ""
+            meant = SOME_COLUMNS if set.intersection(*columns) or drawn[0].tokens_alone else ""
             return self.found(False, detail, measured=len(drawn), limit=1, meant=meant)
         if shared <= allowed and not shares_out:
             each = drawn[0].batches * drawn[0].batch

@@ -168,6 +168,7 @@ def of_training() -> Callable[[], RowsDrawn] | None:
         content = content_of(dataset)
     return lambda: RowsDrawn(
         columns=content,
+        tokens_alone=_is_table(dataset),
         dataset_rows=size,
         batch=loader.batch,
         batches=batches,
@@ -192,12 +193,17 @@ def _tokens_of(dataset: Any, first: int = 0) -> list[Any] | None:
 
     Of the `first` rows, else of three: the first one, one in the middle and the last one.
     """
-    if not type(dataset).__module__.startswith("datasets.") or not hasattr(dataset, "select_columns"):
+    if not _is_table(dataset):
         return None
     names = [name for name in dataset.column_names or () if name.endswith("_ids")]  # of pairs, too
     plain = names and dataset.format["type"] != "custom"  # one of the script's own is its code
     rows = slice(first) if first else [0, len(dataset) // 2, len(dataset) - 1]
     return [*dataset.select_columns(names)[rows].values()] if plain and len(dataset) else []
+
+
+def _is_table(dataset: Any) -> bool:
+    """Tell whether it is one of the library datasets."""
+    return type(dataset).__module__.startswith("datasets.") and hasattr(dataset, "select_columns")
 
 
 def _columns(thing: Any, rows: int = -1, depth: int = 4) -> Iterator[Any]:

@@ -38,6 +38,8 @@ class RowsDrawn(Record):
 
     columns: tuple[str, ...]
     """Digests of some rows of each of the data set's columns, 16 hex digits; empty where none is known."""
+    tokens_alone: bool
+    """Whether the data set may have columns beside them, which were not read."""
     dataset_rows: int
     """0 where it has no length."""
     batch: int
