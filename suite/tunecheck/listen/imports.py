@@ -108,8 +108,10 @@ def _wrap_trainer(module: ModuleType) -> None:
     module.Trainer.train = watched
 
 
+MOST_LOOPS = 3
+"""Trainings of one process that are listened to, where its optimizers follow each other."""
 _loops: list[Any] = []
-"""What listens to whatever loop this process will run, until it ends."""
+"""What listens to this process's loops: to the first one from the beginning, to each other behind the one before."""
 
 
 def stand_aside() -> None:
@@ -126,9 +128,19 @@ def _wrap_torch(module: ModuleType) -> None:
         if (options := from_environment()) is not None:
             from tunecheck.listen.loop import LoopHooks
 
-            _loops.append(LoopHooks(options))
-            _loops[0].attach()
-            atexit.register(_loops[0].at_exit)
+            def listen() -> None:
+                loop = LoopHooks(options, follows=bool(_loops))
+                loop.attach()
+                atexit.register(loop.at_exit)
+                _loops.append(loop)
+
+            def follows(*_: Any, **__: Any) -> None:
+                """A new optimizer begins another training, once the one before was heard."""
+                if _loops and _loops[-1].over and len(_loops) < MOST_LOOPS:
+                    listen()
+
+            listen()
+            _tell(module.optim.Optimizer, "__init__", follows)
             hear_saves(module, "save")
             hear_inputs(module)
     except Exception as error:

@@ -185,7 +185,7 @@ def rows_of(folder: Path, options: Options, status: int, unheard: str = "") -> l
     `unheard` is that reason, by default what is known of a command that ended with this status.
     """
     rows = []
-    for path in sorted(folder.glob("watch-*.jsonl")):
+    for path in sorted(folder.glob("watch-*.jsonl"), key=lambda path: path.stem):
         try:
             trace = read(path)
             if "features" not in trace.header.run:

@@ -46,8 +46,18 @@ MOST_LOOKS = 20
 class LoopHooks(StepMoments):
     """What is hooked for as long as a loop is listened to, and the moments that follow from it."""
 
-    def __init__(self, options: "Options", model: Any = None, optimizer: Any = None, tokenizer: Any = None) -> None:
+    def __init__(
+        self,
+        options: "Options",
+        *,
+        model: Any = None,
+        optimizer: Any = None,
+        tokenizer: Any = None,
+        follows: bool = False,
+    ) -> None:
         super().__init__()
+        self.follows = follows
+        """Whether another training of this process was listened to before, whose model may still be called."""
         self.options, self.model, self.tokenizer = options, model, tokenizer
         self.optimizers: list[Any] = [] if optimizer is None else [inner_optimizer(optimizer)]
         self.stepped: list[Any] = []
@@ -171,10 +181,13 @@ class LoopHooks(StepMoments):
             return
         if not self.looks or module in self.parts or not any(p.requires_grad for p in module.parameters()):
             return
+        from tunecheck.listen.optimizers import optimizers_of
         from tunecheck.listen.trained_model import called_by_name, is_causal, trained_whole
 
         if is_causal(module) and not args and given.get("input_ids") is None:
             return  # its rows begin outside of it, as those of a captioner do: what calls it is the model
+        if self.follows and not optimizers_of(module):
+            return
         self.looks -= not is_causal(module)
         by_name = called_by_name(module) if args or given.get("input_ids") is not None else None
         self.model, self.why = trained_whole(by_name or module, again=module is self.candidate())
@@ -474,9 +487,17 @@ class LoopHooks(StepMoments):
         if not is_held(self.model):
             self._let_go()
 
+    @property
+    def over(self) -> bool:
+        """Whether a training was listened to, and nothing of it is held any more."""
+        return self.listener is not None and self.model is None
+
     def _let_go(self) -> None:
         """Release everything of the script's after the last step; its saves are still heard."""
+        from tunecheck.listen.optimizers import heard
+
         assert self.listener is not None
+        heard(*self.optimizers)
         self.listener.tried(self.listener.end_of_listening)
         self.listener.tried(self._tell_window)
         if self.schedules is not None:
@@ -507,7 +528,7 @@ class LoopHooks(StepMoments):
 
     def why_not(self) -> str:
         """Return why a loop of this process was not listened to; "" where there was none, or it was."""
-        if self.listener is not None:
+        if self.listener is not None or self.follows:
             return ""
         if not self.unheard:
             seen = (

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, LRScheduler, OneCycleLR, StepLR
@@ -65,10 +65,19 @@ def optimizers_of(model: Any) -> list[Any]:
     return found
 
 
+_HEARD: WeakSet[Any] = WeakSet()
+"""Optimizers of trainings that were listened to, which may go on beside another."""
+
+
+def heard(*optimizers: Any) -> None:
+    """Leave these out of any later training."""
+    _HEARD.update(one for one in _all_optimizers() if any(same_optimizer(one, own) for own in optimizers))
+
+
 def _all_optimizers() -> list[Any]:
     """Return the optimizers of this process, without those around another, as accelerate's."""
-    found = living(torch.optim.Optimizer)
-    return [each for each in found if hasattr(each, "param_groups") and not hasattr(each, "optimizer")]
+    found = [each for each in living(torch.optim.Optimizer) if hasattr(each, "param_groups")]
+    return [each for each in found if not hasattr(each, "optimizer") and each not in _HEARD]
 
 
 def held_by(*optimizers: Any) -> set[int]:
