@@ -7,11 +7,12 @@ from typing import Any
 import peft
 import pytest
 from footprint import watch_probes
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer
+from torch.nn.functional import cross_entropy
+from transformers import Trainer
 
-from benchmarks.scripts.script import TARGETS, Script, judged
+from benchmarks.scripts.script import TARGETS, Script, judged, plain_loop
 from benchmarks.scripts.strangers import adapted_by
-from tunecheck.listen.adapters import adapter_variant, trained_tensors
+from tunecheck.listen.adapters import adapter_variant
 from tunecheck.listen.loop_loss import OUTSIDE_FORWARD
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the script's libraries' own
@@ -64,15 +65,44 @@ def test_a_random_b_that_the_config_asks_for_is_a_question(tmp_path):
     assert [finding.check for finding in row.suspected] == ["adapters_start_neutral", "lora_gradient_schedule"]
 
 
-def test_adapters_that_were_injected_without_a_model_of_pefts_are_enumerated():
-    """peft.inject_adapter_in_model, as transformers calls it, puts no model of its own around."""
-    plain: dict[str, Any] = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
-    config = peft.LoraConfig(r=4, target_modules=["q_proj"])
-    model = LlamaForCausalLM(LlamaConfig(**plain, num_hidden_layers=2, num_key_value_heads=1))
-    injected: Any = peft.inject_adapter_in_model(config, model)
-    names, count = trained_tensors(injected, config)
-    assert len(names) == 4
-    assert count == sum(p.numel() for p in injected.parameters() if p.requires_grad)
+class OwnForward(peft.PeftModel):
+    """A script's own class, which takes two inputs and returns the logits alone."""
+
+    def forward(self, input_ids, attention_mask):
+        """Return the logits."""
+        return super().forward(input_ids, attention_mask=attention_mask).logits
+
+
+ADAPTED = {
+    "injected": lambda model, config: (peft.inject_adapter_in_model(config, model),) * 2,
+    "base called": lambda model, config: (adapted := peft.get_peft_model(model, config), adapted.get_base_model()),
+    "tuner called": lambda model, config: (adapted := peft.get_peft_model(model, config), adapted.base_model),
+    "own class": lambda model, config: (OwnForward(model, config),) * 2,
+}
+
+
+@pytest.mark.parametrize("case", ADAPTED)
+def test_adapters_without_a_call_of_pefts_model_are_no_missing_ones(case, tmp_path):
+    """The model inside is called, by whose names no configuration enumerates adapters."""
+
+    def loop(script, model, batches):
+        adapted, called = ADAPTED[case](model, peft.LoraConfig(task_type="CAUSAL_LM", **SETTINGS))
+        for name, parameter in adapted.named_parameters():
+            parameter.requires_grad_("lora_" in name)
+
+        def loss(_, batch):
+            given = {name: batch[name] for name in ("input_ids", "attention_mask")}
+            if case != "own class":
+                return called(**given, labels=batch["labels"]).loss
+            return cross_entropy(called(**given)[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten())
+
+        plain_loop(script, adapted, batches, loss=loss)
+
+    row = judged(Script(lora=None, rows=20, steps=4, loop=loop), tmp_path)
+
+    assert [*row.failed, *row.suspected] == []
+    assert row.outcome == "pass", row.reason
+    assert "optimizer_coverage" in {finding.check for finding in row.passed}
 
 
 OTHERS: dict[str, dict[str, Any]] = {

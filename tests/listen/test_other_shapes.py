@@ -180,6 +180,26 @@ def test_a_causal_model_with_candidates_is_watched(tmp_path):
     assert not [finding.detail for finding in told.findings if "failed at" in finding.detail]
 
 
+def test_a_policy_on_its_own_samples_passes_without_a_loss_that_is_known(tmp_path):
+    """Each answer counts by its reward, so that its tokens are no labels that are to be likely."""
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=64))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with tunecheck.watch(model=model, optimizer=optimizer, folder=tmp_path / "report", steps=4, tell=False) as told:
+        for _ in range(5):
+            ids, rewards = torch.randint(5, VOCABULARY, (8, TOKENS)), torch.randn(8, 1)
+            logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[:, :-1]
+            taken = (logits - logits.logsumexp(dim=-1, keepdim=True)).gather(-1, ids[:, 1:, None])[..., 0]
+            (-(taken - taken.detach()).exp() * (rewards - rewards.mean())).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    assert told.verdict == "pass", repr(told)
+    judged = {finding.check for finding in told.findings if finding.status is Status.PASSED}
+    assert {"optimizer_coverage", "trainable_moved"} <= judged
+    assert "loss_oracle" not in judged
+
+
 class Given(SimpleNamespace):
     """As much of a model as a forward pass needs."""
 

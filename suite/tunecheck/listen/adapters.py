@@ -9,7 +9,6 @@ import torch
 from tunecheck.core.evidence import RanksScored
 from tunecheck.core.premises import Premise, opened
 from tunecheck.models.adapters import Lora
-from tunecheck.training.restore import adapted_layers
 
 ADAPTER = "default"
 """peft's name for the adapter that get_peft_model adds."""
@@ -119,9 +118,8 @@ def adapters_of(config: Any, model: Any) -> WatchedLora:
 def trained_tensors(model: Any, config: Any) -> tuple[frozenset[str], int | None]:
     """Enumerate the tensors that a LoraConfig trains, and count their elements; requires_grad is not read."""
     embeddings, sizes = _embeddings(model), dict[str, int]()
-    lora, wrapped = adapters_of(config, model), hasattr(model, "get_base_model")  # else injected into the model itself
-    targeted = set(model.base_model.targeted_module_names if wrapped else adapted_layers(model))  # peft's own report
-    for module, layer in (model.base_model.model if wrapped else model).named_modules():
+    lora, targeted = adapters_of(config, model), set(model.base_model.targeted_module_names)  # peft's own report
+    for module, layer in model.base_model.model.named_modules():
         base = getattr(layer, "base_layer", layer)
         embeds = isinstance(base, torch.nn.Embedding)
         known = embeds or isinstance(base, torch.nn.Linear) or type(base).__name__ == "Conv1D"  # of GPT-2

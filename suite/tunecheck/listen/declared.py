@@ -204,7 +204,8 @@ def _run_of(**declared: Any) -> WatchedRun:
 
 def described(model: Any) -> tuple[WatchedRun, dict[Premise, str]]:
     """Return what the model declares, and the premises that it leaves open with the reason."""
-    adapters = getattr(model, "peft_config", {})
+    # those of a model of peft's: of others, into which they were injected, requires_grad alone tells what learns
+    adapters = getattr(model, "peft_config", {}) if hasattr(model, "get_base_model") else {}
     config = adapters.get(ADAPTER) if len(adapters) == 1 else None  # the one that get_peft_model added
     variant = adapter_variant(model)
     lora = adapters_of(config, model) if is_lora(config) and not variant else None

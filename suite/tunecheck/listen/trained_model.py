@@ -33,6 +33,8 @@ def is_causal(module: Any) -> bool:
     # what passes every attribute on, as Fabric's module, is no model: the one that it holds is called by itself
     if not any(hasattr(type(module), name) for name in ("get_output_embeddings", "get_base_model")):
         return False
+    if hasattr(type(module), "get_base_model") and not type(module).forward.__module__.startswith("peft."):
+        return False  # the script's own class around adapters takes and returns what it likes
     with contextlib.suppress(Exception):  # of those that have no head, or name it otherwise, some raise
         parts = ("get_input_embeddings", "get_output_embeddings")
         return all(getattr(module, part, lambda: None)() is not None for part in parts)
