@@ -180,24 +180,69 @@ def test_a_causal_model_with_candidates_is_watched(tmp_path):
     assert not [finding.detail for finding in told.findings if "failed at" in finding.detail]
 
 
-def test_a_policy_on_its_own_samples_passes_without_a_loss_that_is_known(tmp_path):
-    """Each answer counts by its reward, so that its tokens are no labels that are to be likely."""
+def policy(tmp_path, worth):
+    """Train a policy on samples of this worth, by its own loss; return what was heard."""
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=64))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    with tunecheck.watch(model=model, optimizer=optimizer, folder=tmp_path / "report", steps=4, tell=False) as told:
-        for _ in range(5):
-            ids, rewards = torch.randint(5, VOCABULARY, (8, TOKENS)), torch.randn(8, 1)
+    with tunecheck.watch(model=model, optimizer=optimizer, folder=tmp_path / "report", steps=6, tell=False) as told:
+        for _ in range(7):
+            ids = torch.randint(5, VOCABULARY, (8, TOKENS))
             logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[:, :-1]
             taken = (logits - logits.logsumexp(dim=-1, keepdim=True)).gather(-1, ids[:, 1:, None])[..., 0]
-            (-(taken - taken.detach()).exp() * (rewards - rewards.mean())).mean().backward()
+            (-(taken - taken.detach()).exp() * worth()).mean().backward()
             optimizer.step()
             optimizer.zero_grad()
+    return told
+
+
+def test_a_policy_on_its_own_samples_passes_without_a_loss_that_is_known(tmp_path):
+    """Each answer counts by its reward, so that its tokens are no labels that are to be likely."""
+    told = policy(tmp_path, lambda: torch.randn(8, 1))
 
     assert told.verdict == "pass", repr(told)
     judged = {finding.check for finding in told.findings if finding.status is Status.PASSED}
     assert {"optimizer_coverage", "trainable_moved"} <= judged
     assert "loss_oracle" not in judged
+
+
+def test_a_policy_whose_samples_are_all_as_good_is_asked_about(tmp_path):
+    """Nothing was learned in the steps that were listened to: neither does it fail, nor pass."""
+    told = policy(tmp_path, lambda: 0.0)
+
+    assert told.verdict == "inconclusive"
+    assert not [finding for finding in told.findings if finding.status is Status.FAILED]
+    assert [finding.check for finding in told.findings if finding.status is Status.SUSPECTED] == ["loss_moves"]
+
+
+class OfItsOwnRate(torch.optim.AdamW):
+    """Takes steps of a small share of its rate, as Prodigy does at first."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """Move by a millionth of the step."""
+        held = [p for group in self.param_groups for p in group["params"]]
+        before = [p.clone() for p in held]
+        super().step(closure)
+        for parameter, old in zip(held, before, strict=True):
+            parameter.copy_(old + (parameter - old) * 1e-6)
+
+
+def test_weights_whose_last_digit_exceeds_every_step_are_asked_about(tmp_path):
+    """The rate of 1e-3 does not tell: what moved did so by 1e-9."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 4))
+    optimizer = OfItsOwnRate(model.parameters(), lr=1e-3, weight_decay=0.0)
+    with tunecheck.watch(model=model, optimizer=optimizer, folder=tmp_path / "report", steps=6, tell=False) as told:
+        for _ in range(7):
+            rows = torch.randn(16, 8)
+            cross_entropy(model(rows), rows[:, :4].argmax(1)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    (found,) = (finding for finding in told.findings if finding.check == "trainable_moved")
+    assert found.status is Status.SUSPECTED, found
+    assert "last digit" in found.detail
 
 
 class Given(SimpleNamespace):

@@ -185,6 +185,7 @@ class AdaptersApplied(Check):
     """
 
     needs = frozenset({"adapters", Premise.CAUSAL_LM})
+    premises_to_fail = frozenset({Premise.GRADIENT_DUE})
     meaning = "The forward pass does not apply the trained adapters, or the adapters were never trained."
     remedy = "Check that the training calls the wrapped model. Check that no adapter is disabled or merged."
 

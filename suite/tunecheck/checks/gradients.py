@@ -136,7 +136,7 @@ class LoraGradientSchedule(Check):
     """lora_B (and DoRA's magnitude) has a gradient from the start, lora_A after B has moved, the base never."""
 
     needs = PLAIN_BACKWARD | {"adapters", Premise.ADAPTERS_ENUMERATED, Premise.ADAPTERS_FRESH}
-    premises_to_fail = UNCHANGED
+    premises_to_fail = UNCHANGED | {Premise.GRADIENT_DUE}
     meaning = """Something cuts the gradient before the adapters: a detach, no_grad, reentrant checkpointing with frozen
     inputs, or an inference-only kernel after an evaluation. Or the forward pass skips the adapters."""
     remedy = "Set use_reentrant=False. Check what the layers of the first named tensors have in common."

@@ -75,7 +75,8 @@ class LossMoves(Check):
         detail = f"the losses of {len(steps)} steps differ by {spread:.2g} of {largest:.6g}"
         if spread <= self.min_spread and not any(step.gradient_norm for step in steps):
             detail += ", and every gradient is 0: nothing is learned"
-            return self.found(False, detail, measured=spread, limit=self.min_spread)
+            meant = trace.why({Premise.GRADIENT_DUE})
+            return self.found(False, detail, measured=spread, limit=self.min_spread, meant=meant)
         required(largest, "the loss is 0 in every step")
         if all(largest <= self.max_rounding and step.gradient_norm <= self.max_rounding for step in steps):
             norm = max(step.gradient_norm for step in steps)

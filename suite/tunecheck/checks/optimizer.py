@@ -293,6 +293,7 @@ class TrainableMoved(Check):
     """Training changes every trainable tensor, and nearly all of its elements."""
 
     needs = frozenset()
+    premises_to_fail = frozenset({Premise.GRADIENT_DUE})
     meaning = f"""The optimizer does not hold a part of the model. {NO_GRADIENT} {NOT_ADDED} {UNREGISTERED} {RATE_0}
     {ROUNDS}"""
     remedy = """Fix trainable_set, optimizer_coverage and lora_gradient_schedule first if one failed. Search the forward
@@ -332,7 +333,7 @@ class TrainableMoved(Check):
         idle = f", {len(seen.idle)} had no gradient" if seen.idle else ""
         detail = "; ".join(problems) or f"{wanted - len(seen.idle)} of {wanted} tensors moved{idle}"
         if problems and set(seen.unmoved) <= set(seen.below_last_digit) and seen.smallest_moved_share >= limit:
-            detail += ": the rate is less than the last digit of their weights"
+            detail += ": the steps are less than the last digit of their weights"
             return self.at_most(len(seen.unmoved), 0, detail, meant=ROUNDED_AWAY, causes=[ROUNDS])
         rounds = trains_16bit_weights(trace) and not trace.holds(Premise.DTYPES_DECLARED)
         if problems and not resting and rounds and trace.records(evidence.Update):

@@ -32,6 +32,7 @@ class AdapterRoundTrip(NumericCheck):
     """
 
     needs = frozenset({"adapters", Premise.CAUSAL_LM, Premise.FILES_WRITTEN_HERE})
+    premises_to_fail = frozenset({Premise.GRADIENT_DUE})
     meaning = """The file is empty or partial. Its keys were renamed, so that the loader ignores them. A fresh adapter
     was saved instead of the trained one."""
     remedy = """Compare the names in the file with the model's. Load with PeftModel.from_pretrained, never with

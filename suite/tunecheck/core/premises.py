@@ -142,6 +142,8 @@ class Premise(StrEnum):
     """The number of steps is declared, and nothing ends the training before."""
     EVERY_STEP_LEARNS = "every_step_learns"
     """The loss of every step has a gradient, and the steps together change what the model computes."""
+    GRADIENT_DUE = "gradient_due"
+    """Some step that was looked at has a gradient other than zero, or the objective must give it one."""
     ONE_CALL_PER_BATCH = "one_call_per_batch"
     """The loss calls the model once for each micro-batch."""
     AVERAGED_EACH_STEP = "averaged_each_step"

@@ -115,7 +115,11 @@ class Trace:
         opened = [*(record.reasons for record in self.records(PremisesOpen)), dict(_left_open(self))]
         if found.get(Premise.STEP_DECLARED, OF_THE_RUN).source is Source.OPEN:
             opened.append(edits({order.step: order.calls for order in self.records(CallOrder)}))
-        return found | {premise: fact for reasons in opened for premise, fact in facts(reasons).items()}
+        found |= {premise: fact for reasons in opened for premise, fact in facts(reasons).items()}
+        left = {premise for premise, fact in found.items() if fact.source is Source.OPEN}
+        own = Premise.LABELS_KNOWN in left if Premise.CAUSAL_LM not in left else Premise.STEP_DECLARED not in left
+        norms = [step.gradient_norm for step in self.records(Step)]
+        return found | facts({Premise.GRADIENT_DUE: ALL_AS_GOOD} if own and norms and not any(norms) else {})
 
     def holds(self, premise: Premise) -> bool:
         """Return whether this premise is not open."""
@@ -189,6 +193,10 @@ class Trace:
     def skipped(self) -> set[int]:
         """The numbers of its steps that the gradient scaler skipped."""
         return {step.step for step in self.steps if not step.applied}
+
+
+ALL_AS_GOOD = "every gradient is 0, as where all samples of a step are worth the same"
+"""Of an objective of the script's own, as a policy's on its own samples."""
 
 
 def _left_open(trace: Trace) -> Iterator[tuple[str, str]]:

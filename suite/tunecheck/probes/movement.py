@@ -110,7 +110,9 @@ class MovementProbe(Probe):
         unused = {name for name, rows in self._learnt.items() if not rows.any()}
         idle = self._idle | {name for name in unused if "expert" in name or ADDED_TOKENS in name}
         rates = {name: self._rates.get(id(p)) for name, p in self._trainable}
-        small = tuple(n for n, rate in rates.items() if rate and _is_below_last_digit(rate, self._samples[n]))
+        # an optimizer may scale its rate by what it finds, as Prodigy (arXiv 2306.06101) does: no step was larger
+        taken = max((self._median_change(name, p) for name, p in after.items()), default=0.0) or math.inf
+        small = tuple(n for n, r in rates.items() if r and _is_below_last_digit(min(r, taken), self._samples[n]))
         resting = idle.union(small)
         shares = {name: 1.0 if name in resting else self._moved_share(name, p) for name, p in after.items()}
         least = min(shares, key=shares.__getitem__, default="")
@@ -134,6 +136,11 @@ class MovementProbe(Probe):
             )
         )
         self._frozen.clear()
+
+    def _median_change(self, name: str, parameter: torch.Tensor) -> float:
+        """Of the elements that changed; 0 where none did."""
+        change = (sample(parameter).cpu().double() - self._samples[name].double()).abs()
+        return float(change[change > 0].median()) if change.any() else 0.0
 
     def _moved_share(self, name: str, parameter: torch.Tensor) -> float:
         """Changed elements over those that could change."""

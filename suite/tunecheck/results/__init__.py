@@ -395,6 +395,8 @@ def without_core(trace: Trace, findings: Sequence[Finding]) -> str:
         if all(finding.status is Status.UNJUDGED for finding in asked):
             why = Counter(finding.detail for finding in asked).most_common(1)
             lacking.append(f"nothing about {subject} could be judged: {why[0][0] if why else 'no check applies'}")
+    if core_of(trace) and (reason := trace.why({Premise.GRADIENT_DUE})):
+        lacking.append(f"nothing about learning could be judged: {reason}; listen to more steps by --steps")
     return "; ".join(lacking)
 
 

@@ -205,7 +205,7 @@ class Movement(Record):
     rate_scheduled: bool = False
     """Whether a schedule took the optimizer's rates from another value."""
     below_last_digit: tuple[str, ...] = ()
-    """Trainable tensors in fp32 whose rate was less than the last digit of most of their weights in every step."""
+    """Trainable tensors in fp32, the last digit of most of whose weights exceeds the rate, or every tensor's change."""
     drawn: tuple[str, ...] = ()
     """Frozen matrices with the values that were drawn when their module was built, and that no file brought."""
     misfrozen: tuple[str, ...] = ()
