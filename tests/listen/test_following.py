@@ -53,6 +53,10 @@ elif case == "still":  # a factor that is 0 on both sides
             return self.base(batch) + self.factors[1](self.factors[0](batch))
     adapted = Adapted()
     train(adapted, adam(adapted))
+elif case == "inner":  # a copy takes one step for each batch, as in test-time training
+    for batch in rows.split(8):
+        copied = network()
+        train(copied, adam(copied), steps=1)
 elif case == "folds":
     for _ in range(4):
         model = network()
@@ -64,6 +68,7 @@ elif case == "folds":
     ("case", "outcomes"),
     [
         ("goes on", ["pass"]),
+        ("inner", ["pass"]),
         ("beside", ["pass", "pass"]),
         ("still", ["pass", "fail"]),
         ("folds", ["pass", "pass", "pass"]),

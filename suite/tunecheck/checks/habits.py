@@ -36,7 +36,9 @@ class UsualTensorsLearn(Check):
 
     def judge(self, trace: Trace) -> Finding:
         seen = trace.one(Movement)
+        rests = () if "frozen" in trace.run.expected else trace.run.rests
         wrong = {
+            f"every A of the adapters is frozen, as LoRA-FA has it, {len(rests)} in all: {some(rests)}": rests,
             f"{len(seen.drawn)} matrices are frozen as they were drawn at random: {some(seen.drawn)}": seen.drawn,
             "no matrix and no bias of the layers learns, and no adapter lies before the head": seen.layers_rest,
             f"new embeddings of {len(seen.added)} tokens are frozen: {some([*map(str, seen.added)])}": seen.added,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from tunecheck.config.schema import Data, Evaluate, Probes, Run, Training
+from tunecheck.core.check import some
 from tunecheck.core.errors import Unsupported
 from tunecheck.core.optimization import learning_rate
 from tunecheck.core.premises import OF_A_SCRIPT, OF_THE_RUN, Fact, Premise, Source, facts, opened
@@ -213,8 +214,13 @@ def described(model: Any) -> tuple[WatchedRun, dict[Premise, str]]:
     left_open = left_to_others()
     refuse_shards(parameters.values())
     trained, elements = frozenset(name for name, p in parameters.items() if p.requires_grad), None
+    rests, added = tuple[str, ...](), None
     if lora is not None:
         trained, elements = trained_tensors(model, config)
+        drawn = sorted(name for name in trained if ".lora_A." in name and name in parameters)
+        if not any(parameters[name].requires_grad for name in drawn):  # as LoRA-FA has it (arXiv 2308.03303)
+            rests, trained, added = tuple(drawn), trained.difference(drawn), elements
+            elements = elements and elements - sum(parameters[name].numel() for name in rests)
     elif len(trained) == len(parameters):
         elements = base_parameters(model)
     else:
@@ -228,6 +234,7 @@ def described(model: Any) -> tuple[WatchedRun, dict[Premise, str]]:
     init = getattr(config, "init_lora_weights", True)
     noise = noise_by_hooks(model)
     left_open |= opened((Premise.LOSS_REPEATABLE, Premise.FORWARD_REPEATABLE), noise)
+    left_open |= opened([Premise.GRADIENTS_UNEDITED], edited_by_hooks(parameters))
     if lora is not None and getattr(config, "target_parameters", None):
         why = "tunecheck does not enumerate the adapters of LoraConfig.target_parameters"
         left_open[Premise.ADAPTERS_ENUMERATED] = why
@@ -286,12 +293,20 @@ def described(model: Any) -> tuple[WatchedRun, dict[Premise, str]]:
         lora=lora,
         quantization=quantization,
         trained=trained,
+        rests=rests,
+        added=added,
         parameters=elements,
         drops=bool(noise) or any(True for _ in dropouts(model)),
         premises=facts(presumed, Source.PRESUMED),
         sources=sources,
     )
     return run, left_open
+
+
+def edited_by_hooks(parameters: Mapping[str, Any]) -> str:
+    """Return which parameters have hooks that may edit their gradients; "" where none has."""
+    hooked = sorted(name for name, p in parameters.items() if p._backward_hooks)
+    return f"a hook may edit the gradients of {some(hooked, 1)}" if hooked else ""
 
 
 def described_by_itself(model: Any) -> tuple[WatchedRun, dict[Premise, str]]:

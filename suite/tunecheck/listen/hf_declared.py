@@ -19,7 +19,7 @@ from tunecheck.listen.session import session_of
 from tunecheck.listen.settings import settings_of
 from tunecheck.listen.trained_model import device_of, dtype_of, is_transformers
 from tunecheck.models.layer_names import attention_kernel
-from tunecheck.training.hooks import inner_optimizer
+from tunecheck.training.hooks import inner_optimizer, rate_of
 from tunecheck.training.session import Session
 
 ADAMW_ARGUMENTS = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
@@ -169,7 +169,7 @@ def run_of(trainer: Any, hooks: Any, state: Any, loader: Any = None) -> declared
     elif len(set(rates)) > 1:
         why = "the optimizer's parameter groups have different rates"
     if hooks.own_optimizer or len(set(rates)) > 1:  # the argument is not what the script declares them by
-        settings["learning_rate"] = float(rates[0]) or 1.0
+        settings["learning_rate"] = float(rates[0] or 1.0)
     if why:
         left_open[Premise.UPDATE_RULE_KNOWN] = why
         # a given one has groups as all others, whatever it computes
@@ -177,6 +177,9 @@ def run_of(trainer: Any, hooks: Any, state: Any, loader: Any = None) -> declared
     if state.global_step:
         why = f"the training resumed at step {state.global_step}"
         left_open = opened((Premise.ADAPTERS_FRESH, Premise.BASE_FROM_FILE, Premise.UPDATE_RULE_KNOWN), why) | left_open
+    if args.torch_compile:
+        why = f"torch.compile hides the modules of the {type(model).__name__} from hooks"
+        left_open |= opened((Premise.ATTENTION_DECLARED, Premise.CHECKPOINTING_DECLARED), why)
     if args.max_grad_norm in (None, 0):
         left_open[Premise.NORM_REPORTED] = "gradients are not clipped, so no norm is computed"
     if weighted := weighted_sampler(loader):
@@ -187,7 +190,7 @@ def run_of(trainer: Any, hooks: Any, state: Any, loader: Any = None) -> declared
         first_step=state.global_step,
         # of a script's later trainings nobody knows whether they are to begin anew
         resume_steps=declared_resume(args) if hooks.listener.first else 0,
-        resumed_rate=float(optimizer.param_groups[0]["lr"]) if state.global_step and optimizer.state else None,
+        resumed_rate=rate_of(optimizer.param_groups[0]) if state.global_step and optimizer.state else None,
         schedule_steps=total,
         warmup_steps=0 if schedule == "constant" else int(args.get_warmup_steps(total)),
         use_cache=bool(getattr(getattr(model, "config", None), "use_cache", False)),

@@ -40,7 +40,7 @@ from tunecheck.listen.twice import keep_out_of_its_folders, keeps_checkpoint
 from tunecheck.listen.user_code import of_trainer, overrides
 from tunecheck.probes.reference.measures import digest
 from tunecheck.training.data import IGNORED
-from tunecheck.training.hooks import Hooks, nothing
+from tunecheck.training.hooks import Hooks, nothing, rate_of
 
 EVALUATIONS = 2
 """Evaluations that are watched however late they come: each has all trained tensors read twice."""
@@ -200,7 +200,7 @@ class TrainerHooks(StepMoments, TrainerCallback):
     def _backward_end(self) -> None:
         if self.listener.listening and not self.done_backward:
             self.done_backward = True
-            self.rate = float(self.trainer.optimizer.param_groups[0]["lr"])
+            self.rate = rate_of(self.trainer.optimizer.param_groups[0])
             self.without_rate = without_rate(self.trainer.optimizer)
             self.gradients_complete(self.listener, self.trainer.model)
             if not self.step and self.losses:

@@ -39,6 +39,8 @@ NO_WHOLE_GRADIENT = "optimizers step within the backward pass, so the full gradi
 CLIPPED_IN_WINDOW = "gradients are clipped before the last backward pass of a step, and are not the sum over its rows"
 MOST_NORM_ERROR = 1e-3
 """Of the norm that a loop clips by, against that of all gradients in float64."""
+FEWEST_STEPS = 3
+"""Of a training that follows another, to be told."""
 MOST_LOOKS = 20
 """Modules whose optimizer is looked up before an optimizer's first step: each look walks the interpreter's objects."""
 
@@ -118,6 +120,8 @@ class LoopHooks(StepMoments):
                 self.listener.tried(self._tell_window)
                 self.listener.emit(*(each.record() for each in self.loaded))
             self.listener.close(error)
+            if self.follows and self.step < FEWEST_STEPS:  # of an inner loop, say: nothing could be judged
+                self.listener.path.unlink(missing_ok=True)
         self._unhook()
 
     def _unhook(self) -> None:
@@ -192,6 +196,9 @@ class LoopHooks(StepMoments):
         by_name = called_by_name(module) if args or given.get("input_ids") is not None else None
         self.model, self.why = trained_whole(by_name or module, again=module is self.candidate())
         self.kind = type(module).__name__
+        if self.model is not None and is_causal(self.model) and module is self.model.get_input_embeddings():
+            self.model = None  # what the script makes of its outputs is what the model gets
+            return
         if self.model is None:
             if torch._C._functorch.peek_interpreter_stack() is not None:
                 self.why = f"a transform of torch.func calls the {self.kind}"

@@ -13,19 +13,17 @@ from tunecheck.core.evidence import OtherOptimizer, ScheduleTaken
 from tunecheck.listen.options import rank_and_processes
 from tunecheck.probes.reference.measures import living
 from tunecheck.probes.resumed import steps_taken
-from tunecheck.training.hooks import nothing, same_optimizer, tensors_of
+from tunecheck.training.hooks import nothing, rate_of, same_optimizer, tensors_of
 
 
 def without_rate(*optimizers: Any) -> bool:
     """Return whether every group has a rate of 0, by which a step changes nothing. None is an optimizer's own."""
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    return all(group["lr"] is not None and float(group["lr"]) == 0 for group in groups)
+    return all(rate_of(group) == 0 for optimizer in optimizers for group in optimizer.param_groups)
 
 
 def highest_rate(*optimizers: Any) -> float:
     """Return the highest rate of all groups; 1.0 where the optimizer sets its own (None)."""
-    rates = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
-    return max((float(rate) for rate in rates if rate is not None), default=1.0)
+    return max((rate_of(group) for optimizer in optimizers for group in optimizer.param_groups), default=1.0)
 
 
 def adamw_settings(optimizer: Any, *, own: bool = False) -> tuple[dict[str, Any], str]:
@@ -41,11 +39,11 @@ def adamw_settings(optimizer: Any, *, own: bool = False) -> tuple[dict[str, Any]
     if switches or kinds != "AdamW":
         return {}, f"tunecheck does not know the closed form of {' with '.join([kinds, *switches])}"
     return {
-        "learning_rate": first.get("initial_lr") or first["lr"] or 1.0,
-        "weight_decay": first["weight_decay"],
-        "adam_beta1": first["betas"][0],
-        "adam_beta2": first["betas"][1],
-        "adam_epsilon": first["eps"],
+        "learning_rate": float(first.get("initial_lr") or first["lr"] or 1.0),  # of a tensor, too
+        "weight_decay": float(first["weight_decay"]),
+        "adam_beta1": float(first["betas"][0]),
+        "adam_beta2": float(first["betas"][1]),
+        "adam_epsilon": float(first["eps"]),
     }, ""
 
 

@@ -145,6 +145,11 @@ def training_begins(model: Any) -> None:
             _TRAINED.add(module)
 
 
+def merged_into(layers: Iterable[Any]) -> None:
+    """Adapters that learned were merged into these layers of the base."""
+    _TRAINED.update(layers)
+
+
 def trained_before(model: Any, *, adapters: bool) -> bool:
     """Return whether adapters of this model, or any other of its tensors, learned in a training before."""
     names = (name for name, module in model.named_modules() if module in _TRAINED)

@@ -22,6 +22,7 @@ from torch.nn import Module
 
 from tunecheck.core.evidence import AttemptPurpose, FileWritten, Merged, ReadBack, Record, StateLoaded, Written
 from tunecheck.listen.options import rank_and_processes
+from tunecheck.listen.provenance import merged_into
 from tunecheck.models.layer_names import base_of
 from tunecheck.probes.reference.forwards import logits_of
 from tunecheck.probes.reference.four_bit import is_packed
@@ -273,6 +274,7 @@ def merging(tuner: Any, *_: Any, **__: Any) -> Callable[[Any], None] | None:
     trained = _logits(found, heard.ids)
     with without_adapters(found):
         base = _logits(found, heard.ids)
+    merged_into(getattr(layer, "base_layer", layer) for layer in adapted_layers(found).values())
 
     def merged(model: Any) -> None:
         seen = Merged(

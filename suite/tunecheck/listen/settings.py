@@ -67,7 +67,8 @@ def _of_groups(optimizer: Any, rate: float | None, pretrained: bool) -> Iterator
 def _of_depth(model: Any, optimizer: Any) -> Iterator[Setting]:
     """Yield the first layers' rate over the last ones', where rates rise or fall with depth, one for each layer."""
     # timm's and MAE's schedules keep a group's share of the rate, which may be 0 at first
-    shares = [(float(group.get("lr_scale", group["lr"])), group["params"]) for group in optimizer.param_groups]
+    scales = [(group.get("lr_scale", group["lr"]), group["params"]) for group in optimizer.param_groups]
+    shares = [(float(scale), parameters) for scale, parameters in scales if scale is not None]
     rates = {id(p): share for share, parameters in shares for p in parameters}
     in_order = [rate for rate, _ in groupby(rates[id(p)] for p in model.parameters() if id(p) in rates)]
     if len(in_order) >= FEWEST_RATES and in_order[-1] and sorted(in_order) in (in_order, in_order[::-1]):

@@ -14,6 +14,7 @@ from tunecheck.probes.reference.four_bit import is_packed, with_statistics
 from tunecheck.probes.reference.measures import digest, digests, sample, sampled_places
 from tunecheck.probes.reference.weight_file import WeightFile, drawn_heads, file_name, unmarked_heads
 from tunecheck.training.events import Probe
+from tunecheck.training.hooks import rate_of
 from tunecheck.training.restore import adapted_layers
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import learning, own_parameters, whole
@@ -76,7 +77,7 @@ class MovementProbe(Probe):
     def backward_end(self, session: Session, step: int) -> None:
         """Note the tokens that were read: a table of its own learns in their rows alone; of others, what learns."""
         for group in session.optimizer.param_groups:
-            rate = float(group.get("lr", math.inf))
+            rate = rate_of(group, math.inf)
             self._rates |= {id(p): max(rate, self._rates.get(id(p), rate)) for p in group["params"]}
         if self._lookup is not None and self._lookup.requires_grad:
             for batch in session.window:

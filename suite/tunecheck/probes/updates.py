@@ -14,6 +14,7 @@ from tunecheck.core.evidence import Update
 from tunecheck.core.optimization import decays
 from tunecheck.core.premises import Premise
 from tunecheck.training.events import Probe
+from tunecheck.training.hooks import rate_of
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import learning, whole
 
@@ -121,7 +122,7 @@ class UpdateProbe(Probe):
             decay = training.weight_decay
             return [(rate, decay * decays(name, training.weight_decay_on)) for name, _ in self._followed]
         own = {
-            id(p): (float(group.get("lr", rate)), group.get("weight_decay", 0.0))
+            id(p): (rate_of(group, rate), group.get("weight_decay", 0.0))
             for group in session.optimizer.param_groups
             for p in group["params"]
         }

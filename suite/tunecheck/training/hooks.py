@@ -11,7 +11,7 @@ import functools
 import itertools
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from types import ModuleType
@@ -182,6 +182,11 @@ def same_optimizer(one: Any, other: Any) -> bool:
 def inner_optimizer(optimizer: Any) -> Any:
     """Return the optimizer inside of accelerate's, and any other as it is."""
     return getattr(optimizer, "optimizer", optimizer)
+
+
+def rate_of(group: Mapping[str, Any], otherwise: float = 1.0) -> float:
+    """Return the rate of an optimizer's group, or this where the optimizer sets its own, as Adafactor does by None."""
+    return otherwise if (rate := group.get("lr")) is None else float(rate)
 
 
 def tensors_of(optimizer: Any) -> list[Any]:

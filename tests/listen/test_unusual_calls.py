@@ -1,0 +1,68 @@
+"""What scripts do beside the usual: embeddings of their own, hooks on gradients, rates without a number. CPU, fp32."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from transformers import Adafactor
+
+from benchmarks.scripts.script import Script, judged, plain_loop
+from tunecheck.listen import provenance, saves
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # the libraries' own
+SHORT = {"steps": 4, "rows": 20, "lora": None}
+
+
+def with_noise(model, batch):
+    """NEFTune (arXiv 2310.05914) by hand: what the model gets is no row that anybody could make again."""
+    held = model.get_input_embeddings()(batch["input_ids"])
+    return model(inputs_embeds=held + torch.randn_like(held), labels=batch["labels"]).loss
+
+
+def centred(model):
+    """An optimizer of gradients without their means (arXiv 2004.01461), as hooks of tensors take them off."""
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            parameter.register_hook(lambda gradient: gradient - gradient.mean(dim=1, keepdim=True))
+    return torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+CASES = {
+    "embeddings with noise": {"loss": with_noise},
+    "gradients edited by hooks": {"optimizer": centred},
+    "a rate in a tensor": {"optimizer": lambda model: torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-3))},
+    "a rate of its own": {"optimizer": lambda model: Adafactor(model.parameters(), relative_step=True, lr=None)},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_loop_is_heard_to_its_end_and_passes(case, tmp_path):
+    """Nothing is flagged, and no probe ends."""
+    row = judged(Script(**SHORT, loop=lambda *given: plain_loop(*given, **CASES[case])), tmp_path)
+
+    assert [finding.detail for finding in (*row.failed, *row.suspected)] == []
+    assert row.outcome == "pass", row.reason
+    assert not [finding.detail for finding in row.unjudged if "failed at" in finding.detail]
+
+
+def test_a_compiled_model_hides_its_layers_calls(tmp_path):
+    """A Trainer compiles what it calls, not the model that it was given."""
+    row = judged(Script(**SHORT, arguments={"torch_compile": True, "torch_compile_backend": "eager"}), tmp_path)
+    unjudged = {finding.check: finding.detail for finding in row.unjudged}
+
+    assert [finding.detail for finding in row.failed] == []
+    assert unjudged["attention_as_configured"].startswith("torch.compile hides the modules")
+
+
+def test_a_base_into_which_adapters_were_merged_is_not_that_of_its_file():
+    """Those that learned in an earlier training of this process."""
+    model, _ = Script(steps=1).model_and_tokenizer()
+    saves.remember(model, lambda *_: None, torch.arange(5, 13)[None])
+    merged = saves.merging(model.base_model)
+    assert not provenance.trained_before(copy.deepcopy(model), adapters=False)
+    inside = model.merge_and_unload()
+    merged(inside)
+
+    assert provenance.trained_before(inside, adapters=False)
