@@ -77,6 +77,26 @@ def test_a_cross_entropy_of_the_logits_tells_the_labels(take, called):
     assert unjudged == {}
 
 
+@pytest.mark.parametrize("divided", [True, False], ids=["a mean of each row", "a mean of all"])
+def test_what_a_loop_counts_by_a_mask_of_its_own_are_the_labels(divided, called):
+    """It takes the entropy of every token, padding included, and multiplies."""
+    tokens, counted = LABELS.clamp(min=0), (LABELS[:, 1:] != IGNORED).float()
+    entropies = cross_entropy(called.logits[:, :-1].float().transpose(1, 2), tokens[:, 1:], reduction="none")
+    sums = (entropies * counted).sum(dim=1) / counted.sum(dim=1 if divided else None)
+    batch, unjudged = loss_of(sums.mean() if divided else sums.sum(), [called]).batch(called, CPU)
+
+    assert batch.labels.tolist() == LABELS.tolist()
+    assert unjudged.keys() == {Premise.TOKEN_MEAN_LOSS}
+
+
+def test_entropies_that_all_count_by_0_tell_no_labels(called):
+    """As a policy's, whose samples are worth the same."""
+    entropies = cross_entropy(called.logits[:, :-1].float().transpose(1, 2), IDS[:, 1:], reduction="none")
+    _, unjudged = loss_of((entropies * 0).sum(), [called]).batch(called, CPU)
+
+    assert Premise.LABELS_KNOWN in unjudged
+
+
 def test_what_the_last_position_predicts_is_one_token_more(called):
     """Rows that were shifted before the model was called: only where there is such a token."""
     ahead = torch.tensor([[2, 3, 4, 8], [IGNORED, 7, IGNORED, IGNORED]])

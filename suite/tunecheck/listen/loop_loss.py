@@ -85,10 +85,11 @@ class Pass:
         self.loss = next((tensor for tensor in tensors[:1] if not tensor.ndim), None)
         self.logits = next((tensor for tensor in tensors if tensor.ndim == 3), None)
 
-    def placed(self, entropy: Any) -> torch.Tensor | None:
+    def placed(self, entropy: Any, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return the labels of a negative log-likelihood, [rows, tokens + 1], each behind the logits that predict it.
 
-        It may cover a stretch of the positions. Return None if its scores are not these logits.
+        It may cover a stretch of the positions. The loop may count some of them by 0 in the tensor. Return None if its
+        scores are not these logits, or if nothing tells what counts.
         """
         before = entropy.next_functions[0][0]
         while before is not None and before.name() in VIEWS:  # of scores with their classes second
@@ -105,6 +106,11 @@ class Pass:
         scores = scores.movedim(classes_at, -1).flatten(0, -2)
         if scores.shape != (len(target), classes) or not len(target) or len(target) % rows:
             return None
+        if REDUCTIONS[entropy._saved_reduction] == "none":
+            shares = gradients(tensor, [torch.autograd.graph.GradientEdge(entropy, 0)])
+            if shares is None or not shares[0].any():
+                return None
+            target = target.masked_fill(shares[0].flatten() == 0, IGNORED)
         scores, target = scores.view(rows, -1, classes), target.view(rows, -1)
         width = target.shape[1]
         for first in range(positions - width + 1):
@@ -187,7 +193,7 @@ def loss_of(tensor: torch.Tensor, passes: Sequence[Pass]) -> Loss:
         elif node in logits:
             found.others.append(logits[node])
         elif node.name() in ENTROPIES and (
-            placed := next(((each, node, at) for each in passes if (at := each.placed(node)) is not None), None)
+            placed := next(((each, node, at) for each in passes if (at := each.placed(node, tensor)) is not None), None)
         ):
             found.entropies.append(placed)
             ends.add(node)
