@@ -246,13 +246,18 @@ def test_a_rank_that_stopped_early_leaves_replicas_unjudged():
     assert CHECKS["replicas_equal"]()(early).status is Status.UNJUDGED
 
 
-def test_replicas_that_become_equal_again_may_be_averaged_now_and_then():
+@pytest.mark.parametrize("name", ["replicas_equal", "ranks_report_alike"])
+def test_replicas_that_become_equal_again_may_be_averaged_now_and_then(name):
     """Local SGD, where a script says so; a run of the suite never does."""
-    local = changed("Replica", 4, digest="other")
-    watched = with_run(local, premises=BY_A_SCRIPT)
+    replicas = [replica(at, **({"digest": "other"} if at == 4 else {})) for at in range(7)]
+    steps = [record for record in of_rank(1) if type(record) is e.Step]
+    steps[4] = dataclasses.replace(steps[4], gradient_norm=9.0)
+    local = trained(of_rank(0), of_rank(1, Replica=replicas, Step=steps))
+    found = CHECKS[name]()(with_run(local, premises=BY_A_SCRIPT))
 
-    assert CHECKS["replicas_equal"]()(watched).status is Status.UNJUDGED
-    assert CHECKS["replicas_equal"]()(local).status is Status.FAILED
+    assert found.status is Status.UNJUDGED
+    assert "differ after 4 steps and are equal after 5" in found.detail
+    assert CHECKS[name]()(local).status is Status.FAILED
 
 
 def test_a_rank_that_is_slow_now_and_then_keeps_pace():

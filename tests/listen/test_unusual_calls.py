@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+import torch.nn.utils.prune
 from transformers import Adafactor
 
 from benchmarks.scripts.script import Script, judged, plain_loop
@@ -29,7 +30,35 @@ def centred(model):
     return torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 
+class Rounded(torch.nn.Linear):
+    """Computes with its weights in 8 bits, and learns those in 32."""
+
+    def forward(self, given):
+        """Pass the gradient straight through."""
+        step = self.weight.abs().max() / 127
+        rounded = self.weight + ((self.weight / step).round() * step - self.weight).detach()
+        return torch.nn.functional.linear(given, rounded, self.bias)
+
+
+def rounds(model):
+    """Quantisation-aware training: a class of the script's own takes a linear's place."""
+    for layer in model.model.layers:
+        own = Rounded(layer.mlp.up_proj.in_features, layer.mlp.up_proj.out_features, bias=False)
+        own.weight = layer.mlp.up_proj.weight
+        layer.mlp.up_proj = own
+    return torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def pruned(model):
+    """The weight of each pass is made of another tensor and a mask."""
+    for layer in model.model.layers:
+        torch.nn.utils.prune.l1_unstructured(layer.mlp.up_proj, "weight", 0.3)
+    return torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
 CASES = {
+    "weights rounded by a class of the script's": {"optimizer": rounds},
+    "weights pruned": {"optimizer": pruned},
     "embeddings with noise": {"loss": with_noise},
     "gradients edited by hooks": {"optimizer": centred},
     "a rate in a tensor": {"optimizer": lambda model: torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-3))},

@@ -1,10 +1,12 @@
 """The attempts of a trace, and the processes of the one that counts: pure functions of a trace, shared by checks."""
 
+import math
 from typing import TypeVar
 
 from tunecheck.core.check import recorded, required
 from tunecheck.core.errors import MissingEvidence, NotApplicable
-from tunecheck.core.evidence import AttemptPurpose, Record, Window
+from tunecheck.core.evidence import AttemptPurpose, Record, Replica, Window
+from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Attempt, Trace
 
 R = TypeVar("R", bound=Record)
@@ -38,6 +40,17 @@ def of_every_rank(trace: Trace, kind: type[R]) -> dict[int, list[R]]:
         except MissingEvidence as error:
             raise MissingEvidence(f"rank {rank}: {error}") from None
     return found
+
+
+def averaged_at_times(trace: Trace) -> str:
+    """Return that the ranks' weights differ and are equal again later, as in local SGD (arXiv 1805.09767); else ""."""
+    if trace.holds(Premise.AVERAGED_EACH_STEP):
+        return ""
+    held = [{seen.steps: seen.digest for seen in trace.of_rank(rank).records(Replica)} for rank in trace.ranks]
+    after = {at: len({digests[at] for digests in held}) > 1 for at in sorted(set.intersection(*map(set, held)))}
+    differ = next((at for at, differing in after.items() if differing), math.inf)
+    again = next((at for at, differing in after.items() if at > differ and not differing), None)
+    return "" if again is None else f"ranks differ after {differ} steps and are equal after {again}"
 
 
 WITH_FIRST_LABELS = "; the trainer also counts each row's first label"

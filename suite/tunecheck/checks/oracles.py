@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from operator import mul
 
-from tunecheck.checks.attempts import WITH_FIRST_LABELS, first_labels_counted, of_every_rank
+from tunecheck.checks.attempts import WITH_FIRST_LABELS, averaged_at_times, first_labels_counted, of_every_rank
 from tunecheck.core.check import (
     NumericCheck,
     binary_digits,
@@ -282,6 +282,7 @@ class GradientsAveraged(WindowGradient):
         for rank, own in enumerate(ranks):
             if reason := own.why(self.needs):
                 raise NotApplicable(f"rank {rank}: {reason}")
+        required(not (why := averaged_at_times(trace)), why)
         seen = [{one.step: one for one in rank.records(OwnRowsGradient)} for rank in ranks]
         steps = set.intersection(*map(set, seen)) - trace.skipped
         steps = required(steps, "no gradient of a rank's own rows is known, as with dropout in a loop")

@@ -6,7 +6,7 @@ from itertools import pairwise
 from statistics import median, quantiles
 from typing import Any
 
-from tunecheck.checks.attempts import of_every_rank
+from tunecheck.checks.attempts import averaged_at_times, of_every_rank
 from tunecheck.core.check import Check, enough, or_infinite, recorded, required, some
 from tunecheck.core.errors import MissingEvidence, NotApplicable
 from tunecheck.core.evidence import (
@@ -72,10 +72,7 @@ class ReplicasEqual(Check):
         ]
         if different:
             steps, rank, one, other = different[0]
-            digests = {at: {held[at].digest if at in held else "" for held in replicas.values()} for at in wanted}
-            again = [at for at in wanted if at > steps and len(digests[at]) == 1 and "" not in digests[at]]
-            if again and not trace.holds(Premise.AVERAGED_EACH_STEP):  # local SGD
-                raise NotApplicable(f"ranks differ after {steps} steps and are equal after {again[0]}")
+            required(not (why := averaged_at_times(trace)), why)
             # as far as what a process exchanges with others is counted
             exchanged = [{seen.exchanges for seen in held.values()} for held in replicas.values()]
             communicate = any(None in exchanges or len(exchanges) > 1 for exchanges in exchanged)
@@ -227,6 +224,7 @@ class RanksReportAlike(Check):
         models = {} if trace.holds(Premise.CAUSAL_LM) else of_every_rank(trace, Replica)
         if len({tuple(seen.digest for seen in held) for held in models.values()}) > 1:
             raise NotApplicable("the ranks' models differ: parts of one have numbers of their own")
+        required(not (why := averaged_at_times(trace)), why)
         numbers: dict[int, list[tuple[str, dict[str, Any]]]] = {}
         for rank, steps in of_every_rank(trace, Step).items():
             told = [{name: getattr(step, name) for name in (NUMBERS if of_all else SHARED_NUMBERS)} for step in steps]
