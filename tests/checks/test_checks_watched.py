@@ -59,6 +59,7 @@ MEANT = {
     ("labels_as_configured", "a start within"),
     ("labels_as_configured", "a user's turns"),
     ("loss_receives_logits", "a temperature for a scale"),
+    ("loss_receives_logits", "positions that compete"),
     ("answers_end", "no mark of the assistant's turn"),
     ("answers_end", "cut off alike"),
     ("written_answers_end", "no ends"),
@@ -420,6 +421,7 @@ FAULTS = {
         "logits in nll_loss": lambda: watched(e.ScoresGiven(functions=1, probabilities=(), unnormalised=1)),
         "targets above 1": lambda: watched(e.ScoresGiven(functions=0, probabilities=(), outside=1)),
         "outputs against all targets": lambda: watched(e.ScoresGiven(functions=0, probabilities=(), crossed=1)),
+        "positions that compete": lambda: watched(e.ScoresGiven(functions=1, probabilities=(), over_positions=1)),
         "a temperature for a scale": lambda: watched(e.ScoresGiven(functions=1, probabilities=(), flat=1)),
         "targets out of reach": lambda: watched(
             e.ScoresGiven(functions=1, probabilities=(), unreached=("MseLoss of outputs that reach -1 to 1",))

@@ -407,3 +407,21 @@ def test_a_softmax_of_cosines_is_not_flat(scale, flat):
     one, other = torch.randn(6, 8, requires_grad=True), torch.randn(6, 8, requires_grad=True)
     for scores in (normalize(one) @ normalize(other).t() * scale, normalize(one) @ normalize(other).t() / (1 / scale)):
         assert scores_given(cross_entropy(scores, torch.arange(6)), LossCalls()).flat == flat
+
+
+@pytest.mark.parametrize(
+    ("over", "width", "told"),
+    [
+        (lambda scores: log_softmax(scores, dim=1), 9, 1),
+        (lambda scores: log_softmax(scores, dim=-1), 9, 0),
+        (lambda scores: log_softmax(scores.transpose(1, 2), dim=1), 9, 0),
+        (lambda scores: log_softmax(scores, dim=1), 2, 0),
+    ],
+    ids=["positions", "tokens", "tokens second", "ends of a span"],
+)
+def test_scores_of_the_vocabulary_are_normalised_over_it(over, width, told):
+    """A model reads nine tokens; which of five positions an answer begins and ends at is no token."""
+    read = torch.nn.Embedding(9, 4)(torch.randint(9, (2, 5)))
+    scores = torch.nn.Linear(4, width)(read)
+
+    assert scores_given(-over(scores).mean(), LossCalls()).over_positions == told

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from tunecheck.checks import CHECKS
 from tunecheck.core.finding import Status
@@ -161,3 +162,26 @@ def test_averages_of_another_shape_are_no_adams(tmp_path):
     (path,) = tmp_path.glob("watch-*.jsonl")
 
     assert CHECKS["steps_applied"]()(read(path)).status is Status.PASSED
+
+
+@pytest.mark.parametrize("detached", [True, False])
+def test_what_an_optimizer_holds_beside_the_model_learns(detached, tmp_path):
+    """A head outside of a causal model, whose loss is added."""
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model, head = LlamaForCausalLM(LlamaConfig(vocab_size=32, **sizes)), nn.Linear(16, 2)
+    optimizer = torch.optim.AdamW([*model.parameters(), *head.parameters()], lr=1e-3)
+    hooks = LoopHooks(Options(folder=str(tmp_path), name="script", steps=STEPS))
+    hooks.attach()
+    for _ in range(STEPS):
+        ids = torch.randint(32, (4, 8))
+        out = model(input_ids=ids, labels=ids, output_hidden_states=True)
+        scored = head(out.hidden_states[-1].mean(1))
+        (out.loss + nn.functional.cross_entropy(scored.detach() if detached else scored, ids[:, 0] % 2)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    hooks.detach()
+    (path,) = tmp_path.glob("watch-*.jsonl")
+    finding = CHECKS["steps_applied"]()(read(path))
+
+    assert finding.status is (Status.SUSPECTED if detached else Status.PASSED)
+    assert ("part of the AdamW of 2 tensors steps 6 times, each time without a gradient" in finding.detail) is detached

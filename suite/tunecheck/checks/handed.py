@@ -51,7 +51,7 @@ CROSSED = "Outputs of shape [n, 1] meet targets of shape [n], and torch broadcas
 NO_LIKELIHOODS = "nll_loss receives scores without a log_softmax over their classes. The loss has no lower bound."
 NO_PROBABILITIES = "Targets of a binary cross entropy are class numbers, or -1 and 1. The loss has no lower bound."
 VIEWED = "view(rows, classes, positions) mixes classes and positions, where transpose(1, 2) exchanges them."
-AXES = "Of two distributions that kl_div compares, one is a softmax over rows or positions, not over classes."
+AXES = "A softmax in the loss, as of one distribution that kl_div compares, is over rows or positions, not classes."
 FLAT = "A temperature is taken for a scale: cosines are multiplied by 0.05, where they are to be divided by it."
 OUT_OF_REACH = "The output ends in a tanh, a sigmoid or a cosine, and the targets are of another scale."
 DOUBTFUL = {
@@ -70,6 +70,11 @@ DOUBTFUL = {
         "binary cross entropies of targets below 0 or above 1",
         "targets above 1 may be meant to push scores, as noisy labels",
         NO_PROBABILITIES,
+    ),
+    "over_positions": (
+        "log-softmaxes over a row's positions, of scores of the vocabulary",
+        "positions may compete for a token",
+        AXES,
     ),
     "flat": (
         "log-softmaxes of scores within a range below 0.5, nearly flat at best",

@@ -298,7 +298,7 @@ class LoopHooks(StepMoments):
         if not self.optimizers:
             return False
         self.schedules, self.loss_calls = Schedules(self.optimizers), LossCalls()
-        self.others = OtherOptimizers(self.optimizers)
+        self.others = OtherOptimizers(self.optimizers, self.model)
         self.dropping = [module for module, _, _ in dropouts(self.model)]
         counting = [m for m in self.model.modules() if getattr(m, "num_batches_tracked", None) is not None]
         if self.dropping or counting:

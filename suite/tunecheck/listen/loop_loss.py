@@ -289,6 +289,7 @@ def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
             if node.name() == "LogSoftmaxBackward0":
                 within = reach_of(node.next_functions[0])
                 counts["of_itself"] += _highest_of_itself(node._saved_result)
+                counts["over_positions"] += _is_over_positions(node)
                 counts["flat"] += within is not None and within[1] - within[0] < FLAT
             given = straight_back(node.next_functions[0])[0]
             if given is not None and given.name() in squashed:
@@ -299,6 +300,15 @@ def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
                 counts["unnormalised"] += bool(total.abs().median() > MOST_OF_LOG_1)
     more: dict[str, Any] = {**counts, "unreached": tuple(filter(None, unreached))}
     return ScoresGiven(functions=functions + len(unreached), probabilities=tuple(found), **more)
+
+
+def _is_over_positions(softmax: Any) -> bool:
+    """Return whether it runs over the positions of scores [rows, positions, tokens], not over the model's tokens."""
+    shape, over = softmax._saved_result.shape, softmax._saved_dim
+    if len(shape) != 3 or over != 1 or shape[1] == shape[2]:
+        return False
+    tables = (node for node in graph_of(softmax) if node.name() == "EmbeddingBackward0")
+    return shape[2] in {table._saved_weight_sym_argsize_0 for table in tables}
 
 
 def terms_of(loss: torch.Tensor) -> Iterator[Any]:

@@ -110,10 +110,12 @@ def scales_loss() -> bool:
 
 
 class OtherOptimizers:
-    """The optimizers of other tensors than these hold: whether they step, and with gradients."""
+    """The optimizers of other tensors than the model's, and what its own hold beside: do they step, with gradients?"""
 
-    def __init__(self, own: Sequence[Any]) -> None:
-        held = held_by(*own)
+    def __init__(self, own: Sequence[Any], model: Any) -> None:
+        held, inside = held_by(*own), {id(p) for p in model.parameters()}
+        self._beside = [p for optimizer in own for p in tensors_of(optimizer) if id(p) not in inside]
+        self._own, self._idle = type(own[0]).__name__, 0
         others = [optimizer for optimizer in _all_optimizers() if held.isdisjoint(held_by(optimizer))]
         self._seen: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary((other, Counter()) for other in others)
         # gradients that are there may be those of an earlier training in this process
@@ -129,6 +131,7 @@ class OtherOptimizers:
     def before_model_step(self) -> None:
         """The gradients of the model are complete: those of others that wait for their step are there, too."""
         self._model_steps += 1
+        self._idle += all(p.grad is None for p in self._beside)
         for optimizer, seen in self._seen.items():
             (before, count), now = self._waiting[id(optimizer)], _waiting_of(optimizer)
             seen["waiting"] += now[0]() is not None and (now[0]() is not before() or now[1] != count)
@@ -146,6 +149,10 @@ class OtherOptimizers:
             )
             for optimizer, seen in self._seen.items()
         ]
+        if self._beside:
+            part, steps = f"part of the {self._own}", self._model_steps
+            own = {"steps": steps, "model_steps": steps, "without_gradient": self._idle, "waiting": 0}
+            found.append(OtherOptimizer(name=part, tensors=len(self._beside), **own))
         self._seen.clear()
         return found
 

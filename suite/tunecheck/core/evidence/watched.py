@@ -401,6 +401,8 @@ class ScoresGiven(Record):
     """Negative log-likelihoods whose scores a view gave their classes second, where they had them last."""
     flat: int = 0
     """Log-softmaxes of scores whose range is so small that no likelihood is far above another."""
+    over_positions: int = 0
+    """Log-softmaxes over the positions of a row, of scores of the tokens that the model reads."""
     unreached: tuple[str, ...] = ()
     """Losses most of whose targets lie out of the range of the outputs."""
 
