@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 import torch.nn.utils.prune
+from torch.nn.functional import cross_entropy
 from transformers import Adafactor
 
 from benchmarks.scripts.script import Script, judged, plain_loop
@@ -20,6 +21,16 @@ def with_noise(model, batch):
     """NEFTune (arXiv 2310.05914) by hand: what the model gets is no row that anybody could make again."""
     held = model.get_input_embeddings()(batch["input_ids"])
     return model(inputs_embeds=held + torch.randn_like(held), labels=batch["labels"]).loss
+
+
+def in_chunks(model, batch):
+    """The decoder once, and the head for one part of the positions after the other."""
+    hidden = model.model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state
+    parts = zip(hidden[:, :-1].split(8, dim=1), batch["labels"][:, 1:].split(8, dim=1), strict=True)
+    sums = [
+        cross_entropy(model.lm_head(part).flatten(0, 1), wanted.flatten(), reduction="sum") for part, wanted in parts
+    ]
+    return sum(sums) / (batch["labels"][:, 1:] >= 0).sum()
 
 
 def centred(model):
@@ -60,6 +71,7 @@ CASES = {
     "weights rounded by a class of the script's": {"optimizer": rounds},
     "weights pruned": {"optimizer": pruned},
     "embeddings with noise": {"loss": with_noise},
+    "a head called for each part of the positions": {"loss": in_chunks},
     "gradients edited by hooks": {"optimizer": centred},
     "a rate in a tensor": {"optimizer": lambda model: torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-3))},
     "a rate of its own": {"optimizer": lambda model: Adafactor(model.parameters(), relative_step=True, lr=None)},

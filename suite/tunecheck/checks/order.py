@@ -9,6 +9,7 @@ from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Trace
 
 DISCARDED = "gradients are cleared before an optimizer uses them"
+DISCARDED_CLIPPED = "gradients are cleared before an optimizer uses them, though they were clipped"
 PILED_UP = "the optimizer uses gradients again, together with those of a later backward pass"
 PILED_UP_THERE = "another optimizer uses gradients again, together with those of a later backward pass"
 TWICE = "the optimizer steps twice with the same gradients"
@@ -25,6 +26,7 @@ NOT_RESTORED = "weights are moved between two backward passes, and not moved bac
 NEVER_ALLOCATED = "AdaLoRA's update_and_allocate is never called, so no rank is pruned"
 MEANT = {
     CLIPPED_EARLY: "the accumulated gradient may be clipped on purpose before each micro-batch",
+    DISCARDED_CLIPPED: "an optimizer may have kept them, as MARS (arXiv 2411.10438) does of a second batch",
     CLIPPED_NOTHING: "the gradients may be those of another model, which rests in these steps",
     NOT_RESTORED: "noise, or an update by hand, may move the weights for good",
 }
@@ -33,6 +35,7 @@ CAUSES = {
     PILED_UP: "zero_grad is missing, or runs too seldom.",
     PILED_UP_THERE: "zero_grad is missing for one of several optimizers.",
     DISCARDED: "zero_grad runs between backward and the optimizer step, or between micro-batches.",
+    DISCARDED_CLIPPED: "zero_grad runs between micro-batches.",
     TWICE: "The loop or a callback steps the optimizer a second time.",
     SCHEDULE_TWICE: "The loop or a callback steps the schedule a second time.",
     EARLY: "The optimizer steps within an accumulation.",
@@ -47,7 +50,8 @@ CAUSES = {
     NEVER_ALLOCATED: "Nothing calls AdaLoRA's update_and_allocate.",
 }
 """Fault to its cause."""
-HABITS = frozenset({DISCARDED, PILED_UP, PILED_UP_THERE, CLIPPED_NOTHING, NOT_RESTORED, SCHEDULE_EARLY, SCHEDULE_TWICE})
+HABITS = frozenset({DISCARDED, DISCARDED_CLIPPED, PILED_UP, PILED_UP_THERE, CLIPPED_NOTHING, NOT_RESTORED})
+HABITS |= {SCHEDULE_EARLY, SCHEDULE_TWICE}
 """What a training may do now and then: skip a bad batch, catch up with a schedule. Wrong only as a habit."""
 
 ELSEWHERE = "step of another optimizer"
@@ -120,7 +124,7 @@ def _faults(calls: Sequence[str], used: bool, *, one_pass: bool) -> Iterator[str
     `used`: it begins with gradients that the optimizer has used. `one_pass`: one backward pass is declared for it.
     """
     passes, steps, schedules = calls.count("backward"), 0, 0
-    fresh = scaled = discarded = clipped = piled = False
+    fresh = scaled = discarded = kept = clipped = piled = False
     by_hand = "edit" in calls or "move" in calls or any(call.endswith(ELSEWHERE) for call in calls)
     for number, call in enumerate(calls):
         match call:
@@ -142,7 +146,9 @@ def _faults(calls: Sequence[str], used: bool, *, one_pass: bool) -> Iterator[str
                 clipped = True
             case "clear":
                 # a further pass may have been one to look at gradients, where one alone is declared
-                discarded = discarded or (fresh and not (one_pass and "backward" in calls[number:]))
+                again = "backward" in calls[number:]
+                kept = kept or (fresh and clipped and again)
+                discarded = discarded or (fresh and not (again and (one_pass or clipped)))
                 fresh = used = clipped = piled = False
             case "step" | "idle step" | "skip":
                 if call == "step" and scaled:
@@ -167,5 +173,5 @@ def _faults(calls: Sequence[str], used: bool, *, one_pass: bool) -> Iterator[str
                 yield NOT_RESTORED
             case "used step of another optimizer":
                 yield PILED_UP_THERE
-    if discarded and not by_hand:
-        yield DISCARDED
+    if (discarded or kept) and not by_hand:
+        yield DISCARDED if discarded else DISCARDED_CLIPPED

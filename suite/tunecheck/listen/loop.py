@@ -269,7 +269,7 @@ class LoopHooks(StepMoments):
 
     def _on_returned(self, module: Any, args: Any, out: Any) -> None:
         if self.passes and torch.is_grad_enabled():
-            self.passes[-1].returned(out)
+            self.passes[-1].returned(out, of_head=module is not self.entry)
 
     def _begins(self, args: Any, given: dict[str, Any]) -> bool:
         from tunecheck.probes.reference.measures import looked_once

@@ -78,12 +78,22 @@ class Pass:
     given: dict[str, Any]
     logits: torch.Tensor | None = None
     loss: torch.Tensor | None = None
+    hidden: torch.Tensor | None = None
+    """What the model without its head gave."""
+    scored: bool = False
+    """Whether the head was called in it, by itself."""
 
-    def returned(self, out: Any) -> None:
-        """Note what the model gave back: an output of transformers, a tuple that begins with the loss, or logits."""
+    def returned(self, out: Any, *, of_head: bool = False) -> None:
+        """Note what the model gave back: an output of transformers, a tuple that begins with the loss, or logits.
+
+        A head that is called again, for each part of the positions, gives no logits that could be placed.
+        """
         tensors = [part for part in parts_of(out) if isinstance(part, torch.Tensor)]
         self.loss = next((tensor for tensor in tensors[:1] if not tensor.ndim), None)
-        self.logits = next((tensor for tensor in tensors if tensor.ndim == 3), None)
+        given = next((tensor for tensor in tensors if tensor.ndim == 3), None)
+        self.hidden = self.hidden if of_head else given
+        self.logits = self.hidden if of_head and self.scored else given
+        self.scored |= of_head
 
     def placed(self, entropy: Any, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return the labels of a negative log-likelihood, [rows, tokens + 1], each behind the logits that predict it.
