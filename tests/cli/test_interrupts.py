@@ -114,9 +114,7 @@ sys.exit(subprocess.run([sys.executable, "-c", {child!r}]).returncode)
 @pytest.mark.parametrize("width", [20, NARROW_COLUMNS - 1, 100])
 def test_a_table_is_a_list_where_its_columns_would_be_letters(width):
     """Every value with its heading; nothing is lost, and nothing is wider than the terminal."""
-    table = PlainTable()
-    for heading in ("", "parameters", "percent", "what it trains"):
-        table.add_column(heading)
+    table = PlainTable("", "parameters", "percent", "what it trains")
     table.add_row(Text("freeze_lower\nlayers"), "81,413,568", "60.52 %", "")
     console = Console(width=width, record=True, file=io.StringIO())
     console.print(table)

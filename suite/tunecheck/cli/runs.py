@@ -237,11 +237,7 @@ def print_counts(model: Model, counts: Sequence[Count], console: Console) -> Non
 
     from tunecheck.report.layout import PlainTable
 
-    table = PlainTable(gap=2)
-    table.add_column("strategy", no_wrap=True)
-    for heading in ("tensors", "parameters", "percent"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("trains")
+    table = PlainTable("strategy", "tensors", "parameters", "percent", "trains", right=slice(1, 4), whole=4, gap=2)
     for count in counts:
         numbers = ("-", "-", "-")
         if count.percent is not None:

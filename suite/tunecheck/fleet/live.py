@@ -51,7 +51,6 @@ def _table(heard: Mapping[str, Heard], told: dict[str, str]) -> RenderableType:
     counts = Counter(one.state for one in heard.values())
     said = ", ".join([*(f"{number} {state}" for state, number in counts.items() if state), f"{counts['']} not asked"])
     table = PlainTable(gap=2)
-    table.show_header = False
     for name, words in list(told.items())[-MOST_ROWS:]:
         table.add_row(Text(name), Text(words, overflow="ellipsis", no_wrap=True))
     return Group(Text(f"{len(heard)} places: {said}", style="bold"), table)

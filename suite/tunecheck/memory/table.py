@@ -14,6 +14,8 @@ from tunecheck.report.layout import PlainTable
 
 KINDS = ("quantised_weights", "other_weights", "adapters", "gradients", "optimizer", "gathered", "activations")
 CHUNK_TOKENS = 128
+NUMBERS = slice(1, None)
+"""Columns of each table."""
 _TO_QLORA = ("strategy=qlora", "quantization={}")
 
 
@@ -80,7 +82,7 @@ def print_savings(
     before: Prediction, after: Mapping[str, Prediction], ruled_out: Sequence[str], console: Console
 ) -> None:
     """Print what each changed setting saves of the allocator's peak; where none does, what was tried."""
-    table = _table("with --set", "allocator", "saves")
+    table = PlainTable("with --set", "allocator", "saves", right=NUMBERS, gap=2)
     for setting, prediction in sorted(after.items(), key=lambda item: item[1].allocator_bytes):
         taken, saved = prediction.allocator_bytes, before.allocator_bytes - prediction.allocator_bytes
         table.add_row(Text(setting), human_bytes(taken), human_bytes(saved) if saved > 0 else "nothing")
@@ -95,7 +97,7 @@ def print_savings(
 
 def print_each(kind: str, predictions: Mapping[str, Prediction], console: Console) -> None:
     """Print what each run takes, a run at each fallback step, or its variants, and the smallest GPU that holds it."""
-    table = _table(kind, "weights", "allocator", "process", "GPU")
+    table = PlainTable(kind, "weights", "allocator", "process", "GPU", right=NUMBERS, whole=int(kind == "run"), gap=2)
     for name, prediction in predictions.items():
         numbers = (prediction.static.weights, prediction.allocator_bytes, prediction.process_bytes)
         smallest = next((f"{size} GB" for size, fits in prediction.fits.items() if fits), "none")
@@ -114,7 +116,8 @@ def _kinds(prediction: Prediction) -> PlainTable:
     """Return exact bytes, and what is alive at the steady peak with every tensor rounded up."""
     static = prediction.static
     exact = {kind: getattr(static, kind, None) for kind in KINDS if kind != "gathered" or static.on_host}
-    table = _table("kind", "exact bytes", f"at the peak ({prediction.simulation.peak_operation})")
+    at_peak = f"at the peak ({prediction.simulation.peak_operation})"
+    table = PlainTable("kind", "exact bytes", at_peak, right=NUMBERS, gap=2)
     for kind, size in exact.items():
         alive = prediction.simulation.at_peak.get(kind, 0)
         words = {"activations": "activations and loss", "gathered": "layers in use"}.get(kind, kind.replace("_", " "))
@@ -123,17 +126,9 @@ def _kinds(prediction: Prediction) -> PlainTable:
 
 
 def _phases(prediction: Prediction) -> PlainTable:
-    table = _table("phase", "peak of the tensors")
+    table = PlainTable("phase", "peak of the tensors", right=NUMBERS, gap=2)
     for phase, size in prediction.phases.items():
         table.add_row(phase, human_bytes(size))
     table.add_row("with the cuBLAS workspace and whole blocks", human_bytes(prediction.allocator_bytes))
     table.add_row("with the CUDA context", human_bytes(prediction.process_bytes))
-    return table
-
-
-def _table(first: str, *numbers: str) -> PlainTable:
-    table = PlainTable(gap=2)
-    table.add_column(first, no_wrap=first == "run", overflow="fold")
-    for heading in numbers:
-        table.add_column(heading, justify="right")
     return table

@@ -57,11 +57,10 @@ def rows_of(traces: Iterable[Trace]) -> list[AttemptRow]:
 
 def print_rows(rows: list[AttemptRow], console: Console) -> None:
     """Print a table: memory and time of each fallback step."""
-    table = PlainTable()
-    for head in ("run", "strategy", "fallback step", "device", "outcome"):
-        table.add_column(head, overflow="fold", min_width=len("finished") if head == "outcome" else len(head))
-    for head in ("memory", "relative", "step", "speed"):
-        table.add_column(head, justify="right", overflow="fold", min_width=len(head))
+    heads = ("run", "strategy", "fallback step", "device", "outcome", "memory", "relative", "step", "speed")
+    table = PlainTable(*heads, right=slice(5, None))
+    for column, head in zip(table.columns, heads, strict=True):
+        column.min_width = max(len(head), len("finished") if head == "outcome" else 0)
     for row in rows:
         memory = f"{human_bytes(row.peak_bytes)} {row.peak_kind}".strip() or "-"
         step = "-" if row.step_seconds is None else f"{row.step_seconds:.3g} s"

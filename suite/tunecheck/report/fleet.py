@@ -103,7 +103,6 @@ def print_fleet(report: FleetReport, console: Console) -> None:
 def _print_row(row: NodeRow, console: Console) -> None:
     console.print(Text.assemble((row.outcome.upper(), STYLES.get(row.outcome, "bold red")), " ", (row.place, "bold")))
     grid = PlainTable(gap=2)
-    grid.show_header = False
     grid.add_column(no_wrap=True, style="dim")
     grid.add_column(overflow="fold")
     details = {label: text for finding in failures(row) for label, text in failure("", finding).rows}

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Literal
 
 from rich.console import Console
 from rich.text import Text
@@ -33,7 +32,8 @@ def print_entries(run: str, entries: Sequence[HistoryEntry], console: Console) -
         sessions = counted(len(of_key), "session")
         _line(console, f"{run} as {key.fingerprint} on {key.device}, {key.majors}: {sessions}{status}")
         names = [name for name in FIGURES if any(name in entry.figures for entry in of_key)]
-        table = _table("session", "outcome", *(FIGURES[name].title for name in names))
+        titles = [FIGURES[name].title for name in names]
+        table = PlainTable("session", "outcome", *titles, right=slice(2, None), whole=1)  # a session's name is copied
         for entry in of_key[-MOST_ROWS:]:
             amounts = [FIGURES[name].amount(entry.figures.get(name)) for name in names]
             table.add_row(entry.session, entry.outcome, *amounts)
@@ -63,7 +63,7 @@ def print_figures(entry: HistoryEntry, comparisons: Sequence[FigureComparison], 
     heads = {"this session": "value", "previous": "previous", "baseline": "median", "limit": "limit"}
     columns = {h: [FIGURES[one.figure].amount(getattr(one, name)) for one in comparisons] for h, name in heads.items()}
     filled = {head: cells for head, cells in columns.items() if any(cells)}  # first sessions have no baseline yet
-    table = _table("figure", *filled, "status")
+    table = PlainTable("figure", *filled, "status", right=slice(1, -1), whole=1)
     for one, *cells in zip(comparisons, *filled.values(), strict=True):
         sessions = f", {one.sessions} of {FEWEST_SESSIONS}" if one.status == "no baseline" else ""
         table.add_row(FIGURES[one.figure].title, *cells, _status(one.status, sessions))
@@ -88,7 +88,7 @@ def print_comparisons(comparisons: Sequence[Comparison], console: Console) -> No
             continue
         for line in comparison.disturbed:
             _line(console, f"  {line}")
-        table = _table("figure", "A", "B", "change", "counts from", "status")
+        table = PlainTable("figure", "A", "B", "change", "counts from", "status", right=slice(1, -1), whole=1)
         for one in comparison.differences:
             amount = FIGURES[one.figure].amount
             status = _status(one.status, ", scatter unknown" if one.status == "suspect" else "")
@@ -108,20 +108,12 @@ def print_baselines(baselines: Mapping[Path, AcceptedBaseline], of: str, console
         _line(console, f"no baseline {of}; create one with `tunecheck baseline accept RUN`")
     for path, baseline in baselines.items():
         _line(console, f"{path.name}: {baseline.run} on {baseline.key.device}, accepted {baseline.accepted_at}")
-        table = _table("figure", "median", "limit", "sessions")
+        table = PlainTable("figure", "median", "limit", "sessions", right=slice(1, None), whole=1)
         for figure, known in baseline.figures.items():
             limits = FIGURES[figure].amount(limit(FIGURES[figure], known)) if figure in FIGURES else ""
             median = FIGURES[figure].amount(known.median) if figure in FIGURES else f"{known.median:g}"
             table.add_row(figure, median, limits, str(known.sessions))
         console.print(table)
-
-
-def _table(*heads: str) -> PlainTable:
-    table = PlainTable()
-    for place, head in enumerate(heads):
-        justify: Literal["left", "right"] = "right" if 0 < place < len(heads) - 1 else "left"
-        table.add_column(head, justify=justify, overflow="fold", no_wrap=place == 0)  # a session's name is copied
-    return table
 
 
 def _status(status: str, more: str = "") -> Text:

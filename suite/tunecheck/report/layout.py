@@ -16,9 +16,13 @@ NARROW_COLUMNS = 60
 class PlainTable(Table):
     """A table without lines."""
 
-    def __init__(self, *, gap: int = 1) -> None:
-        """Leave `gap` columns between two cells."""
-        super().__init__(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+    def __init__(self, *heads: str, right: slice = slice(0), whole: int = 0, gap: int = 1) -> None:
+        """Align columns `right` at their ends, break no cell of the first `whole`, leave `gap` between two cells."""
+        super().__init__(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold", show_header=bool(heads))
+        for place, head in enumerate(heads):
+            self.add_column(head, overflow="fold", no_wrap=place < whole)
+        for column in self.columns[right]:
+            column.justify = "right"
 
     def add_row(self, *cells: Any, **settings: Any) -> None:
         """Add a row, whose text may be of foreign origin: it is no markup and sends no escape sequence."""

@@ -105,10 +105,8 @@ class _Printer:
         peak = max(len(text) for run in runs for text in ("peak", *run.peak.rsplit(" ", 1)))
         room = max(self.console.width - cells - peak - _FIXED_COLUMNS, 20)
         device = min(max(len(run.run.device) for run in runs), room * 2 // 5)
-        table = PlainTable()
-        for heading in ("run", "verdict", "checks", "loss", "device"):
-            table.add_column(heading, overflow="fold", no_wrap=heading == "verdict")
-        table.add_column("peak", justify="right", no_wrap=True)
+        table = PlainTable("run", "verdict", "checks", "loss", "device", "peak", right=slice(5, None))
+        table.columns[1].no_wrap = table.columns[5].no_wrap = True
         for run in runs:
             table.add_row(*self.row(run, name_width=room - device, device_width=max(device, 1), cells=cells))
         return table
@@ -142,21 +140,18 @@ class _Printer:
 
     def comparison(self, comparison: SideBySide) -> None:
         """Print its table, a row of two lines for each run, and what its numbers mean."""
-        table = PlainTable()
-        table.add_column("", justify="right")
-        table.add_column("strategy, trained", min_width=_LONGEST_STRATEGY, overflow="fold")
-        for heading, width in (("held-out perplexity", 10), ("training loss", 8), ("time, rows/s", 10)):
-            table.add_column(heading, max_width=width, overflow="fold")
-        table.add_column("peak, device", overflow="fold")
+        heads = ("", "strategy, trained", "held-out perplexity", "training loss", "time, rows/s", "peak, device")
+        table = PlainTable(*heads, right=slice(1))
+        table.columns[1].min_width = _LONGEST_STRATEGY
+        for column, width in zip(table.columns[2:5], (10, 8, 10), strict=True):
+            column.max_width = width
         for place, name, trained, perplexity, loss, time, rate, peak, device in comparison.rows:
             cells = [[place], [name, trained], _halves(perplexity), _halves(loss), [time, rate], [peak, device]]
             table.add_row(*(self.lines(cell) for cell in cells))
         self.titled(comparison, table)
 
     def benchmark(self, benchmark: SideBySide) -> None:
-        table = PlainTable()
-        for heading in benchmark.heads:
-            table.add_column(heading, overflow="fold", justify="left" if heading in ("trainer", "verdict") else "right")
+        table = PlainTable(*benchmark.heads, right=slice(2, None))
         for row in benchmark.rows:
             table.add_row(*map(self.text, row))
         self.titled(benchmark, table)
