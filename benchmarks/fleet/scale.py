@@ -24,7 +24,7 @@ from tunecheck.fleet.request import EngineOptions, Request, write_request
 from tunecheck.fleet.session import FleetSession, gathered, read_answers
 from tunecheck.history.entry import HistoryEntry
 from tunecheck.history.store import RECENT, Store
-from tunecheck.report.page.fleet import FLEET_PAGE, fleet_html
+from tunecheck.report.fleet import FLEET_PAGE, fleet_html
 from tunecheck.results.fleet import NODES_FOLDER, Answer, Heard, Place, RunAnswer, write_answer
 from tunecheck.results.fleet.judge import judge_fleet
 

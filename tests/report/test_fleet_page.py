@@ -11,8 +11,7 @@ from html_page import Page
 from rich.console import Console
 
 from tunecheck.core.finding import Finding, Status
-from tunecheck.report.fleet import fleet_headline, print_fleet, said_of
-from tunecheck.report.page.fleet import fleet_html
+from tunecheck.report.fleet import fleet_headline, fleet_html, print_fleet, said_of
 
 WRONG = {**RUN.numbers, "loss of step": (4.5, 4.25, 4.25)}
 SLOW = {**RUN.figures, "tokens_per_second": 800.0}

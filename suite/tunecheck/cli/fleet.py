@@ -45,10 +45,8 @@ def add_commands(commands: Any) -> None:
 def _fleet(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from tunecheck.fleet.live import watcher
     from tunecheck.fleet.session import FleetSession, gathered
-    from tunecheck.report.fleet import print_fleet
-    from tunecheck.report.page.fleet import FLEET_PAGE
+    from tunecheck.report.fleet import FLEET_PAGE, print_fleet, watcher
 
     request = _request(options)
     session = FleetSession(request, at_once=options.at_once, wait_seconds=options.wait)

@@ -17,7 +17,7 @@ from tunecheck.fleet.engines import ENGINES, Engine, News
 from tunecheck.fleet.request import REQUEST_FILE, EngineOptions, Request, read_request, write_request
 from tunecheck.history.remember import fleet_entries
 from tunecheck.history.store import Store, history_file
-from tunecheck.report.page.fleet import FLEET_PAGE, fleet_html
+from tunecheck.report.fleet import FLEET_PAGE, fleet_html
 from tunecheck.results.fleet import (
     ANSWER_FILE,
     ANSWERS,

@@ -1,24 +1,36 @@
-"""A fleet in words: its headline, its odd places and its kinds, for the terminal and for the page."""
+"""A fleet in words: headline, odd places and kinds, for the page and for the terminal, also while it answers.
+
+fleet.html is one self-contained page, the odd nodes first, with a link to the page of each.
+"""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.padding import Padding
 from rich.text import Text
 
 from tunecheck.core.finding import Finding, Status
-from tunecheck.core.text import counted, human_bytes, one_line
+from tunecheck.core.text import counted, human_bytes, human_seconds, one_line
 from tunecheck.report.layout import PlainTable
+from tunecheck.report.page import PAGE_FILE, template, verbatim
 from tunecheck.report.terminal import STYLES
 from tunecheck.report.view import failure
-from tunecheck.results.fleet import FleetReport, NodeRow, reasons
+from tunecheck.results.fleet import FleetReport, Heard, NodeRow, reasons
 from tunecheck.results.fleet.kinds import FIGURES
 
+FLEET_PAGE = "fleet.html"
+MOST_ODD, MOST_WHOLE, MOST_CHECKS = 400, 300, 12
+"""Odd places in full, healthy ones with their figures, and columns of checks: ten thousand places stay below 2 MB."""
 MOST_ROWS = 20
 """Odd places in the terminal; the page has all."""
+MOST_LIVE = 15
+"""Places in the table that changes while a fleet answers: what runs, then what came in last."""
 AGREEMENT = {Status.PASSED: "agree to the last bit", Status.FAILED: "differ", Status.UNJUDGED: "not compared"}
 
 
@@ -112,3 +124,87 @@ def _print_row(row: NodeRow, console: Console) -> None:
         grid.add_row(label, Text(one_line(text, 400)))
     console.print(Padding.indent(grid, 2))
     console.print()
+
+
+def fleet_html(report: FleetReport) -> str:
+    """Return the content of fleet.html: it makes no request and runs no script, all data escaped."""
+    odd = [row for row in report.rows if row.odd]
+    sound = [row for row in report.rows if not row.odd]
+    checks = [check for check, _ in Counter(check for row in odd for check in _broken(row)).most_common(MOST_CHECKS)]
+    figures = {name: figure for name, figure in FIGURES.items() if any(name in row.figures for row in report.rows)}
+    return template("fleet.html.jinja").render(
+        report=report,
+        headline=fleet_headline(report),
+        seconds=human_seconds(report.seconds),
+        odd=[_cells(row, checks, figures) for row in odd[:MOST_ODD]],
+        odd_names=[(row.place, _link(row)) for row in odd[MOST_ODD:]],
+        sound=[_cells(row, (), figures) for row in sound[:MOST_WHOLE]],
+        sound_names=[(row.place, _link(row)) for row in sound[MOST_WHOLE:]],
+        checks=checks,
+        figures=figures.values(),
+        kinds=kinds(report, figures),
+        drained=reasons(report),
+        style=verbatim("page.css"),
+    )
+
+
+def _broken(row: NodeRow) -> list[str]:
+    """Return the names of the checks that failed on this place, its own and the fleet's."""
+    own = [name.partition(": ")[2] for name in row.failed]
+    return [*dict.fromkeys([*(finding.check for finding in failures(row)), *own])]
+
+
+def _cells(row: NodeRow, checks: Iterable[str], figures: Iterable[str]) -> dict[str, Any]:
+    failed = set(_broken(row))
+    return {
+        "row": row,
+        "link": _link(row),
+        "said": said_of(row),
+        "age": "" if row.age_seconds is None else human_seconds(row.age_seconds),
+        "checks": ["failed" if check in failed else "" for check in checks],
+        "figures": [figure_words(name, row.figures.get(name)) for name in figures],
+    }
+
+
+def _link(row: NodeRow) -> str:
+    return f"{row.session}/{PAGE_FILE}" if row.session else ""
+
+
+@contextmanager
+def watcher(console: Console) -> Iterator[Callable[..., None]]:
+    """Yield what shows a session's state, and what its engine is in trouble with, while the block is executed."""
+    told: dict[str, str] = {}
+    table = Live(console=console, refresh_per_second=2, transient=True) if console.is_terminal else None
+
+    def watch(heard: Mapping[str, Heard], trouble: str = "") -> None:
+        now = {"": trouble} | {name: _state(one) for name, one in heard.items()}
+        lines = {name: one_line(words, 200) for name, words in now.items() if words}
+        news = {name: line for name, line in lines.items() if told.get(name) != line}
+        told.update(news)
+        if table is not None and news:
+            table.update(_live_table(heard, told))
+        for name, words in news.items() if table is None else ():
+            console.print(Text(f"  {name}: {words}" if name else f"  {words}"), soft_wrap=True)
+
+    with table or nullcontext():
+        yield watch
+
+
+def _state(heard: Heard) -> str:
+    """Return the state of a place, once it has answered what it said; empty for one that is not asked now."""
+    answer = heard.answer
+    if answer is None or heard.state != "answered":
+        return heard.said
+    if answer.problem:
+        return f"problem: {answer.problem}"
+    runs = ", ".join(f"{run.run} {run.outcome}, {run.passed} passed, {len(run.failed)} failed" for run in answer.runs)
+    return f"{runs or f'status {answer.status}'}, {human_seconds(answer.ended_at - answer.began_at)}"
+
+
+def _live_table(heard: Mapping[str, Heard], told: dict[str, str]) -> RenderableType:
+    counts = Counter(one.state for one in heard.values())
+    said = ", ".join([*(f"{number} {state}" for state, number in counts.items() if state), f"{counts['']} not asked"])
+    table = PlainTable(gap=2)
+    for name, words in list(told.items())[-MOST_LIVE:]:
+        table.add_row(Text(name), Text(words, overflow="ellipsis", no_wrap=True))
+    return Group(Text(f"{len(heard)} places: {said}", style="bold"), table)

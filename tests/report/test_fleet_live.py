@@ -7,7 +7,7 @@ import io
 from fleets import answer
 from rich.console import Console
 
-from tunecheck.fleet.live import MOST_ROWS, watcher
+from tunecheck.report.fleet import MOST_LIVE, watcher
 from tunecheck.results.fleet import Heard, Place
 
 
@@ -48,4 +48,4 @@ def test_a_terminal_has_a_table_that_does_not_grow():
 
     last = printed.getvalue().rpartition("100 places")[2]
     assert last.startswith(": 50 running, 50 not asked")
-    assert last.count("running") == MOST_ROWS + 1
+    assert last.count("running") == MOST_LIVE + 1
