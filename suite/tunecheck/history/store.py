@@ -140,9 +140,10 @@ class Store:
 
     def _require_known(self, connection: sqlite3.Connection) -> None:
         """Raise HistoryError for somebody else's file and for another schema; an empty file is a new store."""
-        (application,) = connection.execute("PRAGMA application_id").fetchone()
-        (schema,) = connection.execute("PRAGMA user_version").fetchone()
-        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        # one statement: between two of them another process may make the table
+        held = "application_id, user_version, (SELECT count(*) FROM sqlite_master)"
+        query = f"SELECT {held} FROM pragma_application_id, pragma_user_version"
+        application, schema, tables = connection.execute(query).fetchone()
         if tables and application != APPLICATION:
             raise HistoryError(f"{self.path}: an SQLite file, but not tunecheck's; name another in TUNECHECK_HISTORY")
         if tables and schema != SCHEMA:
