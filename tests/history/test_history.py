@@ -30,8 +30,7 @@ from tunecheck.memory import need_of
 from tunecheck.report.github import workflow_commands
 from tunecheck.report.summary import summary_markdown
 from tunecheck.results import exit_code
-from tunecheck.results.baseline import MOST_SESSIONS, FigureBaseline, baseline_of, compare_to_baseline
-from tunecheck.results.figures import FIGURES
+from tunecheck.results.baseline import FIGURES, MOST_SESSIONS, FigureBaseline, baseline_of, compare_to_baseline
 from tunecheck.results.stored import read_verdict, write_verdict
 from tunecheck.results.words import headline
 from tunecheck.session import TierSession

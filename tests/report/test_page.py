@@ -27,9 +27,19 @@ from tunecheck.core.finding import Finding, Status
 from tunecheck.core.text import human_number
 from tunecheck.core.trace import Trace
 from tunecheck.report.page import PAGE_FILE, page_html
-from tunecheck.report.page.chart import MOST_ROWS, Chart, Limit, Series, figure, thinned
+from tunecheck.report.page.chart import (
+    MOST_ROWS,
+    Chart,
+    Limit,
+    Series,
+    figure,
+    labelled,
+    legend,
+    svg,
+    thinned,
+    ticks,
+)
 from tunecheck.report.page.series import charts
-from tunecheck.report.page.svg import labelled, legend, svg, ticks
 from tunecheck.results.rejudge import session_report
 from tunecheck.results.stored import write_verdict
 from tunecheck.session import written

@@ -12,8 +12,7 @@ from tunecheck.core.trace import read
 from tunecheck.history.entry import HistoryEntry, changed, history_entry
 from tunecheck.history.store import RECENT, Store
 from tunecheck.results import RunReport
-from tunecheck.results.baseline import FEWEST_SESSIONS, Status, compare_pair
-from tunecheck.results.figures import FIGURES, change
+from tunecheck.results.baseline import FEWEST_SESSIONS, FIGURES, Status, change, compare_pair
 from tunecheck.results.rejudge import judged_again, report_on, session_report
 from tunecheck.results.words import cpu_contention_words, too_busy
 

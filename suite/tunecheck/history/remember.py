@@ -16,8 +16,7 @@ from tunecheck.history.baseline import AcceptedBaseline, baseline_file, baseline
 from tunecheck.history.entry import HistoryEntry, changed, history_entries
 from tunecheck.history.store import RECENT, Store, history_file
 from tunecheck.results import Report
-from tunecheck.results.baseline import FigureComparison, compare_to_baseline
-from tunecheck.results.figures import FIGURES
+from tunecheck.results.baseline import FIGURES, FigureComparison, compare_to_baseline
 from tunecheck.results.fleet import ANSWER_FILE, ANSWERS, NODES_FOLDER, Answer
 from tunecheck.results.rejudge import session_report
 from tunecheck.results.stored import VERDICT_FILE

@@ -12,10 +12,9 @@ from tunecheck.history.baseline import AcceptedBaseline
 from tunecheck.history.compare import Comparison
 from tunecheck.history.entry import HistoryEntry
 from tunecheck.history.remember import compare_figures
-from tunecheck.report.figures import relative_change
 from tunecheck.report.layout import PlainTable
-from tunecheck.results.baseline import FEWEST_SESSIONS, FigureComparison, baseline_of, limit
-from tunecheck.results.figures import FIGURES
+from tunecheck.report.view import relative_change
+from tunecheck.results.baseline import FEWEST_SESSIONS, FIGURES, FigureComparison, baseline_of, limit
 
 MOST_ROWS = 40
 """Sessions in one table; --json has all."""

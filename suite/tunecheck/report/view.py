@@ -9,6 +9,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import groupby
 
 from tunecheck.checks import CHECKS, SUBJECTS
 from tunecheck.core.check import some
@@ -16,12 +17,11 @@ from tunecheck.core.finding import Domain, Finding, Status
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.paths import shipped_folder
 from tunecheck.core.text import beside_limit, counted, human_bytes, human_seconds, one_line
-from tunecheck.report.figures import STATUS_TITLES, sentence, unremarkable
 from tunecheck.results import Report, RunReport
+from tunecheck.results.baseline import FEWEST_SESSIONS, FIGURES, FigureComparison, change
 from tunecheck.results.benchmark import benchmarks
 from tunecheck.results.causes import ruled_out
 from tunecheck.results.comparison import SideBySide, comparisons, condensed
-from tunecheck.results.figures import FIGURES
 from tunecheck.results.words import cpu_contention_words, domain_words, headline, loss_words, machine, retries
 
 BLOCK_COLUMNS = 80
@@ -31,6 +31,8 @@ MOST_NAMES = 5
 """Unjudged checks that are named where room is short."""
 MOST_REASONS = 4
 """Reasons of unjudged checks that are given for one run where room is short."""
+STATUS_TITLES = {"worse": "REGRESSION", "suspect": "SUSPECTED REGRESSION", "better": "improvement"}
+"""Statuses that a report lists one by one, the most urgent first."""
 REMARKS: dict[str, Callable[[RunReport], Sequence[str]]] = {
     "Repeated": retries,
     "Other data": lambda run: [f"trained on {run.data}, not on {run.data_instead_of}"] if run.data_instead_of else (),
@@ -342,3 +344,44 @@ def _by_subject(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
     names = (*SUBJECTS.values(), "other")  # the last for checks that this version does not know
     groups = {name: [f for f in findings if SUBJECTS.get(f.check, "other") == name] for name in names}
     return {name: group for name, group in groups.items() if group}
+
+
+def sentence(comparison: FigureComparison) -> str:
+    """Return the value, its baseline and limit, the previous value, and which versions changed since."""
+    amount = FIGURES[comparison.figure].amount
+    parts = [amount(comparison.value)]
+    if comparison.median is not None and comparison.limit is not None:
+        parts.append(f"baseline {amount(comparison.median)} ({baseline_source(comparison)})")
+        parts.append(f"limit {amount(comparison.limit)}")
+    if comparison.previous is not None:
+        parts.append(f"previous session {amount(comparison.previous)}")
+    words = ", ".join(parts)
+    if comparison.status == "suspect":
+        words += "; a regression if the next session is worse too"
+    return f"{words}; changed since: {comparison.changed}" if comparison.changed else words
+
+
+def baseline_source(comparison: FigureComparison) -> str:
+    """Return what the baseline was computed from: "median of 12 sessions"."""
+    where = f" in {comparison.baseline}" if comparison.baseline else ""
+    return f"median of {counted(comparison.sessions, 'session')}{where}"
+
+
+def relative_change(before: float, after: float) -> str:
+    """Return the relative change: "+3.1 %"; empty where it is no number."""
+    share = change(before, after)
+    return "" if share is None else f"{share:+.1%}".replace("%", " %")
+
+
+def unremarkable(comparisons: Sequence[FigureComparison]) -> Iterator[tuple[str, str]]:
+    """Yield a run and a sentence about its figures within the baseline, or without one; nothing for a first session."""
+    for run, group in groupby(comparisons, key=lambda comparison: comparison.run):
+        of_run = list(group)
+        if steady := [one for one in of_run if one.status == "steady"]:
+            sessions = f"{baseline_source(steady[0])}{' or more' if len({one.sessions for one in steady}) > 1 else ''}"
+            yield run, f"{counted(len(steady), 'figure')} within the baseline ({sessions})"
+        if new := [one for one in of_run if one.status == "no baseline" and one.previous is not None]:
+            sessions = f"no baseline yet: {new[0].sessions} of {FEWEST_SESSIONS} sessions"
+            shares = {FIGURES[one.figure].title: relative_change(one.previous or 0.0, one.value) for one in new}
+            since = ", ".join(f"{title} {share}" for title, share in shares.items() if share)
+            yield run, f"{sessions}; against the previous one: {since}"

@@ -17,16 +17,13 @@ from tunecheck.core.text import facts, human_number, one_line, printable
 from tunecheck.core.trace import Trace, read
 from tunecheck.history.entry import HistoryEntry, history_entry
 from tunecheck.history.store import Store, history_file
-from tunecheck.report.figures import STATUS_TITLES, baseline_source
 from tunecheck.report.page import tables
-from tunecheck.report.page.chart import MOST_ROWS, Chart, Limit, Series
+from tunecheck.report.page.chart import MOST_ROWS, Chart, Limit, Series, escape_into, legend, svg
 from tunecheck.report.page.series import charts
-from tunecheck.report.page.svg import escape_into, legend, svg
 from tunecheck.report.rows import piece_words, row_words
-from tunecheck.report.view import RunView, SessionView, rule, session_view
+from tunecheck.report.view import STATUS_TITLES, RunView, SessionView, baseline_source, rule, session_view
 from tunecheck.results import Report, RunReport, core_of
-from tunecheck.results.baseline import MOST_SESSIONS, FigureComparison
-from tunecheck.results.figures import FIGURES, Figure
+from tunecheck.results.baseline import FIGURES, MOST_SESSIONS, Figure, FigureComparison
 
 PAGE_FILE = "report.html"
 SHARES = {

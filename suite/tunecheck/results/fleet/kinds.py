@@ -16,9 +16,8 @@ from hashlib import sha256
 
 from tunecheck.core.finding import Domain, Finding, Status
 from tunecheck.core.text import counted
-from tunecheck.results.baseline import baseline_of, judge
-from tunecheck.results.figures import FIGURES as OF_SESSIONS
-from tunecheck.results.figures import Figure
+from tunecheck.results.baseline import FIGURES as OF_SESSIONS
+from tunecheck.results.baseline import Figure, baseline_of, judge
 from tunecheck.results.fleet import Answer, RunAnswer
 
 CHECK = "nodes_agree"
