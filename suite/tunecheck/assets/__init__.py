@@ -47,18 +47,14 @@ def resolve(model: Model, *, allow_random: bool) -> ModelFolder:
                 log.debug(f"{model.name}: {weights.source} weights {weights.identifier} in {path}")
                 notes = dict.fromkeys((*answers, *weights.notes, *differences))
                 return ModelFolder(dataclasses.replace(weights, notes=tuple(notes)), path)
-    raise WeightsUnavailable(_nothing_found(model, answers))
+    remedies = [f"run `tunecheck fetch {model.name}` where there is a network"]
+    remedies += [f"put the model's files into {each.path}" for each in model.sources if isinstance(each, LocalSource)]
+    if any(isinstance(source, RandomSource) for source in model.sources):
+        remedies.append("set allow_random_weights: true in the run, which leaves learning unjudged")
+    found = "\n  ".join([f"{model.name}: no source has the weights:", *answers])
+    raise WeightsUnavailable(f"{found}\nWhat to do: {'; or '.join(remedies)}.")
 
 
 def is_cached(model: str) -> bool:
     """Return whether this model's pretrained weights are complete in the cache; nothing is hashed."""
     return any(map(is_whole, (cache_folder() / "models" / model).glob("[!.]*")))
-
-
-def _nothing_found(model: Model, answers: list[str]) -> str:
-    lines = [f"{model.name}: no source has the weights:", *(f"  {answer}" for answer in answers)]
-    remedies = [f"run `tunecheck fetch {model.name}` where there is a network"]
-    remedies += [f"put the model's files into {each.path}" for each in model.sources if isinstance(each, LocalSource)]
-    if any(isinstance(source, RandomSource) for source in model.sources):
-        remedies.append("set allow_random_weights: true in the run, which leaves learning unjudged")
-    return "\n".join([*lines, f"What to do: {'; or '.join(remedies)}."])

@@ -79,9 +79,9 @@ class Shelf(Frozen):
 
     @contextmanager
     def building(self, target: Path, *, needed_bytes: int) -> Iterator[Path]:
-        """Yield a workspace with a folder model/, which replaces `target` atomically when the block succeeds.
+        """Yield a folder, which replaces `target` atomically when the block succeeds; beside it is room for more files.
 
-        In every other case the workspace is removed. Raises WeightsUnavailable when the disk is full.
+        Whatever else there is then is removed. Raises WeightsUnavailable when the disk is full.
         """
         with disk_full_is_said(self.model, self.folder, needed_bytes):
             if needed_bytes > shutil.disk_usage(self.folder).free:
@@ -90,7 +90,7 @@ class Shelf(Frozen):
             try:
                 built = workspace / "model"
                 built.mkdir()
-                yield workspace
+                yield built
                 _sync([*built.iterdir(), built])
                 os.replace(built, target)
                 _sync([self.folder])

@@ -166,7 +166,11 @@ def mended(fetch: Callable[[bool], None], shelf: Shelf, target: Path) -> Callabl
 
 
 def _link(source: HubSource, notes: tuple[str, ...], wanted: Wanted, target: Path, again: bool) -> None:
-    snapshot = _download(source, wanted, again=again)
+    """Download the snapshot, anew if `again`, and make the folder of links to it. Raises PassedOver."""
+    from huggingface_hub import snapshot_download
+
+    fetch = functools.partial(snapshot_download, source.id, allow_patterns=list(FILE_PATTERNS))
+    snapshot = downloaded(wanted.model.name, source, "model", fetch, wanted.weights_bytes, again=again)
     names = model_files(snapshot)
     expected = {name: digest for name in names if (digest := blob_digest(snapshot / name)) is not None}
     if source.sha256 is not None:
@@ -174,24 +178,16 @@ def _link(source: HubSource, notes: tuple[str, ...], wanted: Wanted, target: Pat
     differences = check_fit(snapshot, wanted.model, source.id, exact=False)
     origin = wanted.origin("hub", source.id, source.revision, notes=(*notes, *differences))
     remedy = f"delete {snapshot} with its blobs (`hf cache`), fetch again"
-    with wanted.shelf.building(target, needed_bytes=0) as workspace:
+    with wanted.shelf.building(target, needed_bytes=0) as built:
         for name in names:
-            (workspace / "model" / name).symlink_to(snapshot.resolve() / name)
-        seal(workspace / "model", origin, expected, remedy=remedy)
+            (built / name).symlink_to(snapshot.resolve() / name)
+        seal(built, origin, expected, remedy=remedy)
 
 
 def blob_digest(path: Path) -> str | None:
     """Return the digest that the hub itself gave: a large file is a link to a blob named by its SHA-256."""
     name = Path(os.readlink(path)).name if path.is_symlink() else ""
     return name if re.fullmatch(r"[0-9a-f]{64}", name) else None
-
-
-def _download(source: HubSource, wanted: Wanted, *, again: bool) -> Path:
-    """Return the snapshot's folder in the hub's cache, downloading what is missing. Raises PassedOver."""
-    from huggingface_hub import snapshot_download
-
-    fetch = functools.partial(snapshot_download, source.id, allow_patterns=list(FILE_PATTERNS))
-    return downloaded(wanted.model.name, source, "model", fetch, wanted.weights_bytes, again=again)
 
 
 def downloaded(

@@ -51,10 +51,10 @@ def deliver(source: LocalSource, wanted: Wanted) -> ModelFolder:
     target = wanted.shelf.target("local", str(folder), stamps, *named.values())
 
     def link(again: bool) -> None:
-        with wanted.shelf.building(target, needed_bytes=0) as workspace:
+        with wanted.shelf.building(target, needed_bytes=0) as built:
             for name in names:
-                (workspace / "model" / name).symlink_to((folder / name).resolve())
-            seal(workspace / "model", origin, expected, remedy=f"copy the model into {folder} again")
+                (built / name).symlink_to((folder / name).resolve())
+            seal(built, origin, expected, remedy=f"copy the model into {folder} again")
 
     return wanted.shelf.keep(target, link, open_sealed)
 
@@ -79,12 +79,11 @@ def draw(source: RandomSource, wanted: Wanted) -> ModelFolder:
 
     def make(again: bool) -> None:
         log.info(f"{model.name}: drawing random weights ({identifier}, seed {source.seed})")
-        with wanted.shelf.building(target, needed_bytes=wanted.weights_bytes) as workspace:
-            out = workspace / "model"
-            settings = {"architecture": architecture, "seed": source.seed, "out": str(out)}
+        with wanted.shelf.building(target, needed_bytes=wanted.weights_bytes) as built:
+            settings = {"architecture": architecture, "seed": source.seed, "out": str(built)}
             build.in_child(model.name, {"task": "random", **settings})
-            check_fit(out, model, "the model that transformers made", exact=True)
-            seal(out, origin, {}, remedy="run again")
+            check_fit(built, model, "the model that transformers made", exact=True)
+            seal(built, origin, {}, remedy="run again")
 
     return wanted.shelf.keep(target, make, open_sealed)
 

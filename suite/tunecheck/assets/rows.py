@@ -92,9 +92,9 @@ def _convert(data: Data, source: HubRows, place: Shelf, target: Path, again: boo
     found = splits(records, source, data.max_length)
     log.info(f"{data.name}: {'; '.join(found.notes)}")
     texts = [as_lines(found.train).encode(), as_lines(found.heldout).encode()]
-    with place.building(target, needed_bytes=sum(map(len, texts))) as workspace:
+    with place.building(target, needed_bytes=sum(map(len, texts))) as built:
         for split, text in zip(SPLITS, texts, strict=True):
-            (workspace / "model" / f"{split}.jsonl").write_bytes(text)
+            (built / f"{split}.jsonl").write_bytes(text)
         record = Dataset(
             name=data.name,
             source="hub",
@@ -106,7 +106,7 @@ def _convert(data: Data, source: HubRows, place: Shelf, target: Path, again: boo
             heldout_rows=len(found.heldout),
             notes=found.notes,
         )
-        seal(workspace / "model", dataclasses.asdict(record), {}, remedy="run again")
+        seal(built, dataclasses.asdict(record), {}, remedy="run again")
 
 
 def _download(source: HubRows, place: Shelf, *, again: bool) -> Path:
