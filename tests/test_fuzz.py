@@ -231,7 +231,7 @@ def test_any_command_line(words):
         patch("tunecheck.cli.run._run", lambda options: 0),
         patch("tunecheck.cli.runs._estimate", lambda options: 0),
         patch("tunecheck.cli.runs._needs", lambda runs, cap: None),
-        patch("tunecheck.cli.machine._doctor", lambda options: 0),
+        patch("tunecheck.cli.runs._doctor", lambda options: 0),
     ):
         command(*[word.replace("\x00", "") for word in words])
 

@@ -28,7 +28,7 @@ from tunecheck.core.redaction import redacted, shown
 from tunecheck.core.trace import Trace
 from tunecheck.core.unexpected import unexpected
 from tunecheck.core.units import GIB
-from tunecheck.results import EXIT_UNJUDGED, Report, exit_code
+from tunecheck.results import Exit, Report, exit_code
 from tunecheck.results.domain import attributed
 from tunecheck.session import TierSession
 from tunecheck.session.leases import WAIT_SECONDS
@@ -422,7 +422,7 @@ class SessionHooks:
         if self.of_tiers:
             error = excinfo.value
             told = str(error) if isinstance(error, SuiteError) else unexpected(error, self.session.folder)
-            pytest.exit(told, returncode=EXIT_UNJUDGED)
+            pytest.exit(told, returncode=Exit.UNJUDGED)
 
     @pytest.hookimpl(trylast=True)
     def pytest_keyboard_interrupt(self) -> None:
@@ -442,14 +442,14 @@ class SessionHooks:
         except Exception as error:  # pytest would leave with the traceback, and with what the tests said
             log.error(unexpected(error, self.session.folder))
             if judged:
-                session.exitstatus = EXIT_UNJUDGED
+                session.exitstatus = Exit.UNJUDGED
         if self.report is not None and judged:
             session.exitstatus = exit_code(self.report)
         elif (
             self.asked and not self.worker and session.exitstatus == pytest.ExitCode.OK
         ):  # by --setup-plan, or by another plugin
             log.error("checks were selected, but none was run: nothing was judged")
-            session.exitstatus = EXIT_UNJUDGED
+            session.exitstatus = Exit.UNJUDGED
         if self.interrupted and self.report is None and not self.worker and self.of_tiers:
             log.error("interrupted")
 

@@ -234,20 +234,20 @@ OPEN = row(PASSED, MISSING, outcome="inconclusive", reason="checks without evide
 @pytest.mark.parametrize(
     ("runs", "interrupted", "verdict", "code"),
     [
-        ((PASS,), False, "pass", reports.EXIT_PASS),
-        ((PASS, SKIP), False, "pass", reports.EXIT_PASS),
-        ((PASS, FAIL), False, "fail", reports.EXIT_FAIL),
-        ((FAIL, ERROR, SKIP), True, "fail", reports.EXIT_FAIL),
-        ((PASS,), True, "inconclusive", reports.EXIT_INTERRUPTED),
-        ((), True, "inconclusive", reports.EXIT_INTERRUPTED),
-        ((SKIP,), True, "inconclusive", reports.EXIT_INTERRUPTED),
-        ((PASS, ERROR), False, "inconclusive", reports.EXIT_UNJUDGED),
-        ((PASS, OPEN), False, "inconclusive", reports.EXIT_UNJUDGED),
-        ((SKIP, ERROR), False, "inconclusive", reports.EXIT_UNJUDGED),
-        ((), False, "inconclusive", reports.EXIT_UNJUDGED),
-        ((WRONG, PASS, ERROR), False, "inconclusive", reports.EXIT_MISCONFIGURED),
-        ((WRONG, FAIL), False, "fail", reports.EXIT_FAIL),
-        ((SKIP, SKIP), False, "inconclusive", reports.EXIT_TOO_SMALL),
+        ((PASS,), False, "pass", reports.Exit.PASS),
+        ((PASS, SKIP), False, "pass", reports.Exit.PASS),
+        ((PASS, FAIL), False, "fail", reports.Exit.FAIL),
+        ((FAIL, ERROR, SKIP), True, "fail", reports.Exit.FAIL),
+        ((PASS,), True, "inconclusive", reports.Exit.INTERRUPTED),
+        ((), True, "inconclusive", reports.Exit.INTERRUPTED),
+        ((SKIP,), True, "inconclusive", reports.Exit.INTERRUPTED),
+        ((PASS, ERROR), False, "inconclusive", reports.Exit.UNJUDGED),
+        ((PASS, OPEN), False, "inconclusive", reports.Exit.UNJUDGED),
+        ((SKIP, ERROR), False, "inconclusive", reports.Exit.UNJUDGED),
+        ((), False, "inconclusive", reports.Exit.UNJUDGED),
+        ((WRONG, PASS, ERROR), False, "inconclusive", reports.Exit.MISCONFIGURED),
+        ((WRONG, FAIL), False, "fail", reports.Exit.FAIL),
+        ((SKIP, SKIP), False, "inconclusive", reports.Exit.TOO_SMALL),
     ],
 )
 def test_every_mix_of_outcomes_has_its_verdict_and_exit_code(
@@ -260,8 +260,8 @@ def test_every_mix_of_outcomes_has_its_verdict_and_exit_code(
 
 def test_the_exit_codes_are_those_of_the_documents() -> None:
     """Scripts of users rely on the numbers."""
-    assert (reports.EXIT_PASS, reports.EXIT_FAIL, reports.EXIT_INTERRUPTED) == (0, 1, 2)
-    assert (reports.EXIT_MISCONFIGURED, reports.EXIT_UNJUDGED, reports.EXIT_TOO_SMALL) == (4, 6, 7)
+    assert (reports.Exit.PASS, reports.Exit.FAIL, reports.Exit.INTERRUPTED) == (0, 1, 2)
+    assert (reports.Exit.MISCONFIGURED, reports.Exit.UNJUDGED, reports.Exit.TOO_SMALL) == (4, 6, 7)
 
 
 # verdict.json.

@@ -15,10 +15,9 @@ from tunecheck.history.baseline import accepted_from, read_baseline, write_basel
 from tunecheck.history.compare import compare
 from tunecheck.history.remember import compare_to_history, plan, prune, rebuild
 from tunecheck.history.store import RECENT, Store, history_file
+from tunecheck.results import Exit
 
 KEPT_SESSIONS = 30
-WORSE = 1
-"""Exit status of a comparison that found something worse."""
 
 
 def add_commands(commands: Any) -> None:
@@ -86,7 +85,7 @@ def _compare(options: argparse.Namespace) -> int:
 
     found = compare(options.a, options.b, Store(history_file()))
     answer(options, [comparison.to_json() for comparison in found], partial(print_comparisons, found))
-    return WORSE if any(comparison.worse for comparison in found) else 0
+    return Exit.FAIL if any(comparison.worse for comparison in found) else Exit.PASS
 
 
 def _accept(options: argparse.Namespace) -> None:
@@ -117,13 +116,13 @@ def _diff(options: argparse.Namespace) -> int:
     entries = store.entries(run=run, last=1)
     if not entries:
         _none_yet(run, options)
-        return 0
+        return Exit.PASS
     comparisons, note = compare_to_history(entries[-1], store, options.file)
     if note:
         log.warning(note)
     held = [dataclasses.asdict(comparison) for comparison in comparisons]
     answer(options, held, partial(print_figures, entries[-1], comparisons))
-    return WORSE if any(comparison.status == "worse" for comparison in comparisons) else 0
+    return Exit.FAIL if any(comparison.status == "worse" for comparison in comparisons) else Exit.PASS
 
 
 def _prune(options: argparse.Namespace) -> None:

@@ -19,12 +19,10 @@ from tunecheck.core.spelling import nearest
 from tunecheck.core.text import one_line, printable
 from tunecheck.core.unexpected import unexpected
 from tunecheck.core.units import count_option, seconds_option
+from tunecheck.results import Exit
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-INTERRUPTED, USAGE_ERROR, INCONCLUSIVE = interrupts.INTERRUPTED, 4, 6
-"""pytest's statuses of an interrupt and of a usage error, and a session's in which nothing could be judged."""
 
 COUNT: dict[str, Any] = {"type": count_option, "metavar": "N"}
 TIME: dict[str, Any] = {"type": seconds_option, "metavar": "TIME"}
@@ -40,7 +38,7 @@ class Parser(argparse.ArgumentParser):
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         """End the process with this status."""
-        super().exit(USAGE_ERROR if status == 2 else status, message)
+        super().exit(Exit.MISCONFIGURED if status == 2 else status, message)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse, and refuse here what no option of this command is: argparse would show the usage of all commands."""
@@ -112,7 +110,7 @@ def _executed(parser: Parser, arguments: Sequence[str] | None, options: argparse
         parser.parse_args(arguments, options)
         if not hasattr(options, "command"):
             parser.print_help(sys.stderr)
-            return USAGE_ERROR
+            return Exit.MISCONFIGURED
         if configs := getattr(options, "configs", None):
             os.environ["TUNECHECK_CONFIGS"] = configs  # child processes and pytest's workers read it too
         log.setLevel(logging.DEBUG if options.verbose else logging.WARNING if options.quiet else logging.INFO)
@@ -122,30 +120,30 @@ def _executed(parser: Parser, arguments: Sequence[str] | None, options: argparse
             return int(options.command(options) or 0)
     except ConfigError as error:
         print(printable(redacted(str(error))), file=sys.stderr)
-        return USAGE_ERROR
+        return Exit.MISCONFIGURED
     except SuiteError as error:
         log.error(error)
         machine = isinstance(error.__cause__, OSError) and error.__cause__.errno in OF_THE_MACHINE
         missing = isinstance(error, WeightsUnavailable | DataError) and not isinstance(error, BadRow)
-        return INCONCLUSIVE if machine or missing else USAGE_ERROR
+        return Exit.UNJUDGED if machine or missing else Exit.MISCONFIGURED
     except OSError as error:
         if error.errno not in NO_PATH:
             log.error(unexpected(error))
-            return INCONCLUSIVE
+            return Exit.UNJUDGED
         log.error(f"{one_line(str(error.filename), 100)}: {error.strerror}; use another path")
-        return USAGE_ERROR
+        return Exit.MISCONFIGURED
     except KeyboardInterrupt:
         log.error("interrupted")
-        return INTERRUPTED
+        return Exit.INTERRUPTED
     except Exception as error:
         log.error(unexpected(error))
-        return INCONCLUSIVE
+        return Exit.UNJUDGED
 
 
 def _delivered(status: int, options: argparse.Namespace) -> int:
-    """Return the status, INCONCLUSIVE in the place of success where the result was printed and did not arrive."""
+    """Return the status, UNJUDGED in the place of success where the result was printed and did not arrive."""
     if (error := lost()) is None:
         return status
     if not isinstance(error, BrokenPipeError):  # else the reader (head, less) has seen enough
         log.error(f"standard output cannot be written: {error.strerror}")
-    return status if getattr(options, "leaves_files", False) else status or INCONCLUSIVE
+    return status if getattr(options, "leaves_files", False) else status or Exit.UNJUDGED

@@ -9,7 +9,7 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
-from tunecheck.cli.parser import COUNT, INTERRUPTED, answer, as_json
+from tunecheck.cli.parser import COUNT, answer, as_json
 from tunecheck.config import TIERS, find_run, load_run
 from tunecheck.config.schema import Run
 from tunecheck.config.trainers import TRAINERS
@@ -19,7 +19,7 @@ from tunecheck.core.fork_server import head_start
 from tunecheck.core.log import log
 from tunecheck.core.paths import checkout_folder, project_folder, shipped_folder
 from tunecheck.core.redaction import shown
-from tunecheck.results import Report, exit_code
+from tunecheck.results import Exit, Report, exit_code
 from tunecheck.results.answers import read_ignored
 from tunecheck.results.benchmark import plain_benchmarks
 from tunecheck.results.stored import verdict_payload
@@ -91,7 +91,7 @@ def _bench(options: argparse.Namespace) -> int:
     session = TierSession(command=shown(["tunecheck", *sys.argv[1:]]))
     report = carry_out(runs, session)
     if report is None:
-        return INTERRUPTED
+        return Exit.INTERRUPTED
     answer(options, plain_benchmarks(report.runs), lambda console: print_benchmark(report, console))
     print(f"report: {session.folder}")
     return exit_code(report)

@@ -1,4 +1,4 @@
-"""Commands about runs before they are trained: list, show, estimate, strategies."""
+"""Commands before anything is trained: list, show, estimate, strategies of runs; doctor and fetch of this machine."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from dataclasses import asdict, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from tunecheck.cli.parser import USAGE_ERROR, answer, as_json
-from tunecheck.config import TIERS, all_problems, find_run, load_model, load_run, read_runs
+from tunecheck.cli.parser import answer, as_json
+from tunecheck.config import TIERS, all_problems, find_run, load_data, load_model, load_run, read_runs
 from tunecheck.config.schema import Run
+from tunecheck.config.source import known_names
 from tunecheck.core.errors import ConfigError, Unsupported
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.log import log
@@ -22,6 +23,7 @@ from tunecheck.memory import measured_peaks, predict
 from tunecheck.models.adapters import Lora
 from tunecheck.models.description import Model
 from tunecheck.models.shapes import tensor_shapes
+from tunecheck.results import Exit
 from tunecheck.session.admission import no_gpu, prospect, room
 from tunecheck.session.options import CARD, RUN, SET
 from tunecheck.strategies import STRATEGIES, trained_shapes
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def add_commands(commands: Any) -> None:
-    """Add `list`, `show`, `estimate` and `strategies` to the command line."""
+    """Add `list`, `show`, `estimate`, `strategies`, `doctor` and `fetch` to the command line."""
     listing = commands.add_parser("list", help="list all tiers and their runs")
     listing.add_argument(
         "--needs", action="store_true", help="show the memory that each run needs, and whether this machine has it"
@@ -69,6 +71,15 @@ def add_commands(commands: Any) -> None:
         "--targets", default="q_proj,v_proj", metavar="A,B", help="lora.target_modules of the adapters"
     )
     strategies.executes(_strategies)
+
+    doctor = commands.add_parser("doctor", help="diagnose this machine, with a remedy for each problem")
+    doctor.executes(_doctor)
+
+    fetch = commands.add_parser("fetch", help="download a model's weights or a data set's rows into the cache")
+    fetch.add_argument(
+        "name", nargs="?", default="smollm2-135m", help="name in configs/models or configs/data (default smollm2-135m)"
+    )
+    fetch.executes(_fetch, leaves_files=True)
 
 
 def _list(options: argparse.Namespace) -> None:
@@ -182,10 +193,39 @@ def _strategies(options: argparse.Namespace) -> int:
     """Count parameters; a usage error when the adapters' target modules do not exist."""
     model = load_model(options.model)
     counts = count_all(model, rank=options.rank, targets=options.targets.split(","))
-    status = USAGE_ERROR if any(count.refused for count in counts if count.options) else 0
+    status = Exit.MISCONFIGURED if any(count.refused for count in counts if count.options) else Exit.PASS
     held = {"model": model.name, "strategies": [asdict(count) for count in counts]}
     answer(options, held, lambda console: print_counts(model, counts, console))
     return status
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from tunecheck.assets import is_cached
+    from tunecheck.hardware.doctor import DEFAULT_MODEL, examine
+    from tunecheck.hardware.gpu_symptoms import format_diagnoses
+
+    diagnoses = examine(cached=is_cached(DEFAULT_MODEL))
+    facts = {"hardware": probe().to_json(), "diagnoses": [asdict(diagnosis) for diagnosis in diagnoses]}
+    if not as_json(options, facts):
+        print(format_diagnoses(diagnoses))
+    return int(any(diagnosis.level == "error" for diagnosis in diagnoses))
+
+
+def _fetch(options: argparse.Namespace) -> None:
+    from tunecheck.assets import resolve, rows
+
+    fetched = []
+    if options.name in known_names("data"):
+        record, data = rows.resolve(load_data(options.name), instead=False)
+        folder = data.file("train").parent
+        words = f"{record.source} {record.identifier}, {record.rows} + {record.heldout_rows} rows"
+        print(f"{record.name}: {words}, sha256 {record.sha256}\n{folder}")
+        fetched.append({**asdict(record), "folder": folder})
+    if not fetched or options.name in known_names("model"):
+        weights, path = resolve(load_model(options.name), allow_random=False)
+        print(f"{weights.model}: {weights.source} {weights.identifier}, sha256 {weights.sha256}\n{path}")
+        fetched.append({**asdict(weights), "folder": path})
+    as_json(options, fetched)
 
 
 class Count(Frozen):

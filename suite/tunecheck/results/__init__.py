@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import field
 from datetime import UTC, datetime
+from enum import IntEnum
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -40,18 +41,23 @@ if TYPE_CHECKING:
 VERDICT_SCHEMA = 6
 """The only schema that is read. Raised when a reader of older verdicts would misread a newer one."""
 
-EXIT_PASS = 0
-"""Every judged check passed."""
-EXIT_FAIL = 1
-"""At least one run failed, whatever else happened in the session."""
-EXIT_INTERRUPTED = 2
-"""Stopped by Ctrl-C or SIGTERM before any run failed."""
-EXIT_MISCONFIGURED = 4
-"""A run's configuration does not fit its weights or data, and no run failed."""
-EXIT_UNJUDGED = 6
-"""Something could not be judged: a crash, a hang, missing weights, lost evidence, or nothing was run at all."""
-EXIT_TOO_SMALL = 7
-"""Nothing ran because this machine is too small for every selected run."""
+
+class Exit(IntEnum):
+    """Exit statuses of a session, and of every command."""
+
+    PASS = 0
+    """Every judged check passed."""
+    FAIL = 1
+    """At least one run failed, whatever else happened in the session."""
+    INTERRUPTED = 2
+    """Stopped by Ctrl-C or SIGTERM before any run failed."""
+    MISCONFIGURED = 4
+    """A run's configuration does not fit its weights or data, and no run failed; or a wrong command line."""
+    UNJUDGED = 6
+    """Something could not be judged: a crash, a hang, missing weights, lost evidence, or nothing was run at all."""
+    TOO_SMALL = 7
+    """Nothing ran because this machine is too small for every selected run."""
+
 
 Outcome = Literal["pass", "fail", "inconclusive", "error", "skipped"]
 """pass and fail were judged, inconclusive lacks evidence, error did not train to its end, skipped never began."""
@@ -332,29 +338,29 @@ def exit_code(report: Report) -> int:
     misconfigured = any(run.misconfigured for run in report.runs)
     outcomes = {run.outcome for run in report.runs}
     status = status_of(outcomes, interrupted=report.interrupted, misconfigured=misconfigured)
-    by_verdict = {"pass": EXIT_PASS, "fail": EXIT_FAIL, "inconclusive": status or EXIT_UNJUDGED}
+    by_verdict = {"pass": Exit.PASS, "fail": Exit.FAIL, "inconclusive": status or Exit.UNJUDGED}
     return by_verdict[report.verdict]
 
 
-def status_of(outcomes: Collection[str], *, interrupted: bool, misconfigured: bool = False) -> int:
+def status_of(outcomes: Collection[str], *, interrupted: bool, misconfigured: bool = False) -> Exit:
     """Return the exit status of what has these outcomes, the runs of a session or the places of a fleet.
 
     One that failed fails all; it is a pass when at least one passed and none was left unjudged.
     """
     if "fail" in outcomes:
-        return EXIT_FAIL
+        return Exit.FAIL
     if interrupted:
-        return EXIT_INTERRUPTED
+        return Exit.INTERRUPTED
     if misconfigured:
-        return EXIT_MISCONFIGURED
+        return Exit.MISCONFIGURED
     if set(outcomes) == {"skipped"}:
-        return EXIT_TOO_SMALL
-    return EXIT_PASS if "pass" in outcomes and set(outcomes) <= {"pass", "skipped"} else EXIT_UNJUDGED
+        return Exit.TOO_SMALL
+    return Exit.PASS if "pass" in outcomes and set(outcomes) <= {"pass", "skipped"} else Exit.UNJUDGED
 
 
 def verdict_by(status: int) -> Verdict:
     """Return the verdict that this exit status stands for."""
-    return "pass" if status == EXIT_PASS else "fail" if status == EXIT_FAIL else "inconclusive"
+    return "pass" if status == Exit.PASS else "fail" if status == Exit.FAIL else "inconclusive"
 
 
 def _outcome(main: Attempt | None, findings: Sequence[Finding]) -> tuple[Outcome, str]:

@@ -10,7 +10,7 @@ from tunecheck.core.files import write_whole
 from tunecheck.core.finding import Domain, Finding
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.text import one_line
-from tunecheck.results import EXIT_INTERRUPTED, Outcome, Verdict
+from tunecheck.results import Exit, Outcome, Verdict
 from tunecheck.results.stored import Stored, json_text, write_record
 
 ANSWER_FILE, FLEET_FILE, NODES_FOLDER = "answer.json", "fleet.json", "nodes"
@@ -118,7 +118,7 @@ class Answer(Frozen):
     @property
     def finished(self) -> bool:
         """Whether its session came to its end; one that was interrupted, or never began, is asked again."""
-        return self.status is not None and self.status != EXIT_INTERRUPTED and not self.problem
+        return self.status is not None and self.status != Exit.INTERRUPTED and not self.problem
 
 
 @dataclass(slots=True)

@@ -9,16 +9,7 @@ from typing import Any
 
 from tunecheck.core.finding import Domain, Finding, Status
 from tunecheck.core.text import human_seconds
-from tunecheck.results import (
-    EXIT_FAIL,
-    EXIT_INTERRUPTED,
-    EXIT_MISCONFIGURED,
-    EXIT_PASS,
-    EXIT_TOO_SMALL,
-    EXIT_UNJUDGED,
-    status_of,
-    verdict_by,
-)
+from tunecheck.results import Exit, status_of, verdict_by
 from tunecheck.results.fleet import (
     NODE_NAME,
     OVERDUE,
@@ -36,7 +27,7 @@ FEWEST_FOR_A_MAJORITY = 3
 NO_GPU = "no GPU works"
 CLOCK_SECONDS = 5.0
 """Difference of two clocks that does not count: the times of a file on a shared file system lag by that much."""
-_BY_STATUS: dict[int | None, NodeOutcome] = {EXIT_PASS: "pass", EXIT_FAIL: "fail", EXIT_TOO_SMALL: "skipped"}
+_BY_STATUS: dict[int | None, NodeOutcome] = {Exit.PASS: "pass", Exit.FAIL: "fail", Exit.TOO_SMALL: "skipped"}
 _ORDER: tuple[NodeOutcome, ...] = ("fail", "error", "no answer", "inconclusive", "pass", "skipped")
 
 
@@ -57,10 +48,10 @@ def judge_fleet(heard: Collection[Heard], *, interrupted: bool = False, **about:
     if unsafe := sorted({row.node for row in rows if row.drain and not NODE_NAME.fullmatch(row.node)}):
         named = ", ".join(map(repr, unsafe))
         notes.append(f"to drain, and not in drain.txt, which takes names of Slurm alone: {named}")
-    misconfigured = any(answer.status == EXIT_MISCONFIGURED for answer in given)
+    misconfigured = any(answer.status == Exit.MISCONFIGURED for answer in given)
     status = status_of({row.outcome for row in rows}, interrupted=interrupted, misconfigured=misconfigured)
-    if status == EXIT_TOO_SMALL and not given:  # nobody was asked: a node that is too small answers that it is
-        status = EXIT_UNJUDGED
+    if status == Exit.TOO_SMALL and not given:  # nobody was asked: a node that is too small answers that it is
+        status = Exit.UNJUDGED
     return FleetReport(
         **{**about, "notes": (*about.get("notes", ()), *causes.notes(), *notes)},
         verdict=verdict_by(status),
@@ -72,7 +63,7 @@ def judge_fleet(heard: Collection[Heard], *, interrupted: bool = False, **about:
 
 def unwritten(report: FleetReport, why: str) -> FleetReport:
     """Return a report that could not be written: inconclusive, unless a place fails."""
-    status = report.status if report.status in (EXIT_FAIL, EXIT_INTERRUPTED) else EXIT_UNJUDGED
+    status = report.status if report.status in (Exit.FAIL, Exit.INTERRUPTED) else Exit.UNJUDGED
     return dataclasses.replace(report, status=status, verdict=verdict_by(status), notes=(*report.notes, why))
 
 
@@ -169,7 +160,7 @@ def _row(answer: Answer, findings: list[Finding], remarks: list[str], causes: _C
     unjudged = [run for run in answer.runs if run.unjudged and run.outcome != "error"]  # else its end explains them
     told = (f"{run.run}: {run.reason}" for run in answer.runs if run.reason and run not in unjudged)
     reasons = [*filter(None, [answer.problem]), *told]
-    if answer.status == EXIT_PASS and _own_outcome(answer) == "inconclusive":
+    if answer.status == Exit.PASS and _own_outcome(answer) == "inconclusive":
         reasons.append("its session ended with status 0 and passed no check: nothing was judged")
     if not (reasons or unjudged) and answer.status not in (*_BY_STATUS, None):
         reasons.append(f"its session ended with status {answer.status}: its output.log says why")
@@ -180,7 +171,7 @@ def _row(answer: Answer, findings: list[Finding], remarks: list[str], causes: _C
         kind=first.kind.get("device", "") if first else "",
         outcome=outcome,
         reason="; ".join(reasons),
-        status=EXIT_FAIL if failed else answer.status,
+        status=Exit.FAIL if failed else answer.status,
         passed=sum(run.passed for run in answer.runs),
         failed=tuple(f"{run.run}: {finding.check}" for run in answer.runs for finding in run.failed),
         unjudged=tuple(words for run in unjudged for words in _unjudged(run)),
@@ -229,7 +220,7 @@ def _sick(answer: Answer, failed: Iterable[Finding], causes: _Causes) -> Iterato
 
 def _ended_early(answer: Answer, run: RunAnswer) -> bool:
     """Return whether a training did not end, other than by a signal from outside, which is no fault of the node."""
-    stopped = run.stopped or answer.status == EXIT_INTERRUPTED
+    stopped = run.stopped or answer.status == Exit.INTERRUPTED
     return run.outcome == "error" and (answer.status == OVERDUE or not stopped)
 
 
