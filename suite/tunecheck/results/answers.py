@@ -2,7 +2,7 @@
 
 import fnmatch
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
@@ -59,10 +59,8 @@ class Settings(Frozen):
 def read_ignored(given: Iterable[str]) -> dict[str, str]:
     """Return check to reason of these NAME=REASON. Raises ConfigError with every problem."""
     pairs = {words: words.partition("=") for words in given}
-    problems = []
-    for words, (check, _, reason) in pairs.items():
-        problems += _problems(check, reason.strip(), f"--ignore {words}")
-    if problems:
+    wrong = (_problem(check, reason.strip(), f"--ignore {words}") for words, (check, _, reason) in pairs.items())
+    if problems := [*filter(None, wrong)]:
         raise ConfigError(problems)
     return {check: reason.strip() for check, _, reason in pairs.values()}
 
@@ -96,19 +94,16 @@ def _table(path: Path) -> dict[str, Any] | None:
     return table
 
 
-_KEYS = {"expect": dict, "ignore": dict, "strict": bool, "steps": int}
+_KEYS: dict[str, type[Any]] = {"expect": dict, "ignore": dict, "strict": bool, "steps": int}
 
 
 def _settings(path: Path, table: Mapping[str, Any], script: str) -> Settings:
-    problems: list[str] = []
     scripts = table.get("scripts", {})
     if not isinstance(scripts, dict) or not all(isinstance(section, dict) for section in scripts.values()):
         raise ConfigError([f'{path}: scripts: should hold a section for each glob, such as [scripts."train_*.py"]'])
     common = {key: value for key, value in table.items() if key != "scripts"}
     matching = [section for glob, section in scripts.items() if fnmatch.fnmatch(script, glob)]
-    for section in (common, *scripts.values()):
-        problems += _misfits(path, section)
-    if problems:
+    if problems := [problem for section in (common, *scripts.values()) for problem in _misfits(path, section)]:
         raise ConfigError(problems)
     held: dict[str, Any] = {"expect": {}, "ignore": {}}
     for section in (common, *matching):
@@ -118,20 +113,20 @@ def _settings(path: Path, table: Mapping[str, Any], script: str) -> Settings:
     return Settings(**{**held, "expect": tuple(f"{key}={word}" for key, word in words.items())})
 
 
-def _misfits(path: Path, section: Mapping[str, Any]) -> Sequence[str]:
-    problems = []
+def _misfits(path: Path, section: Mapping[str, Any]) -> Iterator[str]:
     for key, value in section.items():
         if key not in _KEYS:
-            problems.append(f"{path}: {key}: no such key; known keys: {', '.join(_KEYS)}, scripts")
+            yield f"{path}: {key}: no such key; known keys: {', '.join(_KEYS)}, scripts"
         elif not isinstance(value, _KEYS[key]) or (key == "steps" and isinstance(value, bool)):
             kind = {dict: "a table", bool: "true or false", int: "a whole number"}[_KEYS[key]]
-            problems.append(f"{path}: {key}: should be {kind} (got {value!r})")
-    for check, reason in (section.get("ignore") or {}).items() if isinstance(section.get("ignore"), dict) else ():
-        problems += _problems(check, reason.strip() if isinstance(reason, str) else "", f"{path}: ignore.{check}")
-    return problems
+            yield f"{path}: {key}: should be {kind} (got {value!r})"
+        elif key == "ignore":
+            reasons = {check: reason.strip() if isinstance(reason, str) else "" for check, reason in value.items()}
+            yield from filter(None, (_problem(name, why, f"{path}: ignore.{name}") for name, why in reasons.items()))
 
 
-def _problems(check: str, reason: str, where: str) -> list[str]:
+def _problem(check: str, reason: str, where: str) -> str:
+    """Return what is wrong with this answer; empty where nothing is."""
     if check not in CHECKS:
-        return [f"{where}: {problem_with(check, ())}"]
-    return [] if reason else [f'{where}: lacks a reason; for example {check}="sampled by weight"']
+        return f"{where}: {problem_with(check, ())}"
+    return "" if reason else f'{where}: lacks a reason; for example {check}="sampled by weight"'

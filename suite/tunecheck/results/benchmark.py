@@ -5,7 +5,7 @@ the same machine, so that what slows the whole machine for a while cancels.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from statistics import median
 from typing import Any
@@ -50,47 +50,42 @@ def benchmarks(runs: Iterable[RunReport]) -> list[SideBySide]:
     return [
         SideBySide(
             title=f"trainers of {name} on {model}",
-            ranking=f"medians over the turns; ratios and losses against {next(iter(turns))}, within a turn",
+            ranking=f"medians over the turns; ratios and losses against {contenders[0].trainer}, within a turn",
             named_by="trainer",
             heads=HEADS,
-            rows=tuple(map(_cells, _contenders(turns))),
-            notes=tuple(_notes(turns)),
-            runs=tuple(of_trainer[0] for of_trainer in turns.values()),
+            rows=tuple(map(_cells, contenders)),
+            notes=tuple(_notes(contenders, [run for of_trainer in turns for run in of_trainer])),
+            runs=tuple(of_trainer[0] for of_trainer in turns),
         )
-        for (name, model), turns in _by_trainer(runs)
+        for name, model, contenders, turns in _compared(runs)
     ]
 
 
 def plain_benchmarks(runs: Iterable[RunReport]) -> list[dict[str, Any]]:
     """Return the same as plain data."""
     return [
-        {"name": name, "model": model, "trainers": [asdict(one) for one in _contenders(turns)]}
-        for (name, model), turns in _by_trainer(runs)
+        {"name": name, "model": model, "trainers": [asdict(one) for one in contenders]}
+        for name, model, contenders, _ in _compared(runs)
     ]
 
 
-def _by_trainer(runs: Iterable[RunReport]) -> Iterator[tuple[tuple[str, str], dict[str, list[RunReport]]]]:
-    """Yield the name and model of each benchmark, and its turns by trainer, in the order of the first turn."""
-    for key, group in grouped(run for run in runs if run.entry and run.entry.turn):
-        held: dict[str, list[RunReport]] = {}
+def _compared(runs: Iterable[RunReport]) -> Iterator[tuple[str, str, list[Contender], list[list[RunReport]]]]:
+    """Yield the name and model of each benchmark, its trainers in the order of the first turn, and each one's turns."""
+    for (name, model), group in grouped(run for run in runs if run.entry and run.entry.turn):
+        turns: dict[str, list[RunReport]] = {}
         for run in sorted(group, key=_turn):  # stable: in a turn the order in which they began
-            held.setdefault(run.entry.name if run.entry else "", []).append(run)
-        yield key, held
+            turns.setdefault(run.entry.name if run.entry else "", []).append(run)
+        first = next(iter(turns.values()))
+        yield name, model, [_contender(trainer, own, first) for trainer, own in turns.items()], [*turns.values()]
 
 
-def _contenders(turns: Mapping[str, Sequence[RunReport]]) -> list[Contender]:
-    first = next(iter(turns.values()))
-    return [_contender(trainer, runs, first) for trainer, runs in turns.items()]
-
-
-def _notes(turns: Mapping[str, Sequence[RunReport]]) -> Iterator[str]:
+def _notes(contenders: Sequence[Contender], runs: Sequence[RunReport]) -> Iterator[str]:
     """Yield a sentence for each trainer whose numbers need one, and one where the machine was not its own."""
-    contenders = _contenders(turns)
     yield from (f"{one.trainer}: failed {', '.join(one.failed)}" for one in contenders if one.failed)
     for one in contenders:
         if not one.repeats:
             yield f"{one.trainer}: its losses are not the same in every turn, so that none of them can be repeated"
-    if busy := [run.others_busy_share or 0.0 for runs in turns.values() for run in runs if too_busy(run)]:
+    if busy := [run.others_busy_share or 0.0 for run in runs if too_busy(run)]:
         yield f"other processes used up to {max(busy):.0%} of the CPU time: believe no speed of these"
 
 

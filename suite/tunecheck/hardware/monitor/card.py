@@ -2,8 +2,10 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 import psutil
@@ -173,31 +175,18 @@ def merged(samples: Sequence[DeviceSample]) -> DeviceSample:
     """Merge consecutive samples, at least one: maxima, mean clock, counts of clock reasons, each process once."""
     first, last = samples[0], samples[-1]
     seen = [process for sample in samples for process in sample.others]
+    known = {name: [held for one in samples if (held := getattr(one, name)) is not None] for name in MAXIMA}
+    clocks = [(sample.sm_clock_mhz, sample.readings) for sample in samples if sample.sm_clock_mhz is not None]
+    reasons = [sample.clock_reasons for sample in samples if sample.clock_reasons is not None]
     return DeviceSample(
         at=first.at,
         seconds=last.at + last.seconds - first.at,
         readings=sum(sample.readings for sample in samples),
-        **{name: _largest(getattr(sample, name) for sample in samples) for name in MAXIMA},
+        **{name: max(values, default=None) for name, values in known.items()},
         process_seen=any(sample.process_seen for sample in samples),
-        sm_clock_mhz=_mean([(sample.sm_clock_mhz, sample.readings) for sample in samples]),
-        clock_reasons=_counted([sample.clock_reasons for sample in samples]),
+        sm_clock_mhz=fmean([clock for clock, _ in clocks], [weight for _, weight in clocks]) if clocks else None,
+        clock_reasons=dict(sum(map(Counter, reasons), Counter())) if reasons else None,
         others=tuple({process.pid: process for process in sorted(seen, key=lambda p: p.used_bytes or 0)}.values()),
         xids=tuple(xid for sample in samples for xid in sample.xids),
         events=tuple(event for sample in samples for event in sample.events),
     )
-
-
-def _largest(values: Iterable[Any]) -> Any:
-    return max((value for value in values if value is not None), default=None)
-
-
-def _mean(values: list[tuple[float | None, int]]) -> float | None:
-    known = [(value, weight) for value, weight in values if value is not None]
-    weights = sum(weight for _, weight in known)
-    return sum(value * weight for value, weight in known) / weights if weights else None
-
-
-def _counted(counts: list[dict[str, int] | None]) -> dict[str, int] | None:
-    known = [count for count in counts if count is not None]
-    names = dict.fromkeys(name for count in known for name in count)
-    return {name: sum(count.get(name, 0) for count in known) for name in names} if known else None

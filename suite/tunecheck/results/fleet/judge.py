@@ -93,10 +93,10 @@ def _by_kind(answers: Sequence[Answer]) -> tuple[defaultdict[str, list[Finding]]
     for group in groups(answers):
         for place, finding in agreements(group):
             findings[place].append(finding)
-        for member, figure, *numbers in outliers(group):
-            said = f"{member.run.run}: {words(figure, *numbers)}"
+        for member, figure, value, middle, last_good in outliers(group):
+            said = f"{member.run.run}: {words(figure, value, middle, last_good)}"
             if figure is SPEED and not member.run.disturbed:
-                findings[member.answer.place].append(slow(said, *numbers))
+                findings[member.answer.place].append(slow(said, value, last_good))
             else:
                 remarks[member.answer.place].append("; ".join(filter(None, (said, member.run.disturbed))))
     return findings, remarks

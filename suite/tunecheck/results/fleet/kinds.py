@@ -21,13 +21,6 @@ from tunecheck.results.baseline import Figure, baseline_of, judge
 from tunecheck.results.fleet import Answer, RunAnswer
 
 CHECK = "nodes_agree"
-MEANING = (
-    "this card or processor computes wrongly without an error (silent data corruption), or its machine differs in "
-    "something that is not part of the kind"
-)
-REMEDY = "take it out of service, run its vendor's diagnostics, and ask it once more before it comes back"
-
-
 FEWEST_NODES = 8
 """Of a kind: below that a median absolute deviation says little."""
 SPEED = replace(OF_SESSIONS["tokens_per_second"], floor_share=0.25, sessions=1)
@@ -117,8 +110,9 @@ def _failed(member: Member, most: Sequence[Member], total: int) -> Finding:
         measured=f"another result than {len(most)} of {total}",
         limit="the same bits",
         detail=f"{member.run.run}: {_departure(member, most[0])}",
-        meaning=MEANING,
-        remedy=REMEDY,
+        meaning="this card or processor computes wrongly without an error (silent data corruption), or its machine "
+        "differs in something that is not part of the kind",
+        remedy="take it out of service, run its vendor's diagnostics, and ask it once more before it comes back",
         domain=Domain.HARDWARE,
         evidence=f"{len(most)} places of this kind agree to the last bit",
     )
@@ -159,7 +153,7 @@ def outliers(group: Sequence[Member]) -> Iterator[tuple[Member, Figure, float, f
                 yield member, figure, value, around.median, last_good
 
 
-def slow(said: str, value: float, middle: float, last_good: float) -> Finding:
+def slow(said: str, value: float, last_good: float) -> Finding:
     """Return the finding of a place that is too slow."""
     return Finding(
         check="node_speed",
