@@ -85,7 +85,10 @@ class FleetSession:
         """
         entry = ENGINES[self.request.engine]
         engine = entry.make(self.request.options, self.folder)
-        places, held = self._known(engine.places()), read_answers(self.folder)
+        places, held = engine.places(), read_answers(self.folder)
+        listed, gone = {place.name for place in places}, f"{self.request.engine} no longer lists it"
+        before = [place for place in _places(self.folder, self.request).values() if place.name not in listed]
+        places += [dataclasses.replace(place, problem=gone) for place in before]
         self.request = dataclasses.replace(self.request, places=tuple(places))
         write_request(self.request)
         for place in places:
@@ -129,13 +132,6 @@ class FleetSession:
         except SuiteError as error:  # what was found is printed all the same, and is no pass
             report = unwritten(report, str(error))
         return report
-
-    def _known(self, found: list[Place]) -> list[Place]:
-        """Return the places that the engine lists, and those that had been asked before and are gone from its list."""
-        names = {place.name for place in found}
-        gone = f"{self.request.engine} no longer lists it"
-        before = [place for place in _places(self.folder, self.request).values() if place.name not in names]
-        return [*found, *(dataclasses.replace(place, problem=gone) for place in before)]
 
     def _ask_all(self, engine: Engine, poll_seconds: float, watch: Watch) -> None:
         """Ask node after node, so many at a time, until none is left or the time is over.

@@ -125,7 +125,9 @@ class TierSession:
         if not self.in_process and any(obstacle(run, self.hardware, vram_cap_bytes=cap) is None for run in runs):
             fork_server.warm_up(gpu)
             if not self._is_worker:  # which leaves the report to another
-                _import_report()
+                from tunecheck.report import page, terminal  # noqa: F401 - while the fork server imports, too
+
+                page.template("page.html.jinja")
 
     def close(self, *, interrupted: bool) -> Report | None:
         """Write and return the report; None, with nothing written, for a worker, and where no run was reached."""
@@ -182,13 +184,6 @@ class TierSession:
             vram_cap_bytes=self.vram_cap_bytes,
             in_process=self.in_process,
         ).execute(run)
-
-
-def _import_report() -> None:
-    """Import and compile what the report needs, while there is only the fork server's imports to wait for."""
-    from tunecheck.report import page, terminal  # noqa: F401
-
-    page.template("page.html.jinja")
 
 
 def written(report: Report, folder: Path) -> Report:

@@ -73,7 +73,10 @@ class Cards(Frozen):
                 return tuple(taken)
             leases.close()
             if not busy:
-                raise self._no_room(run)
+                reason = self._too_small(run)
+                if any(card.memory_by_process for card in self.look().visible_gpus):
+                    raise CardBusy(f"{reason}. What to do: end that process, or wait for it")
+                raise MachineTooSmall(reason)
             if time.monotonic() > deadline:
                 raise CardBusy(
                     f"{run.name} waited {self.wait_seconds:g} s for {_whose(busy)}. What to do: wait for that session "
@@ -115,13 +118,6 @@ class Cards(Frozen):
 
     def _shortage(self, run: Run, card: Gpu, *, when_empty: bool = False) -> str | None:
         return shortage(run, card, vram_cap_bytes=self.vram_cap_bytes, when_empty=when_empty)
-
-    def _no_room(self, run: Run) -> SuiteError:
-        """Return why none of the GPUs that would hold the run has room for it: CardBusy where processes are named."""
-        reason = self._too_small(run)
-        if any(card.memory_by_process for card in self.look().visible_gpus):
-            return CardBusy(f"{reason}. What to do: end that process, or wait for it")
-        return MachineTooSmall(reason)
 
     def _too_small(self, run: Run) -> str:
         reason = obstacle(run, self.look(), vram_cap_bytes=self.vram_cap_bytes)

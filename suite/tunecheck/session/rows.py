@@ -85,10 +85,6 @@ class Rows:
 
     def all(self) -> list[RunReport]:
         """Return a row for each run: those with a trace in the order in which they began, then the others."""
-        rows = {row.name: row for row in self._with_trace()}
-        return [*rows.values(), *(row for name, row in self._without_trace.items() if name not in rows)]
-
-    def _with_trace(self) -> list[RunReport]:
         traces, files = list[tuple[Trace, Path]](), list[Path]()
         with contextlib.suppress(OSError):  # of a folder that cannot be read there are none
             files = sorted(self._folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
@@ -99,7 +95,8 @@ class Rows:
                 name = path.stem.replace("-", "/", 1)
                 self._without_trace.setdefault(name, _error(name, str(error)))
         traces.sort(key=lambda pair: pair[0].header.started_at)
-        return [self._row(trace, path) for trace, path in traces]
+        rows = {trace.run.name: self._row(trace, path) for trace, path in traces}
+        return [*rows.values(), *(row for name, row in self._without_trace.items() if name not in rows)]
 
     def _row(self, trace: Trace, path: Path) -> RunReport:
         name = trace.run.name
