@@ -91,7 +91,7 @@ def _less_one_part(name: str) -> Iterator[str]:
 
 
 def _value(tensor: Any) -> str:
-    from tunecheck.listen.saves import value_of
+    from tunecheck.probes.reference.measures import value_of
 
     return value_of(tensor.detach())
 

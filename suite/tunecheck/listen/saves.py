@@ -4,7 +4,6 @@ Tensors are known by their values, since libraries rename them. A saved or merge
 attempt of the training's own trace.
 """
 
-import hashlib
 import os
 import sys
 import time
@@ -26,7 +25,7 @@ from tunecheck.listen.provenance import merged_into
 from tunecheck.models.layer_names import base_of
 from tunecheck.probes.reference.forwards import logits_of
 from tunecheck.probes.reference.four_bit import is_packed
-from tunecheck.probes.reference.measures import living, relative_difference, sample
+from tunecheck.probes.reference.measures import living, relative_difference, sample, value_of
 from tunecheck.training.events import probing
 from tunecheck.training.hooks import nothing
 from tunecheck.training.restore import adapted_layers, random_state, unprinted, without_adapters, without_repacking
@@ -200,12 +199,6 @@ class _Trained:
         self._told[kind] += 1
         if told and self._told[kind] <= ALIKE:
             self.tell(seen)
-
-
-def value_of(tensor: torch.Tensor) -> str:
-    """Return a digest of the shape and a sample of the elements."""
-    elements = sample(tensor).cpu().contiguous().view(torch.uint8).numpy()
-    return f"{tuple(tensor.shape)} {hashlib.sha256(elements.data).hexdigest()}"
 
 
 def _is_constant(elements: torch.Tensor) -> bool:

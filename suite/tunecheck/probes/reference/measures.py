@@ -114,6 +114,12 @@ def sample(tensor: torch.Tensor) -> torch.Tensor:
     return whole(tensor).detach().flatten()[:: max(1, tensor.numel() // SAMPLED)].clone()
 
 
+def value_of(tensor: torch.Tensor) -> str:
+    """Return a digest of the shape and a sample of the elements."""
+    elements = sample(tensor).cpu().contiguous().view(torch.uint8).numpy()
+    return f"{tuple(tensor.shape)} {hashlib.sha256(elements.data).hexdigest()}"
+
+
 def sampled_places(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The index along the first dimension, and that within it, of each element that `sample` takes of this tensor."""
     width = tensor.numel() // (len(tensor) if tensor.ndim else 1)
