@@ -240,6 +240,31 @@ def test_a_part_that_no_gradient_reaches(how, told, tmp_path, monkeypatch):
     assert int(model.norm.num_batches_tracked - before["norm.num_batches_tracked"]) == STEPS
 
 
+class Factors(nn.Module):
+    """A linear whose weight stays, with two factors beside it, as LoRA has them."""
+
+    def __init__(self, spread):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.head = nn.Linear(WIDTH, WIDTH).requires_grad_(False), nn.Linear(WIDTH, 3)
+        self.first, self.second = nn.Parameter(torch.randn(2, WIDTH) * spread), nn.Parameter(torch.zeros(WIDTH, 2))
+
+    def forward(self, x):
+        """Return scores."""
+        return self.head(self.body(x) + x @ self.first.T @ self.second.T)
+
+
+@pytest.mark.parametrize(("spread", "status"), [(1.0, Status.PASSED), (0.0, Status.SUSPECTED)])
+def test_two_factors_of_which_both_are_0(spread, status, tmp_path):
+    """Each one's gradient has the other as a factor, so that neither ever moves."""
+    labels = torch.arange(8) % 3
+    finding = judged(
+        "trainable_moved", tmp_path, Factors(spread), lambda model: cross_entropy(model(torch.randn(8, WIDTH)), labels)
+    )
+    assert finding.status is status, finding.detail
+    assert ("2 of 4 trained tensors are matrices of 0" in finding.detail) is (not spread)
+
+
 def test_a_model_that_cannot_be_called_again(tmp_path):
     """What moved is judged, and what could not be seen is said."""
     finding = judged(

@@ -286,6 +286,8 @@ KEPT_APART = "a part may be kept out of the model's state on purpose, as a fixed
 NO_GRADIENT = "A part of the model is outside the forward pass, runs under no_grad, or has its result detached."
 RATE_0 = "The learning rate is 0."
 WARMS_UP = "a warm-up may begin at 0, and may be stepped once per epoch"
+BOTH_0 = "Both factors of a product begin at 0, so that neither gets a gradient."
+MAY_WAKE = "a part may begin to learn later, or be kept out by a factor of 0"
 ROUNDS = "16-bit weights round small updates away."
 
 
@@ -295,7 +297,7 @@ class TrainableMoved(Check):
     needs = frozenset()
     premises_to_fail = frozenset({Premise.GRADIENT_DUE})
     meaning = f"""The optimizer does not hold a part of the model. {NO_GRADIENT} {NOT_ADDED} {UNREGISTERED} {RATE_0}
-    {ROUNDS}"""
+    {BOTH_0} {ROUNDS}"""
     remedy = """Fix trainable_set, optimizer_coverage and lora_gradient_schedule first if one failed. Search the forward
     pass for detach, .data and no_grad behind the named tensors. Keep trained weights in fp32."""
 
@@ -349,6 +351,12 @@ class TrainableMoved(Check):
                 return self.found(False, detail, measured=most, limit=limit, meant=ROUNDED_AWAY, causes=[ROUNDS])
             why = "weights are trained in 16 bit, which rounds small updates away: keep them in fp32"
             raise NotApplicable(f"{detail}; {why}")
+        if seen.stuck_at_0 and not problems:
+            detail = (
+                f"{len(seen.stuck_at_0)} of {wanted} trained tensors are matrices of 0, and their gradient is 0 in "
+            )
+            detail += f"each step: {some(seen.stuck_at_0)}"
+            return self.at_most(len(seen.stuck_at_0), 0, detail, meant=MAY_WAKE, causes=[BOTH_0])
         share = seen.smallest_moved_share
         parts = []
         try:

@@ -17,7 +17,7 @@ from tunecheck.listen.optimizers import adamw_settings, made_for
 from tunecheck.listen.preferences import declares_pairs, declares_ratings
 from tunecheck.listen.session import session_of
 from tunecheck.listen.settings import settings_of
-from tunecheck.listen.trained_model import device_of, dtype_of, is_transformers
+from tunecheck.listen.trained_model import device_of, dtype_of, is_transformers, only_tokenizer
 from tunecheck.models.layer_names import attention_kernel
 from tunecheck.training.hooks import inner_optimizer, rate_of
 from tunecheck.training.session import Session
@@ -78,13 +78,12 @@ def best_chosen(args: Any) -> list[BestChosen]:
 
 def session(trainer: Any, hooks: Any, given: dict[str, Any], state: Any) -> Session:
     """Return the training as a session, its run the one that its objects declare."""
-    tokenizer = getattr(trainer, "processing_class", None) or getattr(trainer, "tokenizer", None)
     return session_of(
         run_of(trainer, hooks, state, given.get("train_dataloader")),
         trainer.model,
         hooks.window,
         optimizer=inner_optimizer(trainer.optimizer),
-        tokenizer=getattr(tokenizer, "tokenizer", tokenizer),
+        tokenizer=tokenizer_of(trainer),
         dataset=trainer.train_dataset,
         done=rows_done(state, hooks.listener.path),
         scheduler=given.get("lr_scheduler"),
@@ -94,6 +93,14 @@ def session(trainer: Any, hooks: Any, given: dict[str, Any], state: Any) -> Sess
         autocast=casts(trainer),
         replay=hooks.replay,
     )
+
+
+def tokenizer_of(trainer: Any) -> Any:
+    """Return the tokenizer that the Trainer, or its collator, is given; else the only one of the process, or None."""
+    for holder, name in ((trainer, "processing_class"), (trainer, "tokenizer"), (trainer.data_collator, "tokenizer")):
+        if (given := getattr(holder, name, None)) is not None:
+            return getattr(given, "tokenizer", given)  # of a processor
+    return only_tokenizer()
 
 
 def rows_done(state: Any, trace: Path) -> tuple[float, frozenset[str]]:

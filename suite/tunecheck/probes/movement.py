@@ -49,6 +49,8 @@ class MovementProbe(Probe):
         """Rows of the embedding that the base's file has, and tokens without one."""
         self._idle = set() if session.run.holds(Premise.CAUSAL_LM) else {name for name, _ in self._trainable}
         """Tensors that need not move: a model that is not known may have parts that take no part."""
+        self._reached: set[str] = set()
+        """Those that backward gave a gradient, of 0 too."""
         self._rates: dict[int, float] = {}
         """Identity of each tensor that the optimizer holds to its highest rate."""
         # an embedding's A has a column for each token, those that are read learn
@@ -88,6 +90,7 @@ class MovementProbe(Probe):
             norms = {name: float(whole(p.grad).norm()) for name, p in self._trainable if p.grad is not None}
             least = NO_GRADIENT * math.hypot(*norms.values()) if norms else 0.0
             self._idle -= {name for name, norm in norms.items() if not norm <= least}
+            self._reached |= norms.keys()
         for name, part in self._parts.items():
             if part.grad is not None:
                 learning = whole(part.grad) != 0
@@ -115,6 +118,8 @@ class MovementProbe(Probe):
         taken = max((self._median_change(name, p) for name, p in after.items()), default=0.0) or math.inf
         small = tuple(n for n, r in rates.items() if r and _is_below_last_digit(min(r, taken), self._samples[n]))
         resting = idle.union(small)
+        # a table's rows may be 0 because nothing reads them
+        matrices = (name for name in self._idle & self._reached - self._learnt.keys() if after[name].ndim > 1)
         shares = {name: 1.0 if name in resting else self._moved_share(name, p) for name, p in after.items()}
         least = min(shares, key=shares.__getitem__, default="")
         self.emit(
@@ -126,6 +131,7 @@ class MovementProbe(Probe):
                 frozen_bytes=sum(tensor.numel() * tensor.element_size() for _, tensor in self._frozen.values()),
                 frozen_changed=tuple(changed + appeared),
                 idle=tuple(sorted(idle)),
+                stuck_at_0=tuple(sorted(name for name in matrices if not whole(after[name]).any())),
                 without_rate=tuple(name for name, rate in rates.items() if rate == 0),
                 rate_scheduled=any(group.get("initial_lr") for group in session.optimizer.param_groups),
                 below_last_digit=small,

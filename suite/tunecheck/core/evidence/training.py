@@ -200,6 +200,8 @@ class Movement(Record):
     nonfinite: tuple[str, ...]
     idle: tuple[str, ...] = ()
     """Trainable tensors that need not move: no step gave them a gradient, in a model of which nothing else is known."""
+    stuck_at_0: tuple[str, ...] = ()
+    """Those of them that are matrices of zeros, and that each backward pass gives a gradient of 0."""
     without_rate: tuple[str, ...] = ()
     """Trainable tensors in groups of the optimizer whose rate was 0 in every step."""
     rate_scheduled: bool = False
