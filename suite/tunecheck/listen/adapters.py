@@ -49,6 +49,12 @@ HEADS = frozenset({"classifier", "score"})
 """What peft adds to modules_to_save of a classifier, whose head has one of these names."""
 
 
+def configs_of(model: Any) -> dict[str, Any]:
+    """Return peft's configurations by adapter, of a model of peft's or of one that holds it; {} without."""
+    held = (getattr(module, "peft_config", None) for module in model.modules())
+    return next((configs for configs in held if isinstance(configs, dict)), {})  # a script may name its own thing so
+
+
 def is_lora(config: Any) -> bool:
     """Return whether this configuration of peft is of LoRA adapters."""
     return _kind(config) == "LORA"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tunecheck.core.evidence import Setting, SettingsGiven
-from tunecheck.listen.adapters import is_lora
+from tunecheck.listen.adapters import configs_of, is_lora
 from tunecheck.listen.declared import weights_folder
 from tunecheck.listen.trained_model import prepends
 from tunecheck.probes.reference.measures import living
@@ -42,7 +42,7 @@ def _setting(kind: str, value: Any, where: str) -> Setting:
 
 
 def _of_model(model: Any) -> Iterator[Setting]:
-    for config in filter(is_lora, getattr(model, "peft_config", {}).values()):
+    for config in filter(is_lora, configs_of(model).values()):
         by, root = (sqrt(config.r), "sqrt(r)") if config.use_rslora else (config.r, "r")
         yield _setting("lora_scale", config.lora_alpha / by, f"LoraConfig's lora_alpha / {root}")
     for module, name, share in dropouts(model):

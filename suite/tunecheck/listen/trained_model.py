@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from tunecheck.core.evidence import EvaluationRows
 from tunecheck.core.premises import Premise
+from tunecheck.listen.adapters import configs_of
 from tunecheck.listen.loaders import rows_of
 from tunecheck.listen.optimizers import held_by, optimizers_of
 from tunecheck.models.layer_names import base_of, is_compiled, text_config
@@ -176,7 +177,7 @@ def other_rows(ids: Any) -> str:
 
 def prepends(model: Any) -> bool:
     """Return whether peft has virtual tokens learn before each row, by prompt or prefix tuning."""
-    return any(getattr(config, "is_prompt_learning", False) for config in getattr(model, "peft_config", {}).values())
+    return any(getattr(config, "is_prompt_learning", False) for config in configs_of(model).values())
 
 
 def other_model(model: Any) -> str:

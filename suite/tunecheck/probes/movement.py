@@ -205,7 +205,7 @@ def _layers_rest(model: Any, most: float) -> bool:
     Adapters may lie in embeddings alone, not in the head alone. What learns has `most` of the layers' parameters: more
     of them are a network of its own, as one that maps pictures to tokens.
     """
-    if hasattr(model, "peft_config"):
+    if hasattr(model, "get_base_model"):
         adapted = adapted_layers(model).values()
         return bool(adapted) and all(layer is model.get_output_embeddings() for layer in adapted)
     stacks = [stacked_layers(module) for module in model.modules() if is_pretrained(module)]

@@ -58,6 +58,10 @@ class TrainingStateProbe(Probe):
         layers = {} if known else adapted_layers(session.model)
         self._active = {name: list(layer.active_adapters) for name, layer in layers.items()}
         self._matmul = torch.get_float32_matmul_precision()
+        declared, recomputed = session.run.training.gradient_checkpointing, dict(_recomputed(session.model))
+        # some of the layers may be, and of a model that is not known those of a part
+        as_found = not causal or any(recomputed.values()) == declared
+        self._recomputed = recomputed if as_found else dict.fromkeys(recomputed, declared)
         self._seeded = ""
         """Digest of the random state that the script's last seed made, set in this step or right before it."""
         self._hear_seeds(session)
@@ -91,7 +95,8 @@ class TrainingStateProbe(Probe):
             expected = None if self._free else self._expected
             for switch, name in _wrong_switches(awake, adapted, parameters, expected, self._active):
                 self._seen.setdefault(switch, {})[name] = None
-            for name in _wrong_settings(session, modules, adapted, self._matmul):
+            wrong = *_wrong_settings(session, adapted, self._matmul), *self._wrongly_recomputed(session)
+            for name in wrong:
                 self._seen.setdefault("settings", {})[name] = None
             if self._dropping and not whole.training:
                 self._seen["dropping_nothing"] = dict.fromkeys(self._dropping)
@@ -157,6 +162,11 @@ class TrainingStateProbe(Probe):
             self._forwards, self._seen = len(self._without_gradient), self._without_gradient[-1]
         self._record(step, self._state)
 
+    def _wrongly_recomputed(self, session: Session) -> Iterator[str]:
+        now = _recomputed(session.model)
+        wrong = ((name, on) for name, on in now if on != self._recomputed.get(name, on))
+        yield from (f"gradient checkpointing is {'on' if on else 'off'} in {name}" for name, on in wrong)
+
     def _record(self, step: int, random_state: str) -> None:
         seen = {switch: tuple(names) for switch, names in self._seen.items()}
         self.emit(TrainingState(step=step, forwards=self._forwards, random_state=random_state, **seen))
@@ -203,7 +213,14 @@ def _wrong_switches(
     yield from (("unfrozen", name) for name in sorted(trainable - expected))
 
 
-def _wrong_settings(session: Session, modules: Named, adapted: Named, matmul: str) -> Iterator[str]:
+def _recomputed(model: Any) -> Iterator[tuple[str, bool]]:
+    """Yield the name of each layer that may be recomputed for the backward pass, and whether it is."""
+    kind = "GradientCheckpointingLayer"  # transformers' class from 4.52 on
+    layers = ((name, m) for name, m in model.named_modules() if any(k.__name__ == kind for k in type(m).__mro__))
+    yield from ((name, bool(layer.gradient_checkpointing)) for name, layer in layers)
+
+
+def _wrong_settings(session: Session, adapted: Named, matmul: str) -> Iterator[str]:
     """Yield in words what of torch and of the model is switched otherwise than the run says."""
     run, kind = session.run, session.device.type
     autocast = run.uses_autocast(session.precision)
@@ -212,11 +229,6 @@ def _wrong_settings(session: Session, modules: Named, adapted: Named, matmul: st
     declared = run.training.attention  # of a model that is not known, nothing
     if declared and (attention := attention_kernel(session.model)) != declared:
         yield f"the layers call {attention} attention"
-    checkpointing = "GradientCheckpointingLayer"  # transformers' class from 4.52 on
-    layers = [(name, m) for name, m in modules if any(kind.__name__ == checkpointing for kind in type(m).__mro__)]
-    wanted = run.training.gradient_checkpointing
-    wrong = [name for name, layer in layers if layer.gradient_checkpointing != wanted]
-    yield from (f"gradient checkpointing is {'off' if wanted else 'on'} in {name}" for name in wrong)
     if (now := torch.get_float32_matmul_precision()) != matmul:
         yield f"the precision of fp32 products is {now!r}, at the start {matmul!r}"
     if run.lora is not None:
