@@ -952,6 +952,34 @@ def test_rows_that_end_otherwise_are_not_held_to_an_end(records, why):
     assert finding.detail.startswith(why)
 
 
+def read_rows(full, last, shorter=6, others=7):
+    """The rows of an objective of its own: six are shorter and end with 7, these are of the longest length."""
+    lasts = [7] * shorter + [others] * (6 - shorter)
+    short = [e.RowRead(digest=f"short {n}", tokens=10 + n, last=end) for n, end in enumerate(lasts)]
+    whole = [e.RowRead(digest=f"full {n}", tokens=32, last=last(n)) for n in range(full)]
+    return e.StepInputs(step=0, digests=("batch",), read=(*short, *whole))
+
+
+@pytest.mark.parametrize(
+    ("step", "status"),
+    [
+        (read_rows(5, lambda number: 100 + number), Status.SUSPECTED),
+        (read_rows(5, lambda number: 7), Status.PASSED),
+        (read_rows(5, lambda number: 7 if number else 100), Status.PASSED),
+        (read_rows(1, lambda number: 100), Status.UNJUDGED),
+        (read_rows(5, lambda number: 100 + number, shorter=3, others=8), Status.UNJUDGED),
+        (e.StepInputs(step=0, digests=("batch",)), Status.UNJUDGED),
+    ],
+    ids=["cut off", "whole", "one by chance", "all but one shorter", "no end in common", "none was read"],
+)
+def test_rows_of_another_objective_are_cut_off(step, status):
+    """As many as long as the longest end otherwise than the shorter ones, which end alike."""
+    trace = with_run(watched(step), premises=opened({"causal_lm": "only its own code knows the rows"}))
+    finding = CHECKS["rows_whole"]()(trace)
+    assert finding.status is status, finding.detail
+    assert status is not Status.SUSPECTED or "5 of 11 rows have 32 tokens" in finding.detail
+
+
 @pytest.mark.parametrize(
     ("seen", "ahead"),
     [

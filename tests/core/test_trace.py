@@ -49,6 +49,7 @@ EXAMPLES: list[Record] = [
         opaque=True,
         targets={"3": (0, 2)},
         written=(e.TargetWritten(tokens=4, digest="ab", ended=True),),
+        read=(e.RowRead(digest="cd", tokens=7, last=2),),
     ),
     e.BestChosen(metric="eval_loss", greater=False),
     e.FileWritten(path="/home/model.safetensors"),

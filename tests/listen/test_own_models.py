@@ -9,9 +9,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 from footprint import watch_probes
+from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
-from transformers import LlamaConfig, LlamaForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import (
+    BertConfig,
+    BertModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from tunecheck.checks import CHECKS
 from tunecheck.core.finding import Status
@@ -238,6 +247,55 @@ def test_a_part_that_no_gradient_reaches(how, told, tmp_path, monkeypatch):
     assert ("CutOffProbe", "backward_end") in moments
     assert not changed
     assert int(model.norm.num_batches_tracked - before["norm.num_batches_tracked"]) == STEPS
+
+
+@pytest.mark.parametrize(("cut", "status"), [(False, Status.PASSED), (True, Status.SUSPECTED)])
+def test_rows_of_a_classifier_that_are_cut_off(cut, status, tmp_path):
+    """All end with one token, but those that are as long as the longest, and were longer."""
+    torch.manual_seed(0)
+    small = {"vocab_size": TOKENS, "hidden_size": WIDTH, "intermediate_size": WIDTH, "num_hidden_layers": 1}
+    model = LlamaForSequenceClassification(LlamaConfig(**small, num_attention_heads=2, pad_token_id=0))
+
+    def step(model):
+        lengths = [5, 12, 7, 15, 9, 20]
+        ids, mask = torch.zeros(6, 12, dtype=torch.long), torch.zeros(6, 12, dtype=torch.long)
+        for row, length in enumerate(lengths):
+            tokens = torch.tensor([*torch.randint(3, TOKENS, (length - 1,)).tolist(), 2])
+            kept = tokens[:12] if cut else tokens[-12:]
+            ids[row, : len(kept)], mask[row, : len(kept)] = kept, 1
+        return model(input_ids=ids, attention_mask=mask).logits.square().mean()
+
+    finding = judged("rows_whole", tmp_path, model, step)
+    assert finding.status is status, finding.detail
+
+
+class Classifier(nn.Module):
+    """A head of the script's own over adapters, whose configuration it keeps under peft's own name for its table."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        small = {"vocab_size": WIDTH, "hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2}
+        config = BertConfig(**small, intermediate_size=WIDTH)
+        self.peft_config = LoraConfig(r=2, target_modules=["query", "value"])
+        self.body = get_peft_model(BertModel(config, add_pooling_layer=False), self.peft_config)
+        self.body.enable_input_require_grads()
+        self.body.gradient_checkpointing_enable()
+        self.head = nn.Linear(WIDTH, 3)
+
+    def forward(self, ids):
+        """Return scores."""
+        return self.head(self.body(ids).last_hidden_state[:, 0])
+
+
+@pytest.mark.parametrize("check", ["state_in_training", "trainable_moved", "settings_usual", "usual_tensors_learn"])
+def test_adapters_within_a_model_of_the_script(check, tmp_path):
+    """Their layers are recomputed, though the model around them says nothing of it."""
+    labels = torch.arange(6) % 3
+    finding = judged(
+        check, tmp_path, Classifier(), lambda model: cross_entropy(model(torch.randint(1, WIDTH, (6, 9))), labels)
+    )
+    assert finding.status is Status.PASSED, finding.detail
 
 
 class Factors(nn.Module):

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -21,6 +22,7 @@ from tunecheck.core.evidence import (
     RowsGiven,
     RowSpan,
     RowSpans,
+    StepInputs,
     Window,
 )
 from tunecheck.core.finding import Finding
@@ -197,10 +199,11 @@ ENDS_CUT = (
 class RowsWhole(Check):
     """Rows reach the model whole, without truncation at either end.
 
-    Not judged for plain text whose rows begin differently, or when the end token is unknown.
+    Not judged for plain text whose rows begin differently, or when the end token is unknown. Rows of another objective
+    are compared with each other: the longest ones end as shorter ones do.
     """
 
-    needs = frozenset({"user_code", Premise.CAUSAL_LM, Premise.ROWS_FOLLOWED, Premise.END_KNOWN})
+    needs = frozenset({"user_code"})
     convention = "the beginning of a row may be all that matters, as with titles"
     meaning = f"{ENDS_CUT} {BEGINNINGS_CUT}"
     remedy = """Raise the length limit (max_length, cutoff_len), or drop rows that exceed it. Search the collator for
@@ -212,8 +215,13 @@ class RowsWhole(Check):
     """Share of the rows that lose their beginning. A row of exactly the longest length may be whole."""
     min_cut: int = 2
     """Truncated rows needed for a failure. Fewer may be chance."""
+    min_alike: float = 0.9
+    """Share of the shorter rows of another objective that end with one token."""
 
     def judge(self, trace: Trace) -> Finding:
+        if reason := trace.why({Premise.CAUSAL_LM, Premise.ROWS_FOLLOWED}):
+            return self._by_last_tokens(trace, reason)
+        required(not (reason := trace.why({Premise.END_KNOWN})), reason)
         seen, given, declared = trace.one(RowsGiven), trace.one(RowSpans), trace.run.longest
         rows = len(given.rows)
         enough(rows, ENOUGH, "rows")
@@ -235,6 +243,20 @@ class RowsWhole(Check):
         detail = f"{cut} of {rows} rows ({share:.0%}) are truncated at {longest} tokens"
         fits = share <= self.max_cut_share or cut < self.min_cut
         return self.found(fits, detail, measured=share, limit=self.max_cut_share, causes=[ENDS_CUT])
+
+    def _by_last_tokens(self, trace: Trace, reason: str) -> Finding:
+        """Judge rows of which only their tokens are known: truncation makes many as long as the longest one."""
+        rows = list({row.digest: row for step in trace.records(StepInputs) for row in step.read}.values())
+        required(len(rows) >= ENOUGH, reason)
+        (longest, _), *others = Counter(row.tokens for row in rows).most_common(2)
+        shorter = [row.last for row in rows if row.tokens < longest]
+        piled_up = others and longest == max(row.tokens for row in rows)
+        last, times = Counter(shorter).most_common(1)[0] if piled_up else (None, 0)
+        required(2 * times >= ENOUGH and times >= self.min_alike * len(shorter), reason)
+        cut = sum(row.tokens == longest and row.last != last for row in rows)
+        detail = f"{cut} of {len(rows)} rows have {longest} tokens, and do not end as shorter ones do"
+        fits = cut <= self.max_cut_share * len(rows) or cut < self.min_cut
+        return self.found(fits, detail, measured=cut / len(rows), limit=self.max_cut_share, causes=[ENDS_CUT])
 
 
 class ResumedAsConfigured(Check):

@@ -6,13 +6,17 @@ from typing import Any
 
 import torch
 
-from tunecheck.core.evidence import RowPiece, RowShown, StepInputs, TargetWritten
+from tunecheck.core.evidence import RowPiece, RowRead, RowShown, StepInputs, TargetWritten
+from tunecheck.core.premises import Premise
+from tunecheck.models.layer_names import is_pretrained
 from tunecheck.probes.reference.given import end_tokens, row_digest, without_padding
 from tunecheck.probes.reference.loss_graph import graph_of, straight_back
 from tunecheck.training.data import IGNORED, Batch
 from tunecheck.training.events import Probe, probing
 from tunecheck.training.session import Session
 
+STEPS = 4
+"""Steps in which rows are read: how they are cut is decided by the script's code, the same in all of them."""
 MOST_NODES = 64
 """Functions next to a loss among which its cross entropies are looked for."""
 
@@ -25,13 +29,32 @@ class StepInputsProbe(Probe):
 
     emits = (StepInputs,)
 
+    def start(self, session: Session) -> None:
+        """List the models, those inside of others too: a loss may call them by themselves."""
+        known = session.run.holds(Premise.CAUSAL_LM) and session.run.holds(Premise.ROWS_FOLLOWED)
+        models = [module for module in session.model.modules() if is_pretrained(module)]
+        self._models = [] if known else models or [session.called]
+
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Look at each loss that is about to be differentiated."""
+        self._read: dict[RowRead, None] = {}
+        for model in self._models if step < STEPS else ():
+            self.hooks.before(model, self._called, with_kwargs=True)
         self._window, self._targets = window, dict[str, tuple[int, ...]]()
         self._written: list[TargetWritten] = []
         writes = bool(getattr(getattr(session.model, "config", None), "is_encoder_decoder", False))
         self._ends = end_tokens(session.tokenizer, session.model)[1] if writes else set[int]()
         self.hooks.function(torch.autograd, "backward", before=self._differentiated)
+
+    def _called(self, _model: Any, args: Any, given: dict[str, Any]) -> None:
+        """Note the rows that a model learns from, where a mask tells their tokens from padding."""
+        ids, mask = given.get("input_ids", next(iter(args), None)), given.get("attention_mask")
+        known = isinstance(ids, torch.Tensor) and isinstance(mask, torch.Tensor) and ids.shape == mask.shape
+        if not known or ids.ndim != 2 or ids.is_floating_point() or probing() or not torch.is_grad_enabled():
+            return
+        for row, keep in zip(ids.tolist(), (mask != 0).tolist(), strict=True):
+            if tokens := [token for token, real in zip(row, keep, strict=True) if real]:
+                self._read[RowRead(digest=row_digest(tokens), tokens=len(tokens), last=tokens[-1])] = None
 
     def _differentiated(self, tensors: Any, *_: Any, **__: Any) -> None:
         rows = {len(batch.keys) for batch in self._window}
@@ -55,8 +78,11 @@ class StepInputsProbe(Probe):
         self.hooks.remove()
         digests = tuple(batch.digest for batch in session.window)
         opaque = any(batch.opaque for batch in session.window)
-        written = tuple(self._written)
-        self.emit(StepInputs(step=step, digests=digests, opaque=opaque, targets=self._targets, written=written))
+        written, read = tuple(self._written), tuple(self._read)
+        record = StepInputs(
+            step=step, digests=digests, opaque=opaque, targets=self._targets, written=written, read=read
+        )
+        self.emit(record)
 
 
 def _is_of_classes(entropy: Any) -> bool:

@@ -43,6 +43,16 @@ class TargetWritten(Frozen):
     """Whether an end token is the last of them, padding that is learned left out."""
 
 
+class RowRead(Frozen):
+    """A row of tokens that a model of an objective of its own was called with."""
+
+    digest: str
+    tokens: int
+    """Without padding, as its mask says."""
+    last: int
+    """The last one of them."""
+
+
 class StepInputs(Record):
     """The batches of one step of any training, so that steps can be compared with each other."""
 
@@ -55,6 +65,8 @@ class StepInputs(Record):
     """Number of a linear head's classes to those of its rows, where each row has one."""
     written: tuple[TargetWritten, ...] = ()
     """The targets of an encoder-decoder whose end token is known."""
+    read: tuple[RowRead, ...] = ()
+    """Rows with a mask that were read in an early step, where it is not known which rows are given."""
 
 
 class RowsGiven(Record):
