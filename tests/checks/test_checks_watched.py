@@ -952,6 +952,14 @@ def test_rows_that_end_otherwise_are_not_held_to_an_end(records, why):
     assert finding.detail.startswith(why)
 
 
+@pytest.mark.parametrize(("steps", "status"), [(4, Status.SUSPECTED), (2, Status.PASSED)])
+def test_passes_that_get_no_gradient(steps, status):
+    """In a few steps it may be a look at what the model says."""
+    trace = watched(e.CutOff(tensors=(), passes=1, in_steps=steps))
+    assert CHECKS["rows_reach_loss"]()(trace).status is status
+    assert CHECKS["trainable_moved"]()(trace).status is Status.PASSED
+
+
 def read_rows(full, last, shorter=6, others=7):
     """The rows of an objective of its own: six are shorter and end with 7, these are of the longest length."""
     lasts = [7] * shorter + [others] * (6 - shorter)

@@ -298,6 +298,38 @@ def test_adapters_within_a_model_of_the_script(check, tmp_path):
     assert finding.status is Status.PASSED, finding.detail
 
 
+def pulled_apart(ways):
+    """Return a step of a loss of two passes, of which the second one is treated in these ways, one step each."""
+    coming = iter(ways)
+
+    def step(model):
+        way = next(coming)
+        one, other = torch.randint(1, TOKENS, (2, 6, 9))
+        better = model(one).mean()
+        with torch.set_grad_enabled(way != "without gradients"):
+            worse = model(other).mean()
+        return better - (worse if way == "learned" else worse.detach())
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("ways", "lost"),
+    [
+        (["detached"] * STEPS, True),
+        (["without gradients"] * STEPS, False),
+        (["learned"] * STEPS, False),
+        (["detached", *["without gradients"] * (STEPS - 1)], False),
+    ],
+    ids=["detached", "without gradients", "learned", "a look in one step"],
+)
+def test_a_pass_whose_results_get_no_gradient(ways, lost, tmp_path):
+    """A loss that was to learn from both of two passes, and learns from one."""
+    finding = judged("rows_reach_loss", tmp_path, Reader(causal=False), pulled_apart(ways))
+    assert (finding.status is Status.SUSPECTED) is lost, finding.detail
+    assert ("in each step: 1" in finding.detail) is lost
+
+
 class Factors(nn.Module):
     """A linear whose weight stays, with two factors beside it, as LoRA has them."""
 

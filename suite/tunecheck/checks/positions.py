@@ -1,7 +1,7 @@
 """At which positions a loss pulls: whatever it is, not at padding, and not towards the token that is read there."""
 
 from tunecheck.core.check import Check, enough, required, worst_of
-from tunecheck.core.evidence import PositionGradients
+from tunecheck.core.evidence import CutOff, PositionGradients
 from tunecheck.core.finding import Finding
 from tunecheck.core.trace import Trace
 
@@ -56,16 +56,21 @@ class PaddingHidden(Check):
         return self.found(not shown, detail, measured=shown, limit=0)
 
 
-class RowsReachLoss(Check):
-    """The loss uses a position of a causal model that sees the most of each row.
+DETACHED = "The results of a pass are detached, turned into numbers, or overwritten by those of the next pass."
+FOR_A_METRIC = "a pass may be made for a metric alone, though it then needs no gradients"
 
-    A position sees nothing behind it. Tokens behind the last position that the loss uses change no gradient.
+
+class RowsReachLoss(Check):
+    """The loss uses each forward pass, and a position of a causal model that sees the most of each row.
+
+    A position sees nothing behind it. Tokens behind the last position that the loss uses change no gradient. A pass
+    that is made with gradients gets one.
     """
 
     needs = frozenset({"user_code"})
     convention = "a later part of each row may be context for nothing, such as turns that are not learned"
-    meaning = """The first position of a causal model is used as the summary of its row, as in BERT. It sees its own
-    token alone. Or an index of the last token is taken from the other side."""
+    meaning = f"""The first position of a causal model is used as the summary of its row, as in BERT. It sees its own
+    token alone. Or an index of the last token is taken from the other side. {DETACHED}"""
     remedy = "Use the last token of each row, at attention_mask.sum(1) - 1 if rows are padded on the right, or a mean."
 
     max_unseen_share: float = 0.5
@@ -73,7 +78,14 @@ class RowsReachLoss(Check):
     min_tokens: int = 16
     """Tokens needed for a share."""
 
+    min_steps: int = 3
+    """Steps that must each leave a pass without a gradient."""
+
     def judge(self, trace: Trace) -> Finding:
+        lost = [seen for seen in trace.records(CutOff) if seen.passes and seen.in_steps >= self.min_steps]
+        if lost:
+            detail = f"forward passes with gradients whose results get none, in each step: {lost[0].passes}"
+            return self.at_most(lost[0].passes, 0, detail, meant=FOR_A_METRIC, causes=[DETACHED])
         seen = trace.records(PositionGradients)
         unseen, tokens = sum(one.unseen for one in seen), sum(one.tokens for one in seen)
         enough(tokens, self.min_tokens, "tokens of a causal model")

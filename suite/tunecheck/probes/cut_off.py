@@ -1,7 +1,7 @@
 """Parts of a model on which its loss depends and that no gradient reaches: computed under no_grad, or detached.
 
 The model is called once more with such parts changed. What only an unused head or an idle expert holds changes nothing
-of what the loss is made of. A head of which a loss is computed is to be used.
+of what the loss is made of. A head of which a loss is computed is to be used. So is a pass that is made with gradients.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +25,8 @@ from tunecheck.training.tensors import learning
 
 AT_STEP = 2
 """In which parts are changed: a part that starts behind a zero learns from the second step on."""
+STEPS = 4
+"""In which passes are counted whose results get no gradient: that is decided by the script's code, the same in each."""
 LEAST = 1e-4
 """Of the largest result, by which results change that depend on a part; those that do not differ by rounding."""
 LOSSES = (
@@ -40,8 +42,9 @@ MOST_PARTS = 8
 class _Pass:
     args: Any
     given: Mapping[str, Any]
+    differentiated: bool = False
     used: set[int] = field(default_factory=set)
-    """Numbers of those of its results that a gradient arrives at."""
+    """Numbers of those of its results that a gradient arrives at which is not 0, where that is looked at."""
 
 
 class CutOffProbe(Probe):
@@ -58,7 +61,9 @@ class CutOffProbe(Probe):
         self._digests: dict[str, object] = {}
         self._tensors = len(trained)
         self._entry = session.model if session.entry is None else session.entry
-        self._pass: _Pass | None = None
+        self._passes: list[_Pass] = []
+        self._lost: list[int] = []
+        """Passes of each early step whose results get no gradient, beside others whose results do."""
         self._cut_off: dict[str, set[str]] = {}
         """Modules on which results depend, to their tensors."""
         self._left_out: dict[str, set[str]] = {}
@@ -70,8 +75,10 @@ class CutOffProbe(Probe):
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Keep what the model is called with, and what comes of it."""
-        if self._idle and step == AT_STEP:
+        self._passes, self._looks_on = [], bool(self._idle) and step == AT_STEP
+        if step < STEPS:
             self.hooks.after(self._entry, self._returned, with_kwargs=True)
+        if self._looks_on:
             for loss in LOSSES:
                 self.hooks.function(functional, loss, after=self._computed)
         for name in [*self._cut_off, *self._left_out]:
@@ -82,30 +89,35 @@ class CutOffProbe(Probe):
             self._losses.append(loss.grad_fn)
 
     def _returned(self, _module: Any, args: Any, given: dict[str, Any], out: Any) -> None:
-        if torch.is_grad_enabled():
-            seen = _Pass(args, given)
-            for number, result in enumerate(numbers_of(out)):
-                if result.requires_grad:
-                    self.hooks.gradient(result, partial(self._arrived, seen, number))
+        if not torch.is_grad_enabled() or probing():
+            return
+        results = [(number, result) for number, result in enumerate(numbers_of(out)) if result.requires_grad]
+        if results:
+            self._passes.append(seen := _Pass(args, given))
+        for number, result in results:
+            self.hooks.gradient(result, partial(self._arrived, seen, number))
 
     def _arrived(self, seen: _Pass, number: int, gradient: torch.Tensor) -> None:
-        if bool((gradient != 0).any()):
+        seen.differentiated = True
+        if self._looks_on and bool((gradient != 0).any()):
             seen.used.add(number)
-            self._pass = seen
 
     def backward_end(self, session: Session, step: int) -> None:
         """Leave out what has a gradient, and change what is left."""
         self.hooks.remove()
         self._idle = {name: p for name, p in self._idle.items() if p.grad is None}
-        made, self._pass, losses, self._losses = self._pass, None, self._losses, []
+        made, self._passes, losses, self._losses = self._passes, [], self._losses, []
+        differentiated = sum(each.differentiated for each in made)
+        if step < STEPS and differentiated:
+            self._lost.append(len(made) - differentiated)
         if step == AT_STEP:
             self._hidden = tuple(_hidden(session.model))
         if step == AT_STEP and 0 < len(self._idle) < self._tensors:
             self._digests = {name: digest(p) for name, p in self._idle.items()}
             self._look_at_losses(losses)
-            if made is not None:
+            if used := [each for each in made if each.used]:
                 with kept_values(list(self._idle.values())), unprinted():  # which the model may write itself
-                    self._look_at_parts(partial(self._again, session.model, made))
+                    self._look_at_parts(partial(self._again, session.model, used[-1]))
 
     def _look_at_losses(self, losses: Sequence[Any]) -> None:
         """Find the modules whose idle tensors a loss of the step was computed of."""
@@ -145,8 +157,12 @@ class CutOffProbe(Probe):
     def end(self, session: Session) -> None:
         """Tell which tensors no step gave a gradient, that are as they were, and whose module was called since."""
         tensors, left_out = (self._called_since(parts) for parts in (self._cut_off, self._left_out))
-        if tensors or left_out or self._hidden:
-            self.emit(CutOff(tensors=tensors, left_out=left_out, hidden=self._hidden))
+        lost = min(self._lost, default=0)
+        if tensors or left_out or self._hidden or lost:
+            record = CutOff(
+                tensors=tensors, left_out=left_out, hidden=self._hidden, passes=lost, in_steps=len(self._lost)
+            )
+            self.emit(record)
 
     def _called_since(self, parts: Mapping[str, set[str]]) -> tuple[str, ...]:
         found = {name for part in self._called & parts.keys() for name in parts[part] if name in self._idle}

@@ -227,6 +227,10 @@ class CutOff(Record):
     """Likewise, on which a loss depends that is computed and that is no part of what is differentiated."""
     hidden: tuple[str, ...] = ()
     """Items of plain lists and dictionaries of the model whose tensors get a gradient, and that no optimizer holds."""
+    passes: int = 0
+    """Passes of each early step, at least, whose results could be differentiated and are not, beside others."""
+    in_steps: int = 0
+    """The early steps in which passes were counted."""
 
 
 class Continuity(Record):
