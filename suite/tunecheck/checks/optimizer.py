@@ -278,6 +278,7 @@ class UpdatesMatchAdamw(NumericCheck):
 
 
 ROUNDED_AWAY = "an optimizer may accumulate rounded updates; the end of a schedule has such rates"
+SAVES_MEMORY = "weights may be kept in 16 bit without a copy in fp32, to save memory"
 STOPPED = "a part may be kept as it is by stop-gradient, as a target or a feature extractor is"
 MONITORED = "a loss may be computed to be shown, or for a later phase of the training"
 NOT_ADDED = "A loss is computed for these parts. The loss that is differentiated leaves it out, or adds its item()."
@@ -349,8 +350,10 @@ class TrainableMoved(Check):
                 detail += "16-bit weights round the other updates away"
                 limit = self.min_share_of_16bit_steps
                 return self.found(False, detail, measured=most, limit=limit, meant=ROUNDED_AWAY, causes=[ROUNDS])
-            why = "weights are trained in 16 bit, which rounds small updates away: keep them in fp32"
-            raise NotApplicable(f"{detail}; {why}")
+            detail += ": 16-bit weights round small updates away"
+            if seen.unmoved:
+                return self.at_most(len(seen.unmoved), 0, detail, meant=SAVES_MEMORY, causes=[ROUNDS])
+            raise NotApplicable(f"{detail}; keep them in fp32")
         if seen.stuck_at_0 and not problems:
             detail = (
                 f"{len(seen.stuck_at_0)} of {wanted} trained tensors are matrices of 0, and their gradient is 0 in "
