@@ -1337,18 +1337,25 @@ def test_a_schedule_may_go_on_for_a_little(changes, status):
 
 
 @pytest.mark.parametrize(
-    ("share", "first_rate", "status"),
-    [(0.005, 1e-6, Status.SUSPECTED), (0.005, 1e-7, Status.UNJUDGED), (0.2, 1e-6, Status.UNJUDGED)],
-    ids=["nothing moves", "a warm-up", "some of it"],
+    ("share", "last_rate", "told"),
+    [
+        (0.005, 1e-6, "a step changes at most 0.50% of the elements"),
+        (0.005, 2e-6, ""),
+        (0.2, 1e-6, "1 of 8 did not move"),
+        (0.2, 2e-6, ""),
+    ],
+    ids=["nothing moves", "nothing in a warm-up", "all but norms of 1", "all but those in a warm-up"],
 )
-def test_a_rate_that_16_bit_weights_round_away(share, first_rate, status):
-    """The rate is yet to rise in a warm-up; norms of 1 rest at any usual rate."""
+def test_a_rate_that_16_bit_weights_round_away(share, last_rate, told):
+    """Larger steps are yet to come in a warm-up."""
     trace = with_record(watched(), e.Movement, unmoved=LORA_B[:1], smallest_moved_share=0.0)
     trace = with_record(trace, e.Census, trainable_dtypes={"bfloat16": 8})
     trace = with_record(trace, e.Update, moved_share=share, expected_learning_rate=1e-6)
-    trace = with_record(trace, e.Update, 0, expected_learning_rate=first_rate)
+    trace = with_record(trace, e.Update, len(trace.all(e.Update)) - 1, expected_learning_rate=last_rate)
+    finding = CHECKS["trainable_moved"]()(trace)
 
-    assert CHECKS["trainable_moved"]()(trace).status is status
+    assert finding.status is (Status.SUSPECTED if told else Status.UNJUDGED)
+    assert told in finding.detail
 
 
 @pytest.mark.parametrize(("made_for", "steps"), [(10, 12), (100, 104), (100, 110), (0, 12)])

@@ -343,22 +343,21 @@ class TrainableMoved(Check):
             # whether the optimizer's steps are right is updates_match_adamw's question
             steps = [seen for seen in trace.all(evidence.Update) if seen.expected_learning_rate > 0]
             most = max((seen.moved_share for seen in steps if seen.moved_share is not None), default=1.0)
-            highest = max((seen.expected_learning_rate for seen in steps), default=0.0)
-            # in a warm-up the rate is yet to rise
-            if most < self.min_share_of_16bit_steps and steps[0].expected_learning_rate >= highest:
+            rates = [seen.expected_learning_rate for seen in steps]
+            highest = max(rates, default=0.0)
+            rises = len(rates) > 1 and rates[-1] > rates[-2]  # in a warm-up larger steps are yet to come
+            if most < self.min_share_of_16bit_steps and not rises:
                 detail = f"a step changes at most {most:.2%} of the elements, at rates of up to {highest:.2g}: "
                 detail += "16-bit weights round the other updates away"
                 limit = self.min_share_of_16bit_steps
                 return self.found(False, detail, measured=most, limit=limit, meant=ROUNDED_AWAY, causes=[ROUNDS])
             detail += ": 16-bit weights round small updates away"
-            if seen.unmoved:
+            if seen.unmoved and not rises:
                 return self.at_most(len(seen.unmoved), 0, detail, meant=SAVES_MEMORY, causes=[ROUNDS])
             raise NotApplicable(f"{detail}; keep them in fp32")
         if seen.stuck_at_0 and not problems:
-            detail = (
-                f"{len(seen.stuck_at_0)} of {wanted} trained tensors are matrices of 0, and their gradient is 0 in "
-            )
-            detail += f"each step: {some(seen.stuck_at_0)}"
+            detail = f"{len(seen.stuck_at_0)} of {wanted} trained tensors are matrices of 0, and their gradient is 0"
+            detail += f" in each step: {some(seen.stuck_at_0)}"
             return self.at_most(len(seen.stuck_at_0), 0, detail, meant=MAY_WAKE, causes=[BOTH_0])
         share = seen.smallest_moved_share
         parts = []
