@@ -957,9 +957,11 @@ def test_rows_that_end_otherwise_are_not_held_to_an_end(records, why):
 
 @pytest.mark.parametrize(("steps", "status"), [(4, Status.SUSPECTED), (2, Status.PASSED)])
 def test_passes_that_get_no_gradient(steps, status):
-    """In a few steps it may be a look at what the model says."""
+    """In a few steps it may be a look at what the model says, and what a critic learns from is detached."""
     trace = watched(e.CutOff(tensors=(), passes=1, in_steps=steps))
+    in_turns = with_record(trace, e.CallOrder, calls=lambda calls: (*calls, "step of another optimizer"))
     assert CHECKS["rows_reach_loss"]()(trace).status is status
+    assert CHECKS["rows_reach_loss"]()(in_turns).status is Status.PASSED
     assert CHECKS["trainable_moved"]()(trace).status is Status.PASSED
 
 

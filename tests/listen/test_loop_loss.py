@@ -410,18 +410,19 @@ def test_a_softmax_of_cosines_is_not_flat(scale, flat):
 
 
 @pytest.mark.parametrize(
-    ("over", "width", "told"),
+    ("over", "width", "places", "told"),
     [
-        (lambda scores: log_softmax(scores, dim=1), 9, 1),
-        (lambda scores: log_softmax(scores, dim=-1), 9, 0),
-        (lambda scores: log_softmax(scores.transpose(1, 2), dim=1), 9, 0),
-        (lambda scores: log_softmax(scores, dim=1), 2, 0),
+        (lambda scores: log_softmax(scores, dim=1), 9, 20, 1),
+        (lambda scores: log_softmax(scores, dim=-1), 9, 20, 0),
+        (lambda scores: log_softmax(scores.transpose(1, 2), dim=1), 9, 20, 0),
+        (lambda scores: log_softmax(scores.transpose(1, 2), dim=1), 9, 5, 0),
+        (lambda scores: log_softmax(scores, dim=1), 2, 20, 0),
     ],
-    ids=["positions", "tokens", "tokens second", "ends of a span"],
+    ids=["positions", "tokens", "tokens second", "tokens second, of the longest rows", "ends of a span"],
 )
-def test_scores_of_the_vocabulary_are_normalised_over_it(over, width, told):
+def test_scores_of_the_vocabulary_are_normalised_over_it(over, width, places, told):
     """A model reads nine tokens; which of five positions an answer begins and ends at is no token."""
-    read = torch.nn.Embedding(9, 4)(torch.randint(9, (2, 5)))
+    read = torch.nn.Embedding(9, 4)(torch.randint(9, (2, 5))) + torch.nn.Embedding(places, 4)(torch.arange(5))
     scores = torch.nn.Linear(4, width)(read)
 
     assert scores_given(-over(scores).mean(), LossCalls()).over_positions == told

@@ -33,6 +33,14 @@ def in_chunks(model, batch):
     return sum(sums) / (batch["labels"][:, 1:] >= 0).sum()
 
 
+def from_a_cache(model, batch):
+    """The second half of each row after the keys and values of the first one, as of a truncated backpropagation."""
+    half = batch["input_ids"].shape[1] // 2
+    first, second = batch["input_ids"][:, :half], batch["input_ids"][:, half:]
+    cache = model(input_ids=first, use_cache=True).past_key_values
+    return model(input_ids=second, past_key_values=cache, labels=batch["labels"][:, half:]).loss
+
+
 def centred(model):
     """An optimizer of gradients without their means (arXiv 2004.01461), as hooks of tensors take them off."""
     for parameter in model.parameters():
@@ -71,6 +79,7 @@ CASES = {
     "weights rounded by a class of the script's": {"optimizer": rounds},
     "weights pruned": {"optimizer": pruned},
     "embeddings with noise": {"loss": with_noise},
+    "rows that go on from a cache": {"loss": from_a_cache},
     "a head called for each part of the positions": {"loss": in_chunks},
     "gradients edited by hooks": {"optimizer": centred},
     "a rate in a tensor": {"optimizer": lambda model: torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-3))},
@@ -86,6 +95,39 @@ def test_a_loop_is_heard_to_its_end_and_passes(case, tmp_path):
     assert [finding.detail for finding in (*row.failed, *row.suspected)] == []
     assert row.outcome == "pass", row.reason
     assert not [finding.detail for finding in row.unjudged if "failed at" in finding.detail]
+
+
+def weighing(how):
+    """Return a loop that differentiates two micro-batches a step, each with a factor that this returns."""
+
+    def loop(script, model, batches):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        for step in range(script.steps):
+            window = [batches[step], {name: part[:1] for name, part in batches[step + 1].items()}]
+            tokens = [int((batch["labels"][:, 1:] >= 0).sum()) for batch in window]
+            for batch, factor in zip(window, how(tokens), strict=True):
+                (factor * model(**batch).loss).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return loop
+
+
+@pytest.mark.parametrize(
+    ("how", "asked"),
+    [
+        (lambda tokens: [0.5, 0.5], "accumulation_oracle"),
+        (lambda tokens: [count / sum(tokens) for count in tokens], ""),
+        (lambda tokens: [1.0, 0.5], "loss_normalised_over_accumulation"),
+    ],
+    ids=["alike", "by their tokens", "otherwise"],
+)
+def test_losses_of_micro_batches_that_count_differently(how, asked, tmp_path):
+    """A loop that mixes two kinds of rows may mean that; it is no wrong mean."""
+    row = judged(Script(**SHORT, loop=weighing(how)), tmp_path)
+
+    assert [finding.detail for finding in row.failed] == []
+    assert [finding.check for finding in row.suspected] == [asked] * bool(asked)
 
 
 def test_a_compiled_model_hides_its_layers_calls(tmp_path):

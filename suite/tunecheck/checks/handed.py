@@ -137,6 +137,7 @@ class WorkersDiffer(Check):
         return self.found(seen.alike < seen.rounds, detail, measured=seen.alike, limit=seen.rounds - 1)
 
 
+COUNT_MEANT = "some rows may count more than others on purpose"
 SUM_MEANT = "the losses of several tasks may be meant to add up; Adam takes the same step for a larger gradient"
 
 
@@ -156,7 +157,10 @@ class LossNormalisedOverAccumulation(Check):
 
     def judge(self, trace: Trace) -> Finding:
         seen = trace.all(LossDivided)
-        several = seen[0].micro_batches
+        several, uneven = seen[0].micro_batches, sum(window.uneven for window in seen)
+        if uneven:
+            detail = f"the losses of {several} micro-batches count differently, in {uneven} steps"
+            return self.at_most(uneven, 0, detail, meant=COUNT_MEANT)
         given = [step.digests for step in trace.records(StepInputs) if not step.opaque]
         again = bool(given) and all(len(digests) > len({*digests}) == 1 for digests in given)
         required(not again, "the passes of a step are over the same rows, as in adversarial training")

@@ -1,7 +1,7 @@
 """At which positions a loss pulls: whatever it is, not at padding, and not towards the token that is read there."""
 
 from tunecheck.core.check import Check, enough, required, worst_of
-from tunecheck.core.evidence import CutOff, PositionGradients
+from tunecheck.core.evidence import CallOrder, CutOff, PositionGradients
 from tunecheck.core.finding import Finding
 from tunecheck.core.trace import Trace
 
@@ -83,7 +83,9 @@ class RowsReachLoss(Check):
 
     def judge(self, trace: Trace) -> Finding:
         lost = [seen for seen in trace.records(CutOff) if seen.passes and seen.in_steps >= self.min_steps]
-        if lost:
+        # what a generator makes is detached where a critic learns from it
+        in_turns = any("step of another optimizer" in seen.calls for seen in trace.records(CallOrder))
+        if lost and not in_turns:
             detail = f"forward passes with gradients whose results get none, in each step: {lost[0].passes}"
             return self.at_most(lost[0].passes, 0, detail, meant=FOR_A_METRIC, causes=[DETACHED])
         seen = trace.records(PositionGradients)

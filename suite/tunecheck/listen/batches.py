@@ -6,6 +6,7 @@ from typing import Any, TypeGuard
 
 import torch
 
+from tunecheck.core.errors import Unsupported
 from tunecheck.probes.reference.measures import word_sums
 from tunecheck.training.data import IGNORED, Batch
 
@@ -51,7 +52,9 @@ def counts_up(given: torch.Tensor, places: torch.Tensor, real: torch.Tensor) -> 
 
 
 def batch_of(inputs: Any, device: torch.device) -> Batch:
-    """Return what the model is given, in the form that probes know."""
+    """Return what the model is given, in the form that probes know. Raises Unsupported where it is given no tokens."""
+    if not isinstance(inputs.get("input_ids"), torch.Tensor):
+        raise Unsupported("the model is called without input_ids, so its rows are unknown")
     ids, labels = inputs["input_ids"].to(device), inputs["labels"].to(device)
     given, sees = inputs.get("attention_mask"), None
     # where rows are packed a mask may number their documents

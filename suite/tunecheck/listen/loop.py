@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 import torch
 
-from tunecheck.core.evidence import LoopEvaluations
+from tunecheck.core.evidence import LoopEvaluations, LossDivided
 from tunecheck.core.premises import Premise
 from tunecheck.listen.moments import LOSSES, StepMoments
 from tunecheck.listen.options import rank_and_processes
@@ -69,6 +69,8 @@ class LoopHooks(StepMoments):
         """Forward passes that nothing was differentiated of so far."""
         self.left_open: dict[Premise, str] = {}
         self.division: LoopDivision | None = None
+        self.factors: list[torch.Tensor | None] = []
+        """Of the losses of a step's passes, in what is differentiated."""
         self.forwards = 0
         self.schedules: Schedules | None = None
         self.others: OtherOptimizers | None = None
@@ -347,6 +349,7 @@ class LoopHooks(StepMoments):
             return
         self.losses.append(tensor.detach())
         loss = loss_of(tensor, self.passes)
+        self.factors.append(loss.factor(tensor))
         for each in loss.passes:
             batch, left_open = loss.batch(each, self.model.device)
             self.window.append(batch)
@@ -421,8 +424,13 @@ class LoopHooks(StepMoments):
         self.done_backward = True
         if self.others is not None:
             self.others.before_model_step()
-        self.listener.left_open(self.left_open)
+        from tunecheck.listen.loop_loss import WEIGHED, weighed_apart
         from tunecheck.listen.optimizers import highest_rate, without_rate
+
+        if weighed_apart(self.factors, [batch.supervised_tokens for batch in self.window]):
+            self.left_open[Premise.TOKEN_MEAN_LOSS] = WEIGHED
+            self.listener.emit(LossDivided(micro_batches=len(self.window), by="", uneven=True))
+        self.listener.left_open(self.left_open)
 
         self.rate, self.without_rate = highest_rate(*self.optimizers), without_rate(*self.optimizers)
         self.gradients_complete(self.listener, self.model)
@@ -470,6 +478,7 @@ class LoopHooks(StepMoments):
             self.listener.emit(*self.division.divided())
             self.division = None if self.step else self.division
         self.begun, self.clipped, self.stepped, self.passes, self.stepping = False, False, [], [], 0
+        self.factors = []
         self.step_ends(self.listener, applied=applied)
         self._remember()
         self.step += 1

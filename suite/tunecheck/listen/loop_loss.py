@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from tunecheck.core.errors import Unsupported
 from tunecheck.core.evidence import ScoresGiven
 from tunecheck.core.premises import Premise, opened
 from tunecheck.listen.batches import batch_of, is_of_pairs
@@ -28,6 +27,7 @@ OUTSIDE_ENTROPY = "it uses the logits outside cross_entropy"
 OUTSIDE_FORWARD = "it uses parameters outside the model's forward pass"
 WEIGHED = "the loop sums the losses of several passes with different factors"
 FROM_PADDING = "rows are left-padded and their first token has a label, which a padded position predicts"
+FROM_CACHE = "rows go on from a cache of keys and values, which holds earlier tokens"
 OWN_MASK = "the script's own attention mask does more than separate documents"
 ENTROPIES = "NllLossBackward0", "NllLoss2DBackward0"
 """What cross_entropy leaves in the graph, behind a log_softmax that keeps its result."""
@@ -157,6 +157,13 @@ class Loss:
         found = [*self.plain, *(each for each, _, _ in self.entropies), *self.others]
         return list({id(each): each for each in found}.values())
 
+    def factor(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return the factor of its only pass's loss in the tensor; None where there are several, or none."""
+        nodes: list[Any] = [each.loss.grad_fn for each in self.plain if each.loss is not None]
+        nodes += [node for _, node, _ in self.entropies if REDUCTIONS[node._saved_reduction] == "mean"]
+        found = gradients(tensor, [torch.autograd.graph.GradientEdge(nodes[0], 0)]) if len(nodes) == 1 else None
+        return None if found is None else found[0].detach().float()
+
     def batch(self, each: Pass, device: torch.device) -> tuple[Batch, dict[Premise, str]]:
         """Return the micro-batch of this pass, and the premises that its loss leaves open, with the reason."""
         own = [(node, labels) for taken, node, labels in self.entropies if taken is each]
@@ -182,6 +189,8 @@ class Loss:
 def not_followed(given: Mapping[str, Any], batch: Batch) -> dict[Premise, str]:
     """Return the premises that this micro-batch leaves open, with the reason; the model was called with `given`."""
     own = given.get("attention_mask")
+    if given.get("past_key_values", given.get("cache")) is not None:  # its newer name
+        return opened((Premise.ROWS_FOLLOWED, Premise.POSITIONS_FOLLOWED), FROM_CACHE)
     if batch.sees is not None:
         return {Premise.ROWS_FOLLOWED: OWN_MASK}
     if getattr(own, "ndim", 2) > 2 and not is_of_pairs(own, batch.input_ids.shape[1]):
@@ -219,10 +228,20 @@ def _weighed(tensor: torch.Tensor, losses: Sequence[Any]) -> bool:
         return False
     edges = [torch.autograd.graph.GradientEdge(node, 0) for node in losses]
     found = gradients(tensor, edges)
-    if found is None:
-        return True
-    factors = torch.stack([*found])
+    return found is None or _differ(torch.stack([*found]))
+
+
+def _differ(factors: torch.Tensor) -> bool:
     return bool((factors.max() - factors.min()).abs() > MOST_DIFFERENCE * factors.abs().max())
+
+
+def weighed_apart(factors: Sequence[torch.Tensor | None], tokens: Sequence[int]) -> bool:
+    """Return whether the losses of a step's micro-batches count differently, and not by their supervised tokens."""
+    known = [factor for factor in factors if factor is not None]
+    if len(known) < 2 or len(known) != len(tokens) or 0 in tokens:
+        return False
+    each = torch.stack(known)
+    return _differ(each) and _differ(each / each.new_tensor(tokens))
 
 
 def another_kind(tensor: torch.Tensor, passes: Sequence[Pass]) -> str:
@@ -318,7 +337,8 @@ def _is_over_positions(softmax: Any) -> bool:
     if len(shape) != 3 or over != 1 or shape[1] == shape[2]:
         return False
     tables = (node for node in graph_of(softmax) if node.name() == "EmbeddingBackward0")
-    return shape[2] in {table._saved_weight_sym_argsize_0 for table in tables}
+    sizes = {table._saved_weight_sym_argsize_0 for table in tables}
+    return shape[2] in sizes and shape[1] not in sizes  # positions may have a table, and tokens may come second
 
 
 def terms_of(loss: torch.Tensor) -> Iterator[Any]:
@@ -476,9 +496,7 @@ def _of_its_tokens(batch: Batch) -> bool:
 
 def provisional(given: dict[str, Any], device: torch.device) -> Batch:
     """Return what the model was called with, all of it supervised. Raises Unsupported where it was given no tokens."""
-    ids = given.get("input_ids")
-    if not isinstance(ids, torch.Tensor):
-        raise Unsupported("the model is called without input_ids, so its rows are unknown")
-    mask = given.get("attention_mask")
-    padding = torch.zeros_like(ids) if mask is None or mask.shape != ids.shape else 1 - mask.long()
-    return batch_of({**given, "labels": ids.masked_fill(padding.bool(), IGNORED)}, device)
+    ids: Any
+    ids, mask = given.get("input_ids"), given.get("attention_mask")
+    hidden = None if ids is None or mask is None or mask.shape != ids.shape else mask == 0
+    return batch_of({**given, "labels": ids if hidden is None else ids.masked_fill(hidden, IGNORED)}, device)

@@ -91,6 +91,9 @@ class CutOffProbe(Probe):
     def _returned(self, _module: Any, args: Any, given: dict[str, Any], out: Any) -> None:
         if not torch.is_grad_enabled() or probing():
             return
+        from_cache = given.get("past_key_values", given.get("cache")) is not None  # its newer name
+        for earlier in self._passes if from_cache else ():
+            earlier.differentiated = True  # by its keys and values
         results = [(number, result) for number, result in enumerate(numbers_of(out)) if result.requires_grad]
         if results:
             self._passes.append(seen := _Pass(args, given))

@@ -49,8 +49,9 @@ class StepInputsProbe(Probe):
     def _called(self, _model: Any, args: Any, given: dict[str, Any]) -> None:
         """Note the rows that a model learns from, where a mask tells their tokens from padding."""
         ids, mask = given.get("input_ids", next(iter(args), None)), given.get("attention_mask")
-        known = isinstance(ids, torch.Tensor) and isinstance(mask, torch.Tensor) and ids.shape == mask.shape
-        if not known or ids.ndim != 2 or ids.is_floating_point() or probing() or not torch.is_grad_enabled():
+        if not isinstance(ids, torch.Tensor) or not isinstance(mask, torch.Tensor) or ids.shape != mask.shape:
+            return
+        if ids.ndim != 2 or ids.is_floating_point() or probing() or not torch.is_grad_enabled():
             return
         for row, keep in zip(ids.tolist(), (mask != 0).tolist(), strict=True):
             if tokens := [token for token, real in zip(row, keep, strict=True) if real]:

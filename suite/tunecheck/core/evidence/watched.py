@@ -426,6 +426,8 @@ class LossDivided(Record):
     """Of the first window."""
     by: str
     """The Trainer, compute_loss or the loop; empty where nobody does."""
+    uneven: bool = False
+    """Whether the micro-batches of the window count differently, and not by their supervised tokens."""
 
 
 class WorkerBatches(Record):
