@@ -12,6 +12,7 @@ import torch
 
 from tunecheck.core.evidence import AdapterStart
 from tunecheck.probes.reference.architecture import cotangent, relative_error
+from tunecheck.probes.reference.backward import gradients_by
 from tunecheck.probes.reference.forwards import PROMPT_TOKENS, first_tokens, logits_of
 from tunecheck.probes.reference.four_bit import matrix
 from tunecheck.probes.reference.measures import relative_difference, worst
@@ -187,10 +188,5 @@ def _passed_down_error(call: list[torch.Tensor], above: torch.Tensor, wanted: to
     Not over that part: in 16 bit it is the difference of two rounded gradients, of which it may be a small one.
     """
     x, base, out = call
-    whole, plain = (
-        torch.autograd.grad(y, x, above.to(y.dtype), retain_graph=True)[0].float()
-        if y.requires_grad
-        else torch.zeros_like(x, dtype=torch.float32)
-        for y in (out, base)
-    )
+    whole, plain = (gradients_by(y, [x], above)[0].float() for y in (out, base))
     return float((whole - plain - wanted).norm() / (plain + wanted).norm())

@@ -18,6 +18,7 @@ from tunecheck.probes.reference.architecture import (
     has_formulas,
     head_error,
     recorded,
+    relative_error,
     worst_gain,
 )
 from tunecheck.probes.reference.backward import layer_errors, negative_score_errors
@@ -202,4 +203,4 @@ def _matmul_error(device: torch.device) -> float:
     a, b = torch.randn(2, 256, 256, generator=generator)
     wanted = a.double() @ b.double()
     got = (a.to(device) @ b.to(device)).cpu().double()
-    return float((got - wanted).norm() / wanted.norm())
+    return relative_error(got, wanted)

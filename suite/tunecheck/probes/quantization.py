@@ -9,8 +9,10 @@ import torch
 from tunecheck.core.evidence import Quantization
 from tunecheck.core.premises import Premise
 from tunecheck.models.shapes import is_layer_linear, packed_bytes
+from tunecheck.probes.reference.architecture import relative_error
+from tunecheck.probes.reference.backward import gradients_by
 from tunecheck.probes.reference.four_bit import is_packed, matrix, quantised, scales, statistics, values
-from tunecheck.probes.reference.measures import counted, worst
+from tunecheck.probes.reference.measures import counted, dtype_name, worst
 from tunecheck.probes.reference.weight_file import WeightFile, file_name
 from tunecheck.training.data import Tokens
 from tunecheck.training.events import Probe
@@ -50,7 +52,7 @@ class QuantizationProbe(Probe):
                 quant_types=counted(weight.quant_state.quant_type for weight in packed),
                 block_sizes=counted(weight.quant_state.blocksize for weight in packed),
                 double_quant=counted(weight.quant_state.nested for weight in packed),
-                compute_dtypes=counted(str(module.compute_dtype).removeprefix("torch.") for module in modules.values()),
+                compute_dtypes=counted(dtype_name(module.compute_dtype) for module in modules.values()),
                 packed_bytes=sum(_bytes(weight) for weight in packed),
                 expected_bytes=sum(packed_bytes(size, double_quant) for size in sizes),
                 requantized=len(again),
@@ -122,12 +124,12 @@ def _errors(module: Any, weight: torch.Tensor, x: torch.Tensor, above: torch.Ten
     x.requires_grad_(True)
     with torch.enable_grad():
         got = module(x)
-    gradient = torch.autograd.grad(got, x, above)[0] if got.requires_grad else torch.zeros_like(x)
+    [gradient] = gradients_by(got, [x], above)
     with torch.no_grad():
         bias = 0 if module.bias is None else module.bias.double()
         pairs = {"product": (got, x.double() @ weight.T + bias), "gradient": (gradient, above.double() @ weight)}
         for what, (value, wanted) in pairs.items():
-            yield what, float((value.double() - wanted).norm() / wanted.norm())
+            yield what, relative_error(value.double(), wanted)
 
 
 def _quantized_again(session: Session, weights: WeightFile, modules: dict[str, Any]) -> dict[str, bool]:

@@ -100,7 +100,7 @@ def _errors(
     wanted, above, ours = _outcome([given[part] for part in inputs], formula, relation, lengths, known)
     got = torch.cat([row[:length] for row, length in zip(seen[name], lengths, strict=True)])
     yield f"{at} {name}", relative_error(got.detach().double(), wanted)
-    theirs = _gradients(got, [given[part] for part in inputs], above)
+    theirs = gradients_by(got, [given[part] for part in inputs], above)
     for part, mine, other in zip(inputs, ours, theirs, strict=True):
         yield f"{at} {name}, its gradient by {part}", relative_error(other.double(), mine)
 
@@ -169,14 +169,14 @@ def _norm_errors(decoder: Any, architecture: Architecture, hidden: torch.Tensor)
             got = norm(given)
             wanted = normalised(copy, whole(norm.weight).detach().double(), architecture)
         above = cotangent(wanted)
-        [theirs], [ours] = _gradients(got, [given], above), torch.autograd.grad(wanted, [copy], above)
+        [theirs], [ours] = gradients_by(got, [given], above), torch.autograd.grad(wanted, [copy], above)
         errors[f"{name} alone"] = relative_error(got.detach().double(), wanted.detach())
         errors[f"{name} alone, its gradient"] = relative_error(theirs.double(), ours)
     return errors
 
 
-def _gradients(out: torch.Tensor, inputs: list[torch.Tensor], above: torch.Tensor) -> list[torch.Tensor]:
-    """Zeros where there is none."""
+def gradients_by(out: torch.Tensor, inputs: list[torch.Tensor], above: torch.Tensor) -> list[torch.Tensor]:
+    """Return the gradient of `out` by each input, for this one by `out`; zeros where there is none. Keep the graph."""
     found: Sequence[torch.Tensor | None] = [None] * len(inputs)
     if out.requires_grad:
         found = torch.autograd.grad(out, inputs, above.to(out.dtype), retain_graph=True, allow_unused=True)
