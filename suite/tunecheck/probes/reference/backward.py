@@ -35,8 +35,7 @@ subject."""
 Tensors = dict[str, torch.Tensor]
 Outcome = tuple[torch.Tensor, torch.Tensor, Sequence[torch.Tensor]]
 """What a formula makes of its inputs, the gradient by it that is handed down, and those by the inputs; float64."""
-Known = dict[tuple[object, ...], tuple[list[torch.Tensor], Outcome]]
-"""The outcomes of formulas without weights, with the inputs that they had."""
+Formula = Callable[..., list[torch.Tensor]]
 DRAWN = ("hidden", "q", "k", "v", "gate", "up")
 """The random inputs, each from a seed of its own."""
 
@@ -61,69 +60,77 @@ def layer_errors(
     be recomputed. The modes are put back.
     """
     errors: dict[str, float] = {}
+    hidden: torch.Tensor | None = None
     layers = model.get_decoder().layers
-    hidden: list[torch.Tensor] = []
-    known: Known = {}
-
-    def compare(kind: str, lengths: tuple[int, ...], number: int, given: Tensors, seen: Tensors) -> None:
-        at = f"layer {number}'s" if number else "first layer's"
-        for relation, formula in _formulas(layers[number], architecture, lengths).items():
-            found = _errors(at, relation, given, seen, formula, lengths, known)
-            errors.update({f"{what}{kind}": error for what, error in found})
-        hidden[:] = [given["hidden"]] if "hidden" in given else hidden
-
     with model_mode(model, False):
         for part in (part for layer in layers for part in layer.children()):
             part.train(training)
         for kind, lengths in (("", (TOKENS,)), (", padded", (TOKENS, PADDED_TO))):
+            comparison = _Comparison(architecture, lengths)
             called = layers if kind and every else layers[:1]
-            _call_each(model, called, lengths, device, widened, partial(compare, kind, lengths))
-        if hidden:
-            errors |= _norm_errors(model.get_decoder(), architecture, hidden[0][:1, :NORMED])
+            _call_each(model, called, lengths, device, widened, comparison.add)
+            errors |= {f"{what}{kind}": error for what, error in comparison.errors.items()}
+            hidden = hidden if comparison.hidden is None else comparison.hidden
+        if hidden is not None:
+            errors |= _norm_errors(model.get_decoder(), architecture, hidden[:1, :NORMED])
     return errors
 
 
-def _errors(
-    at: str,
-    relation: tuple[str, ...],
-    given: Tensors,
-    seen: Tensors,
-    formula: Callable[..., list[torch.Tensor]],
-    lengths: tuple[int, ...],
-    known: Known,
-) -> Iterator[tuple[str, float]]:
-    """The relation's error, then that of its gradient by each of its inputs."""
-    name, *inputs = relation
-    if name not in seen or not given.keys() >= {*inputs}:
-        yield f"{at} {name}, which was not reached", float("inf")
-        return
-    wanted, above, ours = _outcome([given[part] for part in inputs], formula, relation, lengths, known)
-    got = torch.cat([row[:length] for row, length in zip(seen[name], lengths, strict=True)])
-    yield f"{at} {name}", relative_error(got.detach().double(), wanted)
-    theirs = gradients_by(got, [given[part] for part in inputs], above)
-    for part, mine, other in zip(inputs, ours, theirs, strict=True):
-        yield f"{at} {name}, its gradient by {part}", relative_error(other.double(), mine)
+class _Comparison:
+    """What layers make of random inputs, for rows of these lengths, against the formulas."""
 
+    def __init__(self, architecture: Architecture, lengths: tuple[int, ...]) -> None:
+        self.errors: dict[str, float] = {}
+        """Of each relation, then of its gradient by each of its inputs."""
+        self.hidden: torch.Tensor | None = None
+        """What the last layer's norm was given."""
+        self._architecture, self._lengths = architecture, lengths
+        self._known: dict[tuple[object, ...], tuple[list[torch.Tensor], Outcome]] = {}
+        """The outcomes of formulas without weights, with the inputs that they had."""
 
-def _outcome(
-    inputs: list[torch.Tensor],
-    formula: Callable[..., list[torch.Tensor]],
-    relation: tuple[str, ...],
-    lengths: tuple[int, ...],
-    known: Known,
-) -> Outcome:
-    """Compute the formula and its gradients; of what no weight takes part in, once for all layers with these inputs."""
-    key = (relation, lengths, *((x.dtype, x.device) for x in inputs))
-    held, outcome = known.get(key, ([], None))
-    if outcome is not None and all(torch.equal(x, before) for x, before in zip(inputs, held, strict=True)):
+    def add(self, number: int, layer: Any, given: Tensors, seen: Tensors) -> None:
+        """Compare what one layer was given and made of it."""
+        self.hidden = given.get("hidden", self.hidden)
+        for (relation, *inputs), formula in self._formulas(layer).items():
+            name = f"{f'layer {number}' if number else 'first layer'}'s {relation}"
+            if relation not in seen or not given.keys() >= {*inputs}:
+                self.errors[f"{name}, which was not reached"] = float("inf")
+                continue
+            own = [given[part] for part in inputs]
+            wanted, above, ours = self._outcome(relation, own, formula)
+            got = torch.cat([row[:length] for row, length in zip(seen[relation], self._lengths, strict=True)])
+            self.errors[name] = relative_error(got.detach().double(), wanted)
+            for part, mine, other in zip(inputs, ours, gradients_by(got, own, above), strict=True):
+                self.errors[f"{name}, its gradient by {part}"] = relative_error(other.double(), mine)
+
+    def _formulas(self, layer: Any) -> dict[tuple[str, ...], Formula]:
+        """Name and inputs of each relation to its formula, which gives the rows without their padding."""
+        norm, architecture = whole(layer.input_layernorm.weight).detach().double(), self._architecture
+
+        def rows(function: Callable[..., torch.Tensor]) -> Formula:
+            return lambda *inputs: [
+                function(*(part[row, :length] for part in inputs)) for row, length in enumerate(self._lengths)
+            ]
+
+        return {
+            ("norm", "hidden"): rows(lambda x: normalised(x, norm.to(x.device), architecture)),
+            ("attention", "q", "k", "v"): rows(lambda q, k, v: attention(q, k, v, architecture)),
+            ("activation", "gate", "up"): rows(gated),
+        }
+
+    def _outcome(self, relation: str, inputs: list[torch.Tensor], formula: Formula) -> Outcome:
+        """Return the formula and its gradients; where no weight takes part, once for all layers with these inputs."""
+        key = (relation, *((x.dtype, x.device) for x in inputs))
+        held, outcome = self._known.get(key, ([], None))
+        if outcome is not None and all(torch.equal(x, before) for x, before in zip(inputs, held, strict=True)):
+            return outcome
+        copies = [x.detach().double().requires_grad_(True) for x in inputs]
+        wanted = torch.cat(formula(*copies))
+        above = cotangent(wanted)
+        outcome = wanted.detach(), above, torch.autograd.grad(wanted, copies, above)
+        if relation != "norm":
+            self._known[key] = [x.detach() for x in inputs], outcome
         return outcome
-    copies = [x.detach().double().requires_grad_(True) for x in inputs]
-    wanted = torch.cat(formula(*copies))
-    above = cotangent(wanted)
-    outcome = wanted.detach(), above, torch.autograd.grad(wanted, copies, above)
-    if relation[0] != "norm":
-        known[key] = [x.detach() for x in inputs], outcome
-    return outcome
 
 
 def negative_score_errors(width: int, dtype: torch.dtype, device: torch.device) -> dict[str, float]:
@@ -183,31 +190,13 @@ def gradients_by(out: torch.Tensor, inputs: list[torch.Tensor], above: torch.Ten
     return [torch.zeros_like(x) if gradient is None else gradient for x, gradient in zip(inputs, found, strict=True)]
 
 
-def _formulas(
-    layer: Any, architecture: Architecture, lengths: tuple[int, ...]
-) -> dict[tuple[str, ...], Callable[..., list[torch.Tensor]]]:
-    """Name and inputs of each relation to its formula, which gives the rows without their padding."""
-    norm = whole(layer.input_layernorm.weight).detach().double()
-
-    def rows(function: Callable[..., torch.Tensor]) -> Callable[..., list[torch.Tensor]]:
-        return lambda *inputs: [
-            function(*(part[row, :length] for part in inputs)) for row, length in enumerate(lengths)
-        ]
-
-    return {
-        ("norm", "hidden"): rows(lambda x: normalised(x, norm.to(x.device), architecture)),
-        ("attention", "q", "k", "v"): rows(lambda q, k, v: attention(q, k, v, architecture)),
-        ("activation", "gate", "up"): rows(gated),
-    }
-
-
 def _call_each(
     model: Any,
     layers: Sequence[Any],
     lengths: tuple[int, ...],
     device: torch.device,
     widened: bool,
-    compare: Callable[[int, Tensors, Tensors], None],
+    compare: Callable[[int, Any, Tensors, Tensors], None],
 ) -> None:
     """Hand the random inputs of each of these layers, by name, and what it made of them to `compare`.
 
@@ -225,7 +214,7 @@ def _call_each(
                 with in_fp32(layer) if widened else nullcontext(), suppress(_Enough):
                     layer(*args, **others)
                 with torch.autocast(device.type, enabled=False):
-                    compare(number, given, seen)
+                    compare(number, layer, given, seen)
         raise _Enough
 
     with OwnHooks() as hooks, torch.enable_grad(), suppress(_Enough):
