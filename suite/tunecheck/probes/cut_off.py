@@ -18,7 +18,7 @@ from tunecheck.probes.reference.forwards import numbers_of
 from tunecheck.probes.reference.loss_graph import graph_of
 from tunecheck.probes.reference.measures import digest, living
 from tunecheck.training.data import Batch
-from tunecheck.training.events import Probe, probing
+from tunecheck.training.events import Probe
 from tunecheck.training.restore import as_found, kept_values, random_state, unprinted
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import learning
@@ -85,7 +85,7 @@ class CutOffProbe(Probe):
             self.hooks.before(session.model.get_submodule(name), lambda *_, name=name: self._called.add(name))
 
     def _computed(self, loss: torch.Tensor, *_: Any, **__: Any) -> None:
-        if loss.requires_grad and not probing():
+        if loss.requires_grad:
             self._losses.append(loss.grad_fn)
 
     def _returned(self, _module: Any, args: Any, given: dict[str, Any], out: Any) -> None:

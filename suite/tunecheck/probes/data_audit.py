@@ -13,7 +13,7 @@ from tunecheck.core.row_spans import PADDING_LEARNED, label_problem
 from tunecheck.probes.reference.measures import random_digest
 from tunecheck.probes.reference.vocabulary import read_vocabulary
 from tunecheck.training.data import IGNORED, Batch, Tokens, digest
-from tunecheck.training.events import Probe, probing
+from tunecheck.training.events import Probe
 from tunecheck.training.load import load_tokenizer
 from tunecheck.training.session import Session
 
@@ -110,11 +110,7 @@ class DataProbe(Probe):
                 problems=problems,
             )
         )
-        self.hooks.before(session.model.get_input_embeddings(), self._look_up)
-
-    def _look_up(self, _embedding: Any, args: Any) -> None:
-        if not probing():
-            self._read.append(args[0].clone())
+        self.hooks.before(session.model.get_input_embeddings(), lambda _m, args: self._read.append(args[0].clone()))
 
     def backward_end(self, session: Session, step: int) -> None:
         """Compare the tokens that were looked up with the batches': a hook or a wrapper may replace them on the way."""

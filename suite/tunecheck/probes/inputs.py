@@ -12,7 +12,7 @@ from tunecheck.models.layer_names import is_pretrained
 from tunecheck.probes.reference.given import end_tokens, row_digest, without_padding
 from tunecheck.probes.reference.loss_graph import graph_of, straight_back
 from tunecheck.training.data import IGNORED, Batch
-from tunecheck.training.events import Probe, probing
+from tunecheck.training.events import Probe
 from tunecheck.training.session import Session
 
 STEPS = 4
@@ -59,7 +59,7 @@ class StepInputsProbe(Probe):
 
     def _differentiated(self, tensors: Any, *_: Any, **__: Any) -> None:
         rows = {len(batch.keys) for batch in self._window}
-        for node in islice(graph_of(getattr(tensors, "grad_fn", None)), 0 if probing() else MOST_NODES):
+        for node in islice(graph_of(getattr(tensors, "grad_fn", None)), MOST_NODES):
             if node.name() != "NllLossBackward0":
                 continue
             targets, ignored = node._saved_target, node._saved_ignore_index

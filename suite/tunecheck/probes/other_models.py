@@ -8,7 +8,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from tunecheck.core.evidence import OtherModelDrops
-from tunecheck.training.events import Probe, probing
+from tunecheck.training.events import Probe
 from tunecheck.training.session import Session
 
 SAMPLED = 64
@@ -35,7 +35,7 @@ class OtherModelsProbe(Probe):
         own = {id(module) for module in session.model.modules()}
 
         def see(module: Any, *_: Any) -> None:
-            if probing() or id(module) in own:
+            if id(module) in own:
                 return
             if id(module) not in self._inside:
                 self._called, self._inside = ref(module), {id(part) for part in module.modules()}

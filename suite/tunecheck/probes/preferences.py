@@ -14,7 +14,7 @@ from tunecheck.models.layer_names import is_pretrained
 from tunecheck.probes.reference.forwards import parts_of
 from tunecheck.probes.reference.own_tokens import tokens_and_scores
 from tunecheck.training.data import Batch
-from tunecheck.training.events import Probe, probing
+from tunecheck.training.events import Probe
 from tunecheck.training.session import Session
 
 STEPS = 4
@@ -80,7 +80,7 @@ class PreferenceProbe(Probe):
 
     def _when_known(self, read: torch.Tensor, scores: torch.Tensor, pulls: Pulls) -> None:
         if scores.requires_grad and int(read.min()) >= 0:  # else those are labels, of a model that is given embeddings
-            self.hooks.gradient(scores, lambda gradient: None if probing() else self._see(read, pulls(read, gradient)))
+            self.hooks.gradient(scores, lambda gradient: self._see(read, pulls(read, gradient)))
 
     def _see(self, read: torch.Tensor, pulls: torch.Tensor) -> None:
         """Note the rows that are pulled one way, by how far each of their scores is raised: [rows, scores]."""

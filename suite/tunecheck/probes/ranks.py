@@ -16,7 +16,7 @@ from tunecheck.core.premises import Premise
 from tunecheck.models.layer_names import stacked_layers
 from tunecheck.probes.reference.measures import digest, hex_digest
 from tunecheck.training.data import Batch
-from tunecheck.training.events import Probe, probing
+from tunecheck.training.events import Probe
 from tunecheck.training.session import Session
 
 NAMED_STEPS = 2
@@ -129,7 +129,7 @@ class PaceProbe(Probe):
             self.emit(Pace(step=step, seconds=self._seconds(), tokens=tokens))
 
     def _note(self, marks: list[Any]) -> None:
-        if probing() or not torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
             return
         if not self._cuda:
             marks.append(time.perf_counter())

@@ -17,7 +17,7 @@ from tunecheck.probes.reference.forwards import numbers_of
 from tunecheck.probes.reference.measures import random_digest
 from tunecheck.probes.reference.weight_file import WeightFile
 from tunecheck.training.data import Batch
-from tunecheck.training.events import Probe, probing
+from tunecheck.training.events import Probe
 from tunecheck.training.restore import adapted_layers, dropouts
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import own_parameters
@@ -68,8 +68,7 @@ class TrainingStateProbe(Probe):
 
     def _hear_seeds(self, session: Session) -> None:
         def seeded(*_: object) -> None:
-            if not probing():
-                self._seeded, self._seed = random_digest(session.device), torch.initial_seed()
+            self._seeded, self._seed = random_digest(session.device), torch.initial_seed()
 
         for module in (torch, torch.random):  # whose functions are two where torch has loaded its compiler
             self.hooks.function(module, "manual_seed", after=seeded)
@@ -112,8 +111,6 @@ class TrainingStateProbe(Probe):
 
         def begin(*given: object) -> None:
             nonlocal before
-            if probing():
-                return
             self._reference = not torch.is_grad_enabled()  # a look at what the model says without its adapters
             if self._reference:
                 return
@@ -129,14 +126,12 @@ class TrainingStateProbe(Probe):
                 ended(*given)
 
         def ended(*given: object) -> None:
-            if not probing() and not self._reference and not any(r.requires_grad for r in numbers_of(given[-1])):
+            if not self._reference and not any(r.requires_grad for r in numbers_of(given[-1])):
                 self._forwards -= 1
                 self._without_gradient.append(self._seen)
                 self._seen = before
 
         def look_again(module: object, *_: object) -> None:
-            if probing():
-                return
             calls[id(module)] += not self._reference
             if calls[id(module)] > 1:  # recomputed for the backward pass, which begins at the last layer
                 look()

@@ -50,8 +50,8 @@ class Probe:
 
     def __init__(self, emit: Callable[[Record], None]) -> None:
         self.emit = emit
-        self.hooks = Hooks()
-        """In the training's own passes; an error of one is recorded in the next moment."""
+        self.hooks = Hooks(unless=probing)
+        """In the training's own passes, none of the probes'; an error of one is recorded in the next moment."""
 
     def start(self, session: Session) -> None:
         """The session is built; nothing has been trained."""

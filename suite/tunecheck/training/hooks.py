@@ -43,12 +43,12 @@ def nothing(*_: Any, **__: Any) -> None:
 class Hooks(ExitStack):
     """Hooks of one listener, removed together. After an error of one of them none of them does anything any more."""
 
-    def __init__(self, failed: Callable[[str], None] = nothing) -> None:
-        """`failed` is called once, with what went wrong."""
+    def __init__(self, failed: Callable[[str], None] = nothing, unless: Callable[[], bool] = bool) -> None:
+        """`failed` is called once, with what went wrong; hooks do nothing while `unless` says so."""
         super().__init__()
         self.error = ""
         """What went wrong first, and where; empty while nothing did."""
-        self._failed = failed
+        self._failed, self._unless = failed, unless
 
     remove = ExitStack.close
     """Leave everything as it was before."""
@@ -144,7 +144,7 @@ class Hooks(ExitStack):
         traced = _is_traced()
 
         def hook(*args: Any, **kwargs: Any) -> Any:
-            value = None if traced() or self.error else self._caught(call, *args, **kwargs)
+            value = None if traced() or self.error or self._unless() else self._caught(call, *args, **kwargs)
             return value if returns else None
 
         return hook
