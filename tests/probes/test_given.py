@@ -8,16 +8,11 @@ import pytest
 
 from tunecheck.core.row_spans import LABELS_SHIFTED, label_problem
 from tunecheck.probes.reference.given import (
-    beginning_of,
-    begins_again,
+    Row,
     end_tokens,
-    input_problems,
     padded_before,
-    padding_ends,
-    span_of,
     stand_still,
     starts_twice,
-    without_padding,
 )
 from tunecheck.training.data import IGNORED
 
@@ -45,13 +40,14 @@ STILL = "positions do not count up"
 )
 def test_a_mask_hides_padding_alone(ids, mask, problems):
     """One token, repeated; what lies behind the last token that is attended to is seen by none."""
-    assert list(input_problems(ids, mask, None, TOKENIZER)) == problems
+    assert list(Row(ids, ids, mask).input_problems(TOKENIZER)) == problems
 
 
 def test_end_tokens_may_begin_a_packed_row():
     """One or two are ends of other rows, more are padding."""
-    assert not list(input_problems([EOS, EOS, 5, 6], [1] * 4, None, END_IS_PADDING))
-    assert list(input_problems([EOS, EOS, EOS, 5], [1] * 4, None, END_IS_PADDING)) == [PADDED]
+    ends, padding = [EOS, EOS, 5, 6], [EOS, EOS, EOS, 5]
+    assert not list(Row(ends, ends, [1] * 4).input_problems(END_IS_PADDING))
+    assert list(Row(padding, padding, [1] * 4).input_problems(END_IS_PADDING)) == [PADDED]
 
 
 @pytest.mark.parametrize(
@@ -72,13 +68,15 @@ def test_end_tokens_may_begin_a_packed_row():
 def test_positions_count_up(positions, still):
     """From token to token, and from 0 in each document."""
     assert stand_still(positions) == still
-    assert (STILL in input_problems([5] * len(positions), [1] * len(positions), positions, None)) == still
+    ids = [5] * len(positions)
+    assert (STILL in Row(ids, ids, [1] * len(ids), positions).input_problems(None)) == still
 
 
 def test_the_learned_part_of_a_row():
     """Places are those of tokens that are attended to; the column is the batch's."""
     ids, labels = [PAD, BOS, 5, 6, 7, EOS, 8], [-100, -100, -100, 6, 7, EOS, -100]
-    seen = span_of(ids, labels, [0, 1, 1, 1, 1, 1, 1], [0, 0, 1, 2, 0, 1, 2], micro_batch=3, ends={EOS}, show=str)
+    row = Row(ids, labels, [0, 1, 1, 1, 1, 1, 1], [0, 0, 1, 2, 0, 1, 2])
+    seen = row.span(micro_batch=3, ends={EOS}, show=str)
 
     assert (seen.tokens, seen.learned, seen.first, seen.column, seen.behind, seen.stretches) == (6, 3, 2, 6, 1, 1)
     assert seen.documents == 2
@@ -87,7 +85,7 @@ def test_the_learned_part_of_a_row():
 
 def test_a_row_of_which_nothing_is_learned():
     """Has no place and no last token."""
-    seen = span_of([5, 6], [-100, -100], [1, 1], None, micro_batch=0, ends={EOS}, show=str)
+    seen = Row([5, 6], [-100, -100], [1, 1]).span(micro_batch=0, ends={EOS}, show=str)
     assert (seen.learned, seen.first, seen.behind, seen.last, seen.ended) == (0, -1, 2, "", False)
 
 
@@ -122,7 +120,7 @@ def test_end_tokens_are_the_tokenizers_or_else_the_models():
 
 def beginnings(rows, *, learned=False):
     """How these rows begin, each attended to as a whole."""
-    return [beginning_of(row, row if learned else [IGNORED] * len(row), [1] * len(row)) for row in rows]
+    return [Row(row, row if learned else [IGNORED] * len(row), [1] * len(row)).beginning for row in rows]
 
 
 @pytest.mark.parametrize(
@@ -175,7 +173,7 @@ def test_two_start_tokens_are_seen_without_a_tokenizer(rows, bos, tokenizer, twi
 )
 def test_padding_that_a_script_shows_to_its_model_is_no_part_of_the_row(row, labels, kept):
     """The first of the tokens stays: it may be the end."""
-    assert sum(without_padding(row, labels, [1] * 7)) == kept
+    assert sum(Row(row, labels, [1] * 7).without_padding().mask) == kept
 
 
 @pytest.mark.parametrize(
@@ -194,7 +192,7 @@ def test_padding_that_a_script_shows_to_its_model_is_no_part_of_the_row(row, lab
 def test_an_end_that_is_padding_is_told_from_padding(ids, learned, mask, ends):
     """It comes once, and is attended to."""
     labels = [token if token in learned else IGNORED for token in ids]
-    assert padding_ends(ids, labels, mask, PAD) is ends
+    assert Row(ids, labels, mask).padding_ends(PAD) is ends
 
 
 @pytest.mark.parametrize(
@@ -213,4 +211,4 @@ def test_an_end_that_is_padding_is_told_from_padding(ids, learned, mask, ends):
 )
 def test_a_row_that_begins_again(ids, first, again):
     """Where its answer does."""
-    assert begins_again(ids, [IGNORED] * first + ids[first:], BOS, {EOS}) is again
+    assert Row(ids, [IGNORED] * first + ids[first:], [1] * len(ids)).begins_again(BOS, {EOS}) is again

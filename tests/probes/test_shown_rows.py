@@ -5,6 +5,7 @@ from __future__ import annotations
 from tunecheck.core.evidence import RowPiece
 from tunecheck.probes import ANY_OBJECTIVE, WATCHED
 from tunecheck.probes.inputs import MOST_PADDING, MOST_TOKENS, ShownRowsProbe, pieces_of
+from tunecheck.probes.reference.given import Row
 from tunecheck.training.data import IGNORED
 
 PAD = 0
@@ -20,16 +21,16 @@ def as_words(tokens: list[int]) -> str:
     return " ".join(f"w{token}" for token in tokens)
 
 
-def row(given: str, learned: str, padding: int = 0) -> tuple[list[int], list[int], list[int]]:
-    """Tokens, labels and mask."""
+def row(given: str, learned: str, padding: int = 0) -> Row:
+    """These texts, of which the second is learned, and padding behind them."""
     ids = [*given.encode(), *learned.encode(), *[PAD] * padding]
     labels = [*[IGNORED] * len(given.encode()), *learned.encode(), *[IGNORED] * padding]
-    return ids, labels, [1] * (len(ids) - padding) + [0] * padding
+    return Row(ids, labels, [1] * (len(ids) - padding) + [0] * padding)
 
 
 def test_a_row_is_given_learned_and_padded():
     """Each piece with its tokens; padding stands there once."""
-    assert pieces_of(*row("2 + 2?", "4", padding=3), decode) == (
+    assert pieces_of(row("2 + 2?", "4", padding=3), decode) == (
         RowPiece(kind="context", tokens=6, text="2 + 2?"),
         RowPiece(kind="learned", tokens=1, text="4"),
         RowPiece(kind="padding", tokens=3, text="\0"),
@@ -38,14 +39,14 @@ def test_a_row_is_given_learned_and_padded():
 
 def test_pieces_keep_the_space_between_them():
     """Which a tokenizer leaves out at the beginning of what it decodes."""
-    pieces = pieces_of([1, 2, 3], [IGNORED, 2, IGNORED], [1, 1, 1], as_words)
+    pieces = pieces_of(Row([1, 2, 3], [IGNORED, 2, IGNORED], [1, 1, 1]), as_words)
     assert [piece.text for piece in pieces] == ["w1", " w2", " w3"]
 
 
 def test_a_character_in_two_pieces_is_shown_whole():
     """With the piece that completes it."""
     ids = [*"aé".encode()]
-    first, second = pieces_of(ids, [IGNORED, IGNORED, ids[2]], [1, 1, 1], decode)
+    first, second = pieces_of(Row(ids, [IGNORED, IGNORED, ids[2]], [1, 1, 1]), decode)
 
     assert first.text == "a\ufffd"
     assert second.text == "é"
@@ -53,17 +54,17 @@ def test_a_character_in_two_pieces_is_shown_whole():
 
 def test_labels_that_are_other_tokens_are_shown_beside_them():
     """Shifted beforehand, say; what no vocabulary holds is left out."""
-    (shifted,) = pieces_of([*b"abc"], [*b"bcd"], [1, 1, 1], decode)
+    (shifted,) = pieces_of(Row([*b"abc"], [*b"bcd"], [1, 1, 1]), decode)
     assert (shifted.text, shifted.labels) == ("abc", "bcd")
 
-    (ignored,) = pieces_of([*b"abc"], [-1, *b"bc"], [1, 1, 1], decode)
+    (ignored,) = pieces_of(Row([*b"abc"], [-1, *b"bc"], [1, 1, 1]), decode)
     assert ignored.labels == "bc"
-    assert {piece.labels for piece in pieces_of(*row("2 + 2?", "4"), decode)} == {""}
+    assert {piece.labels for piece in pieces_of(row("2 + 2?", "4"), decode)} == {""}
 
 
 def test_a_long_row_is_cut_in_the_middle():
     """Beginning and end stay; padding costs none of the tokens."""
-    pieces = pieces_of(*row("q" * 1000, "a" * 1000, padding=3), decode)
+    pieces = pieces_of(row("q" * 1000, "a" * 1000, padding=3), decode)
 
     assert [(piece.kind, piece.tokens) for piece in pieces] == [
         ("context", MOST_TOKENS // 2),
@@ -72,17 +73,17 @@ def test_a_long_row_is_cut_in_the_middle():
         ("padding", 3),
     ]
     assert pieces[1].text == ""
-    assert "cut" not in {piece.kind for piece in pieces_of(*row("q" * MOST_TOKENS, ""), decode)}
+    assert "cut" not in {piece.kind for piece in pieces_of(row("q" * MOST_TOKENS, ""), decode)}
 
 
 def test_learned_padding_is_learned():
     """It is a mistake that is to be seen."""
-    assert [piece.kind for piece in pieces_of([5, PAD], [5, PAD], [1, 0], decode)] == ["learned"]
+    assert [piece.kind for piece in pieces_of(Row([5, PAD], [5, PAD], [1, 0]), decode)] == ["learned"]
 
 
 def test_text_that_the_mask_hides_is_named():
     """By its first different tokens."""
-    (hidden,) = pieces_of([*"hidden text"[:11].encode()], [IGNORED] * 11, [0] * 11, decode)
+    (hidden,) = pieces_of(Row([*b"hidden text"], [IGNORED] * 11, [0] * 11), decode)
 
     assert hidden.kind == "padding"
     assert hidden.text == "hiden tx"

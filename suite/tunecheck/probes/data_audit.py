@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunecheck.core.evidence import DataSplit, TokensReplaced, Window
-from tunecheck.core.row_spans import PADDING_LEARNED, label_problem
+from tunecheck.core.row_spans import PADDING_LEARNED
+from tunecheck.probes.reference.given import Row, rows_of
 from tunecheck.probes.reference.measures import random_digest
 from tunecheck.probes.reference.vocabulary import read_vocabulary
-from tunecheck.training.data import IGNORED, Batch, Tokens, digest
+from tunecheck.training.data import IGNORED, Batch, Tokens
 from tunecheck.training.events import Probe
 from tunecheck.training.load import load_tokenizer
 from tunecheck.training.session import Session
@@ -82,25 +83,23 @@ class DataProbe(Probe):
         prescribed = _prescribed_rows(session, step, self._train_rows)
         problems: dict[str, str] = {}
         rows: list[str] = []
-        digests, supervised, tokens = [], 0, 0
+        supervised = tokens = 0
         for batch in window:
-            ids, labels, masks = batch.input_ids.tolist(), batch.labels.tolist(), batch.attention_mask.tolist()
-            digests.append(digest(ids, labels))
-            width, longest, data = len(ids[0]), max(map(sum, masks)), session.run.data
+            held, data = rows_of(batch), session.run.data
+            width, longest = len(held[0].ids), max(len(row.tokens) for row in held)
             if width != (asked := data.max_length if data.pad_to_sequence_len else longest):
                 problem = f"{width} tokens wide, its longest row has {longest}, {asked} are asked for"
                 problems.setdefault("rows are padded to another length", problem)
-            for row_ids, row_labels, mask in zip(ids, labels, masks, strict=True):
+            for row in held:
                 wanted = prescribed[len(rows)] if len(rows) < len(prescribed) else "?"
-                key = self._audit_row(row_ids, row_labels, mask, wanted, problems)
-                rows.append(key)
-                supervised += sum(label != IGNORED for label in row_labels[1:])
-                tokens += sum(mask)
+                rows.append(self._audit_row(row, wanted, problems))
+                supervised += sum(label != IGNORED for label in row.labels[1:])
+                tokens += len(row.tokens)
         due = [self._expected[key] for key in prescribed]
         self.emit(
             Window(
                 step=step,
-                digests=tuple(digests),
+                digests=tuple(batch.digest for batch in window),
                 rows=tuple(rows),
                 expected_rows=tuple(prescribed),
                 supervised_tokens=supervised,
@@ -121,15 +120,12 @@ class DataProbe(Probe):
             self.emit(TokensReplaced(step=step, read=session.tokenizer.decode(replaced[0][:SHOWN_TOKENS])))
         self._read.clear()
 
-    def _audit_row(
-        self, ids: list[int], labels: list[int], mask: list[int], wanted: str, problems: dict[str, str]
-    ) -> str:
+    def _audit_row(self, row: Row, wanted: str, problems: dict[str, str]) -> str:
         """The row's key, with whatever is wrong about it added to the problems.
 
         A row that has the content of the one prescribed for its place is that row: others may have the same content.
         """
-        tokenizer = self._tokenizer
-        real = tuple(token for token, keep in zip(ids, mask, strict=True) if keep)
+        tokenizer, real = self._tokenizer, row.tokens
         prescribed = self._expected.get(wanted, ((), 0))[0] == real
         key = wanted if prescribed else self._known.get(real, "?")
         expected, prompt = self._expected.get(key if key != "?" else wanted, (real, 0))
@@ -138,18 +134,15 @@ class DataProbe(Probe):
             problems.setdefault(kind, f"{wanted}: {example}")
         if key in self._misread:
             problems.setdefault("the tokens do not say the row's text", f"{key}: {self._misread[key]}")
-        supervised = [(token, label) for token, label in zip(ids, labels, strict=True) if label != IGNORED]
-        real_labels = [label for label, keep in zip(labels, mask, strict=True) if keep]
-        if any(label != IGNORED and not keep for label, keep in zip(labels, mask, strict=True)):
-            problems.setdefault(PADDING_LEARNED, f"{wanted}: {tokenizer.decode(ids)!r}")
-        if not supervised:
+        labels = [label for _, label in row.kept]
+        wrong = dict(row.label_problems(tokenizer.decode))
+        for kind, example in wrong.items():
+            problems.setdefault(kind, f"{wanted}: {example}")
+        if all(label == IGNORED for label in row.labels):
             problems.setdefault("nothing is supervised", f"{wanted}: every label is {IGNORED}")
-        elif problem := label_problem(ids, labels, IGNORED):
-            token, label = (tokenizer.decode([of]) for of in next(pair for pair in supervised if pair[0] != pair[1]))
-            problems.setdefault(problem, f"{wanted}: at {token!r} the label is {label!r}")
-        elif key != "?":
-            for kind in _label_problems(real_labels, prompt):
-                text = tokenizer.decode([label for label in real_labels if label != IGNORED])
+        elif key != "?" and wrong.keys() <= {PADDING_LEARNED}:
+            for kind in _label_problems(labels, prompt):
+                text = tokenizer.decode([label for label in labels if label != IGNORED])
                 problems.setdefault(kind, f"{key}: supervised text {text!r}")
         return key
 

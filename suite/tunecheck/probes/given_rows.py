@@ -12,7 +12,6 @@ from itertools import groupby, pairwise
 from typing import Any
 
 from tunecheck.core.evidence import BaseTokens, RowsGiven, RowSpan, RowSpans, Window
-from tunecheck.core.row_spans import PADDING_LEARNED, label_problem
 from tunecheck.probes.reference import given
 from tunecheck.probes.reference.base_tokens import base_tokens_of
 from tunecheck.probes.reference.measures import random_digest
@@ -82,28 +81,25 @@ class GivenRowsProbe(Probe):
         supervised = sum(batch.supervised_tokens for batch in session.window)
         given_rows: list[Ids] = []
         for batch in session.window:
-            ids, labels, masks = batch.input_ids.tolist(), batch.labels.tolist(), batch.attention_mask.tolist()
-            placed = [None] * len(ids) if batch.position_ids is None else batch.position_ids.tolist()
-            place: dict[str, Any] = {"micro_batch": self._micro_batches, "ends": self._marks, "show": self._show}
-            for row, row_labels, given_mask, positions in zip(ids, labels, masks, placed, strict=True):
-                mask = given.without_padding(row, row_labels, given_mask)
-                real = tuple(token for token, keep in zip(row, mask, strict=True) if keep)
-                given_rows.append(real)
-                self._starts.add(real[:HEAD])
-                rows.append(given.row_digest(real))
-                self._count(real, rows[-1])
-                self._audit(row, row_labels, mask, problems, shown=mask is not given_mask)
-                for problem in given.input_problems(row, given_mask, positions, session.tokenizer):
-                    inputs.setdefault(problem, repr(self._show(row[:16])))
-                self._beginnings.append(given.beginning_of(row, row_labels, mask))
-                self._spans.append(given.span_of(row, row_labels, mask, positions, **place))
+            held = given.rows_of(batch)
+            for as_given in held:
+                row = as_given.without_padding()
+                given_rows.append(row.tokens)
+                self._starts.add(row.tokens[:HEAD])
+                rows.append(given.row_digest(row.tokens))
+                self._count(row.tokens, rows[-1])
+                self._audit(row, problems, shown=row is not as_given)
+                for problem in as_given.input_problems(session.tokenizer):
+                    inputs.setdefault(problem, repr(self._show(row.ids[:16])))
+                self._beginnings.append(row.beginning)
+                self._spans.append(row.span(micro_batch=self._micro_batches, ends=self._marks, show=self._show))
                 named = self._padding not in (None, self._start, *self._ends) and not self._spans[-1].ended
-                self._counts["padding_ends"] += named and given.padding_ends(row, row_labels, given_mask, self._padding)
-                self._compare(row_labels)
+                self._counts["padding_ends"] += named and as_given.padding_ends(self._padding)
+                self._compare(row.labels)
             learned = batch.labels[:, 1:] != IGNORED
             if batch.sees is not None and bool((batch.sees.diagonal(1, dim1=1, dim2=2) & learned).any()):
                 problem = "the attention mask shows what is learned to the position that predicts it"
-                inputs.setdefault(problem, repr(self._show(ids[0][:16])))
+                inputs.setdefault(problem, repr(self._show(held[0].ids[:16])))
             self._micro_batches += 1
         if given.starts_twice(given_rows, session.tokenizer, session.model):
             problems.setdefault("the start token is doubled", repr(self._show(given_rows[0][:8])))
@@ -163,25 +159,16 @@ class GivenRowsProbe(Probe):
             if bool(re.search(expression, text)) != TEXTS[key] and len(self._unmet[key]) < MOST_UNMET:
                 self._unmet[key].append(repr(text[:TEXT_SHOWN]))
 
-    def _audit(
-        self, ids: list[int], labels: list[int], mask: list[int], problems: dict[str, str], *, shown: bool
-    ) -> None:
+    def _audit(self, row: given.Row, problems: dict[str, str], *, shown: bool) -> None:
         """Look at one row; `shown` says whether its padding is attended to."""
-        show = self._show
-        supervised = [(token, label) for token, label in zip(ids, labels, strict=True) if label != IGNORED]
-        if any(label != IGNORED and not keep for label, keep in zip(labels, mask, strict=True)):
-            problems.setdefault(PADDING_LEARNED, repr(show(ids)))
-        if problem := label_problem(ids, labels, IGNORED, self._ends):
-            token, label = next(pair for pair in supervised if pair[0] != pair[1])
-            problems.setdefault(problem, f"at {show([token])!r} the label is {show([label])!r}")
-        real = [(token, label) for token, label, keep in zip(ids, labels, mask, strict=True) if keep]
-        if self._start is not None and [token for token, _ in real[:2]] == [self._start, self._start]:
-            problems.setdefault("the start token is doubled", repr(show(ids[:8])))
-        if not supervised:
-            self._counts["unsupervised"] += 1
-        tokens, own = [token for token, _ in real], [label for _, label in real]
+        show, real, supervised = self._show, row.kept, any(label != IGNORED for label in row.labels)
+        for problem, example in row.label_problems(show, self._ends):
+            problems.setdefault(problem, example)
+        if self._start is not None and row.tokens[:2] == (self._start, self._start):
+            problems.setdefault("the start token is doubled", repr(show(row.ids[:8])))
+        self._counts["unsupervised"] += not supervised
         if self._start not in (None, self._padding, *self._ends):
-            self._counts["begins_again"] += given.begins_again(tokens, own, self._start, self._ends)
+            self._counts["begins_again"] += row.begins_again(self._start, self._ends)
         if self._template is not None and supervised:
             pieces = groupby(real, lambda pair: pair[1] != IGNORED)
             texts = [(str(show([token for token, _ in piece])), learned) for learned, piece in pieces]
@@ -190,7 +177,7 @@ class GivenRowsProbe(Probe):
             self._counts["first_token_supervised"] += 1
             self._counts["beginnings"] += all(label == IGNORED for _, label in real[-TAIL:])
         if self._template is not None and real and real[-1][1] != IGNORED:
-            text = str(show(tokens))
+            text = str(show([*row.tokens]))
             turns, left = self._template.unfilled(text)
             unopened = not turns and self._template.users in text
             self._counts.update(turns=turns, turns_unfilled=left, turns_unopened=unopened)

@@ -1,6 +1,6 @@
 """What the model is given: digests of every batch, and a few rows for a person to read."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby, islice, takewhile
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch
 from tunecheck.core.evidence import RowPiece, RowRead, RowShown, StepInputs, TargetWritten
 from tunecheck.core.premises import Premise
 from tunecheck.models.layer_names import is_pretrained
-from tunecheck.probes.reference.given import end_tokens, row_digest, without_padding
+from tunecheck.probes.reference.given import Row, Show, end_tokens, row_digest, rows_of
 from tunecheck.probes.reference.loss_graph import graph_of, straight_back
 from tunecheck.training.data import IGNORED, Batch
 from tunecheck.training.events import Probe
@@ -99,7 +99,6 @@ MOST_ROWS, MOST_TOKENS = 4, 512
 """Rows that a trace shows, and tokens of each without padding: rows are private, and long ones say nothing more."""
 MOST_PADDING = 8
 """Different tokens of padding that are shown, which should be one."""
-Decode = Callable[[list[int]], str]
 
 
 class ShownRowsProbe(Probe):
@@ -114,31 +113,28 @@ class ShownRowsProbe(Probe):
         decode = getattr(session.tokenizer, "decode", _numbers)
         run: Any = session.run
         longest = run.longest if hasattr(run, "longest") else run.data.max_length
-        given = (row for b in session.window for row in zip(b.input_ids, b.labels, b.attention_mask, strict=True))
-        for row in islice(given, MOST_ROWS):
-            ids, labels, given_mask = (part.tolist() for part in row)
-            mask = without_padding(ids, labels, given_mask)
-            read = [token for token, keep in zip(ids, mask, strict=True) if keep]
+        given = (row for batch in session.window for row in rows_of(batch))
+        for row in (each.without_padding() for each in islice(given, MOST_ROWS)):
             self.emit(
                 RowShown(
-                    pieces=pieces_of(ids, labels, mask, decode),
-                    tokens=len(read),
-                    learned=sum(label != IGNORED for label in labels),
+                    pieces=pieces_of(row, decode),
+                    tokens=len(row.tokens),
+                    learned=sum(label != IGNORED for label in row.labels),
                     longest=longest,
-                    ended=read[-1] in ends if read and ends else None,
+                    ended=row.tokens[-1] in ends if row.tokens and ends else None,
                 )
             )
 
 
-def pieces_of(ids: Sequence[int], labels: Sequence[int], mask: Sequence[int], decode: Decode) -> tuple[RowPiece, ...]:
+def pieces_of(row: Row, decode: Show) -> tuple[RowPiece, ...]:
     """Return the row in pieces; beyond MOST_TOKENS its middle is cut. Padding that is learned is learned."""
-    pairs = zip(labels, mask, strict=True)
+    pairs = zip(row.labels, row.mask, strict=True)
     kinds: list[Any] = ["learned" if label != IGNORED else "context" if keep else "padding" for label, keep in pairs]
     places = [at for at, kind in enumerate(kinds) if kind != "padding"]
     for at in places[MOST_TOKENS // 2 : -(MOST_TOKENS // 2)]:
         kinds[at] = "cut"
     pieces, before = [], list[int]()
-    for kind, group in groupby(zip(kinds, ids, labels, strict=True), key=lambda token: token[0]):
+    for kind, group in groupby(zip(kinds, row.ids, row.labels, strict=True), key=lambda token: token[0]):
         held = [(token, label) for _, token, label in group]
         tokens, other = [token for token, _ in held], [label for _, label in held if label >= 0]
         if kind == "padding":

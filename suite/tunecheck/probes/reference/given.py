@@ -5,11 +5,14 @@ Of lists of numbers alone, and no library's: what a collator did is judged by wh
 
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import groupby, pairwise
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import compress, groupby, pairwise
 from typing import Any
 
 from tunecheck.core.evidence import RowSpan
-from tunecheck.training.data import IGNORED
+from tunecheck.core.row_spans import PADDING_LEARNED, label_problem
+from tunecheck.training.data import IGNORED, Batch
 
 FEWEST_STEPS, STILL_SHARE = 4, 0.25
 """Steps from token to token by which positions are judged, and the share of them that may go nowhere: documents of one
@@ -19,23 +22,114 @@ END_RUN = 3
 FEWEST_ROWS, FEWEST_RUNS = 8, 3
 """Rows, and lengths of what they begin with, from which padding is told."""
 Beginning = tuple[int, int, int]
+Show = Callable[[list[int]], str]
 
 
-def input_problems(
-    ids: Sequence[int], mask: Sequence[int], positions: Sequence[int] | None, tokenizer: Any
-) -> Iterator[str]:
-    """Yield what is wrong with a row's attention mask (1 where there is a token) and positions."""
-    real = [token for token, keep in zip(ids, mask, strict=True) if keep]
-    special = _special(tokenizer, "pad", "bos", "eos", "unk")
-    # behind the last token that is attended to lies what no token sees
-    last = max((at for at, keep in enumerate(mask) if keep), default=0)
-    hidden = {token for token, keep in zip(ids[:last], mask, strict=False) if not keep} - special
-    if len(hidden) > 1:  # padding is one token, repeated
-        yield "text is not attended to: the attention mask is 0 there"
-    if _padded(real, tokenizer):
-        yield "padding on the left is attended to"
-    if positions is not None and stand_still([p for p, keep in zip(positions, mask, strict=True) if keep]):
-        yield "positions do not count up"
+@dataclass(frozen=True)
+class Row:
+    """One row of a batch."""
+
+    ids: list[int]
+    labels: list[int]
+    mask: list[int]
+    """1 where there is a token."""
+    positions: list[int] | None = None
+
+    @cached_property
+    def kept(self) -> list[tuple[int, int]]:
+        """Return the tokens that are attended to, each with its label."""
+        return list(compress(zip(self.ids, self.labels, strict=True), self.mask))
+
+    @cached_property
+    def tokens(self) -> tuple[int, ...]:
+        """Return the tokens that are attended to."""
+        return tuple(compress(self.ids, self.mask))
+
+    def label_problems(self, show: Show, ends: Collection[int] = ()) -> Iterator[tuple[str, str]]:
+        """Yield what is wrong with the labels, whatever text they come from, and an example."""
+        if any(label != IGNORED and not keep for label, keep in zip(self.labels, self.mask, strict=True)):
+            yield PADDING_LEARNED, repr(show(self.ids))
+        if problem := label_problem(self.ids, self.labels, IGNORED, ends):
+            pairs = zip(self.ids, self.labels, strict=True)
+            token, label = next(pair for pair in pairs if pair[1] not in (IGNORED, pair[0]))
+            yield problem, f"at {show([token])!r} the label is {show([label])!r}"
+
+    def input_problems(self, tokenizer: Any) -> Iterator[str]:
+        """Yield what is wrong with attention mask and positions."""
+        special = _special(tokenizer, "pad", "bos", "eos", "unk")
+        # behind the last token that is attended to lies what no token sees
+        last = max((at for at, keep in enumerate(self.mask) if keep), default=0)
+        hidden = {token for token, keep in zip(self.ids[:last], self.mask, strict=False) if not keep} - special
+        if len(hidden) > 1:  # padding is one token, repeated
+            yield "text is not attended to: the attention mask is 0 there"
+        if _padded(self.tokens, tokenizer):
+            yield "padding on the left is attended to"
+        if self.positions is not None and stand_still([*compress(self.positions, self.mask)]):
+            yield "positions do not count up"
+
+    @property
+    def beginning(self) -> Beginning:
+        """Return the token that the real ones begin with, how often it comes there unlearned, and the one behind."""
+        kept = self.kept
+        first = kept[0][0] if kept else -1
+        run = next((at for at, pair in enumerate(kept) if pair != (first, IGNORED)), len(kept))
+        return first, run, kept[run][0] if run < len(kept) else -1
+
+    def without_padding(self) -> "Row":
+        """Return the row with the padding at its end masked that a script shows to its model.
+
+        It is one token again and again, none of them learned; the first stays, which may be the row's end token. A row
+        of which nothing is learned may have been cut off within its prompt, which repeats a token as well.
+        """
+        ids, labels, end = self.ids, self.labels, len(self.ids)
+        if all(label == IGNORED for label in labels):
+            return self
+        while end > 1 and self.mask[end - 1] and ids[end - 1] == ids[end - 2] and {*labels[end - 2 : end]} == {IGNORED}:
+            end -= 1
+        return self if end == len(ids) else replace(self, mask=[*self.mask[:end], *[0] * (len(ids) - end)])
+
+    def padding_ends(self, padding: int | None) -> bool:
+        """Return whether a single token of padding that is attended to, and not learned, follows a learned token.
+
+        A text holds it there: padding itself is hidden, or comes again and again.
+        """
+        kept, hidden = self.kept, (padding, IGNORED)
+        ends = (at for at in range(1, len(kept)) if kept[at] == hidden and kept[at - 1][1] != IGNORED)
+        return any(kept[at + 1 : at + 2] != [hidden] for at in ends)
+
+    def begins_again(self, start: int | None, ends: Collection[int]) -> bool:
+        """Return whether a row that begins with the start token has it again where its only answer begins."""
+        ids, learned = self.tokens, [at for at, (_, label) in enumerate(self.kept) if label != IGNORED]
+        first = learned[0] if learned else 0
+        again = any(ids[at] == start and ids[at - 1] not in ends for at in (first - 1, first) if at > 1)
+        return again and ids[0] == start and learned == [*range(first, first + len(learned))]
+
+    def span(self, *, micro_batch: int, ends: Collection[int], show: Show) -> RowSpan:
+        """Return which part of the row is learned."""
+        kept = [at for at, keep in enumerate(self.mask) if keep]
+        learned = [place for place, at in enumerate(kept) if self.labels[at] != IGNORED]
+        answer = [self.labels[kept[place]] for place in learned]
+        return RowSpan(
+            micro_batch=micro_batch,
+            row=row_digest(self.tokens),
+            answer=row_digest(answer),
+            tokens=len(kept),
+            learned=len(learned),
+            first=learned[0] if learned else -1,
+            column=kept[learned[-1]] + 1 if learned else 0,
+            behind=len(kept) - 1 - learned[-1] if learned else len(kept),
+            stretches=sum(at - before > 1 for before, at in pairwise(learned)) + bool(learned),
+            documents=1 if self.positions is None else max(1, sum(self.positions[at] == 0 for at in kept)),
+            last=show(answer[-1:]) if answer else "",
+            ended=any(label in ends for label in answer),
+        )
+
+
+def rows_of(batch: Batch) -> list[Row]:
+    """Return the rows of a batch. Each of its tensors is read as a whole: reading waits for a GPU."""
+    columns = [part.tolist() for part in (batch.input_ids, batch.labels, batch.attention_mask)]
+    placed = [None] * len(batch.input_ids) if batch.position_ids is None else batch.position_ids.tolist()
+    return [Row(*parts) for parts in zip(*columns, placed, strict=True)]
 
 
 def _padded(real: Sequence[int], tokenizer: Any) -> bool:
@@ -43,47 +137,6 @@ def _padded(real: Sequence[int], tokenizer: Any) -> bool:
     first, run = next(((token, len(list(same))) for token, same in groupby(real)), (None, 0))
     at_an_end = first in _special(tokenizer, "bos", "eos")
     return first in _special(tokenizer, "pad") and run >= (END_RUN if at_an_end else 1)
-
-
-def beginning_of(ids: Sequence[int], labels: Sequence[int], mask: Sequence[int]) -> Beginning:
-    """Return the token that a row's real ones begin with, how often it comes there unlearned, and the one behind."""
-    kept = [(token, label) for token, label, keep in zip(ids, labels, mask, strict=True) if keep]
-    first = kept[0][0] if kept else -1
-    run = next((at for at, pair in enumerate(kept) if pair != (first, IGNORED)), len(kept))
-    return first, run, kept[run][0] if run < len(kept) else -1
-
-
-def without_padding(row: Sequence[int], labels: Sequence[int], mask: list[int]) -> list[int]:
-    """Return the mask without the padding at the row's end that a script shows to its model.
-
-    It is one token again and again, none of them learned; the first stays, which may be the row's end token. A row of
-    which nothing is learned may have been cut off within its prompt, which repeats a token as well.
-    """
-    end = len(row)
-    if all(label == IGNORED for label in labels):
-        return mask
-    while end > 1 and mask[end - 1] and row[end - 1] == row[end - 2] and labels[end - 1] == labels[end - 2] == IGNORED:
-        end -= 1
-    return mask if end == len(row) else [*mask[:end], *[0] * (len(row) - end)]
-
-
-def padding_ends(ids: Sequence[int], labels: Sequence[int], mask: Sequence[int], padding: int | None) -> bool:
-    """Return whether a single token of padding that is attended to, and not learned, follows a learned token.
-
-    A text holds it there: padding itself is hidden, or comes again and again.
-    """
-    kept = [(token, label) for token, label, keep in zip(ids, labels, mask, strict=True) if keep]
-    hidden = (padding, IGNORED)
-    ends = (at for at in range(1, len(kept)) if kept[at] == hidden and kept[at - 1][1] != IGNORED)
-    return any(kept[at + 1 : at + 2] != [hidden] for at in ends)
-
-
-def begins_again(ids: Sequence[int], labels: Sequence[int], start: int | None, ends: Collection[int]) -> bool:
-    """Return whether a row that begins with the start token has it again where its only answer begins."""
-    learned = [at for at, label in enumerate(labels) if label != IGNORED]
-    first = learned[0] if learned else 0
-    again = any(ids[at] == start and ids[at - 1] not in ends for at in (first - 1, first) if at > 1)
-    return again and ids[0] == start and learned == [*range(first, first + len(learned))]
 
 
 def padded_before(beginnings: Sequence[Beginning]) -> int:
@@ -105,36 +158,6 @@ def stand_still(positions: Sequence[int]) -> bool:
     steps = list(pairwise(positions))
     still = sum(after <= before and not after == 0 < before for before, after in steps)
     return len(steps) >= FEWEST_STEPS and still > STILL_SHARE * len(steps)
-
-
-def span_of(
-    ids: Sequence[int],
-    labels: Sequence[int],
-    mask: Sequence[int],
-    positions: Sequence[int] | None,
-    *,
-    micro_batch: int,
-    ends: Collection[int],
-    show: Callable[[list[int]], str],
-) -> RowSpan:
-    """Return which part of a row is learned."""
-    kept = [at for at, keep in enumerate(mask) if keep]
-    learned = [place for place, at in enumerate(kept) if labels[at] != IGNORED]
-    answer = [labels[kept[place]] for place in learned]
-    return RowSpan(
-        micro_batch=micro_batch,
-        row=row_digest([ids[at] for at in kept]),
-        answer=row_digest(answer),
-        tokens=len(kept),
-        learned=len(learned),
-        first=learned[0] if learned else -1,
-        column=kept[learned[-1]] + 1 if learned else 0,
-        behind=len(kept) - 1 - learned[-1] if learned else len(kept),
-        stretches=sum(at - before > 1 for before, at in pairwise(learned)) + bool(learned),
-        documents=1 if positions is None else max(1, sum(positions[at] == 0 for at in kept)),
-        last=show(answer[-1:]) if answer else "",
-        ended=any(label in ends for label in answer),
-    )
 
 
 def row_digest(tokens: Sequence[int]) -> str:
