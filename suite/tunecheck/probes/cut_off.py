@@ -122,10 +122,10 @@ class CutOffProbe(Probe):
                 with kept_values(list(self._idle.values())), unprinted():  # which the model may write itself
                     self._look_at_parts(partial(self._again, session.model, used[-1]))
 
-    def _look_at_losses(self, losses: Sequence[Any]) -> None:
+    def _look_at_losses(self, losses: list[Any]) -> None:
         """Find the modules whose idle tensors a loss of the step was computed of."""
         names = {id(p): name for name, p in self._idle.items()}
-        leaves = (getattr(node, "variable", None) for loss in losses for node in graph_of(loss))
+        leaves = (getattr(node, "variable", None) for node in graph_of(losses))
         for name in {names[id(leaf)] for leaf in leaves if id(leaf) in names}:
             self._left_out.setdefault(name.rpartition(".")[0], set()).add(name)
 

@@ -3,6 +3,7 @@
 from bisect import bisect
 from collections import Counter
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from tunecheck.core.evidence import LiveTensors
 from tunecheck.core.premises import Premise
+from tunecheck.probes.reference.loss_graph import graph_of
 from tunecheck.probes.reference.measures import address, live_storages, live_tensors, living
 from tunecheck.training.events import Probe
 from tunecheck.training.session import Session
@@ -68,16 +70,12 @@ def _of_anothers(session: Session, ends: list[int]) -> dict[str, int]:
 
 def _steps_in_graphs(tensors: list[torch.Tensor], ends: list[int]) -> set[int]:
     """Return the steps before the last one whose functions are in a graph of these tensors, by their numbers."""
-    waiting: list[Any] = []
+    begins: list[Any] = []
     for tensor in tensors:
         with suppress(RuntimeError):  # a view that was written to in place has none
-            waiting += [tensor.grad_fn] if tensor.requires_grad else []
-    seen: set[Any] = set()
-    while waiting and len(seen) < MOST_FUNCTIONS:
-        if (function := waiting.pop()) is not None and function not in seen:
-            seen.add(function)
-            waiting += [following for following, _ in function.next_functions]
-    return {bisect(ends, number) for function in seen if (number := function._sequence_nr()) < ends[-2:][0]}
+            begins += [tensor.grad_fn] if tensor.requires_grad else []
+    numbers = [function._sequence_nr() for function in islice(graph_of(begins), MOST_FUNCTIONS)]
+    return {bisect(ends, number) for number in numbers if number < ends[-2:][0]}
 
 
 def _copies(weights: list[torch.Tensor], found: Counter[int]) -> int:

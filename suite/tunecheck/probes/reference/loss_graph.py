@@ -66,8 +66,8 @@ class Scored(NamedTuple):
 
 
 def graph_of(begin: Any, ends: Collection[Any] = ()) -> Iterator[Any]:
-    """Yield the functions of a graph, the nearest first; those of `ends`, to which one may add, end a way."""
-    waiting, seen = deque[Any]([begin]), set[Any]()
+    """Yield a graph's functions from one or several on, the nearest first; `ends`, to which one may add, end a way."""
+    waiting, seen = deque[Any](begin if isinstance(begin, list) else [begin]), set[Any]()
     while waiting:
         node = waiting.popleft()
         if node is None or node in seen:
