@@ -21,7 +21,6 @@ from tunecheck.core.finding import Finding, Status
 from tunecheck.core.trace import Trace
 from tunecheck.session.admission import obstacle
 from tunecheck.training import trainer_of
-from tunecheck.training.data import RowsInOrder
 from tunecheck.training.events import Probes
 from tunecheck.training.session import Session
 
@@ -88,7 +87,7 @@ def test_the_trainer_is_part_of_the_fingerprint():
 def test_the_rows_of_a_run_are_those_of_its_windows():
     """In their order, as many as the steps take, and no more."""
     session = session_of(run_with())
-    rows = RowsInOrder(session.run, session.batches)
+    rows = session.batches.in_order()
 
     windows = [batch.keys for step in range(5) for batch in session.batches.window(step)]
     assert [row.key for row in rows] == [key for keys in windows for key in keys]

@@ -6,7 +6,7 @@ A row is the prompt as it is served, the answer and the end token, of which the 
 import hashlib
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -205,6 +205,10 @@ class Batches:
         extra = [self.canary] if self.canary else []
         return [[*extra, *(self.train[number] for number in micro)] for micro in micro_batches]
 
+    def in_order(self) -> list[Tokens]:
+        """Every row of the run, one after the other, for trainers that read one data set instead of windows."""
+        return [row for step in range(self.run.training.max_steps) for rows in self.rows(step) for row in rows]
+
     def batch(self, examples: Sequence[Tokens]) -> Batch:
         """These rows as one batch on the device."""
         import torch
@@ -223,29 +227,6 @@ class Batches:
     def fixed(self, split: str) -> list[Tokens]:
         """The fixed evaluation rows: the first ones of the held-out split, or ("probe") of the training set."""
         return (self.heldout if split == "heldout" else self.train)[: self.run.evaluation.rows]
-
-
-class RowsInOrder:
-    """Every row of the run, one after the other, as seed and step prescribe: read in sequence it is one epoch.
-
-    For trainers that read one data set instead of asking for windows.
-    """
-
-    def __init__(self, run: Run, batches: Batches) -> None:
-        self._batches, self._steps = batches, run.training.max_steps
-        self._rows_per_step = run.training.micro_batch_size * run.micro_batches_per_step
-
-    def __len__(self) -> int:
-        return self._steps * self._rows_per_step
-
-    def __iter__(self) -> Iterator[Tokens]:
-        return (self[place] for place in range(len(self)))
-
-    def __getitem__(self, place: int) -> Tokens:
-        if not 0 <= place < len(self):
-            raise IndexError(place)
-        step, within = divmod(place, self._rows_per_step)
-        return [row for rows in self._batches.rows(step) for row in rows][within]
 
 
 def blocks(path: Path, split: str, length: int, tokenizer: Any) -> list[Tokens]:

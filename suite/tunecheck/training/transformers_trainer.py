@@ -23,7 +23,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from tunecheck.config.schema import Run
 from tunecheck.core.errors import WeightsDamaged
 from tunecheck.core.evidence import Step
-from tunecheck.training.data import IGNORED, Batch, Batches, RowsInOrder, Tokens
+from tunecheck.training.data import IGNORED, Batch, Batches, Tokens
 from tunecheck.training.events import Probes
 from tunecheck.training.hooks import OwnHooks
 from tunecheck.training.load import parts_of
@@ -80,7 +80,7 @@ def listening_trainer(model: Any, batches: Batches, precision: str) -> "Listenin
         model=model,
         args=arguments(TrainingArguments, batches, precision),
         data_collator=lambda rows: collated(batches, rows),
-        train_dataset=RowsInOrder(batches.run, batches),
+        train_dataset=batches.in_order(),
     )
 
 

@@ -14,7 +14,7 @@ from trl import SFTConfig, SFTTrainer
 
 from tunecheck.config.schema import Run
 from tunecheck.core.errors import Unsupported
-from tunecheck.training.data import IGNORED, Batches, RowsInOrder, Tokens
+from tunecheck.training.data import IGNORED, Batches, Tokens
 from tunecheck.training.session import Session
 from tunecheck.training.transformers_trainer import Listening, arguments, session_around
 from tunecheck.training.transformers_trainer import load_checkpoint as load_checkpoint
@@ -42,7 +42,7 @@ def listening_trainer(model: Any, batches: Batches, precision: str) -> "Listenin
     return ListeningSFTTrainer(
         model=model,
         args=arguments(SFTConfig, batches, precision, **limits),
-        train_dataset=dataset(RowsInOrder(batches.run, batches)),
+        train_dataset=dataset(batches.in_order()),
         processing_class=batches.tokenizer,
     )
 
