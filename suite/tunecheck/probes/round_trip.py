@@ -11,6 +11,7 @@ import torch
 
 from tunecheck.core.evidence import AdapterEffect, RoundTrip, Saved
 from tunecheck.core.premises import Premise
+from tunecheck.models.adapters import Lora
 from tunecheck.probes.reference.forwards import first_tokens, logits_of
 from tunecheck.probes.reference.measures import relative_difference
 from tunecheck.probes.reference.weight_file import WeightFile
@@ -31,7 +32,7 @@ class RoundTripProbe(Probe):
 
     def end(self, session: Session) -> None:
         """Save, compare the file tensor by tensor, load it as a second adapter, compare logits."""
-        if session.run.lora is None:
+        if (lora := session.run.lora) is None:
             return
         trained = logits_of(session.model, first_tokens(session), training=False)
         with without_adapters(session.model):
@@ -52,12 +53,12 @@ class RoundTripProbe(Probe):
             try:
                 if session.exchange.count > 1:
                     self.emit(Saved(writers=writers))
-                self.emit(_compare(session, folders[writers[0]] if writers else Path(name), trained))
+                self.emit(_compare(session, lora, folders[writers[0]] if writers else Path(name), trained))
             finally:
                 session.exchange.gathered(None)  # no rank may remove its folder while another reads it
 
 
-def _compare(session: Session, folder: Path, logits: torch.Tensor) -> RoundTrip:
+def _compare(session: Session, lora: Lora, folder: Path, logits: torch.Tensor) -> RoundTrip:
     """Compare the file with what peft itself says is to be saved, and what is read of it with what was trained."""
     from peft import get_peft_model_state_dict
 
@@ -73,9 +74,9 @@ def _compare(session: Session, folder: Path, logits: torch.Tensor) -> RoundTrip:
     file, others = folder / "adapter_config.json", tuple[str, ...]()
     if file.is_file():  # without it nothing can be read back, which is told
         settings = json.loads(file.read_text(encoding="utf-8"))
-        others = tuple(_other_settings(session, settings))
+        others = tuple(_other_settings(session, lora, settings))
         _load_beside(file, settings)
-    difference, differing = _read_back(session, folder, logits) if files else (float("inf"), ())
+    difference, differing = _read_back(session, lora, folder, logits) if files else (float("inf"), ())
     # of a script's embedding that is adapted or was resized peft saves the own weights, too
     beside = {} if session.run.holds(Premise.SAVING_DECLARED) else every
     beside = {name.replace(".default.", ".").removesuffix(".default"): p for name, p in beside.items()}
@@ -107,10 +108,8 @@ def _load_beside(file: Path, saved: dict[str, Any]) -> None:
         file.write_text(json.dumps({**saved, **plain}), encoding="utf-8")
 
 
-def _other_settings(session: Session, saved: dict[str, Any]) -> Iterator[str]:
+def _other_settings(session: Session, lora: Lora, saved: dict[str, Any]) -> Iterator[str]:
     """Yield what peft's saved configuration says otherwise than the run, in words."""
-    if (lora := session.run.lora) is None:
-        return
     wanted = lora.as_saved()
     if session.run.holds(Premise.SAVING_DECLARED):  # frameworks write another name of the same weights
         wanted["base_model_name_or_path"] = str(session.folder)
@@ -137,7 +136,7 @@ def _undo_rounding(model: Any, saved: WeightFile) -> None:
                 parameter.data.copy_(exact)
 
 
-def _read_back(session: Session, folder: Path, wanted: torch.Tensor) -> tuple[float, tuple[str, ...]]:
+def _read_back(session: Session, lora: Lora, folder: Path, wanted: torch.Tensor) -> tuple[float, tuple[str, ...]]:
     """Logits of the file's adapter against the trained one's, which is the active one again afterwards.
 
     Then the names of its tensors that are not the trained ones.
@@ -150,8 +149,8 @@ def _read_back(session: Session, folder: Path, wanted: torch.Tensor) -> tuple[fl
     with kept_values(biases), kept_trainable(model), having(plain), ExitStack() as stack:
         stack.callback(lambda: "from_disk" in model.peft_config and model.delete_adapter("from_disk"))
         stack.callback(model.set_adapter, "default")
-        kind = session.run.lora.adapter_dtype if session.run.lora else "fp32"
-        model.load_adapter(str(folder), "from_disk", is_trainable=False, autocast_adapter_dtype=kind != "model")
+        widened = lora.adapter_dtype != "model"
+        model.load_adapter(str(folder), "from_disk", is_trainable=False, autocast_adapter_dtype=widened)
         _read_tied(model, WeightFile(folder))
         with session.as_trained():
             pass  # loading a state dict has ended the look at a sharded model: this begins another
@@ -162,7 +161,7 @@ def _read_back(session: Session, folder: Path, wanted: torch.Tensor) -> tuple[fl
             parameter.data = parameter.data.to(every[name].dtype)
         if not session.run.holds(Premise.SAVING_DECLARED):
             _undo_rounding(model, WeightFile(folder))
-        if kind == "mixed":
+        if lora.adapter_dtype == "mixed":
             multiply_in_input_dtype(model)
         model.set_adapter("from_disk")
         differing = tuple(name for name, parameter in read.items() if not torch.equal(parameter, every[name]))
