@@ -2,9 +2,7 @@
 
 import gc
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +13,7 @@ from tunecheck.probes.reference.measures import Digest, digest, live_tensors, si
 from tunecheck.probes.reference.own_logits import OwnLogits
 from tunecheck.training.data import IGNORED, Row, Tokens, encode
 from tunecheck.training.events import Probe
-from tunecheck.training.hooks import OwnHooks
+from tunecheck.training.hooks import OwnHooks, tensors_of
 from tunecheck.training.placement import where_evaluated
 from tunecheck.training.restore import model_mode
 from tunecheck.training.session import Session
@@ -43,7 +41,8 @@ class EvaluationProbe(Probe):
         for split in session.run.evaluation.splits:
             rows = session.batches.fixed(split)
             modes = [module.training for module in session.model.modules()]
-            with _logits(session) as logits, OwnHooks() as hooks:
+            with OwnHooks() as hooks:
+                seen = _Seen(session.model, hooks)
                 call = first_call(session.model, hooks)
                 own = OwnLogits(session.model, _tensors(rows), hooks)
                 loss, tokens = _evaluated(session, rows, size)
@@ -68,7 +67,8 @@ class EvaluationProbe(Probe):
             if step != session.run.training.max_steps:
                 continue
             before, alive = _trained(session), _alive(session)
-            with _logits(session) as again:
+            with OwnHooks() as hooks:
+                again = _Seen(session.model, hooks)
                 _evaluated(session, rows[: size * exchange.count], size)
             kept, changed = _alive(session) - alive, _trained(session) != before
             oracle_loss, oracle_tokens = _again(session, rows)
@@ -77,13 +77,13 @@ class EvaluationProbe(Probe):
                 split=split,
                 reported_loss=loss,
                 reported_tokens=tokens,
-                repeats=logits.first is not None and logits.first == again.first,
+                repeats=seen.first is not None and seen.first == again.first,
                 oracle_loss=oracle_loss,
                 oracle_tokens=oracle_tokens,
-                logit_digits=min(logits.digits, default=0),
-                training_modules_during=max((training for training, _ in logits.forwards), default=-1),
+                logit_digits=min(seen.digits, default=0),
+                training_modules_during=max((training for training, _ in seen.forwards), default=-1),
                 mode_restored=restored,
-                built_graph=any(gradients for _, gradients in logits.forwards),
+                built_graph=any(gradients for _, gradients in seen.forwards),
                 kept_tensors=kept,
                 weights_changed=changed,
                 batch_tokens=tuple(sum(n != IGNORED for row in batch for n in row.labels[1:]) for batch in batches),
@@ -99,7 +99,7 @@ def _evaluated(session: Session, rows: Sequence[Tokens], size: int) -> tuple[flo
 
 def _trained(session: Session) -> list[Digest]:
     """Digests of the tensors that the optimizer holds."""
-    return [digest(parameter) for group in session.optimizer.param_groups for parameter in group["params"]]
+    return [digest(parameter) for parameter in tensors_of(session.optimizer)]
 
 
 def _alive(session: Session) -> int:
@@ -108,24 +108,26 @@ def _alive(session: Session) -> int:
     return live_tensors(session.device.type)[0]
 
 
-@dataclass(slots=True)
 class _Seen:
-    """The forwards of an evaluation, and the logits on their way to its loss."""
+    """The forwards of an evaluation, and the logits on their way to its loss, until the hooks are removed."""
 
-    modules: list[Any]
-    forwards: list[tuple[int, bool]] = field(default_factory=list)
-    """Of each: how many modules were in train mode, and whether gradients were enabled."""
-    first: Digest | None = None
-    """Of the first ones."""
-    digits: list[int] = field(default_factory=list)
-    """Of each tensor: how many binary digits its numbers have."""
+    def __init__(self, model: Any, hooks: OwnHooks) -> None:
+        self.forwards: list[tuple[int, bool]] = []
+        """Of each: how many modules were in train mode, and whether gradients were enabled."""
+        self.first: Digest | None = None
+        """Of the first logits."""
+        self.digits: list[int] = []
+        """Of each tensor: how many binary digits its numbers have."""
+        self._modules = [*model.modules()]
+        hooks.before(model.get_decoder(), self._called)
+        # the head for a loss in chunks, which does not call the model; the model for what comes after the head
+        for part in (model.get_output_embeddings(), model):
+            hooks.after(part, self._look)
 
-    def called(self, *_: object) -> None:
-        """A forward hook, too."""
-        self.forwards.append((sum(module.training for module in self.modules), torch.is_grad_enabled()))
+    def _called(self, *_: object) -> None:
+        self.forwards.append((sum(module.training for module in self._modules), torch.is_grad_enabled()))
 
-    def look(self, _module: object, _args: object, out: Any) -> None:
-        """A forward hook."""
+    def _look(self, _module: object, _args: object, out: Any) -> None:
         scores = _scores(out)
         self.first = self.first or digest(scores)
         self.digits.append(significant_digits(scores))
@@ -137,18 +139,6 @@ def _scores(out: Any) -> torch.Tensor:
         return out
     logits: torch.Tensor | None = getattr(out, "logits", None)
     return logits if logits is not None else next(held for held in out.values() if held.dim() > 1)
-
-
-@contextmanager
-def _logits(session: Session) -> Iterator[_Seen]:
-    seen = _Seen([*session.model.modules()])
-    # the head for a loss in chunks, which does not call the model; the model for what comes after the head
-    parts = (session.model.get_output_embeddings(), session.model)
-    with OwnHooks() as hooks:
-        hooks.before(session.model.get_decoder(), seen.called)
-        for part in parts:
-            hooks.after(part, seen.look)
-        yield seen
 
 
 def _tensors(rows: Sequence[Tokens]) -> list[IdsAndLabels]:
