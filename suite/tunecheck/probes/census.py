@@ -1,6 +1,5 @@
 """Which tensors exist, which are trained, which the optimizer holds, where they live and in which dtype."""
 
-from itertools import chain
 from math import prod
 
 import torch
@@ -10,6 +9,7 @@ from tunecheck.probes.reference.four_bit import is_packed
 from tunecheck.probes.reference.measures import counted, dtype_name
 from tunecheck.probes.reference.weight_file import WeightFile
 from tunecheck.training.events import Probe
+from tunecheck.training.hooks import tensors_of
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import learning
 
@@ -38,8 +38,7 @@ class CensusProbe(Probe):
     def backward_end(self, session: Session, step: int) -> None:
         if step == 0:
             own = {id(parameter) for parameter in session.model.parameters()}
-            held = chain.from_iterable(group["params"] for group in session.optimizer.param_groups)
-            if beside := sum(id(p) not in own and p.grad is not None for p in held):
+            if beside := sum(id(p) not in own and p.grad is not None for p in tensors_of(session.optimizer)):
                 self.emit(LearntBeside(tensors=beside))
 
     def end(self, session: Session) -> None:

@@ -19,6 +19,7 @@ from tunecheck.probes.reference.loss_graph import graph_of
 from tunecheck.probes.reference.measures import digest, living
 from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe
+from tunecheck.training.hooks import tensors_of
 from tunecheck.training.restore import as_found, kept_values, random_state, unprinted
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import learning
@@ -53,7 +54,7 @@ class CutOffProbe(Probe):
     emits = (CutOff,)
 
     def start(self, session: Session) -> None:
-        held = {id(p) for group in session.optimizer.param_groups for p in group["params"]}
+        held = {*map(id, tensors_of(session.optimizer))}
         alone = session.processes == 1 and not session.run.holds(Premise.CAUSAL_LM)
         trained = [pair for pair in learning(session.model) if id(pair[1]) in held]
         self._idle = dict(trained) if alone else {}
@@ -188,6 +189,6 @@ def _hidden(model: Any) -> Iterator[str]:
                 tensors = part.parameters() if isinstance(part, torch.nn.Module) else [part]
                 own = {id(p) for p in tensors if isinstance(p, torch.nn.Parameter) and p.grad is not None} - held
                 found |= {f"{name}.{key}[{at}]".lstrip("."): own} if own else {}
-    optimizers = living(torch.optim.Optimizer) if found else []
-    held = {id(p) for o in optimizers for group in getattr(o, "param_groups", ()) for p in group["params"]}
+    optimizers = [o for o in living(torch.optim.Optimizer) if hasattr(o, "param_groups")] if found else []
+    held = {id(p) for optimizer in optimizers for p in tensors_of(optimizer)}
     yield from (name for name, own in found.items() if own - held)
