@@ -5,7 +5,7 @@ the model in eval mode changes nothing that a later look could compare with, and
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -81,26 +81,16 @@ class TrainingStateProbe(Probe):
         self._without_gradient: list[dict[str, dict[str, None]]] = []
         """What was seen in passes of whose results nothing learns, as of a reference without its adapters."""
         modules = list(session.model.named_modules())
-        awake = [(name, module) for name, module in modules if name not in self._resting]
-        counting = [(name, m) for name, m in modules if getattr(m, "num_batches_tracked", None) is not None]
         adapted = list(adapted_layers(session.model).items())
         parameters = list(session.model.named_parameters())
-        whole = session.model
-        while len(inside := list(whole.children())) == 1 and not own_parameters(whole):
-            whole = inside[0]  # of a wrapper, such as DataParallel's, the mode says nothing
 
         def look() -> None:
             healthy = not self._seen
-            expected = None if self._free else self._expected
-            for switch, name in _wrong_switches(awake, adapted, parameters, expected, self._active):
+            for switch, name in self._wrong_switches(session.model, modules, adapted, parameters):
                 self._seen.setdefault(switch, {})[name] = None
             wrong = *_wrong_settings(session, adapted, self._matmul), *self._wrongly_recomputed(session)
             for name in wrong:
                 self._seen.setdefault("settings", {})[name] = None
-            if self._dropping and not whole.training:
-                self._seen["dropping_nothing"] = dict.fromkeys(self._dropping)
-            if found := [name for name, module in counting if not module.training and _is_uncalibrated(module)]:
-                self._seen["uncalibrated"] = dict.fromkeys(found)
             # now: a step whose adapters are off or frozen may end in an error of torch
             if healthy and self._seen and not self._unknown:
                 self._record(step, random_state="")
@@ -166,9 +156,39 @@ class TrainingStateProbe(Probe):
         seen = {switch: tuple(names) for switch, names in self._seen.items()}
         self.emit(TrainingState(step=step, forwards=self._forwards, random_state=random_state, **seen))
 
+    def _wrong_switches(
+        self, model: Any, modules: Named, adapted: Named, parameters: Named
+    ) -> Iterator[tuple[str, str]]:
+        """Yield the field of TrainingState and the name for everything that is not as training needs it."""
+        in_eval = [(name, module) for name, module in modules if not module.training]
+        yield from (("modules_in_eval", name or "the model") for name, _ in in_eval if name not in self._resting)
+        yield from (("uncalibrated", name) for name, module in in_eval if _is_uncalibrated(module))
+        if self._dropping and not _without_wrappers(model).training:
+            yield from (("dropping_nothing", name) for name in self._dropping)
+        for name, layer in adapted:
+            if layer.disable_adapters:
+                yield "adapters_disabled", name
+            if layer.merged:
+                yield "adapters_merged", name
+            if list(layer.active_adapters) != self._active.get(name, [TRAINED_ADAPTER]):
+                yield "adapters_inactive", name
+        if not self._free:
+            trainable = {name for name, parameter in parameters if parameter.requires_grad}
+            yield from (("frozen", name) for name in sorted(self._expected - trainable))
+            yield from (("unfrozen", name) for name in sorted(trainable - self._expected))
+
+
+def _without_wrappers(model: Any) -> Any:
+    """Return the model inside of wrappers, such as DataParallel's, whose mode says nothing."""
+    while len(inside := list(model.children())) == 1 and not own_parameters(model):
+        model = inside[0]
+    return model
+
 
 def _is_uncalibrated(module: Any) -> bool:
     """Return whether a normalisation has its first statistics: files of old versions of torch count no batches."""
+    if getattr(module, "num_batches_tracked", None) is None:
+        return False
     started = not module.num_batches_tracked and not module.running_mean.any()
     return bool(started and (module.running_var == 1).all())
 
@@ -183,29 +203,6 @@ def _dropping(model: Any, resting: Collection[str]) -> tuple[str, ...]:
         if name in resting and id(modules[name]) in dropping
         if any(p.requires_grad for place in places for p in place.parameters())
     )
-
-
-def _wrong_switches(
-    modules: Named, adapted: Named, parameters: Named, expected: set[str] | None, active: Mapping[str, list[str]]
-) -> Iterator[tuple[str, str]]:
-    """Yield the field of TrainingState and the name for everything that is not as training needs it.
-
-    `expected` are the tensors that learn; None where any may. `active` are the adapters of layers that have others than
-    the one that get_peft_model adds.
-    """
-    yield from (("modules_in_eval", name or "the model") for name, module in modules if not module.training)
-    for name, layer in adapted:
-        if layer.disable_adapters:
-            yield "adapters_disabled", name
-        if layer.merged:
-            yield "adapters_merged", name
-        if list(layer.active_adapters) != active.get(name, [TRAINED_ADAPTER]):
-            yield "adapters_inactive", name
-    if expected is None:
-        return
-    trainable = {name for name, parameter in parameters if parameter.requires_grad}
-    yield from (("frozen", name) for name in sorted(expected - trainable))
-    yield from (("unfrozen", name) for name in sorted(trainable - expected))
 
 
 def _recomputed(model: Any) -> Iterator[tuple[str, bool]]:
