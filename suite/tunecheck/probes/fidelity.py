@@ -11,6 +11,7 @@ import torch
 from tunecheck.core.evidence import NEW_TOKENS_FROZEN, BaseFidelity
 from tunecheck.models.description import Architecture
 from tunecheck.models.layer_names import base_of
+from tunecheck.probes.reference.architecture import relative_error
 from tunecheck.probes.reference.four_bit import is_packed, unpack
 from tunecheck.probes.reference.measures import worst
 from tunecheck.probes.reference.vocabulary import read_vocabulary
@@ -166,13 +167,10 @@ def _quantization_error(parameter: Any, weights: WeightFile, name: str) -> float
     rows, columns = weights.shape(name)
     if tuple(parameter.quant_state.shape) != (rows, columns):
         return float("nan")
-    difference = norm = 0.0
-    for first in sorted({0, (rows - ROWS_COMPARED) // 2 // ROWS_COMPARED * ROWS_COMPARED, rows - ROWS_COMPARED}):
-        wanted = weights.rows(name, first, first + ROWS_COMPARED).float().flatten()
-        got = unpack(parameter, first * columns, (first + ROWS_COMPARED) * columns).cpu()
-        difference += float((got - wanted).square().sum())
-        norm += float(wanted.square().sum())
-    return float((difference / norm) ** 0.5)
+    firsts = {0, (rows - ROWS_COMPARED) // 2 // ROWS_COMPARED * ROWS_COMPARED, rows - ROWS_COMPARED}
+    wanted = [weights.rows(name, first, first + ROWS_COMPARED).float().flatten() for first in firsts]
+    got = [unpack(parameter, first * columns, (first + ROWS_COMPARED) * columns).cpu() for first in firsts]
+    return relative_error(torch.cat(got), torch.cat(wanted))
 
 
 def _is_tied(model: Any) -> bool:

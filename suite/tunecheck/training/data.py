@@ -214,14 +214,12 @@ class Batches:
         import torch
 
         columns = self.collate(examples, self.tokenizer.pad_token_id)
-        labels = columns["labels"]
+        placed: dict[str, Any] = {name: torch.tensor(column, device=self.device) for name, column in columns.items()}
         return Batch(
             keys=tuple(example.key for example in examples),
-            input_ids=torch.tensor(columns["input_ids"], device=self.device),
-            attention_mask=torch.tensor(columns["attention_mask"], device=self.device),
-            labels=torch.tensor(labels, device=self.device),
-            supervised_tokens=sum(label != IGNORED for row in labels for label in row[1:]),
+            supervised_tokens=sum(label != IGNORED for row in columns["labels"] for label in row[1:]),
             tokens=sum(map(sum, columns["attention_mask"])),
+            **placed,
         )
 
     def fixed(self, split: str) -> list[Tokens]:
