@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tunecheck.probes.reference.base_tokens import base_tokens_of
+from tunecheck.probes.reference.vocabulary import base_tokens_of
 
 PIECES = [f"piece {number}" for number in range(30)]
 

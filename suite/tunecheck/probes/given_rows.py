@@ -13,9 +13,9 @@ from typing import Any
 
 from tunecheck.core.evidence import BaseTokens, RowsGiven, RowSpan, RowSpans, Window
 from tunecheck.probes.reference import given
-from tunecheck.probes.reference.base_tokens import base_tokens_of
 from tunecheck.probes.reference.measures import random_digest
 from tunecheck.probes.reference.turns import turns_of
+from tunecheck.probes.reference.vocabulary import base_tokens_of
 from tunecheck.training.data import IGNORED, Batch
 from tunecheck.training.events import Probe
 from tunecheck.training.session import Session
