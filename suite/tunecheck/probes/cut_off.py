@@ -65,11 +65,12 @@ class CutOffProbe(Probe):
         self._passes: list[_Pass] = []
         self._lost: list[int] = []
         """Passes of each early step whose results get no gradient, beside others whose results do."""
-        self._cut_off: dict[str, set[str]] = {}
-        """Modules on which results depend, to their tensors."""
-        self._left_out: dict[str, set[str]] = {}
+        self._cut_off: set[str] = set()
+        """Tensors of modules on which results depend."""
+        self._left_out: set[str] = set()
         """Those on which a loss alone depends that is no part of the results."""
         self._called: set[str] = set()
+        """Modules of these tensors that were called since."""
         self._losses: list[Any] = []
         """Graphs of the losses that a step computes, of whatever results."""
         self._hidden: tuple[str, ...] = ()
@@ -82,7 +83,7 @@ class CutOffProbe(Probe):
         if self._looks_on:
             for loss in LOSSES:
                 self.hooks.function(functional, loss, after=self._computed)
-        for name in [*self._cut_off, *self._left_out]:
+        for name in {*map(_module_of, self._cut_off | self._left_out)}:
             self.hooks.before(session.model.get_submodule(name), lambda *_, name=name: self._called.add(name))
 
     def _computed(self, loss: torch.Tensor, *_: Any, **__: Any) -> None:
@@ -118,29 +119,23 @@ class CutOffProbe(Probe):
             self._hidden = tuple(_hidden(session.model))
         if step == AT_STEP and 0 < len(self._idle) < self._tensors:
             self._digests = {name: digest(p) for name, p in self._idle.items()}
-            self._look_at_losses(losses)
+            leaves = {id(getattr(node, "variable", None)) for node in graph_of(losses)}
+            self._left_out = {name for name, p in self._idle.items() if id(p) in leaves}
             if used := [each for each in made if each.used]:
                 with kept_values(list(self._idle.values())), unprinted():  # which the model may write itself
                     self._look_at_parts(partial(self._again, session.model, used[-1]))
 
-    def _look_at_losses(self, losses: list[Any]) -> None:
-        """Find the modules whose idle tensors a loss of the step was computed of."""
-        names = {id(p): name for name, p in self._idle.items()}
-        leaves = (getattr(node, "variable", None) for node in graph_of(losses))
-        for name in {names[id(leaf)] for leaf in leaves if id(leaf) in names}:
-            self._left_out.setdefault(name.rpartition(".")[0], set()).add(name)
-
     def _look_at_parts(self, again: Callable[[Any], list[torch.Tensor]]) -> None:
-        """Find the modules that results depend on, of those that hold idle tensors, with these."""
+        """Find the idle tensors of modules that results depend on."""
         parts: dict[str, set[str]] = {}
         for name in self._idle:
-            parts.setdefault(name.rpartition(".")[0], set()).add(name)
+            parts.setdefault(_module_of(name), set()).add(name)
         before = again(())
         if _differ(before, again(())) or not _differ(before, again(self._idle)):
             return
-        for part, names in list(parts.items())[:MOST_PARTS]:
+        for names in list(parts.values())[:MOST_PARTS]:
             if _differ(before, again(names)):
-                self._cut_off[part] = names
+                self._cut_off |= names
 
     def _again(self, model: Any, made: _Pass, changed: Any) -> list[torch.Tensor]:
         """Return the results that gradients arrive at, with these tensors changed.
@@ -160,17 +155,18 @@ class CutOffProbe(Probe):
 
     def end(self, session: Session) -> None:
         """Tell which tensors no step gave a gradient, that are as they were, and whose module was called since."""
-        tensors, left_out = (self._called_since(parts) for parts in (self._cut_off, self._left_out))
-        lost = min(self._lost, default=0)
+        tensors, left_out = map(self._called_since, (self._cut_off, self._left_out))
+        lost, steps = min(self._lost, default=0), len(self._lost)
         if tensors or left_out or self._hidden or lost:
-            record = CutOff(
-                tensors=tensors, left_out=left_out, hidden=self._hidden, passes=lost, in_steps=len(self._lost)
-            )
-            self.emit(record)
+            self.emit(CutOff(tensors=tensors, left_out=left_out, hidden=self._hidden, passes=lost, in_steps=steps))
 
-    def _called_since(self, parts: Mapping[str, set[str]]) -> tuple[str, ...]:
-        found = {name for part in self._called & parts.keys() for name in parts[part] if name in self._idle}
+    def _called_since(self, names: set[str]) -> tuple[str, ...]:
+        found = {name for name in names & self._idle.keys() if _module_of(name) in self._called}
         return tuple(sorted(name for name in found if digest(self._idle[name]) == self._digests[name]))
+
+
+def _module_of(tensor: str) -> str:
+    return tensor.rpartition(".")[0]
 
 
 def _differ(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> bool:
