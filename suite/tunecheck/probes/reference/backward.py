@@ -68,7 +68,7 @@ def layer_errors(
         for kind, lengths in (("", (TOKENS,)), (", padded", (TOKENS, PADDED_TO))):
             comparison = _Comparison(architecture, lengths)
             called = layers if kind and every else layers[:1]
-            _call_each(model, called, lengths, device, widened, comparison.add)
+            comparison.call(model, called, device, widened=widened)
             errors |= {f"{what}{kind}": error for what, error in comparison.errors.items()}
             hidden = hidden if comparison.hidden is None else comparison.hidden
         if hidden is not None:
@@ -87,9 +87,37 @@ class _Comparison:
         self._architecture, self._lengths = architecture, lengths
         self._known: dict[tuple[object, ...], tuple[list[torch.Tensor], Outcome]] = {}
         """The outcomes of formulas without weights, with the inputs that they had."""
+        self._drawn: Tensors = {}
+        """The random inputs: layers of the same shapes are given the same."""
+        self._alike: dict[tuple[object, ...], torch.Tensor] = {}
+        """What one linear of a kind makes of a token: the others of its kind, in further layers, do not compute."""
 
-    def add(self, number: int, layer: Any, given: Tensors, seen: Tensors) -> None:
-        """Compare what one layer was given and made of it."""
+    def call(self, model: Any, layers: Sequence[Any], device: torch.device, *, widened: bool) -> None:
+        """Call each of these layers with random inputs, and compare what it makes of them.
+
+        All are called in the first one's place with what that is given, inside of whatever the model's forward enters.
+        """
+        lengths, longest = self._lengths, max(self._lengths)
+        ids = torch.ones(len(lengths), longest, dtype=torch.long, device=device)
+        mask = torch.tensor([[1] * n + [0] * (longest - n) for n in lengths], device=device)
+
+        def call(_module: Any, args: Any, others: Any) -> None:
+            hooks.remove()
+            for number, layer in enumerate(layers):
+                with self._substituted(layer) as (given, seen):
+                    with in_fp32(layer) if widened else nullcontext(), suppress(_Enough):
+                        layer(*args, **others)
+                    with torch.autocast(device.type, enabled=False):
+                        self._compare(number, layer, given, seen)
+            raise _Enough
+
+        with OwnHooks() as hooks, torch.enable_grad(), suppress(_Enough):
+            hooks.before(stacked_layers(model)[0], call, with_kwargs=True)
+            if widened:  # its output, not its weight: that may be gigabytes
+                hooks.after(model.get_input_embeddings(), lambda _m, _args, out: out.float())
+            uncached(model, input_ids=ids, attention_mask=mask if len(lengths) > 1 else None)
+
+    def _compare(self, number: int, layer: Any, given: Tensors, seen: Tensors) -> None:
         self.hidden = given.get("hidden", self.hidden)
         for (relation, *inputs), formula in self._formulas(layer).items():
             name = f"{f'layer {number}' if number else 'first layer'}'s {relation}"
@@ -131,6 +159,52 @@ class _Comparison:
         if relation != "norm":
             self._known[key] = [x.detach() for x in inputs], outcome
         return outcome
+
+    @contextmanager
+    def _substituted(self, layer: Any) -> Iterator[tuple[Tensors, Tensors]]:
+        """Have the layer's norm be given random numbers and its linears return some; yield these, and what is seen."""
+        given: Tensors = {}
+        seen: Tensors = {}
+        drawn, alike = self._drawn, self._alike
+
+        def random(name: str, like: torch.Tensor) -> torch.Tensor:
+            if name not in drawn or drawn[name].shape != like.shape:
+                drawn[name] = torch.randn(like.shape, generator=torch.Generator().manual_seed(DRAWN.index(name)))
+            given[name] = drawn[name].to(like, copy=True).requires_grad_(True)
+            return given[name]
+
+        def keep(name: str, value: torch.Tensor) -> None:
+            seen[name] = value
+
+        def stop(_module: Any, args: Any) -> None:
+            keep("activation", args[0])
+            raise _Enough
+
+        linears = {
+            **{side: layer.self_attn.get_submodule(f"{side}_proj") for side in "qkv"},
+            **{part: layer.mlp.get_submodule(f"{part}_proj") for part in ("gate", "up")},
+        }
+
+        def substitute(
+            kind: tuple[object, ...], name: str, _linear: Any, _args: Any, out: torch.Tensor
+        ) -> torch.Tensor:
+            alike[kind] = out.detach()
+            return random(name, out.expand(-1, max(self._lengths), -1))
+
+        with OwnHooks() as hooks:
+            norm = layer.input_layernorm
+            hooks.before(norm, lambda _m, args: (random("hidden", args[0]), *args[1:]))
+            hooks.after(norm, lambda _m, _args, out: keep("norm", out))
+            hooks.before(layer.self_attn.o_proj, lambda _m, args: keep("attention", args[0]))
+            hooks.before(layer.mlp.down_proj, stop)
+            for name, linear in linears.items():  # what they make of one token tells the shape and the dtype
+                weight = getattr(linear, "weight", linear)
+                kind = name, type(linear), getattr(linear, "out_features", linear), getattr(weight, "dtype", linear)
+                if kind in alike:
+                    hooks.enter_context(mock.patch.object(linear, "forward", lambda *_, kind=kind, **__: alike[kind]))
+                hooks.before(linear, lambda _m, args: (args[0][:, :1], *args[1:]))
+                hooks.after(linear, partial(substitute, kind, name))
+            yield given, seen
 
 
 def negative_score_errors(width: int, dtype: torch.dtype, device: torch.device) -> dict[str, float]:
@@ -188,87 +262,3 @@ def gradients_by(out: torch.Tensor, inputs: list[torch.Tensor], above: torch.Ten
     if out.requires_grad:
         found = torch.autograd.grad(out, inputs, above.to(out.dtype), retain_graph=True, allow_unused=True)
     return [torch.zeros_like(x) if gradient is None else gradient for x, gradient in zip(inputs, found, strict=True)]
-
-
-def _call_each(
-    model: Any,
-    layers: Sequence[Any],
-    lengths: tuple[int, ...],
-    device: torch.device,
-    widened: bool,
-    compare: Callable[[int, Any, Tensors, Tensors], None],
-) -> None:
-    """Hand the random inputs of each of these layers, by name, and what it made of them to `compare`.
-
-    All are called in the first one's place with what that is given, inside of whatever the model's forward enters.
-    """
-    ids = torch.ones(len(lengths), max(lengths), dtype=torch.long, device=device)
-    mask = torch.tensor([[1] * n + [0] * (max(lengths) - n) for n in lengths], device=device)
-    drawn: Tensors = {}
-    alike: dict[tuple[object, ...], torch.Tensor] = {}
-
-    def call(_module: Any, args: Any, others: Any) -> None:
-        hooks.remove()
-        for number, layer in enumerate(layers):
-            with _substituted(layer, max(lengths), drawn, alike) as (given, seen):
-                with in_fp32(layer) if widened else nullcontext(), suppress(_Enough):
-                    layer(*args, **others)
-                with torch.autocast(device.type, enabled=False):
-                    compare(number, layer, given, seen)
-        raise _Enough
-
-    with OwnHooks() as hooks, torch.enable_grad(), suppress(_Enough):
-        hooks.before(stacked_layers(model)[0], call, with_kwargs=True)
-        if widened:  # its output, not its weight: that may be gigabytes
-            hooks.after(model.get_input_embeddings(), lambda _m, _args, out: out.float())
-        uncached(model, input_ids=ids, attention_mask=mask if len(lengths) > 1 else None)
-
-
-@contextmanager
-def _substituted(
-    layer: Any, tokens: int, drawn: Tensors, alike: dict[tuple[object, ...], torch.Tensor]
-) -> Iterator[tuple[Tensors, Tensors]]:
-    """In the context this layer's norm is given random numbers and its linears return some, for so many tokens.
-
-    Those in `drawn`, where they have the layer's shapes: layers are given the same. `alike` holds what one linear of a
-    kind makes of a token: the others of its kind, in further layers, do not compute.
-    """
-    given: Tensors = {}
-    seen: Tensors = {}
-
-    def random(name: str, like: torch.Tensor) -> torch.Tensor:
-        if name not in drawn or drawn[name].shape != like.shape:
-            drawn[name] = torch.randn(like.shape, generator=torch.Generator().manual_seed(DRAWN.index(name)))
-        given[name] = drawn[name].to(like, copy=True).requires_grad_(True)
-        return given[name]
-
-    def keep(name: str, value: torch.Tensor) -> None:
-        seen[name] = value
-
-    def stop(_module: Any, args: Any) -> None:
-        keep("activation", args[0])
-        raise _Enough
-
-    linears = {
-        **{side: layer.self_attn.get_submodule(f"{side}_proj") for side in "qkv"},
-        **{part: layer.mlp.get_submodule(f"{part}_proj") for part in ("gate", "up")},
-    }
-
-    def substitute(kind: tuple[object, ...], name: str, _linear: Any, _args: Any, out: torch.Tensor) -> torch.Tensor:
-        alike[kind] = out.detach()
-        return random(name, out.expand(-1, tokens, -1))
-
-    with OwnHooks() as hooks:
-        norm = layer.input_layernorm
-        hooks.before(norm, lambda _m, args: (random("hidden", args[0]), *args[1:]))
-        hooks.after(norm, lambda _m, _args, out: keep("norm", out))
-        hooks.before(layer.self_attn.o_proj, lambda _m, args: keep("attention", args[0]))
-        hooks.before(layer.mlp.down_proj, stop)
-        for name, linear in linears.items():  # what they make of one token tells the shape and the dtype
-            weight = getattr(linear, "weight", linear)
-            kind = name, type(linear), getattr(linear, "out_features", linear), getattr(weight, "dtype", linear)
-            if kind in alike:
-                hooks.enter_context(mock.patch.object(linear, "forward", lambda *_, kind=kind, **__: alike[kind]))
-            hooks.before(linear, lambda _m, args: (args[0][:, :1], *args[1:]))
-            hooks.after(linear, partial(substitute, kind, name))
-        yield given, seen
