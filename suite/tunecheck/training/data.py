@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from tunecheck.config.compatibility import config_error
 from tunecheck.config.schema import Run
@@ -20,7 +20,6 @@ from tunecheck.core.records import INSTRUCTION, TEXT, read_records
 if TYPE_CHECKING:  # the catalogue of injected bugs is listed without torch
     import torch
 
-T = TypeVar("T")
 ALPACA = "### Instruction:\n{instruction}\n\n### Response:\n"
 """The short Alpaca prompt (stanford_alpaca's template less its preamble, which would double a row's length)."""
 
@@ -164,18 +163,15 @@ class Batches:
                 raise config_error(run, ("evaluation.rows", f"{rule} (got {run.evaluation.rows})"))
 
     def _split(self, split: str, count: int | None = None) -> list[Tokens]:
+        """The first rows of a split, all of them without a count. Raises ConfigError where there are fewer."""
         data, path = self.run.data, self.run.data.file(split)
-        if data.template == "blocks":
-            return self._first(blocks(path, split, data.max_length, self.tokenizer), count, path, split)
-        rows = self._first(read_rows(path, split), count, path, split)
-        return self._encoded({f"{path}:{number}": row for number, row in enumerate(rows, start=1)})
-
-    def _first(self, rows: list[T], count: int | None, path: Path, split: str) -> list[T]:
-        """The first rows, all of them without a count. Raises ConfigError where there are fewer."""
+        in_blocks = data.template == "blocks"
+        rows: list[Any] = blocks(path, split, data.max_length, self.tokenizer) if in_blocks else read_rows(path, split)
         if count is not None and count > len(rows):
             rule = f"should be at most {len(rows)}, all of {path} (got {count})"
             raise config_error(self.run, (f"data.{split}_rows", rule))
-        return rows[:count]
+        first = rows[:count]
+        return first if in_blocks else self._encoded({f"{path}:{at}": row for at, row in enumerate(first, start=1)})
 
     def _encoded(self, rows: Mapping[str, Row]) -> list[Tokens]:
         """The tokens of these rows, by their places. Raises ConfigError with the longest where one is too long."""
