@@ -9,7 +9,7 @@ from unittest import mock
 import torch
 
 from tunecheck.config.compatibility import config_error
-from tunecheck.config.schema import Quantization, Run
+from tunecheck.config.schema import Run
 from tunecheck.core.errors import BrokenRules, GpuUnusable, Unsupported, WeightsDamaged
 from tunecheck.core.known_bugs import CUDNN_ATTENTION, cudnn_attention_gives_nan
 from tunecheck.core.out_of_memory import ran_out
@@ -79,12 +79,17 @@ def load_base(run: Run, folder: Path, device: torch.device, precision: str) -> A
     A base that learns, in whole or in part, has fp32 weights whatever the precision: updates below half a bf16 ulp
     would be lost. Raises what torch raises when memory runs out.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     dtype = torch.float32 if run.trains_base else DTYPES[precision]
     options: dict[str, Any] = {}
     if run.quantization is not None:
-        options["quantization_config"] = quantization_config(run.quantization, DTYPES[precision])
+        options["quantization_config"] = BitsAndBytesConfig(  # type: ignore[no-untyped-call]
+            load_in_4bit=True,  # every field is set, since bitsandbytes' defaults are fp4 and fp32
+            bnb_4bit_quant_type=run.quantization.quant_type,
+            bnb_4bit_use_double_quant=run.quantization.double_quant,
+            bnb_4bit_compute_dtype=DTYPES[precision],
+        )
     with _lack_of_memory_is_told():
         model = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -127,18 +132,6 @@ def _lack_of_memory_is_told() -> Iterator[None]:
 
     with mock.patch.object(core_model_loading, "log_conversion_errors", passing):
         yield
-
-
-def quantization_config(quantization: Quantization, compute_dtype: torch.dtype) -> Any:
-    """transformers' own configuration object; every field is set, since bitsandbytes' defaults are fp4 and fp32."""
-    from transformers import BitsAndBytesConfig
-
-    return BitsAndBytesConfig(  # type: ignore[no-untyped-call]
-        load_in_4bit=True,
-        bnb_4bit_quant_type=quantization.quant_type,
-        bnb_4bit_use_double_quant=quantization.double_quant,
-        bnb_4bit_compute_dtype=compute_dtype,
-    )
 
 
 def apply_workarounds(model: Any, device: torch.device, run: Run) -> tuple[str, ...]:
