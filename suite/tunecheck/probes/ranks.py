@@ -1,6 +1,7 @@
 """Where several ranks train one model: whether it stays the same in all, is dealt out evenly, and keeps one pace."""
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -77,17 +78,15 @@ class ShardProbe(Probe):
         """Look at what lies here between forward passes."""
         if session.whole is None:
             return
-        held: dict[str, int] = {}
-        even: dict[str, int] = {}
-        entire = []
+        held, even, larger = Counter[str](), Counter[str](), []
         for kind, name, tensor in session.whole.parts():
             part = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-            here = part.numel() * tensor.element_size()
-            held[kind] = held.get(kind, 0) + here
-            even[kind] = even.get(kind, 0) + _even_share(tensor, session.exchange.count)
-            if here > _even_share(tensor, session.exchange.count):
-                entire.append(f"{kind} of {name}")
-        self.emit(Shard(step=step, held=held, even=even, larger=tuple(entire)))
+            here, share = part.numel() * tensor.element_size(), _even_share(tensor, session.exchange.count)
+            held[kind] += here
+            even[kind] += share
+            if here > share:
+                larger.append(f"{kind} of {name}")
+        self.emit(Shard(step=step, held=dict(held), even=dict(even), larger=tuple(larger)))
 
 
 def _even_share(tensor: Any, ranks: int) -> int:
