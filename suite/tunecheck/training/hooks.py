@@ -365,31 +365,28 @@ def _hook_optimizers() -> None:
 
     def begins(optimizer: Any, args: Any, kwargs: Any) -> Any:
         changed = None
-        if _within_its_own(optimizer):
-            return None
-        with _running():
-            for before, _ in list(_STEPS.values()):
+        with _heard(optimizer) as steps:
+            for before, _ in steps:
                 if (given := before(optimizer, args, kwargs)) is not None:
                     changed = args, kwargs = given
         return changed
 
     def ended(optimizer: Any, *given: Any) -> None:
-        if not _within_its_own(optimizer):
-            with _running():
-                for _, after in list(_STEPS.values()):
-                    after(optimizer, *given)
+        with _heard(optimizer) as steps:
+            for _, after in steps:
+                after(optimizer, *given)
 
     _OPTIMIZERS.append(register_optimizer_step_pre_hook(begins))
     _OPTIMIZERS.append(register_optimizer_step_post_hook(ended))
 
 
 @contextmanager
-def _running() -> Iterator[None]:
-    """torch goes through its hooks of optimizers in the block."""
+def _heard(optimizer: Any) -> Iterator[list[tuple[Call, Call]]]:
+    """Yield what is to be called at this optimizer's step; torch goes through its hooks of optimizers in the block."""
     global _stepping
     _stepping += 1
     try:
-        yield
+        yield [] if _within_its_own(optimizer) else list(_STEPS.values())
     finally:
         _stepping -= 1
 
