@@ -190,16 +190,14 @@ def collated(batches: Batches, rows: Sequence[Tokens]) -> dict[str, torch.Tensor
 class Listening:
     """What a Trainer's subclass adds: it changes nothing and keeps what callbacks are not told."""
 
+    as_dataset: Any = staticmethod(list)
+    """Makes of rows what its `evaluate` wants."""
     resume_from: str | None = None
     """Folder of the checkpoint that the training goes on from."""
     window: tuple[dict[str, torch.Tensor], ...] = ()
     """The micro-batches of the step that is about to be trained."""
     items: Any = 0
     """What the last loss was divided by: the supervised tokens of the window, or those of its batch alone."""
-
-    def as_dataset(self, rows: Sequence[Tokens]) -> Any:
-        """These rows as its `evaluate` wants them."""
-        return list(rows)
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         """The Trainer's own."""

@@ -4,7 +4,7 @@ It is given tokens and which of them are the answer's; labels and padding are it
 `tunecheck.training.transformers_trainer`, whose callbacks announce the moments of this one too.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ def listening_trainer(model: Any, batches: Batches, precision: str) -> "Listenin
     )
 
 
-def dataset(rows: Iterable[Tokens]) -> Dataset:
+def dataset(rows: Sequence[Tokens]) -> Dataset:
     """These rows as SFTTrainer knows tokenised ones: of each the tokens, and 1 where a token is learned."""
     masks = ((row, [int(label != IGNORED) for label in row.labels]) for row in rows)
     return Dataset.from_list([{"input_ids": list(row.input_ids), "completion_mask": mask} for row, mask in masks])
@@ -56,9 +56,7 @@ def dataset(rows: Iterable[Tokens]) -> Dataset:
 class ListeningSFTTrainer(Listening, SFTTrainer):  # type: ignore[misc]
     """TRL's own."""
 
-    def as_dataset(self, rows: Sequence[Tokens]) -> Dataset:
-        """These rows as the training's."""
-        return dataset(rows)
+    as_dataset = staticmethod(dataset)
 
     def _send_telemetry(self) -> None:
         """Send nothing: a session tells nobody that it runs."""
