@@ -91,12 +91,8 @@ class Hooks(ExitStack):
         number = next(_NUMBERS)
         _STEPS[number] = self.guarded(before, returns=True), self.guarded(after)
         _hook_optimizers()
-
-        def undo() -> None:
-            _STEPS.pop(number)
-            _sweep()
-
-        self.callback(undo)
+        self.callback(_sweep)  # when the next one is done: the last comes first
+        self.callback(_STEPS.pop, number)
 
     def function(self, owner: Any, name: str, *, before: Call = nothing, after: Call = nothing) -> None:
         """Call these before a function, with its arguments, and after it, with its result before them.

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cache
 from itertools import chain
 from operator import is_
@@ -197,14 +197,11 @@ def having(attributes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
 def random_state(device: torch.device) -> Iterator[None]:
     """Put the random states back after the block: torch's of CPU and GPU, Python's and numpy's."""
     numpy: Any = sys.modules.get("numpy.random")  # a model's forward may draw from either
-    python, kept = random.getstate(), None if numpy is None else numpy.get_state()
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            if kept is not None:
-                numpy.set_state(kept)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), ExitStack() as stack:
+        stack.callback(random.setstate, random.getstate())
+        if numpy is not None:
+            stack.callback(numpy.set_state, numpy.get_state())
+        yield
 
 
 class _Muted:

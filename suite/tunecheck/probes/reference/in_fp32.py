@@ -4,7 +4,7 @@ Imports torch; child process only.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import chain
 from typing import Any
 
@@ -28,18 +28,15 @@ def in_fp32(model: Any) -> Iterator[dict[torch.Tensor, torch.Tensor]]:
     places = [place for module in model.modules() for place in (module._parameters, module._buffers)]
     kept = [(place, name, t) for place in places for name, t in place.items() if t is not None and t.dtype in HALVES]
     linears = [module for module in model.modules() if getattr(module, "compute_dtype", None) is not None]
-    try:
+    with having((linear, "compute_dtype", torch.float32) for linear in linears), ExitStack() as stack:
         for place, name, tensor in kept:
             if tensor not in wide:  # a tied one has several places
                 wide[tensor] = data = tensor.detach().float()
                 if isinstance(tensor, torch.nn.Parameter):
                     wide[tensor] = torch.nn.Parameter(data, tensor.requires_grad)
+            stack.callback(place.update, {name: tensor})
             place[name] = wide[tensor]
-        with having((linear, "compute_dtype", torch.float32) for linear in linears):
-            yield wide
-    finally:
-        for place, name, tensor in kept:
-            place[name] = tensor
+        yield wide
 
 
 def widened_bytes(model: Any) -> int:
