@@ -8,12 +8,12 @@ import threading
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import cache
 from itertools import chain
 from operator import is_
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 
 from tunecheck.models.layer_names import base_of
@@ -43,7 +43,7 @@ def as_found(model: Any) -> Iterator[None]:
     names, values = [*chain.from_iterable(holders)], [*chain.from_iterable(map(dict.values, holders))]
     # of some 30,000 attributes four in five are torch's own tables, which only have to be the same objects afterwards
     its_own = [value for name, value in zip(names, values, strict=True) if name not in TABLES]
-    kinds, drawn = dict(zip(map(type, its_own), its_own, strict=True)), _generators()
+    kinds = dict(zip(map(type, its_own), its_own, strict=True))
     others = ModuleType, torch.Tensor, *CONTAINERS
     own = {kind for kind, v in kinds.items() if kind.__dictoffset__ and not callable(v) and not isinstance(v, others)}
     for value in {id(value): value for value in its_own if type(value) in own}.values():
@@ -52,11 +52,11 @@ def as_found(model: Any) -> Iterator[None]:
         values += vars(value).values()
         its_own += vars(value).values()
     sizes = [*map(len, holders)]
-    found = [value for value in its_own if type(value) in drawn or type(value) is torch.Tensor]
+    found = [value for value in its_own if type(value) in GENERATORS or type(value) is torch.Tensor]
     plain = [v for v in found if type(v) is torch.Tensor and v.layout is torch.strided and not v.requires_grad]
     carried = [*model.buffers(), *(tensor for tensor in plain if tensor.numel() <= MOST_CARRIED)]
     tensors = [(tensor, tensor.clone()) for tensor in carried]
-    generators = [(value, drawn[type(value)][0](value)) for value in found if type(value) in drawn]
+    generators = [(value, GENERATORS[type(value)][0](value)) for value in found if type(value) in GENERATORS]
     contents = [(value, value.copy()) for value in its_own if type(value) in CONTAINERS]
     try:
         yield
@@ -64,7 +64,7 @@ def as_found(model: Any) -> Iterator[None]:
         for tensor, value in tensors:
             _put_back(tensor, value)
         for generator, state in generators:
-            drawn[type(generator)][1](generator, state)
+            GENERATORS[type(generator)][1](generator, state)
         end = 0
         for now, size in zip(holders, sizes, strict=True):
             begin, end = end, end + size
@@ -88,20 +88,16 @@ TABLES = frozenset(vars(torch.nn.Module()))
 """Attributes that every module has of torch's own: tables of its tensors, submodules and hooks."""
 
 
-@cache
-def _generators() -> dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]]:
-    """Return the kinds of generators of random numbers, with what reads and what sets their state."""
-    import numpy as np
-
-    return {
-        random.Random: (random.Random.getstate, random.Random.setstate),
-        torch.Generator: (torch.Generator.get_state, torch.Generator.set_state),
-        np.random.RandomState: (np.random.RandomState.get_state, np.random.RandomState.set_state),
-        np.random.Generator: (
-            lambda own: own.bit_generator.state,
-            lambda own, to: setattr(own.bit_generator, "state", to),
-        ),
-    }
+GENERATORS: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]] = {
+    random.Random: (random.Random.getstate, random.Random.setstate),
+    torch.Generator: (torch.Generator.get_state, torch.Generator.set_state),
+    np.random.RandomState: (np.random.RandomState.get_state, np.random.RandomState.set_state),
+    np.random.Generator: (
+        lambda own: own.bit_generator.state,
+        lambda own, to: setattr(own.bit_generator, "state", to),
+    ),
+}
+"""Kinds of generators of random numbers, with what reads and what sets their state."""
 
 
 def _put_back(buffer: torch.Tensor, value: torch.Tensor) -> None:
@@ -196,11 +192,9 @@ def having(attributes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
 @contextmanager
 def random_state(device: torch.device) -> Iterator[None]:
     """Put the random states back after the block: torch's of CPU and GPU, Python's and numpy's."""
-    numpy: Any = sys.modules.get("numpy.random")  # a model's forward may draw from either
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), ExitStack() as stack:
-        stack.callback(random.setstate, random.getstate())
-        if numpy is not None:
-            stack.callback(numpy.set_state, numpy.get_state())
+        stack.callback(random.setstate, random.getstate())  # a model's forward may draw from these, too
+        stack.callback(np.random.set_state, np.random.get_state())
         yield
 
 
