@@ -24,6 +24,8 @@ from tunecheck.training.tensors import own_parameters
 
 Named = Sequence[tuple[str, Any]]
 """Modules or parameters by name."""
+Seen = dict[tuple[str, str], None]
+"""Field of TrainingState and name of what was seen to be wrong, each once, in the order in which it was seen."""
 TRAINED_ADAPTER = "default"
 """peft's name for the adapter that get_peft_model adds."""
 
@@ -77,8 +79,8 @@ class TrainingStateProbe(Probe):
         """Watch the decoder (a loss in chunks calls it and the head by themselves) and layers that are recomputed."""
         self._forwards, self._reference = 0, False
         self._state = random_digest(session.device)
-        self._seen: dict[str, dict[str, None]] = {}  # names in the order in which they were seen, each once
-        self._without_gradient: list[dict[str, dict[str, None]]] = []
+        self._seen: Seen = {}
+        self._without_gradient: list[Seen] = []
         """What was seen in passes of whose results nothing learns, as of a reference without its adapters."""
         modules = list(session.model.named_modules())
         adapted = list(adapted_layers(session.model).items())
@@ -86,18 +88,13 @@ class TrainingStateProbe(Probe):
 
         def look() -> None:
             healthy = not self._seen
-            for switch, name in self._wrong_switches(session.model, modules, adapted, parameters):
-                self._seen.setdefault(switch, {})[name] = None
-            wrong = *_wrong_settings(session, adapted, self._matmul), *self._wrongly_recomputed(session)
-            for name in wrong:
-                self._seen.setdefault("settings", {})[name] = None
+            self._seen |= dict.fromkeys(self._wrong(session, modules, adapted, parameters))
             # now: a step whose adapters are off or frozen may end in an error of torch
             if healthy and self._seen and not self._unknown:
                 self._record(step, random_state="")
 
         calls = Counter[int]()
-
-        before: dict[str, dict[str, None]] = {}
+        before: Seen = {}
 
         def begin(*given: object) -> None:
             nonlocal before
@@ -110,7 +107,7 @@ class TrainingStateProbe(Probe):
             self._forwards += 1
             if self._unknown:  # an evaluation with gradients is followed by a pass that is differentiated
                 self._seen.clear()
-            before = {switch: dict(names) for switch, names in self._seen.items()}
+            before = dict(self._seen)
             look()
             if hook == self.hooks.after:
                 ended(*given)
@@ -147,23 +144,17 @@ class TrainingStateProbe(Probe):
             self._forwards, self._seen = len(self._without_gradient), self._without_gradient[-1]
         self._record(step, self._state)
 
-    def _wrongly_recomputed(self, session: Session) -> Iterator[str]:
-        now = _recomputed(session.model)
-        wrong = ((name, on) for name, on in now if on != self._recomputed.get(name, on))
-        yield from (f"gradient checkpointing is {'on' if on else 'off'} in {name}" for name, on in wrong)
-
     def _record(self, step: int, random_state: str) -> None:
-        seen = {switch: tuple(names) for switch, names in self._seen.items()}
+        switches = {switch for switch, _ in self._seen}
+        seen = {switch: tuple(name for other, name in self._seen if other == switch) for switch in switches}
         self.emit(TrainingState(step=step, forwards=self._forwards, random_state=random_state, **seen))
 
-    def _wrong_switches(
-        self, model: Any, modules: Named, adapted: Named, parameters: Named
-    ) -> Iterator[tuple[str, str]]:
+    def _wrong(self, session: Session, modules: Named, adapted: Named, parameters: Named) -> Iterator[tuple[str, str]]:
         """Yield the field of TrainingState and the name for everything that is not as training needs it."""
         in_eval = [(name, module) for name, module in modules if not module.training]
         yield from (("modules_in_eval", name or "the model") for name, _ in in_eval if name not in self._resting)
         yield from (("uncalibrated", name) for name, module in in_eval if _is_uncalibrated(module))
-        if self._dropping and not _without_wrappers(model).training:
+        if self._dropping and not _without_wrappers(session.model).training:
             yield from (("dropping_nothing", name) for name in self._dropping)
         for name, layer in adapted:
             if layer.disable_adapters:
@@ -176,6 +167,9 @@ class TrainingStateProbe(Probe):
             trainable = {name for name, parameter in parameters if parameter.requires_grad}
             yield from (("frozen", name) for name in sorted(self._expected - trainable))
             yield from (("unfrozen", name) for name in sorted(trainable - self._expected))
+        yield from (("settings", words) for words in _wrong_settings(session, adapted, self._matmul))
+        now = ((name, on) for name, on in _recomputed(session.model) if on != self._recomputed.get(name, on))
+        yield from (("settings", f"gradient checkpointing is {'on' if on else 'off'} in {name}") for name, on in now)
 
 
 def _without_wrappers(model: Any) -> Any:
