@@ -229,19 +229,21 @@ class _Hooked:
 
 _HOOKED: dict[int, _Hooked] = {}
 """Address of a module to what is hooked of it; that of None to what is called before every module's forward."""
+_UNHOOKED = _Hooked(None)
+"""Stands for what is hooked of a module of which nothing is."""
 _REPLACED: list[Call] = []
 """torch's own function, while ours is in its place."""
 
 
-def _hooked_of(module: Any) -> _Hooked | None:
-    hooked = _HOOKED.get(id(module))
-    return hooked if hooked is not None and hooked.module() is module else None  # else of one that is gone
+def _hooked_of(module: Any) -> _Hooked:
+    hooked = _HOOKED.get(id(module), _UNHOOKED)
+    return hooked if hooked.module() is module else _UNHOOKED  # else of one that is gone
 
 
 def _hook(module: Any, when: str, call: Call, with_kwargs: bool = False, always: bool = False) -> Callable[[], None]:
     """Enter a call into the table and return what takes it out again."""
     address, number = id(module), next(_NUMBERS)
-    if (hooked := _hooked_of(module)) is None:
+    if (hooked := _hooked_of(module)) is _UNHOOKED:
         hooked = _HOOKED[address] = _Hooked(module)
     entries: dict[int, _Entry] = getattr(hooked, when)
     entries[number] = _Entry(call, with_kwargs, always)
@@ -271,23 +273,21 @@ def _patch() -> None:
         if traced():
             return call_impl(self, *args, **kwargs)
         hooked, first = _hooked_of(self), _hooked_of(None)
-        if hooked is None and first is None:
+        if hooked is first is _UNHOOKED:
             _sweep()
             return call_impl(self, *args, **kwargs)
-        before = () if hooked is None else tuple(hooked.before.values())
-        if first is not None:  # it may hook this very module, from its next call on
-            for entry in tuple(first.before.values()):
-                entry(self, args, kwargs)
+        before = tuple(hooked.before.values())
+        for entry in tuple(first.before.values()):  # it may hook this very module, from its next call on
+            entry(self, args, kwargs)
         try:
             with _behind_own_hooks(self, before):
                 result = call_impl(self, *args, **kwargs)
         except Exception:
-            for entry in () if hooked is None else tuple(hooked.after.values()):
+            for entry in tuple(hooked.after.values()):
                 if entry.always:
                     entry(self, args, kwargs, None)
             raise
-        hooked = _hooked_of(self)
-        for entry in () if hooked is None else tuple(hooked.after.values()):
+        for entry in tuple(_hooked_of(self).after.values()):
             changed = entry(self, args, kwargs, result)
             result = result if changed is None else changed
         return result
