@@ -3,7 +3,8 @@
 Whatever the formula of a preference loss, its gradient by the scores of an answer says which way it goes.
 """
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
@@ -23,15 +24,6 @@ OF_A_PASS, MOST_ROWS = 32, 256
 """Rows of a pass that are kept in mind, and of all of them."""
 ONE_WAY = 0.9
 """Of the sizes of a row's pulls, what their sum is at least where its answer as a whole is made likelier or not."""
-
-
-Pulls = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-KINDS = {
-    (better, raised): (name, way)
-    for better, name in ((True, "chosen"), (False, "rejected"))
-    for raised, way in ((True, "raised"), (False, "lowered"))
-}
-"""Whether an answer is the better one, and whether it is raised, to the words of the record's fields."""
 
 
 class PreferenceProbe(Probe):
@@ -64,21 +56,28 @@ class PreferenceProbe(Probe):
             return
         tell, where = named
         texts = session.tokenizer.batch_decode([tokens.tolist() for tokens, _ in rows], skip_special_tokens=True)
-        told = [(tell(text), raised) for text, (_, raised) in zip(texts, rows, strict=True)]
+        told = Counter((tell(text), raised) for text, (_, raised) in zip(texts, rows, strict=True))
         if any(better is not None for better, _ in told):
-            kinds = {f"{name}_{way}": told.count(kind) for kind, (name, way) in KINDS.items()}
-            self.emit(PreferencesLearned(where=where, **kinds))
+            self.emit(
+                PreferencesLearned(
+                    where=where,
+                    chosen_raised=told[True, True],
+                    chosen_lowered=told[True, False],
+                    rejected_raised=told[False, True],
+                    rejected_lowered=told[False, False],
+                )
+            )
 
     def _returned(self, model: Any, args: Any, given: dict[str, Any], out: Any) -> None:
         """Look at scores of the next tokens of rows, else at one score for each row."""
         if not torch.is_grad_enabled():
             return
-        if (found := tokens_and_scores(args, given, out)) is not None:
-            self._when_known(*found, _pulls_of_answers)
-        elif (found := _tokens_and_numbers(args, given, out)) is not None:
-            self._when_known(*found, _pulls_of_numbers)
-
-    def _when_known(self, read: torch.Tensor, scores: torch.Tensor, pulls: Pulls) -> None:
+        pulls = _pulls_of_answers
+        if (found := tokens_and_scores(args, given, out)) is None:
+            found, pulls = _tokens_and_numbers(args, given, out), _pulls_of_numbers
+        if found is None:
+            return
+        read, scores = found
         if scores.requires_grad and int(read.min()) >= 0:  # else those are labels, of a model that is given embeddings
             self.hooks.gradient(scores, lambda gradient: self._see(read, pulls(read, gradient)))
 
@@ -107,7 +106,7 @@ def _tokens_and_numbers(args: Any, given: Any, out: Any) -> tuple[torch.Tensor, 
     return None if found is None else (read, found)
 
 
-def _pulls_of_numbers(_read: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+def _pulls_of_numbers(read: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     """Return how far a step against the gradient raises the numbers of each row: [rows, numbers]."""
     return -gradient.detach().float().reshape(len(gradient), -1)
 
