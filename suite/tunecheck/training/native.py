@@ -258,11 +258,10 @@ class PendingSteps:
 
     resume = pause
 
-    def finish(self, **numbers: Any) -> None:
+    def finish(self, *, loss: Any, gradient_norm: Any, **numbers: Any) -> None:
         """The step is done; it is logged now or with the next group."""
         self._marks.append(self._now())
-        values = numbers.pop("loss"), numbers.pop("gradient_norm")
-        for place, value in zip(self._values[len(self._waiting)], values, strict=True):
+        for place, value in zip(self._values[len(self._waiting)], (loss, gradient_norm), strict=True):
             place.copy_(torch.as_tensor(value))
         numbers["allocated_bytes"] = torch.cuda.memory_allocated(self._device) if self._cuda else None
         self._waiting.append((numbers, self._marks))
