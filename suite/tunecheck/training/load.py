@@ -1,7 +1,7 @@
 """Weights on disk to a model on the device, quantised as the run asks. Imports torch; training child only."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -106,8 +106,7 @@ def load_base(run: Run, folder: Path, device: torch.device, precision: str) -> A
     return model
 
 
-@contextmanager
-def _lack_of_memory_is_told() -> Iterator[None]:
+def _lack_of_memory_is_told() -> AbstractContextManager[Any]:
     """In the block, memory that runs out while a weight is packed is raised as what it is.
 
     transformers 5 notes every error of a conversion, goes on with the next weight, and raises a RuntimeError at the end
@@ -130,8 +129,7 @@ def _lack_of_memory_is_told() -> Iterator[None]:
         if lack is not None:
             raise lack
 
-    with mock.patch.object(core_model_loading, "log_conversion_errors", passing):
-        yield
+    return mock.patch.object(core_model_loading, "log_conversion_errors", passing)
 
 
 def apply_workarounds(model: Any, device: torch.device, run: Run) -> tuple[str, ...]:

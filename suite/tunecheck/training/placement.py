@@ -9,7 +9,7 @@ does not know the statistics of packed 4-bit weights, attributes in Python, whic
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -50,8 +50,7 @@ def as_forward(model: Any, function: Callable[[], torch.Tensor]) -> torch.Tensor
     return result
 
 
-@contextmanager
-def activations_on_cpu(model: Any) -> Iterator[None]:
+def activations_on_cpu(model: Any) -> AbstractContextManager[None]:
     """What autograd saves in this context lies on the CPU until the backward pass asks for it, weights left out.
 
     torch's save_on_cpu would copy each weight too, once for every layer that multiplies with it, and make slices
@@ -69,8 +68,7 @@ def activations_on_cpu(model: Any) -> Iterator[None]:
         device, tensor = packed
         return tensor if device is None else _copied(tensor, device)
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-        yield
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
 
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:
