@@ -91,7 +91,7 @@ class CutOffProbe(Probe):
             self._losses.append(loss.grad_fn)
 
     def _returned(self, _module: Any, args: Any, given: dict[str, Any], out: Any) -> None:
-        if not torch.is_grad_enabled() or probing():
+        if not torch.is_grad_enabled():
             return
         from_cache = given.get("past_key_values", given.get("cache")) is not None  # its newer name
         for earlier in self._passes if from_cache else ():

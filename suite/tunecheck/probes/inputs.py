@@ -51,7 +51,7 @@ class StepInputsProbe(Probe):
         ids, mask = given.get("input_ids", next(iter(args), None)), given.get("attention_mask")
         if not isinstance(ids, torch.Tensor) or not isinstance(mask, torch.Tensor) or ids.shape != mask.shape:
             return
-        if ids.ndim != 2 or ids.is_floating_point() or probing() or not torch.is_grad_enabled():
+        if ids.ndim != 2 or ids.is_floating_point() or not torch.is_grad_enabled():
             return
         for row, keep in zip(ids.tolist(), (mask != 0).tolist(), strict=True):
             if tokens := [token for token, real in zip(row, keep, strict=True) if real]:
