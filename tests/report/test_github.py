@@ -6,8 +6,7 @@ import pytest
 from report_rows import FAILED, MISSING, PASSED, other, report, row
 
 from tunecheck.core.errors import SuiteError
-from tunecheck.report.github import MOST_ANNOTATIONS, append_summary, workflow_commands
-from tunecheck.report.summary import summary_markdown
+from tunecheck.report.summary import MOST_ANNOTATIONS, append_summary, summary_markdown, workflow_commands
 from tunecheck.session import written
 
 ACTIONS = {"GITHUB_ACTIONS": "true"}

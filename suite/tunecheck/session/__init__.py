@@ -192,10 +192,9 @@ def written(report: Report, folder: Path) -> Report:
     One whose verdict cannot be written goes to standard error as a line, so that it is not lost, and is inconclusive,
     not pass. No secret is written.
     """
-    from tunecheck.report.github import append_summary
     from tunecheck.report.junit import JUNIT_FILE, junit_xml
     from tunecheck.report.sarif import SARIF_FILE, sarif
-    from tunecheck.report.summary import SUMMARY_FILE, summary_markdown
+    from tunecheck.report.summary import SUMMARY_FILE, append_summary, summary_markdown
 
     report = without_secrets(report)
     try:
