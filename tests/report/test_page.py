@@ -34,7 +34,6 @@ from tunecheck.report.page.chart import (
     Series,
     figure,
     labelled,
-    legend,
     svg,
     thinned,
     ticks,
@@ -152,15 +151,18 @@ def test_generated_text_is_only_text(tmp_path):
     assert "\u202e" not in html
 
 
-def test_names_of_curves_are_only_text():
-    """They come from a trace, which anybody may have written."""
+def test_names_of_curves_are_only_text(tmp_path):
+    """They come from a trace, which anybody may have written: in the drawing, in its legend, in its table."""
     nasty = "</desc><script>\x1b[31m{0}"
-    chart = dataclasses.replace(made_chart([(0, 1.0)]), series=(Series(name=nasty, points=((0, 1.0),)),), title=nasty)
+    trace = with_record(healthy(), e.Gradients, norms={nasty: 1.0, "lora_A": 1.0})
+    chart = next(chart for chart in charts(trace, []) if chart.title == "Gradient norms")
+    html = page_html(session(tmp_path, trace), tmp_path)
 
-    for drawn in (str(svg(chart, 200)), str(legend(chart))):
-        assert "<script>" not in drawn
+    for drawn in (str(svg(chart, 200)), html):
+        assert "<script>" not in drawn.partition("</main>")[0]
         assert "\x1b" not in drawn
         assert "&lt;script&gt;{0}" in drawn
+    assert '<li class="s0">&lt;/desc&gt;&lt;script&gt;{0}' in html
 
 
 def test_endless_text_is_cut(tmp_path):

@@ -147,13 +147,6 @@ def svg(chart: Chart, most_points: int) -> Markup:
     return Markup("".join(parts))
 
 
-def legend(chart: Chart) -> Markup:
-    """Return the names of curves and limits as list items, whose line the style sheet draws by their class."""
-    entries = [(f"s{place}", series.name) for place, series in enumerate(chart.series)]
-    entries += [("limit", f"{limit.name} {figure(limit.value)}") for limit in chart.limits]
-    return Markup("").join(escape_into('<li class="{}">{}', kind, name) for kind, name in entries)
-
-
 def escape_into(pattern: str, *values: str) -> Markup:
     """Return the pattern with these texts in it, escaped and without control characters."""
     return Markup(pattern).format(*(escape(printable(value)) for value in values))

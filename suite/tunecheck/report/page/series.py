@@ -1,16 +1,25 @@
-"""The charts of a trace."""
+"""The charts of a trace, and of the sessions before it."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from tunecheck.core.errors import HistoryError
 from tunecheck.core.evidence import DeviceSample, Evaluation, Gradients, LiveTensors, Phase, Step
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Attempt, Trace
+from tunecheck.history.entry import HistoryEntry, history_entry
+from tunecheck.history.store import Store, history_file
 from tunecheck.report.page.chart import Chart, Limit, Point, Series
+from tunecheck.report.view import STATUS_TITLES, baseline_source
+from tunecheck.results import Report, RunReport
+from tunecheck.results.baseline import FIGURES, MOST_SESSIONS, Figure, FigureComparison
 
 MIB, GIB = 2**20, 2**30
+SESSIONS_OF_A_PAGE = 60
+"""Drawn, shared by the runs: a page of ten stays under 300 kB."""
 
 
 def charts(trace: Trace, findings: Sequence[Finding]) -> list[Chart]:
@@ -101,3 +110,52 @@ def _bars(phases: Sequence[Phase], figure: str, begin: float) -> Iterator[Point]
         if held is not None and phase.started_at is not None:
             yield phase.started_at - begin, held / GIB
             yield phase.started_at - begin + phase.seconds, held / GIB
+
+
+def trends(report: Report, run: RunReport, trace: Trace, folder: Path) -> tuple[list[Chart], str]:
+    """Chart the last sessions of this run's key by figure; also return why not. Nothing for a run without a history."""
+    entry = history_entry(run, trace, session=folder.name, started_at=report.started_at)
+    if entry is None:
+        return [], ""
+    try:
+        before = Store(history_file(folder.parent)).entries(key=entry.key, before=entry.started_at, last=MOST_SESSIONS)
+    except HistoryError as error:
+        return [], f"no previous sessions, since the history cannot be used: {error}"
+    comparisons = {one.figure: one for one in report.figure_comparisons if one.run == run.name}
+    shown = min(MOST_SESSIONS, SESSIONS_OF_A_PAGE // max(1, len(report.runs)) + 1)
+    entries = [*before[-shown:], entry]
+    made = [_chart(figure, entries, comparisons.get(name)) for name, figure in FIGURES.items() if name in entry.figures]
+    return [chart for chart in made if chart is not None], ""
+
+
+def _chart(figure: Figure, entries: Sequence[HistoryEntry], comparison: FigureComparison | None) -> Chart | None:
+    held = [entry for entry in entries if figure.name in entry.figures]
+    if len(held) < 2:  # one session is no trend
+        return None
+    scale = MIB if figure.unit == "bytes" else 1
+    points = tuple((place, entry.figures[figure.name] / scale) for place, entry in enumerate(held, start=1))
+    series = [Series(name="each session", points=points)]
+    limits: tuple[Limit, ...] = ()
+    if comparison is not None and comparison.median is not None and comparison.limit is not None:
+        median = comparison.median / scale
+        series.append(Series(name=baseline_source(comparison), points=((1, median), (len(held), median))))
+        limits = (Limit(name="regression beyond", value=comparison.limit / scale),)
+    return Chart(
+        title=f"{figure.title[0].upper()}{figure.title[1:]} by session",
+        x_name="session, the last one is this one",
+        unit="MiB" if figure.unit == "bytes" else figure.unit,
+        series=tuple(series),
+        limits=limits,
+        note=_note(figure, held, comparison),
+        of_sessions=True,
+    )
+
+
+def _note(figure: Figure, held: Sequence[HistoryEntry], comparison: FigureComparison | None) -> str:
+    better = "lower" if figure.lower_is_better else "higher"
+    span = f"{held[0].started_at[:10]} to {held[-1].started_at[:10]}; {better} is better."
+    if comparison is None or comparison.status == "steady":
+        return span
+    status = STATUS_TITLES.get(comparison.status, comparison.status).lower()
+    after = f", after {comparison.sessions} sessions" if comparison.status == "no baseline" else ""
+    return f"{span} This session: {status}{after}."
