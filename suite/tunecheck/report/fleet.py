@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -135,13 +134,17 @@ def fleet_html(report: FleetReport) -> str:
     return template("fleet.html.jinja").render(
         report=report,
         headline=fleet_headline(report),
-        seconds=human_seconds(report.seconds),
-        odd=[_cells(row, checks, figures) for row in odd[:MOST_ODD]],
-        odd_names=[(row.place, _link(row)) for row in odd[MOST_ODD:]],
-        sound=[_cells(row, (), figures) for row in sound[:MOST_WHOLE]],
-        sound_names=[(row.place, _link(row)) for row in sound[MOST_WHOLE:]],
+        odd=odd[:MOST_ODD],
+        more_odd=odd[MOST_ODD:],
+        sound=sound[:MOST_WHOLE],
+        more_sound=sound[MOST_WHOLE:],
         checks=checks,
-        figures=figures.values(),
+        said_of=said_of,
+        broken=_broken,
+        figure_words=figure_words,
+        human_seconds=human_seconds,
+        page_file=PAGE_FILE,
+        figures=figures,
         kinds=kinds(report, figures),
         drained=reasons(report),
         style=verbatim("page.css"),
@@ -152,22 +155,6 @@ def _broken(row: NodeRow) -> list[str]:
     """Return the names of the checks that failed on this place, its own and the fleet's."""
     own = [name.partition(": ")[2] for name in row.failed]
     return [*dict.fromkeys([*(finding.check for finding in failures(row)), *own])]
-
-
-def _cells(row: NodeRow, checks: Iterable[str], figures: Iterable[str]) -> dict[str, Any]:
-    failed = set(_broken(row))
-    return {
-        "row": row,
-        "link": _link(row),
-        "said": said_of(row),
-        "age": "" if row.age_seconds is None else human_seconds(row.age_seconds),
-        "checks": ["failed" if check in failed else "" for check in checks],
-        "figures": [figure_words(name, row.figures.get(name)) for name in figures],
-    }
-
-
-def _link(row: NodeRow) -> str:
-    return f"{row.session}/{PAGE_FILE}" if row.session else ""
 
 
 @contextmanager
