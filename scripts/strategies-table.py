@@ -13,10 +13,10 @@ from tunecheck.config import load_model
 from tunecheck.core.trace import Trace, read
 from tunecheck.report.page.tables import said
 from tunecheck.report.summary import comparison_markdown, escaped
+from tunecheck.report.view import machine
 from tunecheck.results import RunReport
 from tunecheck.results.comparison import comparisons
 from tunecheck.results.rejudge import judged_again
-from tunecheck.results.words import machine
 
 MODEL = "qwen2-0.5b"
 DOCUMENTS = {

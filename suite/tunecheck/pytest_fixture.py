@@ -76,7 +76,7 @@ def _require_passed(report: "Report | None", folder: Path) -> None:
     view = session_view(report)
     told = [failure.block() for failure in view.failures]
     told += [f"{run.name}: {run.reason}" for run in view.runs if run.reason]
-    pytest.fail("\n\n".join([*told, f"{view.headline}; traces in {folder}"]), pytrace=False)
+    pytest.fail("\n\n".join([*told, f"{report.headline}; traces in {folder}"]), pytrace=False)
 
 
 @pytest.fixture

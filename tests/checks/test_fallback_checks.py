@@ -15,7 +15,6 @@ from tunecheck.checks.memory import CardReturnsToBaseline
 from tunecheck.core import evidence as e
 from tunecheck.core.finding import Finding, Status
 from tunecheck.core.trace import Attempt, Trace, TraceWriter
-from tunecheck.results.words import retries
 from tunecheck.session.rows import Rows
 
 RAN_OUT = "CUDA out of memory. Tried to allocate 20.00 MiB"
@@ -352,7 +351,7 @@ def test_under_require_gpu_no_run_is_green_that_a_cpu_has_done(tmp_path, refused
     (row,) = rows.all()
 
     assert row.outcome == outcome
-    assert retries(row)[-1] == "ran out of memory on cuda:0 (lean), repeated on cpu"
+    assert row.retries[-1] == "ran out of memory on cuda:0 (lean), repeated on cpu"
     assert row.reason.startswith(
         "--require-gpu, and the training ran out of memory on cuda:0" if outcome == "fail" else ""
     )

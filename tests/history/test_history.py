@@ -31,7 +31,6 @@ from tunecheck.report.summary import summary_markdown, workflow_commands
 from tunecheck.results import exit_code
 from tunecheck.results.baseline import FIGURES, MOST_SESSIONS, FigureBaseline, baseline_of, compare_to_baseline
 from tunecheck.results.stored import read_verdict, write_verdict
-from tunecheck.results.words import headline
 from tunecheck.session import TierSession
 from tunecheck.session import written as write_files
 from tunecheck.session.admission import shortage
@@ -397,7 +396,7 @@ def test_a_regression_is_a_warning_everywhere(tmp_path):
     assert read_verdict(folder / "verdict.json") == made
     assert (made.verdict, exit_code(made)) == ("pass", 0)
     assert [standing.figure for standing in made.regressions] == ["live_tensor_bytes"]
-    assert "1 figure worse than the baseline" in headline(made)
+    assert "1 figure worse than the baseline" in made.headline
     assert "**REGRESSION convergence/two-layers-qlora: live tensors" in summary_markdown(made)
     (warning,) = workflow_commands(made, {"GITHUB_ACTIONS": "true"})
     assert warning.startswith("::warning title=REGRESSION convergence/two-layers-qlora%3A live tensors::17.5 MiB")

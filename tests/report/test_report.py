@@ -28,11 +28,11 @@ from tunecheck.core.trace import Attempt, Trace
 from tunecheck.report.junit import junit_xml
 from tunecheck.report.summary import SIZE_LIMIT_BYTES, summary_markdown
 from tunecheck.report.terminal import BROKEN, LEVELS, print_changes, print_report, sparkline
+from tunecheck.report.view import machine
 from tunecheck.results import Report, RunReport, Tried, exit_code, summarize
 from tunecheck.results.baseline import FigureComparison
 from tunecheck.results.rejudge import judged_again
 from tunecheck.results.stored import json_text, margin, read_verdict, verdict_payload, write_verdict
-from tunecheck.results.words import machine
 
 RANDOM = Finding(check="loss_falls", status=Status.UNJUDGED, detail="the weights are random", expected=True)
 NOT_A_NUMBER = Finding(check="finite", status=Status.FAILED, measured=math.nan, limit=math.inf, detail="loss is NaN")

@@ -7,7 +7,6 @@ from report_rows import report, row
 from tunecheck.checks import CHECKS, SUBJECTS
 from tunecheck.core.finding import Finding, Status
 from tunecheck.report.view import session_view
-from tunecheck.results.words import headline
 
 FINDINGS = tuple(
     Finding(check=check, status=status)
@@ -25,7 +24,7 @@ def test_a_watched_trainings_verdict_counts_what_was_judged_by_subject():
     """Suspected and ignored findings were judged; a subject of which nothing was judged is said, too."""
     watched = row(*FINDINGS, tier="watch")
     assert session_view(report(watched)).coverage == ("what learns 1/1", "adapters 0/1", "rows 1/2", "loss 1/1")
-    assert "1 suspicion; 1 ignored" in headline(report(watched))
+    assert "1 suspicion; 1 ignored" in report(watched).headline
     assert session_view(report(row(*FINDINGS, tier="quick"))).coverage == ()
 
 

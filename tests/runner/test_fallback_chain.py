@@ -20,7 +20,6 @@ from tunecheck.probes import PROBES
 from tunecheck.probes.evaluation import EvaluationProbe
 from tunecheck.probes.generation import GenerationProbe
 from tunecheck.results import summarize
-from tunecheck.results.words import retries
 from tunecheck.runner import Runner
 from tunecheck.runner.fallback_chain import FALLBACK_CHAIN, tries, variant
 from tunecheck.training import native, placement
@@ -312,7 +311,7 @@ def test_the_report_shows_every_fallback_step(fallen):
     _, trace, _ = fallen
     row = summarize(trace, [], trace_file="", seconds=0.0)
 
-    assert retries(row) == [
+    assert row.retries == [
         "ran out of memory on cuda:0, repeated on cuda:0 (lean)",
         "ran out of memory on cuda:0 (lean), repeated on cuda:0 (offload)",
         "ran out of memory on cuda:0 (offload), repeated on cpu",

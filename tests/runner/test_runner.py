@@ -23,7 +23,6 @@ from tunecheck.config import find_run, load_run
 from tunecheck.core.evidence import AttemptEnd, Generation, Phase, ProbeFailed, RowShown, Step, Telemetry
 from tunecheck.probes.evaluation import EvaluationProbe
 from tunecheck.results import summarize
-from tunecheck.results.words import retries
 from tunecheck.runner import Runner
 from tunecheck.runner.outcome import carried_out
 from tunecheck.training.events import Probe, Probes
@@ -370,7 +369,7 @@ def test_the_card_and_its_cap_are_in_the_trace_of_the_attempt_on_it(tmp_path, mo
     assert [(request.cards, request.vram_cap_bytes) for request in asked] == [(("GPU-1",), 2**33), ((), None)]
     row = summarize(trace, [], trace_file="", seconds=0.0)
     assert [attempt.device for attempt in row.attempts] == ["cuda:0 (capped at 8.0 GiB)", "cpu"]
-    assert retries(row) == ["ran out of memory on cuda:0 (capped at 8.0 GiB), repeated on cpu"]
+    assert row.retries == ["ran out of memory on cuda:0 (capped at 8.0 GiB), repeated on cpu"]
 
 
 def test_without_a_fallback_out_of_memory_is_the_end(tmp_path, monkeypatch):

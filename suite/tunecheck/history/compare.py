@@ -14,7 +14,6 @@ from tunecheck.history.store import RECENT, Store
 from tunecheck.results import RunReport
 from tunecheck.results.baseline import FEWEST_SESSIONS, FIGURES, Status, change, compare_pair
 from tunecheck.results.rejudge import judged_again, report_on, session_report
-from tunecheck.results.words import cpu_contention_words, too_busy
 
 
 class Difference(Frozen):
@@ -100,14 +99,13 @@ def _compared(name: str, first: _Side, second: _Side, store: Store) -> Compariso
         except SuiteError as error:
             log.warning(f"the scatter of the figures is not known: {error}")
         differences = tuple(_differences(a, b, known))
-    busy = [(side, row) for side, row in (("A", row_a), ("B", row_b)) if too_busy(row)]
     return Comparison(
         run=name,
         outcomes=(row_a.outcome, row_b.outcome),
         answers=tuple(_answers(row_a, row_b)),
         changed=changed(a, b) if a and b else "",
         incomparable=incomparable,
-        disturbed=tuple(f"{side}: {words}" for side, row in busy for words in cpu_contention_words(row)),
+        disturbed=tuple(f"{side}: {row.cpu_contention}" for side, row in (("A", row_a), ("B", row_b)) if row.too_busy),
         sessions=len(known) if len(known) >= FEWEST_SESSIONS else 0,
         differences=differences,
     )

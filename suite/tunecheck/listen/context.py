@@ -23,7 +23,6 @@ from tunecheck.report.page import rows_html
 from tunecheck.report.terminal import print_report
 from tunecheck.results import Report, reporting
 from tunecheck.results.answers import read_ignored
-from tunecheck.results.words import headline
 
 
 class Findings(list[Finding]):
@@ -52,7 +51,7 @@ class Heard:
         return Findings(finding for run in (self.report.runs if self.report else ()) for finding in run.findings)
 
     def __repr__(self) -> str:
-        told = headline(self.report) if self.report is not None else "the training has not ended"
+        told = self.report.headline if self.report is not None else "the training has not ended"
         return f"<{type(self).__name__}: {told}>"
 
 

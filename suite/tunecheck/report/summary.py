@@ -37,7 +37,7 @@ def escaped(text: str) -> str:
 
 
 def _lines(view: SessionView) -> Iterator[str]:
-    yield f"## tunecheck: {view.headline}"
+    yield f"## tunecheck: {view.report.headline}"
     yield from _table(view.table)
     for comparison in view.side_by_side:
         yield from ("", *comparison_markdown(comparison))

@@ -16,7 +16,6 @@ from tunecheck.report.layout import PlainTable
 from tunecheck.report.view import Failure, RunView, SessionView, run_view, session_view
 from tunecheck.results import Report
 from tunecheck.results.comparison import SideBySide
-from tunecheck.results.words import too_busy
 
 STYLES = {"pass": "green", "fail": "bold red", "inconclusive": "yellow", "error": "bold red", "skipped": "yellow"}
 _OPEN = (Status.FAILED, Status.SUSPECTED)
@@ -166,7 +165,7 @@ class _Printer:
     def notes(self, run: RunView) -> None:
         """Print what is out of the ordinary, and why there is no judgement."""
         for kind, sentences in run.remarks.items():
-            for sentence in sentences if kind != "CPU contention" or too_busy(run.run) else ():
+            for sentence in sentences if kind != "CPU contention" or run.run.too_busy else ():
                 self.block(f"{run.name}: {sentence}", "yellow")
         self.reason(run)
 
@@ -215,7 +214,7 @@ class _Printer:
     def verdict(self, view: SessionView, label: str = "verdict") -> None:
         """Print the verdict, never wrapped, so that the last line of a log is the whole of it."""
         style = STYLES[view.report.verdict]
-        self.console.print(self.text(f"{label}: {view.headline}", style), soft_wrap=True)
+        self.console.print(self.text(f"{label}: {view.report.headline}", style), soft_wrap=True)
 
     def block(self, title: str, style: str, body: RenderableType | None = None) -> None:
         self.console.print(self.text(title, style))

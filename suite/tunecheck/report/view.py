@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
+from typing import Any
 
 from tunecheck.checks import CHECKS, SUBJECTS
 from tunecheck.core.check import some
@@ -22,7 +23,6 @@ from tunecheck.results.baseline import FEWEST_SESSIONS, FIGURES, FigureCompariso
 from tunecheck.results.benchmark import benchmarks
 from tunecheck.results.causes import ruled_out
 from tunecheck.results.comparison import SideBySide, comparisons, condensed
-from tunecheck.results.words import cpu_contention_words, domain_words, headline, loss_words, machine, retries
 
 BLOCK_COLUMNS = 80
 """Width of a failure block as plain text, for pytest, its JUnit file and an IDE, none of which wraps by words."""
@@ -34,7 +34,7 @@ MOST_REASONS = 4
 STATUS_TITLES = {"worse": "REGRESSION", "suspect": "SUSPECTED REGRESSION", "better": "improvement"}
 """Statuses that a report lists one by one, the most urgent first."""
 REMARKS: dict[str, Callable[[RunReport], Sequence[str]]] = {
-    "Repeated": retries,
+    "Repeated": lambda run: run.retries,
     "Other data": lambda run: [f"trained on {run.data}, not on {run.data_instead_of}"] if run.data_instead_of else (),
     "Repaired": lambda run: [f"repaired on {repair}" for repair in run.repairs],
     "Ignored": lambda run: [
@@ -42,7 +42,7 @@ REMARKS: dict[str, Callable[[RunReport], Sequence[str]]] = {
         *(f"{check} is ignored and found nothing: leave --ignore {check} out" for check in run.needless),
     ],
     "Judged in part": lambda run: [f"not judged further: {reason}" for reason in run.course],
-    "CPU contention": cpu_contention_words,
+    "CPU contention": lambda run: [run.cpu_contention] if run.cpu_contention else (),
 }
 """Kinds of remarks about a run, in the order of a report, to its sentences."""
 
@@ -173,11 +173,6 @@ class SessionView(Frozen):
     runs: tuple[RunView, ...]
 
     @property
-    def headline(self) -> str:
-        """The verdict with what it counts."""
-        return headline(self.report)
-
-    @property
     def coverage(self) -> tuple[str, ...]:
         """What the verdict on trainings of the user's own rests on, by subject: "rows 5/6"; () where nothing was."""
         findings = [finding for run in self.runs for finding in run.run.findings]
@@ -249,6 +244,39 @@ class SessionView(Frozen):
     def seconds(self) -> str:
         """Wall time of the session."""
         return human_seconds(self.report.seconds)
+
+
+def domain_words(finding: Finding | RunReport) -> str:
+    """Return the domain of a failed finding or an unfinished run, and its evidence: "environment: heat in 40 of 90"."""
+    return ": ".join(filter(None, (finding.domain, finding.evidence)))
+
+
+def loss_words(first: float | None, last: float | None) -> str:
+    """Return a loss before and after training; empty unless both were measured."""
+    if first is None or last is None:
+        return ""
+    # A diverged loss has too many digits for a column.
+    return " → ".join(f"{value:.3f}" if abs(value) < 1000 else f"{value:.3g}" for value in (first, last))
+
+
+def machine(environment: Mapping[str, Any]) -> str:
+    """Return the machine in a line: GPUs, processor, memory, system, versions, commit. What is unknown is left out.
+
+    tunecheck's own version is not among them: every report has that of the code that ran, wherever it is installed.
+    """
+    gpus = [f"{gpu.get('name')} {human_bytes(gpu.get('total_bytes'))}" for gpu in environment.get("gpus") or ()]
+    cpu, git = environment.get("cpu") or {}, environment.get("git") or {}
+    system = {"python": environment.get("python"), **(environment.get("versions") or {})}
+    parts = [
+        *gpus,
+        cpu.get("model"),
+        cpu.get("usable_cores") and counted(cpu["usable_cores"], "core"),
+        human_bytes(environment.get("ram_total_bytes")),
+        environment.get("platform"),
+        *(f"{name} {version}" for name, version in system.items() if version and name != "tunecheck"),
+        git.get("commit") and f"commit {git['commit'][:12]}{' with local changes' if git.get('dirty') else ''}",
+    ]
+    return ", ".join(part.strip() for part in parts if part)
 
 
 def session_view(report: Report) -> SessionView:

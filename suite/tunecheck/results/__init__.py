@@ -7,13 +7,15 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import field
 from datetime import UTC, datetime
 from enum import IntEnum
+from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 from tunecheck import __version__
 from tunecheck.checks import SUBJECTS
-from tunecheck.checks.telemetry import others_busy_share
+from tunecheck.checks.telemetry import BUSY_SHARE_ON_CPU, BUSY_SHARE_ON_GPU, busy_words, others_busy_share
 from tunecheck.checks.utilization import timed, tokens_per_second
+from tunecheck.core.check import holding
 from tunecheck.core.evidence import (
     AttemptOutcome,
     AttemptPurpose,
@@ -25,10 +27,12 @@ from tunecheck.core.evidence import (
     Setup,
     Step,
     Weights,
+    outcome_words,
 )
 from tunecheck.core.finding import Domain, Finding, Status
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.premises import Premise
+from tunecheck.core.text import counted
 from tunecheck.core.trace import Attempt, Trace
 from tunecheck.results.answers import NO_ANSWERS, Answers
 from tunecheck.results.baseline import FigureComparison
@@ -167,6 +171,27 @@ class RunReport(Frozen):
         return [tried for tried in self.attempts if tried.purpose == AttemptPurpose.TRAIN]
 
     @property
+    def retries(self) -> list[str]:
+        """A sentence for each training attempt that was repeated: "ran out of memory on cuda:0, repeated on cpu"."""
+        return [
+            f"{outcome_words(first.outcome)} on {first.device}, repeated on {second.device}"
+            for first, second in pairwise(self.trainings)
+        ]
+
+    @property
+    def too_busy(self) -> bool:
+        """Whether other processes used so much CPU time that the run's times mean nothing."""
+        limit = BUSY_SHARE_ON_CPU if self.device.startswith("cpu") else BUSY_SHARE_ON_GPU
+        return self.others_busy_share is not None and self.others_busy_share > limit
+
+    @property
+    def cpu_contention(self) -> str:
+        """How much CPU time other processes used while it trained, in a sentence; empty where it was not measured."""
+        if self.others_busy_share is None:
+            return ""
+        return busy_words(self.others_busy_share) + (", so its times mean nothing" if self.too_busy else "")
+
+    @property
     def interrupted(self) -> bool:
         """Whether its last attempt was interrupted, or cut off with its session."""
         cut_short = (AttemptOutcome.INTERRUPTED, AttemptOutcome.CUT_OFF)
@@ -218,6 +243,27 @@ class Report(Frozen):
     """The runs' figures against their baselines."""
     history_notes: tuple[str, ...] = ()
     """Why figures were not compared or not stored, a sentence each."""
+
+    @property
+    def headline(self) -> str:
+        """The verdict with its counts: "PASS — 21 checks passed, 0 failed, 2 unjudged; 1 run skipped"."""
+        checks = Counter(finding.status for run in self.runs for finding in run.findings)
+        numbers = {
+            "{} failed without a check": sum(run.outcome == "fail" and not run.failed for run in self.runs),
+            "{} with an error": sum(run.outcome == "error" for run in self.runs),
+            "{} skipped": sum(run.outcome == "skipped" for run in self.runs),
+            "{} after a fallback": sum(bool(run.retries) for run in self.runs),
+        }
+        judged = f"{counted(checks[Status.PASSED], 'check')} passed, {checks[Status.FAILED]} failed"
+        parts = {
+            f"{judged}, {checks[Status.UNJUDGED]} unjudged": True,
+            counted(checks[Status.SUSPECTED], "suspicion"): checks[Status.SUSPECTED],
+            f"{checks[Status.IGNORED]} ignored": checks[Status.IGNORED],
+            **{words.format(counted(number, "run")): number for words, number in numbers.items()},
+            f"{counted(len(self.regressions), 'figure')} worse than the baseline": self.regressions,
+            "interrupted": self.interrupted,
+        }
+        return f"{self.verdict.upper()} — {'; '.join(holding(parts))}"
 
     @property
     def regressions(self) -> list[FigureComparison]:

@@ -15,7 +15,6 @@ from tunecheck.core.frozen import Frozen
 from tunecheck.core.text import human_bytes
 from tunecheck.results import RunReport
 from tunecheck.results.comparison import SideBySide, grouped
-from tunecheck.results.words import too_busy
 
 
 class Contender(Frozen):
@@ -85,7 +84,7 @@ def _notes(contenders: Sequence[Contender], runs: Sequence[RunReport]) -> Iterat
     for one in contenders:
         if not one.repeats:
             yield f"{one.trainer}: its losses are not the same in every turn, so that none of them can be repeated"
-    if busy := [run.others_busy_share or 0.0 for run in runs if too_busy(run)]:
+    if busy := [run.others_busy_share or 0.0 for run in runs if run.too_busy]:
         yield f"other processes used up to {max(busy):.0%} of the CPU time: believe no speed of these"
 
 

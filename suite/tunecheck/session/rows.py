@@ -14,7 +14,6 @@ from tunecheck.core.trace import Trace, read
 from tunecheck.core.typed import build
 from tunecheck.results import RunReport, Tried, summarize, waiting
 from tunecheck.results.stored import plain
-from tunecheck.results.words import retries
 
 
 class Rows:
@@ -105,9 +104,9 @@ class Rows:
         row = summarize(trace, [*self._findings.get(name, {}).values()], trace_file=path.name, seconds=seconds)
         if (ended := self._without_trace.get(name)) and row.outcome != "fail":
             return dataclasses.replace(row, outcome=ended.outcome, reason=ended.reason, domain=ended.domain)
-        if self._too_small == "fail" and row.outcome == "pass" and retries(row) and row.device.startswith("cpu"):
+        if self._too_small == "fail" and row.outcome == "pass" and row.retries and row.device.startswith("cpu"):
             # a nightly run on a GPU must not be green because a CPU did its work
-            reason = f"--require-gpu, and the training {'; '.join(retries(row))}"
+            reason = f"--require-gpu, and the training {'; '.join(row.retries)}"
             return dataclasses.replace(row, outcome="fail", reason=reason)
         return row
 
