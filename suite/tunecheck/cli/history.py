@@ -84,7 +84,7 @@ def _compare(options: argparse.Namespace) -> int:
     from tunecheck.report.history_tables import print_comparisons
 
     found = compare(options.a, options.b, Store(history_file()))
-    answer(options, [comparison.to_json() for comparison in found], partial(print_comparisons, found))
+    answer(options, [dataclasses.asdict(comparison) for comparison in found], partial(print_comparisons, found))
     return Exit.FAIL if any(comparison.worse for comparison in found) else Exit.PASS
 
 

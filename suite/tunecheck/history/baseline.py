@@ -49,7 +49,7 @@ def accepted_from(entries: Sequence[HistoryEntry], *, run: str) -> AcceptedBasel
     passed = [entry for entry in entries if entry.outcome == "pass"]
     same = [entry for entry in passed if entry.key == entries[-1].key]
     figures = {
-        name: baseline_of(values)
+        name: _rounded(baseline_of(values))
         for name in FIGURES
         if len(values := [entry.figures[name] for entry in same if name in entry.figures]) >= FEWEST_SESSIONS
     }
@@ -65,12 +65,7 @@ def accepted_from(entries: Sequence[HistoryEntry], *, run: str) -> AcceptedBasel
 
 def write_baseline(baseline: AcceptedBaseline, folder: Path) -> Path:
     """Write the baseline atomically and return its path. Raises SuiteError when the folder cannot be written."""
-    figures = {
-        name: dataclasses.replace(one, median=_short(one.median), deviation=_short(one.deviation))
-        for name, one in baseline.figures.items()
-    }
-    path = baseline_file(folder, baseline.run, baseline.key.device)
-    return write_record(dataclasses.replace(baseline, figures=figures), path)
+    return write_record(baseline, baseline_file(folder, baseline.run, baseline.key.device))
 
 
 def read_baseline(path: Path) -> AcceptedBaseline:
@@ -107,5 +102,6 @@ def baseline_for(entry: HistoryEntry, path: Path | None = None) -> tuple[Accepte
     return None, f"{file.name} is not used: {other}. `tunecheck baseline accept {entry.run}` makes a new one"
 
 
-def _short(value: float) -> float:
-    return float(f"{value:.{DIGITS}g}")
+def _rounded(found: FigureBaseline) -> FigureBaseline:
+    median, deviation = (float(f"{value:.{DIGITS}g}") for value in (found.median, found.deviation))
+    return dataclasses.replace(found, median=median, deviation=deviation)

@@ -1,9 +1,7 @@
 """Compare two sessions, or two traces: which figures of a run differ by more than they scatter."""
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from tunecheck.core.errors import SuiteError, TraceError
 from tunecheck.core.frozen import Frozen
@@ -26,6 +24,8 @@ class Difference(Frozen):
     """steady, better or worse; suspect: more than the floor, where the scatter is not known yet."""
     room: float
     """The largest change that does not count."""
+    change: float | None
+    """Relative, of `before`; None where that is no number."""
 
 
 class Comparison(Frozen):
@@ -50,12 +50,6 @@ class Comparison(Frozen):
         """Whether a run no longer passes or a figure is a regression."""
         lost = self.outcomes[0] == "pass" != self.outcomes[1]
         return lost or any(difference.status == "worse" for difference in self.differences)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return all fields as plain JSON types, with the relative change of each figure."""
-        held = asdict(self)
-        held["differences"] = [{**asdict(one), "change": change(one.before, one.after)} for one in self.differences]
-        return held
 
 
 _Side = tuple[RunReport, HistoryEntry | None]
@@ -130,7 +124,8 @@ def _differences(a: HistoryEntry, b: HistoryEntry, known: list[HistoryEntry]) ->
             values = [entry.figures[name] for entry in known if name in entry.figures]
             before, after = a.figures[name], b.figures[name]
             status, last_good = compare_pair(figure, before, after, values)
-            yield Difference(figure=name, before=before, after=after, status=status, room=abs(last_good - before))
+            room, relative = abs(last_good - before), change(before, after)
+            yield Difference(figure=name, before=before, after=after, status=status, room=room, change=relative)
 
 
 def _answers(a: RunReport, b: RunReport) -> Iterator[str]:

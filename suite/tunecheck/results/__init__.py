@@ -4,7 +4,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from datetime import UTC, datetime
 from enum import IntEnum
 from itertools import pairwise
@@ -32,6 +32,7 @@ from tunecheck.core.evidence import (
 from tunecheck.core.finding import Domain, Finding, Status
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.premises import Premise
+from tunecheck.core.snapshot import RunSnapshot
 from tunecheck.core.text import counted
 from tunecheck.core.trace import Attempt, Trace
 from tunecheck.results.answers import NO_ANSWERS, Answers
@@ -333,7 +334,7 @@ def summarize(
     )
 
 
-def waiting(run: "Run") -> Entry | None:
+def waiting(run: "Run | RunSnapshot") -> Entry | None:
     """Return the entry of a run that did not begin; None for a run by itself."""
     return Entry(comparison=run.comparison, name=run.entry, turn=run.turn) if run.comparison else None
 
@@ -341,15 +342,13 @@ def waiting(run: "Run") -> Entry | None:
 def entry_of(trace: Trace) -> Entry | None:
     """Return the entry of the attempt that counts; None for a run by itself."""
     run = trace.run
-    if not run.comparison:
+    if (entry := waiting(run)) is None:
         return None
     censuses, steps = trace.records(Census), trace.records(Step)
     heldout = [evaluation.loss for evaluation in trace.records(Evaluation) if evaluation.split == "heldout"]
     rates = [run.rows_per_step / step.seconds for step in timed(steps)]
-    return Entry(
-        comparison=run.comparison,
-        name=run.entry,
-        turn=run.turn,
+    return replace(
+        entry,
         trained_parameters=censuses[-1].trainable_parameters if censuses else None,
         total_parameters=censuses[-1].total_parameters if censuses else None,
         heldout_loss_start=heldout[0] if heldout else None,

@@ -226,7 +226,7 @@ def reasons(report: FleetReport) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def write_drain(report: FleetReport, folder: Path) -> tuple[Path, Path]:
+def write_drain(report: FleetReport, folder: Path) -> None:
     """Write drain.txt and drain.json. Raises SuiteError when the folder cannot be written.
 
     The text is one line of names with commas between them: what `sinfo -n`, `scontrol update nodename=` and
@@ -234,8 +234,6 @@ def write_drain(report: FleetReport, folder: Path) -> tuple[Path, Path]:
     """
     found = reasons(report)
     named = [node for node in found if NODE_NAME.fullmatch(node)]
-    text, machine = folder / DRAIN_TEXT, folder / DRAIN_JSON
-    write_whole(text, ",".join(named) + "\n" if named else "")
+    write_whole(folder / DRAIN_TEXT, ",".join(named) + "\n" if named else "")
     held = {"schema": 1, "nodes": [{"node": node, "places": why} for node, why in found.items()]}
-    write_whole(machine, json_text(held))
-    return text, machine
+    write_whole(folder / DRAIN_JSON, json_text(held))
