@@ -26,7 +26,7 @@ from tunecheck.core.errors import TraceError
 from tunecheck.core.finding import Finding, Status
 from tunecheck.core.text import human_number
 from tunecheck.core.trace import Trace
-from tunecheck.report.page import PAGE_FILE, page_html
+from tunecheck.report.page import PAGE_FILE, page_html, template
 from tunecheck.report.page.chart import (
     MOST_ROWS,
     Chart,
@@ -34,7 +34,6 @@ from tunecheck.report.page.chart import (
     Series,
     figure,
     labelled,
-    svg,
     thinned,
     ticks,
 )
@@ -49,6 +48,11 @@ CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 def ill() -> Trace:
     """A run whose loss does not fall enough."""
     return with_run(healthy(), checks={"loss_falls": {"min_fall": 0.5}})
+
+
+def svg(chart: Chart, most_points: int) -> str:
+    """The drawing of a chart."""
+    return template("chart.html.jinja").module.svg(chart, most_points)
 
 
 def page_of(folder: Path, *traces: Trace, **fields) -> Page:

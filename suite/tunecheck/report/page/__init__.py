@@ -15,8 +15,8 @@ from tunecheck.core.errors import TraceError
 from tunecheck.core.evidence import RowShown
 from tunecheck.core.text import facts, human_number, one_line, printable
 from tunecheck.core.trace import Trace, read
+from tunecheck.report.page import chart as drawing
 from tunecheck.report.page import tables
-from tunecheck.report.page.chart import MOST_ROWS, escape_into, figure, svg
 from tunecheck.report.page.series import charts, trends
 from tunecheck.report.rows import piece_words, row_words
 from tunecheck.report.view import RunView, rule, session_view
@@ -25,7 +25,7 @@ from tunecheck.results import Report, RunReport, core_of
 PAGE_FILE = "report.html"
 SHARES = {
     "points": (140, 14, 200),  # of a drawn curve
-    "rows": (40, 4, MOST_ROWS),  # of a chart's table
+    "rows": (40, 4, drawing.MOST_ROWS),  # of a chart's table
     "words": (300, 40, 300),  # characters of a check's detail, in the table of all checks; failures are in full before
     "most_shown": (8, 1, 8),  # rows as the model got them
 }
@@ -67,10 +67,11 @@ def page_html(report: Report, folder: Path) -> str:
 
 def rows_html(report: Report, folder: Path) -> str:
     """Return the rows of each run as a notebook shows them; empty where there are none."""
-    show, title = vars(template("rows.html.jinja").module)["shown_rows"], "<h4>{}: first rows of the first step</h4>"
+    show = vars(template("rows.html.jinja").module)["shown_rows"]
+    title = Markup("<h4>{}: first rows of the first step</h4>")
     traces = [(run.name, _trace(run, folder)[0]) for run in report.runs]
     told = [(name, trace.records(RowShown)) for name, trace in traces if trace]
-    shown = [escape_into(title, name) + show(rows) for name, rows in told if rows]
+    shown = [title.format(printable(name)) + show(rows) for name, rows in told if rows]
     return f"<style>{verbatim('rows.css')}</style>{Markup().join(shown)}" if shown else ""
 
 
@@ -123,14 +124,9 @@ def template(name: str) -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals |= {"facts": facts, "svg": svg, "tables": tables}
-    environment.filters |= {
-        "line": one_line,
-        "rule": rule,
-        "evidence": _evidence,
-        "number": human_number,
-        "figure": figure,
-    }
+    environment.globals |= {"facts": facts, "drawing": drawing, "tables": tables}
+    environment.tests["finite"] = drawing.finite
+    environment.filters |= {"line": one_line, "rule": rule, "evidence": _evidence, "number": human_number}
     environment.filters |= {"row_words": row_words, "piece_words": piece_words}
     return environment.get_template(name)
 

@@ -1,4 +1,4 @@
-"""A chart: curves and limits as plain data, in words, as table rows, and as SVG.
+"""A chart: curves and limits as plain data, in words, as table rows, and the places that chart.html.jinja draws.
 
 A drawing has a few hundred bytes beside its points. Colours and fonts are the page's style sheet's.
 """
@@ -7,10 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from markupsafe import Markup, escape
-
 from tunecheck.core.frozen import Frozen
-from tunecheck.core.text import printable
 
 Point = tuple[float, float]
 
@@ -56,11 +53,6 @@ class Chart(Frozen):
     of_sessions: bool = False
     """Whether its points are those of many sessions, so that no single trace has them."""
 
-    @property
-    def finite(self) -> list[Point]:
-        """Points with a finite value."""
-        return [point for series in self.series for point in series.points if math.isfinite(point[1])]
-
     def words(self) -> str:
         """Return the chart in words: first, last, lowest and highest value of each curve."""
         parts = [f"{series.name}: {_course(series.points)}" for series in self.series]
@@ -75,9 +67,29 @@ class Chart(Frozen):
             xs = [xs[round(place * (len(xs) - 1) / (most - 1))] for place in range(most)]
         return [(figure(x), *(figure(column[x]) if x in column else "" for column in columns)) for x in xs]
 
+    def scales(self) -> "tuple[Scale, Scale]":
+        """Return the scales of x and y: every curve and limit lies within them."""
+        points = [point for series in self.series for point in series.points]
+        xs = [x for x, _ in points]
+        ys = [y for _, y in filter(finite, points)] + [limit.value for limit in self.limits]
+        low, high = (min(ys), max(ys)) if ys else (0.0, 1.0)
+        span = high - low if high - low > FLAT * abs(high) else abs(high)
+        room = span * HEADROOM or 1.0
+        bottom = max(0.0, low - room) if low >= 0 else low - room
+        counted = all(float(x).is_integer() for x in xs)
+        return (
+            Scale(min(xs), max(xs), LEFT, WIDTH - RIGHT, whole=counted),
+            Scale(bottom, high + room, HEIGHT - BOTTOM, TOP),
+        )
+
     def shortened(self, most: int = MOST_ROWS) -> bool:
         """Return whether the table leaves points out."""
         return len({x for series in self.series for x, _ in series.points}) > most
+
+
+def finite(point: Point) -> bool:
+    """Return whether the point has a value that can be drawn."""
+    return math.isfinite(point[1])
 
 
 def figure(value: float) -> str:
@@ -102,11 +114,10 @@ def thinned(points: Sequence[Point], most: int) -> list[Point]:
 
 
 def _extremes(points: Sequence[Point]) -> Iterator[Point]:
-    finite = [at for at, (_, y) in enumerate(points) if math.isfinite(y)]
-    broken = {at for at, (_, y) in enumerate(points) if not math.isfinite(y)}
-    lowest = min(finite, key=lambda at: points[at][1], default=None)
-    highest = max(finite, key=lambda at: points[at][1], default=None)
-    kept = {at for at in (lowest, highest) if at is not None} | set(sorted(broken)[:1])
+    whole = [at for at, point in enumerate(points) if finite(point)]
+    broken = [at for at, point in enumerate(points) if not finite(point)]
+    ends = {choose(whole, key=lambda at: points[at][1]) for choose in (min, max)} if whole else set()
+    kept = ends | set(broken[:1])
     yield from (points[at] for at in sorted(kept))
 
 
@@ -120,36 +131,16 @@ def _course(points: Sequence[Point]) -> str:
     return f"{words}, {broken} not finite" if broken else words
 
 
-class _Scale:
+class Scale:
     """A linear scale from values to positions in the drawing."""
 
-    def __init__(self, low: float, high: float, start: float, stop: float) -> None:
-        self.low, self.high = low, high
-        self._start, self._factor = start, (stop - start) / ((high - low) or 1)
+    def __init__(self, low: float, high: float, start: int, stop: int, *, whole: bool = False) -> None:
+        self.start, self.stop, self.marks = start, stop, labelled(ticks(low, high, whole=whole))
+        self._low, self._factor = low, (stop - start) / ((high - low) or 1)
 
     def __call__(self, value: float) -> str:
         """Return the position in whole units: the drawing is finer than most screens."""
-        return f"{self._start + (value - self.low) * self._factor:.0f}"
-
-
-def svg(chart: Chart, most_points: int) -> Markup:
-    """Return the chart as an inline image with title and description. Longer curves are thinned to `most_points`."""
-    xs, ys = _scales(chart)
-    parts = [
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
-        escape_into("<title>{}</title>", chart.title),
-        escape_into("<desc>{}</desc>", chart.words()),
-        *_grid(chart, xs, ys),
-        *(part for place, series in enumerate(chart.series) for part in _curve(series, place, xs, ys, most_points)),
-        *(f'<path class="limit" d="M{LEFT} {ys(limit.value)}H{WIDTH - RIGHT}"/>' for limit in chart.limits),
-        "</svg>",
-    ]
-    return Markup("".join(parts))
-
-
-def escape_into(pattern: str, *values: str) -> Markup:
-    """Return the pattern with these texts in it, escaped and without control characters."""
-    return Markup(pattern).format(*(escape(printable(value)) for value in values))
+        return f"{self.start + (value - self._low) * self._factor:.0f}"
 
 
 def ticks(low: float, high: float, most: int = TICKS, *, whole: bool = False) -> list[float]:
@@ -173,44 +164,7 @@ def labelled(marks: Sequence[float]) -> list[tuple[float, str]]:
     return [(mark, f"{mark:.9g}" if 1e-3 <= largest < 1e6 else figure(mark)) for mark in marks]
 
 
-def _scales(chart: Chart) -> tuple[_Scale, _Scale]:
-    xs = [x for series in chart.series for x, _ in series.points]
-    ys = [y for _, y in chart.finite] + [limit.value for limit in chart.limits]
-    low, high = (min(ys), max(ys)) if ys else (0.0, 1.0)
-    span = high - low if high - low > FLAT * abs(high) else abs(high)
-    room = span * HEADROOM or 1.0
-    bottom = max(0.0, low - room) if low >= 0 else low - room
-    return _Scale(min(xs), max(xs), LEFT, WIDTH - RIGHT), _Scale(bottom, high + room, HEIGHT - BOTTOM, TOP)
-
-
-def _grid(chart: Chart, xs: _Scale, ys: _Scale) -> list[str]:
-    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
-    marks = ticks(ys.low, ys.high)
-    lines = "".join(f"M{LEFT} {ys(mark)}H{right}" for mark in marks)
-    parts = [f'<path class="grid" d="{lines}"/><path class="axis" d="M{LEFT} {bottom}H{right}"/>']
-    heights = "".join(f'<text x="{LEFT - 6}" y="{ys(y)}">{words}</text>' for y, words in labelled(marks))
-    counted = all(float(x).is_integer() for series in chart.series for x, _ in series.points)
-    along = ticks(xs.low, xs.high, whole=counted)
-    places = "".join(f'<text x="{xs(x)}" y="{bottom + 15}">{words}</text>' for x, words in labelled(along))
-    parts += [f'<g class="y">{heights}</g>', places]
-    middle = (LEFT + right) / 2
-    return [*parts, escape_into(f'<text x="{middle:.0f}" y="{HEIGHT - 3}">{{}}</text>', chart.x_name)]
-
-
-def _curve(series: Series, place: int, xs: _Scale, ys: _Scale, most_points: int) -> list[str]:
-    points = list(series.points) if series.steps else thinned(series.points, most_points)
-    broken = [x for x, y in points if not math.isfinite(y)]
-    parts = [f'<path class="s{place}" d="{_path(points, series.steps, xs, ys)}"/>']
-    alone = points if len(points) <= 12 and not series.steps else []
-    dots = "".join(f"M{xs(x)} {ys(y)}h0" for x, y in alone if math.isfinite(y))
-    parts += [f'<path class="s{place} dot" d="{dots}"/>'] if dots else []
-    if broken:
-        marks = "".join(f"M{xs(x)} {TOP}V{HEIGHT - BOTTOM}" for x in broken)
-        parts.append(f'<path class="broken" d="{marks}"/>')
-    return parts
-
-
-def _path(points: Sequence[Point], bars: bool, xs: _Scale, ys: _Scale) -> str:
+def path(points: Sequence[Point], bars: bool, xs: Scale, ys: Scale) -> str:
     """Return a line through the finite points, interrupted at each other one; for bars, a bar for each pair."""
     if bars:
         return "".join(f"M{xs(x)} {ys(y)}H{xs(end)}" for (x, y), (end, _) in list(pairwise(points))[::2])
