@@ -51,15 +51,13 @@ class HistoryEntry(Frozen):
 def history_entries(report: Report, folder: Path) -> tuple[list[HistoryEntry], list[str]]:
     """Return the entries of this session, and a note on each run whose trace cannot be read."""
     entries, notes = [], []
-    for row in report.runs:
-        if not row.trace_file:
-            continue
+    for row in (row for row in report.runs if row.trace_file):
         try:
             entry = history_entry(row, read(folder / row.trace_file), session=folder.name, started_at=report.started_at)
         except SuiteError as error:
             notes.append(f"{row.name} is not in the history: {error}")
-            continue
-        entries += [entry] if entry else []
+        else:
+            entries += [entry] if entry else []
     return entries, notes
 
 
