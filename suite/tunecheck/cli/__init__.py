@@ -13,11 +13,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from tunecheck.core.errors import ConfigError
 
         try:
-            from tunecheck.cli.commands import execute
+            from tunecheck.cli.commands import parser
+            from tunecheck.cli.parser import run_command
         except ConfigError as error:  # of another package's checks
             print(f"tunecheck: {error}", file=sys.stderr)
             return 4
-        return execute(arguments)
+        return run_command(parser(), arguments)
     finally:
         interrupts.close()
         if listening:

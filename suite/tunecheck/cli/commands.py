@@ -1,23 +1,17 @@
 """The command line: all commands, by what they are about, and the one that prints their completion for a shell."""
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tunecheck import __version__
 from tunecheck.cli import fleet, history, reading, run, runs, watch
-from tunecheck.cli.parser import Parser, run_command
+from tunecheck.cli.parser import Parser
 from tunecheck.config import TIERS, run_sources
 from tunecheck.core.errors import ConfigError
 
 SHELLS = ("bash", "zsh", "fish")
 DESCRIPTION = "Check that LLM fine-tuning is correct: your own training, or reference runs on this machine."
-
-
-def execute(arguments: Sequence[str] | None) -> int:
-    """Execute one command and return its exit status."""
-    return run_command(parser(), arguments)
 
 
 def parser() -> Parser:

@@ -94,12 +94,7 @@ def _list(options: argparse.Namespace) -> None:
         _needs([run for found in runs.values() for run in found], options)
     elif not as_json(options, {tier: [run.name for run in found] for tier, found in runs.items()}):
         _print_tiers(runs)
-    _raise_all(unusable)
-
-
-def _raise_all(unusable: Sequence[ConfigError]) -> None:
-    """Raise the errors of unusable files, if any, after what could be read: one bad file hides no other."""
-    if unusable:
+    if unusable:  # after what could be read: one bad file hides no other
         raise all_problems(unusable)
 
 
@@ -159,7 +154,8 @@ def _estimate(options: argparse.Namespace) -> None:
         if not as_json(options, [prediction.to_json() for prediction in predictions]) and predictions:
             table.print_each("run", {prediction.run: prediction for prediction in predictions}, Console())
             print("Predicted, not measured. GPU: the smallest that holds the run; see docs/memory.md")
-        _raise_all([error for _, errors in read for error in errors.values()])
+        if unusable := [error for _, errors in read for error in errors.values()]:
+            raise all_problems(unusable)
         return
     path = find_run(options.run)
     run = load_run(path, options.set)

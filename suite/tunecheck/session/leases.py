@@ -100,7 +100,8 @@ class Cards(Frozen):
         cards = usable(hardware)
         if not cards:
             raise MachineTooSmall("needs a GPU to compute on; the compute mode of every GPU here is prohibited")
-        fitting = [card for card in cards if not self._shortage(run, card, when_empty=True)]
+        cap = self.vram_cap_bytes
+        fitting = [card for card in cards if not shortage(run, card, vram_cap_bytes=cap, when_empty=True)]
         if len(fitting) < run.gpus:
             raise MachineTooSmall(self._too_small(run))
         return sorted(fitting, key=lambda card: (card.total_bytes or 0, card.name or "", card.uuid))
@@ -110,14 +111,11 @@ class Cards(Frozen):
         deadline = time.monotonic() + self.settle_seconds
         while True:
             now = next((card for card in self.look().visible_gpus if card.uuid == leased.uuid), None)
-            if now is None or self._shortage(run, now) is None:
+            if now is None or shortage(run, now, vram_cap_bytes=self.vram_cap_bytes) is None:
                 return now is not None
             if time.monotonic() >= deadline:
                 return False
             time.sleep(POLL_SECONDS)
-
-    def _shortage(self, run: Run, card: Gpu, *, when_empty: bool = False) -> str | None:
-        return shortage(run, card, vram_cap_bytes=self.vram_cap_bytes, when_empty=when_empty)
 
     def _too_small(self, run: Run) -> str:
         reason = obstacle(run, self.look(), vram_cap_bytes=self.vram_cap_bytes)
