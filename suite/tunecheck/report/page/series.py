@@ -124,14 +124,12 @@ def trends(report: Report, run: RunReport, trace: Trace, folder: Path) -> tuple[
     comparisons = {one.figure: one for one in report.figure_comparisons if one.run == run.name}
     shown = min(MOST_SESSIONS, SESSIONS_OF_A_PAGE // max(1, len(report.runs)) + 1)
     entries = [*before[-shown:], entry]
-    made = [_chart(figure, entries, comparisons.get(name)) for name, figure in FIGURES.items() if name in entry.figures]
-    return [chart for chart in made if chart is not None], ""
+    held = {name: [one for one in entries if name in one.figures] for name in FIGURES if name in entry.figures}
+    trending = {name: of_figure for name, of_figure in held.items() if len(of_figure) > 1}
+    return [_trend(FIGURES[name], of_figure, comparisons.get(name)) for name, of_figure in trending.items()], ""
 
 
-def _chart(figure: Figure, entries: Sequence[HistoryEntry], comparison: FigureComparison | None) -> Chart | None:
-    held = [entry for entry in entries if figure.name in entry.figures]
-    if len(held) < 2:  # one session is no trend
-        return None
+def _trend(figure: Figure, held: Sequence[HistoryEntry], comparison: FigureComparison | None) -> Chart:
     scale = MIB if figure.unit == "bytes" else 1
     points = tuple((place, entry.figures[figure.name] / scale) for place, entry in enumerate(held, start=1))
     series = [Series(name="each session", points=points)]

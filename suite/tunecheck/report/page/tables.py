@@ -41,35 +41,24 @@ def said(comparison: SideBySide, traces: Mapping[str, Trace]) -> dict[str, Table
 
 def phases(trace: Trace) -> Table:
     """Return time and largest memory of each phase of the main attempt, in order."""
-    return _filled(
-        ("phase", "time", "live tensors", "reserved", "probes", "whole GPU", "resident"),
-        [
-            (
-                phase.name,
-                human_seconds(phase.seconds),
-                human_bytes(phase.peak_allocated_bytes),
-                human_bytes(phase.peak_reserved_bytes),
-                human_bytes(phase.probes_peak_allocated_bytes),
-                human_bytes(card_bytes(trace, [phase])),
-                human_bytes(phase.process_bytes),
-            )
-            for phase in trace.records(Phase)
-        ],
-    )
+    heads = ("phase", "time", "live tensors", "reserved", "probes", "whole GPU", "resident")
+    rows: list[tuple[str, ...]] = []
+    for phase in trace.records(Phase):
+        allocator = (phase.peak_allocated_bytes, phase.peak_reserved_bytes, phase.probes_peak_allocated_bytes)
+        sizes = (*allocator, card_bytes(trace, [phase]), phase.process_bytes)
+        rows.append((phase.name, human_seconds(phase.seconds), *map(human_bytes, sizes)))
+    return _filled(heads, rows)
 
 
 def costs(trace: Trace) -> Table:
     """Return the time of each probe relative to the steps', the longest first; those below 0.1 % are left out."""
-    rows = []
     steps = sum(second for times in trace.records(StepTimes) for second in times.seconds)
     spent = {name: second for times in trace.records(ProbeTimes) for name, second in times.seconds.items()}
-    for name, second in sorted(spent.items(), key=lambda item: -item[1]):
-        if steps and second >= steps / 1000:
-            rows.append((name, f"{second:.2f} s", f"{second / steps:.1%}"))
-    if rows:
-        total = sum(spent.values())
-        rows.append(("all probes", f"{total:.2f} s", f"{total / steps:.1%}"))
-    return Table(heads=("probe", "time", "of the steps' own time"), rows=tuple(rows))
+    costly = {name: second for name, second in spent.items() if steps and second >= steps / 1000}
+    told = sorted(costly.items(), key=lambda item: -item[1])
+    told += [("all probes", sum(spent.values()))] if told else []
+    rows = tuple((name, f"{second:.2f} s", f"{second / steps:.1%}") for name, second in told)
+    return Table(heads=("probe", "time", "of the steps' own time"), rows=rows)
 
 
 def attempts(trace: Trace, run: RunReport) -> Table:
