@@ -49,14 +49,12 @@ def checks_of(trace: Trace, overrides: Sequence[str], *, trace_file: str = "the 
     Raises ConfigError for a limit that does not exist, TraceError for a header that describes no run.
     """
     run, settings = trace.run, trace.settings
-    lacking = [key for key in ("id", "tier", "model", "training", "checks", "features") if key not in settings]
-    problem = f"{', '.join(lacking)} missing" if lacking else ""
     try:
-        _ = problem or run.model
-    except MissingEvidence as error:
-        problem = str(error)
-    if problem:  # as in a file that was edited or cut
-        raise TraceError(f"{trace_file}: its header describes no run: {problem}")
+        if lacking := [key for key in ("id", "tier", "model", "training", "checks", "features") if key not in settings]:
+            raise MissingEvidence(f"{', '.join(lacking)} missing")
+        _ = run.model
+    except MissingEvidence as error:  # as in a file that was edited or cut
+        raise TraceError(f"{trace_file}: its header describes no run: {error}") from error
     return asked_of(run.features, with_limits(run.checks, overrides, run.features))
 
 
