@@ -1,7 +1,7 @@
 """The charts of a trace, and of the sessions before it."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,14 +81,17 @@ def _norms(main: Attempt, clip: float | None) -> Chart:
 def _card_memory(main: Attempt, ceiling_mib: float | str | None) -> Chart:
     """Chart the monitor's samples and the phases over the time since the first of them."""
     samples = main.all(DeviceSample)
-    phases = [phase for phase in main.all(Phase) if phase.started_at is not None]
-    starts = [s.at for s in samples] + [p.started_at for p in phases if p.started_at is not None]
-    begin = min(starts, default=0.0)
+    phases = [(phase.started_at, phase) for phase in main.all(Phase) if phase.started_at is not None]
+    begin = min([*(sample.at for sample in samples), *(at for at, _ in phases)], default=0.0)
+    used = [(s.at - begin, s.used_bytes / GIB) for s in samples if s.used_bytes is not None]
+    own = [(s.at - begin, s.process_bytes / GIB) for s in samples if s.process_bytes is not None]
+    reserved = [end for at, phase in phases for end in _bar(at - begin, phase.seconds, phase.peak_reserved_bytes)]
+    live = [end for at, phase in phases for end in _bar(at - begin, phase.seconds, phase.peak_allocated_bytes)]
     curves = (
-        Series(name="whole GPU", points=tuple(_over_time(samples, "used_bytes", begin))),
-        Series(name="training process on the GPU", points=tuple(_over_time(samples, "process_bytes", begin))),
-        Series(name="reserved by the allocator", points=tuple(_bars(phases, "peak_reserved_bytes", begin)), steps=True),
-        Series(name="live tensors, peak", points=tuple(_bars(phases, "peak_allocated_bytes", begin)), steps=True),
+        Series(name="whole GPU", points=tuple(used)),
+        Series(name="training process on the GPU", points=tuple(own)),
+        Series(name="reserved by the allocator", points=tuple(reserved), steps=True),
+        Series(name="live tensors, peak", points=tuple(live), steps=True),
     )
     series = tuple(found for found in curves if found.points)
     limits: tuple[Limit, ...] = ()
@@ -98,18 +101,9 @@ def _card_memory(main: Attempt, ceiling_mib: float | str | None) -> Chart:
     return Chart(title="GPU memory", x_name="seconds", unit="GiB", series=series, limits=limits, note=note)
 
 
-def _over_time(samples: Sequence[DeviceSample], figure: str, begin: float) -> Iterator[Point]:
-    for sample in samples:
-        if (held := getattr(sample, figure)) is not None:
-            yield sample.at - begin, held / GIB
-
-
-def _bars(phases: Sequence[Phase], figure: str, begin: float) -> Iterator[Point]:
-    for phase in phases:
-        held = getattr(phase, figure)
-        if held is not None and phase.started_at is not None:
-            yield phase.started_at - begin, held / GIB
-            yield phase.started_at - begin + phase.seconds, held / GIB
+def _bar(at: float, seconds: float, held_bytes: int | None) -> list[Point]:
+    """Return both ends of a bar; none where nothing was measured."""
+    return [] if held_bytes is None else [(at, held_bytes / GIB), (at + seconds, held_bytes / GIB)]
 
 
 def trends(report: Report, run: RunReport, trace: Trace, folder: Path) -> tuple[list[Chart], str]:
