@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from tunecheck.core.evidence import CallOrder
 from tunecheck.training.data import Batch
-from tunecheck.training.events import Probe, probing
+from tunecheck.training.events import Probe
 from tunecheck.training.hooks import inner_optimizer, same_optimizer
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import whole
@@ -103,10 +103,10 @@ class CallOrderProbe(Probe):
             hooks.function(kind, "step", before=theirs(self._on_schedule), after=theirs(self._on_scheduled))
 
     def _theirs(self, call: Callable[..., None]) -> Callable[..., None]:
-        """Return what calls this for the training's own calls, not for those of probes."""
+        """Return what calls this while calls are listened to."""
 
         def of_training(*args: Any, **kwargs: Any) -> None:
-            if self._listening and not probing():
+            if self._listening:
                 call(*args, **kwargs)
                 if len(self._calls) > MOST_CALLS:
                     self._listening = False

@@ -20,7 +20,7 @@ from tunecheck.probes.reference.in_fp32 import in_fp32
 from tunecheck.probes.reference.measures import random_digest, sketch
 from tunecheck.probes.reference.own_logits import OwnLogits, unpadded
 from tunecheck.training.data import IGNORED, Batch
-from tunecheck.training.events import Probe, probing
+from tunecheck.training.events import Probe
 from tunecheck.training.restore import kept_values, own_gradients, random_state, without_dropout
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import whole
@@ -225,7 +225,7 @@ class OwnLossProbe(Probe):
 
     def _drawing(self, session: Session, *_: object) -> None:
         """Note the random state before a forward pass of the training's own."""
-        if torch.is_grad_enabled() and not probing():
+        if torch.is_grad_enabled():
             self._states.append(random_digest(session.device))
 
     def backward_end(self, session: Session, step: int) -> None:

@@ -7,7 +7,7 @@ of a model that is given tokens.
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeGuard
@@ -22,7 +22,7 @@ from tunecheck.probes.reference.forwards import parts_of
 from tunecheck.probes.reference.loss_graph import Scored, scores_of
 from tunecheck.probes.reference.own_tokens import Call, fill_of, tokens_and_scores
 from tunecheck.training.data import Batch
-from tunecheck.training.events import Probe, at_work, probing
+from tunecheck.training.events import Probe, at_work
 from tunecheck.training.hooks import Hooks
 from tunecheck.training.restore import as_found, random_state
 from tunecheck.training.session import Session
@@ -147,16 +147,12 @@ class PositionProbe(Probe):
             self._guessed |= isinstance(read, torch.Tensor) and self._holds_others(model, mask, read)
             self._add_at_padding(mask, hidden)
         if isinstance(read, torch.Tensor) and _learns(hidden) and _of_positions(read, hidden) and _reads(model, {True}):
-            self._when_known(hidden, partial(self._add_unseen, _tokens(read, mask)))
+            self.hooks.gradient(hidden, partial(self._add_unseen, _tokens(read, mask)))
         vocabulary = int(getattr(text_config(model.config), "vocab_size", 0)) or math.inf
         if model.config.is_encoder_decoder:  # that makes its decoder's tokens of the labels, unless it is given them
             read = given.get("decoder_input_ids")
         if _learns(logits) and _of_positions(read, logits) and logits.shape[-1] >= vocabulary:
-            self._when_known(logits, partial(self._add_raised, Call(model, args, given, read)))
-
-    def _when_known(self, tensor: torch.Tensor, call: Callable[[torch.Tensor], None]) -> None:
-        """Call this with the tensor's gradient, in the training's own backward pass."""
-        self.hooks.gradient(tensor, lambda gradient: None if probing() else call(gradient))
+            self.hooks.gradient(logits, partial(self._add_raised, Call(model, args, given, read)))
 
     def _look_at_mask(self, mask: torch.Tensor | None, real: torch.Tensor | None) -> None:
         """Count padded positions, those that are not `real`, and those of them that the model's mask does not hide."""
@@ -172,7 +168,7 @@ class PositionProbe(Probe):
             if not isinstance(scores, torch.Tensor) or not scores.requires_grad or scores.shape[:2] not in self._shapes:
                 continue
             if scores.ndim == 2 or (scores.ndim == 3 and scores.shape[-1] <= MOST_CHOICES):
-                self._when_known(scores, self._see_choice)
+                self.hooks.gradient(scores, self._see_choice)
 
     def _see_choice(self, gradient: torch.Tensor) -> None:
         """Note whether a softmax was taken over positions: what raises one of them lowers the others by as much."""
@@ -197,7 +193,7 @@ class PositionProbe(Probe):
                 self._add_norms(padding, call.by_row(gradient))
             self._add_raised(call, gradient)
 
-        self._when_known(scores, look)
+        self.hooks.gradient(scores, look)
 
     def _looked_up(self, table: Any, args: Any) -> None:
         """Note which of the tokens that an embedding is about to look up are padding, as it says."""
@@ -221,8 +217,7 @@ class PositionProbe(Probe):
 
     def _differentiated(self, held: "ref[Any]", tensors: Any, *_: Any, **__: Any) -> None:
         """Look at the scores of a loss that is about to be differentiated, whatever the model returns."""
-        looked_at_otherwise = probing() or self._by_model or self._has_hooks
-        if looked_at_otherwise or not isinstance(tensors, torch.Tensor) or tensors.numel() != 1:
+        if self._by_model or self._has_hooks or not isinstance(tensors, torch.Tensor) or tensors.numel() != 1:
             return
         model = held()  # a hook that is taken back stays, in a cycle of its own, until it is collected
         with at_work(), as_found(model), random_state(tensors.device):
@@ -284,7 +279,7 @@ class PositionProbe(Probe):
     def _add_at_padding(self, mask: torch.Tensor, tensor: torch.Tensor) -> None:
         """Sum up the gradients by what is computed at each place."""
         self._shapes.add(mask.shape)
-        self._when_known(tensor, partial(self._add_norms, _padding(mask)))
+        self.hooks.gradient(tensor, partial(self._add_norms, _padding(mask)))
 
     def _add_norms(self, padding: torch.Tensor, gradient: torch.Tensor) -> None:
         """Sum up the gradients, and those at padding."""
