@@ -1212,6 +1212,27 @@ def test_a_loss_that_no_step_moves(trace, status):
 
 
 @pytest.mark.parametrize(
+    ("losses", "status"),
+    [
+        ([LN2, 0.65, 0.6, LN2, 0.66, 0.62], Status.SUSPECTED),
+        ([LN2, 0.65, 0.6, LN2 * (1 + 1e-6), 0.66, 0.62], Status.PASSED),
+        ([0.0, 0.05, -0.01, 0.0, 0.06, -0.02], Status.PASSED),
+        ([0.5, 0.625, 0.75, 0.5, 0.625, 0.75], Status.PASSED),
+    ],
+    ids=["ln 2 at each batch's first step", "another", "a policy on its own samples", "16 bit"],
+)
+def test_a_loss_that_comes_back(losses, status):
+    """DPO whose reference is the policy itself moves within the steps of a batch, and begins at ln 2 with the next."""
+    trace = watched()
+    for step, loss in enumerate(losses):
+        trace = with_record(trace, e.Step, step, loss=loss)
+    finding = CHECKS["loss_moves"]()(trace)
+
+    assert finding.status is status, finding.detail
+    assert ("0.6931472, comes back to the last digit in steps [3]" in finding.detail) is (status is Status.SUSPECTED)
+
+
+@pytest.mark.parametrize(
     ("norm", "status"), [(0.0, Status.PASSED), (0.3, Status.FAILED)], ids=["no gradient", "a gradient"]
 )
 def test_a_step_without_a_gradient_moves_nothing(norm, status):

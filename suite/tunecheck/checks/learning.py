@@ -36,12 +36,16 @@ class LossFalls(Check):
         return self.found(fall >= self.min_fall, detail, measured=fall, limit=self.min_fall)
 
 
+COMES_BACK = "a loss may be bounded, or be compared with a copy that is renewed on purpose"
+
+
 class LossMoves(Check):
-    """The loss changes between steps if rates and gradients are large enough to move it.
+    """The loss changes between steps if rates and gradients are large enough to move it, and does not come back.
 
     A step against the gradient lowers the loss by at least rate times gradient norm, with Adam and with clipping. It is
     rate times norm squared if that is less. A zero loss with a gradient is not judged: it may be a policy on its own
-    samples. Some steps may have no gradient, as equally good answers teach nothing. Not all may.
+    samples. Later steps do not have the first one's loss to the last digit. Some steps may have no gradient, as equally
+    good answers teach nothing. Not all may.
     """
 
     needs = frozenset({"user_code", "several_steps"})
@@ -83,13 +87,20 @@ class LossMoves(Check):
             detail = f"the losses of {len(steps)} steps are at most {largest:.2g}, and their gradients {norm:.2g}"
             meant = "a script may scale its loss down"
             return self.found(False, f"{detail}: rounding alone gives so much", meant=meant)
+        moved = (at for at, step in enumerate(steps, start=1) if step.learning_rate > 0)
+        later = steps[next(moved, len(steps)) :]
+        again = [step.step for step in later if abs(step.loss - losses[0]) <= self.min_spread * abs(losses[0])]
+        fine_digits = max(map(binary_digits, losses)) > self.max_coarse_digits
+        if losses[0] and fine_digits and 0 < len(again) < len(steps) / 2:
+            detail = f"the loss of step {steps[0].step}, {losses[0]:.7g}, comes back to the last digit in steps {again}"
+            return self.found(False, detail, measured=len(again), limit=0, meant=COMES_BACK)
         if spread <= self.min_spread:
             norms = [(step.learning_rate, step.gradient_norm) for step in steps[:-1]]
             promised = sum(rate * min(norm, norm * norm) for rate, norm in norms) / largest
             fine = any(setup.precision == "fp32" for setup in trace.records(Setup)) and not trains_16bit_weights(trace)
             if not promised >= (self.min_expected_fp32 if fine else self.min_expected):  # nor where a rate is not known
                 raise NotApplicable(f"{detail}, and their gradients predict no larger change")
-            if max(map(binary_digits, losses)) <= self.max_coarse_digits:
+            if not fine_digits:
                 raise NotApplicable(f"{detail}; 16 bit may round the change away")
             detail += f", while rates and gradients predict a fall of {promised:.2g}"
         return self.found(spread > self.min_spread, detail, measured=spread, limit=self.min_spread)
