@@ -118,9 +118,9 @@ def with_rows(trace: Trace, numbers: list[int]) -> Trace:
 FAULTS: dict[str, dict[tuple[str, str], Change]] = {
     "device_as_configured": {
         ("silently on the CPU", "configured cuda, ran on cpu"): asking(device="cuda"),
-        ("fallback without a try", "configured cuda, ran on cpu"): asking(device="cuda", fallback="cpu"),
+        ("fallback without a try", "configured cuda, ran on cpu"): asking(device="cuda", fallback=["cpu"]),
         ("on the GPU unasked", "configured cpu, ran on cuda:0"): both(
-            asking(device="cpu", fallback="cpu"),
+            asking(device="cpu", fallback=["cpu"]),
             having(e.AttemptStart, device="cuda:0"),
             having(e.Census, devices={"cuda:0": 30}),
         ),

@@ -4,9 +4,9 @@ A section is built when it is read. A key without a default that is missing is m
 section costs only the checks that need it.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields
-from typing import Any, Generic, TypeVar, cast, get_origin
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from typing import Any, Generic, TypeVar, cast
 
 from tunecheck.core.errors import MissingEvidence
 from tunecheck.core.frozen import Frozen
@@ -123,44 +123,36 @@ class ParallelSnapshot(Frozen):
     engine: str = "ddp"
 
 
-def _section(kind: type[S], path: str) -> Callable[[Any], S]:
-    """Return what builds a section from the keys that it knows.
-
-    It raises MissingEvidence for one that has no default.
-    """
-
-    def built(given: Any) -> S:
-        if not isinstance(given, Mapping):
-            raise MissingEvidence(f"the header of the trace has no section {path}")
-        known = fields(kind)  # type: ignore[arg-type]
-        if lacking := [f.name for f in known if f.name not in given and f.default is MISSING]:
-            raise MissingEvidence(f"the header of the trace lacks {', '.join(f'{path}.{name}' for name in lacking)}")
-        try:
-            return cast(S, build(kind, given, partial=True))
-        except MISFITS as error:
-            raise MissingEvidence(f"the header of the trace has another {path}: {error}") from None
-
-    return built
+def _read(kind: Any, given: Any, path: str) -> Any:
+    """Return what the header has at this path, as this type. Raises MissingEvidence for what is not there or wrong."""
+    if given is None:
+        raise MissingEvidence(f"the header of the trace lacks {path}")
+    try:
+        needed = [field.name for field in fields(kind) if field.default is MISSING] if is_dataclass(kind) else []
+        if lacking := [f"{path}.{name}" for name in needed if name not in given]:
+            raise MissingEvidence(f"the header of the trace lacks {', '.join(lacking)}")
+        return build(kind, given, partial=True)
+    except MISFITS as error:
+        raise MissingEvidence(f"the header of the trace has another {path}: {error}") from None
 
 
 class _Key(Generic[S]):
-    """A key of the configuration: its type in JSON, and its value where the header has none, or null."""
+    """A key of the configuration: its type, and its value where the header has none, or null."""
 
-    def __init__(self, hint: Any, *default: S, convert: Callable[[Any], Any] | None = None) -> None:
-        self.hint, self._default = hint | None if default else hint, default
-        self._convert = convert or get_origin(hint) or hint
+    def __init__(self, kind: Any, *default: S) -> None:
+        self._kind, self._default = kind, default
+        # a section is looked at when it is read: a damaged one costs only the checks that need it
+        self.required = Any if is_dataclass(kind) else kind | None if default else kind
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
     def __get__(self, run: "RunSnapshot", owner: type | None = None) -> S:
         """Return the run's value. Raises MissingEvidence where the header lacks a key without a default."""
-        value = run.settings.get(self._name)
-        if value is not None:
-            return cast(S, self._convert(value))
-        if not self._default:
-            raise MissingEvidence(f"the header of the trace lacks {self._name}")
-        return self._default[0]
+        given = run.settings.get(self._name)
+        if given is None and self._default:
+            return self._default[0]
+        return cast(S, _read(self._kind, given, self._name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +180,7 @@ class RunSnapshot:
     """The device as configured: auto, cuda or cpu."""
     fallback = _Key[tuple[str, ...]](tuple[str, ...], ())
     """The fallback chain, in its order."""
-    features = _Key[frozenset[str]](tuple[str, ...], convert=frozenset)
+    features = _Key[frozenset[str]](frozenset[str])
     """What the run does, in the words by which checks say what they apply to."""
     masked = _Key(str, "")
     """What the training declares to be supervised: completion, assistant, or empty where it declares nothing."""
@@ -203,7 +195,7 @@ class RunSnapshot:
     """Rows that a watched training declares for each micro-batch; None where it declares none."""
     expected = _Key[Mapping[str, Any]](dict[str, Any], {})
     """What a person expects beside what the training declares, by key."""
-    premises = _Key[Mapping[str, Fact]](dict[str, Fact], {}, convert=lambda given: build(dict[str, Fact], given))
+    premises = _Key[Mapping[str, Fact]](dict[str, Fact], {})
     """Premise to what is known about it, see suite/tunecheck/core/premises.py; {} in a run of the suite's own."""
     ignore = _Key[Mapping[str, str]](dict[str, str], {})
     """Check to the user's reason why what it finds is meant."""
@@ -212,15 +204,15 @@ class RunSnapshot:
     checks = _Key[Mapping[str, Any]](dict[str, dict[str, Any] | str])
     """Limits by check, or "off"."""
 
-    model = _Key[ModelSnapshot](Any, convert=_section(ModelSnapshot, "model"))
-    training = _Key[TrainingSnapshot](Any, convert=_section(TrainingSnapshot, "training"))
-    evaluation = _Key(Any, EvaluationSnapshot(), convert=_section(EvaluationSnapshot, "evaluation"))
-    probes = _Key(Any, ProbesSnapshot(), convert=_section(ProbesSnapshot, "probes"))
-    lora = _Key[LoraSnapshot | None](Any, None, convert=_section(LoraSnapshot, "lora"))
+    model = _Key[ModelSnapshot](ModelSnapshot)
+    training = _Key[TrainingSnapshot](TrainingSnapshot)
+    evaluation = _Key(EvaluationSnapshot, EvaluationSnapshot())
+    probes = _Key(ProbesSnapshot, ProbesSnapshot())
+    lora = _Key[LoraSnapshot | None](LoraSnapshot, None)
     """The adapters; None where the base itself learns."""
-    quantization = _Key[QuantizationSnapshot | None](Any, None, convert=_section(QuantizationSnapshot, "quantization"))
+    quantization = _Key[QuantizationSnapshot | None](QuantizationSnapshot, None)
     """The quantisation; None for a base that is not quantised."""
-    parallel = _Key(Any, ParallelSnapshot(processes=1), convert=_section(ParallelSnapshot, "parallel"))
+    parallel = _Key(ParallelSnapshot, ParallelSnapshot(processes=1))
 
     @property
     def name(self) -> str:
@@ -231,7 +223,7 @@ class RunSnapshot:
     def architecture(self) -> ArchitectureSnapshot:
         """The model's shapes."""
         given = (self.settings.get("model") or {}).get("architecture")
-        return _section(ArchitectureSnapshot, "model.architecture")(given)
+        return cast(ArchitectureSnapshot, _read(ArchitectureSnapshot, given, "model.architecture"))
 
     @property
     def layers(self) -> int:
@@ -252,7 +244,7 @@ class RunSnapshot:
 
 def require_settings(settings: Mapping[str, Any]) -> None:
     """Require that each key that is read again has its type, where it is there. Raises one of typed.MISFITS."""
-    hints = {name: key.hint for name, key in vars(RunSnapshot).items() if isinstance(key, _Key)}
+    hints = {name: key.required for name, key in vars(RunSnapshot).items() if isinstance(key, _Key)}
     for name, hint in {**hints, "model": dict[str, Any], "training": dict[str, Any]}.items():
         try:
             if name in settings:

@@ -20,7 +20,7 @@ def _fields(kind: type) -> dict[str, Any]:
 
 
 def build(hint: Any, value: Any, *, partial: bool = False) -> Any:
-    """Build the annotated type from a JSON value: dataclasses, enums, tuples, mappings, floats spelled as text.
+    """Build the annotated type from a JSON value: dataclasses, enums, tuples, sets, mappings, floats spelled as text.
 
     `partial` leaves out the keys that a dataclass does not have. Raises TypeError or ValueError for a value of another
     type, so that nothing that reads a record has to look.
@@ -41,9 +41,9 @@ def build(hint: Any, value: Any, *, partial: bool = False) -> Any:
             raise KeyError(f"unknown fields {unknown}")
         known = {key: _build_field(key, fields[key], value[key], partial) for key in value if key in fields}
         return typing.cast(type, hint)(**known)
-    if origin is tuple:
+    if origin in (tuple, frozenset):
         _require(isinstance(value, list), value, hint)
-        return tuple(build(arguments[0], item, partial=partial) for item in value)
+        return origin(build(arguments[0], item, partial=partial) for item in value)
     if origin is dict:
         _require(isinstance(value, dict), value, hint)
         return {key: build(arguments[1], item, partial=partial) for key, item in value.items()}
