@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from tunecheck.core.optimization import learning_rate
+from tunecheck.config.schema import Training
 
 SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 """Our name to transformers' name."""
@@ -14,10 +14,8 @@ SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "
 
 def rates(schedule: str, warmup_ratio: float, max_steps: int, peak: float = 1.0) -> list[float]:
     """The rate of every step and of one after the last."""
-    return [
-        learning_rate(step, peak=peak, schedule=schedule, warmup_ratio=warmup_ratio, max_steps=max_steps)
-        for step in range(max_steps + 1)
-    ]
+    training = Training(max_steps=max_steps, learning_rate=peak, lr_scheduler=schedule, warmup_ratio=warmup_ratio)
+    return [training.rate(step) for step in range(max_steps + 1)]
 
 
 def test_the_closed_form_is_transformers_schedule():

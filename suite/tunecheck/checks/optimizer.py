@@ -1,5 +1,6 @@
 """The optimizer: which tensors it holds, its rate, its steps and the updates that it makes."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
@@ -134,15 +135,17 @@ class LearningRateTrace(Check):
 
     def judge(self, trace: Trace) -> Finding:
         training, applied = trace.run.training, 0
+        max_steps, warmup_steps = training.schedule_steps or training.max_steps, training.warmup_steps
+        if warmup_steps is None:
+            warmup_steps = math.ceil(training.warmup_ratio * max_steps)
         rates: list[tuple[float, evidence.Step, float]] = []
         for step in trace.steps:
             wanted = learning_rate(
                 training.first_step + applied,
                 peak=training.learning_rate,
                 schedule=training.lr_scheduler,
-                warmup_ratio=training.warmup_ratio,
-                max_steps=training.schedule_steps or training.max_steps,
-                warmup_steps=training.warmup_steps,
+                warmup_steps=warmup_steps,
+                max_steps=max_steps,
             )
             if not rates and step.learning_rate == training.resumed_rate:
                 wanted = step.learning_rate

@@ -6,8 +6,8 @@ what a reader should see.
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
@@ -194,7 +194,7 @@ class Training(Section):
             applied_steps,
             peak=self.learning_rate,
             schedule=self.lr_scheduler,
-            warmup_ratio=self.warmup_ratio,
+            warmup_steps=math.ceil(self.warmup_ratio * self.max_steps),
             max_steps=self.max_steps,
         )
 
@@ -346,7 +346,7 @@ class Run(Section):
     def trained_parameters(self) -> int | None:
         """Return how many parameters are trained, by arithmetic from the shapes; None for unknown shapes."""
         try:
-            return sum(map(prod, trained_shapes(self, tensor_shapes(self.model.architecture))))
+            return sum(map(math.prod, trained_shapes(self, tensor_shapes(self.model.architecture))))
         except Unsupported:
             return None
 

@@ -5,22 +5,11 @@ from collections.abc import Collection
 from typing import Literal
 
 
-def learning_rate(
-    applied_steps: int,
-    *,
-    peak: float,
-    schedule: str,
-    warmup_ratio: float,
-    max_steps: int,
-    warmup_steps: int | None = None,
-) -> float:
+def learning_rate(applied_steps: int, *, peak: float, schedule: str, warmup_steps: int, max_steps: int) -> float:
     """Return the rate of the next optimizer step after this many applied ones.
 
-    Linear warm-up from 0 over `warmup_steps`, else ceil(warmup_ratio * max_steps) steps, then constant, linear to 0 or
-    half a cosine to 0, as transformers' get_scheduler defines them.
+    Linear warm-up from 0, then constant, linear to 0 or half a cosine to 0, as by transformers' get_scheduler.
     """
-    if warmup_steps is None:
-        warmup_steps = math.ceil(warmup_ratio * max_steps)
     if applied_steps < warmup_steps:
         return peak * applied_steps / warmup_steps
     if schedule == "constant":

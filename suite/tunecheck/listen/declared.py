@@ -69,9 +69,8 @@ class WatchedTraining(Training):
             self.first_step + applied_steps,
             peak=self.learning_rate,
             schedule=self.lr_scheduler,
-            warmup_ratio=0.0,
-            max_steps=self.schedule_steps,
             warmup_steps=self.warmup_steps,
+            max_steps=self.schedule_steps,
         )
 
 
