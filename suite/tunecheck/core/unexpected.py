@@ -53,12 +53,9 @@ def _keep(error: BaseException, folder: Path | None) -> Path | None:
         with contextlib.suppress(OSError), (folder / TRACEBACK_FILE).open("a", errors="backslashreplace") as file:
             file.write(text)
             return folder / TRACEBACK_FILE
-    with (
-        contextlib.suppress(OSError),
-        tempfile.NamedTemporaryFile(
-            "w", prefix="tunecheck-error-", suffix=".txt", delete=False, errors="backslashreplace"
-        ) as file,
-    ):
-        file.write(text)
-        return Path(file.name)
+    with contextlib.suppress(OSError):
+        descriptor, name = tempfile.mkstemp(prefix="tunecheck-error-", suffix=".txt")
+        with open(descriptor, "w", errors="backslashreplace") as file:
+            file.write(text)
+        return Path(name)
     return None
