@@ -1353,7 +1353,7 @@ def test_rounding_of_bf16_passes_in_bf16_alone(name: str) -> None:
 @pytest.mark.parametrize("check", NUMERIC.values(), ids=list(NUMERIC))
 def test_a_bug_is_found_in_bf16_too(check: NumericCheck) -> None:
     """The wider limit still tells rounding from a bug."""
-    findings = [check(change(healthy(precision="bf16"))) for change in FAULTS[check.name].values()]
+    findings = [check(change(healthy(precision="bf16"))) for change in FAULTS[check.key()].values()]
     assert Status.FAILED in {finding.status for finding in findings}
     limits = {getattr(check, name, None) for name in OWN_LIMITS}
     if isinstance(check, CHECKS["accumulation_oracle"]):
@@ -1519,7 +1519,7 @@ def test_every_check_is_in_the_table() -> None:
     assert declared == set(CHECKS.values())
     for name, check in CHECKS.items():
         assert check.__name__ == name.title().replace("_", "")
-        assert name not in ASKED or ASKED[name].name == name
+        assert name not in ASKED or ASKED[name].key() == name
 
 
 def _explained(owner: type) -> set[str]:

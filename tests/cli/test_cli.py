@@ -108,7 +108,7 @@ def test_show_prints_the_whole_first_sentence_of_a_check(capsys):
     shown = capsys.readouterr().out
     assert "row_order: Each optimizer step trains on the rows that the seed and the step number prescribe." in shown
     for check in load_run(find_run("quick/smollm2-135m-qlora")).resolved_checks().values():
-        assert f"{check.name}: {check.question}" in shown
+        assert f"{check.key()}: {check.question}" in shown
     questions = [check.question for check in load_run(find_run("quick/smollm2-135m-qlora")).resolved_checks().values()]
     assert all(question.endswith((".", "?")) for question in questions)
 

@@ -66,11 +66,6 @@ class Check(Frozen, ABC):
         return cls.needs - PREMISES
 
     @property
-    def name(self) -> str:
-        """The check's key."""
-        return self.key()
-
-    @property
     def question(self) -> str:
         """The first sentence of the docstring, on one line."""
         words = " ".join((type(self).__doc__ or "").split())
@@ -154,7 +149,7 @@ class Check(Frozen, ABC):
         if compared == 0 and nothing_wrong:
             raise NothingCompared(f"there was nothing to compare: {detail}")
         return Finding(
-            check=self.name,
+            check=self.key(),
             status=Status.PASSED if passed else Status.FAILED,
             measured=measured,
             limit=limit,
@@ -183,7 +178,7 @@ class Check(Frozen, ABC):
         return self.found(not problems, detail, measured=len(problems), limit=0, problems=problems, **more)
 
     def _unjudged(self, reason: str, *, expected: bool = False) -> Finding:
-        return Finding(check=self.name, status=Status.UNJUDGED, detail=reason, expected=expected)
+        return Finding(check=self.key(), status=Status.UNJUDGED, detail=reason, expected=expected)
 
 
 _TOLD_FIRST = (Status.FAILED, Status.SUSPECTED, Status.UNJUDGED, Status.PASSED)
