@@ -89,16 +89,16 @@ class Runner(Frozen):
             faults=self.faults,
         )
         make = partial(self._attempt, request, writer)
-        why, end, taken = dict[str, Any](), None, None
+        why: dict[str, Any] = {}
         for trial in tries(run, device):
-            if taken is not None:
+            if why:
                 log.warning(f"{run.name}: out of memory on the GPU; again in a fresh process {_told(trial)}")
-            end, taken = make(TRAIN, trial, **why), trial
+            end = make(TRAIN, trial, **why)
+            if end.outcome == AttemptOutcome.FINISHED:
+                self._further(make, run, trial)
             if end.outcome != AttemptOutcome.OUT_OF_MEMORY:
                 break
             why = {"reason": AttemptReason.OUT_OF_MEMORY, "detail": end.detail}
-        if end is not None and taken is not None and end.outcome == AttemptOutcome.FINISHED:
-            self._further(make, run, taken)
 
     def _further(self, make: Callable[..., AttemptEnd], run: Run, taken: Try) -> None:
         """The attempts that the run asks for after its training, at the fallback step where that finished."""
