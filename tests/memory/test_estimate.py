@@ -19,7 +19,7 @@ from tiny_models import as_python
 
 from tunecheck.cli import main
 from tunecheck.config import find_run, load_run, run_sources
-from tunecheck.core.errors import EstimateFailed
+from tunecheck.core.errors import SuiteError
 from tunecheck.core.paths import project_folder
 from tunecheck.memory import Need, measured_peaks, need_of, predict
 from tunecheck.memory.constants import CARD_CLASSES_GB, CUBLAS_WORKSPACE, CUDA_CONTEXT, holds
@@ -121,7 +121,7 @@ def test_a_damaged_record_is_simulated_anew(answering, tmp_path):
 def test_a_child_that_fails_is_a_message(monkeypatch, tmp_path, script, words):
     """With its last words and the way out."""
     as_python(monkeypatch, tmp_path, f"cat > /dev/null; {script}")
-    with pytest.raises(EstimateFailed) as caught:
+    with pytest.raises(SuiteError) as caught:
         predict(quick())
 
     assert words in str(caught.value)
@@ -134,7 +134,7 @@ def test_a_child_that_hangs_is_a_message(monkeypatch, tmp_path):
 
     as_python(monkeypatch, tmp_path, "exec sleep 60")
     monkeypatch.setattr(prediction, "SIMULATE_SECONDS", 0.2)
-    with pytest.raises(EstimateFailed, match=r"could not be simulated: the simulation did not answer within 0\.2 s"):
+    with pytest.raises(SuiteError, match=r"could not be simulated: the simulation did not answer within 0\.2 s"):
         predict(quick())
 
 

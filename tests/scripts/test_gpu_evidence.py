@@ -15,7 +15,7 @@ import pytest
 from rehearsing import slow
 
 from tunecheck.config import TIERS, find_run, load_run
-from tunecheck.core.errors import EstimateFailed
+from tunecheck.core.errors import SuiteError
 from tunecheck.core.evidence import AttemptEnd, AttemptStart, Phase, RunHeader, Setup
 from tunecheck.core.paths import project_folder
 from tunecheck.core.trace import SCHEMA, TraceWriter, read
@@ -293,7 +293,7 @@ def test_a_configuration_that_cannot_be_predicted_keeps_its_measurement(tables, 
     """And why is said."""
 
     def fails(run):
-        raise EstimateFailed("no torch here")
+        raise SuiteError("no torch here")
 
     monkeypatch.setattr(tables, "predict", fails)
     session(tmp_path / "quick", {"peak_mib": 300})

@@ -85,10 +85,6 @@ class Unsupported(SuiteError):
     """A combination of settings that is refused instead of being applied in part."""
 
 
-class EstimateFailed(SuiteError):
-    """The child that simulates a training failed."""
-
-
 class NotApplicable(SuiteError):
     """A training leaves a check nothing to judge, and no evidence was lost: the finding is unjudged, as expected."""
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tunecheck.config.schema import Run
-from tunecheck.core.errors import EstimateFailed, SuiteError
+from tunecheck.core.errors import SuiteError
 from tunecheck.core.files import write_whole
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.helper import HelperFailed, ask, command_for
@@ -174,7 +174,7 @@ def predict(run: Run, *, card: str | None = None, capability: str | None = None)
 
     `capability` is its compute capability, such as "8.9"; None where it is unknown.
 
-    Raises Unsupported for what cannot be predicted, EstimateFailed when the child gives no answer.
+    Raises Unsupported for what cannot be predicted, SuiteError when the child gives no answer.
     """
     static_bytes(run)  # raises Unsupported before a child is started
     if (known := cached_prediction(run, card=card, capability=capability)) is not None:
@@ -228,7 +228,7 @@ def _load_bytes(run: Run, static: StaticBytes) -> int:
 
 
 def _simulate(run: Run) -> Simulation:
-    """Return the child's answer. Raises EstimateFailed."""
+    """Return the child's answer. Raises SuiteError."""
     command, request = command_for("tunecheck.memory.simulate"), run.model_dump_json()
     try:
         answer = ask(
@@ -239,7 +239,7 @@ def _simulate(run: Run) -> Simulation:
             environment=_CHILD_ENVIRONMENT,
         )
     except HelperFailed as error:
-        raise EstimateFailed(
+        raise SuiteError(
             f"{run.name}: the training could not be simulated: {error}. What to do: `tunecheck doctor` shows the "
             "libraries; `tunecheck list --needs` shows the need that the run states."
         ) from None
