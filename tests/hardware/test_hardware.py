@@ -14,6 +14,7 @@ import pytest
 from fake_nvml import GIB, UUIDS, answer, card, error, fake_pynvml
 
 from tunecheck import hardware
+from tunecheck.core import helper
 from tunecheck.hardware import NvmlState, host, nvml, probe, visible_devices
 from tunecheck.hardware.facts import Gpu, NvmlView
 from tunecheck.hardware.nvml import read_nvml
@@ -287,7 +288,7 @@ def told_by(code: str) -> NvmlView:
     """What is made of a helper process that executes this code."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nvml, "library_loads", lambda: True)
-        patch.setattr(nvml, "command_for", lambda module: [sys.executable, "-S", "-c", code])
+        patch.setattr(helper, "command_for", lambda module: [sys.executable, "-S", "-c", code])
         return nvml.nvml_view()
 
 

@@ -28,7 +28,7 @@ def child(code: str) -> list[str]:
 def view_of(command: list[str], seconds: float = 60) -> dict[str, Any] | str:
     """What the parent makes of this child."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch_facts, "command_for", lambda module: command)
+        patch.setattr(helper, "command_for", lambda module: command)
         patch.setattr(torch_facts, "TIMEOUT_SECONDS", seconds)
         return torch_view()
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tunecheck.core.errors import WeightsUnavailable
-from tunecheck.core.helper import HelperFailed, ask, command_for
+from tunecheck.core.helper import HelperFailed, ask
 from tunecheck.core.paths import shipped_folder
 
 BUILD_SECONDS = 3600.0
@@ -28,17 +28,16 @@ With 768 merges the shipped rows have at most 117 tokens, and the seven facts fi
 
 def in_child(model: str, request: dict[str, Any]) -> None:
     """Carry out the request in a child. Raises WeightsUnavailable with its error, OSError (ENOSPC) for a full disk."""
-    command, task = command_for("tunecheck.assets.build"), request["task"]
-    offline, told = {"HF_HUB_OFFLINE": "1"}, json.dumps(request)
+    module, told, offline = "tunecheck.assets.build", json.dumps(request), {"HF_HUB_OFFLINE": "1"}
     try:
-        answer = ask(command, about="the build", timeout_seconds=BUILD_SECONDS, request=told, environment=offline)
+        answer = ask(module, about="the build", timeout_seconds=BUILD_SECONDS, request=told, environment=offline)
     except HelperFailed as error:
         answer = {"error": str(error)}
     if answer.get("disk_full"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if "error" in answer:
         raise WeightsUnavailable(
-            f"{model}: the weights could not be built ({task}): {answer['error']}. "
+            f"{model}: the weights could not be built ({request['task']}): {answer['error']}. "
             "What to do: `tunecheck doctor` shows the libraries, the memory and the disk that it needs."
         )
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, BinaryIO
 
 from tunecheck.core.paths import python_path
@@ -37,14 +37,14 @@ def helper_environment() -> dict[str, str]:
 
 
 def ask(
-    command: Sequence[str],
+    module: str,
     *,
     about: str,
     timeout_seconds: float,
     request: str = "",
     environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return the JSON object that the helper prints. No helper is left running.
+    """Return the JSON object that this module of the suite prints as a process. No such helper is left running.
 
     Raises HelperHung when it does not end in time, HelperFailed when it ends without an answer; `about` names what the
     helper works on, for the message. The helper reads `request` from its standard input; `environment` is added to this
@@ -56,7 +56,7 @@ def ask(
         given.seek(0)
         try:
             child = subprocess.Popen(
-                command,
+                command_for(module),
                 stdin=given,
                 stdout=output,
                 stderr=errors,

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, cast
 
 from tunecheck.core.evidence import CardProcess
-from tunecheck.core.helper import HelperFailed, HelperHung, ask, command_for
+from tunecheck.core.helper import HelperFailed, HelperHung, ask
 from tunecheck.core.typed import MISFITS, build
 from tunecheck.hardware.facts import Gpu, NvmlState, NvmlView
 
@@ -93,10 +93,9 @@ def nvml_view() -> NvmlView:
     """
     if not library_loads():
         return read_nvml()
-    command = command_for("tunecheck.hardware.nvml_child")
     try:
-        view: NvmlView = build(NvmlView, ask(command, about="NVML", timeout_seconds=TIMEOUT_SECONDS))
-        return view
+        told = ask("tunecheck.hardware.nvml_child", about="NVML", timeout_seconds=TIMEOUT_SECONDS)
+        return cast(NvmlView, build(NvmlView, told))
     except HelperHung as error:
         remedy = "search the kernel log for Xid and reboot; until then `nvidia-smi` will hang too"
         return _failed(Fault(NvmlState.HUNG, str(error), remedy))

@@ -13,7 +13,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from tunecheck.core.helper import HelperFailed, ask, command_for
+from tunecheck.core.helper import HelperFailed, ask
 
 TIMEOUT_SECONDS = 60.0
 _TEXT_CHARACTERS = 300
@@ -22,7 +22,7 @@ _TEXT_CHARACTERS = 300
 def torch_view() -> dict[str, Any] | str:
     """Return the child's facts, or why there are none. No child is left running."""
     try:
-        return ask(command_for("tunecheck.hardware.torch_facts"), about="torch", timeout_seconds=TIMEOUT_SECONDS)
+        return ask("tunecheck.hardware.torch_facts", about="torch", timeout_seconds=TIMEOUT_SECONDS)
     except HelperFailed as error:
         return str(error)
 

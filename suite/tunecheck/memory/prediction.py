@@ -18,7 +18,7 @@ from tunecheck.config.schema import Run
 from tunecheck.core.errors import SuiteError
 from tunecheck.core.files import write_whole
 from tunecheck.core.frozen import Frozen
-from tunecheck.core.helper import HelperFailed, ask, command_for
+from tunecheck.core.helper import HelperFailed, ask
 from tunecheck.core.log import log
 from tunecheck.core.paths import cache_folder
 from tunecheck.core.reading import read_json
@@ -229,13 +229,12 @@ def _load_bytes(run: Run, static: StaticBytes) -> int:
 
 def _simulate(run: Run) -> Simulation:
     """Return the child's answer. Raises SuiteError."""
-    command, request = command_for("tunecheck.memory.simulate"), run.model_dump_json()
     try:
         answer = ask(
-            command,
+            "tunecheck.memory.simulate",
             about="the simulation",
             timeout_seconds=SIMULATE_SECONDS,
-            request=request,
+            request=run.model_dump_json(),
             environment=_CHILD_ENVIRONMENT,
         )
     except HelperFailed as error:
