@@ -70,13 +70,13 @@ def simulated(name: str) -> list[Row]:
         "training.gradient_accumulation_steps=1",
     ]
     lean = ["lora.adapter_dtype=model", f"training.loss_chunk_tokens={chunk}"]
-    settings = ([], lean, [*lean, "training.gradient_checkpointing=true"])
+    variants = ([], lean, [*lean, "training.gradient_checkpointing=true"])
     rows = []
-    for setting, changes, reference in zip(SETTINGS, settings, references, strict=True):
+    for setting, changes, reference in zip(SETTINGS, variants, references, strict=True):
         print(f"{name}, {setting}", file=sys.stderr)
-        run = load_run(find_run(RUN), [*common, *changes])
-        masked = simulate(run, padded=True).steady_bytes
-        trained = masked if batch > 1 else simulate(run).steady_bytes
+        settings = [*common, *changes]
+        masked = simulate(load_run(find_run(RUN), [*settings, "data.pad_to_sequence_len=true"])).steady_bytes
+        trained = masked if batch > 1 else simulate(load_run(find_run(RUN), settings)).steady_bytes
         rows.append(Row(name, setting, reference, masked, trained))
     return rows
 

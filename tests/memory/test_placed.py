@@ -73,7 +73,7 @@ def of_fsdp(run, monkeypatch):
     session.optimizer = native.make_optimizer(trainable, run.training, torch.device("cpu"))
     peaks = []
     with live:
-        batch = simulation._batch(run.training.micro_batch_size, run, None)
+        batch = simulation._batch(run.training.micro_batch_size, run)
         for _ in range(2):
             live.start_phase()
             native.forward(session, batch, batch.supervised_tokens).backward()

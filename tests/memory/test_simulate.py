@@ -82,7 +82,7 @@ def allocated_peaks(run):
     marker_bytes = 4 * 7777
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         session = simulation.build(run)
-        batch = simulation._batch(run.training.micro_batch_size, run, None)
+        batch = simulation._batch(run.training.micro_batch_size, run)
         for _ in range(2):
             torch.empty(7777)
             simulation._step(session, LiveStorages(), batch, keep_gradients=False)
@@ -195,5 +195,4 @@ def test_a_single_row_that_the_run_pads_counts_with_its_mask():
     alone = ["training.micro_batch_size=1", "training.gradient_accumulation_steps=1"]
     padded = simulated(*alone, "data.pad_to_sequence_len=true")
 
-    assert padded == simulation.simulate(run_with(*alone), padded=True)
     assert padded.steady_bytes > simulated(*alone).steady_bytes

@@ -48,14 +48,12 @@ def main() -> None:
     print(answer)
 
 
-def simulate(
-    run: Run, *, rounding_bytes: int = CUDA_ROUNDING_BYTES, fake: bool = True, padded: bool | None = None
-) -> Simulation:
+def simulate(run: Run, *, rounding_bytes: int = CUDA_ROUNDING_BYTES, fake: bool = True) -> Simulation:
     """Return the run's allocator peaks, in bytes, over the first micro-batch, a later one and an evaluation.
 
     A later micro-batch finds the optimizer's state and, where gradients are accumulated, the gradients of the ones
-    before. A batch of several rows is taken as padded, a single row only where the run pads it, unless `padded` says
-    otherwise. With `fake=False` the same is done with real tensors on the CPU, for tests.
+    before. A batch of several rows is taken as padded, a single row only where the run pads it. With `fake=False` the
+    same is done with real tensors on the CPU, for tests.
     """
     if run.quantization is not None:  # bitsandbytes keeps a table from its first call: it should not be a fake one
         _quantised(torch.zeros(64, 64), run)
@@ -66,14 +64,14 @@ def simulate(
         offloaded = Offloaded(session, live) if run.training.offload == "parameters" else None
         loaded_bytes, several = live.live_bytes, run.training.gradient_accumulation_steps > 1
         with live, copies_left_out(live):
-            batch = _batch(run.training.micro_batch_size, run, padded)
+            batch = _batch(run.training.micro_batch_size, run)
             first_bytes = _step(session, live, batch, keep_gradients=several, offloaded=offloaded)
             live.hold((tensor for state in session.optimizer.state.values() for tensor in state.values()), "optimizer")
             steady_bytes = _step(session, live, batch, keep_gradients=False, offloaded=offloaded)
             del batch
             at_peak, operation, remainder_bytes = live.peak_by_kind, live.peak_operation, live.peak_remainder_bytes
             rows = min(run.evaluation.rows, run.evaluation.batch_size)
-            evaluation_bytes = _evaluate(session, live, _batch(rows, run, padded))
+            evaluation_bytes = _evaluate(session, live, _batch(rows, run))
         return Simulation(
             loaded_bytes=loaded_bytes,
             first_step_bytes=first_bytes,
@@ -168,12 +166,12 @@ def _evaluate(session: Session, live: LiveStorages, batch: Batch) -> int:
     return live.peak_bytes
 
 
-def _batch(rows: int, run: Run, padded: bool | None) -> Batch:
+def _batch(rows: int, run: Run) -> Batch:
     """Return the largest batch that the run may see: every row of maximal length, all tokens supervised.
 
     A padded one lacks a single token: attention then gets a mask, with which it uses another kernel.
     """
-    padding = int((rows > 1 or run.data.pad_to_sequence_len) if padded is None else padded)
+    padding = int(rows > 1 or run.data.pad_to_sequence_len)
     shape = (rows, run.data.max_length)
     mask = torch.ones(shape, dtype=torch.int64)
     mask[-1, run.data.max_length - padding :] = 0
