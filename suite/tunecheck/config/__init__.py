@@ -5,16 +5,14 @@ import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
-
-from pydantic import BaseModel
+from typing import Any
 
 from tunecheck.config.cards import apply_card
 from tunecheck.config.comparisons import TIERS as TIERS
 from tunecheck.config.comparisons import RunFile as RunFile
 from tunecheck.config.comparisons import drop_unused, entries, split
 from tunecheck.config.compatibility import report_incompatibilities
-from tunecheck.config.problems import report_limits, report_unanswerable, validated
+from tunecheck.config.problems import loaded, report_limits, report_unanswerable, validated
 from tunecheck.config.rules import broken_rules
 from tunecheck.config.schema import Data, Run
 from tunecheck.config.source import REFERENCES, Document, described, fill, parse, parse_value, settle_files, shown
@@ -23,8 +21,6 @@ from tunecheck.core.paths import config_files
 from tunecheck.core.reading import YAML_BYTES, read_text
 from tunecheck.core.spelling import nearest, nearest_few
 from tunecheck.models.description import Model
-
-S = TypeVar("S", bound=BaseModel)
 
 AS_WRITTEN = ("memory", "extended", "full")
 """Tiers that refuse card classes: their ceilings and learning rates are those of their own strategy."""
@@ -129,7 +125,7 @@ def load_model(name: str) -> Model:
     """Load the model described in configs/models/NAME.yaml. Raises ConfigError."""
     document = described("model", name)
     fill(document, (), {"name": name})
-    return _validated(Model, document)
+    return loaded(Model, document)
 
 
 def load_data(name: str) -> Data:
@@ -137,7 +133,7 @@ def load_data(name: str) -> Data:
     document = described("data", name)
     fill(document, (), {"name": name})
     settle_files(document, ())
-    return _validated(Data, document)
+    return loaded(Data, document)
 
 
 def with_limits(
@@ -201,7 +197,17 @@ def _run(document: Document, file: RunFile) -> Run:
         rule = f"should be that of the file's folder, {file.tier!r}: leave it out (got {written!r})"
         document.report(("tier",), rule)
     report_limits(document)
-    return _validated(Run, document)
+    run = validated(Run, document)
+    if run is not None:
+        run._places.update(document.places)
+        for key, rule in (broken := [*broken_rules(run)]):
+            document.report(tuple(key.split(".")), rule)
+        if not broken:
+            report_unanswerable(document, run.features)
+            report_incompatibilities(document, run)
+    if run is None or document.problems:
+        raise ConfigError(document.problems)
+    return run
 
 
 def _unknown_tier(file: RunFile) -> str:
@@ -233,18 +239,3 @@ def _apply(document: Document, overrides: Sequence[str]) -> None:
             document.set(path, parse_value(text), f"--set {override}")
         except ConfigError as error:
             document.problems += [f"--set {override}: {problem}" for problem in error.problems]
-
-
-def _validated(schema: type[S], document: Document) -> S:
-    """Validate the document as this type. Raises ConfigError with its problems and those of the schema."""
-    config = validated(schema, document)
-    if isinstance(config, Run):
-        config._places.update(document.places)
-        for key, rule in (broken := [*broken_rules(config)]):
-            document.report(tuple(key.split(".")), rule)
-        if not broken:
-            report_unanswerable(document, config.features)
-            report_incompatibilities(document, config)
-    if config is None or document.problems:
-        raise ConfigError(document.problems)
-    return config

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, NonNegativeInt
 
 from tunecheck.config.comparisons import COMPARE
-from tunecheck.config.problems import validated
+from tunecheck.config.problems import loaded
 from tunecheck.config.source import Document, leaves, parse, shown
 from tunecheck.core.errors import ConfigError
 from tunecheck.core.paths import config_file, config_files
@@ -58,7 +58,4 @@ def _card(name: str) -> tuple[CardClass, Document]:
     """Return the class and its file. Raises ConfigError with its problems."""
     path = config_file(f"cards/{name}.yaml")
     document = parse(path, shown(path))
-    card = validated(CardClass, document)
-    if card is None or document.problems:
-        raise ConfigError(document.problems)
-    return card, document
+    return loaded(CardClass, document), document

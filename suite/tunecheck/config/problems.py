@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import re
 from collections.abc import Collection
 from typing import Any, TypeVar, get_args
@@ -11,6 +10,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from tunecheck.checks import CHECKS, problem_with
 from tunecheck.config.source import Document, KeyPath
+from tunecheck.core.errors import ConfigError
 from tunecheck.core.spelling import nearest
 
 S = TypeVar("S", bound=BaseModel)
@@ -31,6 +31,14 @@ def validated(schema: type[S], document: Document) -> S | None:
         for detail in error.errors():
             document.report(*_explain(schema, detail))
     return None
+
+
+def loaded(schema: type[S], document: Document) -> S:
+    """Return the document as this type. Raises ConfigError with its problems and those of the schema."""
+    section = validated(schema, document)
+    if section is None or document.problems:
+        raise ConfigError(document.problems)
+    return section
 
 
 def report_limits(document: Document) -> None:
@@ -123,8 +131,4 @@ def _report_fields(name: str, limits: dict[str, Any], document: Document) -> Non
             path = ("checks", name, *detail["loc"])  # without a place in it for text that is no JSON
             hint = nearest(str(path[-1]), fields)
             rule = f"unknown limit{hint}; known limits: {', '.join(fields) or 'none'}" if unknown else _rule_of(detail)
-            document.report(path, rule)
-    for key, limit in limits.items():
-        if isinstance(limit, float) and not math.isfinite(limit):
-            rule = f"should be a finite number (got {limit}); off leaves the check out"
-            document.report(("checks", name, str(key)), rule)
+            document.report(path, f"{rule}; off leaves the check out" if detail["type"] == "finite_number" else rule)

@@ -26,7 +26,7 @@ PREMISES = frozenset(Premise)
 class Check(Frozen, ABC):
     """Base of all checks. A subclass states its question in its docstring, its limits as fields, and `judge`."""
 
-    __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "strict": True}
+    __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
     needs: ClassVar[frozenset[str]] = frozenset({Premise.CAUSAL_LM})
     """Features that a run must have for the check to be asked of it, and premises that must hold for it to judge.
