@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar, cast
 from tunecheck.core.errors import MissingEvidence
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.premises import Fact
-from tunecheck.core.typed import MISFITS, build
+from tunecheck.core.typed import MISFITS, build, build_field
 
 S = TypeVar("S")
 
@@ -246,11 +246,8 @@ def require_settings(settings: Mapping[str, Any]) -> None:
     """Require that each key that is read again has its type, where it is there. Raises one of typed.MISFITS."""
     hints = {name: key.required for name, key in vars(RunSnapshot).items() if isinstance(key, _Key)}
     for name, hint in {**hints, "model": dict[str, Any], "training": dict[str, Any]}.items():
-        try:
-            if name in settings:
-                build(hint, settings[name])
-        except MISFITS as error:
-            raise TypeError(f"{name}: {error}") from None
+        if name in settings:
+            build_field(name, hint, settings[name])
 
 
 def changed(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def build(hint: Any, value: Any, *, partial: bool = False) -> Any:
         _require(isinstance(value, dict), value, hint)
         if (unknown := sorted(value.keys() - fields.keys())) and not partial:
             raise KeyError(f"unknown fields {unknown}")
-        known = {key: _build_field(key, fields[key], value[key], partial) for key in value if key in fields}
+        known = {key: build_field(key, fields[key], value[key], partial=partial) for key in value if key in fields}
         return typing.cast(type, hint)(**known)
     if origin in (tuple, frozenset):
         _require(isinstance(value, list), value, hint)
@@ -55,10 +55,11 @@ def build(hint: Any, value: Any, *, partial: bool = False) -> Any:
     return _require(type(value) is hint, value, hint)  # of a bool, which is an int too, and of None
 
 
-def _build_field(name: str, hint: Any, value: Any, partial: bool) -> Any:
+def build_field(name: str, hint: Any, value: Any, *, partial: bool = False) -> Any:
+    """Build the annotated type likewise. Raises TypeError with this name before what is wrong."""
     try:
         return build(hint, value, partial=partial)
-    except (TypeError, ValueError, OverflowError) as error:
+    except MISFITS as error:
         raise TypeError(f"{name}: {error}") from None
 
 
