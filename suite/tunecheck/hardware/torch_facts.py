@@ -56,7 +56,8 @@ def _cuda(torch: Any) -> dict[str, Any]:
     devices: list[dict[str, Any]] = []
     try:
         if torch.cuda.is_available():
-            devices = [_device(torch, index) for index in range(torch.cuda.device_count())]
+            every = range(torch.cuda.device_count())
+            devices = [device_facts(torch.cuda.get_device_properties(index)) for index in every]
         elif torch.version.cuda is not None:
             torch.cuda.init()  # raises, and only its message says why there is no GPU
     except Exception as error:
@@ -64,8 +65,8 @@ def _cuda(torch: Any) -> dict[str, Any]:
     return {"cuda_error": None, "devices": devices}
 
 
-def _device(torch: Any, index: int) -> dict[str, Any]:
-    properties = torch.cuda.get_device_properties(index)
+def device_facts(properties: Any) -> dict[str, Any]:
+    """Return name, UUID and compute capability of a card, of torch's properties of it."""
     uuid = getattr(properties, "uuid", None)
     return {
         "name": properties.name,

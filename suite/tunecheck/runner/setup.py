@@ -8,6 +8,7 @@ import torch
 
 from tunecheck.core.evidence import Setup
 from tunecheck.hardware.host import distribution_version
+from tunecheck.hardware.torch_facts import device_facts
 from tunecheck.models.layer_names import attention_kernel
 from tunecheck.training.load import chosen_kernel
 from tunecheck.training.session import Session
@@ -36,9 +37,7 @@ def setup_of(session: Any, cap_bytes: int | None, *, declared_optimizer: str) ->
         card = torch.cuda.get_device_properties(session.device)
         name = card.name
         cuda = {
-            "name": card.name,
-            "uuid": f"GPU-{card.uuid}" if hasattr(card, "uuid") else None,
-            "compute_capability": f"{card.major}.{card.minor}",
+            **device_facts(card),
             "total_bytes": card.total_memory,
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
