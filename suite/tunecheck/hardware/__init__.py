@@ -104,11 +104,9 @@ def _match(entry: str, gpus: tuple[Gpu, ...]) -> str | None:
         return next((_shown(gpu) for gpu in gpus if gpu.index == index), None)
     if not entry.startswith(("GPU-", "MIG-")):
         return None
-    if entry.startswith("GPU-"):
-        candidates = {gpu.uuid: _shown(gpu) for gpu in gpus}
-    else:
-        candidates = {instance.uuid: instance.uuid for gpu in gpus for instance in gpu.mig_instances or ()}
-    matches = [uuid for name, uuid in candidates.items() if name.startswith(entry)]
+    shown = {gpu.uuid: _shown(gpu) for gpu in gpus}
+    shown |= {instance.uuid: instance.uuid for gpu in gpus for instance in gpu.mig_instances or ()}
+    matches = [uuid for name, uuid in shown.items() if name.startswith(entry)]
     return matches[0] if len(matches) == 1 else None
 
 

@@ -136,7 +136,6 @@ def _git(folder: Path, *arguments: str) -> str | None:
             text=True,
             timeout=_GIT_SECONDS,
             env=environment,
-            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
