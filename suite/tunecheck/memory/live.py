@@ -2,8 +2,8 @@
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -46,9 +46,11 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._deaths: dict[int, Any] = {}
         self._elsewhere = False
 
-    def elsewhere(self) -> AbstractContextManager[None]:
-        """Count what is allocated in this block as being in another memory."""
-        return having([(self, "_elsewhere", True)])
+    @contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """Count what is allocated in this block, or in a function that is decorated so, as being in another memory."""
+        with having([(self, "_elsewhere", True)]):
+            yield
 
     def hold(self, tensors: Iterable[torch.Tensor], kind: str) -> None:
         """Assign these tensors' storages, views included, to this kind, counting those that were not counted yet."""

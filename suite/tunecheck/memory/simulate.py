@@ -23,6 +23,7 @@ from tunecheck.config.schema import Run
 from tunecheck.memory.live import CUDA_ROUNDING_BYTES, LiveStorages
 from tunecheck.memory.placed import Offloaded, copies_left_out
 from tunecheck.memory.prediction import Simulation, assumed_precision
+from tunecheck.models.adapters import Quantization
 from tunecheck.models.shapes import is_layer_linear
 from tunecheck.probes.reference.four_bit import is_packed, statistics
 from tunecheck.training import native
@@ -30,6 +31,7 @@ from tunecheck.training.data import Batch
 from tunecheck.training.hooks import tensors_of
 from tunecheck.training.load import DTYPES, merge
 from tunecheck.training.placement import home
+from tunecheck.training.restore import having
 from tunecheck.training.session import Session
 
 CPU = torch.device("cpu")
@@ -56,7 +58,7 @@ def simulate(run: Run, *, rounding_bytes: int = CUDA_ROUNDING_BYTES, fake: bool 
     same is done with real tensors on the CPU, for tests.
     """
     if run.quantization is not None:  # bitsandbytes keeps a table from its first call: it should not be a fake one
-        _quantised(torch.zeros(64, 64), run)
+        _quantised(torch.zeros(64, 64), run.quantization)
     with _dora_unpacks_plain_parameters(), _without_numbers() if fake else nullcontext():
         session = build(run)
         live = LiveStorages(rounding_bytes, deterministic=run.training.deterministic)
@@ -123,21 +125,15 @@ def claim(live: LiveStorages, session: Session) -> None:
         live.hold([parameter], kind)
 
 
-def _nothing_packed(position_ids: torch.Tensor) -> None:
-    """Return None: the trainer packs no sequences. A mock would keep the tensors that it is called with."""
-
-
 @contextlib.contextmanager
 def _without_numbers() -> Iterator[None]:
     """Make tensors in the block have shape, dtype and lifetime, but no values."""
     from transformers import masking_utils
 
     # Without a mask transformers searches the positions for packed sequences; it cannot read fake ones, and would make
-    # a mask to be safe.
-    with (
-        FakeTensorMode(allow_non_fake_inputs=True),
-        mock.patch.object(masking_utils, "find_packed_sequence_indices", _nothing_packed),
-    ):
+    # a mask to be safe. The trainer packs none. A mock would keep the tensors that it is called with.
+    unpacked = having([(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)])
+    with FakeTensorMode(allow_non_fake_inputs=True), unpacked:
         yield
 
 
@@ -196,25 +192,23 @@ def _base(run: Run, precision: str) -> Any:
     model.requires_grad_(False)
     model.config.use_cache = False
     if run.quantization is not None:
-        _quantise(model, run, DTYPES[precision])
+        _quantise(model, run.quantization, DTYPES[precision])
     return model
 
 
-def _quantise(model: Any, run: Run, compute_dtype: torch.dtype) -> None:
+def _quantise(model: Any, quantization: Quantization, compute_dtype: torch.dtype) -> None:
     """Quantise every linear of the decoder layers to 4 bit, as transformers' bitsandbytes loading does."""
     for name, linear in list(model.named_modules()):
         if isinstance(linear, torch.nn.Linear) and is_layer_linear(f"{name}.weight", tuple(linear.weight.shape)):
-            packed, state = _quantised(linear.weight.data, run)
+            packed, state = _quantised(linear.weight.data, quantization)
             parent, _, child = name.rpartition(".")
             setattr(model.get_submodule(parent), child, _linear_4bit(linear, packed, state, compute_dtype))
     model.is_loaded_in_4bit = True  # peft selects its layer class by it
 
 
-def _quantised(weight: torch.Tensor, run: Run) -> tuple[torch.Tensor, Any]:
+def _quantised(weight: torch.Tensor, quantization: Quantization) -> tuple[torch.Tensor, Any]:
     from bitsandbytes.functional import quantize_4bit
 
-    quantization = run.quantization
-    assert quantization is not None
     packed, state = quantize_4bit(
         weight,
         blocksize=quantization.block_size,
