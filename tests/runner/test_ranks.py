@@ -126,9 +126,7 @@ def test_a_bug_of_one_rank_is_named(tmp_path):
 def test_a_rank_that_failed_is_named_though_the_agent_saw_its_victim_first(tmp_path, monkeypatch, seen):
     """The victim's error came first or in the same look of the agent; the other rank left why it failed."""
     details = ("RuntimeError: [gloo/pair.cc:544] Connection closed by peer", "ValueError: the shapes do not fit")
-    request: Any = SimpleNamespace(
-        run=SimpleNamespace(id="x", parallel=SimpleNamespace(processes=2)), device="cpu", checkpoint=tmp_path / "c"
-    )
+    request: Any = SimpleNamespace(run=SimpleNamespace(id="x", processes=2), device="cpu", checkpoint=tmp_path / "c")
     for rank, detail in enumerate(details):
         held = json.dumps(Outcome(AttemptOutcome.FAILED, detail, AttemptCause.ERROR))
         ranks._beside(request, rank, "outcome").write_text(held)

@@ -43,10 +43,11 @@ def resolve(data: Data, *, instead: bool = True) -> tuple[Dataset, Data]:
     DataError for a file that is damaged, cannot be read, or has too few rows, and for an unusable cache; without
     `instead` also where the hub's rows are not available, with its answer.
     """
+    if data.hub is None:
+        return _files(data), data
     try:
-        return _delivered(data)
+        return _delivered(data, data.hub)
     except PassedOver as reason:
-        assert data.hub is not None
         if not instead:
             raise DataError(
                 f"{data.name}: {reason}. What to do: run `tunecheck fetch {data.name}` where there is a network; "
@@ -56,14 +57,12 @@ def resolve(data: Data, *, instead: bool = True) -> tuple[Dataset, Data]:
         return dataclasses.replace(_files(data), instead_of=f"{data.hub.id}/{data.hub.file}: {reason}"), data
 
 
-def _delivered(data: Data) -> tuple[Dataset, Data]:
-    """Return the record and the description, from the hub with the verified files train.jsonl and heldout.jsonl.
+def _delivered(data: Data, source: HubRows) -> tuple[Dataset, Data]:
+    """Return the record of the hub's rows, and the description with the verified files train.jsonl and heldout.jsonl.
 
     Raises PassedOver when neither hub nor cache has the file, DataError for a file that a second download did not
     repair or that has too few rows, and for an unusable cache.
     """
-    if (source := data.hub) is None:
-        return _files(data), data
     try:
         with shelf(data.name, kind="data") as place:
             key = (source.model_dump(mode="json"), longest_row_bytes(data.max_length), CONVERSION)

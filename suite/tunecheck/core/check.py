@@ -20,7 +20,6 @@ from tunecheck.core.unexpected import described
 
 T = TypeVar("T")
 NAMED = "named"
-PREMISES = frozenset(Premise)
 
 
 class Check(Frozen, ABC):
@@ -63,7 +62,7 @@ class Check(Frozen, ABC):
     @classmethod
     def features(cls) -> frozenset[str]:
         """Return the features of a run among what the check needs."""
-        return cls.needs - PREMISES
+        return cls.needs.difference(Premise)
 
     @property
     def question(self) -> str:

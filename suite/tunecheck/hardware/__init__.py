@@ -14,8 +14,6 @@ from tunecheck.hardware.nvml import nvml_view
 
 __all__ = ["Cpu", "Disk", "Git", "Gpu", "Hardware", "NvmlState", "look_again", "probe", "visible_devices"]
 
-FASTEST_FIRST = "FASTEST_FIRST"
-"""CUDA's default order of devices; NVML counts by PCI bus."""
 _UNORDERED = (
     "GPUs of different models are ordered fastest first by CUDA and by PCI bus by NVML, so which is first is "
     "unknown unless CUDA_DEVICE_ORDER=PCI_BUS_ID is set"
@@ -68,7 +66,8 @@ def visible_devices(
     may mean another GPU to CUDA than to NVML, and where MIG instances are named but cannot be listed. Where only the
     order is unknown, it is NVML's and the sentence says so.
     """
-    unordered = len({gpu.name for gpu in gpus}) > 1 and (order or FASTEST_FIRST) == FASTEST_FIRST
+    by_speed = order in (None, "", "FASTEST_FIRST")  # CUDA's default; NVML counts by PCI bus
+    unordered = by_speed and len({gpu.name for gpu in gpus}) > 1
     if variable is None:
         return tuple(uuid for gpu in gpus if (uuid := _shown(gpu)) is not None), _UNORDERED if unordered else None
     entries = [entry.strip() for entry in variable.split(",")]

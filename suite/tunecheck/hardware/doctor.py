@@ -19,7 +19,6 @@ WORK_MINIMUM_BYTES = 1 * GIB
 """Space for the adapters, checkpoints and traces of a session."""
 MINIMUM_INODES = 1000
 """Inodes needed: a session writes a few dozen files, a cached model about ten."""
-_RUNS_WITHOUT = frozenset({"tunecheck"})  # a checkout need not be installed
 _DISTORTING = {
     "BNB_CUDA_VERSION": "bitsandbytes loads the binary of that CUDA version and no other",
     "CUDA_LAUNCH_BLOCKING": "every kernel launch blocks, so speeds are not meaningful",
@@ -63,8 +62,8 @@ def card_class(hardware: Hardware) -> list[Diagnosis]:
 
 def libraries(hardware: Hardware) -> Iterator[Diagnosis]:
     """Diagnose missing distributions, and the deprecated `pynvml`."""
-    missing = [name for name, version in hardware.versions.items() if version is None and name not in _RUNS_WITHOUT]
-    if missing:
+    absent = [name for name, version in hardware.versions.items() if version is None]
+    if missing := [name for name in absent if name != "tunecheck"]:  # a checkout need not be installed
         yield error("libraries", f"not installed: {', '.join(missing)}", TRAIN_EXTRA)
     else:
         names = ("torch", "transformers", "peft", "accelerate")

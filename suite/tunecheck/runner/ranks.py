@@ -44,7 +44,6 @@ def train_in_ranks(request: Request, connection: Connection) -> Outcome:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    assert request.run.parallel is not None
     # its traceback of a rank that failed would push the rank's own out of the end of the log
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
     for library in ("GLOO", "NCCL"):  # one machine: a name that resolves to nothing must not matter
@@ -52,7 +51,7 @@ def train_in_ranks(request: Request, connection: Connection) -> Outcome:
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
-        nproc_per_node=request.run.parallel.processes,
+        nproc_per_node=request.run.processes,
         run_id=request.run.id,
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
@@ -68,7 +67,7 @@ def train_in_ranks(request: Request, connection: Connection) -> Outcome:
     except ChildFailedError as error:
         failed = error.failures.items()
         ends = {rank: (float(end.timestamp), crash_of(end.exitcode, "", began=True)) for rank, end in failed}
-        for rank in range(request.run.parallel.processes):  # of one that the agent killed meanwhile, too
+        for rank in range(request.run.processes):  # of one that the agent killed meanwhile, too
             if (left := _beside(request, rank, "outcome")).exists():
                 ends[rank] = left.stat().st_mtime, Outcome(*json.loads(left.read_text()))
         # the agent may see one that lost another before that other one
