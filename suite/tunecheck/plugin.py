@@ -210,9 +210,7 @@ def finding(run: Run, check: str, request: pytest.FixtureRequest) -> Finding:
     if found.status is not Status.UNJUDGED:
         return found
     if not trace.main.finished:
-        end = trace.main.end
-        how = f"{end.outcome.replace('_', ' ')}: {end.detail}" if end else "killed"
-        report_once(request.config, run, f"{run.name} did not finish: {how}")
+        report_once(request.config, run, f"{run.name} did not finish: it {trace.main.ending}")
     if found.expected:
         pytest.skip(f"unjudged: {found.detail}")
     pytest.fail(f"{check} could not be judged: {found.detail}", pytrace=False)

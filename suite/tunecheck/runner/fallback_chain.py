@@ -7,6 +7,7 @@ losses are those of a run that began there.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field, replace
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from tunecheck.config.schema import Parallel, Run
@@ -129,7 +130,7 @@ def tries(run: Run, device: str) -> Iterator[Try]:
         step = FALLBACK_CHAIN[name]
         before = so_far if step.device == "cuda" else {}
         held = variant(run, before)
-        wanted = {path: value for path, value in step.changes(held).items() if value != setting(held, path)}
+        wanted = {path: value for path, value in step.changes(held).items() if value != attrgetter(path)(held)}
         reason = step.obstacle(held)
         if not reason and not wanted and step.device == "cuda":
             reason = "the run is that already"
@@ -154,11 +155,3 @@ def fallback_runs(run: Run) -> dict[str, Run]:
     """Return the run as configured and at every fallback step that uses a GPU, whether or not the run names it."""
     trials = [trial for trial in every_fallback_step(run, "cuda") if trial.device == "cuda"]
     return {trial.step or MemoryVariant.AS_CONFIGURED.value: variant(run, trial.changes) for trial in trials}
-
-
-def setting(run: Run, path: str) -> Any:
-    """Return the value at this dotted path of the run; None where its section is missing."""
-    value: Any = run
-    for key in path.split("."):
-        value = getattr(value, key, None)
-    return value
