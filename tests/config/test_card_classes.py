@@ -146,7 +146,7 @@ def run_with_bad_card() -> Run:
 )
 def test_the_class_follows_from_the_cards_memory(monkeypatch, total_gib, card):
     """A card sold as 8 or 16 GB shows a little less."""
-    monkeypatch.setattr("tunecheck.config.cards.config_files", shipped_files)
+    monkeypatch.setattr("tunecheck.config.source.config_files", shipped_files)
     assert card_for(None if total_gib is None else round(total_gib * GIB)) == card
 
 
@@ -154,7 +154,7 @@ def test_the_doctor_names_the_class_of_this_machine(monkeypatch):
     """By its largest card; a card that keeps its memory to itself gets no advice."""
     small = dataclasses.replace(CARD, total_bytes=6 * GIB)
     silent = dataclasses.replace(CARD, total_bytes=None)
-    monkeypatch.setattr("tunecheck.config.cards.config_files", shipped_files)
+    monkeypatch.setattr("tunecheck.config.source.config_files", shipped_files)
 
     [both] = card_class(machine(small, dataclasses.replace(CARD, total_bytes=24 * GIB)))
     [none] = card_class(machine())

@@ -217,7 +217,7 @@ def _fetch(options: argparse.Namespace) -> None:
         words = f"{record.source} {record.identifier}, {record.rows} + {record.heldout_rows} rows"
         print(f"{record.name}: {words}, sha256 {record.sha256}\n{folder}")
         fetched.append({**asdict(record), "folder": folder})
-    if not fetched or options.name in known_names("model"):
+    if not fetched or options.name in known_names("models"):
         weights, path = resolve(load_model(options.name), allow_random=False)
         print(f"{weights.model}: {weights.source} {weights.identifier}, sha256 {weights.sha256}\n{path}")
         fetched.append({**asdict(weights), "folder": path})

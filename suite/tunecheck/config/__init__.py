@@ -123,7 +123,7 @@ def load_run(source: RunFile | Path, overrides: Sequence[str] = (), card: str | 
 
 def load_model(name: str) -> Model:
     """Load the model described in configs/models/NAME.yaml. Raises ConfigError."""
-    document = described("model", name)
+    document = described("models", name)
     fill(document, (), {"name": name})
     return loaded(Model, document)
 
@@ -221,7 +221,7 @@ def _graft(document: Document, key: str) -> str | None:
         return None
     name = document.data[key]
     try:
-        document.graft(key, described(key, name))
+        document.graft(key, described(REFERENCES[key], name))
     except ConfigError as error:
         document.report((key,), *error.problems)
         return None

@@ -6,10 +6,7 @@ from pydantic import BeforeValidator, NonNegativeInt
 
 from tunecheck.config.comparisons import COMPARE
 from tunecheck.config.problems import loaded
-from tunecheck.config.source import Document, leaves, parse, shown
-from tunecheck.core.errors import ConfigError
-from tunecheck.core.paths import config_file, config_files
-from tunecheck.core.spelling import nearest
+from tunecheck.config.source import Document, described, known_names, leaves
 from tunecheck.core.units import parse_bytes
 from tunecheck.models.description import Section
 
@@ -25,7 +22,7 @@ class CardClass(Section):
 
 def card_names() -> list[str]:
     """Return every class of configs/cards, the largest GPUs first and the class without a GPU last."""
-    return sorted((path.stem for path in config_files("cards")), key=_least, reverse=True)
+    return sorted(known_names("cards"), key=_least, reverse=True)
 
 
 def card_for(total_bytes: int | None) -> str:
@@ -38,11 +35,9 @@ def apply_card(document: Document, name: str) -> None:
 
     A comparison is left unchanged: it sets its strategies itself.
     """
-    if name not in (known := card_names()):
-        raise ConfigError([f"configs/cards has no {name!r}{nearest(name, known)}; known: {', '.join(known)}"])
+    card, file = _card(name)
     if COMPARE in document.data:
         return
-    card, file = _card(name)
     for section, value in card.run.items():
         for path, leaf in leaves((section,), value):
             document.set(path, leaf, file.place(("run", *path)))
@@ -55,7 +50,6 @@ def _least(name: str) -> int:
 
 
 def _card(name: str) -> tuple[CardClass, Document]:
-    """Return the class and its file. Raises ConfigError with its problems."""
-    path = config_file(f"cards/{name}.yaml")
-    document = parse(path, shown(path))
+    """Return the class and its file. Raises ConfigError with its problems, and for an unknown class."""
+    document = described("cards", name)
     return loaded(CardClass, document), document

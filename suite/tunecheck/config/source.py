@@ -210,17 +210,17 @@ def _at(node: Node, shown: str) -> str:
     return f"{shown}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
 
 
-def known_names(key: str) -> list[str]:
-    """Return the names that `key` may refer to, sorted."""
-    return [path.stem for path in config_files(REFERENCES[key])]
+def known_names(folder: str) -> list[str]:
+    """Return the names of the files in this folder under configs/, sorted."""
+    return [path.stem for path in config_files(folder)]
 
 
-def described(key: str, name: Any) -> Document:
-    """Return the document that `key` refers to by this name. Raises ConfigError for a name that no file has."""
-    if name not in (known := known_names(key)):
+def described(folder: str, name: Any) -> Document:
+    """Return the document of this name in this folder under configs/. Raises ConfigError where there is none."""
+    if name not in (known := known_names(folder)):
         hint = nearest(name, known) if isinstance(name, str) else ""
-        raise ConfigError([f"configs/{REFERENCES[key]} has no {name!r}{hint}; known: {', '.join(known)}"])
-    path = config_file(f"{REFERENCES[key]}/{name}.yaml")
+        raise ConfigError([f"configs/{folder} has no {name!r}{hint}; known: {', '.join(known)}"])
+    path = config_file(f"{folder}/{name}.yaml")
     return parse(path, shown(path))
 
 
