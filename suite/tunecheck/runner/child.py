@@ -3,7 +3,6 @@
 import gc
 import json
 import os
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -15,6 +14,7 @@ import torch
 from tunecheck.config.trainers import TRAINERS
 from tunecheck.core.errors import Unsupported
 from tunecheck.core.evidence import Phase, Record, Released, Step, Trained
+from tunecheck.core.text import bare_uuid
 from tunecheck.core.trace import TraceWriter
 from tunecheck.hardware.contention import CpuContention
 from tunecheck.probes import PROBES
@@ -33,7 +33,7 @@ from tunecheck.training.load import resolve_device, resolve_precision
 from tunecheck.training.restore import having
 from tunecheck.training.session import Session
 
-UUID_DIGITS = 32
+UUID_CHARACTERS = 36
 COMPARED_STEPS = 3
 """The peak of a step is reached in the second one, when the optimizer has its state; the third shows that it stays."""
 
@@ -274,17 +274,13 @@ def require_card(device: Any, cards: Sequence[str] | None) -> None:
     """
     shown = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
     card = next(iter(cards or ()), "")
-    leased_digits, shown_digits = _digits(card), _digits(shown)
-    comparable = card.startswith("GPU-") and len(leased_digits) == len(shown_digits) == UUID_DIGITS
-    if comparable and leased_digits != shown_digits:
+    leased, seen = bare_uuid(card).lower(), bare_uuid(shown).lower()
+    comparable = card.startswith("GPU-") and len(leased) == len(seen) == UUID_CHARACTERS
+    if comparable and leased != seen:
         raise Unsupported(
             f"the run has a lease on {card}, but torch shows {shown}: CUDA was initialised before {VISIBLE} was set. "
             "What to do: run without --in-process, or set that variable yourself"
         )
-
-
-def _digits(uuid: str) -> str:
-    return re.sub("[^0-9a-f]", "", uuid.lower())
 
 
 def cap_memory(device: Any, cap_bytes: int | None) -> int | None:
