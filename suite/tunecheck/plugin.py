@@ -443,9 +443,8 @@ class SessionHooks:
                 session.exitstatus = Exit.UNJUDGED
         if self.report is not None and judged:
             session.exitstatus = exit_code(self.report)
-        elif (
-            self.asked and not self.worker and session.exitstatus == pytest.ExitCode.OK
-        ):  # by --setup-plan, or by another plugin
+        elif self.asked and not self.worker and session.exitstatus == pytest.ExitCode.OK:
+            # by --setup-plan, or by another plugin
             log.error("checks were selected, but none was run: nothing was judged")
             session.exitstatus = Exit.UNJUDGED
         if self.interrupted and self.report is None and not self.worker and self.of_tiers:
