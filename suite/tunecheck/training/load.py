@@ -14,7 +14,6 @@ from tunecheck.core.errors import BrokenRules, GpuUnusable, Unsupported, Weights
 from tunecheck.core.known_bugs import CUDNN_ATTENTION, cudnn_attention_gives_nan
 from tunecheck.core.out_of_memory import ran_out
 from tunecheck.core.text import one_line
-from tunecheck.models.adapters import Quantization
 from tunecheck.strategies import STRATEGIES
 from tunecheck.strategies.mixed_precision import measure_magnitudes
 from tunecheck.training.data import Batches
