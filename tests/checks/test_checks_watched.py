@@ -1458,8 +1458,9 @@ def test_means_of_unequal_micro_batches(of_means, tokens, status):
         (("forward", "backward", "clip", "clear", "forward", "backward", "clip", "step", "clear"), Status.SUSPECTED),
         (("forward", "backward", "clear", "forward", "backward", "clip", "step", "clear"), Status.FAILED),
         (("forward", "backward", "forward", "backward", "clip", "step", "clear"), Status.PASSED),
+        (("forward", "backward", "keep", "forward", "backward", "step", "clear"), Status.PASSED),
     ],
-    ids=["each micro-batch", "two gradients, as MARS", "discarded besides", "once"],
+    ids=["each micro-batch", "two gradients, as MARS", "discarded besides", "once", "kept by the optimizer"],
 )
 def test_clipping_within_a_window(calls, status):
     """What has been added up is clipped again and again; what was clipped may have been kept before it is cleared."""

@@ -130,6 +130,38 @@ def test_an_optimizer_beside_the_models(train, told, tmp_path):
     assert finding.detail.startswith(told)
 
 
+class Exact(torch.optim.SGD):
+    """Steps by what a gradient differs from that of the batch before at the same weights, as MARS can do it exactly."""
+
+    keeps = True
+
+    def keep(self):
+        """Hold on to the gradients that are about to be cleared."""
+        for parameter in self.param_groups[0]["params"] if self.keeps else ():
+            self.state[parameter]["previous_grad"] = parameter.grad.clone()
+
+
+@pytest.mark.parametrize(("keeps", "status"), [(True, Status.PASSED), (False, Status.FAILED)])
+def test_gradients_that_an_optimizer_keeps_are_not_lost(keeps, status, tmp_path):
+    """They are cleared before it steps, and its state holds them."""
+    network = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+    optimizer = Exact(network.parameters(), lr=1e-3)
+    optimizer.keeps = keeps
+
+    def train(*_):
+        for last in (False, True):
+            network(torch.randn(8, 4)).square().mean().backward()
+            if last:
+                optimizer.step()
+            else:
+                optimizer.keep()
+            optimizer.zero_grad()
+
+    finding = judged(tmp_path, train)
+    assert finding.status is status, finding.detail
+    assert ("keep" in finding.detail) is keeps
+
+
 class LowRank(torch.optim.Optimizer):
     """Keeps Adam's averages of the gradient's first columns alone, as GaLore does of a projection."""
 

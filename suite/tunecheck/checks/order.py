@@ -167,6 +167,8 @@ def _faults(calls: Sequence[str], used: bool, *, one_pass: bool) -> Iterator[str
                     yield SCHEDULE_TWICE
                 if fresh and passes == 1 and "step" in calls[number:]:
                     yield SCHEDULE_EARLY
+            case "keep":
+                fresh = used = clipped = piled = False
             case "edit":
                 used = False
             case "unrestored move":

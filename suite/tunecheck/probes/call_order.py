@@ -38,7 +38,7 @@ class CallOrderProbe(Probe):
     def start(self, session: Session) -> None:
         # of several optimizers the one with most of what learns: the others' steps are not its own
         self._optimizer = inner_optimizer(getattr(session.optimizer, "optimizers", [session.optimizer])[0])
-        self._witnesses = [_Witness(p) for p in _few(self._optimizer)]
+        self._witnesses = _few(self._optimizer)
         self._calls: list[str] = []
         self._clips: list[tuple[Any, float]] = []
         """Norm and limit of each clip of the step: the norm is read when the step is over."""
@@ -238,13 +238,14 @@ class CallOrderProbe(Probe):
 class _Witness:
     """A small trained tensor: what its gradient was when it was last looked at."""
 
-    def __init__(self, parameter: Any) -> None:
+    def __init__(self, parameter: Any, optimizer: Any) -> None:
         gradient = parameter.grad
-        self.parameter = parameter
+        self.parameter, self._optimizer = parameter, ref(optimizer)
         self.held = gradient is not None and bool(whole(gradient).any())
         """Whether it holds a gradient that is not cleared."""
         self._seen: Any = None if gradient is None else ref(gradient)
         self._version = _version(gradient)
+        self._gradient: Any = None
         self._weights = parameter.detach().clone()
         self.begin()
 
@@ -256,15 +257,19 @@ class _Witness:
         return self._seen is None or gradient is not self._seen() or _version(gradient) != self._version
 
     def look(self) -> str:
-        """Return what was done to the gradient since it was last looked at: clear, edit or nothing."""
+        """Return what was done to the gradient since it was last looked at: clear, keep, edit or nothing."""
         if not self.touched():
             return ""
-        gradient, held = self.parameter.grad, self.held
+        gradient, held, before = self.parameter.grad, self.held, self._gradient
         self.remember()
         if gradient is not None and bool(whole(gradient).any()):
             return "edit"
         self.held = False
-        return "clear" if held else ""
+        if not held:
+            return ""
+        states = getattr(self._optimizer(), "state", {}).get(self.parameter, {}).values() if before is not None else ()
+        kept = (one for one in states if isinstance(one, torch.Tensor) and one.shape == before.shape)
+        return "keep" if any(torch.equal(one, before) for one in kept) else "clear"
 
     def remember(self) -> None:
         """Take the gradient as it is for what is to be expected."""
@@ -273,6 +278,7 @@ class _Witness:
             self.held = gradient is not None
             self._seen = None if gradient is None else ref(gradient)
             self._version = _version(gradient)
+            self._gradient = None if gradient is None else whole(gradient).detach().clone()
 
     def remember_weights(self) -> None:
         """Keep the values, by which an update that is no optimizer's step is seen."""
@@ -296,7 +302,7 @@ class _Other:
     """Another optimizer: whether its step uses gradients again, with those of a later backward pass on top."""
 
     def __init__(self, optimizer: Any) -> None:
-        self._witnesses = [_Witness(p) for p in _few(optimizer)]
+        self._witnesses = _few(optimizer)
         self._used = self._piled = False
 
     def look(self) -> None:
@@ -322,11 +328,11 @@ def _version(gradient: Any) -> int:
     return 0 if gradient is None else int(getattr(gradient, "_local_tensor", gradient)._version)
 
 
-def _few(optimizer: Any) -> list[Any]:
+def _few(optimizer: Any) -> list[_Witness]:
     """Return some of the smaller tensors that the optimizer trains, from all over the model."""
     trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     small = sorted(range(len(trained)), key=lambda at: trained[at].numel())[: max(1, len(trained) // 2)]
-    return [trained[at] for at in sorted(small)[:: max(1, len(small) // WITNESSES)]]
+    return [_Witness(trained[at], optimizer) for at in sorted(small)[:: max(1, len(small) // WITNESSES)]]
 
 
 def _with_a_step(kind: type[Any]) -> Iterator[type[Any]]:
