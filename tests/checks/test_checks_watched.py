@@ -955,6 +955,20 @@ def test_rows_that_end_otherwise_are_not_held_to_an_end(records, why):
     assert finding.detail.startswith(why)
 
 
+@pytest.mark.parametrize(
+    ("followed", "asked", "status"),
+    [(8, 8, Status.SUSPECTED), (8, 0, Status.PASSED), (8, 3, Status.PASSED), (0, 0, Status.PASSED)],
+    ids=["all", "none", "some", "no padding, or an end token"],
+)
+def test_last_tokens_that_are_asked_for_padding(followed, asked, status):
+    """As by a mask of answers that is one position off from the scores."""
+    trace = with_record(watched(), e.PositionGradients, followed=followed, asked_behind=asked)
+    finding = CHECKS["no_loss_on_padding"]()(trace)
+
+    assert finding.status is status
+    assert ("rows are asked for the padding behind them" in finding.detail) is (status is Status.SUSPECTED)
+
+
 @pytest.mark.parametrize(("steps", "status"), [(4, Status.SUSPECTED), (2, Status.PASSED)])
 def test_passes_that_get_no_gradient(steps, status):
     """In a few steps it may be a look at what the model says, and what a critic learns from is detached."""

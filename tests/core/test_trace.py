@@ -88,7 +88,7 @@ EXAMPLES: list[Record] = [
         where="'chosen' and 'rejected'", chosen_raised=4, chosen_lowered=0, rejected_raised=1, rejected_lowered=3
     ),
     e.AnswersRated(rows=4, kinds=("False", "True")),
-    e.PositionGradients(step=1, padded=12, padding_share=0.0, raising=40, raising_own=1),
+    e.PositionGradients(step=1, padded=12, padding_share=0.0, raising=40, raising_own=1, followed=4, asked_behind=1),
     e.RowSpans(
         rows=(
             e.RowSpan(

@@ -269,6 +269,39 @@ def test_rows_of_a_classifier_that_are_cut_off(cut, status, tmp_path):
     assert finding.status is status, finding.detail
 
 
+def masked_answers(ids, mask, scores, *, behind):
+    """The mean negative log-likelihood of what a mask leaves, which may lie one position behind the scores."""
+    found = scores[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+    kept = mask[:, :-1] if behind else mask[:, 1:]
+    return -(found * kept).sum() / kept.sum()
+
+
+@pytest.mark.parametrize(
+    ("behind", "pad", "sign", "status"),
+    [
+        (True, 0, 1, Status.SUSPECTED),
+        (True, 0, -1, Status.SUSPECTED),
+        (True, 2, 1, Status.PASSED),
+        (False, 0, 1, Status.PASSED),
+    ],
+    ids=["behind", "of a rejected answer", "an end token", "at its place"],
+)
+def test_a_mask_one_position_off(behind, pad, sign, status, tmp_path):
+    """The last token of each row is then asked for the padding behind it."""
+    torch.manual_seed(0)
+    small = {"vocab_size": TOKENS, "hidden_size": WIDTH, "intermediate_size": WIDTH, "num_hidden_layers": 1}
+    model = LlamaForCausalLM(LlamaConfig(**small, num_attention_heads=2, pad_token_id=pad, eos_token_id=2))
+
+    def step(model):
+        lengths = torch.tensor([5, 12, 7, 11])
+        mask = (torch.arange(12) < lengths[:, None]).long()
+        ids = torch.randint(3, TOKENS, (4, 12)).where(mask.bool(), torch.tensor(pad))
+        return sign * masked_answers(ids, mask, model(input_ids=ids, attention_mask=mask).logits, behind=behind)
+
+    finding = judged("no_loss_on_padding", tmp_path, model, step)
+    assert finding.status is status, finding.detail
+
+
 class Classifier(nn.Module):
     """A head of the script's own over adapters, whose configuration it keeps under peft's own name for its table."""
 

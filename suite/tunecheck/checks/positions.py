@@ -11,21 +11,29 @@ SEEN = "A mask that is not causal, or another operation across positions, shows 
 FURTHER_AHEAD = "a head may predict a token further ahead, as in multi-token prediction"
 
 
+PADDING_ENDS = "the first token of padding may stand for a row's end"
+
+
 class NoLossOnPadding(Check):
-    """Padded positions contribute no gradient.
+    """Padded positions contribute no gradient, and no row's last token is asked for padding.
 
     A loss that selects one position out of all positions is exempt.
     """
 
     needs = frozenset({"user_code"})
     meaning = """Padding has labels. A term of the loss, such as smoothing or a divergence, is not masked. A mean runs
-    over all positions. The last position of a right-padded row is used as its last token."""
+    over all positions. The last position of a right-padded row is used as its last token. A mask of answers is one
+    position off from the scores that it is multiplied with."""
     remedy = """Multiply each term of the loss and each mean by attention_mask. Read a row's last token at
     attention_mask.sum(1) - 1."""
 
     max_share: float = 1e-3
     """Share of the gradient's norm. It is exactly 0 without loss on padding, in every precision. It is 0.02 if one row
     of four has a single padded position with a label."""
+    max_asked_share: float = 0.5
+    """Share of the rows with padding behind them whose last token is asked for it. It is 0 or 1."""
+    min_rows: int = 4
+    """Rows with padding behind them needed for a share."""
 
     def judge(self, trace: Trace) -> Finding:
         padded = [seen for seen in trace.records(PositionGradients) if seen.padded]
@@ -33,6 +41,10 @@ class NoLossOnPadding(Check):
         worst = worst_of(padded, key=lambda seen: seen.padding_share)
         detail = f"step {worst.step}: {worst.padding_share:.2g} of the gradient is at {worst.padded} padded positions"
         meant = FILLED_UP if worst.padding_guessed else ""
+        rows, asked = (sum(getattr(seen, name) for seen in padded) for name in ("followed", "asked_behind"))
+        if worst.padding_share <= self.max_share and asked > self.max_asked_share * rows and rows >= self.min_rows:
+            detail = f"the last tokens of {asked} of {rows} rows are asked for the padding behind them"
+            return self.at_most(asked / rows, self.max_asked_share, detail, meant=PADDING_ENDS)
         return self.at_most(worst.padding_share, self.max_share, detail, meant=meant)
 
 

@@ -19,6 +19,7 @@ from tunecheck.core.evidence import PositionGradients
 from tunecheck.core.premises import Premise
 from tunecheck.models.layer_names import is_pretrained, text_config
 from tunecheck.probes.reference.forwards import parts_of
+from tunecheck.probes.reference.given import end_tokens
 from tunecheck.probes.reference.loss_graph import Scored, scores_of
 from tunecheck.probes.reference.own_tokens import Call, fill_of, tokens_and_scores
 from tunecheck.training.data import Batch
@@ -50,6 +51,7 @@ class PositionProbe(Probe):
         """List the models: the one that trains, and those inside of it; and what their rows may be filled up with."""
         named = session.tokenizer, getattr(session.model, "generation_config", None)
         self._pads = [token for held in named if (token := getattr(held, "pad_token_id", None)) is not None]
+        self._ends = torch.tensor(sorted(end_tokens(session.tokenizer, session.model)[0]), dtype=torch.long)
         self._models = [module for module in session.model.modules() if is_pretrained(module)]
         by_name = session.run.holds(Premise.CAUSAL_LM) and session.entry is not session.model
         self._part = session.entry if by_name else None
@@ -71,7 +73,7 @@ class PositionProbe(Probe):
         self._counted: list[tuple[int, int, int]] = []
         """Of each pass the positions that tell, those that are asked for their own token, and for the second one."""
         self._at_padding = self._everywhere = 0.0
-        self._read = self._unseen = 0
+        self._read = self._unseen = self._followed = self._asked_behind = 0
         self._shapes: set[torch.Size] = set()
         self._chosen_among = self._guessed = False
         self._looked_up_masks: dict[torch.Size, torch.Tensor] = {}
@@ -121,6 +123,8 @@ class PositionProbe(Probe):
             seeing_next=seeing,
             tokens=self._read,
             unseen=self._unseen,
+            followed=self._followed,
+            asked_behind=self._asked_behind,
         )
         self.emit(record)
 
@@ -153,6 +157,8 @@ class PositionProbe(Probe):
             read = given.get("decoder_input_ids")
         if _learns(logits) and _of_positions(read, logits) and logits.shape[-1] >= vocabulary:
             self.hooks.gradient(logits, partial(self._add_raised, Call(model, args, given, read)))
+            if _of_positions(mask, logits) and not model.config.is_encoder_decoder:
+                self.hooks.gradient(logits, partial(self._add_asked_behind, mask, read))
 
     def _look_at_mask(self, mask: torch.Tensor | None, real: torch.Tensor | None) -> None:
         """Count padded positions, those that are not `real`, and those of them that the model's mask does not hide."""
@@ -295,6 +301,16 @@ class PositionProbe(Probe):
         self._read += int(real.sum())
         self._unseen += int((real & ~_and_before(used)).sum())
 
+    def _add_asked_behind(self, mask: torch.Tensor, read: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Count rows with padding behind them that ends no text, and those whose last token is asked for it."""
+        last = _padding(mask)[:, 1:] & (mask[:, :-1] != 0) & ~torch.isin(read[:, 1:], self._ends.to(read.device))
+        found, padding = gradient.detach()[:, :-1][last], read[:, 1:][last]
+        self._followed += len(found)
+        if len(found):
+            falling, raised = found.min(dim=-1)
+            raised = torch.where(_lowers_one(found), found.argmax(dim=-1), raised)
+            self._asked_behind += int(((falling < 0) & (raised == padding)).sum())
+
     def _add_raised(self, call: Call, gradient: torch.Tensor) -> None:
         """Count the positions whose next token is another, and those of them that are to read their own token."""
         found = _Raised(call, gradient)
@@ -337,8 +353,7 @@ class _Raised:
         self.call, self.every = call, -(-read.numel() // LOOKED_AT)
         looked_at = call.by_row(gradient.detach())[:, : -1 : self.every]
         falling, raised = looked_at.min(dim=-1)
-        alone = ((looked_at > 0).sum(dim=-1) == 1) & ((looked_at < 0).sum(dim=-1) > 1)
-        raised = torch.where(alone, looked_at.argmax(dim=-1), raised)  # a target, as of a rejected answer
+        raised = torch.where(_lowers_one(looked_at), looked_at.argmax(dim=-1), raised)
         self.telling = (falling < 0) & (read[:, :-1] != read[:, 1:])[:, :: self.every]
         self.own = self.telling & (raised == read[:, : -1 : self.every])
         self.asked = self.telling & (raised == read[:, 1 :: self.every])
@@ -365,6 +380,11 @@ class _Raised:
         """Return whether these rows are told to be rows, by targets that are the next tokens, or those behind them."""
         asked, telling = int(self.asked.sum() + self.second.sum()), int(self.telling.sum())
         return telling >= FEWEST_TELLING and asked > NEARLY_ALL * telling
+
+
+def _lowers_one(gradient: torch.Tensor) -> torch.Tensor:
+    """Return where one token alone is lowered, as the target of a rejected answer is."""
+    return ((gradient > 0).sum(dim=-1) == 1) & ((gradient < 0).sum(dim=-1) > 1)
 
 
 def _learns(tensor: Any) -> TypeGuard[torch.Tensor]:

@@ -186,6 +186,10 @@ class PositionGradients(Record):
     """Tokens that models of transformers were given whose attention hides later positions."""
     unseen: int = 0
     """Those of them behind the last position of their row that the loss uses."""
+    followed: int = 0
+    """Rows with padding behind them that is no end token."""
+    asked_behind: int = 0
+    """Those of them whose last token is asked for that padding."""
 
 
 class EvaluationRows(Record):
