@@ -979,6 +979,16 @@ def test_passes_that_get_no_gradient(steps, status):
     assert CHECKS["trainable_moved"]()(trace).status is Status.PASSED
 
 
+@pytest.mark.parametrize(("equal_in", "status"), [(4, Status.SUSPECTED), (3, Status.PASSED)])
+def test_two_inputs_that_are_one(equal_in, status):
+    """Both texts of a pair are made of one column; a pair of a data set may have two equal texts."""
+    names = "input_ids_j", "input_ids_k"
+    steps = [e.StepInputs(step=n, digests=(f"batch {n}",), equal=names if n < equal_in else ()) for n in range(4)]
+    finding = CHECKS["batches_change"]()(watched(*steps))
+    assert finding.status is status
+    assert ("input_ids_j and input_ids_k are equal" in finding.detail) is (status is Status.SUSPECTED)
+
+
 def read_rows(full, last, shorter=6, others=7):
     """The rows of an objective of its own: six are shorter and end with 7, these are of the longest length."""
     lasts = [7] * shorter + [others] * (6 - shorter)

@@ -50,6 +50,7 @@ EXAMPLES: list[Record] = [
         targets={"3": (0, 2)},
         written=(e.TargetWritten(tokens=4, digest="ab", ended=True),),
         read=(e.RowRead(digest="cd", tokens=7, last=2),),
+        equal=("input_ids_j", "input_ids_k"),
     ),
     e.BestChosen(metric="eval_loss", greater=False),
     e.FileWritten(path="/home/model.safetensors"),

@@ -52,6 +52,7 @@ class UsualTensorsLearn(Check):
 RARE = "classes may be so unequal that the first steps hold one alone, or be taken in turn"
 REREAD = "The loader's iterator is created anew in each step, or the batch is read before the loop."
 ONCE_A_STEP = "The next batch is fetched once in a step, not in the loop over its micro-batches."
+COPIED = "The collator makes both inputs of a pair of one text."
 VIEWS = "several views of one batch may be averaged"
 SORTED = "Rows are sorted by class and not shuffled, or all labels become one class."
 
@@ -59,12 +60,13 @@ SORTED = "Rows are sorted by class and not shuffled, or all labels become one cl
 class BatchesChange(Check):
     """Steps train on different batches, whose rows are of more than one class, and not sorted by class.
 
-    So do the micro-batches of a step whose losses are averaged. rows_come_once compares the rows of language models.
+    So do the micro-batches of a step whose losses are averaged. Two inputs of tokens, as of a pair of answers, differ.
+    rows_come_once compares the rows of language models.
     """
 
     needs = frozenset({"unknown_rows"})
     convention = "one batch is overfitted on purpose, or the whole data set is one batch"
-    meaning = f"{REREAD} {ONCE_A_STEP} {SORTED}"
+    meaning = f"{REREAD} {ONCE_A_STEP} {SORTED} {COPIED}"
     remedy = "Create the iterator once per epoch, and take the next batch in each step. Shuffle. Count the labels."
 
     min_steps: int = 3
@@ -82,6 +84,9 @@ class BatchesChange(Check):
         required(batches, "no micro-batch of a step is known")
         if different == 1 and any(step.opaque for step in given):
             raise NotApplicable(OPAQUE)
+        if all(step.equal for step in given):
+            detail = f"the inputs {' and '.join(given[0].equal)} are equal in each of {steps} steps"
+            return self.found(False, detail, measured=steps, limit=0, meant=VIEWS, causes=[COPIED])
         detail = f"{different} different of {len(batches)} micro-batches in {steps} steps"
         for outputs in sorted({head for step in given for head in step.targets}) if different > 1 else ():
             learned = [target for step in given for target in step.targets.get(outputs, ())]

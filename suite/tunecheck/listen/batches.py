@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from itertools import combinations
 from typing import Any, TypeGuard
 
 import torch
@@ -98,7 +99,15 @@ def unknown_batch(inputs: Any, device: torch.device) -> Batch:
         tokens=rows if mask is None else int(mask.sum()),
         content=hashlib.sha256(repr(content).encode()).hexdigest()[:12],
         opaque=any(part is ... for part in content),
+        equal=_equal(inputs),
     )
+
+
+def _equal(inputs: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the first two inputs of token ids that are equal: what a model learns of has two of them."""
+    ids = [(name, value) for name, value in inputs.items() if "input_ids" in name and isinstance(value, torch.Tensor)]
+    pairs = ((one, other) for (one, a), (other, b) in combinations(ids, 2) if a.shape == b.shape and torch.equal(a, b))
+    return next(pairs, ())
 
 
 def _content(value: Any, depth: int = 6) -> Iterator[object]:

@@ -80,10 +80,9 @@ class StepInputsProbe(Probe):
         digests = tuple(batch.digest for batch in session.window)
         opaque = any(batch.opaque for batch in session.window)
         written, read = tuple(self._written), tuple(self._read)
-        record = StepInputs(
-            step=step, digests=digests, opaque=opaque, targets=self._targets, written=written, read=read
-        )
-        self.emit(record)
+        equal = next((batch.equal for batch in session.window), ())
+        more: dict[str, Any] = {"targets": self._targets, "written": written, "read": read, "equal": equal}
+        self.emit(StepInputs(step=step, digests=digests, opaque=opaque, **more))
 
 
 def _is_of_classes(entropy: Any) -> bool:

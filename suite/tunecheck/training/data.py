@@ -97,6 +97,8 @@ class Batch:
     """Digest of all that the model is given, where its rows are no tokens that are known."""
     opaque: bool = False
     """Whether the model is also given an object whose contents are unknown, which the digest leaves out."""
+    equal: tuple[str, ...] = ()
+    """Names of two inputs of tokens that are one and the same."""
 
     @classmethod
     def of(cls, ids: "torch.Tensor", labels: "torch.Tensor", mask: "torch.Tensor", **others: Any) -> "Batch":

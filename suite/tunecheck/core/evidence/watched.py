@@ -67,6 +67,8 @@ class StepInputs(Record):
     """The targets of an encoder-decoder whose end token is known."""
     read: tuple[RowRead, ...] = ()
     """Rows with a mask that were read in an early step, where it is not known which rows are given."""
+    equal: tuple[str, ...] = ()
+    """Names of two inputs of tokens that are equal in the first micro-batch."""
 
 
 class RowsGiven(Record):
