@@ -388,6 +388,28 @@ def test_two_factors_of_which_both_are_0(spread, status, tmp_path):
     assert ("2 of 4 trained tensors are matrices of 0" in finding.detail) is (not spread)
 
 
+class Halves(nn.Module):
+    """Is never called itself: the script calls one part, and hands the other one what it gave."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.head = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()), nn.Linear(WIDTH, 3)
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_results_that_are_detached_on_their_way_to_another_part(detached, tmp_path):
+    """They lie at the same place in memory, with a gradient and without."""
+
+    def step(model):
+        given = model.body(torch.randn(8, WIDTH))
+        return cross_entropy(model.head(given.detach() if detached else given), torch.arange(8) % 3)
+
+    finding = judged("trainable_moved", tmp_path, Halves(), step)
+    assert finding.status is (Status.SUSPECTED if detached else Status.PASSED), finding.detail
+    assert ("2 of 4 trained tensors get no gradient" in finding.detail) is detached
+
+
 def test_a_model_that_cannot_be_called_again(tmp_path):
     """What moved is judged, and what could not be seen is said."""
     finding = judged(

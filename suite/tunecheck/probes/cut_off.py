@@ -5,6 +5,7 @@ of what the loss is made of. A head of which a loss is computed is to be used. S
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -80,15 +81,29 @@ class CutOffProbe(Probe):
         self._passes, self._looks_on = [], bool(self._idle) and step == AT_STEP
         if step < STEPS:
             self.hooks.after(self._entry, self._returned, with_kwargs=True)
+        self._results: list[tuple[str, torch.Tensor]] = []
+        """Of modules without any gradient so far, what they gave in this step."""
         if self._looks_on:
             for loss in LOSSES:
                 self.hooks.function(functional, loss, after=self._computed)
+            for name in _resting(session.model, self._idle.keys()):
+                self.hooks.after(session.model.get_submodule(name), partial(self._gave, name))
+            self.hooks.first_modules(self._reads)
         for name in {*map(_module_of, self._cut_off | self._left_out)}:
             self.hooks.before(session.model.get_submodule(name), lambda *_, name=name: self._called.add(name))
 
     def _computed(self, loss: torch.Tensor, *_: Any, **__: Any) -> None:
         if loss.requires_grad:
             self._losses.append(loss.grad_fn)
+
+    def _gave(self, name: str, _module: Any, _args: Any, out: Any) -> None:
+        self._results += [(name, result) for result in numbers_of(out) if result.requires_grad]
+
+    def _reads(self, _module: Any, args: Any, given: dict[str, Any]) -> None:
+        """Look for what was detached on its way to another module: it still lies at the same place."""
+        places = {value.data_ptr() for value in numbers_of([args, given]) if not value.requires_grad}
+        cut = {f"{name}." for name, result in self._results if result.data_ptr() in places}
+        self._cut_off |= {name for name in self._idle if name.startswith(tuple(cut))}
 
     def _returned(self, _module: Any, args: Any, given: dict[str, Any], out: Any) -> None:
         if not torch.is_grad_enabled():
@@ -110,7 +125,7 @@ class CutOffProbe(Probe):
     def backward_end(self, session: Session, step: int) -> None:
         """Leave out what has a gradient, and change what is left."""
         self.hooks.remove()
-        self._idle = {name: p for name, p in self._idle.items() if p.grad is None}
+        self._idle, self._results = {name: p for name, p in self._idle.items() if p.grad is None}, []
         made, self._passes, losses, self._losses = self._passes, [], self._losses, []
         differentiated = sum(each.differentiated for each in made)
         if step < STEPS and differentiated:
@@ -167,6 +182,16 @@ class CutOffProbe(Probe):
 
 def _module_of(tensor: str) -> str:
     return tensor.rpartition(".")[0]
+
+
+def _resting(model: Any, idle: AbstractSet[str]) -> Iterator[str]:
+    """Yield the largest modules all of whose parameters are among these."""
+    last = " "
+    for name, module in model.named_modules():
+        held = [f"{name}.{inner}" for inner, _ in module.named_parameters()]
+        if name and held and not name.startswith(last) and idle >= {*held}:
+            last = f"{name}."
+            yield name
 
 
 def _differ(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> bool:
