@@ -1300,6 +1300,25 @@ def test_a_teacher_that_drops_may_be_meant():
     assert "and normalises by its batch" in normalising.detail
 
 
+def test_a_reference_that_was_never_loaded():
+    """It is a question of its own, whatever mode the model is in."""
+    trace = watched(e.OtherModelDrops(model="Reference", drawn=True))
+    finding = CHECKS["usual_tensors_learn"]()(trace)
+
+    assert finding.status is Status.SUSPECTED
+    assert finding.detail.startswith("Reference is called and learns nothing")
+    assert CHECKS["state_in_training"]()(trace).status is Status.PASSED
+
+
+@pytest.mark.parametrize(("different", "status"), [(1, Status.SUSPECTED), (2, Status.PASSED)])
+def test_rows_of_one_token(different, status):
+    """Another column than that of the tokens was given to the model."""
+    rows = [e.RowRead(digest=str(n), tokens=5 + n, last=0, different=1) for n in range(9)]
+    rows.append(e.RowRead(digest="last", tokens=9, last=0, different=different))
+    steps = [e.StepInputs(step=n, digests=(f"batch {n}",), read=tuple(rows)) for n in range(4)]
+    assert CHECKS["batches_change"]()(watched(*steps)).status is status
+
+
 @pytest.mark.parametrize(("scale", "status"), [(1.0, Status.PASSED), (0.9, Status.FAILED)], ids=["all", "not all"])
 def test_a_trainer_that_counts_first_labels_is_told_once(scale, status):
     """The checks of loss and gradient pass where that explains all of their error."""

@@ -388,6 +388,35 @@ def test_two_factors_of_which_both_are_0(spread, status, tmp_path):
     assert ("2 of 4 trained tensors are matrices of 0" in finding.detail) is (not spread)
 
 
+def normed(*, trained):
+    """A network whose norms were built, or were trained already."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH))
+    for number in (1, 3) if trained else ():
+        nn.init.normal_(model[number].weight, 1.0, 0.1)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("own", "reference", "told"),
+    [(True, False, True), (True, True, False), (False, False, False)],
+    ids=["never loaded", "loaded", "from scratch"],
+)
+def test_a_reference_with_the_weights_of_its_first_draw(own, reference, told, tmp_path):
+    """Beside a model that was loaded."""
+    teacher = normed(trained=reference).eval()
+
+    def step(model):
+        given = torch.randn(8, WIDTH)
+        with torch.no_grad():
+            wanted = teacher(given)
+        return mse_loss(model(given), wanted)
+
+    finding = judged("usual_tensors_learn", tmp_path, normed(trained=own), step)
+    assert ("Sequential is called and learns nothing" in finding.detail) is told, finding.detail
+    assert (finding.status is Status.SUSPECTED) is told
+
+
 class Halves(nn.Module):
     """Is never called itself: the script calls one part, and hands the other one what it gave."""
 

@@ -10,6 +10,7 @@ from tunecheck.core.evidence import (
     EvaluationRows,
     LossDivided,
     Movement,
+    OtherModelDrops,
     ScheduleTaken,
     StepInputs,
     TrainingState,
@@ -20,21 +21,28 @@ from tunecheck.core.trace import Trace
 OPAQUE = "the model is called with an object that tunecheck cannot look into, beside nothing that differs"
 
 
+NOT_LOADED = "A reference or a teacher is made of a configuration, and its weights are never loaded."
+RANDOM_TARGET = "a random network may be a target on purpose, as of a bonus for what is new"
+
+
 class UsualTensorsLearn(Check):
     """Matrices that were just drawn at random learn, added tokens too, and a model of transformers in its layers.
 
-    Parameters are frozen by the attribute requires_grad of their own.
+    Parameters are frozen by the attribute requires_grad of their own. Another model that learns nothing was loaded.
     """
 
     needs = frozenset({"user_code"})
     convention = "random features may be fixed, and a head, norms or new tokens alone may be trained, on purpose"
-    meaning = """A new head was frozen with the base: a filter by name misses it. Or all layers were frozen, and
+    meaning = f"""A new head was frozen with the base: a filter by name misses it. Or all layers were frozen, and
     no adapters were added. Or requires_grad is set on a module, where requires_grad_(False) is to be called. Or tokens
-    were added beside adapters, which leave the embeddings as they were drawn."""
+    were added beside adapters, which leave the embeddings as they were drawn. {NOT_LOADED}"""
     remedy = """Print each parameter's name and requires_grad before the optimizer is made. Thaw the named tensors. Name
     added tokens in LoraConfig's trainable_token_indices, or the embeddings in modules_to_save."""
 
     def judge(self, trace: Trace) -> Finding:
+        if others := [other.model for other in trace.records(OtherModelDrops) if other.drawn]:
+            detail = f"{some(others)} is called and learns nothing, and the weights of its norms are all 1, or all 0"
+            return self.at_most(len(others), 0, detail, meant=RANDOM_TARGET, causes=[NOT_LOADED])
         seen = trace.one(Movement)
         rests = () if "frozen" in trace.run.expected else trace.run.rests
         wrong = {
@@ -52,6 +60,7 @@ class UsualTensorsLearn(Check):
 RARE = "classes may be so unequal that the first steps hold one alone, or be taken in turn"
 REREAD = "The loader's iterator is created anew in each step, or the batch is read before the loop."
 ONCE_A_STEP = "The next batch is fetched once in a step, not in the loop over its micro-batches."
+NO_TEXT = "Another column is given as the tokens, such as token_type_ids."
 COPIED = "The collator makes both inputs of a pair of one text."
 VIEWS = "several views of one batch may be averaged"
 SORTED = "Rows are sorted by class and not shuffled, or all labels become one class."
@@ -60,13 +69,13 @@ SORTED = "Rows are sorted by class and not shuffled, or all labels become one cl
 class BatchesChange(Check):
     """Steps train on different batches, whose rows are of more than one class, and not sorted by class.
 
-    So do the micro-batches of a step whose losses are averaged. Two inputs of tokens, as of a pair of answers, differ.
-    rows_come_once compares the rows of language models.
+    So do the micro-batches of a step whose losses are averaged. Two inputs of tokens, as of a pair of answers, differ,
+    and so do the tokens of a row. rows_come_once compares the rows of language models.
     """
 
     needs = frozenset({"unknown_rows"})
     convention = "one batch is overfitted on purpose, or the whole data set is one batch"
-    meaning = f"{REREAD} {ONCE_A_STEP} {SORTED} {COPIED}"
+    meaning = f"{REREAD} {ONCE_A_STEP} {SORTED} {COPIED} {NO_TEXT}"
     remedy = "Create the iterator once per epoch, and take the next batch in each step. Shuffle. Count the labels."
 
     min_steps: int = 3
@@ -84,6 +93,9 @@ class BatchesChange(Check):
         required(batches, "no micro-batch of a step is known")
         if different == 1 and any(step.opaque for step in given):
             raise NotApplicable(OPAQUE)
+        rows = [row for step in given for row in step.read if row.tokens > 1]
+        if rows and all(row.different == 1 for row in rows):
+            return self.at_most(len(rows), 0, f"each of {len(rows)} rows repeats one token", causes=[NO_TEXT])
         if all(step.equal for step in given):
             detail = f"the inputs {' and '.join(given[0].equal)} are equal in each of {steps} steps"
             return self.found(False, detail, measured=steps, limit=0, meant=VIEWS, causes=[COPIED])

@@ -124,7 +124,7 @@ class StateInTraining(Check):
         if not problems and all(state.uncalibrated for state in steps):
             detail += f", in which {some(steps[0].uncalibrated)} normalise by their first statistics, of no batch"
             return self.at_most(len(steps[0].uncalibrated), 0, detail, meant=WITHOUT_STATISTICS, causes=[UNCALIBRATED])
-        if (noisy := trace.records(evidence.OtherModelDrops)) and not problems:
+        if (noisy := [seen for seen in trace.records(evidence.OtherModelDrops) if not seen.drawn]) and not problems:
             others, does = [seen.model for seen in noisy], {seen.normalises for seen in noisy}
             detail += f"; {some(others)} learns nothing, is called in train mode, and "
             detail += "normalises by its batch" if does == {True} else "draws dropout"

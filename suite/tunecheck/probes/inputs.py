@@ -55,7 +55,8 @@ class StepInputsProbe(Probe):
             return
         for row, keep in zip(ids.tolist(), (mask != 0).tolist(), strict=True):
             if tokens := [token for token, real in zip(row, keep, strict=True) if real]:
-                self._read[RowRead(digest=row_digest(tokens), tokens=len(tokens), last=tokens[-1])] = None
+                count, last, different = len(tokens), tokens[-1], len({*tokens})
+                self._read[RowRead(digest=row_digest(tokens), tokens=count, last=last, different=different)] = None
 
     def _differentiated(self, tensors: Any, *_: Any, **__: Any) -> None:
         rows = {len(batch.keys) for batch in self._window}

@@ -51,6 +51,8 @@ class RowRead(Frozen):
     """Without padding, as its mask says."""
     last: int
     """The last one of them."""
+    different: int = 2
+    """How many different ones there are."""
 
 
 class StepInputs(Record):
@@ -392,12 +394,17 @@ class StateLoaded(Record):
 
 
 class OtherModelDrops(Record):
-    """Another model, called between two steps, learns nothing and is in train mode: it draws dropout."""
+    """Another model, called between two steps, learns nothing and is in train mode, so that it draws dropout.
+
+    Or its weights were never loaded.
+    """
 
     model: str
     """Its class."""
     normalises: bool = False
     """Whether a normalisation of it takes its batch's statistics."""
+    drawn: bool = False
+    """Whether it is in eval mode, and all its norms are as they are built, unlike the trained model's."""
 
 
 class ScoresGiven(Record):
