@@ -11,6 +11,7 @@ from traces import (
     BY_A_LOOP,
     BY_A_SCRIPT,
     LORA,
+    LORA_A,
     LORA_B,
     adding,
     attempt,
@@ -441,6 +442,7 @@ FAULTS = {
     },
     "saved_as_trained": {
         "an empty adapter": lambda: watched(written(tensors=0, trained=0)),
+        "A under the name of B": lambda: watched(written(misnamed=(f"{LORA_B[0]} of {LORA_A[0]}",))),
         "an adapter that was just made": lambda: watched(written(), written(trained=0, other=8, blank=True)),
         "an adapter from before": lambda: watched(written(), written(trained=0, earlier=LORA_B)),
         "a copy from before alone": lambda: watched(written(own=False, trained=0, earlier=LORA_B)),

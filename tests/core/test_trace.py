@@ -74,7 +74,7 @@ EXAMPLES: list[Record] = [
     e.ScheduleTaken(made_for=12, taken=24, optimizer_steps=12),
     e.OtherOptimizer(name="Adam", tensors=6, steps=0, without_gradient=0, model_steps=6, waiting=5),
     e.RanksScored(steps=10, begins=4, scored=12),
-    e.Written(own=True, tensors=8, trained=7, earlier=LORA[:1], other=0),
+    e.Written(own=True, tensors=8, trained=7, earlier=LORA[:1], other=0, misnamed=("B of A",)),
     e.WrittenByScript(lines={LORA[0]: "train.py:40"}),
     e.StateLoaded(into="GPT", offered=12, taken=2, misnamed=("module.w (the model has w)",)),
     e.SettingsGiven(settings=(e.Setting(kind="dropout", value=0.1, where="Dropout.p"),)),

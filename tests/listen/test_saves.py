@@ -65,6 +65,20 @@ def test_the_trained_model_is_known_by_its_values(heard):
     assert [(seen.own, seen.trained, seen.earlier, seen.other) for seen in records] == [(False, 2, (), 0)] * 2
 
 
+def test_a_tensor_under_another_ones_name_is_told(heard):
+    """Those that are equal, as tied ones, and those that had not moved, are not."""
+    model, records = heard
+    model.other = torch.nn.Linear(4, 3)
+    saves._TRAINED.clear()
+    saves.watch(model, records.append)
+    learn(model)
+    state = taken(model)
+    saves.written(state)
+    saves.written({**state, "other.weight": state["layer.weight"]})
+
+    assert [seen.misnamed for seen in records] == [(), ("other.weight of layer.weight",)]
+
+
 def test_an_adapter_that_never_learned_is_told(monkeypatch):
     """One of the same configuration on another base, saved after the trained one."""
     monkeypatch.delenv("WORLD_SIZE", raising=False)

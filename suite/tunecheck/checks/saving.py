@@ -334,6 +334,7 @@ FRESH_SAVED = "An adapter that was just made is saved in place of the trained on
 FRESH_MEANT = "a new adapter may be kept for the next training"
 NEVER_UPDATED = "An average is never updated, or the base is loaded again and saved."
 OTHER_SAVED = "A teacher, or another model, is saved in place of the trained one."
+SWAPPED = "Copy and paste gave a tensor's name to another one."
 PART_SAVED = "The optimizer trains a body and its head, and the head alone is saved."
 
 
@@ -347,7 +348,7 @@ class SavedAsTrained(Check):
 
     needs = frozenset({"user_code"})
     meaning = f"""The adapter file is empty, because its state dict was filtered twice. A state dict from before
-    training was saved. {SAVED_FIRST} {FRESH_SAVED} {NEVER_UPDATED} {OTHER_SAVED} {PART_SAVED}
+    training was saved. {SAVED_FIRST} {FRESH_SAVED} {NEVER_UPDATED} {OTHER_SAVED} {PART_SAVED} {SWAPPED}
     {WORST_KEPT} unload removed the adapters, and the plain base was saved. The saved adapter is not the active one that
     was trained."""
     remedy = """Save the model without a state_dict of your own, or build it after training. Call merge_and_unload to
@@ -375,6 +376,8 @@ class SavedAsTrained(Check):
         if not stale and kept_start and not any(w.trained for w in last):  # a checkpoint is no answer to that
             stale = kept_start
         copied = not proven and any(w.other or w.returned or w.overwrites or w in kept_start for w in stale)
+        if swapped := [name for written in seen for name in written.misnamed]:
+            problems.append(f"{len(swapped)} tensors are saved with another one's values: {some(swapped)}")
         problems += [f"{len(w.earlier)} tensors still have their initial values: {some(w.earlier)}" for w in stale[-1:]]
         if first and not problems:
             told = {f"the script itself saved {len(first[0].earlier)} tensors before the first step alone": SAVED_FIRST}

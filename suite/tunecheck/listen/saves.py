@@ -156,7 +156,8 @@ class _Trained:
         # as an average that is never updated leaves a model into which it is copied for a save
         returned = {name for name in (self.moved & self._telling) - moved if name in now} if not moved else set()
         shapes = {now[name].shape for name in moved | returned}
-        digests = {value_of(tensor): tensor for tensor in held.values()}
+        given = {name: value_of(tensor) for name, tensor in held.items()}
+        digests = dict(zip(given.values(), held.values(), strict=True))
         found = {value for value, tensor in digests.items() if tensor.shape in shapes}
         matrices = {value for value, tensor in digests.items() if tensor.ndim > 1}
         self._kept |= {name for name in moved if values[name] in found}
@@ -165,6 +166,8 @@ class _Trained:
         # an adapter that rests beside the trained one, as a reference, may be what that was
         present = {value_of(p) for p in model.parameters() if p.shape in shapes}
         distinct = moved & self._telling
+        by_value = {values[name]: name for name in distinct}
+        wrong = ((name, by_value.get(given[name])) for name in sorted(moved & given.keys()))
         lost = {name for name in distinct if values[name] not in found}
         earlier = {name for name in lost if self.before[name] in found - present}
         earlier |= {name for name in returned if values[name] in found}
@@ -184,6 +187,7 @@ class _Trained:
             overwrites=file in self._files and not any(values[name] in found for name in moved) and bool(earlier),
             other=len(found - {*values.values(), *self.before.values()}),
             resting=len(found & self._resting - {*values.values(), *self.before.values()}),
+            misnamed=tuple(f"{name} of {other}" for name, other in wrong if other and values[name] != values[other]),
             blank=bool(ends) and not any(bool(tensor.any()) for tensor in ends),
             # few are no sign: a merge may change none
             without_adapters=of_base if 2 * of_base > len(self._base) else 0,

@@ -369,6 +369,8 @@ class Written(Record):
     """Whether the model's first trained tensor is lost."""
     blank: bool = False
     """Whether every LoRA B in it is 0, as of an adapter that never learned."""
+    misnamed: tuple[str, ...] = ()
+    """Trained tensors whose names have the values of another one, each with that one's name."""
 
 
 class WrittenByScript(Record):
