@@ -93,7 +93,7 @@ class CallsInOrder(Check):
             for fault in dict.fromkeys(_faults(window.calls, used, one_pass=whole)):
                 by_fault.setdefault(fault, []).append(window)
             # whether the step ends with gradients that the optimizer has used
-            last = [call for call in window.calls if call in ("step", "backward", "clear", "edit")]
+            last = [call for call in window.calls if call in ("step", "backward", "clear", "keep", "edit")]
             used = last[-1:] == ["step"]
         wrong = {
             fault: seen

@@ -124,6 +124,9 @@ class CallOrderProbe(Probe):
         for other in self._others.values():
             other.look()
         seen = {witness.look() for witness in self._witnesses} - {""}
+        used = next((call for call in reversed(self._calls) if call in ("backward", "step", "idle step")), "")
+        if "keep" in seen and (self._in_optimizer or used != "backward"):  # a first momentum is the gradient itself
+            seen = seen - {"keep"} | {"clear"}
         if "clear" in seen and self._calls[-1:] == ["backward"] and any(w.moved() for w in self._witnesses):
             self._note("move")
             self._away = max(witness.away() for witness in self._witnesses)
@@ -265,10 +268,11 @@ class _Witness:
         if gradient is not None and bool(whole(gradient).any()):
             return "edit"
         self.held = False
-        if not held:
-            return ""
-        states = getattr(self._optimizer(), "state", {}).get(self.parameter, {}).values() if before is not None else ()
-        kept = (one for one in states if isinstance(one, torch.Tensor) and one.shape == before.shape)
+        if not held or before is None or not bool(before.any()):
+            return "clear" if held else ""
+        states = getattr(self._optimizer(), "state", {}).get(self.parameter, {}).values()
+        plain = (one for one in states if isinstance(one, torch.Tensor) and not hasattr(one, "to_local"))
+        kept = (one for one in plain if one.shape == before.shape)
         return "keep" if any(torch.equal(one, before) for one in kept) else "clear"
 
     def remember(self) -> None:

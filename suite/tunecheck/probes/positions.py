@@ -51,7 +51,8 @@ class PositionProbe(Probe):
         """List the models: the one that trains, and those inside of it; and what their rows may be filled up with."""
         named = session.tokenizer, getattr(session.model, "generation_config", None)
         self._pads = [token for held in named if (token := getattr(held, "pad_token_id", None)) is not None]
-        self._ends = torch.tensor(sorted(end_tokens(session.tokenizer, session.model)[0]), dtype=torch.long)
+        ends = (end_tokens(named, session.model)[0] for named in (session.tokenizer, None))  # and the model's own
+        self._ends = torch.tensor(sorted(set[int]().union(*ends)), dtype=torch.long)
         self._models = [module for module in session.model.modules() if is_pretrained(module)]
         by_name = session.run.holds(Premise.CAUSAL_LM) and session.entry is not session.model
         self._part = session.entry if by_name else None
