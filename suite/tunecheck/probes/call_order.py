@@ -271,8 +271,9 @@ class _Witness:
         if not held or before is None or not bool(before.any()):
             return "clear" if held else ""
         states = getattr(self._optimizer(), "state", {}).get(self.parameter, {}).values()
-        plain = (one for one in states if isinstance(one, torch.Tensor) and not hasattr(one, "to_local"))
-        kept = (one for one in plain if one.shape == before.shape)
+        kind = before.shape, before.dtype, before.device
+        tensors = (one for one in states if isinstance(one, torch.Tensor) and one.layout is torch.strided)
+        kept = (one for one in tensors if (one.shape, one.dtype, one.device) == kind)
         return "keep" if any(torch.equal(one, before) for one in kept) else "clear"
 
     def remember(self) -> None:
@@ -282,7 +283,9 @@ class _Witness:
             self.held = gradient is not None
             self._seen = None if gradient is None else ref(gradient)
             self._version = _version(gradient)
-            self._gradient = None if gradient is None else whole(gradient).detach().clone()
+            # a shard is gathered by all processes together, which is not worth it here
+            plain = gradient is not None and gradient.layout is torch.strided and not hasattr(gradient, "to_local")
+            self._gradient = gradient.detach().clone() if plain else None
 
     def remember_weights(self) -> None:
         """Keep the values, by which an update that is no optimizer's step is seen."""

@@ -406,7 +406,7 @@ class OtherModelDrops(Record):
     normalises: bool = False
     """Whether a normalisation of it takes its batch's statistics."""
     drawn: bool = False
-    """Whether it is in eval mode, and all its norms are as they are built, unlike the trained model's."""
+    """Whether all its norms are as they are built, unlike the trained model's."""
 
 
 class ScoresGiven(Record):
