@@ -59,6 +59,7 @@ MEANT = {
     ("labels_as_configured", "an end that is padding"),
     ("labels_as_configured", "a start within"),
     ("labels_as_configured", "a user's turns"),
+    ("labels_as_configured", "answers without their beginning"),
     ("loss_receives_logits", "a temperature for a scale"),
     ("loss_receives_logits", "positions that compete"),
     ("answers_end", "no mark of the assistant's turn"),
@@ -78,6 +79,7 @@ MEANT = {
     ("saved_as_trained", "the base behind the trained model"),
     ("saved_as_trained", "the start alone"),
     ("saved_as_trained", "a head alone"),
+    ("saved_as_trained", "all but a head"),
     ("saved_as_trained", "a teacher"),
     ("saved_as_trained", "the highest perplexity"),
     ("saved_as_trained", "the lowest F1"),
@@ -300,6 +302,7 @@ FAULTS = {
         "an end that is padding": lambda: watched(rows(padding_ends=24)),
         "a start within": lambda: watched(rows(begins_again=24)),
         "a user's turns": lambda: watched(rows(users_learned=24)),
+        "answers without their beginning": lambda: watched(rows(begun_late=2)),
         "another model's tokenizer": lambda: watched(e.BaseTokens(tokens=60, other=40, example="'a' is 3, and 5")),
         "labels of long rows cut off": lambda: watched(
             spans(lambda number: {"column": 45, "behind": number - 15, "ended": False} if number > 15 else {})
@@ -458,6 +461,7 @@ FAULTS = {
         "the base alone": lambda: watched(written(own=False, trained=0, without_adapters=4)),
         "the start alone": lambda: watched(written(own=False, trained=0, earlier=LORA_B, first=True)),
         "a head alone": lambda: watched(written(own=False), written(own=False, trained=2, lost=LORA_B, leading=True)),
+        "all but a head": lambda: watched(written(), written(own=False, trained=7, lost=LORA_B[:1], scoring=True)),
         "the highest perplexity": lambda: watched(e.BestChosen(metric="eval_perplexity", greater=True)),
         "the lowest F1": lambda: watched(e.BestChosen(metric="eval_f1_macro", greater=False)),
         "a teacher": lambda: watched(written(own=False, trained=0, other=9, lost=LORA_B, leading=True)),
@@ -1404,26 +1408,45 @@ def test_a_schedule_may_go_on_for_a_little(changes, status):
     assert CHECKS["schedule_ends"]()(watched(taken(**changes))).status is status
 
 
+def rising_to(peak):
+    """A healthy training of bf16 weights whose schedule rises to this rate."""
+    trace = watched()
+    trace = with_run(trace, training={**trace.header.run["training"], "learning_rate": peak})
+    return with_record(trace, e.Census, trainable_dtypes={"bfloat16": 8})
+
+
 @pytest.mark.parametrize(
     ("share", "last_rate", "told"),
     [
         (0.005, 1e-6, "a step changes at most 0.50% of the elements"),
-        (0.005, 2e-6, ""),
-        (0.2, 1e-6, "1 of 8 did not move"),
-        (0.2, 2e-6, ""),
+        (0.6, 1e-6, "1 of 8 did not move"),
+        (0.6, 2e-6, ""),
     ],
-    ids=["nothing moves", "nothing in a warm-up", "all but norms of 1", "all but those in a warm-up"],
+    ids=["nothing moves", "all but norms of 1", "all but those in a warm-up"],
 )
 def test_a_rate_that_16_bit_weights_round_away(share, last_rate, told):
     """Larger steps are yet to come in a warm-up."""
-    trace = with_record(watched(), e.Movement, unmoved=LORA_B[:1], smallest_moved_share=0.0)
-    trace = with_record(trace, e.Census, trainable_dtypes={"bfloat16": 8})
+    trace = rising_to(1e-6)
+    trace = with_record(trace, e.Movement, unmoved=LORA_B[:1], smallest_moved_share=0.0)
     trace = with_record(trace, e.Update, moved_share=share, expected_learning_rate=1e-6)
     trace = with_record(trace, e.Update, len(trace.all(e.Update)) - 1, expected_learning_rate=last_rate)
     finding = CHECKS["trainable_moved"]()(trace)
 
     assert finding.status is (Status.SUSPECTED if told else Status.UNJUDGED)
     assert told in finding.detail
+
+
+@pytest.mark.parametrize(
+    ("share", "peak", "status"),
+    [(0.2, 1e-6, Status.SUSPECTED), (0.2, 2e-6, Status.SUSPECTED), (0.2, 3e-6, Status.PASSED)],
+    ids=["at the highest rate", "in a warm-up to a low one", "in a warm-up to a high one"],
+)
+def test_16_bit_weights_that_lose_most_of_their_steps(share, peak, status):
+    """At the rate that the schedule rises to, even where each tensor moves."""
+    trace = rising_to(peak)
+    for at in range(len(trace.all(e.Update))):
+        trace = with_record(trace, e.Update, at, moved_share=share, expected_learning_rate=1e-6)
+    assert CHECKS["trainable_moved"]()(trace).status is status
 
 
 @pytest.mark.parametrize(("made_for", "steps"), [(10, 12), (100, 104), (100, 110), (0, 12)])

@@ -212,7 +212,7 @@ class Apart(torch.nn.Module):
         (lambda model, teacher: [model.head, teacher], "head"),
         (lambda model, teacher: [teacher], "teacher"),
         (lambda model, teacher: [{"model": teacher.state_dict(), "step": 3}], "teacher"),
-        (lambda model, teacher: [model.body], ""),
+        (lambda model, teacher: [model.body], "body"),
         (lambda model, teacher: [model.head, model.body], ""),
         (lambda model, teacher: [teacher, model], ""),
         (lambda model, teacher: [model.head, {n: t.half() for n, t in taken(model.body).items()}], ""),
@@ -242,9 +242,22 @@ def test_what_learns_lies_in_a_file(learns, kept, kind):
 
     finding = CHECKS["saved_as_trained"]()(adding(with_run(healthy(), features=["user_code"]), *records))
     assert (finding.status is not Status.PASSED) == (
-        kind == "teacher" or (kind == "head" and not learns) or not records
+        kind == "teacher" or (kind in ("head", "body") and not learns) or not records
     )
     assert ("another model" in finding.detail) is (kind == "teacher")
+
+
+@pytest.mark.parametrize("outputs", [2, 17])
+def test_a_projection_may_be_of_no_use_after_the_training(outputs):
+    """As that of a contrastive loss; a head of few outputs is what the training is for."""
+    model, records = Apart(), []
+    model.head = torch.nn.Linear(5, outputs)
+    saves.watch(model, records.append)
+    learn(model)
+    saves.trained(model)
+    saves.written(model.body)
+    saves.script_ends()
+    assert records[-1].scoring is (outputs == 2)
 
 
 def test_what_rests_in_the_model_may_be_what_the_trained_one_was():

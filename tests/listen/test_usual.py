@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -515,6 +516,36 @@ def test_a_schedule_is_stepped(stepped, heard):
 
     finding = heard("schedule_ends", train)
     assert finding.status is (Status.SUSPECTED if stepped == "never" else Status.PASSED), finding.detail
+
+
+LAMBDAS = {
+    "falls too early": lambda step: max(0.0, 1 - step / 6),
+    "comes again": lambda step: 1.05 + math.cos(math.pi * step / 6),
+    "falls in time": lambda step: max(0.0, 1 - step / 12),
+    "rises first": lambda step: min(step / 3, 1 - step / 24),
+    "in stages": lambda step: 0.1 ** (step // 4),
+    "stays": lambda step: 1.0,
+}
+
+
+@pytest.mark.parametrize("how", LAMBDAS)
+def test_a_schedule_by_a_function_is_at_its_lowest_at_the_end(how, heard):
+    """What it gives is asked for, as nothing declares its length."""
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, LAMBDAS[how])
+
+    def train():
+        for x, y in DataLoader(data(96), 8):
+            cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+
+    finding = heard("schedule_ends", train)
+    early = how in ("falls too early", "comes again")
+    assert (finding.status is Status.SUSPECTED) is early, finding.detail
+    assert ("ends after 6 of the 12 steps" in finding.detail) is early
 
 
 @pytest.mark.filterwarnings("ignore:The epoch parameter")

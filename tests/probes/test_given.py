@@ -9,6 +9,7 @@ import pytest
 from tunecheck.core.row_spans import LABELS_SHIFTED, label_problem
 from tunecheck.probes.reference.given import (
     Row,
+    begun_late,
     end_tokens,
     padded_before,
     stand_still,
@@ -212,3 +213,19 @@ def test_an_end_that_is_padding_is_told_from_padding(ids, learned, mask, ends):
 def test_a_row_that_begins_again(ids, first, again):
     """Where its answer does."""
     assert Row(ids, [IGNORED] * first + ids[first:], [1] * len(ids)).begins_again(BOS, {EOS}) is again
+
+
+@pytest.mark.parametrize(
+    ("late", "template", "rows", "found"),
+    [(0, 4, 12, 0), (1, 4, 12, 1), (3, 4, 12, 3), (9, 4, 12, 0), (2, 1, 12, 0), (2, 4, 6, 0)],
+    ids=["in time", "by one", "by three", "too far", "without a template", "few rows"],
+)
+def test_answers_that_are_learned_from_behind_their_beginning(late, template, rows, found):
+    """Told by the template that stands in front of each answer, at one distance from what is learned."""
+    begun = set()
+    for at in range(rows):
+        ids = [BOS, *range(100 + at, 105 + 2 * at), *range(20, 20 + template), *range(50 + at, 70 + at), EOS]
+        prompt = len(ids) - 21 + late
+        begun.add(Row(ids, [IGNORED] * prompt + ids[prompt:], [1] * len(ids)).before_answer)
+    assert begun_late(begun) == found
+    assert not Row(ids, [IGNORED] * len(ids), [1] * len(ids)).before_answer

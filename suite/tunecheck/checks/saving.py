@@ -335,7 +335,7 @@ FRESH_MEANT = "a new adapter may be kept for the next training"
 NEVER_UPDATED = "An average is never updated, or the base is loaded again and saved."
 OTHER_SAVED = "A teacher, or another model, is saved in place of the trained one."
 SWAPPED = "Copy and paste gave a tensor's name to another one."
-PART_SAVED = "The optimizer trains a body and its head, and the head alone is saved."
+PART_SAVED = "The optimizer trains a body and its head, and only one of the two is saved."
 
 
 class SavedAsTrained(Check):
@@ -389,7 +389,7 @@ class SavedAsTrained(Check):
             lost, kept = all_files.lost, all_files.trained
             words = f"{len(lost)} of {len(lost) + kept} trained tensors are in no file: {some(lost)}"
             told = {f"{words}; {all_files.other} matrices of another model are": OTHER_SAVED} if not kept else {}
-            if all_files.leading and len(lost) > kept > 0:
+            if kept and (all_files.scoring or (all_files.leading and len(lost) > kept)):
                 told = {f"{words}; the others are": PART_SAVED}
             if told:
                 return self.unless(told, "", meant=OTHERWISE_SAVED)

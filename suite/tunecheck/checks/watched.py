@@ -66,6 +66,7 @@ DOUBTFUL = {
 """Field of RowsGiven to what it shows, who does so on purpose, and the usual cause."""
 PROMPTS_LEARNED = "Prompts are supervised though only answers are declared."
 OTHER_TOKENIZER = "The tokenizer belongs to another model."
+BEGUN_LATE = "The prompt's length counts more tokens than the prompt has in the row."
 ANSWER_MASKED = "The text whose labels are masked as the prompt holds the answer, too."
 
 
@@ -80,7 +81,7 @@ class LabelsAsConfigured(Check):
     needs = ROWS_KNOWN | {"user_code"}
     meaning = f"""{LABEL_CAUSES[LABELS_SHIFTED]} {LABEL_CAUSES[PADDING_LEARNED]} {ENDS_MASKED} {LABELS_CUT} The response
     template does not match some rows. {PROMPTS_LEARNED} {ANSWER_MASKED} {OTHER_TOKENIZER} {MARKER_IS_PADDING}
-    {BEGUN_AGAIN} {USERS_LEARNED}"""
+    {BEGUN_AGAIN} {BEGUN_LATE} {USERS_LEARNED}"""
     remedy = """Compare labels with tokens: run tunecheck rows. Mask padding by the attention mask, not by the token id.
     Give the tokenizer a padding token of its own. Check the collator, and the {% generation %} marks of the
     template."""
@@ -122,6 +123,10 @@ class LabelsAsConfigured(Check):
             if known.tokens >= ENOUGH and known.other > self.max_other_share * known.tokens:
                 words = f"{known.other} of {known.tokens} tokens have another id in the base model's tokenizer"
                 told[f"{words} ({known.example})"] = OTHER_TOKENIZER
+        if seen.begun_late and not told:
+            detail = f"the first {seen.begun_late} tokens of every answer, behind the template, are not supervised"
+            meant = "a field of one length may stand between a template and each answer"
+            return self.at_most(seen.begun_late, 0, detail, meant=meant, causes=[BEGUN_LATE])
         for field, (detail, meant, cause) in DOUBTFUL.items() if not told else ():
             if (found := getattr(seen, field)) >= ENOUGH and found > (limit := self.max_doubtful_share) * len(rows):
                 detail = f"{found} of {len(rows)} {detail}"

@@ -164,6 +164,10 @@ def _waiting_of(optimizer: Any) -> tuple[Callable[[], Any], int]:
     return (nothing, 0) if found is None else (ref(found), found._version)
 
 
+MOST_ASKED = 1000
+"""Steps for which a schedule's function is asked once more."""
+
+
 class Schedules:
     """The schedules of these optimizers that say for how many steps they are made, held from now on."""
 
@@ -176,7 +180,7 @@ class Schedules:
         self._begun = [
             (schedule, lasts, first, steps_taken(schedule.optimizer))
             for schedule, first in self._all
-            if any(lasts := made_for(schedule)) or halves(schedule)
+            if any(lasts := made_for(schedule)) or halves(schedule) or isinstance(schedule, LambdaLR)
         ]
         self._halved: list[ScheduleTaken] = []
         self._calls = self._counted()
@@ -199,13 +203,13 @@ class Schedules:
             return [ScheduleTaken(made_for=0, taken=0, optimizer_steps=max(0, *counts), never=True)] if counts else []
         return self._halved + [
             ScheduleTaken(
-                made_for=max(0, steps - first),  # a resumed one has steps behind it
+                made_for=max(0, (steps or lowest_at(schedule)) - first),  # a resumed one has steps behind it
                 warmup=max(0, warmup - first),
                 taken=int(schedule.last_epoch) - first,
                 optimizer_steps=count,
             )
             for schedule, (steps, warmup), first, before in self._begun
-            if (steps or warmup) and (count := steps_taken(schedule.optimizer) - before) > 0
+            if (steps or warmup or lowest_at(schedule)) and (count := steps_taken(schedule.optimizer) - before) > 0
         ]
 
 
@@ -214,6 +218,19 @@ def halves(schedule: Any) -> float:
     if not isinstance(schedule, StepLR | ExponentialLR) or not 0 < schedule.gamma < 1:
         return 0.0
     return getattr(schedule, "step_size", 1) * math.log(0.5) / math.log(schedule.gamma)
+
+
+def lowest_at(schedule: Any) -> int:
+    """Return the step at which a rate that a function gives was lowest first, if it falls in most steps; else 0."""
+    taken = int(schedule.last_epoch)
+    if not isinstance(schedule, LambdaLR) or taken < 1:
+        return 0
+    every = -(-taken // MOST_ASKED)
+    rates = [max(factor(step) for factor in schedule.lr_lambdas) for step in range(0, taken + 1, every)]
+    highest = rates.index(max(rates))
+    lowest = rates.index(min(rates[highest:]), highest)
+    falls = 2 * len({*rates[highest : lowest + 1]}) > lowest - highest and 2 * rates[lowest] < rates[highest]
+    return lowest * every if falls else 0
 
 
 def made_for(schedule: Any) -> tuple[int, int]:

@@ -36,6 +36,8 @@ DEPTH = 4
 """Dictionaries and lists within each other in which a model's tensors are looked for."""
 MOST_EARLY = 8
 """Files written before a training, the last ones, whose tensors are kept in mind."""
+FEW_OUTPUTS = 16
+"""Numbers that a matrix gives at most which is a classifier, or scores. A projection has more."""
 MOST_FILES = 64
 """Whose names are recorded of each of several processes."""
 _TRAINED: "WeakKeyDictionary[Any, _Trained]" = WeakKeyDictionary()
@@ -119,6 +121,7 @@ class _Trained:
         self.before = {name: value_of(p) for name, p in learns.items()}
         self._telling = {name for name, p in learns.items() if not _is_constant(sample(p))}
         """Tensors that no other is likely to equal: those that begin at 0 or 1 are not."""
+        self._scoring = {name for name, p in learns.items() if p.ndim == 2 and len(p) <= FEW_OUTPUTS}
         self._told: Counter[tuple[bool, ...]] = Counter()
         self.moved = set[str]()
         """What had moved when the steps that are listened to were done."""
@@ -146,7 +149,8 @@ class _Trained:
         if self._first and moved and os.path.exists(self._first):
             self.tell(replace(seen, earlier=(*sorted(self._telling),), first=True))
         elif lost and (kept or self._others) and not self._strange:
-            self.tell(replace(seen, lost=(*lost,), leading=lost[0] == moved[0]))
+            scoring = not self._scoring.isdisjoint(lost)
+            self.tell(replace(seen, lost=(*lost,), leading=lost[0] == moved[0], scoring=scoring))
 
     def written(self, model: Any, held: Mapping[str, torch.Tensor], file: str = "") -> None:
         """Record what of the trained tensors is in these, if any of them has moved by now."""

@@ -111,6 +111,8 @@ class RowsGiven(Record):
     """Rows whose user's turns are learned, and what stands before them, or a turn of the model's own, is not."""
     begins_again: int = 0
     """Rows that begin with the start token and have it again where their answer begins."""
+    begun_late: int = 0
+    """Tokens by which all answers begin behind what stands in front of each, as the end of a template does."""
     padding_ends: int = 0
     """Rows in which a token of padding that is attended to, and not learned, follows what is learned."""
     expected: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -367,6 +369,8 @@ class Written(Record):
     is known: `trained` of the others, and `other` matrices of other models."""
     leading: bool = False
     """Whether the model's first trained tensor is lost."""
+    scoring: bool = False
+    """Whether a lost matrix gives few numbers, as a classifier or a reward's head does."""
     blank: bool = False
     """Whether every LoRA B in it is 0, as of an adapter that never learned."""
     misnamed: tuple[str, ...] = ()

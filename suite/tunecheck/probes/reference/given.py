@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import compress, groupby, pairwise
+from itertools import compress, count, groupby, pairwise, takewhile
 from typing import Any
 
 from tunecheck.core.evidence import RowSpan
@@ -21,6 +21,8 @@ END_RUN = 3
 """End tokens at the beginning of a row that are padding: a packed row may begin with the end of another."""
 FEWEST_ROWS, FEWEST_RUNS = 8, 3
 """Rows, and lengths of what they begin with, from which padding is told."""
+MOST_LATE, TEMPLATE_END = 6, 3
+"""Tokens at most by which answers are masked too far, and those of a template's end in front of them."""
 Beginning = tuple[int, int, int]
 Show = Callable[[list[int]], str]
 
@@ -66,6 +68,12 @@ class Row:
             yield "padding on the left is attended to"
         if self.positions is not None and stand_still([*compress(self.positions, self.mask)]):
             yield "positions do not count up"
+
+    @property
+    def before_answer(self) -> tuple[int, ...]:
+        """Return the tokens before the first learned one, the nearest first; none where nothing is learned."""
+        before = list(takewhile(lambda pair: pair[1] == IGNORED, self.kept))
+        return tuple(token for token, _ in before[: -MOST_LATE - TEMPLATE_END - 1 : -1]) if before != self.kept else ()
 
     @property
     def beginning(self) -> Beginning:
@@ -151,6 +159,17 @@ def padded_before(beginnings: Sequence[Beginning]) -> int:
         if many and len(starts) == 1 and len(set(runs)) >= FEWEST_RUNS and starts != {padding}:
             return len(runs)
     return 0
+
+
+def begun_late(before: Collection[tuple[int, ...]]) -> int:
+    """Return how many tokens behind the end of a template all answers begin; 0 where they begin with it, or without.
+
+    All rows have the template's last tokens in front of their answers, and these tokens are others in each row.
+    """
+    columns = [len({*column}) == 1 for column in zip(*before, strict=False)]
+    late = next(iter(compress(count(), columns)), 0)
+    ends = columns[late : late + TEMPLATE_END]
+    return late if len(before) >= FEWEST_ROWS and late <= MOST_LATE and ends == [True] * TEMPLATE_END else 0
 
 
 def stand_still(positions: Sequence[int]) -> bool:
