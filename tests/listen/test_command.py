@@ -202,17 +202,22 @@ def test_a_sitecustomize_of_the_users_own_still_runs(tmp_path):
     assert "and the script" in done.stdout
 
 
-LOOP_OF_ANOTHER_KIND = """
+MODULES = """first, second = torch.nn.Linear(3, 2), torch.nn.Linear(2, 1)
+model = torch.nn.Sequential(first, second)"""
+TENSORS = """from types import SimpleNamespace
+matrices = torch.randn(3, 2, requires_grad=True), torch.randn(2, 1, requires_grad=True)
+first, second = (SimpleNamespace(weight=one, parameters=lambda one=one: [one]) for one in matrices)
+model = lambda x: x @ first.weight @ second.weight"""
+LOOP_OF_ANOTHER_KIND = f"""
 import torch
-first, second = torch.nn.Linear(3, 2), torch.nn.Linear(2, 1)
-model = torch.nn.Sequential(first, second)
+{MODULES}
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(6):
     model(torch.ones(2, 3)).square().mean().backward()
     optimizer.step()
 print("trained", float(first.weight.detach().sum()))
 import sys
-print("imported", *{"peft", "transformers", "bitsandbytes"} & {*sys.modules})
+print("imported", *{{"peft", "transformers", "bitsandbytes"}} & {{*sys.modules}})
 """
 
 
@@ -224,9 +229,14 @@ print("imported", *{"peft", "transformers", "bitsandbytes"} & {*sys.modules})
             1,
             "the optimizer uses gradients again, together with those of a later backward pass (in 5 of 6 steps)",
         ),
-        (("= torch.nn.Sequential(first, second)", "= lambda x: second(first(x))"), 6, "no module holds all of them"),
+        (
+            ("= torch.nn.Sequential(first, second)", "= lambda x: second(first(x))"),
+            1,
+            "the optimizer uses gradients again, together with those of a later backward pass (in 5 of 6 steps)",
+        ),
+        ((MODULES, TENSORS), 6, "no module was called with gradients"),
     ],
-    ids=["a module", "two modules that nothing holds"],
+    ids=["a module", "two modules that nothing holds", "no module"],
 )
 def test_a_model_that_is_none_of_transformers_is_judged_by_what_holds_for_all(tmp_path, change, status, words):
     """Here by the order of its calls; where no module is the model, the verdict says so."""

@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 import torch
 
-from tunecheck.core.evidence import LoopEvaluations, LossDivided
+from tunecheck.core.evidence import LoopEvaluations, LossDivided, OtherOptimizer
 from tunecheck.core.premises import Premise
 from tunecheck.listen.moments import LOSSES, StepMoments
 from tunecheck.listen.options import rank_and_processes
@@ -415,6 +415,9 @@ class LoopHooks(StepMoments):
         kind = type(optimizer).__name__
         why = f"from step {self.step} another {kind} trains the model: only earlier steps are judged"
         self.listener.left_open({Premise.TRAINED_SET_DECLARED: why})
+        if self.step < FEWEST_STEPS and kind in [type(own).__name__ for own in self.optimizers]:
+            held = len(tensors_of(optimizer))
+            self.listener.emit(OtherOptimizer(name=kind, tensors=held, model_steps=self.step, anew=True))
         self._let_go()
 
     def _backward_end(self) -> None:
@@ -487,7 +490,12 @@ class LoopHooks(StepMoments):
             return
         if self.user_writes is not None:
             self.user_writes.begin()
-        self.references = sys.getrefcount(self.model)
+        self.references = self._references()
+
+    def _references(self) -> int:
+        from tunecheck.listen.trained_model import anchor_of
+
+        return sys.getrefcount(anchor_of(self.model))
 
     def _collecting(self, phase: str, info: dict[str, int]) -> None:
         """Let go of a model that the script has dropped before its window was over: the collection then frees it."""
@@ -495,12 +503,13 @@ class LoopHooks(StepMoments):
             self._ours(self._drop)()
 
     def _drop(self) -> None:
-        if self.listener is None or (references := sys.getrefcount(self.model)) >= self.references:
+        if self.listener is None or (references := self._references()) >= self.references:
             return
+        from tunecheck.listen.trained_model import anchor_of
         from tunecheck.listen.user_code import is_held
 
         self.references = references
-        if not is_held(self.model):
+        if not is_held(anchor_of(self.model)):
             self._let_go()
 
     @property
@@ -511,6 +520,7 @@ class LoopHooks(StepMoments):
     def _let_go(self) -> None:
         """Release everything of the script's after the last step; its saves are still heard."""
         from tunecheck.listen.optimizers import heard
+        from tunecheck.listen.trained_model import anchor_of
 
         assert self.listener is not None
         heard(*self.optimizers)
@@ -519,7 +529,7 @@ class LoopHooks(StepMoments):
         if self.schedules is not None:
             self.schedules.listened(self.step)
         self._unhook()
-        weakref.finalize(self.model, self.listener.tried, self._tell_schedule).atexit = False
+        weakref.finalize(anchor_of(self.model), self.listener.tried, self._tell_schedule).atexit = False
         self.model = self.entry = self.user_writes = self.others = self.loss_calls = self.norm = None
         self.optimizers, self.window, self.losses, self.parts = [], [], [], WeakSet()
 

@@ -139,20 +139,22 @@ class OtherOptimizers:
 
     def records(self) -> list[OtherOptimizer]:
         """Return what each of them did, once."""
-        told = ("steps", "without_gradient", "waiting")
         found = [
             OtherOptimizer(
                 name=type(optimizer).__name__,
                 tensors=len(tensors_of(optimizer)),
                 model_steps=self._model_steps,
-                **{name: seen[name] for name in told},
+                steps=seen["steps"],
+                without_gradient=seen["without_gradient"],
+                waiting=seen["waiting"],
             )
             for optimizer, seen in self._seen.items()
         ]
         if self._beside:
             part, steps = f"part of the {self._own}", self._model_steps
-            own = {"steps": steps, "model_steps": steps, "without_gradient": self._idle, "waiting": 0}
-            found.append(OtherOptimizer(name=part, tensors=len(self._beside), **own))
+            held, idle = len(self._beside), self._idle
+            beside = OtherOptimizer(name=part, tensors=held, steps=steps, model_steps=steps, without_gradient=idle)
+            found.append(beside)
         self._seen.clear()
         return found
 

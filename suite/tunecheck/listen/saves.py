@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from traceback import walk_stack
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import psutil
 import torch
@@ -22,6 +22,7 @@ from torch.nn import Module
 from tunecheck.core.evidence import AttemptPurpose, FileWritten, Merged, ReadBack, Record, StateLoaded, Written
 from tunecheck.listen.options import rank_and_processes
 from tunecheck.listen.provenance import merged_into
+from tunecheck.listen.trained_model import Parts, anchor_of
 from tunecheck.models.layer_names import base_of
 from tunecheck.probes.reference.forwards import logits_of
 from tunecheck.probes.reference.four_bit import is_packed
@@ -41,6 +42,7 @@ FEW_OUTPUTS = 16
 MOST_FILES = 64
 """Whose names are recorded of each of several processes."""
 _TRAINED: "WeakKeyDictionary[Any, _Trained]" = WeakKeyDictionary()
+"""What lives as long as the script holds a model to what that one was."""
 _EARLY: deque[tuple[str, frozenset[str]]] = deque(maxlen=MOST_EARLY)
 """Files that were written before any training, and the values in each."""
 _OF_ALL: list["_Trained"] = []
@@ -55,13 +57,13 @@ def watch(model: Any, tell: Callable[[Written | FileWritten | StateLoaded], None
     if processes > 1:
         _TELL_FILE[:] = [tell]
     if rank == 0 and not any(hasattr(p, "to_local") for p in model.parameters() if p.requires_grad):
-        _TRAINED[model] = _Trained(model, tell)
+        _TRAINED[anchor_of(model)] = _Trained(model, tell)
 
 
 def trained(model: Any) -> None:
     """The steps that are listened to are done: note what of this model has moved by now."""
-    if (held := _TRAINED.get(model)) is not None:
-        live = dict(model.named_parameters())
+    if (held := _TRAINED.get(anchor_of(model))) is not None:
+        live = held.present()
         held.moved = {n for n, value in held.before.items() if n in live and value_of(live[n]) != value}
 
 
@@ -70,8 +72,8 @@ def reloading(module: Any, state_dict: Mapping[str, Any], *_: Any, **__: Any) ->
 
     Those of a state_dict() that was kept share their memory with the parameters, and have learnt with them.
     """
-    for model, trained in list(_TRAINED.items()):
-        held = {id(p): name for name, p in model.named_parameters() if name in trained.before}
+    for trained in list(_TRAINED.values()):
+        held = {id(p): name for name, p in trained.present().items() if name in trained.before}
         pairs = [(p, state_dict[name]) for name, p in module.named_parameters() if name in state_dict]
         own = {held[id(p)]: p for p, given in pairs if id(p) in held and given.data_ptr() == p.data_ptr()}
         if own and len(own) == sum(id(p) in held for p, _ in pairs):
@@ -109,6 +111,8 @@ class _Trained:
 
     def __init__(self, model: Any, tell: Callable[[Written | StateLoaded], None]) -> None:
         self.tell = tell
+        pieces = [*model.named_children()] if isinstance(model, Parts) else [("", model)]
+        self._parts = [(name, ref(part)) for name, part in pieces]
         learns = {name: p for name, p in model.named_parameters() if p.requires_grad}
         under = {id(p) for layer in adapted_layers(model).values() for p in layer.parameters()}
         shapes = {p.shape for p in learns.values()}
@@ -141,6 +145,11 @@ class _Trained:
         self._first = next((file for file, values in reversed(_EARLY) if start and start <= values), "")
         _OF_ALL.append(self)
 
+    def present(self) -> dict[str, torch.nn.Parameter]:
+        """Return the model's parameters by name, of what the script still holds of it."""
+        parts = ((name, held) for name, part in self._parts if (held := part()) is not None)
+        return {f"{part}.{name}".lstrip("."): p for part, held in parts for name, p in held.named_parameters()}
+
     def script_ends(self) -> None:
         """Tell where what the script wrote of the model is not what it has learned."""
         moved = [name for name in self.before if name in self.moved]
@@ -154,7 +163,8 @@ class _Trained:
 
     def written(self, model: Any, held: Mapping[str, torch.Tensor], file: str = "") -> None:
         """Record what of the trained tensors is in these, if any of them has moved by now."""
-        now = {name: p for name, p in model.named_parameters() if name in self.before}
+        live = self.present()
+        now = {name: p for name, p in live.items() if name in self.before}
         values = {name: value_of(p) for name, p in now.items()}
         moved = {name for name, value in values.items() if value != self.before[name]}
         # as an average that is never updated leaves a model into which it is copied for a save
@@ -168,7 +178,7 @@ class _Trained:
         self._others |= matrices & self._beside
         self._strange |= not matrices <= self._known | {*values.values()}
         # an adapter that rests beside the trained one, as a reference, may be what that was
-        present = {value_of(p) for p in model.parameters() if p.shape in shapes}
+        present = {value_of(p) for p in live.values() if p.shape in shapes}
         distinct = moved & self._telling
         by_value = {values[name]: name for name in distinct}
         wrong = ((name, by_value.get(given[name])) for name in sorted(moved & given.keys()))

@@ -16,6 +16,7 @@ from tunecheck.listen.loaders import rows_of
 from tunecheck.listen.optimizers import held_by, optimizers_of
 from tunecheck.models.layer_names import base_of, is_compiled, text_config
 from tunecheck.probes.reference.measures import living
+from tunecheck.training.hooks import tensors_of
 
 BY_ITS_CODE = {
     Premise.BASE_UNWRITTEN: "the script may write to frozen tensors, such as running averages",
@@ -122,9 +123,37 @@ def trained_whole(module: Any, *, again: bool = False) -> tuple[Any, str]:
         for thing in living(torch.nn.Module)
         if thing is not module and held <= (parameters := _parameters(thing))
     ]
-    if not around:
-        return None, f"its optimizer also holds tensors outside the {kind}, and no module holds all of them"
-    return min(around, key=lambda pair: pair[0])[1], ""
+    return (min(around, key=lambda pair: pair[0])[1] if around else _parts_that_hold(optimizers, module)), ""
+
+
+class Parts(torch.nn.Module):
+    """Modules of a script that its optimizers train and none of which holds all others, as one; never called."""
+
+
+def anchor_of(model: Any) -> Any:
+    """Return what lives as long as the script holds the model: of several parts the one that was called first."""
+    return next(model.children()) if isinstance(model, Parts) else model
+
+
+def _parts_that_hold(optimizers: Sequence[Any], first: Any) -> Parts:
+    """Return the fewest modules that hold what these optimizers train, this one first, and what no module holds."""
+    parts, missing = [first], held_by(*optimizers) - _parameters(first)
+    waiting = [(thing, _parameters(thing)) for thing in living(torch.nn.Module) if thing is not first]
+    while missing:
+        thing, held = max(waiting, key=lambda pair: (len(pair[1] & missing), -len(pair[1])), default=(None, set[int]()))
+        if not held & missing:
+            break
+        parts.append(thing)
+        missing -= held
+    whole: Parts = type(" and ".join(dict.fromkeys(type(part).__name__ for part in parts)), (Parts,), {})()
+    whole.training = first.training
+    for at, part in enumerate(parts):
+        whole.add_module(f"{type(part).__name__}{at or ''}", part)
+    tensors = [p for optimizer in optimizers for p in tensors_of(optimizer) if id(p) in missing]
+    for at, tensor in enumerate(tensors):
+        if isinstance(tensor, torch.nn.Parameter):  # a temperature, say
+            whole.register_parameter(f"parameter{at}", tensor)
+    return whole
 
 
 def _parameters(module: Any) -> set[int]:

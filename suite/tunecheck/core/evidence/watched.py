@@ -319,14 +319,16 @@ class OtherOptimizer(Record):
     name: str
     """Its class."""
     tensors: int
-    steps: int
-    """Steps that it made in the window."""
-    without_gradient: int
-    """Those of them before which none of its tensors had a gradient."""
     model_steps: int
     """Steps of the model's own optimizers in the window."""
-    waiting: int
-    """Those of them before which a tensor of it had a gradient other than zero."""
+    steps: int = 0
+    """Steps that it made in the window."""
+    without_gradient: int = 0
+    """Those of them before which none of its tensors had a gradient."""
+    waiting: int = 0
+    """Steps of the model's own before which a tensor of it had a gradient other than zero."""
+    anew: bool = False
+    """Whether it takes the place of one of the model's own, of the same class, after these few steps."""
 
 
 class RanksScored(Record):
