@@ -61,6 +61,8 @@ MEANT = {
     ("labels_as_configured", "a user's turns"),
     ("labels_as_configured", "answers without their beginning"),
     ("loss_receives_logits", "a temperature for a scale"),
+    ("loss_receives_logits", "one loss twice"),
+    ("loss_receives_logits", "positives of other texts"),
     ("loss_receives_logits", "positions that compete"),
     ("answers_end", "no mark of the assistant's turn"),
     ("answers_end", "cut off alike"),
@@ -427,6 +429,8 @@ FAULTS = {
         "outputs against all targets": lambda: watched(e.ScoresGiven(functions=0, probabilities=(), crossed=1)),
         "positions that compete": lambda: watched(e.ScoresGiven(functions=1, probabilities=(), over_positions=1)),
         "a temperature for a scale": lambda: watched(e.ScoresGiven(functions=1, probabilities=(), flat=1)),
+        "one loss twice": lambda: watched(e.ScoresGiven(functions=2, probabilities=(), again=1)),
+        "positives of other texts": lambda: watched(e.ScoresGiven(functions=1, probabilities=(), mispaired=1)),
         "targets out of reach": lambda: watched(
             e.ScoresGiven(functions=1, probabilities=(), unreached=("MseLoss of outputs that reach -1 to 1",))
         ),

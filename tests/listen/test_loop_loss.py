@@ -426,3 +426,43 @@ def test_scores_of_the_vocabulary_are_normalised_over_it(over, width, places, to
     scores = torch.nn.Linear(4, width)(read)
 
     assert scores_given(-over(scores).mean(), LossCalls()).over_positions == told
+
+
+@pytest.mark.parametrize(
+    ("second", "again"),
+    [(lambda scores: scores, 1), (lambda scores: scores.t(), 0), (lambda scores: scores[:1], 0)],
+    ids=["the same direction", "the other one", "one row"],
+)
+def test_a_symmetric_loss_has_two_directions(second, again):
+    """Each counts once."""
+    torch.manual_seed(0)
+    scores = torch.randn(6, 8, requires_grad=True) @ torch.randn(8, 6)
+    part = second(scores)
+    loss = cross_entropy(scores, torch.arange(6)) + cross_entropy(part, torch.arange(len(part)))
+    assert scores_given(loss, LossCalls()).again == again
+
+
+def views(texts, order, halves):
+    """The losses of texts that are encoded twice, in this order of the batch; as two halves, or side by side."""
+    torch.manual_seed(0)
+    encoded = torch.nn.Embedding(30, 8)(texts[order]).mean(dim=1)
+    one, other = encoded.chunk(2) if halves else (encoded[0::2], encoded[1::2])
+    return cross_entropy(one @ other.t(), torch.arange(len(one)))
+
+
+@pytest.mark.parametrize(
+    ("rows", "order", "halves", "told"),
+    [
+        (8, [*range(8), *range(8)], True, 0),
+        (8, [*range(8), *range(8)], False, 1),
+        (8, [at // 2 for at in range(16)], False, 0),
+        (8, [at // 2 for at in range(16)], True, 1),
+        (16, [*range(16)], True, 0),
+        (4, [*range(4), *range(4)], False, 0),
+    ],
+    ids=["halves", "halves as pairs", "pairs", "pairs as halves", "no copies", "few rows"],
+)
+def test_a_texts_copy_is_its_positive(rows, order, halves, told):
+    """Wherever it lies in the batch."""
+    texts = torch.arange(rows)[:, None] + torch.arange(5)
+    assert scores_given(views(texts, order, halves), LossCalls()).mispaired == told

@@ -53,6 +53,8 @@ NO_PROBABILITIES = "Targets of a binary cross entropy are class numbers, or -1 a
 VIEWED = "view(rows, classes, positions) mixes classes and positions, where transpose(1, 2) exchanges them."
 AXES = "A softmax in the loss, as of one distribution that kl_div compares, is over rows or positions, not classes."
 FLAT = "A temperature is taken for a scale: cosines are multiplied by 0.05, where they are to be divided by it."
+AGAIN = "One direction of a symmetric loss, or one head of several, is used twice in place of the other."
+MISPAIRED = "The targets assume another order of the pairs in the batch: side by side, or one half after the other."
 OUT_OF_REACH = "The output ends in a tanh, a sigmoid or a cosine, and the targets are of another scale."
 DOUBTFUL = {
     "exchanged": ("scores whose classes and positions a view exchanges", "scores may lie in that order", VIEWED),
@@ -81,6 +83,16 @@ DOUBTFUL = {
         "a high temperature may be meant",
         FLAT,
     ),
+    "again": (
+        "cross entropies of the same scores and targets as another one",
+        "a loss may count twice, as that of symmetric scores does",
+        AGAIN,
+    ),
+    "mispaired": (
+        "losses of pairs whose positives are two other texts, though each text is encoded twice",
+        "a copy may be a negative on purpose",
+        MISPAIRED,
+    ),
     "crossed": ("losses of each output with all targets", "all pairs may be meant", CROSSED),
 }
 """Field of ScoresGiven to what it shows, who does so on purpose, and the usual cause."""
@@ -98,7 +110,7 @@ class LossReceivesLogits(Check):
     meaning = f"""The model or the loss applies a softmax or a sigmoid before a loss function that applies its own.
     Gradients are then small, and the loss cannot come near 0. Or the targets of a loss of pairs are 0 and 1: pairs with
     0 teach nothing, or the wrong thing. {OF_ITSELF} {NO_LIKELIHOODS} {NO_PROBABILITIES} {CROSSED} {VIEWED} {AXES}
-    {FLAT} {OUT_OF_REACH}"""
+    {FLAT} {AGAIN} {MISPAIRED} {OUT_OF_REACH}"""
     remedy = """Pass logits to cross_entropy and binary_cross_entropy_with_logits. Pass log-probabilities to nll_loss.
     Use targets of -1 and 1 for losses of pairs. Score queries against documents. Mask the diagonal of scores among
     rows. Squeeze outputs to the shape of their targets. Scale targets to the range of the outputs."""

@@ -18,7 +18,7 @@ from tunecheck.core.premises import Premise, opened
 from tunecheck.listen.batches import batch_of, is_of_pairs
 from tunecheck.listen.moments import SIGNS
 from tunecheck.probes.reference.forwards import parts_of
-from tunecheck.probes.reference.loss_graph import gradients, graph_of, size_of, straight_back
+from tunecheck.probes.reference.loss_graph import gradients, graph_of, positives_without_twin, size_of, straight_back
 from tunecheck.training.data import IGNORED, Batch
 
 UNKNOWN = "the loop computes its loss from the logits in a way that tunecheck does not follow"
@@ -308,6 +308,7 @@ def _normalised(likelihoods: torch.Tensor) -> set[int]:
 def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
     """Return what the loss's functions of scores are given: a softmax of probabilities is nearly flat."""
     functions, found, counts = calls.functions, calls.wrong[:1], Counter[str]()
+    entropies = list[Any]()
     unreached = [lie for node in terms_of(tensor) if (lie := _unreached(tensor, node)) is not None]
     for node in islice(graph_of(tensor.grad_fn), MOST_NODES):
         counts["crossed"] += _crossed(node)
@@ -324,11 +325,21 @@ def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
             if given is not None and given.name() in squashed:
                 found.append(f"{_plainly(node)} of a {_plainly(given)}")
             elif node.name() in ENTROPIES and given is not None:
+                counts["again"] += any(_is_same_entropy(node, other) for other in entropies)
+                counts["mispaired"] += positives_without_twin(node)
+                entropies.append(node)
                 counts["exchanged"] += given.name() == "LogSoftmaxBackward0" and _exchanged_by_view(given)
                 total = node._saved_self.detach()[:ROWS_SUMMED].float().logsumexp(dim=min(1, node._saved_self.ndim - 1))
                 counts["unnormalised"] += bool(total.abs().median() > MOST_OF_LOG_1)
     more: dict[str, Any] = {**counts, "unreached": tuple(filter(None, unreached))}
     return ScoresGiven(functions=functions + len(unreached), probabilities=tuple(found), **more)
+
+
+def _is_same_entropy(node: Any, other: Any) -> bool:
+    """Return whether two cross entropies are of equal scores of several rows, and equal targets."""
+    if node._saved_target.numel() < 2 or node._saved_self.shape != other._saved_self.shape:
+        return False
+    return torch.equal(node._saved_target, other._saved_target) and torch.equal(node._saved_self, other._saved_self)
 
 
 def _is_over_positions(softmax: Any) -> bool:

@@ -436,6 +436,10 @@ class ScoresGiven(Record):
     """Log-softmaxes of scores whose range is so small that no likelihood is far above another."""
     over_positions: int = 0
     """Log-softmaxes over the positions of a row, of scores of the tokens that the model reads."""
+    again: int = 0
+    """Cross entropies of the same scores and targets as another one of the loss."""
+    mispaired: int = 0
+    """Those of pairs whose positives are two other texts, where each text is encoded twice."""
     unreached: tuple[str, ...] = ()
     """Losses most of whose targets lie out of the range of the outputs."""
 

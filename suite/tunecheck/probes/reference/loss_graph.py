@@ -18,6 +18,8 @@ STRAIGHT = frozenset(f"{name}Backward0" for name in _MOVES.split())
 """What selects, moves or casts scores, and computes nothing of them."""
 COUPLES_ROWS = "BatchNorm"
 """In the names of functions that couple rows by the statistics of a batch."""
+FEWEST_PAIRS = 6
+"""Rows of a loss of pairs."""
 LEAST_AHEAD = 1e-5
 """Of the largest dependence of a score on a token, what one on a token that is not to be seen is at most: 0 but for
 rounding."""
@@ -143,6 +145,33 @@ def scores_of(loss: torch.Tensor) -> Iterator[list[Scored]]:
         yield [
             Scored(edge, gradient, last, n._saved_indices, n) for n in looked_up if n._saved_indices.numel() == places
         ]
+
+
+def positives_without_twin(entropy: Any) -> bool:
+    """Return whether a cross entropy of pairs has positives of two other texts, where each text is there twice.
+
+    As in SimCSE (arXiv 2104.08821), which encodes each twice. Two rows are looked at, [rows, tokens] as they were
+    looked up.
+    """
+    target, softmax = entropy._saved_target, straight_back(entropy.next_functions[0])[0]
+    pairs = entropy._saved_self.ndim == 2 and FEWEST_PAIRS <= len(target) == len(target.unique())
+    if not pairs or softmax is None or softmax.name() != "LogSoftmaxBackward0":
+        return False
+    scores = GradientEdge(*softmax.next_functions[0])
+    tables = [node for node in graph_of(softmax) if node.name() == "EmbeddingBackward0"]
+    for node in (node for node in tables if node._saved_indices.ndim == 2):
+        _, kinds, times = node._saved_indices.unique(dim=0, return_inverse=True, return_counts=True)
+        if not bool((times == 2).all()):
+            continue
+        apart = []
+        for row in (0, len(target) - 1):
+            one = torch.zeros_like(entropy._saved_self)
+            one[row, target[row]] = 1
+            found = gradients(scores, [GradientEdge(node, 0)], one)
+            used = [] if found is None else kinds[(found[0].flatten(1) != 0).any(dim=1)].tolist()
+            apart.append(len(used) == 2 and used[0] != used[1])
+        return all(apart)
+    return False
 
 
 def _fits(node: Any, classes: int) -> bool:
