@@ -25,13 +25,12 @@ from tunecheck.listen.loop_loss import (
     OWN_MASK,
     UNKNOWN,
     WEIGHED,
-    LossCalls,
     Pass,
     another_kind,
     loss_of,
     not_followed,
-    scores_given,
 )
+from tunecheck.listen.loss_functions import LossCalls, scores_given
 from tunecheck.training.data import IGNORED
 
 CPU = torch.device("cpu")

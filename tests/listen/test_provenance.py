@@ -16,7 +16,7 @@ from torch.nn.functional import (
 from torch.utils.data import IterableDataset
 
 from tunecheck.listen.loaders import MOST_BATCHES, batches_of_workers, delivering
-from tunecheck.listen.loop_loss import LossCalls, scores_given
+from tunecheck.listen.loss_functions import LossCalls, scores_given
 from tunecheck.listen.moments import LOSSES
 from tunecheck.listen.provenance import loading, loads_of
 from tunecheck.training.hooks import Hooks

@@ -21,15 +21,8 @@ from tunecheck.listen.batches import batch_of, named_inputs, unknown_batch
 from tunecheck.listen.division import Division
 from tunecheck.listen.listener import Listener
 from tunecheck.listen.loaders import rows_of
-from tunecheck.listen.loop_loss import (
-    OUTSIDE_ENTROPY,
-    OUTSIDE_FORWARD,
-    LossCalls,
-    Pass,
-    another_kind,
-    not_followed,
-    scores_given,
-)
+from tunecheck.listen.loop_loss import OUTSIDE_ENTROPY, OUTSIDE_FORWARD, Pass, another_kind, not_followed
+from tunecheck.listen.loss_functions import LossCalls, scores_given
 from tunecheck.listen.moments import LOSSES, StepMoments
 from tunecheck.listen.optimizers import without_rate
 from tunecheck.listen.options import Options

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from tunecheck.listen.division import LoopDivision
     from tunecheck.listen.listener import Listener
     from tunecheck.listen.loaders import Evaluations
-    from tunecheck.listen.loop_loss import LossCalls, Pass
+    from tunecheck.listen.loop_loss import Pass
+    from tunecheck.listen.loss_functions import LossCalls
     from tunecheck.listen.optimizers import OtherOptimizers, Schedules
     from tunecheck.listen.options import Options
     from tunecheck.listen.user_writes import UserWrites
@@ -285,7 +286,8 @@ class LoopHooks(StepMoments):
         from tunecheck.listen.listener import Listener
         from tunecheck.listen.loaders import Evaluations
         from tunecheck.listen.loop_declared import cast_within, objective_of, run_of
-        from tunecheck.listen.loop_loss import LossCalls, provisional
+        from tunecheck.listen.loop_loss import provisional
+        from tunecheck.listen.loss_functions import LossCalls
         from tunecheck.listen.optimizers import OtherOptimizers, Schedules, optimizers_of, together
         from tunecheck.listen.session import session_of
         from tunecheck.listen.settings import settings_of
@@ -335,7 +337,8 @@ class LoopHooks(StepMoments):
         if not self.begun or self.done_backward or tensor.numel() != 1 or self.run is None:
             return
         from tunecheck.listen.division import LoopDivision
-        from tunecheck.listen.loop_loss import loss_of, scores_given
+        from tunecheck.listen.loop_loss import loss_of
+        from tunecheck.listen.loss_functions import scores_given
 
         if not (self.step or self.window) and self.listener is not None and self.loss_calls is not None:
             self.listener.emit(scores_given(tensor, self.loss_calls))
