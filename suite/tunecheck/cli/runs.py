@@ -197,8 +197,7 @@ def _strategies(options: argparse.Namespace) -> int:
 
 def _doctor(options: argparse.Namespace) -> int:
     from tunecheck.assets import is_cached
-    from tunecheck.hardware.doctor import DEFAULT_MODEL, examine
-    from tunecheck.hardware.gpu_symptoms import format_diagnoses
+    from tunecheck.hardware.doctor import DEFAULT_MODEL, examine, format_diagnoses
 
     diagnoses = examine(cached=is_cached(DEFAULT_MODEL))
     facts = {"hardware": probe().to_json(), "diagnoses": [asdict(diagnosis) for diagnosis in diagnoses]}

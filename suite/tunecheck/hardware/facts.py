@@ -8,6 +8,9 @@ from typing import Any, cast
 from tunecheck.core.evidence import CardProcess
 from tunecheck.core.frozen import Frozen
 
+NAME_BY_UUID = "name the GPUs by UUID, as `nvidia-smi -L` prints them"
+"""What to do where it is unclear which GPUs CUDA shows."""
+
 
 class NvmlState(StrEnum):
     """Usability of NVML, the driver's management library."""

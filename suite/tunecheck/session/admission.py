@@ -6,8 +6,7 @@ from tunecheck.core.errors import GpuUnusable
 from tunecheck.core.finding import Domain
 from tunecheck.core.units import GIB
 from tunecheck.hardware import Gpu, Hardware, nvml
-from tunecheck.hardware.facts import NvmlState
-from tunecheck.hardware.gpu_symptoms import NAME_BY_UUID
+from tunecheck.hardware.facts import NAME_BY_UUID, NvmlState
 from tunecheck.memory import Need, need_of
 
 NAMED_PROCESSES = 2
