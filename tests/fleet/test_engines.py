@@ -288,7 +288,6 @@ def test_an_engine_that_is_not_there_is_a_usage_error(engine, monkeypatch, tmp_p
     """With what to install."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
 
     assert main(["fleet", "--engine", engine, "quick"]) == 4
     assert f"--engine {engine}: " in capsys.readouterr().err

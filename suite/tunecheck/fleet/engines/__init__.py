@@ -1,8 +1,8 @@
 """Engines: what finds the nodes, starts a task on each and cancels what is queued. None of them is tunecheck's own."""
 
-from collections.abc import Callable, Iterable, Sequence
-from importlib import import_module
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Protocol
 
 from tunecheck.core.frozen import Frozen
@@ -42,7 +42,8 @@ class Engine(Protocol):
 class EngineEntry(Frozen):
     """An engine of the command line."""
 
-    module: str
+    kind: str
+    """Its class, imported when it is asked for: it needs packages and commands that not every machine has."""
     summary: str
     options: tuple[str, ...]
     """Fields of EngineOptions that it knows besides nodes, cpus and seconds."""
@@ -51,25 +52,25 @@ class EngineEntry(Frozen):
 
     def make(self, options: EngineOptions, folder: Path) -> Engine:
         """Return the engine, its own files in this folder. Raises SuiteError where it is not there."""
-        make: Callable[[EngineOptions, Path], Engine] = import_module(self.module).make
-        return make(options, folder)
+        engine: Engine = resolve_name(self.kind)(options, folder)
+        return engine
 
 
 ENGINES: dict[str, EngineEntry] = {
     "local": EngineEntry(
-        module="tunecheck.fleet.engines.local",
+        kind="tunecheck.fleet.engines.local:Local",
         summary="the cards of this machine, or its processor",
         options=(),
         poll_seconds=0.5,
     ),
     "slurm": EngineEntry(
-        module="tunecheck.fleet.engines.slurm",
+        kind="tunecheck.fleet.engines.slurm:Slurm",
         summary="a job on each node of a Slurm cluster, by submitit",
         options=("partition", "account", "constraint", "qos"),
         poll_seconds=5.0,
     ),
     "ray": EngineEntry(
-        module="tunecheck.fleet.engines.ray_cluster",
+        kind="tunecheck.fleet.engines.ray_cluster:RayCluster",
         summary="a task on each card of a running Ray cluster",
         options=("address",),
         poll_seconds=1.0,

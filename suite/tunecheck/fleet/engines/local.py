@@ -23,7 +23,8 @@ from tunecheck.session.leases import usable
 class Local:
     """Threads, each of which waits for one session."""
 
-    def __init__(self, options: EngineOptions) -> None:
+    def __init__(self, options: EngineOptions, folder: Path) -> None:
+        """It has no files of its own in the folder."""
         hardware = probe()
         self._cards = [*(card.uuid for card in usable(hardware)), *_lacking(len(hardware.visible_gpus))]
         self._number = _number(options.nodes, len(self._cards))
@@ -61,11 +62,6 @@ class Local:
         self._stop.set()
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._tasks = {name: task for name, task in self._tasks.items() if not task.cancelled()}
-
-
-def make(options: EngineOptions, folder: Path) -> Local:
-    """Return the engine; it has no files of its own."""
-    return Local(options)
 
 
 def _lacking(visible: int) -> list[str]:

@@ -4,7 +4,6 @@ Without the group, a node with one busy card would run two tasks on the other on
 """
 
 import contextlib
-import importlib.util
 import logging
 import re
 import socket
@@ -34,9 +33,13 @@ def task(folder: str, fleet: str, version: str, place: dict[str, Any]) -> dict[s
 class RayCluster:
     """Tasks of one session."""
 
-    def __init__(self, options: EngineOptions) -> None:
-        import ray
-
+    def __init__(self, options: EngineOptions, folder: Path) -> None:
+        """Connect. Raises ConfigError where ray is missing, SuiteError where no cluster is."""
+        try:
+            import ray
+        except ModuleNotFoundError:
+            needed = "--engine ray: ray is not installed here: install the version that the cluster runs"
+            raise ConfigError([needed]) from None
         self._ray, self._options = ray, options
         try:
             _reach(options.address)
@@ -130,13 +133,6 @@ class RayCluster:
     def _named(found: dict[str, Any]) -> str:
         name = str(found.get("NodeName") or found.get("NodeManagerHostname") or found["NodeID"][:12])
         return re.sub(r"[^A-Za-z0-9_.-]", "-", name)  # it names a folder
-
-
-def make(options: EngineOptions, folder: Path) -> RayCluster:
-    """Return the engine, connected. Raises ConfigError where ray is missing."""
-    if importlib.util.find_spec("ray") is None:
-        raise ConfigError(["--engine ray: ray is not installed here: install the version that the cluster runs"])
-    return RayCluster(options)
 
 
 def _reach(address: str) -> None:

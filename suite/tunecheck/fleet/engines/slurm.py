@@ -6,7 +6,6 @@ cluster has.
 """
 
 import contextlib
-import importlib.util
 import io
 import math
 import os
@@ -67,8 +66,15 @@ class Slurm:
     """Jobs of one session, by their numbers."""
 
     def __init__(self, options: EngineOptions, folder: Path) -> None:
-        import submitit
-
+        """Raises ConfigError where Slurm's commands or submitit are missing."""
+        if missing := [name for name in ("sinfo", "sbatch", "squeue", "scancel", "srun") if shutil.which(name) is None]:
+            told = f"{', '.join(missing)} not found: run it where Slurm's commands are installed"
+            raise ConfigError([f"--engine slurm: {told}"])
+        try:
+            import submitit
+        except ModuleNotFoundError:
+            needed = "--engine slurm: submitit is not installed here: pip install 'tunecheck[fleet]'"
+            raise ConfigError([needed]) from None
         self._options, self._name = options, folder.name
         self._executor = submitit.SlurmExecutor(folder=str(folder / "slurm"))
         self._jobs: dict[str, tuple[Any, dict[str, Place]]] = {}
@@ -162,16 +168,6 @@ class Slurm:
         listed = _run("squeue", "--noheader", "--states=all", f"--name={self._name}", "--format=%A|%T|%r")
         rows = (line.strip().split("|", 2) for line in listed.splitlines())
         return {row[0]: (row[1], row[2]) for row in rows if len(row) == 3}
-
-
-def make(options: EngineOptions, folder: Path) -> Slurm:
-    """Return the engine. Raises ConfigError where Slurm's commands or submitit are missing."""
-    if missing := [name for name in ("sinfo", "sbatch", "squeue", "scancel", "srun") if shutil.which(name) is None]:
-        told = f"{', '.join(missing)} not found: run it where Slurm's commands are installed"
-        raise ConfigError([f"--engine slurm: {told}"])
-    if importlib.util.find_spec("submitit") is None:
-        raise ConfigError(["--engine slurm: submitit is not installed here: pip install 'tunecheck[fleet]'"])
-    return Slurm(options, folder)
 
 
 def gpus(gres: str) -> int:
