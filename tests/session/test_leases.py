@@ -17,7 +17,7 @@ from tunecheck.core.errors import CardBusy, MachineTooSmall, SuiteError, Unsuppo
 from tunecheck.core.evidence import CardProcess
 from tunecheck.runner.child import cap_memory, require_card
 from tunecheck.runner.request import card_of_rank, show_only
-from tunecheck.session.leases import Cards, usable
+from tunecheck.session.leases import Cards
 
 pytestmark = pytest.mark.usefixtures("stated_needs")
 SMALL = dataclasses.replace(SECOND, name="NVIDIA L4", total_bytes=24 * GIB, free_bytes=23 * GIB)
@@ -192,8 +192,8 @@ def test_only_visible_cards_that_allow_it_are_used():
     """CUDA_VISIBLE_DEVICES and its order are the caller's; a card whose compute mode is prohibited is none."""
     closed = dataclasses.replace(CARD, compute_mode="prohibited")
 
-    assert usable(machine(CARD, SMALL, visible=(SMALL.uuid,))) == (SMALL,)
-    assert usable(machine(closed, SMALL)) == (SMALL,)
+    assert machine(CARD, SMALL, visible=(SMALL.uuid,)).usable_gpus == (SMALL,)
+    assert machine(closed, SMALL).usable_gpus == (SMALL,)
     with pytest.raises(MachineTooSmall, match="prohibited"):
         cards(machine(closed)).lease(run_with()).__enter__()
 

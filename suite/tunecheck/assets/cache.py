@@ -107,9 +107,8 @@ def shelf(model: str, *, kind: str = "models", lock_seconds: float = LOCK_SECOND
     process holds the lock too long.
     """
     folder = cache_folder().absolute() / kind / model
+    lock = OwnedLock(folder / ".lock")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = OwnedLock(folder / ".lock")
         _acquire(lock, model, lock_seconds)
     except OSError as error:
         if error.errno in _READ_ONLY and folder.is_dir():

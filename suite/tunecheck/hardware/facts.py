@@ -133,6 +133,11 @@ class Hardware(NvmlView):
         devices = {device.uuid: device for gpu in self.gpus for device in (gpu, *(gpu.mig_instances or ()))}
         return tuple(devices[uuid] for uuid in self.visible or ())
 
+    @property
+    def usable_gpus(self) -> tuple[Gpu, ...]:
+        """Return those of them that allow compute."""
+        return tuple(gpu for gpu in self.visible_gpus if gpu.compute_mode != "prohibited")
+
     def to_json(self) -> dict[str, Any]:
         """Return all fields as plain JSON types."""
         return cast(dict[str, Any], json.loads(json.dumps(dataclasses.asdict(self))))

@@ -25,9 +25,11 @@ def obstacle(run: Run, hardware: Hardware, *, vram_cap_bytes: int | None = None)
         return lacks
     if not run.uses_gpu:
         return None
-    cards = hardware.visible_gpus
-    if not cards:
+    if not hardware.visible_gpus:
         return f"needs {_gpu(run)}; {no_gpu(hardware)}" if _only_on_gpu(run) else None
+    cards = hardware.usable_gpus
+    if not cards:
+        return "needs a GPU to compute on; the compute mode of every GPU here is prohibited"
     if len(cards) < run.gpus:
         return f"needs {run.gpus} GPUs, one for each process; this machine shows {len(cards)}"
     short = {card.uuid: shortage(run, card, vram_cap_bytes=vram_cap_bytes) for card in cards}

@@ -26,11 +26,6 @@ SETTLE_SECONDS = 3.0
 POLL_SECONDS = 0.5
 
 
-def usable(hardware: Hardware) -> tuple[Gpu, ...]:
-    """Return the GPUs that are visible to CUDA in this process and allow compute, in CUDA's order."""
-    return tuple(card for card in hardware.visible_gpus if card.compute_mode != "prohibited")
-
-
 class Cards(Frozen):
     """This machine's GPUs, of which a run may lease one for each of its processes."""
 
@@ -73,8 +68,10 @@ class Cards(Frozen):
                 return tuple(taken)
             leases.close()
             if not busy:
-                reason = self._too_small(run)
-                if any(card.memory_by_process for card in self.look().visible_gpus):
+                now = self.look()
+                reason = obstacle(run, now, vram_cap_bytes=self.vram_cap_bytes)
+                reason = reason or "found no GPU with enough free memory a moment ago; other processes come and go"
+                if any(card.memory_by_process for card in now.visible_gpus):
                     raise CardBusy(f"{reason}. What to do: end that process, or wait for it")
                 raise MachineTooSmall(reason)
             if time.monotonic() > deadline:
@@ -90,20 +87,16 @@ class Cards(Frozen):
 
     def _candidates(self, run: Run) -> list[Gpu] | None:
         """Return the GPUs that could hold the run, smallest first and in one order for all; None for the CPU."""
-        if not run.uses_gpu and not TRAINERS[run.trainer].lacks:
+        lacks = TRAINERS[run.trainer].lacks
+        if not run.uses_gpu and not lacks:
             return None
-        hardware = self.look()
-        if not hardware.visible_gpus or TRAINERS[run.trainer].lacks:
-            if reason := obstacle(run, hardware, vram_cap_bytes=self.vram_cap_bytes):
-                raise MachineTooSmall(reason)
-            return None
-        cards = usable(hardware)
-        if not cards:
-            raise MachineTooSmall("needs a GPU to compute on; the compute mode of every GPU here is prohibited")
-        cap = self.vram_cap_bytes
+        hardware, cap = self.look(), self.vram_cap_bytes
+        cards = hardware.usable_gpus
         fitting = [card for card in cards if not shortage(run, card, vram_cap_bytes=cap, when_empty=True)]
-        if len(fitting) < run.gpus:
-            raise MachineTooSmall(self._too_small(run))
+        if lacks or len(fitting) < run.gpus:
+            if reason := obstacle(run, hardware, vram_cap_bytes=cap):
+                raise MachineTooSmall(reason)
+            return None  # there is no GPU, and the run needs none
         return sorted(fitting, key=lambda card: (card.total_bytes or 0, card.name or "", card.uuid))
 
     def _has_room(self, run: Run, leased: Gpu) -> bool:
@@ -117,10 +110,6 @@ class Cards(Frozen):
                 return False
             time.sleep(POLL_SECONDS)
 
-    def _too_small(self, run: Run) -> str:
-        reason = obstacle(run, self.look(), vram_cap_bytes=self.vram_cap_bytes)
-        return reason or "found no GPU with enough free memory a moment ago; other processes come and go"
-
 
 def _lock(card: Gpu) -> OwnedLock:
     return OwnedLock(cache_folder().absolute() / "cards" / f"{card.uuid}.lock")
@@ -129,13 +118,11 @@ def _lock(card: Gpu) -> OwnedLock:
 def _acquired(card: Gpu) -> OwnedLock | None:
     """Return the lease on this GPU; None where another process has it."""
     lock = _lock(card)
-    folder = lock.path.parent
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         return lock if lock.acquire() else None
     except OSError as error:
         raise SuiteError(
-            f"the GPU leases in {folder} cannot be used: {error.strerror or error}. "
+            f"the GPU leases in {lock.path.parent} cannot be used: {error.strerror or error}. "
             "What to do: give write access to it, or set TUNECHECK_CACHE to another folder"
         ) from error
 

@@ -9,14 +9,13 @@ import psutil
 
 from tunecheck.core.paths import shipped_folder
 from tunecheck.hardware import probe
-from tunecheck.session.leases import usable
 
 _ITEM = re.compile(r"test_(?P<tier>[a-z]+)\.py::[^\[]*\[(?P<run>.*)-[^-]*\]$")
 
 
 def worker_count() -> int:
     """Return the number of GPUs that this process may compute on; 1 without any."""
-    return max(1, len(usable(probe())))
+    return max(1, len(probe().usable_gpus))
 
 
 def asks_for_tiers(arguments: Iterable[str]) -> bool:

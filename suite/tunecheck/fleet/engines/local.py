@@ -17,7 +17,6 @@ from tunecheck.fleet.engines import News
 from tunecheck.fleet.request import EngineOptions, Request
 from tunecheck.hardware import probe
 from tunecheck.results.fleet import Place, places_of
-from tunecheck.session.leases import usable
 
 
 class Local:
@@ -26,7 +25,7 @@ class Local:
     def __init__(self, options: EngineOptions, folder: Path) -> None:
         """It has no files of its own in the folder."""
         hardware = probe()
-        self._cards = [*(card.uuid for card in usable(hardware)), *_lacking(len(hardware.visible_gpus))]
+        self._cards = [*(card.uuid for card in hardware.usable_gpus), *_lacking(len(hardware.visible_gpus))]
         self._number = _number(options.nodes, len(self._cards))
         self._stop = threading.Event()
         # on one processor sessions would slow each other down, and none would have its speed
