@@ -151,7 +151,7 @@ def test_a_complete_cache_that_may_only_be_read_is_used(builder, monkeypatch):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr("tunecheck.assets.cache.OwnedLock.acquire", refuse)
-    monkeypatch.setattr("tunecheck.assets.folder._write_json", refuse)
+    monkeypatch.setattr("tunecheck.core.files.os.replace", refuse)
     assert resolve(tiny(), allow_random=True) == first
     assert len(builder.calls) == 1
 

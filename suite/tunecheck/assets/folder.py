@@ -8,7 +8,6 @@ import dataclasses
 import hashlib
 import json
 import math
-import os
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
@@ -17,8 +16,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import tunecheck
 from tunecheck.core import reading
-from tunecheck.core.errors import WeightsDamaged, WeightsUnavailable
+from tunecheck.core.errors import SuiteError, WeightsDamaged, WeightsUnavailable
 from tunecheck.core.evidence import Weights
+from tunecheck.core.files import write_whole
 from tunecheck.models.description import Model
 
 K = TypeVar("K")
@@ -96,8 +96,8 @@ def seal(folder: Path, origin: Mapping[str, Any], expected: Mapping[str, str], *
         files[path.name] = {"bytes": stamp[0], "sha256": digest}
         stamps[path.name] = stamp
     record = {"tunecheck": tunecheck.__version__, **origin, "files": files}
-    _write_json(folder / MANIFEST, record)
-    _write_json(folder / _STAMPS, stamps)
+    (folder / MANIFEST).write_text(_as_json(record), encoding="utf-8")
+    (folder / _STAMPS).write_text(_as_json(stamps), encoding="utf-8")
 
 
 def open_sealed(folder: Path) -> ModelFolder:
@@ -194,8 +194,8 @@ def _verify(folder: Path, files: Mapping[str, tuple[int, str]]) -> None:
             raise damaged(path, f"it has {stamps[name][0]} bytes, expected {size_bytes}", remedy)
         check_digest(path, sha256, remedy=remedy)
     if stamps != known:
-        with contextlib.suppress(OSError):  # of a cache that may only be read: everything is hashed again next time
-            _write_json(folder / _STAMPS, stamps)
+        with contextlib.suppress(SuiteError):  # of a cache that may only be read: everything is hashed again next time
+            write_whole(folder / _STAMPS, _as_json(stamps))
 
 
 def stamp_of(path: Path) -> list[int]:
@@ -209,11 +209,8 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _write_json(path: Path, value: Any) -> None:
-    """Replace the file atomically: a reader never sees half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+def _as_json(value: Any) -> str:
+    return json.dumps(value, indent=1) + "\n"
 
 
 class AnotherModel(WeightsUnavailable):
