@@ -39,23 +39,34 @@ class Shelf(Frozen):
         digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
         return self.folder / f"{kind}-{digest[:16]}"
 
-    def keep(self, target: Path, make: Callable[[bool], None], opened: Callable[[Path], F]) -> F:
+    def keep(
+        self,
+        target: Path,
+        make: Callable[[bool], None],
+        opened: Callable[[Path], F],
+        reachable: Callable[[], bool] = lambda: False,
+    ) -> F:
         """Return `opened(target)`, which verifies the folder; build it with `make(False)` where there is none.
 
-        A damaged folder is renamed aside, reported, and built once more by `make(True)`; when that is not possible now,
-        WeightsDamaged is raised and the folder stays where it was.
+        What is damaged is reported and made once more by `make(True)`: on its arrival, where its source is `reachable`,
+        and later. Then a damaged folder is renamed aside; when it cannot be made now, WeightsDamaged is raised and the
+        folder stays where it was.
         """
         try:
             return opened(target)
         except FileNotFoundError:
-            damage = None
-        except WeightsDamaged as error:
-            damage = without_remedy(error)
-        if damage is None:
             shutil.rmtree(target, ignore_errors=True)  # links into a hub cache that was emptied
+        except WeightsDamaged as error:
+            self._make_again(target, make, without_remedy(error))
+            return opened(target)
+        try:
             make(False)
-        else:
-            self._make_again(target, make, damage)
+        except WeightsDamaged as error:
+            if not reachable():
+                raise
+            log.warning(f"{self.model}: {without_remedy(error)} Fetching once more")
+            make(True)
+            note_repair(target, without_remedy(error))
         return opened(target)
 
     def _make_again(self, target: Path, make: Callable[[bool], None], damage: str) -> None:

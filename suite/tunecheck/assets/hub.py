@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from tunecheck.assets.cache import Shelf, Wanted, disk_full_is_said
+from tunecheck.assets.cache import Wanted, disk_full_is_said
 from tunecheck.assets.folder import (
     FILE_PATTERNS,
     AnotherModel,
@@ -16,14 +16,11 @@ from tunecheck.assets.folder import (
     PassedOver,
     check_fit,
     model_files,
-    note_repair,
     open_sealed,
     seal,
     weight_files,
-    without_remedy,
 )
 from tunecheck.config.schema import HubRows
-from tunecheck.core.errors import WeightsDamaged
 from tunecheck.core.log import log
 from tunecheck.hardware import network
 from tunecheck.models.description import HubSource
@@ -139,30 +136,16 @@ def offline() -> str | None:
     return network.hub_problem(constants.ENDPOINT)
 
 
+def reachable() -> bool:
+    """Return whether a request to the hub is worth making."""
+    return offline() is None
+
+
 def _delivered(source: HubSource, wanted: Wanted, notes: tuple[str, ...] = ()) -> ModelFolder:
     """Return this commit of this repository as a verified folder of links into the hub's cache."""
     target = wanted.shelf.target("hub", source.id, source.revision, source.sha256)
     link = functools.partial(_link, source, notes, wanted, target)
-    return wanted.shelf.keep(target, mended(link, wanted.shelf, target), open_sealed)
-
-
-def mended(fetch: Callable[[bool], None], shelf: Shelf, target: Path) -> Callable[[bool], None]:
-    """Return `fetch` with one repetition: called with True when the download is damaged and the hub can be reached.
-
-    The folder that it makes, `target`, then records the repair.
-    """
-
-    def make(again: bool) -> None:
-        try:
-            fetch(again)
-        except WeightsDamaged as damage:
-            if again or offline() is not None:
-                raise
-            log.warning(f"{shelf.model}: {without_remedy(damage)} Fetching once more")
-            fetch(True)
-            note_repair(target, without_remedy(damage))
-
-    return make
+    return wanted.shelf.keep(target, link, open_sealed, reachable)
 
 
 def _link(source: HubSource, notes: tuple[str, ...], wanted: Wanted, target: Path, again: bool) -> None:
@@ -208,7 +191,7 @@ def downloaded(
         return Path(asked(page, functools.partial(wanted, local_files_only=True), True))
 
     with disk_full_is_said(name, Path(constants.HF_HUB_CACHE), needed_bytes):
-        if offline() is not None:
+        if not reachable():
             return held()
         log.info(f"{name}: fetching {source.id} at {source.revision[:12]} from the hub")
         ask = functools.partial(HfApi().repo_info, source.id, repo_type=kind, revision=source.revision)
@@ -226,6 +209,6 @@ def _newest(repository: str) -> str:
     """Return the newest revision's commit hash; offline that of the newest one in the cache. Raises PassedOver."""
     from huggingface_hub import HfApi, snapshot_download
 
-    if offline() is not None:
+    if not reachable():
         return Path(asked(repository, lambda: snapshot_download(repository, local_files_only=True), True)).name
     return str(asked(repository, lambda: HfApi().model_info(repository, timeout=ANSWER_SECONDS).sha, False))

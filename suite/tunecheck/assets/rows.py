@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from tunecheck.assets.cache import Shelf, shelf
 from tunecheck.assets.folder import PassedOver, check_digest, damaged, repairs_of, seal, verified
-from tunecheck.assets.hub import blob_digest, downloaded, mended, offline
+from tunecheck.assets.hub import blob_digest, downloaded, offline, reachable
 from tunecheck.config.schema import Data, HubRows
 from tunecheck.core.errors import DataError, WeightsUnavailable
 from tunecheck.core.evidence import Dataset
@@ -68,7 +68,7 @@ def _delivered(data: Data, source: HubRows) -> tuple[Dataset, Data]:
             key = (source.model_dump(mode="json"), longest_row_bytes(data.max_length), CONVERSION)
             target = place.target("hub", *key)
             convert = functools.partial(_convert, data, source, place, target)
-            record, _ = place.keep(target, mended(convert, place, target), lambda kept: verified(kept, Dataset))
+            record, _ = place.keep(target, convert, lambda kept: verified(kept, Dataset), reachable)
     except WeightsUnavailable as error:  # raised by the cache, which is shared with models
         raise DataError(str(error)) from None
     except OSError as error:
