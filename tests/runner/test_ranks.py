@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import json
+import pickle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -128,8 +128,8 @@ def test_a_rank_that_failed_is_named_though_the_agent_saw_its_victim_first(tmp_p
     details = ("RuntimeError: [gloo/pair.cc:544] Connection closed by peer", "ValueError: the shapes do not fit")
     request: Any = SimpleNamespace(run=SimpleNamespace(id="x", processes=2), device="cpu", checkpoint=tmp_path / "c")
     for rank, detail in enumerate(details):
-        held = json.dumps(Outcome(AttemptOutcome.FAILED, detail, AttemptCause.ERROR))
-        ranks._beside(request, rank, "outcome").write_text(held)
+        held = pickle.dumps(Outcome(AttemptOutcome.FAILED, detail, AttemptCause.ERROR))
+        ranks._beside(request, rank, "outcome").write_bytes(held)
 
     def launch(*asked):
         failures = {rank: ProcessFailure(local_rank=rank, pid=1, exitcode=1, error_file="none") for rank in seen}

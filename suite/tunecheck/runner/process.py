@@ -179,14 +179,13 @@ def _listen(process: Any, receiver: Connection, deadline: float, progress: Calla
         wait([receiver, process.sentinel], timeout=min(left, 1.0))
         while receiver.poll():
             try:
-                message = receiver.recv()
+                message: Step | Outcome = receiver.recv()
             except EOFError:
                 process.join(GRACE_SECONDS)
                 return GONE
-            if isinstance(message, Step):
-                progress(message)
-            else:
-                return Outcome(*message)
+            if not isinstance(message, Step):
+                return message
+            progress(message)
         if not process.is_alive():
             return GONE
     return None

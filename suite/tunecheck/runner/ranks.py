@@ -5,9 +5,9 @@ The attempt's child process is the agent, and its ranks are its children: they d
 
 import contextlib
 import faulthandler
-import json
 import logging
 import os
+import pickle
 import signal
 import sys
 import time
@@ -16,7 +16,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from tunecheck.core.evidence import AttemptCause, AttemptOutcome, Record
+from tunecheck.core.evidence import AttemptOutcome, Record
 from tunecheck.core.helper import die_with_parent
 from tunecheck.core.trace import TraceWriter
 from tunecheck.runner.outcome import Outcome, carried_out, crash_of, imported
@@ -69,7 +69,7 @@ def train_in_ranks(request: Request, connection: Connection) -> Outcome:
         ends = {rank: (float(end.timestamp), crash_of(end.exitcode, "", began=True)) for rank, end in failed}
         for rank in range(request.run.processes):  # of one that the agent killed meanwhile, too
             if (left := _beside(request, rank, "outcome")).exists():
-                ends[rank] = left.stat().st_mtime, Outcome(*json.loads(left.read_text()))
+                ends[rank] = left.stat().st_mtime, pickle.loads(left.read_bytes())
         # the agent may see one that lost another before that other one
         first = min(ends, key=lambda rank: (_lost_another(ends[rank][1]), ends[rank][0]))
         return _of_rank(first, ends[first][1])
@@ -80,8 +80,7 @@ def _of_rank(rank: int, outcome: Outcome) -> Outcome:
     """Return the outcome with the rank named; what is wrong with the run itself is every rank's."""
     if outcome.outcome in (AttemptOutcome.MISCONFIGURED, AttemptOutcome.UNAVAILABLE):
         return outcome
-    cause = None if outcome.cause is None else AttemptCause(outcome.cause)
-    return Outcome(AttemptOutcome(outcome.outcome), f"rank {rank}: {outcome.detail}", cause)
+    return outcome._replace(detail=f"rank {rank}: {outcome.detail}")
 
 
 def _rank(request: Request, connection: Connection) -> None:
@@ -114,7 +113,7 @@ def _rank(request: Request, connection: Connection) -> None:
         return
     if _lost_another(outcome):
         time.sleep(LET_THE_CAUSE_END_SECONDS)
-    _beside(request, rank, "outcome").write_text(json.dumps(outcome))
+    _beside(request, rank, "outcome").write_bytes(pickle.dumps(outcome))
     os._exit(1)
 
 
