@@ -36,12 +36,14 @@ class Meter:
     def watch(self, process_id: int) -> None:
         """Sample from now on for this training process."""
         self._process_id = process_id
-        self._tell(str(process_id))
+        if self._child is not None and self._child.stdin is not None:
+            with contextlib.suppress(OSError):  # a process that is gone is noticed at the end
+                self._child.stdin.write(b"%d\n" % process_id)
+                self._child.stdin.flush()
 
     def stop(self) -> list[Record]:
         """End the sampling process and return its records, the record of their completeness last."""
         if self._child is not None:
-            self._tell("stop")
             self._end(self._child)
         records = self._records()
         samples = [record for record in records if isinstance(record, DeviceSample)]
@@ -76,7 +78,7 @@ class Meter:
 
     def _end(self, child: subprocess.Popen[bytes]) -> None:
         try:
-            child.wait(ANSWER_SECONDS)
+            child.communicate(timeout=ANSWER_SECONDS)  # it ends when its input does
         except subprocess.TimeoutExpired:
             self._problem = f"NVML hung during the attempt and the sampling process {kill(child)}"
         if not self._problem and child.returncode:
@@ -84,16 +86,6 @@ class Meter:
             how = f"was killed by {signal_name(-status)}" if status < 0 else f"ended with status {status}"
             said = last_lines(self._errors, 1)
             self._problem = f"the sampling process {how}" + (f": {said[0].strip()[:300]}" if said else "")
-        with contextlib.suppress(OSError):
-            if child.stdin is not None:
-                child.stdin.close()
-
-    def _tell(self, line: str) -> None:
-        """Send a line; a process that is gone is noticed at the end."""
-        if self._child is not None and self._child.stdin is not None:
-            with contextlib.suppress(OSError):
-                self._child.stdin.write(line.encode() + b"\n")
-                self._child.stdin.flush()
 
     def _records(self) -> list[Record]:
         """Return what the sampling process printed, without a line that its death cut off."""

@@ -1,8 +1,8 @@
 """Sampling process: reads one GPU a few times a second and prints records, one JSON line each.
 
 `python -m tunecheck.hardware.monitor.sampler UUID`. It prints the GPU's health and a first sample, then reads lines
-from its standard input: a process id starts the sampling for that process, "stop" ends it with health and a sample
-again. It ends when its input does, and with its parent. The training process never waits for it.
+from its standard input: a process id starts the sampling for that process, the end of the input ends it with health and
+a sample again. It ends with its parent, too. The training process never waits for it.
 """
 
 import importlib
@@ -26,7 +26,7 @@ KEPT_SECONDS = 1.0
 
 
 def main(uuid: str) -> int:
-    """Sample the GPU until "stop" and return the exit status; an error of NVML is printed on standard error."""
+    """Sample the GPU until the input ends and return the exit status; an error of NVML is printed on standard error."""
     die_with_parent()
     nvml: Any = importlib.import_module("pynvml")
     try:
@@ -46,22 +46,15 @@ def main(uuid: str) -> int:
 
 
 def watch(card: Card, orders: Iterator[str], say: Callable[[Record], None]) -> None:
-    """Emit health and a sample at once, samples from the first process id on, health and a sample again at "stop".
+    """Emit health and a sample at once, samples from the first process id on, health and a sample again at the end.
 
-    Each empty order is the time for one reading. Orders that end without a "stop" ended because the parent did.
+    Each empty order is the time for one reading.
     """
     say(card.health("before"))
     say(card.sample(None))
     process_id: int | None = None
     readings: list[DeviceSample] = []
     for order in orders:
-        if order == "stop":
-            if process_id is not None:
-                readings.append(card.sample(process_id))  # the Xid of the error that ended the training is news yet
-                say(merged(readings))
-            say(card.health("after"))
-            say(card.sample(None))
-            return
         if order:
             process_id = int(order)
         elif process_id is not None:
@@ -69,6 +62,11 @@ def watch(card: Card, orders: Iterator[str], say: Callable[[Record], None]) -> N
             if readings[-1].at - readings[0].at >= KEPT_SECONDS - INTERVAL_SECONDS:
                 say(merged(readings))
                 readings = []
+    if process_id is not None:
+        readings.append(card.sample(process_id))  # the Xid of the error that ended the training is news yet
+        say(merged(readings))
+    say(card.health("after"))
+    say(card.sample(None))
 
 
 def commands(source: int, interval_seconds: float) -> Iterator[str]:
