@@ -8,7 +8,7 @@ import errno
 import io
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -34,36 +34,31 @@ class _Unbroken(io.FileIO):
             return len(data)
 
 
-_taken: dict[str, _Unbroken] = {}
-"""The standard streams of this process by name, while they are guarded."""
-
-
 @contextlib.contextmanager
-def guarded() -> Iterator[None]:
-    """Guard the process's own standard output and error; those that a test has put in their place are left alone."""
+def guarded() -> Iterator[Callable[[], OSError | None]]:
+    """Guard the process's own standard output and error; those that a test has put in their place are left alone.
+
+    Yield a function that returns why standard output, or a part of it, did not arrive; None where all of it did.
+    """
     closed = _fill()
-    before = {}
+    before, taken = {}, dict[str, _Unbroken]()
+
+    def lost() -> OSError | None:
+        sys.stdout.flush()
+        return taken["stdout"].lost if "stdout" in taken else None
+
     for number, name in ((1, "stdout"), (2, "stderr")):
         stream = getattr(sys, name)
         if stream is not getattr(sys, f"__{name}__") or not (stream is None or isinstance(stream, io.TextIOWrapper)):
             continue
-        before[name], _taken[name] = stream, _Unbroken(number, closed=number in closed)
-        setattr(sys, name, _text(_taken[name], stream))
+        before[name], taken[name] = stream, _Unbroken(number, closed=number in closed)
+        setattr(sys, name, _text(taken[name], stream))
     try:
-        yield
+        yield lost
     finally:
         for name, stream in before.items():
             getattr(sys, name).flush()
             setattr(sys, name, stream)
-        _taken.clear()
-
-
-def lost() -> OSError | None:
-    """Return why standard output, or a part of it, did not arrive; None where all of it did."""
-    if "stdout" not in _taken:
-        return None
-    sys.stdout.flush()
-    return _taken["stdout"].lost
 
 
 @contextlib.contextmanager

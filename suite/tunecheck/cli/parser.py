@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tunecheck.cli.output import guarded, lost, set_aside
+from tunecheck.cli.output import guarded, set_aside
 from tunecheck.core import interrupts
 from tunecheck.core.errors import BadRow, ConfigError, DataError, SuiteError, WeightsUnavailable
 from tunecheck.core.log import log, on_terminal
@@ -93,15 +93,15 @@ def run_command(parser: Parser, arguments: Sequence[str] | None) -> int:
     that leaves its result in files.
     """
     options = argparse.Namespace(verbose=False, quiet=False)
-    with guarded(), on_terminal():
+    with guarded() as lost, on_terminal():
         try:
             status = _executed(parser, arguments, options)
         except SystemExit as ended:  # by --help, --version and the parser's own errors
-            ended.code = _delivered(int(ended.code or 0), options)
+            ended.code = _delivered(int(ended.code or 0), options, lost())
             raise
         if document := getattr(options, "document", ""):
             print(document)
-        return _delivered(status, options)
+        return _delivered(status, options, lost())
 
 
 def _executed(parser: Parser, arguments: Sequence[str] | None, options: argparse.Namespace) -> int:
@@ -140,9 +140,9 @@ def _executed(parser: Parser, arguments: Sequence[str] | None, options: argparse
         return Exit.UNJUDGED
 
 
-def _delivered(status: int, options: argparse.Namespace) -> int:
+def _delivered(status: int, options: argparse.Namespace, error: OSError | None) -> int:
     """Return the status, UNJUDGED in the place of success where the result was printed and did not arrive."""
-    if (error := lost()) is None:
+    if error is None:
         return status
     if not isinstance(error, BrokenPipeError):  # else the reader (head, less) has seen enough
         log.error(f"standard output cannot be written: {error.strerror}")
