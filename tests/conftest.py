@@ -81,6 +81,6 @@ def stated_needs(monkeypatch):
     from tunecheck.session import admission
 
     def need_of(run, *, gpu_name, capability=None):
-        return None if run.vram is None else Need(bytes=run.vram, source="stated", when="")
+        return None if run.vram is None else Need(bytes=run.vram, known="stated by the run")
 
     monkeypatch.setattr(admission, "need_of", need_of)

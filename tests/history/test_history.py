@@ -479,11 +479,11 @@ def test_the_last_measured_peak_feeds_the_gate(tmp_path, monkeypatch):
     store.add([entry(4, key=key, card="NVIDIA other", needed=2**30)])
 
     need = need_of(run, gpu_name=card.name)
-    assert (need.source, need.when) == ("measured", "2026-11-02")
+    assert need.known == "measured 2026-11-02"
     assert 5 * 2**30 < need.bytes < 6 * 2**30
     assert "(measured 2026-11-02)" in shortage(run, card, vram_cap_bytes=None)
     history_file().write_text("broken " * 500)
-    assert need_of(run, gpu_name=card.name).source == "stated"
+    assert need_of(run, gpu_name=card.name).known == "stated by the run"
 
 
 def test_pytest_fails_on_a_regression_where_that_is_asked_for(tmp_path):

@@ -144,7 +144,7 @@ def test_a_child_that_hangs_is_a_message(monkeypatch, tmp_path):
 def test_without_anything_known_a_run_needs_what_it_states():
     """Or nobody knows."""
     assert need_of(quick(), gpu_name=CARD) is None
-    assert need_of(quick("vram=3GiB"), gpu_name=CARD) == Need(bytes=3 * 2**30, source="stated", when="")
+    assert need_of(quick("vram=3GiB"), gpu_name=CARD) == Need(bytes=3 * 2**30, known="stated by the run")
 
 
 def test_a_prediction_is_the_need_of_a_run_that_states_none(answering):
@@ -152,11 +152,11 @@ def test_a_prediction_is_the_need_of_a_run_that_states_none(answering):
     predicted = predict(quick())
     predict(quick("vram=3GiB"))
 
-    assert need_of(quick("vram=3GiB"), gpu_name=CARD) == Need(bytes=3 * 2**30, source="stated", when="")
+    assert need_of(quick("vram=3GiB"), gpu_name=CARD) == Need(bytes=3 * 2**30, known="stated by the run")
     need = need_of(quick(), gpu_name=CARD)
 
     assert need == Need(
-        bytes=3 * 10**9 + CUBLAS_WORKSPACE.bytes + CUDA_CONTEXT.bytes, source="predicted", when=predicted.predicted_at
+        bytes=3 * 10**9 + CUBLAS_WORKSPACE.bytes + CUDA_CONTEXT.bytes, known=f"predicted {predicted.predicted_at}"
     )
 
 
@@ -182,10 +182,10 @@ def test_a_measurement_goes_before_a_prediction(answering, tmp_path):
     write_verdict(tmp_path / "reports" / "one", quick())
     write_verdict(tmp_path / "reports" / "two", quick(), peak_bytes=2 * 10**9, started_at="2026-12-02T10:00:00+00:00")
 
-    expected = Need(bytes=2 * 10**9 + CUDA_CONTEXT.bytes, source="measured", when="2026-12-02")
+    expected = Need(bytes=2 * 10**9 + CUDA_CONTEXT.bytes, known="measured 2026-12-02")
     assert need_of(quick(), gpu_name=CARD) == expected
-    assert need_of(quick(), gpu_name="NVIDIA T4").source == "predicted"
-    assert need_of(quick(), gpu_name=None).source == "predicted"
+    assert need_of(quick(), gpu_name="NVIDIA T4").known.startswith("predicted ")
+    assert need_of(quick(), gpu_name=None).known.startswith("predicted ")
 
 
 def test_an_estimate_tells_what_was_measured_first(answering, tmp_path, capsys):
@@ -203,7 +203,7 @@ def test_a_comparison_of_memory_needs_what_its_yaml_states(tmp_path):
     """A verdict tells the peak of the run as asked, and its largest variant takes more than twice that."""
     run = load_run(find_run("memory/smollm2-135m-order"))
     write_verdict(tmp_path / "reports" / "one", run, peak_bytes=10**9)
-    assert need_of(run, gpu_name=CARD) == Need(bytes=run.vram, source="stated", when="")
+    assert need_of(run, gpu_name=CARD) == Need(bytes=run.vram, known="stated by the run")
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ SMALL = dataclasses.replace(
 
 def predicted(monkeypatch, gib):
     """Let the need of every run be predicted."""
-    need = Need(bytes=round(gib * GIB), source="predicted", when="2026-11-21")
+    need = Need(bytes=round(gib * GIB), known="predicted 2026-11-21")
     monkeypatch.setattr(gate, "need_of", lambda run, *, gpu_name, capability=None: need)
 
 

@@ -3,7 +3,7 @@
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tunecheck.config.schema import Run
 from tunecheck.core.errors import HistoryError
@@ -22,9 +22,8 @@ class Need(Frozen):
 
     bytes: int
     """Memory of the process: tensors, cuBLAS workspace and CUDA context."""
-    source: Literal["measured", "predicted", "stated"]
-    when: str
-    """ISO date of the measurement or prediction; empty where the run's own YAML states it."""
+    known: str
+    """How: "measured 2026-11-02", "predicted" with its date, or "stated by the run", in its own YAML."""
 
 
 def need_of(run: Run, *, gpu_name: str | None, capability: str | None = None) -> Need | None:
@@ -36,13 +35,13 @@ def need_of(run: Run, *, gpu_name: str | None, capability: str | None = None) ->
     peak = None if gpu_name is None else measured_peaks(run.fingerprint).get(gpu_name)
     # a verdict records the peak of the run itself, not of the variants that it is compared with
     if peak is not None and not (run.probes.memory_order and (run.vram or 0) > peak.process_bytes):
-        return Need(bytes=peak.process_bytes, source="measured", when=peak.measured_at)
+        return Need(bytes=peak.process_bytes, known=f"measured {peak.measured_at}")
     if run.vram is not None:
-        return Need(bytes=run.vram, source="stated", when="")
+        return Need(bytes=run.vram, known="stated by the run")
     simulated = run.evaluation.device != "cuda"  # a training on the CPU that evaluates on a GPU is not
     prediction = cached_prediction(run, card=gpu_name, capability=capability) if simulated else None
     if prediction is not None:
-        return Need(bytes=prediction.process_bytes, source="predicted", when=prediction.predicted_at)
+        return Need(bytes=prediction.process_bytes, known=f"predicted {prediction.predicted_at}")
     return None
 
 

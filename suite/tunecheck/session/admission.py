@@ -7,7 +7,7 @@ from tunecheck.core.finding import Domain
 from tunecheck.core.units import GIB
 from tunecheck.hardware import Gpu, Hardware, nvml
 from tunecheck.hardware.facts import NAME_BY_UUID, NvmlState
-from tunecheck.memory import Need, need_of
+from tunecheck.memory import need_of
 
 NAMED_PROCESSES = 2
 """Processes on a GPU that are named before the others are counted."""
@@ -57,7 +57,7 @@ def shortage(run: Run, card: Gpu, *, vram_cap_bytes: int | None, when_empty: boo
     needed, free = _apart(need.bytes, free_bytes)
     total = "" if total_bytes is None else f" of {_gib(total_bytes)}"
     return (
-        f"needs {needed} ({_source(need)}), {free} free{total} on {card.name or 'a GPU without a name'}"
+        f"needs {needed} ({need.known}), {free} free{total} on {card.name or 'a GPU without a name'}"
         f"{_cap_words(card, vram_cap_bytes)}{_held_words(card)}"
     )
 
@@ -72,7 +72,7 @@ def prospect(run: Run, hardware: Hardware, *, vram_cap_bytes: int | None = None)
         return "can run here, on the CPU"
     first = hardware.visible_gpus[0]
     need = need_of(run, gpu_name=first.name, capability=first.compute_capability)
-    needs = f"needs {_gib(need.bytes)} ({_source(need)})" if need else "its need is unknown"
+    needs = f"needs {_gib(need.bytes)} ({need.known})" if need else "its need is unknown"
     goes_on = "" if _strict(run) else f"; out of memory it falls back to {', '.join(run.fallback)}"
     return f"can run here, {needs}{goes_on}"
 
@@ -134,11 +134,7 @@ def _strict(run: Run) -> bool:
 
 def _gpu(run: Run) -> str:
     need = need_of(run, gpu_name=None)
-    return f"a GPU with {_gib(need.bytes)} of free memory ({_source(need)})" if need else "a GPU"
-
-
-def _source(need: Need) -> str:
-    return "stated by the run" if need.source == "stated" else f"{need.source} {need.when}".rstrip()
+    return f"a GPU with {_gib(need.bytes)} of free memory ({need.known})" if need else "a GPU"
 
 
 def _sizes(card: Gpu, cap_bytes: int | None) -> tuple[int | None, int | None]:
