@@ -14,7 +14,7 @@ import psutil
 import pytest
 import shared_fork_server
 import tiny
-from fake_machine import CARD, machine
+from fake_machine import CARD, SECOND, machine
 from tier_sessions import COMMAND, environment, session_folder
 
 import tunecheck
@@ -156,9 +156,8 @@ def test_only_tiers_are_given_out_by_run(monkeypatch, paths, asked):
 
 def test_there_are_as_many_workers_as_usable_cards(monkeypatch):
     """One without a card."""
-    for found, count in [((), 1), (("one",), 1), (("one", "two"), 2)]:
-        monkeypatch.setattr(workers, "probe", lambda: None)
-        monkeypatch.setattr(workers, "usable", lambda hardware, found=found: found)
+    for found, count in [((), 1), ((CARD,), 1), ((CARD, SECOND), 2)]:
+        monkeypatch.setattr(workers, "probe", lambda found=found: machine(*found))
         assert worker_count() == count
 
 
