@@ -2,7 +2,6 @@
 
 import ctypes
 import importlib
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -104,9 +103,7 @@ def nvml_view() -> NvmlView:
 
 
 def library_loads() -> bool:
-    """Return whether an NVML library loads, which contacts no driver; True where it has another name."""
-    if sys.platform != "linux":
-        return True
+    """Return whether an NVML library loads, which contacts no driver."""
     try:
         ctypes.CDLL(LIBRARY)
     except OSError:
