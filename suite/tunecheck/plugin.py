@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Generator, Iterable
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from _pytest.runner import runtestprotocol
@@ -33,10 +33,7 @@ from tunecheck.results.domain import attributed
 from tunecheck.session import TierSession
 from tunecheck.session.leases import WAIT_SECONDS
 from tunecheck.session.options import SESSION_OPTIONS
-from tunecheck.session.workers import asks_for_tiers, end_workers, worker_count
-
-if TYPE_CHECKING:
-    from tunecheck.session.scheduling import OneWorkerARun
+from tunecheck.session.workers import asks_for_tiers, end_workers, one_worker_a_run, worker_count
 
 ATTEMPTS, FETCH_SECONDS = 20, 1800
 """Most attempts a run makes (training, four fallback steps and a reference, repeat, resume, reading back, six variants,
@@ -298,13 +295,8 @@ class SessionHooks:
             return (yield)
 
     @pytest.hookimpl(optionalhook=True)
-    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> "OneWorkerARun | None":
-        if not self.of_tiers:
-            return None
-        from tunecheck.session.scheduling import OneWorkerARun
-
-        config.option.loadscopereorder = False  # runs are trained in the order of their tiers
-        return OneWorkerARun(config, log)
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
+        return one_worker_a_run(config, log) if self.of_tiers else None
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:

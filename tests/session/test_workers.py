@@ -24,8 +24,7 @@ from tunecheck.hardware import NvmlState
 from tunecheck.session import TierSession, workers
 from tunecheck.session.admission import driver_fault, require_usable
 from tunecheck.session.rows import Rows
-from tunecheck.session.scheduling import OneWorkerARun
-from tunecheck.session.workers import asks_for_tiers, run_of, worker_count
+from tunecheck.session.workers import asks_for_tiers, one_worker_a_run, run_of, worker_count
 
 RUNS = ["quick/smollm2-135m-qlora", "convergence/smollm2-135m-qlora", "memory/tinyllama-1.1b-qlora"]
 SHORT = [
@@ -71,7 +70,7 @@ def scheduler_of(workers):
     """A scheduler for so many workers, with the part of pytest's configuration that it asks."""
     option = SimpleNamespace(loadscopereorder=False)
     config = SimpleNamespace(option=option, getvalue=lambda name: ["popen"] * workers, hook=Hook())
-    return OneWorkerARun(config)
+    return one_worker_a_run(config)
 
 
 class Hook:

@@ -1,9 +1,10 @@
-"""Several pytest workers in one session: how many there are, which run an item belongs to."""
+"""Several pytest workers in one session: how many there are, which of them executes which run."""
 
 import contextlib
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -29,6 +30,19 @@ def run_of(node_id: str) -> str:
     """Return the run of a check's node id, such as "quick/smollm2-135m-qlora"; any other node id unchanged."""
     match = _ITEM.search(node_id)
     return f"{match['tier']}/{match['run']}" if match else node_id
+
+
+def one_worker_a_run(config: Any, log: Any = None) -> Any:
+    """Return a scheduler of xdist that gives every run as a whole to one worker.
+
+    What a dead one had begun comes to another, which refuses it.
+    """
+    from xdist.scheduler.loadscope import LoadScopeScheduling  # type: ignore[import-untyped]
+
+    config.option.loadscopereorder = False  # runs are trained in the order of their tiers
+    scheduling = LoadScopeScheduling(config, log)
+    scheduling._split_scope = run_of
+    return scheduling
 
 
 def end_workers() -> None:
