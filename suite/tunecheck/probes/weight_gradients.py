@@ -116,7 +116,7 @@ class WeightGradientProbe(Probe):
         if step >= self._every_one:  # the next ones in turn
             first, self._next = self._next, self._next + self._each_step
             chosen = [self._followed[number % len(self._followed)] for number in range(first, self._next)]
-        self._sums = {name: _Sums(users, self._special, _every(len(users[0].weight))) for name, users in chosen}
+        self._sums = {name: _Sums(users, self._special, evenly(len(users[0].weight))) for name, users in chosen}
         for sums in self._sums.values():
             for module in sums.users:
                 self.hooks.after(module, partial(self._called, sums))
@@ -129,7 +129,7 @@ class WeightGradientProbe(Probe):
         given = [args[0].detach()]
         if type(module) is torch.nn.Embedding and isinstance(sums.rows, slice):
             occurring = given[0].unique()
-            sums.rows = occurring[_every(len(occurring))]
+            sums.rows = occurring[evenly(len(occurring))]
         if out.requires_grad:
             sums.inputs.append(given)
             self.hooks.gradient(out, partial(_arrived, sums, module, given))
@@ -178,7 +178,7 @@ def _mean(parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
     return torch.stack(known).mean(dim=0) if known and len(known) == len(parts) else None
 
 
-def _every(rows: int) -> slice:
+def evenly(rows: int) -> slice:
     """Return which of so many rows are compared; all of few, and of a bias."""
     return slice(None, None, max(1, rows // ROWS))
 

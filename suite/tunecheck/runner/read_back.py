@@ -16,6 +16,7 @@ from tunecheck.probes.reference.four_bit import is_packed, matrix
 from tunecheck.probes.reference.in_fp32 import WIDENED_BYTES, in_fp32, widened_bytes
 from tunecheck.probes.reference.measures import relative_difference
 from tunecheck.probes.reference.weight_file import WeightFile
+from tunecheck.probes.weight_gradients import evenly
 from tunecheck.training.load import apply_workarounds, load_base
 from tunecheck.training.restore import adapted_layers
 from tunecheck.training.session import Session
@@ -110,10 +111,6 @@ def _logits(model: Any, ids: list[int], device: Any) -> Any:
     return logits_of(model, torch.tensor([ids], device=device), training=False).cpu()
 
 
-ROWS = 64
-"""Of each matrix, evenly spread."""
-
-
 def adapted_rows(model: Any) -> dict[str, torch.Tensor]:
     """Return rows of every adapted linear of a peft model, to be compared after a merge, by the linear's own name."""
     adapted = [(name, m) for name, m in model.named_modules() if hasattr(m, "lora_A") and hasattr(m, "base_layer")]
@@ -145,7 +142,7 @@ def merged_share(before: dict[str, torch.Tensor], merged: Any, saved: Path, lora
 def _with_adapter(before: torch.Tensor, file: WeightFile, name: str, lora: Any) -> torch.Tensor:
     """Return the rows with the adapter's part in them, in fp32."""
     prefix = f"base_model.model.{name}.lora_"
-    rows = _taken(file.tensor(f"{prefix}B.weight").shape[0])
+    rows = evenly(file.tensor(f"{prefix}B.weight").shape[0])
     b, a = file.tensor(f"{prefix}B.weight")[rows].float(), file.tensor(f"{prefix}A.weight").float()
     together: torch.Tensor = before + lora.scale * (b @ a)
     if lora.use_dora:
@@ -154,11 +151,7 @@ def _with_adapter(before: torch.Tensor, file: WeightFile, name: str, lora: Any) 
     return together
 
 
-def _taken(rows: int) -> slice:
-    return slice(None, None, max(1, rows // ROWS))
-
-
 def _rows(weight: Any) -> torch.Tensor:
     """Return some rows of this matrix on the CPU, in fp32."""
     whole = matrix(weight) if is_packed(weight) else weight.detach()
-    return whole[_taken(len(whole))].float().cpu()
+    return whole[evenly(len(whole))].float().cpu()
