@@ -54,12 +54,10 @@ def shortage(run: Run, card: Gpu, *, vram_cap_bytes: int | None, when_empty: boo
     free_bytes = total_bytes if when_empty else free_bytes
     if need is None or free_bytes is None or need.bytes <= free_bytes or not _strict(run):
         return None
-    needed, free = _apart(need.bytes, free_bytes)
-    total = "" if total_bytes is None else f" of {_gib(total_bytes)}"
-    return (
-        f"needs {needed} ({need.known}), {free} free{total} on {card.name or 'a GPU without a name'}"
-        f"{_cap_words(card, vram_cap_bytes)}{_held_words(card)}"
-    )
+    # with as many decimals as tell the two apart
+    places = next((number for number in (1, 2) if _gib(need.bytes, number) != _gib(free_bytes, number)), 3)
+    has = room(card, vram_cap_bytes=vram_cap_bytes, places=places)
+    return f"needs {_gib(need.bytes, places)} ({need.known}), {has}"
 
 
 def prospect(run: Run, hardware: Hardware, *, vram_cap_bytes: int | None = None) -> str:
@@ -77,10 +75,10 @@ def prospect(run: Run, hardware: Hardware, *, vram_cap_bytes: int | None = None)
     return f"can run here, {needs}{goes_on}"
 
 
-def room(card: Gpu, *, vram_cap_bytes: int | None = None) -> str:
+def room(card: Gpu, *, vram_cap_bytes: int | None = None, places: int = 1) -> str:
     """Return a GPU and its memory in a line: "7.8 GiB free of 8.0 GiB on NVIDIA RTX 4060 Ti"."""
     free, total = _sizes(card, vram_cap_bytes)
-    words = "unknown memory" if free is None or total is None else f"{_gib(free)} free of {_gib(total)}"
+    words = "unknown memory" if free is None or total is None else f"{_gib(free, places)} free of {_gib(total)}"
     return f"{words} on {card.name or card.uuid}{_cap_words(card, vram_cap_bytes)}{_held_words(card)}"
 
 
@@ -169,12 +167,6 @@ def _held_words(card: Gpu) -> str:
     if not words and card.free_bytes is not None and used_bytes > strange_bytes:
         words = [f"{_gib(used_bytes)} held by processes that the driver does not show here"]
     return "".join(f", {word}" for word in words)
-
-
-def _apart(first_bytes: int, second_bytes: int) -> tuple[str, str]:
-    """Return both sizes with as many decimals as distinguish them, three at most."""
-    pairs = [(_gib(first_bytes, places), _gib(second_bytes, places)) for places in (1, 2, 3)]
-    return next((pair for pair in pairs if pair[0] != pair[1]), pairs[-1])
 
 
 def _gib(size_bytes: int, places: int = 1) -> str:
