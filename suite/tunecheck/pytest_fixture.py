@@ -40,11 +40,11 @@ class Tunecheck:
         strict: bool = False,
     ) -> "Report":
         """Run a command that trains, as `tunecheck watch -- COMMAND` does, require a pass and return the report."""
+        from tunecheck.config.answers import read_ignored
         from tunecheck.core.redaction import shown
         from tunecheck.listen.expectations import read_expectations
         from tunecheck.listen.launch import run_name, watch
         from tunecheck.listen.options import Options
-        from tunecheck.results.answers import read_ignored
 
         folder = self._next()
         expected = read_expectations(expect)

@@ -9,6 +9,7 @@ from typing import Any
 from tunecheck.checks import CHECKS
 from tunecheck.cli.parser import answer, as_json
 from tunecheck.cli.watch import add_answers
+from tunecheck.config.answers import read_ignored
 from tunecheck.core.errors import ConfigError, TraceError
 from tunecheck.core.evidence import RowShown
 from tunecheck.core.files import write_whole
@@ -19,7 +20,7 @@ from tunecheck.core.text import printable
 from tunecheck.core.trace import read
 from tunecheck.listen.explain import afterwards, beforehand, lines
 from tunecheck.results import exit_code
-from tunecheck.results.answers import Answers, read_ignored
+from tunecheck.results.answers import Answers
 from tunecheck.results.rejudge import judged_again, report_on, session_report
 from tunecheck.results.stored import verdict_payload
 

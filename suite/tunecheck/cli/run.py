@@ -11,6 +11,7 @@ from typing import Any
 
 from tunecheck.cli.parser import COUNT, answer, as_json
 from tunecheck.config import TIERS, find_run, load_run
+from tunecheck.config.answers import read_ignored
 from tunecheck.config.schema import Run
 from tunecheck.config.trainers import TRAINERS
 from tunecheck.core import interrupts
@@ -20,7 +21,6 @@ from tunecheck.core.log import log
 from tunecheck.core.paths import checkout_folder, project_folder, shipped_folder
 from tunecheck.core.redaction import shown
 from tunecheck.results import Exit, Report, exit_code
-from tunecheck.results.answers import read_ignored
 from tunecheck.results.benchmark import plain_benchmarks
 from tunecheck.results.stored import verdict_payload
 from tunecheck.session import TierSession

@@ -8,6 +8,7 @@ from typing import Any
 
 from tunecheck.cli.parser import COUNT, as_json
 from tunecheck.config import with_limits
+from tunecheck.config.answers import read_ignored, settings_for
 from tunecheck.core import interrupts
 from tunecheck.core.errors import ConfigError
 from tunecheck.core.files import write_whole
@@ -17,7 +18,6 @@ from tunecheck.core.redaction import shown
 from tunecheck.listen.expectations import EXPECTATIONS, read_expectations
 from tunecheck.listen.options import Options
 from tunecheck.results import Report, exit_code
-from tunecheck.results.answers import read_ignored, settings_for
 from tunecheck.results.stored import verdict_payload, without_secrets, write_verdict
 from tunecheck.session import written
 from tunecheck.session.options import IGNORE, REPEATED
@@ -67,7 +67,8 @@ def _watch(options: argparse.Namespace) -> int:
     if steps < 2:
         where = "[tool.tunecheck] or tunecheck.toml: steps" if options.steps is None else "--steps"
         raise ConfigError([f"{where}: should be at least 2, because one step shows little (got {steps})"])
-    expected = {**read_expectations(settings.expect), **read_expectations(options.expect)}
+    of_file = [f"{key}={value}" for key, value in settings.expect.items()]
+    expected = {**read_expectations(of_file), **read_expectations(options.expect)}
     interrupts.work()
     folder = session_folder()
     listening = Options(

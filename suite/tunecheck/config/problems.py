@@ -41,12 +41,12 @@ def loaded(schema: type[S], document: Document) -> S:
     return section
 
 
-def report_limits(document: Document) -> None:
-    """Report every problem of the sections `checks` and `ignore` that does not depend on the run."""
+def report_limits(document: Document, above: tuple[str, ...] = ()) -> None:
+    """Report every problem of the sections `checks` and `ignore`, below this one, that does not depend on the run."""
     for section in ("checks", "ignore"):
-        given = document.data.get(section)
+        given = document.section(above).get(section)
         for name, value in given.items() if isinstance(given, dict) else ():
-            path = (section, str(name))
+            path = (*above, section, str(name))
             if name not in CHECKS:
                 document.report(path, str(problem_with(str(name), ())))
             elif section == "ignore":

@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
+from tunecheck.config.answers import read_ignored
 from tunecheck.core.errors import SuiteError
 from tunecheck.core.finding import Finding, Status
 from tunecheck.core.paths import session_folder
@@ -22,7 +23,6 @@ from tunecheck.listen.options import Options, from_environment
 from tunecheck.report.page import rows_html
 from tunecheck.report.terminal import print_report
 from tunecheck.results import Report, reporting
-from tunecheck.results.answers import read_ignored
 
 
 class Findings(list[Finding]):
