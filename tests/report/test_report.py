@@ -32,7 +32,7 @@ from tunecheck.report.view import machine
 from tunecheck.results import Report, RunReport, Tried, exit_code, summarize
 from tunecheck.results.baseline import FigureComparison
 from tunecheck.results.rejudge import judged_again
-from tunecheck.results.stored import json_text, margin, read_verdict, verdict_payload, write_verdict
+from tunecheck.results.stored import json_text, plain, read_verdict, write_verdict
 
 RANDOM = Finding(check="loss_falls", status=Status.UNJUDGED, detail="the weights are random", expected=True)
 NOT_A_NUMBER = Finding(check="finite", status=Status.FAILED, measured=math.nan, limit=math.inf, detail="loss is NaN")
@@ -304,7 +304,7 @@ def test_non_finite_numbers_are_spelled_and_read_back(tmp_path: Path) -> None:
 
 def test_every_finding_is_written_with_its_margin() -> None:
     """A reader of the file finds all that a person needs to disagree."""
-    findings = json.loads(json_text(verdict_payload(report(FAIL))))["runs"][0]["findings"]
+    findings = json.loads(json_text(plain(report(FAIL))))["runs"][0]["findings"]
     assert findings == [
         {
             "check": "base_untouched",
@@ -341,7 +341,7 @@ def test_every_finding_is_written_with_its_margin() -> None:
 )
 def test_the_margin_is_relative_and_known_for_numbers_only(measured: Any, limit: Any, expected: float | None) -> None:
     """Above the limit is positive; without two finite numbers there is none."""
-    assert margin(replace(PASSED, measured=measured, limit=limit)) == expected
+    assert replace(PASSED, measured=measured, limit=limit).margin == expected
 
 
 def test_broken_text_is_written_and_read_back(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from tunecheck.listen.explain import afterwards, beforehand, lines
 from tunecheck.results import exit_code
 from tunecheck.results.answers import Answers
 from tunecheck.results.rejudge import judged_again, report_on, session_report
-from tunecheck.results.stored import verdict_payload
+from tunecheck.results.stored import plain
 
 LAST = "default: the last session of ./reports/runs"
 
@@ -89,8 +89,8 @@ def _explain(options: argparse.Namespace) -> None:
         raise ConfigError([f"{unknown}; `tunecheck explain` lists all"])
     traces = _traces(Path(options.what)) if options.what else []
     explained = {str(file): afterwards(read(file)) for file in traces} or {"": beforehand()}
-    plain = {name: [dataclasses.asdict(group) for group in groups] for name, groups in explained.items()}
-    if not as_json(options, [{"trace": name, "groups": groups} for name, groups in plain.items()]):
+    held = {name: [dataclasses.asdict(group) for group in groups] for name, groups in explained.items()}
+    if not as_json(options, [{"trace": name, "groups": groups} for name, groups in held.items()]):
         for groups in explained.values():
             print(printable("\n".join(lines(groups, shutil.get_terminal_size().columns))))
 
@@ -109,7 +109,7 @@ def _judge(options: argparse.Namespace) -> int:
     interrupted = any(run.interrupted for run in runs)
     command = shown(["tunecheck", "judge", *map(str, files)])
     report = report_on(traces, runs, interrupted=interrupted, command=command)
-    answer(options, verdict_payload(report), lambda console: print_report(report, console))
+    answer(options, plain(report), lambda console: print_report(report, console))
     return exit_code(report)
 
 

@@ -22,7 +22,7 @@ from tunecheck.core.paths import checkout_folder, project_folder, shipped_folder
 from tunecheck.core.redaction import shown
 from tunecheck.results import Exit, Report, exit_code
 from tunecheck.results.benchmark import plain_benchmarks
-from tunecheck.results.stored import verdict_payload
+from tunecheck.results.stored import plain
 from tunecheck.session import TierSession
 from tunecheck.session.options import CARD, IGNORE, RUN, SESSION_OPTIONS, SET
 
@@ -77,7 +77,7 @@ def _run(options: argparse.Namespace) -> int:
 
     def pytest_unconfigure(config: pytest.Config) -> None:
         if report := getattr(config.pluginmanager.get_plugin("tunecheck"), "report", None):
-            as_json(options, verdict_payload(report), indent=None)
+            as_json(options, plain(report), indent=None)
 
     return int(pytest.main(arguments, plugins=[SimpleNamespace(pytest_unconfigure=pytest_unconfigure)]))
 

@@ -18,7 +18,7 @@ from tunecheck.core.redaction import shown
 from tunecheck.listen.expectations import EXPECTATIONS, read_expectations
 from tunecheck.listen.options import Options
 from tunecheck.results import Report, exit_code
-from tunecheck.results.stored import verdict_payload, without_secrets, write_verdict
+from tunecheck.results.stored import plain, without_secrets, write_verdict
 from tunecheck.session import written
 from tunecheck.session.options import IGNORE, REPEATED
 
@@ -108,7 +108,7 @@ def _watch(options: argparse.Namespace) -> int:
     else:
         print_report(report, Console())
     print("".join(f"{line}\n" for line in workflow_commands(report, os.environ)), end="")
-    as_json(options, verdict_payload(report), indent=None)
+    as_json(options, plain(report), indent=None)
     print(f"report: {folder}")
     own = 128 - status if status < 0 else status  # killed by a signal: as a shell says it
     return own if options.keep_status else exit_code(report)

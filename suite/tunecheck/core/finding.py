@@ -1,5 +1,6 @@
 """A finding: what one check concluded about one trace."""
 
+import math
 from enum import StrEnum
 from pathlib import Path
 from typing import Literal
@@ -55,6 +56,8 @@ class Finding(Frozen):
     status: Status
     measured: bool | int | float | str | None = None  # as it was measured: a whole number keeps its digits
     limit: bool | int | float | str | None = None
+    margin: float | None = None
+    """(measured - limit) / |limit|, for readers of a file; None for texts, infinities, NaN and a limit of 0."""
     detail: str = ""
     """What was measured, in words; for an unjudged finding the reason."""
     rule: str = ""
@@ -75,6 +78,13 @@ class Finding(Frozen):
     """The failed check that explains this failure; "" where none does."""
     expected: bool = False
     """Whether an unjudged finding follows from the configuration (random weights, say), not from lost evidence."""
+
+    def __post_init__(self) -> None:
+        """Take the margin from its neighbours, whatever was given for it."""
+        measured, limit, margin = self.measured, self.limit, math.nan
+        if isinstance(measured, int | float) and isinstance(limit, int | float) and math.isfinite(limit) and limit:
+            margin = (measured - limit) / abs(limit)
+        object.__setattr__(self, "margin", margin if math.isfinite(margin) else None)
 
     @property
     def passed(self) -> bool:

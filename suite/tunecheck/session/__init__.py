@@ -25,7 +25,7 @@ from tunecheck.hardware import Hardware, look_again, probe
 from tunecheck.hardware.contention import CpuContention, recent_busy_cores
 from tunecheck.history.remember import remember, with_history
 from tunecheck.results import Report, reporting
-from tunecheck.results.stored import VERDICT_FILE, json_text, verdict_payload, without_secrets, write_verdict
+from tunecheck.results.stored import VERDICT_FILE, json_text, plain, without_secrets, write_verdict
 from tunecheck.session.admission import driver_fault, no_gpu, obstacle, require_usable
 from tunecheck.session.leases import Cards
 from tunecheck.session.rows import Rows
@@ -200,7 +200,7 @@ def written(report: Report, folder: Path) -> Report:
     try:
         write_verdict(report, folder)
     except SuiteError as error:
-        line = json_text(verdict_payload(report), indent=None)
+        line = json_text(plain(report), indent=None)
         log.error(f"{error}\nThe verdict would be lost otherwise:\n{line}")
         note = "verdict.json could not be written, and no verdict is no pass"
         told = replace(report, verdict="inconclusive", history_notes=(*report.history_notes, note))
