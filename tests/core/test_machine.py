@@ -8,9 +8,9 @@ import pytest
 import traces
 
 from tunecheck.core.errors import TraceError
-from tunecheck.core.machine import require_machine
+from tunecheck.core.machine import Environment
 from tunecheck.core.trace import decode, encode
-from tunecheck.core.typed import MISFITS
+from tunecheck.core.typed import MISFITS, build
 
 FACTS = {
     "gpus": [{"name": "NVIDIA L4", "total_bytes": 2**34, "driver_version": "580.1", "uuid": 7}],
@@ -26,8 +26,8 @@ FACTS = {
 
 def test_what_a_session_writes_is_read_again():
     """What is unknown, and what is not read, may be anything."""
-    require_machine(FACTS)
-    require_machine({})
+    assert build(Environment, FACTS) == FACTS
+    assert build(Environment, {}) == {}
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_what_a_session_writes_is_read_again():
 def test_a_part_of_another_type_is_refused(part):
     """Where it is read, so that no page and no history meets it."""
     with pytest.raises(MISFITS):
-        require_machine(FACTS | part)
+        build(Environment, FACTS | part)
     header = dataclasses.replace(traces.healthy().header, environment=FACTS | part)
     with pytest.raises(TraceError, match="not a trace record"):
         decode(encode(header))

@@ -1,10 +1,8 @@
 """What a report or a trace says of its machine, as far as it is read again."""
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from tunecheck.core.frozen import Frozen
-from tunecheck.core.typed import build
 
 
 class _Gpu(Frozen):
@@ -35,6 +33,5 @@ class _Machine(Frozen):
     processes: int | None = None
 
 
-def require_machine(environment: Mapping[str, Any]) -> None:
-    """Require that each part that is read again has its type, whatever else is there. Raises one of typed.MISFITS."""
-    build(_Machine, environment, partial=True)
+Environment = Annotated[dict[str, Any], _Machine]
+"""Hardware, versions and git commit; whatever else is there, each part that is read again has its type."""

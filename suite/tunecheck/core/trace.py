@@ -36,7 +36,6 @@ from tunecheck.core.evidence import (
     outcome_words,
     record_kind,
 )
-from tunecheck.core.machine import require_machine
 from tunecheck.core.premises import OF_THE_RUN, Fact, Premise, Source, edits, facts
 from tunecheck.core.reading import TRACE_BYTES, parse_json, read_bytes
 from tunecheck.core.redaction import redactor
@@ -291,7 +290,6 @@ def _decoded(line: str) -> tuple[int, Record]:
         kind, rank = record_kind(payload.pop("kind")), build(int, payload.pop("rank", 0))
         record = typing.cast(Record, build(kind, payload))
         if isinstance(record, RunHeader):
-            require_machine(record.environment)
             require_settings(record.run)
         return rank, record
     except MISFITS as error:

@@ -15,21 +15,24 @@ MISFITS = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
 
 @lru_cache
 def _fields(kind: type) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
 def build(hint: Any, value: Any, *, partial: bool = False) -> Any:
     """Build the annotated type from a JSON value: dataclasses, enums, tuples, sets, mappings, floats spelled as text.
 
-    `partial` leaves out the keys that a dataclass does not have. Raises TypeError or ValueError for a value of another
-    type, so that nothing that reads a record has to look.
+    `partial` leaves out the keys that a dataclass does not have. Annotated[X, Y] is an X from which a Y can be built in
+    part. Raises TypeError or ValueError for a value of another type, so that nothing that reads a record has to look.
     """
     if hint is Any:
         return value
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         return _build_one_of(arguments, value, partial)
+    if origin is typing.Annotated:
+        build(arguments[1], value, partial=True)
+        return build(arguments[0], value, partial=partial)
     if origin is typing.Literal:
         if value not in arguments:
             raise ValueError(f"{value!r} is none of {', '.join(map(str, arguments))}")

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from enum import IntEnum
 from itertools import pairwise
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from tunecheck import __version__
 from tunecheck.checks import SUBJECTS
@@ -31,6 +31,7 @@ from tunecheck.core.evidence import (
 )
 from tunecheck.core.finding import Domain, Finding, Status
 from tunecheck.core.frozen import Frozen
+from tunecheck.core.machine import Environment
 from tunecheck.core.premises import Premise
 from tunecheck.core.snapshot import RunSnapshot
 from tunecheck.core.text import counted
@@ -234,8 +235,8 @@ class Report(Frozen):
     """UTC, ISO 8601."""
     seconds: float
     verdict: Verdict
-    environment: dict[str, Any] = field(default_factory=dict)
-    """Hardware, versions and the project's git commit, as in the header of the traces."""
+    environment: Environment = field(default_factory=dict)
+    """As in the header of the traces."""
     command: str = ""
     """The command line."""
     interrupted: bool = False

@@ -10,7 +10,6 @@ from typing import Any, Generic, TypeVar, cast
 
 from tunecheck.core.errors import SuiteError, TraceError
 from tunecheck.core.files import write_whole
-from tunecheck.core.machine import require_machine
 from tunecheck.core.reading import read_json
 from tunecheck.core.trace import spelled
 from tunecheck.core.typed import MISFITS, build
@@ -74,8 +73,7 @@ class Stored(Generic[R]):
 
 VERDICT_FILE = "verdict.json"
 _WHAT = f"a verdict of tunecheck; name the {VERDICT_FILE} of a session's folder"
-_REMEDY = "judge the traces beside it again"
-_VERDICT = Stored(Report, schema=VERDICT_SCHEMA, what=_WHAT, remedy=_REMEDY)
+_VERDICT = Stored(Report, schema=VERDICT_SCHEMA, what=_WHAT, remedy="judge the traces beside it again")
 
 
 def write_verdict(report: Report, folder: Path) -> Path:
@@ -85,9 +83,4 @@ def write_verdict(report: Report, folder: Path) -> Path:
 
 def read_verdict(path: Path) -> Report:
     """Read a report. Raises TraceError for one that is unreadable, foreign, or of another schema."""
-    report = _VERDICT.read(path)
-    try:
-        require_machine(report.environment)
-    except MISFITS as error:
-        raise TraceError(f"{path}: damaged ({type(error).__name__}: {error}); {_REMEDY}") from error
-    return report
+    return _VERDICT.read(path)

@@ -5,6 +5,7 @@ from enum import StrEnum
 from typing import Any
 
 from tunecheck.core.frozen import Record
+from tunecheck.core.machine import Environment
 
 
 class AttemptPurpose(StrEnum):
@@ -114,8 +115,7 @@ class RunHeader(Record):
     """The resolved configuration, checks and limits included; `tunecheck.core.snapshot` reads it."""
     fingerprint: str
     """Digest of the configuration less its checks and deadline: equal fingerprints train the same thing."""
-    environment: dict[str, Any]
-    """Hardware, versions and the project's git commit."""
+    environment: Environment
 
 
 class AttemptStart(Record):
