@@ -110,9 +110,9 @@ def _report(document: Document, name: Any, settings: Any) -> None:
     for key, value in settings.items():
         written = [_path(key), *(leaf for leaf, _ in leaves(_path(key), value))]
         if refused := [keys for keys in written if keys[0] not in VARIED or keys in SHARED]:
-            named = ".".join(map(str, refused[0]))
+            named = ".".join(refused[0])
             rule = f"{named} is the same for all runs of a comparison: write it beside compare"
-            hint = nearest(str(refused[0][0]), VARIED)
+            hint = nearest(refused[0][0], VARIED)
             document.report((*path, str(key)), f"{rule}; an entry may set: {', '.join(VARIED)}{hint}")
 
 

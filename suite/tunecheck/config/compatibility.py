@@ -52,7 +52,7 @@ def _report_tensors(document: Document, run: Run) -> None:
     linears = [name for name, shape in shapes.items() if is_layer_linear(name, shape)]
     problems = target_problems(run, linears) if run.lora else {}
     for number, rule in problems.items():
-        document.report(("lora", "target_modules", number), rule)
+        document.report(("lora", "target_modules", str(number)), rule)
     if not problems:
         try:
             trained_shapes(run, shapes)

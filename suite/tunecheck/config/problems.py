@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -86,18 +86,18 @@ def _explain(schema: type[BaseModel], detail: Any) -> tuple[KeyPath, str]:
     path, section = _walk(schema, detail["loc"])
     if detail["type"] == "extra_forbidden":
         known = sorted(section.model_fields.keys() - getattr(section, "from_path", ()))
-        return path, f"unknown key{nearest(str(path[-1]), known)}; known keys: {', '.join(known)}"
+        return path, f"unknown key{nearest(path[-1], known)}; known keys: {', '.join(known)}"
     if detail["type"].startswith("union_tag"):
         path = (*path, "kind")
     return path, _rule_of(detail)
 
 
-def _walk(schema: type[BaseModel], location: KeyPath) -> tuple[KeyPath, type[BaseModel]]:
+def _walk(schema: type[BaseModel], location: Iterable[str | int]) -> tuple[KeyPath, type[BaseModel]]:
     """Return the path as written in the file, and the section that holds its last key.
 
     Pydantic's location has one level more: in a list of tagged unions, the tag follows the index.
     """
-    path: list[str | int] = []
+    path: list[str] = []
     models, holder = [schema], schema
     for part in location:
         kinds = [(model, model.model_fields.get("kind")) for model in models if len(models) > 1]
@@ -105,7 +105,7 @@ def _walk(schema: type[BaseModel], location: KeyPath) -> tuple[KeyPath, type[Bas
         if tagged:
             models = tagged
             continue
-        path.append(part)
+        path.append(str(part))
         if isinstance(part, str) and models:
             holder = models[0]
             field = holder.model_fields.get(part)
@@ -128,7 +128,7 @@ def _report_fields(name: str, limits: dict[str, Any], document: Document) -> Non
     except ValidationError as error:
         for detail in error.errors():
             unknown = detail["type"] == "unexpected_keyword_argument"
-            path = ("checks", name, *detail["loc"])  # without a place in it for text that is no JSON
-            hint = nearest(str(path[-1]), fields)
+            path = ("checks", name, *map(str, detail["loc"]))  # without a place in it for text that is no JSON
+            hint = nearest(path[-1], fields)
             rule = f"unknown limit{hint}; known limits: {', '.join(fields) or 'none'}" if unknown else _rule_of(detail)
             document.report(path, f"{rule}; off leaves the check out" if detail["type"] == "finite_number" else rule)

@@ -18,7 +18,8 @@ from tunecheck.core.paths import config_file, config_files, configs_folders, pro
 from tunecheck.core.reading import YAML_BYTES, read_text
 from tunecheck.core.spelling import nearest
 
-KeyPath = tuple[str | int, ...]
+KeyPath = tuple[str, ...]
+"""Keys, and places in lists as text, from a document's top to a value."""
 MOST_DEPTH, MOST_VALUES = 40, 20_000
 """Of one YAML; the deepest key of a run stands in the fifth level, and a run has some hundred values."""
 _STANDARD = "tag:yaml.org,2002:"
@@ -38,33 +39,31 @@ class Document:
 
     data: dict[str, Any] = field(default_factory=dict)
     """Content as plain Python values."""
-    places: dict[tuple[str, ...], str] = field(default_factory=dict)
+    places: dict[KeyPath, str] = field(default_factory=dict)
     """Path of a key or list item to its place: "file:line:column", or the --set that wrote it."""
     problems: list[str] = field(default_factory=list)
-    _reported: set[tuple[str, ...]] = field(default_factory=set)
+    _reported: set[KeyPath] = field(default_factory=set)
 
     def place(self, path: KeyPath) -> str:
         """Return the place of this path, or of its nearest written parent."""
-        written = _written(path)
-        while written not in self.places:
-            written = written[:-1]
-        return self.places[written]
+        while path not in self.places:
+            path = path[:-1]
+        return self.places[path]
 
-    def section(self, path: tuple[str, ...]) -> dict[str, Any]:
+    def section(self, path: KeyPath) -> dict[str, Any]:
         """Return the section at this path."""
         return reduce(getitem, path, self.data)
 
     def report(self, path: KeyPath, rule: str) -> None:
         """Add a problem, unless this path or a parent has one already: what follows from it is noise."""
         if not self.is_reported(path):
-            self._reported.add(_written(path))
-            named = [".".join(_written(path))] if path else []
+            self._reported.add(path)
+            named = [".".join(path)] if path else []
             self.problems.append(": ".join([self.place(path), *named, rule]))
 
     def is_reported(self, path: KeyPath) -> bool:
         """Return whether this path or a parent has a problem."""
-        written = _written(path)
-        return any(written[:length] in self._reported for length in range(len(written) + 1))
+        return any(path[:length] in self._reported for length in range(len(path) + 1))
 
     def graft(self, key: str, other: "Document") -> None:
         """Replace one top-level key by another document, its places and problems included."""
@@ -73,7 +72,7 @@ class Document:
         self.problems += other.problems
         self._reported |= {(key, *path) for path in other._reported}
 
-    def set(self, path: tuple[str, ...], value: Any, place: str) -> None:
+    def set(self, path: KeyPath, value: Any, place: str) -> None:
         """Set one value by its dotted path, creating missing sections. A parent that is no section is a problem."""
         if self.is_reported(path):
             return
@@ -91,7 +90,7 @@ class Document:
         self.places = {known: at for known, at in self.places.items() if known[: len(path)] != path} | {path: place}
 
 
-def leaves(path: tuple[str, ...], value: Any) -> list[tuple[tuple[str, ...], Any]]:
+def leaves(path: KeyPath, value: Any) -> list[tuple[KeyPath, Any]]:
     """Return the path of every value below this one that is not a section, with the value."""
     if not isinstance(value, dict):
         return [(path, value)]
@@ -168,7 +167,7 @@ def _unusable(place: str, rule: str) -> Document:
     return document
 
 
-def _locate(node: Node, path: tuple[str, ...], shown: str, document: Document, parents: tuple[Node, ...] = ()) -> None:
+def _locate(node: Node, path: KeyPath, shown: str, document: Document, parents: tuple[Node, ...] = ()) -> None:
     """Record the place of everything under this node; a key given twice is a problem.
 
     Raises one of UNREADABLE for more levels or values than a configuration has, each counted as often as aliases repeat
@@ -202,10 +201,6 @@ def _reason(error: Exception) -> str:
     return str(error.problem if isinstance(error, MarkedYAMLError) else error).partition("\n")[0]
 
 
-def _written(path: KeyPath) -> tuple[str, ...]:
-    return tuple(map(str, path))
-
-
 def _at(node: Node, shown: str) -> str:
     return f"{shown}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
 
@@ -224,7 +219,7 @@ def described(folder: str, name: Any) -> Document:
     return parse(path, shown(path))
 
 
-def fill(document: Document, path: tuple[str, ...], values: dict[str, str]) -> None:
+def fill(document: Document, path: KeyPath, values: dict[str, str]) -> None:
     """Add the values that follow from the file's name and folder. A key that is also written there is a problem."""
     section = document.section(path)
     for key, value in values.items():
@@ -233,7 +228,7 @@ def fill(document: Document, path: tuple[str, ...], values: dict[str, str]) -> N
         section[key] = value
 
 
-def settle_files(document: Document, path: tuple[str, ...]) -> None:
+def settle_files(document: Document, path: KeyPath) -> None:
     """Make a data set's files relative to configs/, so that a run's fingerprint is the same on every machine.
 
     A file that does not exist is a problem, and so is one that is set beside rows of the hub, which replace it.
