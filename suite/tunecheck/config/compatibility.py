@@ -7,11 +7,10 @@ from math import prod
 
 from tunecheck.config.schema import Run
 from tunecheck.config.source import Document
-from tunecheck.core.errors import BadRow, ConfigError, Unsupported
+from tunecheck.core.errors import BadRow, BrokenRules, ConfigError, Unsupported
 from tunecheck.core.records import INSTRUCTION, TEXT, count_rows
-from tunecheck.models.shapes import KNOWN_TYPES, is_layer_linear, tensor_shapes
+from tunecheck.models.shapes import KNOWN_TYPES, tensor_shapes
 from tunecheck.strategies import trained_shapes
-from tunecheck.strategies.lora import target_problems
 
 ENOUGH_LAYERS = 8
 """More layers than any strategy needs to tell those it trains from the others."""
@@ -48,16 +47,13 @@ def _report_tensors(document: Document, run: Run) -> None:
     if run.model.architecture.model_type not in KNOWN_TYPES:
         return
     run = _shortened(run)
-    shapes = tensor_shapes(run.model.architecture)
-    linears = [name for name, shape in shapes.items() if is_layer_linear(name, shape)]
-    problems = target_problems(run, linears) if run.lora else {}
-    for number, rule in problems.items():
-        document.report(("lora", "target_modules", str(number)), rule)
-    if not problems:
-        try:
-            trained_shapes(run, shapes)
-        except Unsupported as error:
-            document.report(("strategy",), str(error))
+    try:
+        trained_shapes(run, tensor_shapes(run.model.architecture))
+    except BrokenRules as error:
+        for key, rule in error.rules:
+            document.report(tuple(key.split(".")), rule)
+    except Unsupported as error:
+        document.report(("strategy",), str(error))
 
 
 def _shortened(run: Run) -> Run:

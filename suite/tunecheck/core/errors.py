@@ -27,15 +27,6 @@ class UnusableRun(ConfigError):
         self.name = name
 
 
-class BrokenRules(SuiteError):
-    """Keys of a run that break a rule, found where the places of the keys are not known."""
-
-    def __init__(self, *rules: tuple[str, str]) -> None:
-        """`rules` are dotted keys ("lora.target_modules.0"), each with the rule that it breaks."""
-        self.rules = rules
-        super().__init__("; ".join(f"{key}: {rule}" for key, rule in rules))
-
-
 class WeightsUnavailable(SuiteError):
     """No source could deliver the model; the message lists the answer of each."""
 
@@ -83,6 +74,15 @@ class GpuUnusable(SuiteError):
 
 class Unsupported(SuiteError):
     """A combination of settings that is refused instead of being applied in part."""
+
+
+class BrokenRules(Unsupported):
+    """Keys of a run that break a rule, found where the places of the keys are not known."""
+
+    def __init__(self, *rules: tuple[str, str]) -> None:
+        """`rules` are dotted keys ("lora.target_modules.0"), each with the rule that it breaks."""
+        self.rules = rules
+        super().__init__("; ".join(f"{key}: {rule}" for key, rule in rules))
 
 
 class NotApplicable(SuiteError):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tunecheck.core.errors import BrokenRules, Unsupported
+from tunecheck.core.errors import BrokenRules
 from tunecheck.core.spelling import nearest
 from tunecheck.strategies.base import Strategy, StrategyConfig
 from tunecheck.strategies.mixed_precision import multiply_in_input_dtype
@@ -24,9 +24,7 @@ class LoraAdapters(Strategy):
 
         lora = run.lora
         assert lora is not None  # required with this strategy by the rules of the configuration
-        problems = target_problems(run, [f"{name}.weight" for name, _ in model.named_modules()])
-        if problems:
-            raise BrokenRules(*((f"lora.target_modules.{number}", rule) for number, rule in problems.items()))
+        target_layers(run, [f"{name}.weight" for name, _ in model.named_modules()])  # raises where one is missing
         config = LoraConfig(
             r=lora.r,
             lora_alpha=lora.alpha,
@@ -50,30 +48,23 @@ class LoraAdapters(Strategy):
 
 
 def target_layers(run: StrategyConfig, weights: Sequence[str]) -> list[str]:
-    """Return a module for each of the run's target_modules and each layer. Raises Unsupported when one is missing."""
+    """Return a module for each of the run's target_modules and each layer. Raises BrokenRules when one is missing."""
     assert run.lora is not None
-    if problems := target_problems(run, weights):
-        raise Unsupported("; ".join(f"lora.target_modules: {problem}" for problem in problems.values()))
-    return [module for target in run.lora.target_modules for _, module in sorted(_found(target, weights).items())]
-
-
-def target_problems(run: StrategyConfig, weights: Sequence[str]) -> dict[int, str]:
-    """Return index in target_modules to problem, for each target that some layer or every layer lacks."""
-    assert run.lora is not None
-    layers = run.model.architecture.num_hidden_layers
+    layers, targets = run.model.architecture.num_hidden_layers, run.lora.target_modules
     known = sorted({name.split(".")[-2] for name in weights if ".layers." in name and "proj" in name})
-    problems = {}
-    for number, target in enumerate(run.lora.target_modules):
-        if target in run.lora.target_modules[:number]:
-            problems[number] = f"{target!r} is given twice: keep one of them"
-            continue
-        found = _found(target, weights)
-        if missing := [layer for layer in range(layers) if layer not in found]:
+    modules, broken = list[str](), list[tuple[str, str]]()
+    for number, target in enumerate(targets):
+        found, key = _found(target, weights), f"lora.target_modules.{number}"
+        if target in targets[:number]:
+            broken.append((key, f"{target!r} is given twice: keep one of them"))
+        elif missing := [layer for layer in range(layers) if layer not in found]:
             some = f"{layers - len(missing)} of {layers} layers (not {missing})"
-            where = "no layer" if len(missing) == layers else some
-            hint = nearest(target, known)
-            problems[number] = f"{target!r} is in {where}{hint}; linear layers here: {', '.join(known)}"
-    return problems
+            where = f"{'no layer' if len(missing) == layers else some}{nearest(target, known)}"
+            broken.append((key, f"{target!r} is in {where}; linear layers here: {', '.join(known)}"))
+        modules += [module for _, module in sorted(found.items())]
+    if broken:
+        raise BrokenRules(*broken)
+    return modules
 
 
 def _found(target: str, weights: Sequence[str]) -> dict[int, str]:
