@@ -260,7 +260,7 @@ def test_a_call_is_made_again_in_its_own_mode():
 def merged_share(folder, change=lambda weight, delta: weight + delta, dtype=torch.bfloat16, size=1e-2):
     """The share of a random adapter in weights merged by this function."""
     torch.manual_seed(0)
-    lora = SimpleNamespace(scale=2.0, use_dora=False)
+    lora = SimpleNamespace(scale_of=lambda module: 2.0, use_dora=False)
     weight, a, b = torch.randn(96, 64).to(dtype), torch.randn(4, 64), size * torch.randn(96, 4)
     save_file(
         {"base_model.model.q.lora_A.weight": a, "base_model.model.q.lora_B.weight": b},

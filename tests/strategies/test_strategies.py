@@ -247,8 +247,8 @@ def test_rslora_scales_by_the_root_of_the_rank():
     adapted = STRATEGIES["lora"].adapt(model_of(run), run)
 
     scales = {layer.scaling["default"] for layer in adapted.modules() if hasattr(layer, "lora_A")}
-    assert scales == {run.lora.scale} == {16 / sqrt(4)}
-    assert run_with("lora.r=4").lora.scale == 16 / 4
+    assert scales == {run.lora.scale_of("q_proj")} == {16 / sqrt(4)}
+    assert run_with("lora.r=4").lora.scale_of("q_proj") == 16 / 4
 
 
 def test_dora_magnitudes_are_the_norms_of_the_base():

@@ -25,11 +25,6 @@ class Lora(Section):
     use_rslora: bool = False
     """rsLoRA (arXiv 2312.03732): scaling by alpha / sqrt(r) instead of alpha / r."""
 
-    @property
-    def scale(self) -> float:
-        """Return the factor of the adapter's product B A x."""
-        return self.alpha / (sqrt(self.r) if self.use_rslora else self.r)
-
     def as_saved(self) -> dict[str, object]:
         """Return what peft's adapter_config.json must say of these adapters."""
         return {
@@ -50,8 +45,8 @@ class Lora(Section):
         }
 
     def scale_of(self, module: str) -> float:
-        """Return that factor for the adapter of this module, which is the same for all here."""
-        return self.scale
+        """Return the factor of this module's product B A x, which is the same for all here."""
+        return self.alpha / (sqrt(self.r) if self.use_rslora else self.r)
 
 
 class Quantization(Section):

@@ -144,7 +144,7 @@ def _with_adapter(before: torch.Tensor, file: WeightFile, name: str, lora: Any) 
     prefix = f"base_model.model.{name}.lora_"
     rows = evenly(file.tensor(f"{prefix}B.weight").shape[0])
     b, a = file.tensor(f"{prefix}B.weight")[rows].float(), file.tensor(f"{prefix}A.weight").float()
-    together: torch.Tensor = before + lora.scale * (b @ a)
+    together: torch.Tensor = before + lora.scale_of(name) * (b @ a)
     if lora.use_dora:
         magnitude = file.tensor(f"{prefix}magnitude_vector")[rows].float()
         together = together * (magnitude / together.norm(dim=1))[:, None]
