@@ -43,8 +43,6 @@ class ModelSnapshot(Frozen):
 class LoraSnapshot(Frozen):
     """The adapters."""
 
-    r: int = 8
-    alpha: float = 16
     dropout: float = 0.0
     adapter_dtype: str = "fp32"
     use_dora: bool = False
@@ -120,7 +118,6 @@ class ParallelSnapshot(Frozen):
     """Several processes that train together."""
 
     processes: int
-    engine: str = "ddp"
 
 
 def _read(kind: Any, given: Any, path: str) -> Any:
@@ -174,8 +171,6 @@ class RunSnapshot:
     """Turn of a benchmark, from 1; 0 in a comparison of runs, and for a run by itself."""
     strategy = _Key[str](str)
     """What learns."""
-    trainer = _Key[str](str)
-    """What carries the training out."""
     device = _Key(str, "auto")
     """The device as configured: auto, cuda or cpu."""
     fallback = _Key[tuple[str, ...]](tuple[str, ...], ())
