@@ -12,7 +12,7 @@ from tunecheck.core.check import binary_digits
 from tunecheck.core.evidence import Continuity, WeightGradient
 from tunecheck.core.optimization import decays
 from tunecheck.probes.continuity import ContinuityProbe
-from tunecheck.probes.reference.forwards import first_call
+from tunecheck.probes.reference.forwards import FirstCall
 from tunecheck.probes.weight_gradients import WeightGradientProbe
 from tunecheck.runner import read_back
 from tunecheck.training.hooks import Hooks
@@ -247,14 +247,14 @@ def test_a_call_is_made_again_in_its_own_mode():
     model = Decoder()
     for change, same in ((lambda: None, True), (lambda: setattr(model, "noise", 1e-3), False)):
         with Hooks() as hooks, torch.no_grad():
-            call = first_call(model, hooks)
+            call = FirstCall(model, hooks)
             model.eval()(x=torch.ones(2, 4))
             model(x=torch.zeros(2, 4))
         model.train()
         change()
-        assert call.repeats(model) is same
+        assert call.repeats() is same
         assert model.training
-    assert first_call(model, Hooks()).repeats(model) is None
+    assert FirstCall(model, Hooks()).repeats() is None
 
 
 def merged_share(folder, change=lambda weight, delta: weight + delta, dtype=torch.bfloat16, size=1e-2):

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from tunecheck.core.evidence import Evaluation, EvaluationAudit
-from tunecheck.probes.reference.forwards import IdsAndLabels, first_call, logits_at, side_by_side
-from tunecheck.probes.reference.measures import Digest, digest, live_tensors, significant_digits
+from tunecheck.probes.reference.forwards import FirstCall, IdsAndLabels, supervised_logits
+from tunecheck.probes.reference.measures import Digest, digest, digests, live_tensors, significant_digits
 from tunecheck.probes.reference.own_logits import OwnLogits
 from tunecheck.training.data import IGNORED, Row, Tokens, encode
 from tunecheck.training.events import Probe
@@ -43,7 +43,7 @@ class EvaluationProbe(Probe):
             modes = [module.training for module in session.model.modules()]
             with OwnHooks() as hooks:
                 seen = _Seen(session.model, hooks)
-                call = first_call(session.model, hooks)
+                call = FirstCall(session.model, hooks)
                 own = OwnLogits(session.model, _tensors(rows), hooks)
                 loss, tokens = _evaluated(session, rows, size)
             own.close()
@@ -60,17 +60,17 @@ class EvaluationProbe(Probe):
                 tokens=tokens,
                 logits_loss=own.loss_of(exchange),
                 # before the first step a stand-in for the model has its weights, and noise is seen in the last one
-                model_repeats=None if offloaded or step == 0 else call.repeats(session.model),
+                model_repeats=None if offloaded or step == 0 else call.repeats(),
                 plain_loss=plain,
             )
             self.emit(reported)
             if step != session.run.training.max_steps:
                 continue
-            before, alive = _trained(session), _alive(session)
+            before, alive = digests(tensors_of(session.optimizer)), _alive(session)
             with OwnHooks() as hooks:
                 again = _Seen(session.model, hooks)
                 _evaluated(session, rows[: size * exchange.count], size)
-            kept, changed = _alive(session) - alive, _trained(session) != before
+            kept, changed = _alive(session) - alive, digests(tensors_of(session.optimizer)) != before
             oracle_loss, oracle_tokens = _again(session, rows)
             batches = [rows[at : at + size] for at in range(0, len(rows), size)]
             audit = EvaluationAudit(
@@ -95,11 +95,6 @@ def _evaluated(session: Session, rows: Sequence[Tokens], size: int) -> tuple[flo
     """Return what the trainer's own evaluation does, of the model as it is trained."""
     with session.as_trained():
         return session.evaluate(session, rows, size)
-
-
-def _trained(session: Session) -> list[Digest]:
-    """Digests of the tensors that the optimizer holds."""
-    return [digest(parameter) for parameter in tensors_of(session.optimizer)]
 
 
 def _alive(session: Session) -> int:
@@ -150,13 +145,10 @@ def _again(session: Session, rows: Sequence[Tokens]) -> tuple[float, int]:
 
     Without dropout train mode is the same function, and what eval mode alone does shows as a difference.
     """
-    model, total, tokens = session.model, 0.0, 0
-    with model_mode(model, not session.run.uses_dropout), torch.no_grad():
-        for ids, labels in side_by_side(_tensors(rows)):
-            wanted = labels[:, 1:].to(session.device)
-            learnt = wanted != IGNORED
-            logits = logits_at(model, ids[:, :-1].to(session.device), learnt).double()
-            chosen = logits.gather(1, wanted[learnt][:, None])[:, 0] - logits.logsumexp(dim=-1)
+    total, tokens = 0.0, 0
+    with model_mode(session.model, not session.run.uses_dropout), torch.no_grad():
+        for logits, wanted in supervised_logits(session, _tensors(rows), torch.float64):
+            chosen = logits.gather(1, wanted[:, None])[:, 0] - logits.logsumexp(dim=-1)
             total -= float(chosen.sum())
-            tokens += int(learnt.sum())
+            tokens += len(wanted)
     return total / tokens, tokens

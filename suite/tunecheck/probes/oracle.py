@@ -14,7 +14,7 @@ import torch
 from tunecheck.checks.utilization import PROBED_STEPS
 from tunecheck.core.evidence import Oracle, OwnLoss, OwnRowsGradient
 from tunecheck.core.premises import Premise
-from tunecheck.probes.reference.forwards import IdsAndLabels, first_call, logits_at, side_by_side
+from tunecheck.probes.reference.forwards import FirstCall, IdsAndLabels, supervised_logits
 from tunecheck.probes.reference.given import stand_still
 from tunecheck.probes.reference.in_fp32 import in_fp32
 from tunecheck.probes.reference.measures import random_digest, sketch
@@ -183,15 +183,11 @@ def _window_loss_backward(session: Session, window: Sequence[Batch], share: floa
     counted = [(row, int((row[1][1:] != IGNORED).sum())) for row in _documents(window)]
     rows, supervised = [row for row, learnt in counted if learnt], sum(learnt for _, learnt in counted)
     total = 0.0
-    for ids, labels in side_by_side(rows, max(batch.input_ids.numel() for batch in window)):
-        wanted = labels[:, 1:]
-        learnt = wanted != IGNORED
-        with torch.autocast(session.device.type, enabled=False):
-            # the last token predicts nothing, and may be one more than the model has positions for
-            logits = logits_at(session.model, ids[:, :-1], learnt).float()
+    tokens = max(batch.input_ids.numel() for batch in window)
+    for logits, wanted in supervised_logits(session, rows, torch.float32, tokens):
         # the cross entropy's own kernel, with its rounding: against logsumexp the gradient of SmolLM2 is off by 1e-4 on
         # a CPU, as much as the limit (49,152 classes summed in fp32). The evaluation's oracle does without, in fp64
-        loss = -logits.log_softmax(dim=-1).gather(1, wanted[learnt][:, None]).sum() * share / supervised
+        loss = -logits.log_softmax(dim=-1).gather(1, wanted[:, None]).sum() * share / supervised
         if loss.requires_grad:
             loss.backward()  # type: ignore[no-untyped-call]
         total += float(loss.detach())
@@ -218,7 +214,7 @@ class OwnLossProbe(Probe):
         """Watch the forwards over this window's rows."""
         if step in self._steps and window:  # of a loop that is not ours the rows are not known yet
             self._logits = OwnLogits(session.model, unpadded(window), self.hooks, gradients=True)
-            self._call = first_call(session.model, self.hooks)
+            self._call = FirstCall(session.model, self.hooks)
             self._states: list[str] = []
             if session.run.uses_dropout:
                 self.hooks.before(session.model.get_decoder(), partial(self._drawing, session))
@@ -243,6 +239,6 @@ class OwnLossProbe(Probe):
                 gradient_noise=logits.gradient_noise,
                 foreign_rows=logits.foreign_rows,
                 random_states=tuple(self._states),
-                model_repeats=self._call.repeats(session.model) if step == self._repeated else None,
+                model_repeats=self._call.repeats() if step == self._repeated else None,
             )
         )

@@ -1,14 +1,13 @@
 """Short forward passes of a session's model, its modes put back. Imports torch; child process only."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_leaves
 
-from tunecheck.probes.reference.measures import Digest, digest
+from tunecheck.probes.reference.measures import digest
 from tunecheck.training.data import IGNORED
 from tunecheck.training.hooks import Hooks, OwnHooks
 from tunecheck.training.restore import model_mode, uncached
@@ -47,7 +46,7 @@ def logits_at(model: Any, ids: torch.Tensor, wanted: torch.Tensor) -> torch.Tens
         narrowed.append(True)
         return args[0][wanted][None], *args[1:]
 
-    with OwnHooks() as hooks:
+    with OwnHooks() as hooks, torch.autocast(ids.device.type, enabled=False):
         if (head := model.get_output_embeddings()) is not None:
             hooks.before(head, narrow)
         logits: torch.Tensor = uncached(model, input_ids=ids).logits
@@ -84,44 +83,41 @@ def side_by_side(rows: Sequence[IdsAndLabels], tokens: int = 0) -> Iterator[IdsA
         yield pad_sequence(ids, batch_first=True), pad_sequence(labels, batch_first=True, padding_value=IGNORED)
 
 
-@dataclass(slots=True)
-class Call:
-    """The first call of a decoder in a stretch of the training: what it was given, and what came out."""
+def supervised_logits(
+    session: Session, rows: Sequence[IdsAndLabels], dtype: torch.dtype, tokens: int = 0
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield logits, [positions, vocabulary], and the tokens that they are to predict, of rows `side_by_side`."""
+    for ids, labels in side_by_side(rows, tokens):
+        wanted = labels[:, 1:].to(session.device)
+        learnt = wanted != IGNORED
+        # the last token predicts nothing, and may be one more than the model has positions for
+        yield logits_at(session.model, ids[:, :-1].to(session.device), learnt).to(dtype), wanted[learnt]
 
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] | None = None
-    """None until there was one."""
-    hidden: Digest = ()
-    training: bool = False
-    gradients: bool = False
-    autocast: torch.dtype | None = None
 
-    def note(self, decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """A forward hook."""
-        if self.kwargs is None and hasattr(out, "last_hidden_state"):  # a model that names no decoder returns another
-            kind = str(out.last_hidden_state.device.type)
-            self.args, self.kwargs, self.hidden = args, kwargs, digest(out.last_hidden_state)
-            self.training, self.gradients = decoder.training, torch.is_grad_enabled()
-            self.autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+class FirstCall:
+    """The first call of this model's decoder until these hooks are removed: what it was given, and what came out."""
 
-    def repeats(self, model: Any) -> bool | None:
+    def __init__(self, model: Any, hooks: Hooks) -> None:
+        self._model = model
+        self._call: tuple[Any, dict[str, Any]] | None = None
+        """None until there was one."""
+        hooks.after(model.get_decoder(), self._note, with_kwargs=True)
+
+    def _note(self, decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        if self._call is None and hasattr(out, "last_hidden_state"):  # a model that names no decoder returns another
+            self._call, self._hidden = (args, kwargs), digest(out.last_hidden_state)
+            self._training, self._gradients = decoder.training, torch.is_grad_enabled()
+            self._kind = kind = str(out.last_hidden_state.device.type)
+            self._autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+    def repeats(self) -> bool | None:
         """Call the decoder again in the same mode; whether the same bits come out. None where there was no call."""
-        if self.kwargs is None:
+        if self._call is None:
             return None
-        decoder = model.get_decoder()
-        kind = next(iter(decoder.parameters())).device.type
+        (args, kwargs), self._call, decoder = self._call, None, self._model.get_decoder()
         with (
-            model_mode(decoder, self.training),
-            torch.set_grad_enabled(self.gradients),
-            torch.autocast(kind, self.autocast, enabled=self.autocast is not None),
+            model_mode(decoder, self._training),
+            torch.set_grad_enabled(self._gradients),
+            torch.autocast(self._kind, self._autocast, enabled=self._autocast is not None),
         ):
-            again = digest(decoder(*self.args, **self.kwargs).last_hidden_state)
-        self.args, self.kwargs = (), None
-        return again == self.hidden
-
-
-def first_call(model: Any, hooks: Hooks) -> Call:
-    """Return the first call of this model's decoder, as it will have been before these hooks are removed."""
-    call = Call()
-    hooks.after(model.get_decoder(), call.note, with_kwargs=True)
-    return call
+            return digest(decoder(*args, **kwargs).last_hidden_state) == self._hidden
