@@ -252,9 +252,9 @@ def test_a_call_is_made_again_in_its_own_mode():
             model(x=torch.zeros(2, 4))
         model.train()
         change()
-        assert call.repeats() is same
+        assert call.repeats(model) is same
         assert model.training
-    assert FirstCall(model, Hooks()).repeats() is None
+    assert FirstCall(model, Hooks()).repeats(model) is None
 
 
 def merged_share(folder, change=lambda weight, delta: weight + delta, dtype=torch.bfloat16, size=1e-2):

@@ -11,11 +11,11 @@ from contextlib import contextmanager, nullcontext
 import torch
 
 from tunecheck.core.evidence import AdapterStart
-from tunecheck.probes.reference.architecture import cotangent, relative_error
+from tunecheck.probes.reference.architecture import cotangent
 from tunecheck.probes.reference.backward import gradients_by
 from tunecheck.probes.reference.forwards import PROMPT_TOKENS, first_tokens, logits_of
 from tunecheck.probes.reference.four_bit import matrix
-from tunecheck.probes.reference.measures import relative_difference, worst
+from tunecheck.probes.reference.measures import relative_difference, relative_error, worst
 from tunecheck.probes.reference.weight_file import WeightFile
 from tunecheck.training.events import Probe
 from tunecheck.training.hooks import OwnHooks
@@ -177,16 +177,7 @@ def _algebra_errors(session: Session, name: str, call: list[torch.Tensor], facto
         for part, it, own in zip(factors, theirs, ours, strict=True):
             errors[f"'s gradient by {part}"] = math.nan if it is None else relative_error(it.float(), own)
         if "magnitude" not in factors and call[0].requires_grad:
-            passed_down = scale * (above @ b @ a).detach()
-            errors["'s gradient by its input"] = _passed_down_error(call, above, passed_down)
+            # over all of it, since in 16 bit the adapter's part is the difference of two rounded ones, and may be small
+            whole, plain = (gradients_by(y, [call[0]], above)[0].float() for y in (call[2], call[1]))
+            errors["'s gradient by its input"] = relative_error(whole, plain + scale * (above @ b @ a).detach())
     return errors
-
-
-def _passed_down_error(call: list[torch.Tensor], above: torch.Tensor, wanted: torch.Tensor) -> float:
-    """How far the part of the gradient by a linear's input that comes through its adapter is off, over all of it.
-
-    Not over that part: in 16 bit it is the difference of two rounded gradients, of which it may be a small one.
-    """
-    x, base, out = call
-    whole, plain = (gradients_by(y, [x], above)[0].float() for y in (out, base))
-    return float((whole - plain - wanted).norm() / (plain + wanted).norm())

@@ -9,11 +9,12 @@ from tunecheck.core.check import worst_of
 from tunecheck.core.evidence import LayerGradients, Recomputation
 from tunecheck.probes.reference.forwards import first_tokens, logits_of
 from tunecheck.probes.reference.in_fp32 import in_fp32
+from tunecheck.probes.reference.measures import differences
 from tunecheck.training.events import Probe
 from tunecheck.training.hooks import OwnHooks
 from tunecheck.training.restore import having, model_mode, own_gradients, random_state, uncached
 from tunecheck.training.session import Session
-from tunecheck.training.tensors import whole
+from tunecheck.training.tensors import gradients_of
 
 TOKENS = 32
 
@@ -34,14 +35,9 @@ class RecomputationProbe(Probe):
         recomputed = _gradients(session)
         with having((layer, "gradient_checkpointing", False) for layer in layers):
             kept, again = _gradients(session), _gradients(session)
-        errors = _relative_error(recomputed, kept), _relative_error(again, kept)
-        self.emit(Recomputation(layers=len(layers), gradient_error=errors[0], repeat_error=errors[1]))
-
-
-def _relative_error(gradients: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
-    """Norm of the difference over the norm of what is wanted."""
-    difference = torch.stack([(a - b).norm() for a, b in zip(gradients, wanted, strict=True)]).norm()
-    return float(difference / torch.stack([gradient.norm() for gradient in wanted]).norm())
+        found = (differences(gradients, kept) for gradients in (recomputed, again))
+        error, repeated = (float(errors.norm() / norms.norm()) for errors, norms in found)
+        self.emit(Recomputation(layers=len(layers), gradient_error=error, repeat_error=repeated))
 
 
 def _gradients(session: Session) -> list[torch.Tensor]:
@@ -52,7 +48,7 @@ def _gradients(session: Session) -> list[torch.Tensor]:
     with own_gradients(trained), model_mode(model, True), random_state(session.device):
         logits = uncached(model, input_ids=ids).logits.float()
         logits.log_softmax(dim=-1)[0, :-1].gather(1, ids[0, 1:, None]).mean().backward()
-        return [torch.zeros_like(whole(p)) if p.grad is None else whole(p.grad).float() for p in trained]
+        return [gradient.float() for gradient in gradients_of(trained)]
 
 
 STEP_SHARES = 3e-4, 5e-5

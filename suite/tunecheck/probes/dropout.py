@@ -12,8 +12,8 @@ import torch
 from torch.nn.functional import linear as product
 
 from tunecheck.core.evidence import AdapterDropout
-from tunecheck.probes.reference.architecture import relative_error
 from tunecheck.probes.reference.forwards import first_tokens, logits_of
+from tunecheck.probes.reference.measures import relative_error
 from tunecheck.training.events import Probe
 from tunecheck.training.hooks import OwnHooks
 from tunecheck.training.restore import kept_values, random_state

@@ -60,7 +60,7 @@ class EvaluationProbe(Probe):
                 tokens=tokens,
                 logits_loss=own.loss_of(exchange),
                 # before the first step a stand-in for the model has its weights, and noise is seen in the last one
-                model_repeats=None if offloaded or step == 0 else call.repeats(),
+                model_repeats=None if offloaded or step == 0 else call.repeats(session.model),
                 plain_loss=plain,
             )
             self.emit(reported)

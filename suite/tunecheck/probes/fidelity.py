@@ -11,9 +11,8 @@ import torch
 from tunecheck.core.evidence import NEW_TOKENS_FROZEN, BaseFidelity
 from tunecheck.models.description import Architecture
 from tunecheck.models.layer_names import base_of
-from tunecheck.probes.reference.architecture import relative_error
 from tunecheck.probes.reference.four_bit import is_packed, unpack
-from tunecheck.probes.reference.measures import worst
+from tunecheck.probes.reference.measures import relative_error, worst
 from tunecheck.probes.reference.vocabulary import read_vocabulary
 from tunecheck.probes.reference.weight_file import WeightFile, file_name
 from tunecheck.training.events import Probe

@@ -18,12 +18,11 @@ from tunecheck.probes.reference.architecture import (
     has_formulas,
     head_error,
     recorded,
-    relative_error,
     worst_gain,
 )
 from tunecheck.probes.reference.backward import layer_errors, negative_score_errors
 from tunecheck.probes.reference.forwards import logits_of
-from tunecheck.probes.reference.measures import dtype_name, worst
+from tunecheck.probes.reference.measures import dtype_name, relative_error, worst
 from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe
 from tunecheck.training.hooks import Hooks, OwnHooks

@@ -17,13 +17,13 @@ from tunecheck.core.premises import Premise
 from tunecheck.probes.reference.forwards import FirstCall, IdsAndLabels, supervised_logits
 from tunecheck.probes.reference.given import stand_still
 from tunecheck.probes.reference.in_fp32 import in_fp32
-from tunecheck.probes.reference.measures import random_digest, sketch
+from tunecheck.probes.reference.measures import differences, random_digest, sketch
 from tunecheck.probes.reference.own_logits import OwnLogits, unpadded
 from tunecheck.training.data import IGNORED, Batch
 from tunecheck.training.events import Probe
 from tunecheck.training.restore import kept_values, own_gradients, random_state, without_dropout
 from tunecheck.training.session import Session
-from tunecheck.training.tensors import whole
+from tunecheck.training.tensors import gradients_of, whole
 
 SLOPE_SHARE = 4e-4
 """Share of the loss by which it changes to either side: far above fp32's rounding, and nearly straight."""
@@ -90,7 +90,7 @@ class OracleProbe(Probe):
         if not self._waiting:
             return
         waiting, self._waiting = self._waiting, []
-        replayed, got = None, _gradients(self._parameters)
+        replayed, got = None, gradients_of(self._parameters)
         if self._dropout and session.replay is not None:
             with without_dropout(session.model), random_state(session.device):
                 replayed, got = _loss_and_gradients(self._parameters, session.replay)
@@ -98,9 +98,9 @@ class OracleProbe(Probe):
             own, tokens = tuple(sketch(wanted) for _, wanted, _ in waiting), [b.supervised_tokens for b in window]
             self.emit(OwnRowsGradient(step=step, got=sketch(got), own=own, tokens=sum(tokens)))
         for loss, wanted, split in waiting:
-            differences, norms = _differences(got, wanted)
-            norm, whole = float(norms.norm()), float(differences.norm())
-            errors = torch.where(norms > NEGLIGIBLE_SHARE * norm, differences / norms, 0)
+            errors, norms = differences(got, wanted)
+            norm, whole = float(norms.norm()), float(errors.norm())
+            errors = torch.where(norms > NEGLIGIBLE_SHARE * norm, errors / norms, 0)
             worst = int(errors.argmax())
             self.emit(
                 Oracle(
@@ -121,12 +121,7 @@ class OracleProbe(Probe):
 def _loss_and_gradients(parameters: Tensors, loss_backward: Callable[[], float]) -> tuple[float, Tensors]:
     """Return a loss and its gradient; the parameters' own gradients are put back."""
     with own_gradients(parameters):
-        return loss_backward(), _gradients(parameters)
-
-
-def _gradients(parameters: Tensors) -> Tensors:
-    """Return the gradient of each parameter; where there is none, zeros."""
-    return [torch.zeros_like(whole(p)) if p.grad is None else whole(p.grad) for p in parameters]
+        return loss_backward(), gradients_of(parameters)
 
 
 def _documents(window: Sequence[Batch]) -> list[IdsAndLabels]:
@@ -145,16 +140,6 @@ def _documents(window: Sequence[Batch]) -> list[IdsAndLabels]:
             ends = [*starts[1:], len(ids)]
             found += [(ids[start:end], labels[start:end]) for start, end in zip(starts, ends, strict=True)]
     return found
-
-
-def _differences(got: Tensors, wanted: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the norm of each tensor's difference and that of each wanted tensor.
-
-    One after the other: all differences at once would be another copy of the model where the base learns.
-    """
-    moved = ((a, b.to(a.device)) for a, b in zip(got, wanted, strict=True))  # what is wanted lies on the CPU
-    pairs = [((a - b).float().norm(), b.norm().float()) for a, b in moved]
-    return torch.stack([difference for difference, _ in pairs]), torch.stack([norm for _, norm in pairs])
 
 
 def _slope_error(
@@ -239,6 +224,6 @@ class OwnLossProbe(Probe):
                 gradient_noise=logits.gradient_noise,
                 foreign_rows=logits.foreign_rows,
                 random_states=tuple(self._states),
-                model_repeats=self._call.repeats() if step == self._repeated else None,
+                model_repeats=self._call.repeats(session.model) if step == self._repeated else None,
             )
         )

@@ -9,10 +9,9 @@ import torch
 from tunecheck.core.evidence import Quantization
 from tunecheck.core.premises import Premise
 from tunecheck.models.shapes import is_layer_linear, packed_bytes
-from tunecheck.probes.reference.architecture import relative_error
 from tunecheck.probes.reference.backward import gradients_by
 from tunecheck.probes.reference.four_bit import is_packed, matrix, quantised, scales, statistics, values
-from tunecheck.probes.reference.measures import counted, dtype_name, worst
+from tunecheck.probes.reference.measures import counted, dtype_name, relative_error, worst
 from tunecheck.probes.reference.weight_file import WeightFile, file_name
 from tunecheck.training.data import Tokens
 from tunecheck.training.events import Probe

@@ -17,7 +17,7 @@ import torch
 
 from tunecheck.checks.utilization import PROBED_STEPS
 from tunecheck.core.evidence import WeightGradient
-from tunecheck.probes.reference.measures import PART, dtype_name, worst
+from tunecheck.probes.reference.measures import PART, dtype_name, relative_error, worst
 from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe, probing
 from tunecheck.training.session import Session
@@ -145,7 +145,11 @@ class WeightGradientProbe(Probe):
             if sums.complete:  # else a part of its products is computed elsewhere
                 module = sums.users[0]
                 errors = [
-                    _relative(parameter.grad if parameter.grad is None else parameter.grad[rows], wanted, scale, least)
+                    relative_error(
+                        torch.zeros_like(wanted) if parameter.grad is None else parameter.grad[rows].float(),
+                        wanted / scale,
+                        least / scale,
+                    )
                     for parameter, wanted, rows, least in (
                         (module.weight, sums.weight, sums.rows, 0.0),
                         (getattr(module, "bias", None), sums.bias, slice(None), sums.least_bias),
@@ -248,10 +252,3 @@ def _multiplied(sums: _Sums, module: Any, x: torch.Tensor, above: torch.Tensor) 
             size = part.float().abs().sum(dim=0)
             sums.bias = total if sums.bias is None else sums.bias.add_(total)
             sums.bias_size = size if sums.bias_size is None else sums.bias_size.add_(size)
-
-
-def _relative(got: torch.Tensor | None, wanted: torch.Tensor, scale: float, least: torch.Tensor | float) -> float:
-    """Norm of the difference over the wanted one's, at least `least`; 0 when both are nothing, NaN where it is NaN."""
-    wanted, least = wanted / scale, least / scale
-    difference = wanted.norm() if got is None else (got.detach().float() - wanted).norm()
-    return 0.0 if not difference else float(difference / wanted.norm().clamp(min=least))

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from tunecheck.core.evidence import CurrentWeights
-from tunecheck.probes.reference.architecture import has_formulas, normalised, recorded_calls, relative_error
+from tunecheck.probes.reference.architecture import has_formulas, normalised, recorded_calls
 from tunecheck.probes.reference.forwards import first_tokens, logits_of
-from tunecheck.probes.reference.measures import worst
+from tunecheck.probes.reference.measures import relative_error, worst
 from tunecheck.training.events import Probe
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import own_parameters, whole

@@ -1,7 +1,7 @@
 """Tensors as FSDP2 shards them, and a whole model as probes see it. Imports torch; child process only."""
 
 from collections import UserDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -34,6 +34,11 @@ def learning(model: Any) -> list[tuple[str, Any]]:
     """
     offered = {id(parameter) for parameter in model.parameters()}
     return [(name, p) for name, p in model.named_parameters() if p.requires_grad and id(p) in offered]
+
+
+def gradients_of(parameters: Iterable[Any]) -> list[torch.Tensor]:
+    """Return the gradient of each parameter, whole; where there is none, zeros."""
+    return [torch.zeros_like(whole(p)) if p.grad is None else whole(p.grad) for p in parameters]
 
 
 def sharded_as(parameter: Any, tensor: torch.Tensor) -> torch.Tensor:

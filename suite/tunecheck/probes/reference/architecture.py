@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 
 from tunecheck.models.description import Architecture
-from tunecheck.probes.reference.measures import worst
+from tunecheck.probes.reference.measures import relative_error, worst
 from tunecheck.training.hooks import Hooks, OwnHooks
 from tunecheck.training.tensors import whole
 
@@ -299,10 +299,3 @@ def _exact_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
 def cotangent(out: torch.Tensor) -> torch.Tensor:
     """Return a gradient by `out` to begin a backward pass with: numbers of 0.5 to 1, the same in every call."""
     return torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=out.device).cos().view_as(out)
-
-
-def relative_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Norm of the difference over the norm of what is wanted; 0 when they are equal, both nothing included."""
-    got, wanted = got.detach(), wanted.detach()
-    difference = (got - wanted).norm()
-    return float(torch.where(difference == 0, 0.0, difference / wanted.norm()))

@@ -98,10 +98,9 @@ class FirstCall:
     """The first call of this model's decoder until these hooks are removed: what it was given, and what came out."""
 
     def __init__(self, model: Any, hooks: Hooks) -> None:
-        self._model = model
         self._call: tuple[Any, dict[str, Any]] | None = None
         """None until there was one."""
-        hooks.after(model.get_decoder(), self._note, with_kwargs=True)
+        hooks.after(model.get_decoder(), self._note, with_kwargs=True)  # which is not to keep the model alive
 
     def _note(self, decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         if self._call is None and hasattr(out, "last_hidden_state"):  # a model that names no decoder returns another
@@ -110,11 +109,11 @@ class FirstCall:
             self._kind = kind = str(out.last_hidden_state.device.type)
             self._autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
-    def repeats(self) -> bool | None:
+    def repeats(self, model: Any) -> bool | None:
         """Call the decoder again in the same mode; whether the same bits come out. None where there was no call."""
         if self._call is None:
             return None
-        (args, kwargs), self._call, decoder = self._call, None, self._model.get_decoder()
+        (args, kwargs), self._call, decoder = self._call, None, model.get_decoder()
         with (
             model_mode(decoder, self._training),
             torch.set_grad_enabled(self._gradients),

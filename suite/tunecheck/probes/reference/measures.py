@@ -207,6 +207,23 @@ def relative_difference(value: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((value - wanted).float().abs().max() / wanted.float().abs().max())
 
 
+def relative_error(got: torch.Tensor, wanted: torch.Tensor, least: torch.Tensor | float = 0.0) -> float:
+    """Norm of the difference over that of `wanted`, which is at least `least`; 0 where both are equal, or nothing."""
+    got, wanted = got.detach(), wanted.detach()
+    difference = (got - wanted).norm()
+    return float(torch.where(difference == 0, 0.0, difference / wanted.norm().clamp(min=least)))
+
+
+def differences(got: Iterable[torch.Tensor], wanted: Iterable[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the norm of each tensor's difference and that of each wanted tensor.
+
+    One after the other: all differences at once would be another copy of the model where the base learns.
+    """
+    moved = ((a, b.to(a.device)) for a, b in zip(got, wanted, strict=True))  # what is wanted may lie on the CPU
+    pairs = [((a - b).float().norm(), b.norm().float()) for a, b in moved]
+    return torch.stack([difference for difference, _ in pairs]), torch.stack([norm for _, norm in pairs])
+
+
 def worst(errors: Mapping[str, float], none: float = math.nan) -> tuple[str, float]:
     """Return the name and the size of the largest error, NaN counting as the largest of all; ("", none) without any."""
     return max(errors.items(), key=lambda item: or_infinite(item[1]), default=("", none))
