@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tunecheck.probes.reference.in_fp32 import in_fp32, widened_bytes
+from tunecheck.training.restore import in_fp32, widened_bytes
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -8,11 +8,10 @@ import torch
 from tunecheck.core.check import worst_of
 from tunecheck.core.evidence import LayerGradients, Recomputation
 from tunecheck.probes.reference.forwards import first_tokens, logits_of
-from tunecheck.probes.reference.in_fp32 import in_fp32
 from tunecheck.probes.reference.measures import differences
 from tunecheck.training.events import Probe
 from tunecheck.training.hooks import OwnHooks
-from tunecheck.training.restore import having, model_mode, own_gradients, random_state, uncached
+from tunecheck.training.restore import having, in_fp32, model_mode, own_gradients, random_state, uncached
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import gradients_of
 

@@ -8,11 +8,10 @@ import torch
 
 from tunecheck.core.evidence import Generation
 from tunecheck.core.frozen import Frozen
-from tunecheck.probes.reference.in_fp32 import WIDENED_BYTES, in_fp32, widened_bytes
 from tunecheck.training.data import IGNORED, Row, prompt_ids, prompt_text, read_rows
 from tunecheck.training.events import Probe
 from tunecheck.training.placement import where_evaluated
-from tunecheck.training.restore import model_mode, uncached
+from tunecheck.training.restore import WIDENED_BYTES, in_fp32, model_mode, uncached, widened_bytes
 from tunecheck.training.session import Session
 
 EXTRA_TOKENS = 8

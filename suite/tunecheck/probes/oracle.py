@@ -16,12 +16,11 @@ from tunecheck.core.evidence import Oracle, OwnLoss, OwnRowsGradient
 from tunecheck.core.premises import Premise
 from tunecheck.probes.reference.forwards import FirstCall, IdsAndLabels, supervised_logits
 from tunecheck.probes.reference.given import stand_still
-from tunecheck.probes.reference.in_fp32 import in_fp32
 from tunecheck.probes.reference.measures import differences, random_digest, sketch
 from tunecheck.probes.reference.own_logits import OwnLogits, unpadded
 from tunecheck.training.data import IGNORED, Batch
 from tunecheck.training.events import Probe
-from tunecheck.training.restore import kept_values, own_gradients, random_state, without_dropout
+from tunecheck.training.restore import in_fp32, kept_values, own_gradients, random_state, without_dropout
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import gradients_of, whole
 

@@ -13,12 +13,11 @@ from tunecheck.config.schema import Run
 from tunecheck.core.evidence import Merged, ReadBack
 from tunecheck.probes.reference.forwards import logits_of
 from tunecheck.probes.reference.four_bit import is_packed, matrix
-from tunecheck.probes.reference.in_fp32 import WIDENED_BYTES, in_fp32, widened_bytes
 from tunecheck.probes.reference.measures import relative_difference
 from tunecheck.probes.reference.weight_file import WeightFile
 from tunecheck.probes.weight_gradients import evenly
 from tunecheck.training.load import apply_workarounds, load_base
-from tunecheck.training.restore import adapted_layers
+from tunecheck.training.restore import WIDENED_BYTES, adapted_layers, in_fp32, widened_bytes
 from tunecheck.training.session import Session
 
 EXPECTED = "expected-logits.safetensors"

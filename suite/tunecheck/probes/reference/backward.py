@@ -17,10 +17,9 @@ import torch
 from tunecheck.models.description import Architecture
 from tunecheck.models.layer_names import stacked_layers
 from tunecheck.probes.reference.architecture import attention, cotangent, gated, normalised
-from tunecheck.probes.reference.in_fp32 import in_fp32
 from tunecheck.probes.reference.measures import relative_error
 from tunecheck.training.hooks import OwnHooks
-from tunecheck.training.restore import model_mode, uncached
+from tunecheck.training.restore import in_fp32, model_mode, uncached
 from tunecheck.training.tensors import whole
 
 TOKENS, PADDED_TO, NORMED = 24, 33, 8
