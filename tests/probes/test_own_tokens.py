@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tunecheck.probes.reference.own_tokens import Call, tokens_and_scores
+from tunecheck.probes.reference.own_tokens import Call, tokens_and_numbers
 
 VOCABULARY, WIDTH = 16, 8
 
@@ -97,4 +97,4 @@ def test_scores_that_differ_by_themselves_tell_nothing():
 )
 def test_what_has_no_score_for_each_of_its_tokens_is_left_alone(args, out):
     """Pictures, classifiers, embeddings."""
-    assert tokens_and_scores(args, {}, out) is None
+    assert tokens_and_numbers(args, {}, out) is None

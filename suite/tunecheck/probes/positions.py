@@ -19,9 +19,9 @@ from tunecheck.core.evidence import PositionGradients
 from tunecheck.core.premises import Premise
 from tunecheck.models.layer_names import is_pretrained, text_config
 from tunecheck.probes.reference.forwards import parts_of
-from tunecheck.probes.reference.given import end_tokens
+from tunecheck.probes.reference.given import end_tokens, special_tokens
 from tunecheck.probes.reference.loss_graph import Scored, scores_of
-from tunecheck.probes.reference.own_tokens import Call, fill_of, tokens_and_scores
+from tunecheck.probes.reference.own_tokens import Call, fill_of, tokens_and_numbers
 from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe, at_work
 from tunecheck.training.hooks import Hooks
@@ -50,7 +50,7 @@ class PositionProbe(Probe):
     def start(self, session: Session) -> None:
         """List the models: the one that trains, and those inside of it; and what their rows may be filled up with."""
         named = session.tokenizer, getattr(session.model, "generation_config", None)
-        self._pads = [token for held in named if (token := getattr(held, "pad_token_id", None)) is not None]
+        self._pads = [token for held in named for token in special_tokens(held, "pad")]
         ends = (end_tokens(named, session.model)[0] for named in (session.tokenizer, None))  # and the model's own
         self._ends = torch.tensor(sorted(set[int]().union(*ends)), dtype=torch.long)
         self._models = [module for module in session.model.modules() if is_pretrained(module)]
@@ -186,7 +186,7 @@ class PositionProbe(Probe):
 
     def _returned_scores(self, module: Any, args: Any, given: dict[str, Any], out: Any) -> None:
         """Look at what a model of the script's own returns, where that is scores over the tokens that it is given."""
-        found = tokens_and_scores(args, given, out) if torch.is_grad_enabled() else None
+        found = tokens_and_numbers(args, given, out) if torch.is_grad_enabled() else None
         if found is None or not found[1].requires_grad:
             return
         read, scores = found
@@ -277,8 +277,7 @@ class PositionProbe(Probe):
 
     def _holds_others(self, model: Any, mask: torch.Tensor, read: torch.Tensor) -> bool:
         """Return whether none of what the mask hides is a known token of padding, as where queries end in [MASK]."""
-        named = (getattr(model.config, name, None) for name in ("pad_token_id", "eos_token_id"))
-        known = [token for token in (*self._pads, *named) if isinstance(token, int)]
+        known = [*self._pads, *special_tokens(model.config, "pad", "eos")]
         if read.shape != mask.shape or not known or not bool((padding := _padding(mask)).any()):
             return False
         return not bool(torch.isin(read[padding], torch.tensor(known, device=read.device)).any())
@@ -414,31 +413,29 @@ def _tokens(read: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     return varied if mask is None or mask.shape != read.shape else varied & (mask != 0)
 
 
-def _mask_of_decoder(model: Any, read: torch.Tensor, pads: Sequence[Any]) -> torch.Tensor | None:
+def _mask_of_decoder(model: Any, read: torch.Tensor, pads: Sequence[int]) -> torch.Tensor | None:
     """Return where a decoder without a mask reads tokens, rather than the padding of its model or of its tokenizer.
 
     None where nobody knows. It starts with a token that may be that of padding. What it is to predict behind padding
     that it reads is padding.
     """
-    end = model.config.eos_token_id
-    ends = end if isinstance(end, list) else [end]
-    named = [pad for pad in (model.config.pad_token_id, *pads) if isinstance(pad, int) and pad not in ends]
+    named = {*pads, *special_tokens(model.config, "pad")} - special_tokens(model.config, "eos")
     if not named:
         return None
-    real = ~torch.isin(read, torch.tensor(named, device=read.device))
+    real = ~torch.isin(read, torch.tensor([*named], device=read.device))
     real[:, 0] = True
     return real
 
 
-def _mask_by_ends(model: Any, read: torch.Tensor, pads: Sequence[Any] = ()) -> torch.Tensor | None:
+def _mask_by_ends(model: Any, read: torch.Tensor, pads: Sequence[int] = ()) -> torch.Tensor | None:
     """Return where rows without a mask hold tokens, rather than padding; None where they are not seen to be padded.
 
     They are where at least half of them end in more or less of the model's padding, of the tokenizer's (`pads`), or of
     its end: the first one is an end.
     """
-    pad, end = (getattr(getattr(model, "config", None), name, None) for name in ("pad_token_id", "eos_token_id"))
-    named: list[Any] = [pad for pad in (pad, *pads) if isinstance(pad, int)] or [end]
-    masks = (_mask_by(pad, read) for pad in dict.fromkeys(named) if isinstance(pad, int) and read.ndim == 2)
+    config = getattr(model, "config", None)
+    named = [*special_tokens(config, "pad"), *pads] or special_tokens(config, "eos")
+    masks = (_mask_by(pad, read) for pad in dict.fromkeys(named) if read.ndim == 2)
     return next((mask for mask in masks if mask is not None), None)
 
 

@@ -12,8 +12,7 @@ import torch
 
 from tunecheck.core.evidence import PreferencesLearned
 from tunecheck.models.layer_names import is_pretrained
-from tunecheck.probes.reference.forwards import parts_of
-from tunecheck.probes.reference.own_tokens import tokens_and_scores
+from tunecheck.probes.reference.own_tokens import tokens_and_numbers
 from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe
 from tunecheck.training.session import Session
@@ -73,8 +72,8 @@ class PreferenceProbe(Probe):
         if not torch.is_grad_enabled():
             return
         pulls = _pulls_of_answers
-        if (found := tokens_and_scores(args, given, out)) is None:
-            found, pulls = _tokens_and_numbers(args, given, out), _pulls_of_numbers
+        if (found := tokens_and_numbers(args, given, out)) is None:
+            found, pulls = tokens_and_numbers(args, given, out, _are_of_rows), _pulls_of_numbers
         if found is None:
             return
         read, scores = found
@@ -90,20 +89,10 @@ class PreferenceProbe(Probe):
         self._rows += islice(pulled, MOST_ROWS - len(self._rows))
 
 
-def _tokens_and_numbers(args: Any, given: Any, out: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return the tokens that a module is called with, [rows, positions], and one number for each row, or each token.
-
-    The latter are likelihoods, as a head that is fused with its loss returns them. None where it takes or returns none.
-    """
-    tensors = [value for value in (*args, *given.values()) if isinstance(value, torch.Tensor)]
-    read = next((value for value in tensors if value.ndim == 2 and not value.is_floating_point()), None)
-    if read is None:
-        return None
+def _are_of_rows(read: torch.Tensor, part: torch.Tensor) -> bool:
+    """Return whether these are one number a row, or a token: likelihoods, of a head that is fused with its loss."""
     rows, positions = read.shape
-    shapes = (rows,), *((rows, each) for each in (1, positions - 1, positions))
-    numbers = (part for part in parts_of(out) if isinstance(part, torch.Tensor) and part.is_floating_point())
-    found = next((part for part in numbers if part.shape in shapes), None)
-    return None if found is None else (read, found)
+    return part.shape in ((rows,), *((rows, each) for each in (1, positions - 1, positions)))
 
 
 def _pulls_of_numbers(read: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:

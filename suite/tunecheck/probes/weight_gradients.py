@@ -17,6 +17,7 @@ import torch
 
 from tunecheck.checks.utilization import PROBED_STEPS
 from tunecheck.core.evidence import WeightGradient
+from tunecheck.probes.reference.given import special_tokens
 from tunecheck.probes.reference.measures import PART, dtype_name, relative_error, worst
 from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe, probing
@@ -211,11 +212,9 @@ def _special_tokens(session: Session) -> frozenset[int]:
     Of all that are special, not of the present padding alone: padding_idx is fixed when the model is made, and scripts
     choose another padding token later.
     """
-    tokenizer, config = session.tokenizer, session.model.config
-    named = [getattr(config, f"{kind}_token_id", None) for kind in ("pad", "eos", "bos")]
-    of_model = {number for number in named if isinstance(number, int)}
+    tokenizer = session.tokenizer
     special, added = (getattr(tokenizer, name, ()) for name in ("all_special_ids", "added_tokens_decoder"))
-    return frozenset({*special, *added, *of_model})
+    return frozenset({*special, *added, *special_tokens(session.model.config, "pad", "eos", "bos")})
 
 
 def _arrived(sums: _Sums, module: Any, given: list[torch.Tensor], gradient: torch.Tensor) -> None:

@@ -58,7 +58,7 @@ class Row:
 
     def input_problems(self, tokenizer: Any) -> Iterator[str]:
         """Yield what is wrong with attention mask and positions."""
-        special = _special(tokenizer, "pad", "bos", "eos", "unk")
+        special = special_tokens(tokenizer, "pad", "bos", "eos", "unk")
         # behind the last token that is attended to lies what no token sees
         last = max((at for at, keep in enumerate(self.mask) if keep), default=0)
         hidden = {token for token, keep in zip(self.ids[:last], self.mask, strict=False) if not keep} - special
@@ -143,8 +143,8 @@ def rows_of(batch: Batch) -> list[Row]:
 def _padded(real: Sequence[int], tokenizer: Any) -> bool:
     """Return whether the tokens that are attended to begin with padding."""
     first, run = next(((token, len(list(same))) for token, same in groupby(real)), (None, 0))
-    at_an_end = first in _special(tokenizer, "bos", "eos")
-    return first in _special(tokenizer, "pad") and run >= (END_RUN if at_an_end else 1)
+    at_an_end = first in special_tokens(tokenizer, "bos", "eos")
+    return first in special_tokens(tokenizer, "pad") and run >= (END_RUN if at_an_end else 1)
 
 
 def padded_before(beginnings: Sequence[Beginning]) -> int:
@@ -189,11 +189,10 @@ def end_tokens(tokenizer: Any, model: Any) -> tuple[set[int], set[int]]:
 
     A mark may be any token that was added to the vocabulary, as those that end the turns of a chat are.
     """
-    ends = _numbers(getattr(tokenizer, "eos_token_id", None))
     named = [getattr(model, name, None) for name in ("generation_config", "config")]
-    ends = ends or set[int]().union(*(_numbers(getattr(config, "eos_token_id", None)) for config in named))
+    ends = special_tokens(tokenizer, "eos") or set[int]().union(*(special_tokens(config, "eos") for config in named))
     added = {*(getattr(tokenizer, "added_tokens_decoder", None) or ())}
-    return ends, ends | (added - _special(tokenizer, "pad", "bos", "unk"))
+    return ends, ends | (added - special_tokens(tokenizer, "pad", "bos", "unk"))
 
 
 def starts_twice(rows: Sequence[Sequence[int]], tokenizer: Any, model: Any) -> bool:
@@ -202,16 +201,13 @@ def starts_twice(rows: Sequence[Sequence[int]], tokenizer: Any, model: Any) -> b
     Of all rows, since a script's own vocabulary may have a letter at the number that a configuration has by default.
     """
     config = getattr(model, "config", None)
-    start = _special(config, "bos") - _special(config, "eos", "pad")
+    start = special_tokens(config, "bos") - special_tokens(config, "eos", "pad")
     named = getattr(tokenizer, "bos_token_id", None) is not None
     return not named and len(rows) > 1 and all(len(row) > 1 and {*row[:2]} <= start for row in rows)
 
 
-def _special(tokenizer: Any, *names: str) -> set[int]:
-    """Return those of these special tokens that the tokenizer, or a configuration, has."""
-    return set[int]().union(*(_numbers(getattr(tokenizer, f"{name}_token_id", None)) for name in names))
-
-
-def _numbers(given: Any) -> set[int]:
-    """Return the ids of a setting that holds one, several or none."""
-    return {given} if isinstance(given, int) else {*given} if isinstance(given, list | tuple) else set()
+def special_tokens(tokenizer: Any, *kinds: str) -> set[int]:
+    """Return the ids of these kinds that the tokenizer, or a configuration, has: one, several or none of each."""
+    named = (getattr(tokenizer, f"{kind}_token_id", None) for kind in kinds)
+    ids = ([held] if isinstance(held, int) else held if isinstance(held, list | tuple) else () for held in named)
+    return set[int]().union(*ids)

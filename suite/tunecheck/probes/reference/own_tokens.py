@@ -5,7 +5,7 @@ autoencoder sees all tokens, and a model that shifts within itself sees the earl
 the target, no later one may be seen.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -25,19 +25,28 @@ FEWEST_FILLED = 4
 """Rows, and tokens of each, by which a token is seen to fill rows up."""
 
 
-def tokens_and_scores(args: Any, given: Any, out: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return the tokens, [rows, positions], that a module is called with, and the scores over them that it returns.
+Fits = Callable[[torch.Tensor, torch.Tensor], bool]
+"""(tokens, numbers that a module returns) -> whether these are what is looked for."""
 
-    Scores may come flat, [rows * positions, vocabulary]. None where it takes or returns something else.
+
+def scores_fit(read: torch.Tensor, part: torch.Tensor) -> bool:
+    """Return whether these are scores over the tokens; they may come flat, [rows * positions, vocabulary]."""
+    return part.shape[:-1] in (read.shape, (read.numel(),)) and part.shape[-1] > int(read.max())
+
+
+def tokens_and_numbers(
+    args: Any, given: Any, out: Any, fit: Fits = scores_fit
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return the tokens, [rows, positions], that a module is called with, and the first numbers it returns that fit.
+
+    None where it takes or returns something else.
     """
     tensors = [value for value in (*args, *given.values()) if isinstance(value, torch.Tensor)]
     read = next((value for value in tensors if value.ndim == 2 and value.dtype in (torch.int64, torch.int32)), None)
     if read is None or not read.numel():
         return None
-    shapes = read.shape, (read.numel(),)
-    scores = [part for part in parts_of(out) if isinstance(part, torch.Tensor) and part.shape[:-1] in shapes]
-    fitting = (part for part in scores if part.is_floating_point() and part.shape[-1] > int(read.max()))
-    found = next(fitting, None)
+    numbers = (part for part in parts_of(out) if isinstance(part, torch.Tensor) and part.is_floating_point())
+    found = next((part for part in numbers if fit(read, part)), None)
     return None if found is None else (read, found)
 
 
@@ -103,7 +112,7 @@ class Call:
         out = self.module(*own, **named)
         logits = getattr(out, "logits", None)
         if not isinstance(logits, torch.Tensor):
-            _, scores = tokens_and_scores(own, named, out)  # type: ignore[misc]
+            _, scores = tokens_and_numbers(own, named, out)  # type: ignore[misc]
             logits = self.by_row(scores)
         return logits.float()
 
