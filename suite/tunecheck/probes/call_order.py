@@ -6,7 +6,7 @@ gradients themselves, of a few small tensors, since there are many ways to do it
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -90,34 +90,25 @@ class CallOrderProbe(Probe):
     # Where calls are seen.
 
     def _listen(self, session: Session) -> None:
-        hooks, model, theirs = self.hooks, session.model, self._theirs
-        hooks.before(session.called, theirs(lambda *_: self._forward(model)))
-        hooks.optimizer_steps(theirs(self._on_step), theirs(self._on_stepped))
-        hooks.function(torch.autograd, "backward", before=theirs(self._look), after=theirs(self._on_backward))
-        hooks.function(torch.nn.utils, "clip_grad_norm_", before=theirs(self._look), after=theirs(self._on_clipped))
+        hooks, model = self.hooks, session.model
+        hooks.before(session.called, lambda *_: self._forward(model))
+        hooks.optimizer_steps(self._on_step, self._on_stepped)
+        hooks.function(torch.autograd, "backward", before=self._look, after=self._on_backward)
+        hooks.function(torch.nn.utils, "clip_grad_norm_", before=self._look, after=self._on_clipped)
         scaler = torch.amp.GradScaler
-        hooks.function(scaler, "scale", before=theirs(self._on_scale))
-        hooks.function(scaler, "unscale_", before=theirs(self._look), after=theirs(self._on_unscaled))
-        hooks.function(scaler, "step", before=theirs(self._on_scaler), after=theirs(self._on_scaler_done))
+        hooks.function(scaler, "scale", before=self._on_scale)
+        hooks.function(scaler, "unscale_", before=self._look, after=self._on_unscaled)
+        hooks.function(scaler, "step", before=self._on_scaler, after=self._on_scaler_done)
         for kind in _with_a_step(LRScheduler):
-            hooks.function(kind, "step", before=theirs(self._on_schedule), after=theirs(self._on_scheduled))
-
-    def _theirs(self, call: Callable[..., None]) -> Callable[..., None]:
-        """Return what calls this while calls are listened to."""
-
-        def of_training(*args: Any, **kwargs: Any) -> None:
-            if self._listening:
-                call(*args, **kwargs)
-                if len(self._calls) > MOST_CALLS:
-                    self._listening = False
-
-        return of_training
+            hooks.function(kind, "step", before=self._on_schedule, after=self._on_scheduled)
 
     def _note(self, call: str) -> None:
         if self._in_optimizer:
             self._inside.append(call)
         elif call in REPEATABLE or self._calls[-1:] != [call]:
             self._calls.append(call)
+            if len(self._calls) > MOST_CALLS:
+                self._leave()
 
     def _look(self, *_: Any, **__: Any) -> None:
         """Note what was done to the gradients since the last call."""
