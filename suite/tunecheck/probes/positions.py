@@ -7,6 +7,7 @@ of a model that is given tokens.
 
 import inspect
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -70,11 +71,11 @@ class PositionProbe(Probe):
         """Watch what the passes of an early step return."""
         if step >= STEPS:
             return
-        self._padded = self._both_ways = self._shown = 0
+        self._counts = Counter[str]()
+        """By fields of PositionGradients."""
         self._counted: list[tuple[int, int, int]] = []
         """Of each pass the positions that tell, those that are asked for their own token, and for the second one."""
         self._at_padding = self._everywhere = 0.0
-        self._read = self._unseen = self._followed = self._asked_behind = 0
         self._shapes: set[torch.Size] = set()
         self._chosen_among = self._guessed = False
         self._looked_up_masks: dict[torch.Size, torch.Tensor] = {}
@@ -108,26 +109,21 @@ class PositionProbe(Probe):
             raising = own = 0  # the model is to give back what it need not see
         asked, seeing = self._ahead()
         if self._chosen_among:  # of which padding is one that is not to be chosen
-            self._padded, self._at_padding = 0, 0.0
+            self._counts["padded"], self._at_padding = 0, 0.0
         share = self._at_padding / self._everywhere if self._everywhere else 0.0
-        record = PositionGradients(
-            step=step,
-            padded=self._padded,
-            padding_share=share**0.5,
-            padding_both_ways=self._both_ways,
-            padding_shown=self._shown,
-            padding_guessed=self._guessed,
-            raising=raising,
-            raising_own=own,
-            raising_second=second,
-            asked_for_next=asked,
-            seeing_next=seeing,
-            tokens=self._read,
-            unseen=self._unseen,
-            followed=self._followed,
-            asked_behind=self._asked_behind,
+        self.emit(
+            PositionGradients(
+                step=step,
+                padding_share=share**0.5,
+                padding_guessed=self._guessed,
+                raising=raising,
+                raising_own=own,
+                raising_second=second,
+                asked_for_next=asked,
+                seeing_next=seeing,
+                **{"padded": 0, **self._counts},
+            )
         )
-        self.emit(record)
 
     def _returned(self, model: Any, args: Any, given: dict[str, Any], out: Any) -> None:
         if not torch.is_grad_enabled():
@@ -164,8 +160,8 @@ class PositionProbe(Probe):
     def _look_at_mask(self, mask: torch.Tensor | None, real: torch.Tensor | None) -> None:
         """Count padded positions, those that are not `real`, and those of them that the model's mask does not hide."""
         if real is not None and (mask is None or mask.shape == real.shape):
-            self._both_ways += int((~real).sum())
-            self._shown += int((~real if mask is None else ~real & (mask != 0)).sum())
+            shown = ~real if mask is None else ~real & (mask != 0)
+            self._counts.update(padding_both_ways=int((~real).sum()), padding_shown=int(shown.sum()))
 
     def _returned_choices(self, _model: Any, _args: Any, out: Any) -> None:
         """Look at scores by which one of the positions may be chosen, as where an answer begins in a text."""
@@ -261,8 +257,8 @@ class PositionProbe(Probe):
         seen = way.rows_that_see(at, turned=turned) if behind else None
         if at < read.shape[1] and (seen is not None or not behind):
             real = _tokens(read, None)
-            self._read += int(real.sum())
-            self._unseen += 0 if seen is None or bool(seen.any()) else int(real[:, at + 1 :].sum())
+            unseen = 0 if seen is None or bool(seen.any()) else int(real[:, at + 1 :].sum())
+            self._counts.update(tokens=int(real.sum()), unseen=unseen)
 
     def _padding_of(self, call: Call) -> torch.Tensor | None:
         """Return the positions of padding in rows that are seen to be padded; None in others."""
@@ -289,7 +285,7 @@ class PositionProbe(Probe):
 
     def _add_norms(self, padding: torch.Tensor, gradient: torch.Tensor) -> None:
         """Sum up the gradients, and those at padding."""
-        self._padded += int(padding.sum())
+        self._counts["padded"] += int(padding.sum())
         squares = gradient.detach().float().square().reshape(*padding.shape, -1).sum(dim=-1)
         self._at_padding += float(squares[padding].sum())
         self._everywhere += float(squares.sum())
@@ -298,18 +294,15 @@ class PositionProbe(Probe):
         """Count tokens, and those behind the last position of their row that the loss uses: it depends on none."""
         used = (gradient.detach() != 0).any(dim=-1)
         real = real & used.any(dim=1, keepdim=True)
-        self._read += int(real.sum())
-        self._unseen += int((real & ~_and_before(used)).sum())
+        self._counts.update(tokens=int(real.sum()), unseen=int((real & ~_and_before(used)).sum()))
 
     def _add_asked_behind(self, mask: torch.Tensor, read: torch.Tensor, gradient: torch.Tensor) -> None:
         """Count rows with padding behind them that ends no text, and those whose last token is asked for it."""
         last = _padding(mask)[:, 1:] & (mask[:, :-1] != 0) & ~torch.isin(read[:, 1:], self._ends.to(read.device))
         found, padding = gradient.detach()[:, :-1][last], read[:, 1:][last]
-        self._followed += len(found)
         if len(found):
-            falling, raised = found.min(dim=-1)
-            raised = torch.where(_lowers_one(found), found.argmax(dim=-1), raised)
-            self._asked_behind += int(((falling < 0) & (raised == padding)).sum())
+            telling, raised = _raised_by(found)
+            self._counts.update(followed=len(found), asked_behind=int((telling & (raised == padding)).sum()))
 
     def _add_raised(self, call: Call, gradient: torch.Tensor) -> None:
         """Count the positions whose next token is another, and those of them that are to read their own token."""
@@ -352,9 +345,8 @@ class _Raised:
         read = call.rows
         self.call, self.every = call, -(-read.numel() // LOOKED_AT)
         looked_at = call.by_row(gradient.detach())[:, : -1 : self.every]
-        falling, raised = looked_at.min(dim=-1)
-        raised = torch.where(_lowers_one(looked_at), looked_at.argmax(dim=-1), raised)
-        self.telling = (falling < 0) & (read[:, :-1] != read[:, 1:])[:, :: self.every]
+        telling, raised = _raised_by(looked_at)
+        self.telling = telling & (read[:, :-1] != read[:, 1:])[:, :: self.every]
         self.own = self.telling & (raised == read[:, : -1 : self.every])
         self.asked = self.telling & (raised == read[:, 1 :: self.every])
         second = read.roll(-2, dims=1)[:, : -1 : self.every]  # behind the last one stands the first one, by chance
@@ -382,9 +374,11 @@ class _Raised:
         return telling >= FEWEST_TELLING and asked > NEARLY_ALL * telling
 
 
-def _lowers_one(gradient: torch.Tensor) -> torch.Tensor:
-    """Return where one token alone is lowered, as the target of a rejected answer is."""
-    return ((gradient > 0).sum(dim=-1) == 1) & ((gradient < 0).sum(dim=-1) > 1)
+def _raised_by(gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return where a gradient by scores raises a token, and which most; or alone lowers, as a rejected answer's."""
+    lowers_one = ((gradient > 0).sum(dim=-1) == 1) & ((gradient < 0).sum(dim=-1) > 1)
+    falling, raised = gradient.min(dim=-1)
+    return falling < 0, torch.where(lowers_one, gradient.argmax(dim=-1), raised)
 
 
 def _learns(tensor: Any) -> TypeGuard[torch.Tensor]:
