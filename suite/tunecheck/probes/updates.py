@@ -6,13 +6,14 @@ The rate is the schedule's closed form, the clip factor min(1, max_norm / (norm 
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
 
 import torch
 
+from tunecheck.core.check import or_infinite
 from tunecheck.core.evidence import Update
 from tunecheck.core.optimization import decays
 from tunecheck.core.premises import Premise
+from tunecheck.probes.reference.measures import relative_error, worst
 from tunecheck.training.events import Probe
 from tunecheck.training.hooks import rate_of
 from tunecheck.training.session import Session
@@ -49,11 +50,9 @@ class UpdateProbe(Probe):
         self._all = [p for _, p in named]
         sizes = accumulate(p.numel() for _, p in named)
         self._followed = [pair for pair, size in zip(named, sizes, strict=True) if size <= ELEMENTS] or named[:1]
-        self._sizes = [whole(p).numel() for _, p in self._followed]
-        self._m, self._v = torch.zeros(2, sum(self._sizes))
+        self._m, self._v = ([torch.zeros(whole(p).numel()) for _, p in self._followed] for _ in range(2))
         self._applied = 0
         self._counts = [0] * len(self._followed)
-        self._before = torch.empty(0)
         if session.optimizer.state and not session.run.holds(Premise.OPTIMIZER_OF_TRAINED):
             if not self._take_over(session):
                 raise RuntimeError("the optimizer has steps behind it, and keeps no averages to go on from")
@@ -62,7 +61,8 @@ class UpdateProbe(Probe):
 
     def backward_end(self, session: Session, step: int) -> None:
         """Keep this step's parameters and clipped gradients."""
-        self._gradient: torch.Tensor | None = None
+        self._before: list[torch.Tensor] = []
+        """Of a step that is followed."""
         self._present = [p.grad is not None for _, p in self._followed]
         if step >= STEPS and step % LATER and step < session.run.training.max_steps - 2:
             return
@@ -75,15 +75,14 @@ class UpdateProbe(Probe):
             norm = float(torch.stack([g.dot(g) for g in present]).sum().sqrt()) if present else 0.0
             factor = min(max_norm / (norm + 1e-6), 1.0)
         self._clipped = factor < 1
-        self._gradient = torch.zeros_like(self._m)
-        _place(torch.split(self._gradient, self._sizes), [p.grad for _, p in self._followed])
-        self._gradient *= factor
+        gradients = iter(_flat([p.grad for _, p in self._followed if p.grad is not None]))
+        self._gradients = [next(gradients) * factor if present else None for present in self._present]
 
     def step_end(self, session: Session, step: int, applied: bool) -> None:
         """Compare the parameters and the optimizer's moments with the prediction."""
         if applied:  # torch's optimizers leave a tensor without a gradient alone: no decay, no count
             self._counts = [n + present for n, present in zip(self._counts, self._present, strict=True)]
-        if self._gradient is None:
+        if not self._before:
             self._applied += applied
             return
         training = session.run.training
@@ -94,23 +93,29 @@ class UpdateProbe(Probe):
         if known and not session.run.holds(Premise.SETTINGS_DECLARED):  # a schedule of a single cycle changes them
             betas = session.optimizer.param_groups[0].get("betas", betas)
         before, after = self._before, _flat([p for _, p in self._followed])
-        predicted = self._updated(self._gradient, settings, betas, training.adam_epsilon) if applied else before
-        moves = after - before, self._explained(after, before, predicted) - before
-        changed, pulled = after != before, self._gradient != 0
-        self._gradient, self._before = None, torch.empty(0)
-        usual = torch.tensor([own for own, _ in settings], dtype=torch.float64).square() * torch.tensor(self._sizes)
-        errors = _relative(*moves, self._sizes, usual)
-        worst = int(errors.nan_to_num(nan=torch.inf).argmax())
+        predicted = self._updated(settings, betas, training.adam_epsilon) if applied else before
+        moves = [
+            (new - old, explained(new, old, own, p.dtype) - old)
+            for new, old, own, (_, p) in zip(after, before, predicted, self._followed, strict=True)
+        ]
+        errors = {
+            name: _relative(*pair, own**2 * len(pair[0]))
+            for (name, _), (own, _), pair in zip(self._followed, settings, moves, strict=True)
+        }
+        at, error = worst(errors)
+        pulled = [(g != 0, got != 0) for g, (got, _) in zip(self._gradients, moves, strict=True) if g is not None]
+        count = sum(int(own.sum()) for own, _ in pulled)
+        self._before, self._gradients = [], []
         self.emit(
             Update(
                 step=step,
                 expected_learning_rate=rate,
-                update_error=float(errors[worst]),
-                worst_update=self._followed[worst][0],
+                update_error=error,
+                worst_update=at,
                 moment_error=self._moment_error(session),
-                moved=bool(changed.any()),
-                moved_share=int((changed & pulled).sum()) / count if (count := int(pulled.sum())) else None,
-                length_error=_length_error(*moves) if applied and rate > 0 else None,
+                moved=any(bool(got.any()) for got, _ in moves),
+                moved_share=sum(int((own & moved).sum()) for own, moved in pulled) / count if count else None,
+                length_error=_length_error(moves) if applied and rate > 0 else None,
                 clipped=self._clipped,
             )
         )
@@ -128,63 +133,55 @@ class UpdateProbe(Probe):
         }
         return [own.get(id(p), (rate, 0.0)) for _, p in self._followed]
 
-    def _updated(
-        self, gradient: torch.Tensor, settings: Settings, betas: tuple[float, float], epsilon: float
-    ) -> torch.Tensor:
+    def _updated(self, settings: Settings, betas: tuple[float, float], epsilon: float) -> list[torch.Tensor]:
         """Advance the moments by this step's gradients; return the parameters that AdamW must give."""
         b1, b2 = betas
-        present = self._each(self._present)
-        # products and sums alone: lerp and addcmul are the optimizer's own kernels
-        self._m = torch.where(present, self._m * b1 + gradient * (1 - b1), self._m)
-        self._v = torch.where(present, self._v * b2 + gradient * gradient * (1 - b2), self._v)
         self._applied += 1
-        rate, kept = self._each([rate for rate, _ in settings]), self._each([1 - r * decay for r, decay in settings])
-        share_m, share_v = (self._each([1 - beta**count if count else 1.0 for count in self._counts]) for beta in betas)
-        updated = self._before * kept - rate * (self._m / share_m) / ((self._v / share_v).sqrt() + epsilon)
-        return torch.where(present, updated, self._before)
-
-    def _each(self, values: Sequence[float]) -> torch.Tensor:
-        """Return each tensor's value for each of its elements; one alone where it is the same for all."""
-        numbers = torch.tensor(values)
-        return numbers[0] if len({*values}) == 1 else numbers.repeat_interleave(torch.tensor(self._sizes))
-
-    def _explained(self, after: torch.Tensor, before: torch.Tensor, predicted: torch.Tensor) -> torch.Tensor:
-        """Return what the weights must be, each in its tensor's dtype."""
-        dtypes = [p.dtype for _, p in self._followed]
-        if {*dtypes} == {torch.float32}:
-            return predicted
-        parts = zip(*(torch.split(flat, self._sizes) for flat in (after, before, predicted)), dtypes, strict=True)
-        return torch.cat([explained(*part) for part in parts])
+        updated = [*self._before]
+        for at, (before, gradient) in enumerate(zip(self._before, self._gradients, strict=True)):
+            if gradient is None:
+                continue
+            # products and sums alone: lerp and addcmul are the optimizer's own kernels
+            self._m[at] = m = self._m[at] * b1 + gradient * (1 - b1)
+            self._v[at] = v = self._v[at] * b2 + gradient * gradient * (1 - b2)
+            (rate, decay), count = settings[at], self._counts[at]
+            step = (m / (1 - b1**count)) / ((v / (1 - b2**count)).sqrt() + epsilon)
+            updated[at] = before * (1 - rate * decay) - rate * step
+        return updated
 
     def _take_over(self, session: Session) -> bool:
         """Go on from the optimizer's own averages and step count; False where a tensor that learns has none."""
         averages = self._averages(session, "step")
-        for flat, own in zip((self._m, self._v), averages, strict=False):
-            _place(torch.split(flat, self._sizes), own)
+        for ours, theirs in zip((self._m, self._v), averages, strict=False):
+            for at, average in theirs.items():
+                ours[at] = average
         return bool(averages)
 
-    def _averages(self, session: Session, *more: str) -> list[list[Any]]:
-        """Return the optimizer's averages of each tensor, None where it has not stepped; [] where it keeps none."""
+    def _averages(self, session: Session, *more: str) -> list[dict[int, torch.Tensor]]:
+        """Return the optimizer's averages by the number of their tensor, without those that have not stepped.
+
+        [] where it keeps none.
+        """
         states = [session.optimizer.state.get(parameter, {}) for _, parameter in self._followed]
         held = [
             {"exp_avg", "exp_avg_sq", *more} <= state.keys()  # Lion keeps the first alone
-            and state["exp_avg"].numel() == size  # GaLore that of a projection
-            for state, size in zip(states, self._sizes, strict=True)
+            and state["exp_avg"].numel() == len(own)  # GaLore that of a projection
+            for state, own in zip(states, self._m, strict=True)
         ]
         if any(count and not known for known, count in zip(held, self._counts, strict=True)):
             return []
-        kept = [state if known else {} for state, known in zip(states, held, strict=True)]
-        return [[state.get(key) for state in kept] for key in ("exp_avg", "exp_avg_sq")]
+        known = [at for at, own in enumerate(held) if own]
+        kinds = ("exp_avg", "exp_avg_sq")
+        return [dict(zip(known, _flat([states[at][kind] for at in known]), strict=True)) for kind in kinds]
 
     def _moment_error(self, session: Session) -> float:
         """Largest relative difference of the optimizer's moments from ours; NaN when it keeps none for some tensor."""
-        errors = []
-        usual = _sums(self._v, self._sizes), torch.zeros(())
-        for flat, own, least in zip((self._m, self._v), self._averages(session), usual, strict=False):
-            theirs = flat.clone()
-            _place(torch.split(theirs, self._sizes), own)
-            errors.append(_relative(theirs, flat, self._sizes, least))
-        return float(torch.cat(errors).nan_to_num(nan=torch.inf).max()) if errors else float("nan")
+        averages = self._averages(session)
+        errors = [0.0] * len(averages)  # what has not stepped has none
+        for kind, (ours, theirs) in enumerate(zip((self._m, self._v), averages, strict=False)):
+            for at, average in theirs.items():
+                errors.append(_relative(average, ours[at], 0.0 if kind else float(self._v[at].double().sum())))
+        return max(map(or_infinite, errors), default=float("nan"))
 
 
 def explained(after: torch.Tensor, before: torch.Tensor, predicted: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -200,38 +197,24 @@ def explained(after: torch.Tensor, before: torch.Tensor, predicted: torch.Tensor
     return after.clamp((predicted - slack).to(dtype).float(), (predicted + slack).to(dtype).float())
 
 
-def _length_error(got: torch.Tensor, expected: torch.Tensor) -> float:
+def _length_error(moves: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> float:
     """How far the moves' projection on the expected ones is from their length, over that length."""
-    expected = expected.double()
-    along, length = float(got.double().dot(expected)), float(expected.dot(expected))
+    got, expected = (torch.cat(parts).double() for parts in zip(*moves, strict=True))
+    along, length = float(got.dot(expected)), float(expected.dot(expected))
     return abs(along / length - 1) if length else float(along != 0)
 
 
-def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return a copy of all of these in one vector, fp32, in the CPU's memory: one transfer for all."""
+def _flat(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return a copy of each of these as a vector, fp32, in the CPU's memory: one transfer for all."""
     parts = [whole(tensor).detach().flatten() for tensor in tensors]
     if len({part.device for part in parts}) > 1:
         parts = [part.cpu() for part in parts]
-    return torch.cat(parts).cpu().float()
+    return [*torch.split(torch.cat(parts).cpu().float(), [len(part) for part in parts])] if parts else []
 
 
-def _place(parts: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None]) -> None:
-    """Write each of the tensors that are there over its part."""
-    there = [(part, tensor) for part, tensor in zip(parts, tensors, strict=True) if tensor is not None]
-    if there:
-        found = torch.split(_flat([tensor for _, tensor in there]), [len(part) for part, _ in there])
-        torch._foreach_copy_([part for part, _ in there], list(found))
+def _relative(value: torch.Tensor, wanted: torch.Tensor, usual: float) -> float:
+    """Norm of the difference over the wanted one's norm, in float64; 0 when they are equal, both nothing included.
 
-
-def _relative(value: torch.Tensor, wanted: torch.Tensor, sizes: Sequence[int], usual: torch.Tensor) -> torch.Tensor:
-    """Norm of each part's difference over the wanted one's norm; 0 when they are equal, both nothing included.
-
-    `usual` is the square of the norm that each part has where nothing cancels.
+    `usual` is the square of the norm where nothing cancels.
     """
-    difference, norm = (_sums(flat.double().square(), sizes) for flat in (value - wanted, wanted))
-    return torch.where(difference == 0, 0.0, (difference / norm.maximum(usual * CANCELLED**2)).sqrt())
-
-
-def _sums(flat: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-    """Return the sum of each part, in float64."""
-    return torch.segment_reduce(flat.double(), "sum", lengths=torch.tensor(sizes), initial=0)
+    return relative_error(value.double(), wanted.double(), CANCELLED * usual**0.5)
