@@ -43,6 +43,8 @@ MEANT = {
     ("rows_whole", "all of them, by a declared length"),
     ("rows_whole", "all of them, in a template that is learned"),
     ("no_loss_on_padding", "of what seems to be padding"),
+    ("no_loss_on_padding", "a mask without the first label"),
+    ("no_loss_on_padding", "a mask that goes on"),
     ("padding_hidden", "a mask of ones"),
     ("better_answers_raised", "columns exchanged"),
     ("better_answers_raised", "half of the pairs"),
@@ -369,6 +371,8 @@ FAULTS = {
         "not a number": lambda: watched(positions(padding_share=math.nan)),
         "in one step alone": lambda: watched(positions(), positions(step=1, padding_share=0.02)),
         "of what seems to be padding": lambda: watched(positions(padding_share=0.3, padding_guessed=True)),
+        "a mask without the first label": lambda: watched(positions(answers=12, used_late=12)),
+        "a mask that goes on": lambda: watched(positions(answers=12, used_behind=7)),
     },
     "padding_hidden": {
         "a mask of ones": lambda: watched(positions(padding_both_ways=40, padding_shown=40)),

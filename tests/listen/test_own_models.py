@@ -302,6 +302,34 @@ def test_a_mask_one_position_off(behind, pad, sign, status, tmp_path):
     assert finding.status is status, finding.detail
 
 
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        (lambda learned: learned[:, 1:], ""),
+        (lambda learned: learned[:, :-1], "leaves out the first label in 16 of 16"),
+        (lambda learned: learned[:, 1:] & learned[:, :-1], "leaves out the first label in 16 of 16"),
+        (lambda learned: learned[:, 1:] | learned[:, :-1], "uses the scores behind the last label in 16 of 16"),
+        (lambda learned: torch.ones_like(learned[:, 1:]), ""),
+    ],
+    ids=["at its place", "behind", "without the first", "and one more", "prompts too"],
+)
+def test_a_divergence_counts_where_labels_are(counts, words, tmp_path):
+    """Of answers whose labels the model is given; one that counts prompts, too, has no mask of answers."""
+    torch.manual_seed(0)
+    small = {"vocab_size": TOKENS, "hidden_size": WIDTH, "intermediate_size": WIDTH, "num_hidden_layers": 1}
+    model = LlamaForCausalLM(LlamaConfig(**small, num_attention_heads=2))
+
+    def step(model):
+        ids, at = torch.randint(3, TOKENS, (4, 12)), torch.arange(12)
+        learned = ((at >= 4) & (at < 10)).expand(4, 12)
+        logits = model(input_ids=ids, labels=ids.where(learned, torch.tensor(-100))).logits[:, :-1]
+        return -(logits.log_softmax(dim=-1).mean(dim=-1) * counts(learned)).sum()
+
+    finding = judged("no_loss_on_padding", tmp_path, model, step)
+    assert (finding.status is Status.SUSPECTED) is bool(words), finding.detail
+    assert words in finding.detail
+
+
 class Classifier(nn.Module):
     """A head of the script's own over adapters, whose configuration it keeps under peft's own name for its table."""
 

@@ -13,17 +13,24 @@ FURTHER_AHEAD = "a head may predict a token further ahead, as in multi-token pre
 
 PADDING_ENDS = "the first token of padding may stand for a row's end"
 
+ONE_OFF = {
+    "used_late": "the loss leaves out the first label",
+    "used_behind": "the loss uses the scores behind the last label",
+}
+"""Field of PositionGradients to what it shows."""
+OTHER_WEIGHTS = "a loss may weigh the tokens of an answer on purpose"
+MASK_OFF = "A mask of answers is one position off from the scores that it is multiplied with."
+
 
 class NoLossOnPadding(Check):
-    """Padded positions contribute no gradient, and no row's last token is asked for padding.
+    """Padded positions contribute no gradient, and no row's last token is asked for what follows it.
 
     A loss that selects one position out of all positions is exempt.
     """
 
     needs = frozenset({"user_code"})
-    meaning = """Padding has labels. A term of the loss, such as smoothing or a divergence, is not masked. A mean runs
-    over all positions. The last position of a right-padded row is used as its last token. A mask of answers is one
-    position off from the scores that it is multiplied with."""
+    meaning = f"""Padding has labels. A term of the loss, such as smoothing or a divergence, is not masked. A mean runs
+    over all positions. The last position of a right-padded row is used as its last token. {MASK_OFF}"""
     remedy = """Multiply each term of the loss and each mean by attention_mask. Read a row's last token at
     attention_mask.sum(1) - 1."""
 
@@ -36,6 +43,12 @@ class NoLossOnPadding(Check):
     """Rows with padding behind them needed for a share."""
 
     def judge(self, trace: Trace) -> Finding:
+        answers = sum(seen.answers for seen in trace.records(PositionGradients))
+        for field, words in ONE_OFF.items():
+            off = sum(getattr(seen, field) for seen in trace.records(PositionGradients))
+            if off > self.max_asked_share * answers and answers >= self.min_rows:
+                detail = f"{words} in {off} of {answers} answers"
+                return self.at_most(off / answers, self.max_asked_share, detail, meant=OTHER_WEIGHTS, causes=[MASK_OFF])
         padded = [seen for seen in trace.records(PositionGradients) if seen.padded]
         padded = required(padded, "no padded row reached the model with a mask")
         worst = worst_of(padded, key=lambda seen: seen.padding_share)

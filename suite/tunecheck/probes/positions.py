@@ -23,7 +23,7 @@ from tunecheck.probes.reference.forwards import parts_of
 from tunecheck.probes.reference.given import end_tokens, special_tokens
 from tunecheck.probes.reference.loss_graph import Scored, scores_of
 from tunecheck.probes.reference.own_tokens import Call, fill_of, tokens_and_numbers
-from tunecheck.training.data import Batch
+from tunecheck.training.data import IGNORED, Batch
 from tunecheck.training.events import Probe, at_work
 from tunecheck.training.hooks import Hooks
 from tunecheck.training.restore import as_found, random_state
@@ -77,6 +77,8 @@ class PositionProbe(Probe):
         """Of each pass the positions that tell, those that are asked for their own token, and for the second one."""
         self._at_padding = self._everywhere = 0.0
         self._shapes: set[torch.Size] = set()
+        self._used: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Tokens of each pass, and the positions whose scores the loss uses, [rows, positions]."""
         self._chosen_among = self._guessed = False
         self._looked_up_masks: dict[torch.Size, torch.Tensor] = {}
         self._own_call: Call | None = None
@@ -108,6 +110,7 @@ class PositionProbe(Probe):
         if own_call is not None and 2 * own > raising and not own_call.copies():
             raising = own = 0  # the model is to give back what it need not see
         asked, seeing = self._ahead()
+        self._compare_with_labels(session.window)
         if self._chosen_among:  # of which padding is one that is not to be chosen
             self._counts["padded"], self._at_padding = 0, 0.0
         share = self._at_padding / self._everywhere if self._everywhere else 0.0
@@ -154,6 +157,7 @@ class PositionProbe(Probe):
             read = given.get("decoder_input_ids")
         if _learns(logits) and _of_positions(read, logits) and logits.shape[-1] >= vocabulary:
             self.hooks.gradient(logits, partial(self._add_raised, Call(model, args, given, read)))
+            self.hooks.gradient(logits, partial(self._note_used, read))
             if _of_positions(mask, logits) and not model.config.is_encoder_decoder:
                 self.hooks.gradient(logits, partial(self._add_asked_behind, mask, read))
 
@@ -303,6 +307,23 @@ class PositionProbe(Probe):
         if len(found):
             telling, raised = _raised_by(found)
             self._counts.update(followed=len(found), asked_behind=int((telling & (raised == padding)).sum()))
+
+    def _note_used(self, read: torch.Tensor, gradient: torch.Tensor) -> None:
+        self._used.append((read, (gradient.amax(dim=-1) != 0) | (gradient.amin(dim=-1) != 0)))
+
+    def _compare_with_labels(self, window: Sequence[Batch]) -> None:
+        """Count answers behind a prompt that is not learned, and those used from one position too late, or too far."""
+        for read, used in self._used:
+            batch = next((b for b in window if b.input_ids.shape == read.shape and b.input_ids.equal(read)), None)
+            if batch is None:
+                continue
+            for labels, places in zip(batch.labels, used, strict=True):
+                learned = (labels != IGNORED).nonzero().flatten().tolist()
+                if len(learned) < 2 or learned[0] < 2 or bool(places[: learned[0] - 1].any()):
+                    continue
+                first, last = learned[0], learned[-1]
+                late = not places[first - 1] and bool(places[first])
+                self._counts.update(answers=1, used_late=late, used_behind=bool(places[last]))
 
     def _add_raised(self, call: Call, gradient: torch.Tensor) -> None:
         """Count the positions whose next token is another, and those of them that are to read their own token."""

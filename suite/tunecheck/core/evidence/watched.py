@@ -196,6 +196,12 @@ class PositionGradients(Record):
     """Rows with padding behind them that is no end token."""
     asked_behind: int = 0
     """Those of them whose last token is asked for that padding."""
+    answers: int = 0
+    """Rows of a causal model whose labels begin behind a prompt, no part of which the loss uses."""
+    used_late: int = 0
+    """Those of them whose first label the loss leaves out, though it uses the second."""
+    used_behind: int = 0
+    """Those of them whose last labelled position the loss uses, as if a label followed."""
 
 
 class EvaluationRows(Record):
