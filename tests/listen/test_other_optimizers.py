@@ -217,3 +217,42 @@ def test_what_an_optimizer_holds_beside_the_model_learns(detached, tmp_path):
 
     assert finding.status is (Status.SUSPECTED if detached else Status.PASSED)
     assert ("part of the AdamW of 2 tensors steps 6 times, each time without a gradient" in finding.detail) is detached
+
+
+class Distances(nn.Module):
+    """A loss with a layer of its own, which maps states to another width."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, 20)
+
+    def forward(self, states):
+        """Return the loss."""
+        return self.layer(states).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [("left out", True), ("optimized", False), ("learnt before", False), ("frozen", False)],
+)
+def test_layers_of_a_loss_learn(how, told, tmp_path):
+    """Drawn anew, they are to; what has learnt before, as a network that compares pictures has, may rest."""
+    torch.manual_seed(0)
+    model, loss = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16)), Distances()
+    if how == "learnt before":
+        nn.init.normal_(loss.layer.weight, std=0.3)
+    loss.requires_grad_(how != "frozen")
+    groups = [*model.parameters(), *(loss.parameters() if how == "optimized" else ())]
+    optimizer = torch.optim.AdamW(groups, lr=1e-3)
+    hooks = LoopHooks(Options(folder=str(tmp_path), name="script", steps=STEPS))
+    hooks.attach()
+    for _ in range(STEPS):
+        loss(model(torch.randn(8, 8))).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    hooks.detach()
+    (path,) = tmp_path.glob("watch-*.jsonl")
+    finding = CHECKS["trainable_moved"]()(read(path))
+
+    assert (finding.status is Status.SUSPECTED) is told, finding.detail
+    assert ("Linear.weight [20, 16]" in finding.detail) is told

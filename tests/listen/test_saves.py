@@ -92,6 +92,20 @@ def test_an_adapter_that_never_learned_is_told(monkeypatch):
     assert [seen.blank for seen in records] == [False, True]
 
 
+def test_a_reference_adapter_of_the_model_never_learns(monkeypatch):
+    """As TRL keeps one beside the adapter that DPO trains, and saves both."""
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    model = get_peft_model(Learner(), LoraConfig(target_modules=["layer"]))
+    model.add_adapter("ref", LoraConfig(target_modules=["layer"]))
+    records = []
+    saves.watch(model, records.append)
+    learn(model)
+    for name in ("default", "ref"):
+        saves.written(get_peft_model_state_dict(model, adapter_name=name))
+
+    assert [seen.blank for seen in records] == [False] * len(records)
+
+
 def test_a_state_from_before_is_told(heard):
     """By the weights alone: many a tensor begins at 0."""
     model, records = heard

@@ -399,8 +399,10 @@ class SavedAsTrained(Check):
             beside = "beside the trained ones" if copies[-1].trained else "in a file of their own"
             told = {f"all trained tensors are saved with their initial values, {beside}": NEVER_UPDATED}
             return self.unless(told, "", meant=COPY_OF_START)
-        if (base := max(w.without_adapters for w in seen)) and not any(w.trained or w.other for w in seen):
+        others = last or seen  # a checkpoint is no answer to that, either
+        if (base := max(w.without_adapters for w in others)) and not any(w.trained or w.other for w in others):
             problems.append(f"{base} plain base weights are saved, without the trained adapters")
+            copied |= any(w.trained or w.other for w in seen)
         merged = any(attempt.all(Merged) or attempt.all(ReadBack) for attempt in trace.attempts)
         nothing_trained = not merged and not any(w.trained or w.other > w.resting for w in seen)
         if nothing_trained and (resting := max((w.resting for w in own), default=0)):

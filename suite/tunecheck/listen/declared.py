@@ -336,7 +336,7 @@ def left_to_others() -> dict[Premise, str]:
 
 def refuse_shards(parameters: Iterable[Any]) -> None:
     """Raise Unsupported where FSDP has sharded the parameters."""
-    if any(hasattr(p, "to_local") or type(p).__name__ == "FlatParameter" for p in parameters):
+    if any(hasattr(p, "to_local") or getattr(p, "_is_flat_param", False) for p in parameters):
         raise Unsupported("its parameters are sharded, which tunecheck does not support yet")
 
 

@@ -166,6 +166,8 @@ def _waiting_of(optimizer: Any) -> tuple[Callable[[], Any], int]:
     return (nothing, 0) if found is None else (ref(found), found._version)
 
 
+MOST_OF_NOTHING = 0.01
+"""Share of its highest rate with which a schedule hardly learns."""
 MOST_ASKED = 1000
 """Steps for which a schedule's function is asked once more."""
 
@@ -223,7 +225,10 @@ def halves(schedule: Any) -> float:
 
 
 def lowest_at(schedule: Any) -> int:
-    """Return the step at which a rate that a function gives was lowest first, if it falls in most steps; else 0."""
+    """Return the step at which a rate that a function gives was lowest first, if it falls in most steps; else 0.
+
+    One that stays at a share of the highest rate, and falls to it in half of the steps or more, goes on by plan.
+    """
     taken = int(schedule.last_epoch)
     if not isinstance(schedule, LambdaLR) or taken < 1:
         return 0
@@ -232,7 +237,8 @@ def lowest_at(schedule: Any) -> int:
     highest = rates.index(max(rates))
     lowest = rates.index(min(rates[highest:]), highest)
     falls = 2 * len({*rates[highest : lowest + 1]}) > lowest - highest and 2 * rates[lowest] < rates[highest]
-    return lowest * every if falls else 0
+    stays = max(rates[lowest:]) == rates[lowest] > MOST_OF_NOTHING * rates[highest] and 2 * lowest >= len(rates)
+    return lowest * every if falls and not stays else 0
 
 
 def made_for(schedule: Any) -> tuple[int, int]:

@@ -202,7 +202,8 @@ class _Trained:
             other=len(found - {*values.values(), *self.before.values()}),
             resting=len(found & self._resting - {*values.values(), *self.before.values()}),
             misnamed=tuple(f"{name} of {other}" for name, other in wrong if other and values[name] != values[other]),
-            blank=bool(ends) and not any(bool(tensor.any()) for tensor in ends),
+            # a reference beside the trained one, as TRL's DPO keeps it, is the model's own
+            blank=bool(ends) and not any(bool(tensor.any()) for tensor in ends) and not matrices <= present,
             # few are no sign: a merge may change none
             without_adapters=of_base if 2 * of_base > len(self._base) else 0,
         )

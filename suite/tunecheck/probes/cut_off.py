@@ -36,6 +36,8 @@ LOSSES = (
     *("mse_loss", "l1_loss", "smooth_l1_loss"),
 )
 """Functions by which losses are computed."""
+FEWEST_DRAWN, ROUNDED = 256, 0.05
+"""Numbers by which a uniform distribution is told, and how near its largest one and its deviation come."""
 MOST_PARTS = 8
 """Modules that are changed one after the other, and then looked at while they are called."""
 
@@ -75,10 +77,14 @@ class CutOffProbe(Probe):
         self._losses: list[Any] = []
         """Graphs of the losses that a step computes, of whatever results."""
         self._hidden: tuple[str, ...] = ()
+        self._leaves: dict[int, Any] = {}
+        """What a step's losses are differentiated by."""
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Keep what the model is called with, and what comes of it."""
         self._passes, self._looks_on = [], bool(self._idle) and step == AT_STEP
+        if step == AT_STEP and session.processes == 1:
+            self.hooks.function(torch.autograd, "backward", before=self._differentiated)
         if step < STEPS:
             self.hooks.after(self._entry, self._returned, with_kwargs=True)
         self._results: list[tuple[str, torch.Tensor]] = []
@@ -91,6 +97,10 @@ class CutOffProbe(Probe):
             self.hooks.first_modules(self._reads)
         for name in {*map(_module_of, self._cut_off | self._left_out)}:
             self.hooks.before(session.model.get_submodule(name), lambda *_, name=name: self._called.add(name))
+
+    def _differentiated(self, tensors: Any, *_: Any, **__: Any) -> None:
+        nodes = graph_of([getattr(each, "grad_fn", None) for each in numbers_of([tensors])])
+        self._leaves |= {id(leaf): leaf for node in nodes if (leaf := getattr(node, "variable", None)) is not None}
 
     def _computed(self, loss: torch.Tensor, *_: Any, **__: Any) -> None:
         if loss.requires_grad:
@@ -131,7 +141,8 @@ class CutOffProbe(Probe):
         if step < STEPS and differentiated:
             self._lost.append(len(made) - differentiated)
         if step == AT_STEP:
-            self._hidden = tuple(_hidden(session.model))
+            self._hidden = (*_hidden(session.model), *_beside(session.model, self._leaves))
+            self._leaves = {}
         if step == AT_STEP and 0 < len(self._idle) < self._tensors:
             self._digests = {name: digest(p) for name, p in self._idle.items()}
             leaves = {id(getattr(node, "variable", None)) for node in graph_of(losses)}
@@ -210,6 +221,30 @@ def _hidden(model: Any) -> Iterator[str]:
                 tensors = part.parameters() if isinstance(part, torch.nn.Module) else [part]
                 own = {id(p) for p in tensors if isinstance(p, torch.nn.Parameter) and p.grad is not None} - held
                 found |= {f"{name}.{key}[{at}]".lstrip("."): own} if own else {}
-    optimizers = [o for o in living(torch.optim.Optimizer) if hasattr(o, "param_groups")] if found else []
-    held = {id(p) for optimizer in optimizers for p in tensors_of(optimizer)}
+    held = _optimized() if found else set()
     yield from (name for name, own in found.items() if own - held)
+
+
+def _beside(model: Any, leaves: Mapping[int, Any]) -> Iterator[str]:
+    """Yield the layers outside of the model that are as they were drawn, get gradients, and that no optimizer holds."""
+    own = {id(p) for p in model.parameters()}
+    apart = {at for at, leaf in leaves.items() if at not in own and isinstance(leaf, torch.nn.Parameter)}
+    drawn = {at for at in apart if _is_drawn(leaves[at])}
+    drawn -= _optimized() if drawn else set()
+    for layer in living(torch.nn.Module) if drawn else ():
+        parts = vars(layer).get("_parameters", {}).items()
+        yield from (f"{type(layer).__name__}.{name} {list(p.shape)}" for name, p in parts if id(p) in drawn)
+
+
+def _optimized() -> set[int]:
+    optimizers = [each for each in living(torch.optim.Optimizer) if hasattr(each, "param_groups")]
+    return {id(p) for optimizer in optimizers for p in tensors_of(optimizer)}
+
+
+def _is_drawn(matrix: torch.Tensor) -> bool:
+    """Return whether numbers fill the range from which torch draws a layer's, evenly; learning goes beyond it."""
+    if matrix.ndim < 2 or matrix.numel() < FEWEST_DRAWN:
+        return False
+    found, bound = matrix.detach().float(), matrix[0].numel() ** -0.5
+    fills = 1 - ROUNDED <= float(found.abs().max()) / bound <= 1 + ROUNDED
+    return bool(fills and abs(float(found.std()) / bound * 3**0.5 - 1) < ROUNDED)

@@ -12,6 +12,7 @@ from tunecheck.core.premises import Premise
 from tunecheck.models.layer_names import is_pretrained, stacked_layers
 from tunecheck.probes.reference.four_bit import is_packed, with_statistics
 from tunecheck.probes.reference.measures import digest, digests, sample, sampled_places
+from tunecheck.probes.reference.vocabulary import pieces_of
 from tunecheck.probes.reference.weight_file import WeightFile, drawn_heads, file_name, unmarked_heads
 from tunecheck.training.events import Probe
 from tunecheck.training.hooks import rate_of
@@ -182,11 +183,16 @@ def _is_as_built(tensor: torch.Tensor) -> bool:
 
 
 def _rows_held(session: Session) -> float:
-    """Return the rows that the base's file has of a frozen embedding; infinity where it learns, or is not known."""
+    """Return the tokens that the base has learned, of a frozen embedding; infinity where it learns, or is not known.
+
+    A base's file may have more rows than its tokenizer has tokens.
+    """
     held, file = {id(p): p for p in session.model.get_input_embeddings().parameters()}, WeightFile(session.folder)
     names = (file_name(name) for name, p in session.model.named_parameters() if id(p) in held and p.ndim == 2)
     rows = [file.shape(name)[0] for name in names if name in file]
-    return rows[0] if rows and not any(p.requires_grad for p in held.values()) else math.inf
+    named = pieces_of(session.folder) or {}
+    rows += [max(named.values()) + 1] if named else []
+    return min(rows) if rows and not any(p.requires_grad for p in held.values()) else math.inf
 
 
 def _misfrozen(model: Any) -> Iterator[str]:

@@ -226,7 +226,8 @@ class CutOff(Record):
     left_out: tuple[str, ...] = ()
     """Likewise, on which a loss depends that is computed and that is no part of what is differentiated."""
     hidden: tuple[str, ...] = ()
-    """Items of plain lists and dictionaries of the model whose tensors get a gradient, and that no optimizer holds."""
+    """Items of plain lists and dictionaries of the model whose tensors get a gradient, and that no optimizer holds. And
+    layers outside of the model that are as they were drawn."""
     passes: int = 0
     """Passes of each early step, at least, whose results could be differentiated and are not, beside others."""
     in_steps: int = 0
