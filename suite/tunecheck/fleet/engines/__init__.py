@@ -18,7 +18,7 @@ class News(Frozen):
     words: str = ""
     """Why it waits, or was lost."""
     answer: dict[str, Any] | None = None
-    """As the engine handed it over; None where the answer's file is to be read."""
+    """As the engine handed it over; None where it has none yet."""
     sick: bool = False
     """Of a lost one: whether the node itself is gone."""
 

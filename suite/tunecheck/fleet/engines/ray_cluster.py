@@ -51,7 +51,7 @@ class RayCluster:
                 "name it by --address"
             ) from None
         self._tasks: dict[Any, tuple[Place, Any]] = {}
-        self._groups: list[tuple[Any, str, Sequence[Place], Request]] = []
+        self._groups: list[tuple[Any, Sequence[Place], Request]] = []
         """Reservations that are waited for."""
         self._ids: dict[str, str] = {}
         """Ray's own names of the nodes."""
@@ -79,14 +79,14 @@ class RayCluster:
             group = placement_group([bundle] * count, strategy="STRICT_PACK", bundle_label_selector=[here] * count)
         except (TypeError, ValueError) as error:  # TypeError: a Ray from before there were label selectors
             raise SuiteError(f"Ray {self._ray.__version__} reserves no cards of a node by its name: {error}") from None
-        self._groups.append((group, places[0].node, places, request))
+        self._groups.append((group, places, request))
 
     def poll(self) -> Iterator[News]:
         """Start the tasks whose cards are reserved; return those that have ended."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         for waiting in list(self._groups):
-            group, _, places, request = waiting
+            group, places, request = waiting
             if not group.wait(0):
                 continue
             self._groups.remove(waiting)
