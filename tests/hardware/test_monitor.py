@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -248,18 +248,14 @@ def test_the_sampler_reads_between_orders(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_orders_are_lines_however_they_arrive() -> None:
-    """In parts or several at once, with a sign of time in between, until the other end is closed."""
+    """Alone or several at once, with a sign of time in between, until the other end is closed."""
     reader, writer = os.pipe()
-
-    def orders() -> Iterator[str]:
-        yield from commands(reader, 0.01)
-
-    arriving = orders()
+    arriving = commands(reader, 0.01)
     assert next(arriving) == ""
-    os.write(writer, b"42")
-    assert next(arriving) == ""
+    os.write(writer, b"4242\n")
+    assert [next(arriving), next(arriving)] == ["4242", ""]
     os.write(writer, b"42\n7\n")
-    assert [next(arriving), next(arriving)] == ["4242", "7"]
+    assert [next(arriving), next(arriving)] == ["42", "7"]
     os.close(writer)
     assert list(arriving) == []
     os.close(reader)

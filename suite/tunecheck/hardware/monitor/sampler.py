@@ -70,18 +70,14 @@ def watch(card: Card, orders: Iterator[str], say: Callable[[Record], None]) -> N
 
 
 def commands(source: int, interval_seconds: float) -> Iterator[str]:
-    """Yield each line that arrives on this file descriptor, and "" whenever none came for the interval."""
-    text = b""
+    """Yield each line that arrives on this pipe, and "" whenever none came for the interval."""
     while True:
-        ready, _, _ = select.select([source], [], [], interval_seconds)
-        if not ready:
+        if not select.select([source], [], [], interval_seconds)[0]:
             yield ""
-            continue
-        chunk = os.read(source, 4096)
-        if not chunk:
+        elif arrived := os.read(source, 4096):
+            yield from arrived.decode().split()  # a line is written at once, so that it arrives whole
+        else:
             return
-        *lines, text = (text + chunk).split(b"\n")
-        yield from (line.decode() for line in lines)
 
 
 def _print(record: Record) -> None:
