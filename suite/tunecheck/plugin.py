@@ -176,30 +176,26 @@ def require_runs(items: Iterable[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="module")
-def trace(run: Run, pytestconfig: pytest.Config) -> Trace:
-    """Train the run in a child process and return its trace, shared by all its checks; skip one that is too large."""
+def trace(run: Run, pytestconfig: pytest.Config) -> Trace | str:
+    """Train the run, once for all checks, and return its trace, or why there is none; skip one that is too large."""
     session = pytestconfig.stash[SESSION]
     try:
         return session.train(run)
     except MachineTooSmall as reason:
         too_small = f"{run.name} {reason}"
     except SuiteError as error:
-        pytest.fail(f"{run.name}: {error}", pytrace=False)
+        return f"{run.name}: {error}"
     if session.require_gpu:
-        pytest.fail(too_small, pytrace=False)
+        return too_small
     pytest.skip(too_small)
 
 
 @pytest.fixture
-def finding(run: Run, check: str, request: pytest.FixtureRequest) -> Finding:
+def finding(run: Run, check: str, trace: Trace | str, pytestconfig: pytest.Config) -> Finding:
     """Return what this check concludes; what cannot be judged is an error, or a skip where the run itself says so."""
-    session, trace = request.config.stash[SESSION], None
-    try:
-        trace = request.getfixturevalue("trace")
-    except pytest.fail.Exception as failure:  # the fixture's own, which pytest keeps for every check of the run
-        problem = str(failure)
-    if trace is None:  # not inside of `except`: pytest would print both exceptions
-        report_once(request.config, run, problem)
+    session = pytestconfig.stash[SESSION]
+    if isinstance(trace, str):
+        report_once(pytestconfig, run, trace)
     found = attributed(trace, run.resolved_checks()[check](trace))
     session.rows.add(run.name, found)
     if check in run.ignore and found.status is Status.FAILED:
@@ -207,7 +203,7 @@ def finding(run: Run, check: str, request: pytest.FixtureRequest) -> Finding:
     if found.status is not Status.UNJUDGED:
         return found
     if not trace.main.finished:
-        report_once(request.config, run, f"{run.name} did not finish: it {trace.main.ending}")
+        report_once(pytestconfig, run, f"{run.name} did not finish: it {trace.main.ending}")
     if found.expected:
         pytest.skip(f"unjudged: {found.detail}")
     pytest.fail(f"{check} could not be judged: {found.detail}", pytrace=False)
