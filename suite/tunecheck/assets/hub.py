@@ -56,15 +56,13 @@ def asked(repository: str, question: Callable[[], T], offline: bool) -> T:
         if offline:
             raise PassedOver("not whole in the hub's local cache") from None
         raise PassedOver(_broken(error.__cause__ or error)) from None
-    except (HTTPError, ConnectionError, TimeoutError) as error:
-        raise PassedOver(_broken(error)) from None
     except HFValidationError:
         raise Refused("a repository is called owner/name; correct `id` in the YAML") from None
     except (ValueError, KeyError):  # no JSON, or of another shape
         instead = "HF_ENDPOINT, a proxy or the login page of a network stands in its place"
         raise PassedOver(f"the answer is not a hub's: {instead}") from None
-    except RuntimeError as error:  # hf_xet has no other class
-        if "os error 28" in str(error):
+    except (HTTPError, ConnectionError, TimeoutError, RuntimeError) as error:
+        if "os error 28" in str(error):  # of hf_xet, whose errors are RuntimeErrors
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
         raise PassedOver(_broken(error)) from None
 

@@ -32,15 +32,14 @@ def obstacle(run: Run, hardware: Hardware, *, vram_cap_bytes: int | None = None)
         return "needs a GPU to compute on; the compute mode of every GPU here is prohibited"
     if len(cards) < run.gpus:
         return f"needs {run.gpus} GPUs, one for each process; this machine shows {len(cards)}"
-    short = {card.uuid: shortage(run, card, vram_cap_bytes=vram_cap_bytes) for card in cards}
-    roomy = sum(why is None for why in short.values())
+    short = [(card, why) for card in cards if (why := shortage(run, card, vram_cap_bytes=vram_cap_bytes))]
+    roomy = len(cards) - len(short)
     if roomy >= run.gpus:
         return None
-    lacking = max((card for card in cards if short[card.uuid]), key=lambda card: _sizes(card, vram_cap_bytes)[0] or 0)
+    _, why = max(short, key=lambda pair: _sizes(pair[0], vram_cap_bytes)[0] or 0)
     if run.gpus > 1:
-        return f"needs {run.gpus} GPUs, one for each process; {roomy} have room, on the next it {short[lacking.uuid]}"
-    others = f" (the other {len(cards) - 1} have less)" if len(cards) > 1 else ""
-    return f"{short[lacking.uuid]}{others}"
+        return f"needs {run.gpus} GPUs, one for each process; {roomy} have room, on the next it {why}"
+    return f"{why} (the other {len(cards) - 1} have less)" if len(cards) > 1 else why
 
 
 def shortage(run: Run, card: Gpu, *, vram_cap_bytes: int | None, when_empty: bool = False) -> str | None:
