@@ -19,7 +19,7 @@ HOUR = 3600.0
 def times(monkeypatch, *readings):
     """Processor seconds of each look: busy, our own, idle."""
     waiting = iter(readings)
-    monkeypatch.setattr(company, "_times", lambda: next(waiting))
+    monkeypatch.setattr(company, "_times", lambda children: next(waiting))
     monkeypatch.setattr(company.os, "cpu_count", lambda: 4)
 
 
@@ -123,4 +123,4 @@ def test_the_other_ranks_of_a_training_are_not_others(monkeypatch, ranks, second
     monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
     monkeypatch.setattr(psutil, "Process", lambda: process(used, process(used, children=siblings)))
 
-    assert company._times()[1] == seconds
+    assert company._times(())[1] == seconds

@@ -21,18 +21,13 @@ class CpuContention:
 
     def __init__(self, children: Callable[[], Iterable[psutil.Process]] = tuple) -> None:
         self._children = children
-        self._busy, self._own, self._idle = self._look()
-
-    def _look(self) -> tuple[float, float, float]:
-        busy, own, idle = _times()
-        return busy, own + sum(map(_seconds, self._children())), idle
+        self._before = _times(children())
 
     def busy_share(self) -> float:
         """Return the share of the machine's processor time that others used; 0.0 when no time has passed."""
-        busy, own, idle = self._look()
-        whole = (busy - self._busy) + (idle - self._idle)
-        others = (busy - self._busy) - (own - self._own)
-        return min(1.0, max(0.0, others / whole)) if whole > 0 else 0.0
+        now = _times(self._children())
+        busy, own, idle = (after - before for before, after in zip(self._before, now, strict=True))
+        return min(1.0, max(0.0, (busy - own) / (busy + idle))) if busy + idle > 0 else 0.0
 
     def busy_cores(self) -> float:
         """Return the same in cores of this machine."""
@@ -57,11 +52,11 @@ def recent_busy_cores() -> float:
     return min(cores, psutil.getloadavg()[0])
 
 
-def _times() -> tuple[float, float, float]:
-    """Return processor seconds of the machine busy, of this training's processes, and of the machine idle."""
+def _times(children: Iterable[psutil.Process]) -> tuple[float, float, float]:
+    """Return processor seconds of the machine busy, of this training's processes and these, and of the machine idle."""
     machine = psutil.cpu_times()
     idle = machine.idle + getattr(machine, "iowait", 0.0)
-    return sum(machine[:8]) - idle, sum(map(_seconds, _ranks())), idle
+    return sum(machine[:8]) - idle, sum(map(_seconds, (*_ranks(), *children))), idle
 
 
 def _ranks() -> list[psutil.Process]:
