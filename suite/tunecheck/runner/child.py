@@ -75,31 +75,25 @@ class Phases:
 
     def _begin(self) -> dict[str, int]:
         self._own, self._probes = {}, {}
+        if self._memory is not None:
+            self._memory.synchronize(self._device)
+        return self._collect({})
+
+    def _collect(self, peaks: dict[str, int]) -> dict[str, int]:
+        """Add the peaks since the last time to these, and start over; return how often memory has run short so far."""
         if self._memory is None:
             return {}
-        self._memory.synchronize(self._device)
-        self._memory.reset_peak_memory_stats(self._device)
-        return self._counts()
-
-    def _collect(self, peaks: dict[str, int]) -> None:
-        """Add the peaks since the last time to these, and start over."""
-        if self._memory is None:
-            return
         statistics = self._memory.memory_stats_as_nested_dict(self._device)  # memory_stats would flatten it
         for kind in ("allocated", "requested", "reserved"):
             peaks[kind] = max(peaks.get(kind, 0), statistics[f"{kind}_bytes"]["all"]["peak"])
         self._memory.reset_peak_memory_stats(self._device)
-
-    def _counts(self) -> dict[str, int]:
-        statistics = self._memory.memory_stats_as_nested_dict(self._device)
         return {name: statistics[name] for name in ("num_alloc_retries", "num_ooms")}
 
     def _end(self, name: str, started_at: float, before: dict[str, int], company: CpuContention) -> None:
         figures: dict[str, int | None] = {}
         if self._memory is not None:
             self._memory.synchronize(self._device)
-            after = self._counts()
-            self._collect(self._own)
+            after = self._collect(self._own)
             figures = {
                 "peak_allocated_bytes": self._own["allocated"],
                 "peak_requested_bytes": self._own["requested"],
