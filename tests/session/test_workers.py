@@ -251,13 +251,6 @@ def test_a_gpu_that_cannot_be_identified_moves_no_run_to_the_cpu(entry, visible)
         require_usable(found)
 
 
-def test_what_a_worker_tells_of_a_trace_that_is_gone_is_no_crash(tmp_path):
-    """The line in the terminal says so."""
-    news = {"run": "quick/gone", "seconds": 2.0, "row": None, "findings": []}
-
-    assert "cannot be read" in (Rows(folder=tmp_path, too_small="skipped").merge(news) or "")
-
-
 # Whole sessions: real workers on fake cards.
 
 

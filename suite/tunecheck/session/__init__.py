@@ -111,7 +111,7 @@ class TierSession:
                 self.rows.end(run, line, Domain.UNKNOWN, seconds=time.monotonic() - started)
                 raise SuiteError(line) from None
             finally:  # an interrupted run belongs into the report too
-                self.rows.time(run.name, time.monotonic() - started)
+                self.rows.time(run.name, time.monotonic() - started, self._traces.get(run.name))
         return self._traces[run.name]
 
     def warm_up(self, runs: Iterable[Run]) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tunecheck.config.schema import Run
-from tunecheck.core.errors import SuiteError, TraceError
+from tunecheck.core.errors import TraceError
 from tunecheck.core.evidence import AttemptOutcome, AttemptPurpose, AttemptReason, outcome_words
 from tunecheck.core.finding import Domain, Finding
-from tunecheck.core.text import file_stem, human_seconds
+from tunecheck.core.text import human_seconds
 from tunecheck.core.trace import Trace, read
 from tunecheck.core.typed import build
 from tunecheck.results import RunReport, Tried, summarize, waiting
@@ -29,15 +29,19 @@ class Rows:
         self._folder, self._too_small = folder, too_small
         self._findings: dict[str, dict[str, Finding]] = {}
         self._seconds: dict[str, float] = {}
+        self._how: dict[str, str] = {}
         self._without_trace: dict[str, RunReport] = {}
 
     def add(self, run_name: str, finding: Finding) -> None:
         """Keep a finding; the last one of a check, which a plugin that repeats tests judges again."""
         self._findings.setdefault(run_name, {})[finding.check] = finding
 
-    def time(self, run_name: str, seconds: float) -> None:
-        """Keep the wall time of a run with all its attempts."""
+    def time(self, run_name: str, seconds: float, trace: Trace | None = None) -> None:
+        """Keep the wall time of a run with all its attempts, and how it went where it left a trace."""
         self._seconds[run_name] = seconds
+        if trace is not None:
+            card = f" ({trace.main.start.card})" if trace.main.start.card else ""
+            self._how[run_name] = f"{outcome_words(trace.main.outcome)} on {trace.main.start.device}{card}"
 
     def end(
         self, run: Run, reason: str, domain: Domain | Literal[""], *, too_small: bool = False, seconds: float = 0.0
@@ -67,7 +71,8 @@ class Rows:
             return None
         row, findings = self._without_trace.get(run_name), self._findings.get(run_name, {})
         seconds, told = self._seconds[run_name], [plain(finding) for finding in findings.values()]
-        return {"run": run_name, "seconds": seconds, "row": row and plain(row), "findings": told}
+        how = self._how.get(run_name)
+        return {"run": run_name, "seconds": seconds, "how": how, "row": row and plain(row), "findings": told}
 
     def merge(self, news: dict[str, Any]) -> str | None:
         """Keep a worker's news of a run. Return a line for the terminal; None for a run that is known already."""
@@ -80,7 +85,7 @@ class Rows:
         if news["row"]:
             row = self._without_trace[name] = build(RunReport, news["row"])
             return f"{name}: {row.outcome}: {row.reason}"
-        return f"{name}: {self._how_it_went(name)}, {human_seconds(news['seconds'])}"
+        return f"{name}: {news['how']}, {human_seconds(news['seconds'])}"
 
     def all(self) -> list[RunReport]:
         """Return a row for each run: those with a trace in the order in which they began, then the others."""
@@ -109,15 +114,6 @@ class Rows:
             reason = f"--require-gpu, and the training {'; '.join(row.retries)}"
             return dataclasses.replace(row, outcome="fail", reason=reason)
         return row
-
-    def _how_it_went(self, name: str) -> str:
-        try:
-            trace = read(self._folder / f"{file_stem(name)}.jsonl")
-            main = trace.main
-        except SuiteError as error:
-            return str(error)
-        words = outcome_words(main.outcome)
-        return f"{words} on {main.start.device}{f' ({main.start.card})' if main.start.card else ''}"
 
 
 def _error(run_name: str, reason: str, domain: Domain | Literal[""] = "") -> RunReport:
