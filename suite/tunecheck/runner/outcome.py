@@ -48,10 +48,6 @@ class Outcome(NamedTuple):
     cause: AttemptCause | None = None
 
 
-GONE = Outcome(AttemptOutcome.CRASHED)
-"""Of a child that ended without an outcome: why is found out from its exit status."""
-
-
 def carried_out(work: Callable[[], None], device: str, folders: Sequence[Path] = ()) -> Outcome:
     """Run the work, which writes into `folders`. Put what it raises into words; log unexpected tracebacks."""
     try:

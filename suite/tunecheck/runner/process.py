@@ -23,7 +23,7 @@ from tunecheck.core.evidence import AttemptCause, AttemptEnd, AttemptOutcome, St
 from tunecheck.core.fork_server import OFFLINE, hub_forbidden, start_method, warm_up
 from tunecheck.core.helper import die_with_parent
 from tunecheck.core.reading import last_lines
-from tunecheck.runner.outcome import GONE, Outcome, carried_out, crash_of, imported
+from tunecheck.runner.outcome import Outcome, carried_out, crash_of, imported
 from tunecheck.runner.ranks import hanging, train_in_ranks
 from tunecheck.runner.request import Request, show_only
 
@@ -57,11 +57,11 @@ def run_child(
         why = f"the training process could not be started: {type(error).__name__}: {error}"
         return _ended(Outcome(AttemptOutcome.CRASHED, why, AttemptCause.START), begun)
     sender.close()
-    outcome: Outcome | None = None
     try:
         started(process.pid)
-        outcome = _listen(process, receiver, begun + deadline_seconds, progress)
-        if outcome is None:
+        try:
+            outcome = _listen(process, receiver, begun + deadline_seconds, progress)
+        except TimeoutError:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGUSR1)  # has it write its stacks
             time.sleep(0.5)
@@ -75,7 +75,7 @@ def run_child(
     finally:
         _end(process)
         receiver.close()
-    if outcome == GONE:
+    if outcome is None:
         began = log.exists()  # not where it ended before it could open its log
         tail = "\n".join(last_lines(log, TAIL_LINES, start=log_start)) if began else ""
         outcome = crash_of(process.exitcode, tail, began=began, served=served)
@@ -174,7 +174,7 @@ def _work(request: Request, progress: Callable[[Any], None]) -> None:
 
 
 def _listen(process: Any, receiver: Connection, deadline: float, progress: Callable[[Step], None]) -> Outcome | None:
-    """Pass steps on until the outcome arrives; GONE when the child ended without one, None at the deadline."""
+    """Pass steps on until the outcome arrives; None when the child ended without one. Raises TimeoutError."""
     while (left := deadline - time.monotonic()) > 0:
         wait([receiver, process.sentinel], timeout=min(left, 1.0))
         while receiver.poll():
@@ -182,13 +182,13 @@ def _listen(process: Any, receiver: Connection, deadline: float, progress: Calla
                 message: Step | Outcome = receiver.recv()
             except EOFError:
                 process.join(GRACE_SECONDS)
-                return GONE
+                return None
             if not isinstance(message, Step):
                 return message
             progress(message)
         if not process.is_alive():
-            return GONE
-    return None
+            return None
+    raise TimeoutError
 
 
 def _end(process: Any) -> None:
