@@ -162,11 +162,8 @@ class Runner(Frozen):
             cards=(cards or None) if on_card else () if self.gpu else None,
             vram_cap_bytes=cap_bytes,
         )
-        meters = []
-        for rank, card in enumerate(cards or (None,)) if on_card else ():
-            folder = shared.checkpoint.with_name(f"card-{rank}")
-            folder.mkdir(exist_ok=True)
-            meters.append(Meter(card, folder))
+        watched = enumerate(cards or (None,)) if on_card else ()
+        meters = [Meter(card, shared.checkpoint.with_name(f"card-{rank}")) for rank, card in watched]
         end, started = None, time.monotonic()
         try:
             end = self._train(request, meters, partial(_tell_progress, shared.run))

@@ -56,6 +56,7 @@ class Meter:
 
     def _start(self, uuid: str) -> None:
         """Start the sampling process and wait for its first sample."""
+        self._output.parent.mkdir(exist_ok=True)
         with self._output.open("wb") as output, self._errors.open("wb") as errors:
             try:
                 self._child = child = subprocess.Popen(
