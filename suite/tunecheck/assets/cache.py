@@ -122,16 +122,15 @@ def shelf(model: str, *, kind: str = "models", lock_seconds: float = LOCK_SECOND
     try:
         _acquire(lock, model, lock_seconds)
     except OSError as error:
-        if error.errno in _READ_ONLY and folder.is_dir():
-            yield Shelf(model=model, folder=folder)
-            return
-        raise WeightsUnavailable(
-            f"{model}: the cache folder {folder} cannot be used: {error.strerror}. "
-            "What to do: give write access to it, or set TUNECHECK_CACHE to another folder."
-        ) from error
-    try:
+        if error.errno not in _READ_ONLY or not folder.is_dir():
+            raise WeightsUnavailable(
+                f"{model}: the cache folder {folder} cannot be used: {error.strerror}. "
+                "What to do: give write access to it, or set TUNECHECK_CACHE to another folder."
+            ) from error
+    else:
         for leftover in folder.glob(".building-*"):  # whoever held the lock before is dead or done
             shutil.rmtree(leftover, ignore_errors=True)
+    try:
         yield Shelf(model=model, folder=folder)
     finally:
         lock.release()
