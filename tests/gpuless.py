@@ -11,7 +11,8 @@ from typing import Any
 from injected import OutOfMemoryAt
 
 from tunecheck import runner as runner_module
-from tunecheck.core.evidence import AttemptEnd, Telemetry
+from tunecheck.core.evidence import Telemetry
+from tunecheck.runner.outcome import Outcome
 from tunecheck.runner.request import Request
 
 MIB = 2**20
@@ -39,7 +40,7 @@ def gpu_that_runs_out(monkeypatch: Any, *steps: int | None) -> list[Request]:
     real, asked = runner_module.run_child, []
     left = list(steps)
 
-    def run_child(request: Request, **options: Any) -> AttemptEnd:
+    def run_child(request: Request, **options: Any) -> Outcome:
         asked.append(request)
         if request.device == "cuda":
             step = left.pop(0) if left and request.purpose == "train" else None

@@ -26,7 +26,7 @@ from tunecheck.assets.rows import resolve
 from tunecheck.cli import main
 from tunecheck.config import find_run, load_data, load_run
 from tunecheck.core.errors import ConfigError, DataError
-from tunecheck.core.evidence import AttemptEnd, Dataset, DataSplit
+from tunecheck.core.evidence import AttemptOutcome, Dataset, DataSplit
 from tunecheck.core.evidence import Weights as WeightsRecord
 from tunecheck.core.paths import shipped_folder
 from tunecheck.report.junit import junit_xml
@@ -34,6 +34,7 @@ from tunecheck.report.summary import escaped, summary_markdown
 from tunecheck.report.terminal import print_report
 from tunecheck.results import Report, RunReport, data_words, summarize
 from tunecheck.runner import Runner
+from tunecheck.runner.outcome import Outcome
 from tunecheck.training.data import Row, encode, read_rows
 
 TOKEN = "hf_verysecretindeed"
@@ -449,7 +450,7 @@ def requests(monkeypatch):
 
     def run_child(request, **options):
         made.append(request)
-        return AttemptEnd(outcome="finished", detail="", seconds=1.0)
+        return Outcome(AttemptOutcome.FINISHED)
 
     monkeypatch.setattr(runner_module, "run_child", run_child)
     monkeypatch.setattr(runner_module.models, "resolve", lambda model, **_: (Weights(), None))

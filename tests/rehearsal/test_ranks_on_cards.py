@@ -10,18 +10,18 @@ from rehearsing import slow
 
 from tunecheck import runner as runner_module
 from tunecheck.config import find_run, load_run
-from tunecheck.core.evidence import AttemptEnd, Replica, Step
+from tunecheck.core.evidence import Replica, Step
 from tunecheck.runner import Runner, ranks
+from tunecheck.runner.outcome import Outcome
 from tunecheck.runner.request import Request
 
 TWO = [*tiny.TRAINED, "parallel={processes: 2}", "training.max_steps=3", "probes.oracle_steps=[0]"]
 
 
-def in_ranks(request: Request, **options: Any) -> AttemptEnd:
+def in_ranks(request: Request, **options: Any) -> Outcome:
     """Start the ranks from this process, so that how they are made can be told it."""
     _, sender = multiprocessing.Pipe(duplex=False)
-    outcome = ranks.train_in_ranks(request, sender)
-    return AttemptEnd(outcome=outcome.outcome, detail=outcome.detail, seconds=0.0)
+    return ranks.train_in_ranks(request, sender)
 
 
 @slow

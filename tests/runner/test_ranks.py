@@ -22,7 +22,6 @@ from tunecheck.config import find_run, load_run
 from tunecheck.core.errors import ConfigError
 from tunecheck.core.evidence import (
     AttemptCause,
-    AttemptEnd,
     AttemptOutcome,
     AttemptPurpose,
     ProbeFailed,
@@ -274,10 +273,10 @@ def test_each_rank_has_a_card_of_its_own_and_a_process_alone_one(tmp_path, monke
         def watch(self, process_id: int) -> None:
             watched.append(self._card)
 
-    def run_child(request: Request, *, started: Any, **options: Any) -> AttemptEnd:
+    def run_child(request: Request, *, started: Any, **options: Any) -> Outcome:
         asked.append(request)
         started(4242)
-        return AttemptEnd(outcome=AttemptOutcome.FINISHED, detail="", seconds=1.0)
+        return Outcome(AttemptOutcome.FINISHED)
 
     monkeypatch.setattr(runner_module, "run_child", run_child)
     monkeypatch.setattr(runner_module, "Meter", Meter)

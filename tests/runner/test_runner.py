@@ -20,11 +20,11 @@ import torch
 
 from tunecheck import runner as runner_module
 from tunecheck.config import find_run, load_run
-from tunecheck.core.evidence import AttemptEnd, Generation, Phase, ProbeFailed, RowShown, Step, Telemetry
+from tunecheck.core.evidence import AttemptOutcome, Generation, Phase, ProbeFailed, RowShown, Step, Telemetry
 from tunecheck.probes.evaluation import EvaluationProbe
 from tunecheck.results import summarize
 from tunecheck.runner import Runner
-from tunecheck.runner.outcome import carried_out
+from tunecheck.runner.outcome import Outcome, carried_out
 from tunecheck.training.events import Probe, Probes
 
 
@@ -297,7 +297,7 @@ def out_of_memory_on_the_gpu(monkeypatch):
 
     def run_child(request, **options):
         if request.device == "cuda":
-            return AttemptEnd(outcome="out_of_memory", detail="CUDA out of memory", seconds=1.0)
+            return Outcome(AttemptOutcome.OUT_OF_MEMORY, "CUDA out of memory")
         return real(request, **{**options, "gpu": False})
 
     monkeypatch.setattr(runner_module, "run_child", run_child)
@@ -334,7 +334,7 @@ def test_an_attempt_on_a_gpu_is_metered_and_one_on_the_cpu_is_not(tmp_path, monk
 
     def run_child(request, *, started, **options):
         started(4242)
-        return AttemptEnd(outcome="out_of_memory", detail="CUDA out of memory", seconds=1.0)
+        return Outcome(AttemptOutcome.OUT_OF_MEMORY, "CUDA out of memory")
 
     monkeypatch.setattr(runner_module, "Meter", Meter)
     monkeypatch.setattr(runner_module, "run_child", run_child)

@@ -20,7 +20,7 @@ from tunecheck.core.log import log
 from tunecheck.core.trace import Trace, TraceWriter, header_of, read
 from tunecheck.hardware.monitor import Meter
 from tunecheck.runner.fallback_chain import VARIANTS, Try, every_fallback_step, rescaled, tries, variant
-from tunecheck.runner.outcome import outcome_of
+from tunecheck.runner.outcome import Outcome, outcome_of
 from tunecheck.runner.process import run_child, run_here
 from tunecheck.runner.ranks import merge_traces
 from tunecheck.runner.request import Request
@@ -164,21 +164,20 @@ class Runner(Frozen):
         )
         watched = enumerate(cards or (None,)) if on_card else ()
         meters = [Meter(card, shared.checkpoint.with_name(f"card-{rank}")) for rank, card in watched]
-        end, started = None, time.monotonic()
+        outcome, started = Outcome(AttemptOutcome.INTERRUPTED, "by Ctrl-C or a signal"), time.monotonic()
         try:
-            end = self._train(request, meters, partial(_tell_progress, shared.run))
+            outcome = self._train(request, meters, partial(_tell_progress, shared.run))
         finally:
-            seconds = time.monotonic() - started
-            end = end or AttemptEnd(outcome=AttemptOutcome.INTERRUPTED, detail="by Ctrl-C or a signal", seconds=seconds)
+            end = AttemptEnd(**outcome._asdict(), seconds=time.monotonic() - started)
             writer.end_line()
             merge_traces(request, writer, [meter.stop() for meter in meters])
             writer.write(end)
-        log.debug(f"{run.name}: {purpose} {end.outcome.replace('_', ' ')} after {seconds:.1f} s")
+        log.debug(f"{run.name}: {purpose} {end.outcome.replace('_', ' ')} after {end.seconds:.1f} s")
         if end.outcome != AttemptOutcome.FINISHED:
             log.warning(f"{run.name}: {purpose} {end.outcome.replace('_', ' ')}: {end.detail}")
         return end
 
-    def _train(self, request: Request, meters: Sequence[Meter], progress: Callable[[Step], None]) -> AttemptEnd:
+    def _train(self, request: Request, meters: Sequence[Meter], progress: Callable[[Step], None]) -> Outcome:
         def started(process_id: int) -> None:
             for meter in meters:
                 meter.watch(process_id)

@@ -19,7 +19,7 @@ import psutil
 
 from tunecheck.core import interrupts
 from tunecheck.core.errors import Unsupported
-from tunecheck.core.evidence import AttemptCause, AttemptEnd, AttemptOutcome, Step
+from tunecheck.core.evidence import AttemptCause, AttemptOutcome, Step
 from tunecheck.core.fork_server import OFFLINE, hub_forbidden, start_method, warm_up
 from tunecheck.core.helper import die_with_parent
 from tunecheck.core.reading import last_lines
@@ -36,16 +36,16 @@ GRACE_SECONDS = 2.0
 
 def run_child(
     request: Request, *, gpu: bool, progress: Callable[[Step], None], started: Callable[[int], None] = lambda pid: None
-) -> AttemptEnd:
+) -> Outcome:
     """Train in a fresh process, whose id `started` gets, and return how it ended. It never outlives this call."""
-    log, deadline_seconds = request.trace.with_suffix(".log"), request.run.deadline
+    log = request.trace.with_suffix(".log")
     warm_up(gpu)
     context: Any = multiprocessing.get_context(start_method(gpu))
     receiver, sender = context.Pipe(duplex=False)
     log_start = log.stat().st_size if log.exists() else 0
     alone = request.run.parallel is None  # ranks are children, and a daemon may have none
     process = context.Process(target=child_main, args=(request, sender, log), daemon=alone)
-    begun = time.monotonic()
+    deadline = time.monotonic() + request.run.deadline
     try:
         # A spawned child imports for itself. The fork server's answer comes after its own imports, seconds later, and
         # its children are as little the terminal's as itself.
@@ -55,19 +55,19 @@ def run_child(
         receiver.close()
         sender.close()
         why = f"the training process could not be started: {type(error).__name__}: {error}"
-        return _ended(Outcome(AttemptOutcome.CRASHED, why, AttemptCause.START), begun)
+        return Outcome(AttemptOutcome.CRASHED, why, AttemptCause.START)
     sender.close()
     try:
         started(process.pid)
         try:
-            outcome = _listen(process, receiver, begun + deadline_seconds, progress)
+            outcome = _listen(process, receiver, deadline, progress)
         except TimeoutError:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGUSR1)  # has it write its stacks
             time.sleep(0.5)
             outcome = Outcome(
                 AttemptOutcome.HUNG,
-                f"not done after {deadline_seconds:.0f} s (the run's deadline); its stacks are in the log"
+                f"not done after {request.run.deadline:.0f} s (the run's deadline); its stacks are in the log"
                 + hanging(request),
                 AttemptCause.DEADLINE,
             )
@@ -78,12 +78,8 @@ def run_child(
     if outcome is None:
         began = log.exists()  # not where it ended before it could open its log
         tail = "\n".join(last_lines(log, TAIL_LINES, start=log_start)) if began else ""
-        outcome = crash_of(process.exitcode, tail, began=began, served=served)
-    return _ended(outcome, begun)
-
-
-def _ended(outcome: Outcome, begun: float) -> AttemptEnd:
-    return AttemptEnd(**outcome._asdict(), seconds=time.monotonic() - begun)
+        return crash_of(process.exitcode, tail, began=began, served=served)
+    return outcome
 
 
 def _served(exit_code: int | None) -> bool:
@@ -104,9 +100,8 @@ def _served(exit_code: int | None) -> bool:
     return False
 
 
-def run_here(request: Request, progress: Callable[[Step], None]) -> AttemptEnd:
+def run_here(request: Request, progress: Callable[[Step], None]) -> Outcome:
     """The same in this process, for a debugger: no deadline, no protection from crashes."""
-    started = time.monotonic()
     if request.device == "cuda":  # CUDA reads it once a process, so nothing is hidden for an attempt on the CPU
         show_only(request.cards)
     with hub_forbidden():
@@ -115,7 +110,7 @@ def run_here(request: Request, progress: Callable[[Step], None]) -> AttemptEnd:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():  # what is left of a card is the next attempt's
         torch.cuda.empty_cache()
-    return _ended(outcome, started)
+    return outcome
 
 
 def child_main(request: Request, connection: Connection, log: Path) -> None:
