@@ -97,8 +97,7 @@ def test_own_card_classes_are_ordered_by_their_memory():
 def test_list_show_and_estimate_take_an_own_run(capsys, monkeypatch):
     """By name, and with an own card class."""
     figures = dict.fromkeys(("loaded_bytes", "first_step_bytes", "steady_bytes", "evaluation_bytes"), 10**9)
-    answer = prediction.Simulation(**figures, **REST)
-    monkeypatch.setattr(prediction, "_simulate", lambda run: answer)
+    monkeypatch.setattr(prediction, "_simulate", lambda run: {**figures, **REST})
 
     assert main(["list"]) == 0
     assert "  mine: lora, 5 steps" in capsys.readouterr().out
@@ -114,7 +113,7 @@ def test_list_show_and_estimate_take_an_own_run(capsys, monkeypatch):
 def test_an_unusable_file_hides_no_estimate(folder, capsys, monkeypatch):
     """The others are shown, its problem is named, and the status is that of a usage error."""
     figures = dict.fromkeys(("loaded_bytes", "first_step_bytes", "steady_bytes", "evaluation_bytes"), 10**9)
-    monkeypatch.setattr(prediction, "_simulate", lambda run: prediction.Simulation(**figures, **REST))
+    monkeypatch.setattr(prediction, "_simulate", lambda run: {**figures, **REST})
     (folder / "quick" / "broken.yaml").write_text("model: [")
 
     assert main(["estimate", "--all"]) == 4

@@ -181,8 +181,7 @@ def predict(run: Run, *, card: str | None = None, capability: str | None = None)
         log.debug(f"{run.name}: predicted on {known.predicted_at}, in {_cache_file(run)}")
         return known
     log.info(f"{run.name}: simulating two steps without weights (about 10 s)")
-    simulation = _simulate(run)
-    record = {"predicted_at": f"{datetime.now(UTC):%Y-%m-%d}", "simulation": dataclasses.asdict(simulation)}
+    record = {"predicted_at": f"{datetime.now(UTC):%Y-%m-%d}", "simulation": _simulate(run)}
     try:
         write_whole(_cache_file(run), json.dumps(record))
     except SuiteError as error:
@@ -227,10 +226,10 @@ def _load_bytes(run: Run, static: StaticBytes) -> int:
     return static.weights + max(layers) * ELEMENT_BYTES[assumed_precision(run)]
 
 
-def _simulate(run: Run) -> Simulation:
-    """Return the child's answer. Raises SuiteError."""
+def _simulate(run: Run) -> dict[str, Any]:
+    """Return the child's answer, a Simulation's fields. Raises SuiteError."""
     try:
-        answer = ask(
+        return ask(
             "tunecheck.memory.simulate",
             about="the simulation",
             timeout_seconds=SIMULATE_SECONDS,
@@ -242,7 +241,6 @@ def _simulate(run: Run) -> Simulation:
             f"{run.name}: the training could not be simulated: {error}. What to do: `tunecheck doctor` shows the "
             "libraries; `tunecheck list --needs` shows the need that the run states."
         ) from None
-    return Simulation(**answer)
 
 
 def _cache_file(run: Run) -> Path:
