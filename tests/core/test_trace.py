@@ -161,8 +161,8 @@ def test_every_kind_of_record_comes_back_equal(kind: str) -> None:
     for record in examples:
         line = encode(record)
         assert "\n" not in line
-        assert_same(decode(line), record)
-        assert decode(line) == record
+        assert_same(decode(line)[1], record)
+        assert decode(line) == (0, record)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e-310, 0.1 + 0.2, 3.0])
@@ -172,14 +172,14 @@ def test_floats_come_back_to_the_last_bit(value: float) -> None:
     gradients = dataclasses.replace(HEALTHY.one(e.Gradients), norms={"lora_A": value, "lora_B": 1.0})
     for record in (step, gradients):
         line = encode(record)
-        assert_same(decode(line), record)
+        assert_same(decode(line)[1], record)
         json.loads(line, parse_constant=pytest.fail)
 
 
 def test_a_whole_number_in_a_float_field_comes_back_as_float() -> None:
     """JSON written by other hands may say 3."""
     line = encode(STEP).replace(f'"loss": {STEP.loss}', '"loss": 3')
-    assert_same(decode(line), dataclasses.replace(STEP, loss=3.0))
+    assert_same(decode(line)[1], dataclasses.replace(STEP, loss=3.0))
 
 
 @pytest.mark.parametrize(

@@ -279,12 +279,8 @@ def encode(record: Record, rank: int = 0) -> str:
     return json.dumps(spelled(payload), allow_nan=False, ensure_ascii=False)
 
 
-def decode(line: str) -> Record:
-    """Return the record that `encode` wrote. Raises TraceError for anything else."""
-    return _decoded(line)[1]
-
-
-def _decoded(line: str) -> tuple[int, Record]:
+def decode(line: str) -> tuple[int, Record]:
+    """Return rank and record, as `encode` wrote them. Raises TraceError for anything else."""
     try:
         payload = parse_json(line)
         kind, rank = record_kind(payload.pop("kind")), build(int, payload.pop("rank", 0))
@@ -337,7 +333,7 @@ def _records(path: Path) -> Iterator[tuple[int, Record]]:
             continue
         _require_known_schema(path, line)
         try:
-            rank, record = _decoded(line.decode("utf-8"))
+            rank, record = decode(line.decode("utf-8"))
         except (TraceError, UnicodeDecodeError) as error:
             cut = cut or TraceError(f"{path}:{number}: {error}")
             continue

@@ -94,7 +94,7 @@ class Meter:
         lines = self._output.read_text(encoding="utf-8").splitlines() if self._child is not None else []
         for line in lines:
             with contextlib.suppress(TraceError):
-                records.append(decode(line))
+                records.append(decode(line)[1])
         return records
 
     def _telemetry(self, samples: list[DeviceSample], last: DeviceSample | None) -> Telemetry:
