@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from tunecheck.core.finding import Status
-from tunecheck.results.stored import VERDICT_FILE, read_verdict
+from tunecheck.results.stored import VERDICT_FILE, VERDICTS
 
 CASES = {
     "healthy": "",
@@ -42,7 +42,7 @@ def _one(case: str, named_by: str) -> bool:
             text=True,
         )
         (verdict,) = Path(folder, "reports").glob(f"*/{VERDICT_FILE}")
-        findings = {finding.check: finding for finding in read_verdict(verdict).runs[0].findings}
+        findings = {finding.check: finding for finding in VERDICTS.read(verdict).runs[0].findings}
         ends = Path(folder, "ends.txt").read_text(encoding="utf-8").count("end")
     failed = {name for name, finding in findings.items() if finding.status is Status.FAILED}
     judged = {name for name in ("repeat_equals", "resume_equals") if findings[name].status is not Status.UNJUDGED}

@@ -13,7 +13,7 @@ import tiny
 
 from tunecheck.cli import main
 from tunecheck.core.paths import project_folder, shipped_folder
-from tunecheck.results.stored import read_verdict
+from tunecheck.results.stored import VERDICTS
 
 RUN = "quick/smollm2-135m-qlora"
 TIERS = str(shipped_folder() / "tiers")
@@ -128,7 +128,7 @@ def test_a_folder_of_ones_own_has_its_configs_and_its_reports(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "verdict: PASS — 2 checks passed" in done.stdout
     (session,) = (tmp_path / "reports" / "runs").glob("2*/")
-    (run,) = read_verdict(session / "verdict.json").runs
+    (run,) = VERDICTS.read(session / "verdict.json").runs
     assert (run.name, len(run.losses)) == (RUN, 3)
     assert run.precision == "fp32"
     assert not (project_folder() / "reports" / "runs" / session.name).exists()

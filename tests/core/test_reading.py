@@ -14,12 +14,12 @@ from tunecheck.core.trace import read
 from tunecheck.hardware.locks import OwnedLock
 from tunecheck.history.baseline import read_baseline
 from tunecheck.history.store import Store
-from tunecheck.results.stored import read_verdict
+from tunecheck.results.stored import VERDICTS
 from tunecheck.training.data import read_rows, read_texts
 
 READERS = {
     "a trace": (read, TraceError),
-    "a verdict": (read_verdict, TraceError),
+    "a verdict": (VERDICTS.read, TraceError),
     "a baseline": (read_baseline, HistoryError),
     "a store": (lambda path: Store(path).entries(), HistoryError),
     "rows": (lambda path: read_rows(path, "train"), DataError),

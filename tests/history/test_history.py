@@ -30,7 +30,7 @@ from tunecheck.memory import need_of
 from tunecheck.report.summary import summary_markdown, workflow_commands
 from tunecheck.results import exit_code
 from tunecheck.results.baseline import FIGURES, MOST_SESSIONS, FigureBaseline, baseline_of, compare_to_baseline
-from tunecheck.results.stored import read_verdict, write_verdict
+from tunecheck.results.stored import VERDICTS, write_verdict
 from tunecheck.session import TierSession
 from tunecheck.session import written as write_files
 from tunecheck.session.admission import shortage
@@ -365,7 +365,7 @@ def test_a_broken_store_costs_a_session_nothing(tmp_path, caplog, how):
     (folder / "verdict.json").unlink()
     write_files(with_history(report, folder), folder)
 
-    written = read_verdict(folder / "verdict.json")
+    written = VERDICTS.read(folder / "verdict.json")
     assert "is not compared with previous sessions" in written.history_notes[0]
     assert written.verdict == "pass"
     assert "is not in the history yet" in caplog.text
@@ -393,7 +393,7 @@ def test_a_regression_is_a_warning_everywhere(tmp_path):
     write_verdict(made, folder)
     write_files(made, folder)
 
-    assert read_verdict(folder / "verdict.json") == made
+    assert VERDICTS.read(folder / "verdict.json") == made
     assert (made.verdict, exit_code(made)) == ("pass", 0)
     assert [standing.figure for standing in made.regressions] == ["live_tensor_bytes"]
     assert "1 figure worse than the baseline" in made.headline

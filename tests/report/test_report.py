@@ -32,7 +32,7 @@ from tunecheck.report.view import machine
 from tunecheck.results import Report, RunReport, Tried, exit_code, summarize
 from tunecheck.results.baseline import FigureComparison
 from tunecheck.results.rejudge import judged_again
-from tunecheck.results.stored import json_text, plain, read_verdict, write_verdict
+from tunecheck.results.stored import VERDICTS, json_text, plain, write_verdict
 
 RANDOM = Finding(check="loss_falls", status=Status.UNJUDGED, detail="the weights are random", expected=True)
 NOT_A_NUMBER = Finding(check="finite", status=Status.FAILED, measured=math.nan, limit=math.inf, detail="loss is NaN")
@@ -283,7 +283,7 @@ def test_a_verdict_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     )
     made = report(full, SKIP, ERROR, environment={"versions": {"torch": "2.13"}}, command="pytest -m 'quick' → ü")
     path = write_verdict(made, tmp_path / "new")
-    assert read_verdict(path) == made
+    assert VERDICTS.read(path) == made
     assert [file.name for file in path.parent.iterdir()] == ["verdict.json"]
 
 
@@ -293,9 +293,9 @@ def test_non_finite_numbers_are_spelled_and_read_back(tmp_path: Path) -> None:
     path = write_verdict(report(wild, figure_comparisons=(WORSE,)), tmp_path)
     payload = json.loads(path.read_text("utf-8"), parse_constant=pytest.fail)
     assert payload["runs"][0]["losses"] == [4.0, "nan"]
-    (comparison,) = read_verdict(path).figure_comparisons
+    (comparison,) = VERDICTS.read(path).figure_comparisons
     assert (comparison.value, comparison.previous) == (math.inf, -math.inf)
-    again = read_verdict(path).runs[0]
+    again = VERDICTS.read(path).runs[0]
     assert math.isnan(again.losses[1])
     assert again.probe_loss_end == -math.inf
     assert isinstance(again.findings[0].measured, float)
@@ -347,7 +347,7 @@ def test_the_margin_is_relative_and_known_for_numbers_only(measured: Any, limit:
 def test_broken_text_is_written_and_read_back(tmp_path: Path) -> None:
     """A lone surrogate from a child's broken output does not lose the report."""
     made = report(row(replace(FAILED, detail="broken \udc80 \x1b[31m text"), outcome="fail"))
-    assert read_verdict(write_verdict(made, tmp_path)) == made
+    assert VERDICTS.read(write_verdict(made, tmp_path)) == made
 
 
 @pytest.mark.parametrize(
@@ -381,14 +381,14 @@ def test_a_foreign_newer_or_damaged_verdict_is_refused(tmp_path: Path, text: str
     path = tmp_path / "verdict.json"
     path.write_text(text)
     with pytest.raises(TraceError, match=message) as caught:
-        read_verdict(path)
+        VERDICTS.read(path)
     assert str(path) in str(caught.value)
 
 
 def test_a_verdict_that_is_not_there_is_refused(tmp_path: Path) -> None:
     """No traceback for a wrong path."""
     with pytest.raises(TraceError, match="cannot be read"):
-        read_verdict(tmp_path / "none.json")
+        VERDICTS.read(tmp_path / "none.json")
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -411,7 +411,7 @@ def test_a_full_disk_leaves_the_older_file_whole(tmp_path: Path, monkeypatch: py
     with pytest.raises(SuiteError, match="No space left on device"):
         write_verdict(report(FAIL), tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["verdict.json"]
-    assert read_verdict(tmp_path / "verdict.json").verdict == "pass"
+    assert VERDICTS.read(tmp_path / "verdict.json").verdict == "pass"
 
 
 # junit.xml.

@@ -11,7 +11,7 @@ from tunecheck.core import evidence as e
 from tunecheck.report.sarif import sarif
 from tunecheck.results import Report, verdict_of
 from tunecheck.results.rejudge import judged_again
-from tunecheck.results.stored import read_verdict, write_verdict
+from tunecheck.results.stored import VERDICTS, write_verdict
 
 
 def report_of(*runs, interrupted=False):
@@ -90,7 +90,7 @@ def test_places_are_read_back_with_the_verdict(tmp_path):
     report = report_of(watched(tmp_path))
     path = write_verdict(report, tmp_path)
 
-    assert read_verdict(path).runs[0].findings == report.runs[0].findings
+    assert VERDICTS.read(path).runs[0].findings == report.runs[0].findings
     assert any(finding.places for finding in report.runs[0].findings)
 
 

@@ -16,7 +16,7 @@ from tunecheck.report.terminal import print_benchmark
 from tunecheck.results import Entry, Report, RunReport, Tried
 from tunecheck.results.benchmark import benchmarks
 from tunecheck.results.comparison import comparisons
-from tunecheck.results.stored import read_verdict, write_verdict
+from tunecheck.results.stored import VERDICTS, write_verdict
 
 LOSSES = (2.0, 1.0, 0.5)
 
@@ -113,7 +113,7 @@ def test_every_report_shows_it(where, tmp_path):
     """The same cells; it is no comparison of strategies."""
     held = report(turn("native", 1, 100), turn("trl", 1, 50))
     write_verdict(held, tmp_path)
-    held = read_verdict(tmp_path / "verdict.json")
+    held = VERDICTS.read(tmp_path / "verdict.json")
     console = Console(record=True, width=100, file=io.StringIO())
     if where == "terminal":
         print_benchmark(held, console)

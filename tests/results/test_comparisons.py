@@ -22,7 +22,7 @@ from tunecheck.report.terminal import print_report
 from tunecheck.results import Entry, Report, RunReport, Tried, verdict_of
 from tunecheck.results.comparison import comparisons, condensed
 from tunecheck.results.rejudge import judged_again, session_report
-from tunecheck.results.stored import read_verdict, write_verdict
+from tunecheck.results.stored import VERDICTS, write_verdict
 from tunecheck.runner import Runner
 from tunecheck.session.rows import Rows
 
@@ -210,7 +210,7 @@ def test_a_comparison_survives_the_disk(tmp_path):
     """A number that is none included."""
     made = report(ran("full", math.nan), ran("dora", 12.0))
 
-    again = read_verdict(write_verdict(made, tmp_path))
+    again = VERDICTS.read(write_verdict(made, tmp_path))
 
     assert again.runs[1].entry == made.runs[1].entry
     assert math.isnan(again.runs[0].entry.heldout_loss_end)

@@ -13,7 +13,7 @@ from tunecheck.cli.run import carry_out, plan
 from tunecheck.config.trainers import TRAINERS
 from tunecheck.core.errors import ConfigError
 from tunecheck.results.benchmark import plain_benchmarks
-from tunecheck.results.stored import read_verdict
+from tunecheck.results.stored import VERDICTS
 from tunecheck.session import TierSession
 
 RUN = "quick/smollm2-135m-qlora"
@@ -80,7 +80,7 @@ def test_two_trainers_side_by_side(tmp_path, monkeypatch, capsys):
 
     assert [str(finding) for run in report.runs for finding in run.failed] == []
     assert report.verdict == "pass"
-    stored = read_verdict(session.folder / "verdict.json").runs
+    stored = VERDICTS.read(session.folder / "verdict.json").runs
     monkeypatch.setattr("tunecheck.cli.run.carry_out", lambda runs, session: report)
     capsys.readouterr()
     settings = [word for key in SETTINGS for word in ("--set", key)]

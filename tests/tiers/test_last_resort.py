@@ -15,7 +15,7 @@ from tier_sessions import COMMAND, run_on_shared_server
 from tunecheck.cli import main
 from tunecheck.core.paths import project_folder
 from tunecheck.plugin import spare_cache
-from tunecheck.results.stored import read_verdict
+from tunecheck.results.stored import VERDICTS
 
 TINY = [argument for setting in tiny.SETTINGS for argument in ("--set", setting)]
 LONG_NAME = "x" * 300
@@ -122,7 +122,7 @@ def test_an_error_of_our_own_is_one_line_and_the_others_are_judged(tmp_path):
     done = run_on_shared_server(tmp_path / "reports", "-m", "quick", "-p", "broken", *names, *TINY, **places)
     output = done.stdout + done.stderr
     (folder,) = (tmp_path / "reports").iterdir()
-    rows = {row.run: row for row in read_verdict(folder / "verdict.json").runs}
+    rows = {row.run: row for row in VERDICTS.read(folder / "verdict.json").runs}
 
     assert done.returncode == 4, output
     assert "Traceback" not in output

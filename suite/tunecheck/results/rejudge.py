@@ -14,7 +14,7 @@ from tunecheck.core.finding import Finding, Status
 from tunecheck.core.trace import Trace, read
 from tunecheck.results import Report, RunReport, summarize, verdict_of
 from tunecheck.results.answers import NO_ANSWERS, Answers
-from tunecheck.results.stored import VERDICT_FILE, read_verdict
+from tunecheck.results.stored import VERDICT_FILE, VERDICTS
 
 
 def judged_again(
@@ -65,7 +65,7 @@ def session_report(folder: Path) -> Report:
     folder that holds neither, and for a verdict that is damaged or of another schema.
     """
     if (folder / VERDICT_FILE).exists():
-        return read_verdict(folder / VERDICT_FILE)
+        return VERDICTS.read(folder / VERDICT_FILE)
     files = sorted(folder.glob("*.jsonl"))
     if not files:
         raise TraceError(

@@ -73,14 +73,9 @@ class Stored(Generic[R]):
 
 VERDICT_FILE = "verdict.json"
 _WHAT = f"a verdict of tunecheck; name the {VERDICT_FILE} of a session's folder"
-_VERDICT = Stored(Report, schema=VERDICT_SCHEMA, what=_WHAT, remedy="judge the traces beside it again")
+VERDICTS = Stored(Report, schema=VERDICT_SCHEMA, what=_WHAT, remedy="judge the traces beside it again")
 
 
 def write_verdict(report: Report, folder: Path) -> Path:
     """Write verdict.json atomically and return its path. Raises SuiteError when the folder cannot be written."""
     return write_record(report, folder / VERDICT_FILE)
-
-
-def read_verdict(path: Path) -> Report:
-    """Read a report. Raises TraceError for one that is unreadable, foreign, or of another schema."""
-    return _VERDICT.read(path)
