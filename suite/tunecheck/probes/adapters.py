@@ -10,6 +10,7 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 
+from tunecheck.core.check import or_infinite
 from tunecheck.core.evidence import AdapterStart
 from tunecheck.probes.reference.architecture import cotangent
 from tunecheck.probes.reference.backward import gradients_by
@@ -66,7 +67,7 @@ class AdapterProbe(Probe):
         at, error = worst(errors)
         self.emit(
             AdapterStart(
-                start_difference=math.nan if any(map(math.isnan, differences)) else max(differences, default=math.nan),
+                start_difference=max(differences, key=or_infinite, default=math.nan),
                 base_difference=base_difference,
                 modules=len(factors),
                 algebra_error=error,

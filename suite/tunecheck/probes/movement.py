@@ -190,8 +190,7 @@ def _rows_held(session: Session) -> float:
     held, file = {id(p): p for p in session.model.get_input_embeddings().parameters()}, WeightFile(session.folder)
     names = (file_name(name) for name, p in session.model.named_parameters() if id(p) in held and p.ndim == 2)
     rows = [file.shape(name)[0] for name in names if name in file]
-    named = pieces_of(session.folder) or {}
-    rows += [max(named.values()) + 1] if named else []
+    rows += [max(named.values()) + 1] if (named := pieces_of(session.folder)) else []
     return min(rows) if rows and not any(p.requires_grad for p in held.values()) else math.inf
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from tunecheck.checks.utilization import PROBED_STEPS
+from tunecheck.core.check import or_infinite
 from tunecheck.core.evidence import WeightGradient
 from tunecheck.probes.reference.given import special_tokens
 from tunecheck.probes.reference.measures import PART, dtype_name, relative_error, worst
@@ -43,10 +44,8 @@ class _Sums:
     """Tokens whose look-up may have no gradient."""
     rows: Any
     """Those of the weight's gradient that are compared: of an embedding some that are looked up."""
-    weight: torch.Tensor | None = None
-    bias: torch.Tensor | None = None
-    bias_size: torch.Tensor | None = None
-    """The sum of the absolute values of what adds up to the bias's gradient."""
+    parts: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Gradient by the weight, in the compared rows, that by the bias, and the sum of the absolute values behind it."""
     dtypes: set[str] = field(default_factory=set)
     """Of the outputs, and so of the products behind the gradient."""
     inputs: list[list[torch.Tensor]] = field(default_factory=list)
@@ -55,19 +54,19 @@ class _Sums:
     """Users that were called while gradients are recorded, by id, and those whose output's gradient arrived."""
     arrived: set[int] = field(default_factory=set)
 
-    def add(self, product: torch.Tensor) -> None:
-        """Add a part of the weight's gradient, of the compared rows."""
-        self.weight = product if self.weight is None else self.weight.add_(product)
+    def add(self, name: str, part: torch.Tensor) -> None:
+        """Add to one of the parts."""
+        self.parts[name] = self.parts[name].add_(part) if name in self.parts else part
 
     @property
     def least_bias(self) -> torch.Tensor | float:
         """Norm below which the bias's gradient has cancelled."""
         share = CANCELLED if self.dtypes == {dtype_name(torch.float32)} else CANCELLED_16BIT
-        return 0.0 if self.bias_size is None else share * self.bias_size.norm()
+        return share * self.parts["bias_size"].norm() if "bias_size" in self.parts else 0.0
 
     def clear(self) -> None:
         """Let go of all tensors."""
-        self.weight = self.bias = self.bias_size = self.rows = None
+        self.parts, self.rows = {}, None
 
     @property
     def complete(self) -> bool:
@@ -152,15 +151,15 @@ class WeightGradientProbe(Probe):
                         least / scale,
                     )
                     for parameter, wanted, rows, least in (
-                        (module.weight, sums.weight, sums.rows, 0.0),
-                        (getattr(module, "bias", None), sums.bias, slice(None), sums.least_bias),
+                        (module.weight, sums.parts.get("weight"), sums.rows, 0.0),
+                        (getattr(module, "bias", None), sums.parts.get("bias"), slice(None), sums.least_bias),
                     )
                     if parameter is not None and parameter.requires_grad and wanted is not None
                 ]
                 errors += [math.inf] * sums.cut
                 if errors:
                     dtypes = tuple(sorted({*sums.dtypes, dtype_name(module.weight.dtype)}))
-                    found.setdefault(dtypes, {})[name] = math.nan if any(map(math.isnan, errors)) else max(errors)
+                    found.setdefault(dtypes, {})[name] = max(errors, key=or_infinite)
             sums.clear()  # the hook of a loss that is still held keeps them
         self._sums = {}
         for dtypes, each in (found or {(): {}}).items():
@@ -171,16 +170,11 @@ class WeightGradientProbe(Probe):
         """Where several ranks train, take the mean of their sums: so the optimizer is given the mean gradient."""
         if session.exchange.count == 1:
             return
-        of_ranks = session.exchange.gathered({n: (sums.weight, sums.bias) for n, sums in self._sums.items()})
+        of_ranks = session.exchange.gathered({name: sums.parts for name, sums in self._sums.items()})
         for name, sums in self._sums.items():
-            weights, biases = zip(*(of_rank[name] for of_rank in of_ranks), strict=True)
-            sums.weight, sums.bias = _mean(weights), _mean(biases)
-
-
-def _mean(parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-    """Return the mean of what each rank has; None where one has nothing."""
-    known = [part for part in parts if part is not None]
-    return torch.stack(known).mean(dim=0) if known and len(known) == len(parts) else None
+            held = [of_rank[name] for of_rank in of_ranks]
+            everywhere = [part for part in sums.parts if all(part in each for each in held)]
+            sums.parts = {part: torch.stack([each[part] for each in held]).mean(dim=0) for part in everywhere}
 
 
 def evenly(rows: int) -> slice:
@@ -225,7 +219,7 @@ def _arrived(sums: _Sums, module: Any, given: list[torch.Tensor], gradient: torc
     with torch.no_grad():
         above = gradient.detach().flatten(0, -2)
         if type(module) is torch.nn.Embedding:
-            sums.add(_looked_up(sums, module, given[0].flatten(), above))
+            sums.add("weight", _looked_up(sums, module, given[0].flatten(), above))
         else:
             _multiplied(sums, module, given[0].flatten(0, -2), above)
     given.clear()
@@ -245,9 +239,7 @@ def _multiplied(sums: _Sums, module: Any, x: torch.Tensor, above: torch.Tensor) 
     for part, inputs in zip(torch.split(above, tokens), torch.split(x, tokens), strict=True):
         if module.weight.requires_grad:
             # autocast multiplies in its own dtype, which the output has
-            sums.add(part[:, sums.rows].float().T @ inputs.to(above.dtype).float())
+            sums.add("weight", part[:, sums.rows].float().T @ inputs.to(above.dtype).float())
         if module.bias is not None and module.bias.requires_grad:
-            total = part.float().sum(dim=0)
-            size = part.float().abs().sum(dim=0)
-            sums.bias = total if sums.bias is None else sums.bias.add_(total)
-            sums.bias_size = size if sums.bias_size is None else sums.bias_size.add_(size)
+            sums.add("bias", part.float().sum(dim=0))
+            sums.add("bias_size", part.float().abs().sum(dim=0))

@@ -21,8 +21,8 @@ COUPLES_ROWS = "BatchNorm"
 FEWEST_PAIRS = 6
 """Rows of a loss of pairs."""
 LEAST_AHEAD = 1e-5
-"""Of the largest dependence of a score on a token, what one on a token that is not to be seen is at most: 0 but for
-rounding."""
+"""Of the largest score, or the largest dependence of one on a token, what one on a token that is not to be seen is at
+most: 0 but for rounding, of whatever precision."""
 
 
 class Scored(NamedTuple):

@@ -174,14 +174,13 @@ class OwnLogits:
             return
         every = max(1, -(-self._tokens // max(1, SAMPLED // logits.shape[-1])))
         watched: list[tuple[int, int, int]] = []
-        unsupervised = [[True] * logits.shape[1] for _ in rows]  # no tensor: a hook outlives its graph for a while
+        unsupervised = torch.ones(logits.shape[:2], dtype=torch.bool)
         for place, row in enumerate(rows):
             assert row is not None
             wanted = self._rows[row][1]
             last = min(first + logits.shape[1], len(wanted) - 1)
             supervised = [p for p in range(first, last) if wanted[p + 1] != IGNORED]
-            for position in supervised:
-                unsupervised[place][position - first] = False
+            unsupervised[place, [position - first for position in supervised]] = False
             fresh = [p for p in supervised if self._open[row][p]]
             self._open[row][fresh] = False
             with torch.no_grad():  # an index that autograd keeps would be one more than a recomputation has
@@ -201,14 +200,14 @@ class OwnLogits:
             self._hooks.gradient(logits, lambda gradient: self._arrived(gradient, watched, unsupervised, first))
 
     def _arrived(
-        self, gradient: torch.Tensor, watched: list[tuple[int, int, int]], unsupervised: list[list[bool]], first: int
+        self, gradient: torch.Tensor, watched: list[tuple[int, int, int]], unsupervised: torch.Tensor, first: int
     ) -> None:
         # in parts: a norm in another dtype copies all of what it is given
         gradient, classes = gradient.detach(), gradient.shape[-1]
         parts = [part for row in gradient for part in torch.split(row, max(1, AT_ONCE // classes))]
         norms = torch.cat([torch.linalg.vector_norm(part, dim=-1, dtype=torch.float32) for part in parts])
         norms = norms.to("cpu").view(gradient.shape[:2])
-        self._others += float(norms[torch.tensor(unsupervised)].square().sum())
+        self._others += float(norms[unsupervised].square().sum())
         for part in _parts(watched, classes):
             copies = gradient[[place for place, _, _ in part], [position - first for _, _, position in part]].cpu()
             for (_, row, position), got in zip(part, copies, strict=True):

@@ -13,12 +13,11 @@ from typing import Any
 import torch
 
 from tunecheck.probes.reference.forwards import parts_of
+from tunecheck.probes.reference.loss_graph import LEAST_AHEAD
 from tunecheck.training.restore import model_mode, unprinted
 
 LEAST = 1e-3
 """Of the largest score, by which scores change that depend on a token; those that do not differ by rounding."""
-LEAST_AHEAD = 1e-5
-"""The same of a token that is not to be seen at all: 0 in a causal model, of whatever precision."""
 MARGIN = 10.0
 """Over what is known to be rounding."""
 FEWEST_FILLED = 4

@@ -85,7 +85,7 @@ def base_tokens_of(model: Any, tokenizer: Any, folder: Path, tokens: Iterable[in
     if not hasattr(tokenizer, "convert_ids_to_tokens") or (named and named in (base, str(folder))):
         return None
     own, is_bases = pieces_of(folder), _rows_of_base(model, folder)
-    if own is None or is_bases is None:
+    if not own or is_bases is None:
         return None
     known, other, example = 0, 0, ""
     for token in sorted({*tokens})[:MOST_TOKENS]:
@@ -98,13 +98,13 @@ def base_tokens_of(model: Any, tokenizer: Any, folder: Path, tokens: Iterable[in
     return BaseTokens(tokens=known, other=other, example=example)
 
 
-def pieces_of(folder: Path) -> dict[str, int] | None:
-    """Return the pieces of this folder's tokenizer and their numbers; None where its file cannot be read."""
+def pieces_of(folder: Path) -> dict[str, int]:
+    """Return the pieces of this folder's tokenizer and their numbers; none where its file cannot be read."""
     from tokenizers import Tokenizer
 
     with suppress(Exception):  # whatever the library raises
         return dict(Tokenizer.from_file(str(folder / FILE)).get_vocab(with_added_tokens=True))
-    return None
+    return {}
 
 
 def _rows_of_base(model: Any, folder: Path) -> Callable[[int], bool] | None:
