@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from tunecheck.core.evidence import Continuity
+from tunecheck.probes.reference.measures import evenly
 from tunecheck.training.events import Probe
 from tunecheck.training.session import Session
 
@@ -82,7 +83,7 @@ class _Samples:
         return torch.cat([self._sample(self._tensors[number]) for number in part])
 
     def _sample(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.detach().flatten()[:: max(1, tensor.numel() // self._elements)]
+        return tensor.detach().flatten()[evenly(tensor.numel(), self._elements)]
 
     def renew(self) -> None:
         """Take what the tensors hold now for right."""

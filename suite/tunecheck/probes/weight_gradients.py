@@ -19,7 +19,7 @@ from tunecheck.checks.utilization import PROBED_STEPS
 from tunecheck.core.check import or_infinite
 from tunecheck.core.evidence import WeightGradient
 from tunecheck.probes.reference.given import special_tokens
-from tunecheck.probes.reference.measures import PART, dtype_name, relative_error, worst
+from tunecheck.probes.reference.measures import PART, dtype_name, evenly, relative_error, worst
 from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe, probing
 from tunecheck.training.session import Session
@@ -116,7 +116,7 @@ class WeightGradientProbe(Probe):
         if step >= self._every_one:  # the next ones in turn
             first, self._next = self._next, self._next + self._each_step
             chosen = [self._followed[number % len(self._followed)] for number in range(first, self._next)]
-        self._sums = {name: _Sums(users, self._special, evenly(len(users[0].weight))) for name, users in chosen}
+        self._sums = {name: _Sums(users, self._special, evenly(len(users[0].weight), ROWS)) for name, users in chosen}
         for sums in self._sums.values():
             for module in sums.users:
                 self.hooks.after(module, partial(self._called, sums))
@@ -129,7 +129,7 @@ class WeightGradientProbe(Probe):
         given = [args[0].detach()]
         if type(module) is torch.nn.Embedding and isinstance(sums.rows, slice):
             occurring = given[0].unique()
-            sums.rows = occurring[evenly(len(occurring))]
+            sums.rows = occurring[evenly(len(occurring), ROWS)]
         if out.requires_grad:
             sums.inputs.append(given)
             self.hooks.gradient(out, partial(_arrived, sums, module, given))
@@ -175,11 +175,6 @@ class WeightGradientProbe(Probe):
             held = [of_rank[name] for of_rank in of_ranks]
             everywhere = [part for part in sums.parts if all(part in each for each in held)]
             sums.parts = {part: torch.stack([each[part] for each in held]).mean(dim=0) for part in everywhere}
-
-
-def evenly(rows: int) -> slice:
-    """Return which of so many rows are compared; all of few, and of a bias."""
-    return slice(None, None, max(1, rows // ROWS))
 
 
 def _embedding(session: Session) -> list[tuple[str, tuple[Any, ...]]]:

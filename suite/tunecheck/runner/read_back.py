@@ -13,9 +13,8 @@ from tunecheck.config.schema import Run
 from tunecheck.core.evidence import Merged, ReadBack
 from tunecheck.probes.reference.forwards import logits_of
 from tunecheck.probes.reference.four_bit import is_packed, matrix
-from tunecheck.probes.reference.measures import relative_difference
+from tunecheck.probes.reference.measures import evenly, relative_difference
 from tunecheck.probes.reference.weight_file import WeightFile
-from tunecheck.probes.weight_gradients import evenly
 from tunecheck.training.load import apply_workarounds, load_base
 from tunecheck.training.restore import WIDENED_BYTES, adapted_layers, in_fp32, widened_bytes
 from tunecheck.training.session import Session
@@ -141,7 +140,7 @@ def merged_share(before: dict[str, torch.Tensor], merged: Any, saved: Path, lora
 def _with_adapter(before: torch.Tensor, file: WeightFile, name: str, lora: Any) -> torch.Tensor:
     """Return the rows with the adapter's part in them, in fp32."""
     prefix = f"base_model.model.{name}.lora_"
-    rows = evenly(file.tensor(f"{prefix}B.weight").shape[0])
+    rows = evenly(file.shape(f"{prefix}B.weight")[0], ROWS)
     b, a = file.tensor(f"{prefix}B.weight")[rows].float(), file.tensor(f"{prefix}A.weight").float()
     together: torch.Tensor = before + lora.scale_of(name) * (b @ a)
     if lora.use_dora:
@@ -153,4 +152,4 @@ def _with_adapter(before: torch.Tensor, file: WeightFile, name: str, lora: Any) 
 def _rows(weight: Any) -> torch.Tensor:
     """Return some rows of this matrix on the CPU, in fp32."""
     whole = matrix(weight) if is_packed(weight) else weight.detach()
-    return whole[evenly(len(whole))].float().cpu()
+    return whole[evenly(len(whole), ROWS)].float().cpu()

@@ -109,9 +109,14 @@ SAMPLED = 1 << 16
 FRACTION_BITS = 23
 
 
+def evenly(count: int, some: int) -> slice:
+    """Return which of so many are looked at where `some` are enough: all of few, less than twice that of many."""
+    return slice(None, None, max(1, count // some))
+
+
 def sample(tensor: torch.Tensor) -> torch.Tensor:
     """About 65,536 elements at most, evenly spread; a copy."""
-    return whole(tensor).detach().flatten()[:: max(1, tensor.numel() // SAMPLED)].clone()
+    return whole(tensor).detach().flatten()[evenly(tensor.numel(), SAMPLED)].clone()
 
 
 def value_of(tensor: torch.Tensor) -> str:
@@ -123,7 +128,7 @@ def value_of(tensor: torch.Tensor) -> str:
 def sampled_places(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The index along the first dimension, and that within it, of each element that `sample` takes of this tensor."""
     width = tensor.numel() // (len(tensor) if tensor.ndim else 1)
-    places = torch.arange(0, tensor.numel(), max(1, tensor.numel() // SAMPLED), device=tensor.device)
+    places = torch.arange(0, tensor.numel(), evenly(tensor.numel(), SAMPLED).step, device=tensor.device)
     return places // width, places % width
 
 
