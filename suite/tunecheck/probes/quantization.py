@@ -1,6 +1,6 @@
 """The 4-bit linears as they really are, and their kernel against our own dequantisation."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -70,11 +70,15 @@ def _kernel_error(session: Session, modules: dict[str, Any]) -> tuple[str, float
     for name, module in _of_each_shape(modules):
         rows, columns = module.weight.quant_state.shape
         weight = matrix(module.weight).to(dtype).double()
+        bias = 0 if module.bias is None else module.bias.detach().double()
         for count in counts:
             x = torch.randn(count, columns, generator=generator).to(session.device, dtype)
             above = torch.randn(count, rows, generator=generator).to(session.device, dtype)
-            found = _errors(module, weight, x, above)
-            errors |= {f"{what} of {name}, {count} tokens": error for what, error in found}
+            wanted = {"product": x.double() @ weight.T + bias, "gradient": above.double() @ weight}
+            with torch.enable_grad():
+                got = module(x.requires_grad_(True))
+            for (what, own), value in zip(wanted.items(), (got, *gradients_by(got, [x], above)), strict=True):
+                errors[f"{what} of {name}, {count} tokens"] = relative_error(value.double(), own)
     return worst(errors, 0.0)
 
 
@@ -116,19 +120,6 @@ def _keeps_unpacked(session: Session, module: Any) -> bool:
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         module(x)
     return max(sizes) >= int(rows * columns)
-
-
-def _errors(module: Any, weight: torch.Tensor, x: torch.Tensor, above: torch.Tensor) -> Iterator[tuple[str, float]]:
-    """Relative error of the module's product, and of the gradient that it hands down for this one from above."""
-    x.requires_grad_(True)
-    with torch.enable_grad():
-        got = module(x)
-    [gradient] = gradients_by(got, [x], above)
-    with torch.no_grad():
-        bias = 0 if module.bias is None else module.bias.double()
-        pairs = {"product": (got, x.double() @ weight.T + bias), "gradient": (gradient, above.double() @ weight)}
-        for what, (value, wanted) in pairs.items():
-            yield what, relative_error(value.double(), wanted)
 
 
 def _quantized_again(session: Session, weights: WeightFile, modules: dict[str, Any]) -> dict[str, bool]:

@@ -173,11 +173,8 @@ class _Comparison:
             given[name] = drawn[name].to(like, copy=True).requires_grad_(True)
             return given[name]
 
-        def keep(name: str, value: torch.Tensor) -> None:
-            seen[name] = value
-
         def stop(_module: Any, args: Any) -> None:
-            keep("activation", args[0])
+            seen["activation"] = args[0]
             raise _Enough
 
         linears = {
@@ -194,8 +191,8 @@ class _Comparison:
         with OwnHooks() as hooks:
             norm = layer.input_layernorm
             hooks.before(norm, lambda _m, args: (random("hidden", args[0]), *args[1:]))
-            hooks.after(norm, lambda _m, _args, out: keep("norm", out))
-            hooks.before(layer.self_attn.o_proj, lambda _m, args: keep("attention", args[0]))
+            hooks.after(norm, lambda _m, _args, out: seen.update(norm=out))
+            hooks.before(layer.self_attn.o_proj, lambda _m, args: seen.update(attention=args[0]))
             hooks.before(layer.mlp.down_proj, stop)
             for name, linear in linears.items():  # what they make of one token tells the shape and the dtype
                 weight = getattr(linear, "weight", linear)
