@@ -57,8 +57,10 @@ def _of_anothers(session: Session, ends: list[int]) -> dict[str, int]:
     An optimizer may keep a history, too, as L-BFGS does.
     """
     model, known = session.model, living(torch.Tensor)
-    own = {address(t) for t in [*_state(session), *(p.grad for p in model.parameters() if p.grad is not None)]}
-    alive = {at: size for at, size in live_storages(session.device.type, known).items() if at not in own}
+    held = tree_leaves(list(session.optimizer.state.values()))
+    own = [leaf for leaf in held if isinstance(leaf, torch.Tensor) and leaf.device == session.device]
+    addresses = {address(tensor) for tensor in (*own, *(p.grad for p in model.parameters() if p.grad is not None))}
+    alive = {at: size for at, size in live_storages(session.device.type, known).items() if at not in addresses}
     parameters = [p for _, p in model.named_parameters(remove_duplicate=False) if p.is_floating_point()]
     buffers = sum(b.is_floating_point() for b in model.buffers())
     found, learnt = Counter(alive.values()), [p for p in parameters if p.requires_grad]
@@ -82,12 +84,6 @@ def _copies(weights: list[torch.Tensor], found: Counter[int]) -> int:
     """Return how often storages of all these weights' sizes are among those that were found, themselves once."""
     wanted = Counter({address(weight): weight.untyped_storage().nbytes() for weight in weights}.values())
     return min((found[size] // number for size, number in wanted.items()), default=0)
-
-
-def _state(session: Session) -> list[torch.Tensor]:
-    """Return the tensors that the optimizer keeps of those that it trains, however they are nested."""
-    held = tree_leaves(list(session.optimizer.state.values()))
-    return [leaf for leaf in held if isinstance(leaf, torch.Tensor) and leaf.device == session.device]
 
 
 def _hooks(session: Session) -> int:

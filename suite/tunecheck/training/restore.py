@@ -62,7 +62,9 @@ def as_found(model: Any) -> Iterator[None]:
         yield
     finally:
         for tensor, value in tensors:
-            _put_back(tensor, value)
+            if not torch.equal(tensor, value):  # a graph that holds it does not see that it is written to
+                with torch.no_grad(), torch.autograd.grad_mode._unsafe_preserve_version_counter(tensor):
+                    tensor.copy_(value)
         for generator, state in generators:
             GENERATORS[type(generator)][1](generator, state)
         end = 0
@@ -98,13 +100,6 @@ GENERATORS: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]
     ),
 }
 """Kinds of generators of random numbers, with what reads and what sets their state."""
-
-
-def _put_back(buffer: torch.Tensor, value: torch.Tensor) -> None:
-    """Write to the buffer if it has changed; a graph that holds it does not see that."""
-    if not torch.equal(buffer, value):
-        with torch.no_grad(), torch.autograd.grad_mode._unsafe_preserve_version_counter(buffer):
-            buffer.copy_(value)
 
 
 def kept_trainable(model: Any) -> AbstractContextManager[None]:
