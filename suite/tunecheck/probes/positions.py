@@ -71,7 +71,7 @@ class PositionProbe(Probe):
         """Watch what the passes of an early step return."""
         if step >= STEPS:
             return
-        self._counts = Counter[str]()
+        self._counts = Counter(padded=0)
         """By fields of PositionGradients."""
         self._counted: list[tuple[int, int, int]] = []
         """Of each pass the positions that tell, those that are asked for their own token, and for the second one."""
@@ -124,7 +124,7 @@ class PositionProbe(Probe):
                 raising_second=second,
                 asked_for_next=asked,
                 seeing_next=seeing,
-                **{"padded": 0, **self._counts},
+                **self._counts,
             )
         )
 

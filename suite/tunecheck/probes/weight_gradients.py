@@ -144,18 +144,12 @@ class WeightGradientProbe(Probe):
                 given.clear()
             if sums.complete:  # else a part of its products is computed elsewhere
                 module = sums.users[0]
-                errors = [
-                    relative_error(
-                        torch.zeros_like(wanted) if parameter.grad is None else parameter.grad[rows].float(),
-                        wanted / scale,
-                        least / scale,
-                    )
-                    for parameter, wanted, rows, least in (
-                        (module.weight, sums.parts.get("weight"), sums.rows, 0.0),
-                        (getattr(module, "bias", None), sums.parts.get("bias"), slice(None), sums.least_bias),
-                    )
-                    if parameter is not None and parameter.requires_grad and wanted is not None
-                ]
+                errors = []
+                for part, rows, least in (("weight", sums.rows, 0.0), ("bias", slice(None), sums.least_bias)):
+                    if (wanted := sums.parts.get(part)) is not None:
+                        gradient = getattr(module, part).grad
+                        got = torch.zeros_like(wanted) if gradient is None else gradient[rows].float()
+                        errors.append(relative_error(got, wanted / scale, least / scale))
                 errors += [math.inf] * sums.cut
                 if errors:
                     dtypes = tuple(sorted({*sums.dtypes, dtype_name(module.weight.dtype)}))
