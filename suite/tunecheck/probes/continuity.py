@@ -51,8 +51,8 @@ class ContinuityProbe(Probe):
             self.emit(
                 Continuity(
                     moments=self._moments,
-                    trained=len(self._trained.names),
-                    frozen=len(self._frozen.names),
+                    trained=self._trained.count,
+                    frozen=self._frozen.count,
                     trained_changed=self._trained.changed(),
                     frozen_changed=self._frozen.changed(),
                 )
@@ -68,31 +68,29 @@ class _Samples:
     """Samples of tensors, one flat tensor a dtype, and where each first differed: on their device, never waited for."""
 
     def __init__(self, tensors: Named, elements: int) -> None:
-        self._tensors, self._elements = [tensor for _, tensor in tensors], elements
-        self.names = [name for name, _ in tensors]
-        by_kind: dict[object, list[int]] = {}
-        for number, tensor in enumerate(self._tensors):
-            by_kind.setdefault((tensor.dtype, tensor.device), []).append(number)
-        self._parts = [*by_kind.values()]
-        self._kept = [self._taken(part) for part in self._parts]
-        self._first = [torch.full_like(kept, -1, dtype=torch.int32) for kept in self._kept]
-        """For each element the step in which it first differed, -1 while it has not."""
+        self.count, self._elements = len(tensors), elements
+        by_kind: dict[object, list[tuple[str, torch.Tensor]]] = {}
+        for name, tensor in tensors:
+            by_kind.setdefault((tensor.dtype, tensor.device), []).append((name, tensor))
+        kept = [(part, self._taken(part)) for part in by_kind.values()]
+        self._parts = [(part, own, torch.full_like(own, -1, dtype=torch.int32)) for part, own in kept]
+        """Tensors, their samples, and for each element the step in which it first differed, -1 while it has not."""
 
-    def _taken(self, part: list[int]) -> torch.Tensor:
+    def _taken(self, part: Named) -> torch.Tensor:
         """Return one flat copy of the samples of these tensors."""
-        return torch.cat([self._sample(self._tensors[number]) for number in part])
+        return torch.cat([self._sample(tensor) for _, tensor in part])
 
     def _sample(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().flatten()[evenly(tensor.numel(), self._elements)]
 
     def renew(self) -> None:
         """Take what the tensors hold now for right."""
-        for kept, part in zip(self._kept, self._parts, strict=True):
+        for part, kept, _ in self._parts:
             kept.copy_(self._taken(part))
 
     def compare(self, step: int) -> None:
         """Note every element that differs from the kept one for the first time; it is right from then on."""
-        for kept, first, part in zip(self._kept, self._first, self._parts, strict=True):
+        for part, kept, first in self._parts:
             now = self._taken(part)
             other = (now != kept) & (now == now)  # NaN differs from itself; `finite` is for it
             first.masked_fill_(other & (first < 0), step)
@@ -100,9 +98,9 @@ class _Samples:
     def changed(self) -> dict[str, int]:
         """Return names and first steps of the tensors that differed; waits for the device."""
         found = {}
-        for first, part in zip(self._first, self._parts, strict=True):
-            sizes = [len(self._sample(self._tensors[number])) for number in part]
-            for number, steps in zip(part, torch.split(first.cpu(), sizes), strict=True):
+        for part, _, first in self._parts:
+            sizes = [len(self._sample(tensor)) for _, tensor in part]
+            for (name, _), steps in zip(part, torch.split(first.cpu(), sizes), strict=True):
                 if len(seen := steps[steps >= 0]):
-                    found[self.names[number]] = int(seen.min())
+                    found[name] = int(seen.min())
         return found
