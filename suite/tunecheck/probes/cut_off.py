@@ -19,7 +19,7 @@ from tunecheck.probes.reference.forwards import numbers_of
 from tunecheck.probes.reference.loss_graph import graph_of
 from tunecheck.probes.reference.measures import digest, living
 from tunecheck.training.data import Batch
-from tunecheck.training.events import Probe
+from tunecheck.training.events import EARLY_STEPS, Probe
 from tunecheck.training.hooks import tensors_of
 from tunecheck.training.restore import as_found, kept_values, random_state, unprinted
 from tunecheck.training.session import Session
@@ -27,8 +27,6 @@ from tunecheck.training.tensors import learning
 
 AT_STEP = 2
 """In which parts are changed: a part that starts behind a zero learns from the second step on."""
-STEPS = 4
-"""In which passes are counted whose results get no gradient: that is decided by the script's code, the same in each."""
 LEAST = 1e-4
 """Of the largest result, by which results change that depend on a part; those that do not differ by rounding."""
 LOSSES = (
@@ -85,7 +83,7 @@ class CutOffProbe(Probe):
         self._passes, self._looks_on = [], bool(self._idle) and step == AT_STEP
         if step == AT_STEP and session.processes == 1:
             self.hooks.function(torch.autograd, "backward", before=self._differentiated)
-        if step < STEPS:
+        if step < EARLY_STEPS:
             self.hooks.after(self._entry, self._returned, with_kwargs=True)
         self._results: list[tuple[str, torch.Tensor]] = []
         """Of modules without any gradient so far, what they gave in this step."""
@@ -138,7 +136,7 @@ class CutOffProbe(Probe):
         self._idle, self._results = {name: p for name, p in self._idle.items() if p.grad is None}, []
         made, self._passes, losses, self._losses = self._passes, [], self._losses, []
         differentiated = sum(each.differentiated for each in made)
-        if step < STEPS and differentiated:
+        if step < EARLY_STEPS and differentiated:
             self._lost.append(len(made) - differentiated)
         if step == AT_STEP:
             self._hidden = (*_hidden(session.model), *_beside(session.model, self._leaves))

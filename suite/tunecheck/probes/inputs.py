@@ -12,11 +12,9 @@ from tunecheck.models.layer_names import is_pretrained
 from tunecheck.probes.reference.given import Row, Show, end_tokens, row_digest, rows_of
 from tunecheck.probes.reference.loss_graph import graph_of, straight_back
 from tunecheck.training.data import IGNORED, Batch
-from tunecheck.training.events import Probe
+from tunecheck.training.events import EARLY_STEPS, Probe
 from tunecheck.training.session import Session
 
-STEPS = 4
-"""Steps in which rows are read: how they are cut is decided by the script's code, the same in all of them."""
 MOST_NODES = 64
 """Functions next to a loss among which its cross entropies are looked for."""
 
@@ -38,7 +36,7 @@ class StepInputsProbe(Probe):
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Look at each loss that is about to be differentiated."""
         self._read: dict[RowRead, None] = {}
-        for model in self._models if step < STEPS else ():
+        for model in self._models if step < EARLY_STEPS else ():
             self.hooks.before(model, self._called, with_kwargs=True)
         self._window, self._targets = window, dict[str, tuple[int, ...]]()
         self._written: list[TargetWritten] = []

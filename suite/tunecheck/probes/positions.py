@@ -24,13 +24,11 @@ from tunecheck.probes.reference.given import end_tokens, special_tokens
 from tunecheck.probes.reference.loss_graph import Scored, scores_of
 from tunecheck.probes.reference.own_tokens import Call, fill_of, tokens_and_numbers
 from tunecheck.training.data import IGNORED, Batch
-from tunecheck.training.events import Probe, at_work
+from tunecheck.training.events import EARLY_STEPS, Probe, at_work
 from tunecheck.training.hooks import Hooks
 from tunecheck.training.restore import as_found, random_state
 from tunecheck.training.session import Session
 
-STEPS = 4
-"""Steps looked at: which positions count is decided by the script's code, the same in all of them."""
 NEARLY_ALL = 0.9
 """Of the positions that are looked at: so many are asked for their next token where a model learns to predict it."""
 MOST_CHOICES = 4
@@ -69,7 +67,7 @@ class PositionProbe(Probe):
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Watch what the passes of an early step return."""
-        if step >= STEPS:
+        if step >= EARLY_STEPS:
             return
         self._counts = Counter(padded=0)
         """By fields of PositionGradients."""
@@ -103,7 +101,7 @@ class PositionProbe(Probe):
 
     def backward_end(self, session: Session, step: int) -> None:
         self.hooks.remove()
-        if step >= STEPS:
+        if step >= EARLY_STEPS:
             return
         own_call = None if self._by_graph else self._own_call
         raising, own, second = self._worst()

@@ -14,11 +14,9 @@ from tunecheck.core.evidence import PreferencesLearned
 from tunecheck.models.layer_names import is_pretrained
 from tunecheck.probes.reference.own_tokens import tokens_and_numbers
 from tunecheck.training.data import Batch
-from tunecheck.training.events import Probe
+from tunecheck.training.events import EARLY_STEPS, Probe
 from tunecheck.training.session import Session
 
-STEPS = 4
-"""Steps looked at: which way the loss goes is decided by the script's code, the same in all of them."""
 OF_A_PASS, MOST_ROWS = 32, 256
 """Rows of a pass that are kept in mind, and of all of them."""
 ONE_WAY = 0.9
@@ -38,7 +36,7 @@ class PreferenceProbe(Probe):
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Watch what the passes of an early step return."""
-        if step < STEPS and session.answers_named is not None:
+        if step < EARLY_STEPS and session.answers_named is not None:
             for model in self._models:
                 self.hooks.after(model, self._returned, with_kwargs=True)
 

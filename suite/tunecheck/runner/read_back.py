@@ -109,6 +109,10 @@ def _logits(model: Any, ids: list[int], device: Any) -> Any:
     return logits_of(model, torch.tensor([ids], device=device), training=False).cpu()
 
 
+ROWS = 64
+"""Of each matrix, evenly spread."""
+
+
 def adapted_rows(model: Any) -> dict[str, torch.Tensor]:
     """Return rows of every adapted linear of a peft model, to be compared after a merge, by the linear's own name."""
     adapted = [(name, m) for name, m in model.named_modules() if hasattr(m, "lora_A") and hasattr(m, "base_layer")]

@@ -17,6 +17,9 @@ if TYPE_CHECKING:  # a check of another package may import this while the config
     from tunecheck.training.data import Batch
     from tunecheck.training.session import Session
 
+EARLY_STEPS = 4
+"""Steps in which probes look for what the script's code decides, the same in all steps: how rows are cut, say, which
+positions count, and which way the loss goes."""
 _working = False
 
 
