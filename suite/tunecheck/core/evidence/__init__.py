@@ -13,6 +13,7 @@ from tunecheck.core.evidence.resources import *
 from tunecheck.core.evidence.setup import *
 from tunecheck.core.evidence.training import *
 from tunecheck.core.evidence.watched import *
+from tunecheck.core.evidence.watched_rows import *
 from tunecheck.core.extensions import EXTENSION_CHECKS, extensions
 from tunecheck.core.frozen import Record as Record
 

@@ -1,0 +1,251 @@
+"""The rows of a training that is not ours: what it was given, and what of them is learned."""
+
+from dataclasses import field
+from typing import Literal
+
+from tunecheck.core.frozen import Frozen, Record
+
+
+class TargetWritten(Frozen):
+    """What an encoder-decoder learns to write for one row."""
+
+    tokens: int
+    digest: str
+    ended: bool
+    """Whether an end token is the last of them, padding that is learned left out."""
+
+
+class RowRead(Frozen):
+    """A row of tokens that a model of an objective of its own was called with."""
+
+    digest: str
+    tokens: int
+    """Without padding, as its mask says."""
+    last: int
+    """The last one of them."""
+    different: int = 2
+    """How many different ones there are."""
+
+
+class StepInputs(Record):
+    """The batches of one step of any training, so that steps can be compared with each other."""
+
+    step: int
+    digests: tuple[str, ...]
+    """One digest a micro-batch, over all tensors that the model is given."""
+    opaque: bool = False
+    """Whether the model is also given an object whose contents are unknown, so that equal digests prove nothing."""
+    targets: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Number of a linear head's classes to those of its rows, where each row has one."""
+    written: tuple[TargetWritten, ...] = ()
+    """The targets of an encoder-decoder whose end token is known."""
+    read: tuple[RowRead, ...] = ()
+    """Rows with a mask that were read in an early step, where it is not known which rows are given."""
+    equal: tuple[str, ...] = ()
+    """Names of two inputs of tokens that are equal in the first micro-batch."""
+
+
+class RowsGiven(Record):
+    """The rows of all windows of the first epoch, each known by its tokens."""
+
+    rows: int
+    dataset_rows: int | None
+    """Rows of the data set; None where it has no length."""
+    repeated: tuple[str, ...]
+    """Beginnings of rows that came more often than the data set holds them."""
+    uncertain: int
+    """Rows that came again while nobody can tell how often the data set holds them."""
+    end_tokens_supervised: int
+    """End tokens after a supervised token whose label is the end token."""
+    end_tokens_masked: int
+    """End tokens after a supervised token whose label is masked: the model is never told to stop."""
+    first_token_supervised: int
+    """Rows whose second token is supervised already, so that no prompt is masked in them."""
+    unsupervised: int
+    """Rows in which no token is supervised."""
+    replayed: tuple[str, ...] = ()
+    """Beginnings of rows that the training which this one resumes had done in the same epoch."""
+    resumed_after: int = 0
+    """Rows of that epoch which are known to have been done."""
+    ends_or_padding: int = 0
+    """Masked end tokens that come again to the row's end and are attended to: all of them may be padding."""
+    beginnings: int = 0
+    """Rows that are learned from their first token on, and none of whose last tokens is."""
+    padded_before: int = 0
+    """Rows that begin with padding which is attended to, of a token that no tokenizer names."""
+    turns: int = 0
+    """Turns of the model's own, in the chat template's words, in rows that are learned to their end."""
+    turns_unfilled: int = 0
+    """Those of them that follow another one, and are empty."""
+    turns_unopened: int = 0
+    """Rows with the mark of a user's turn and none of the model's own."""
+    users_learned: int = 0
+    """Rows whose user's turns are learned, and what stands before them, or a turn of the model's own, is not."""
+    begins_again: int = 0
+    """Rows that begin with the start token and have it again where their answer begins."""
+    begun_late: int = 0
+    """Tokens by which all answers begin behind what stands in front of each, as the end of a template does."""
+    padding_ends: int = 0
+    """Rows in which a token of padding that is attended to, and not learned, follows what is learned."""
+    expected: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Expectation of the text that is learned to what rows learn that do not meet it; without those that nobody could
+    compare."""
+
+
+class BaseTokens(Record):
+    """Numbers of the first window's tokens, against the tokenizer that lies beside the base's weights."""
+
+    tokens: int
+    """Different ones that this tokenizer knows, and whose row of the embedding is the base's."""
+    other: int
+    """Those of them that have another number there."""
+    example: str = ""
+
+
+class PairsGiven(Record):
+    """Pairs of a chosen and a rejected answer in one window, as the model is given them."""
+
+    step: int
+    pairs: int
+    alike: int
+    """Those of which both have the same tokens."""
+    prompts_again: int = 0
+    """Those of which both answers begin with the whole prompt again, whose beginning all prompts share."""
+
+
+class PreferencesLearned(Record):
+    """Which rows the loss of early steps makes likelier, of those that hold an answer which the data name."""
+
+    where: str
+    """The names of the two columns, the better one's first."""
+    chosen_raised: int
+    chosen_lowered: int
+    rejected_raised: int
+    rejected_lowered: int
+
+
+class AnswersRated(Record):
+    """A data set whose answers stand alone, each with a label that says whether it is a good one, as KTO has them."""
+
+    rows: int
+    """Of the whole data set."""
+    kinds: tuple[str, ...]
+    """The labels that it has."""
+
+
+class PositionGradients(Record):
+    """At which positions the loss of one step pulls, by its gradient."""
+
+    step: int
+    padded: int
+    """Positions outside of their rows' real tokens."""
+    padding_share: float
+    """Norm of the gradient by the hidden states there over that of all; 0 without any."""
+    raising: int
+    """Positions, of those looked at, at which the gradient by the logits raises a token, and the next is another. Of
+    several passes those of the one with most of the following."""
+    raising_own: int
+    """Those of them where it is the token that is read there."""
+    raising_second: int = 0
+    """Those of them where it is the one behind the next token, and another than that."""
+    asked_for_next: int = 0
+    """Rows that are asked for the next token at one position, and whose model was called again with another one
+    there."""
+    seeing_next: int = 0
+    """Those of them whose scores at that position were others then."""
+    padding_both_ways: int = 0
+    """Padded positions of models whose attention reads in both directions."""
+    padding_shown: int = 0
+    """Those of them that no mask hides."""
+    padding_guessed: bool = False
+    """Whether no object names the token of padding: rows end in more or less of it, and hold it nowhere else. Or the
+    mask hides other tokens than those that are named."""
+    tokens: int = 0
+    """Tokens that models of transformers were given whose attention hides later positions."""
+    unseen: int = 0
+    """Those of them behind the last position of their row that the loss uses."""
+    followed: int = 0
+    """Rows with padding behind them that is no end token."""
+    asked_behind: int = 0
+    """Those of them whose last token is asked for that padding."""
+    answers: int = 0
+    """Rows of a causal model whose labels begin behind a prompt, no part of which the loss uses."""
+    used_late: int = 0
+    """Those of them whose first label the loss leaves out, though it uses the second."""
+    used_behind: int = 0
+    """Those of them whose last labelled position the loss uses, as if a label followed."""
+
+
+class EvaluationRows(Record):
+    """Rows of an evaluation, looked up among those that are trained on; the first ones of each data set.
+
+    In a loop those that one loader shuffles and another reads in order.
+    """
+
+    rows: int
+    among: int
+    """Those of them that are trained on."""
+    trained: int
+    """Rows of the training's data set that were looked at."""
+
+
+class RowSpan(Frozen):
+    """Which part of a row is learned; its tokens are those that are attended to."""
+
+    micro_batch: int
+    """Number of it, of all that were listened to."""
+    row: str
+    """Digest of its tokens, 12 hex digits; that of `answer` is of the supervised ones."""
+    answer: str
+    tokens: int
+    learned: int
+    """Supervised tokens."""
+    first: int
+    """Place of the first of them; -1 without any."""
+    column: int
+    """Of the padded batch, behind the last of them."""
+    behind: int
+    """Tokens behind the last of them."""
+    stretches: int
+    """Runs of supervised tokens."""
+    documents: int
+    """Beginnings of positions, where it has some of its own; else 1."""
+    last: str
+    """Text of the last supervised token, or "token 13" where no tokenizer is known; empty without any."""
+    ended: bool
+    """Whether an end token is supervised."""
+
+
+class RowSpans(Record):
+    """All rows that were listened to, one after the other."""
+
+    rows: tuple[RowSpan, ...]
+    end_tokens: tuple[int, ...]
+    """Those that the tokenizer or the model's configuration names; empty where nothing does."""
+    begin_alike: bool = False
+    """Whether all rows begin with the same few tokens, as those of a template do and parts of running text do not."""
+
+
+class RowPiece(Frozen):
+    """Neighbouring tokens of a row that the training treats alike."""
+
+    kind: Literal["learned", "context", "padding", "cut"]
+    """Context is read and not learned; a cut is left out of the trace."""
+    tokens: int
+    text: str = ""
+    """Token ids where no tokenizer is known; of padding each token once."""
+    labels: str = ""
+    """Labels of a learned piece where they are not its tokens."""
+
+
+class RowShown(Record):
+    """One of the first rows of the first step, as the model gets it."""
+
+    pieces: tuple[RowPiece, ...]
+    tokens: int
+    """Without padding."""
+    learned: int
+    longest: int | None
+    """Tokens that the run allows in a row; None where it declares no limit."""
+    ended: bool | None
+    """Whether the last token is an end token; None where none is known."""
