@@ -5,61 +5,43 @@ health: where nothing was sampled they find nothing, and `telemetry` says how mu
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from functools import wraps
-from typing import Literal
 
 from tunecheck.core.evidence import TRAINING_PHASES, DeviceSample, Health, Phase, Setup, Telemetry
 from tunecheck.core.text import bare_uuid
 from tunecheck.core.trace import Attempt, Trace
 
-XidClass = Literal["hardware", "unclear", "warning"]
-"""hardware: the GPU or its driver is at fault; unclear: the GPU or the program; warning: the run may be good."""
-
-
-@dataclass(frozen=True, slots=True)
-class Xid:
-    """The meaning of one error number."""
-
-    meaning: str
-    says: XidClass
-
-
 XIDS = {
-    13: Xid("graphics engine exception", "unclear"),
-    31: Xid("memory page fault: an illegal access", "unclear"),
-    32: Xid("corrupted push buffer", "unclear"),
-    43: Xid("the GPU stopped processing", "unclear"),
-    45: Xid("preemptive cleanup, after an earlier error", "unclear"),
-    46: Xid("the GPU timed out", "hardware"),
-    48: Xid("double-bit memory error", "hardware"),
-    62: Xid("micro-controller halt", "hardware"),
-    63: Xid("a memory row or page was retired", "warning"),
-    64: Xid("retiring a memory row or page failed", "hardware"),
-    74: Xid("NVLink error", "hardware"),
-    79: Xid("the GPU has fallen off the bus", "hardware"),
-    92: Xid("high rate of single-bit memory errors", "warning"),
-    94: Xid("contained memory error", "hardware"),
-    95: Xid("uncontained memory error", "hardware"),
-    109: Xid("context switch timeout", "hardware"),
-    119: Xid("the GPU's system processor does not answer", "hardware"),
-    120: Xid("the GPU's system processor failed", "hardware"),
-    140: Xid("unrecovered memory error", "hardware"),
-    143: Xid("the GPU could not be initialised", "hardware"),
-    154: Xid("the recovery action changed", "warning"),
+    13: "graphics engine exception",
+    31: "memory page fault: an illegal access",
+    32: "corrupted push buffer",
+    43: "the GPU stopped processing",
+    45: "preemptive cleanup, after an earlier error",
+    46: "the GPU timed out",
+    48: "double-bit memory error",
+    62: "micro-controller halt",
+    63: "a memory row or page was retired",
+    64: "retiring a memory row or page failed",
+    74: "NVLink error",
+    79: "the GPU has fallen off the bus",
+    92: "high rate of single-bit memory errors",
+    94: "contained memory error",
+    95: "uncontained memory error",
+    109: "context switch timeout",
+    119: "the GPU's system processor does not answer",
+    120: "the GPU's system processor failed",
+    140: "unrecovered memory error",
+    143: "the GPU could not be initialised",
+    154: "the recovery action changed",
 }
-"""The sources disagree on many of these: DCGM's health watch, GCM, Azure's and Imbue's health checks and gpud's
-catalogue, read in November 2026. Hardware are those that gpud's catalogue answers with a reset or worse, and memory
-errors with lost data; 13, 31, 32, 43 and 45 also come from programs; 63, 92 and 154 alone invalidate no result."""
-UNKNOWN = Xid("not in the table", "unclear")
+"""Error number to its meaning."""
+HARDWARE_XIDS = frozenset({46, 48, 62, 64, 74, 79, 94, 95, 109, 119, 120, 140, 143})
+"""Those that put the GPU or its driver at fault. The sources disagree on many: DCGM's health watch, GCM, Azure's and
+Imbue's health checks and gpud's catalogue, read in November 2026. These are the ones that gpud's catalogue answers with
+a reset or worse, and memory errors with lost data; 13, 31, 32, 43 and 45 also come from programs, as one that is not in
+the table may; 63, 92 and 154 alone invalidate no result."""
 FATAL_EVENTS = frozenset({"DRAM retirement failure", "fatal poison", "GPU unavailable", "recovery action"})
 """NVML's other events that mean failing hardware; the rest are warnings."""
-
-
-def classified(number: int) -> Xid:
-    """Classify an Xid; one that is not in the table is unclear."""
-    return XIDS.get(number, UNKNOWN)
-
 
 MIB, GIB = 2**20, 2**30
 WINDOWS_BYTES = GIB
@@ -229,7 +211,7 @@ def _on_each_card(trace: Trace) -> list[Attempt]:
 def unclear_signs(trace: Trace) -> list[str]:
     """Return Xids that a program can cause as well as a GPU, and warnings of the driver, in words."""
     during = [sample for attempt in _on_each_card(trace) for sample in attempt.all(DeviceSample)]
-    xids = dict.fromkeys(xid for sample in during for xid in sample.xids if classified(xid).says != "hardware")
+    xids = dict.fromkeys(xid for sample in during for xid in sample.xids if xid not in HARDWARE_XIDS)
     events = dict.fromkeys(event for sample in during for event in sample.events if event not in FATAL_EVENTS)
     return [*(_xid(number) for number in xids), *events]
 
@@ -247,7 +229,7 @@ def _faults(attempt: Attempt) -> Iterator[str]:
     health = attempt.all(Health)
     yield from (record.fault for record in health if record.fault)
     for sample in attempt.all(DeviceSample):
-        yield from (_xid(number) for number in sample.xids if classified(number).says == "hardware")
+        yield from (_xid(number) for number in sample.xids if number in HARDWARE_XIDS)
         yield from (event for event in sample.events if event in FATAL_EVENTS)
     if not health:
         return
@@ -284,4 +266,4 @@ def _clock_fall(trace: Trace) -> str:
 
 
 def _xid(number: int) -> str:
-    return f"Xid {number}: {classified(number).meaning}"
+    return f"Xid {number}: {XIDS.get(number, 'not in the table')}"
