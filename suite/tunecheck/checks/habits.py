@@ -88,7 +88,7 @@ class BatchesChange(Check):
     def judge(self, trace: Trace) -> Finding:
         given = trace.all(StepInputs)
         batches = [digest for step in given for digest in step.digests]
-        enough(steps := len(given), self.min_steps, "steps")
+        steps = enough(len(given), self.min_steps, "steps")
         different = len(set(batches))
         required(batches, "no micro-batch of a step is known")
         if different == 1 and any(step.opaque for step in given):
@@ -132,9 +132,9 @@ class RandomnessVaries(Check):
         required("dropout" not in trace.run.features, "dropout_varies judges the random states of adapters that drop")
         drawing = {seen.step: seen.random_state for seen in trace.all(TrainingState) if seen.random_state}
         states = Counter(drawing.values())
-        enough(states.total(), self.max_alike + 1, "steps with random numbers")
+        drawn = enough(states.total(), self.max_alike + 1, "steps with random numbers")
         alike = max(states.values())
-        detail = f"{alike} of {states.total()} steps that draw random numbers begin with the same random state"
+        detail = f"{alike} of {drawn} steps that draw random numbers begin with the same random state"
         return self.at_most(alike, self.max_alike, detail)
 
 
@@ -218,9 +218,8 @@ class ClippingLeavesGradients(Check):
 
     def judge(self, trace: Trace) -> Finding:
         scales = [seen.clip_scale for seen in trace.all(CallOrder) if seen.clip_scale is not None]
-        enough(len(scales), self.min_steps, "steps with clipped gradients")
-        largest = max(scales)
-        detail = f"clipping leaves at most {largest:.2g} of the gradients' norm in {len(scales)} steps"
+        steps, largest = enough(len(scales), self.min_steps, "steps with clipped gradients"), max(scales)
+        detail = f"clipping leaves at most {largest:.2g} of the gradients' norm in {steps} steps"
         return self.found(largest >= self.min_scale, detail, measured=largest, limit=self.min_scale)
 
 

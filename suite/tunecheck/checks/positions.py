@@ -114,9 +114,8 @@ class RowsReachLoss(Check):
             detail = f"forward passes with gradients whose results get none, in each step: {lost[0].passes}"
             return self.at_most(lost[0].passes, 0, detail, meant=FOR_A_METRIC, causes=[DETACHED])
         seen = trace.records(PositionGradients)
-        unseen, tokens = sum(one.unseen for one in seen), sum(one.tokens for one in seen)
-        enough(tokens, self.min_tokens, "tokens of a causal model")
-        share = unseen / tokens
+        tokens = enough(sum(one.tokens for one in seen), self.min_tokens, "tokens of a causal model")
+        share = sum(one.unseen for one in seen) / tokens
         detail = f"{share:.1%} of {tokens} tokens stand behind the last position of their row that the loss uses"
         return self.at_most(share, self.max_unseen_share, detail)
 
@@ -145,8 +144,8 @@ class NoTargetLeakage(Check):
 
     def judge(self, trace: Trace) -> Finding:
         steps = trace.records(PositionGradients)
-        positions = sum(seen.raising for seen in steps)
-        enough(positions, self.min_positions, "positions with both tokens and vocabulary logits")
+        looked_at = sum(seen.raising for seen in steps)
+        positions = enough(looked_at, self.min_positions, "positions with both tokens and vocabulary logits")
         share = sum(seen.raising_own for seen in steps) / positions
         asked, seeing = (sum(getattr(seen, name) for seen in steps) for name in ("asked_for_next", "seeing_next"))
         if asked and seeing / asked > self.max_seeing_share:

@@ -98,8 +98,7 @@ class AnswersEnd(Check):
         required(answers, "every row is supervised in full, as with plain text")
         ended = sum(row.ended for row in answers)
         loose = [r for r in answers if not (r.ended or r.behind or r.tokens == longest)]
-        whole = ended + len(loose)
-        enough(whole, ENOUGH, "untruncated answers")
+        whole = enough(ended + len(loose), ENOUGH, "untruncated answers")
         share = len(loose) / whole
         reason = _needs_no_end(loose) if share > self.max_open_share else ""
         required(not reason, reason)
@@ -173,11 +172,11 @@ class BatchAsConfigured(Check):
         counts = Counter(taken.values())
         packed = sum(row.stretches > 1 for row in seen) * 2 > len(seen)
         required(not packed, "rows hold several answers each, as packed rows do")
-        enough(sum(counts.values()), ENOUGH // 2, "micro-batches")
+        batches = enough(len(taken), ENOUGH // 2, "micro-batches")
         (usual, times), *_ = counts.most_common(1)
         # a loader that fills its batches by tokens has other numbers each time, and an epoch's last batch is short
-        short = usual < declared and times >= ALIKE * sum(counts.values())
-        detail = f"{times} of {sum(counts.values())} micro-batches have {usual} rows, {declared} declared"
+        short = usual < declared and times >= ALIKE * batches
+        detail = f"{times} of {batches} micro-batches have {usual} rows, {declared} declared"
         return self.found(not short, detail, measured=usual, limit=declared)
 
 
@@ -212,8 +211,7 @@ class PairsDiffer(Check):
             kinds, causes = len(rated.kinds), [LABELS_EQUAL]
             return self.found(kinds > 1, detail, measured=kinds, limit=2, compared=rated.rows, causes=causes)
         seen = trace.records(PairsGiven)
-        pairs = sum(window.pairs for window in seen)
-        enough(pairs, ENOUGH, "pairs of answers")
+        pairs = enough(sum(window.pairs for window in seen), ENOUGH, "pairs of answers")
         share = sum(window.alike for window in seen) / pairs
         again = sum(window.prompts_again for window in seen)
         detail = f"{share:.0%} of {pairs} pairs have two equal answers"
@@ -248,8 +246,8 @@ class BetterAnswersRaised(Check):
     def judge(self, trace: Trace) -> Finding:
         seen = trace.one(PreferencesLearned)
         contrary = seen.chosen_lowered + seen.rejected_raised
-        answers = contrary + seen.chosen_raised + seen.rejected_lowered
-        enough(answers, self.min_answers, "answers that the data name")
+        named = contrary + seen.chosen_raised + seen.rejected_lowered
+        answers = enough(named, self.min_answers, "answers that the data name")
         contrasts = seen.chosen_lowered or seen.rejected_lowered
         required(
             contrasts or not (seen.chosen_raised and seen.rejected_raised), "the loss raises answers of both names"

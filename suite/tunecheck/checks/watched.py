@@ -228,8 +228,7 @@ class RowsWhole(Check):
             return self._by_last_tokens(trace, reason)
         required(not (reason := trace.why({Premise.END_KNOWN})), reason)
         seen, given, declared = trace.one(RowsGiven), trace.one(RowSpans), trace.run.longest
-        rows = len(given.rows)
-        enough(rows, ENOUGH, "rows")
+        rows = enough(len(given.rows), ENOUGH, "rows")
         longest, cut = cut_off(given.rows, declared)
         padded = any(window.inputs for window in trace.all(Window))  # which is no beginning that is cut off
         most = max(row.tokens for row in given.rows)

@@ -198,9 +198,10 @@ def recorded(found: T | None, reason: str) -> T:
     return found
 
 
-def enough(count: int, least: int, what: str) -> None:
-    """Require so many of what is judged by a share or a spread. Raises NotApplicable for fewer."""
+def enough(count: int, least: int, what: str) -> int:
+    """Return the number of what is judged by a share or a spread. Raises NotApplicable where it is less than needed."""
     required(count >= least, f"{count} {what}, {least} are needed")
+    return count
 
 
 UNWITNESSED = "all that is compared differs alike, so that the reference may be wrong: nothing confirms it"
