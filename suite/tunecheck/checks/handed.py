@@ -122,11 +122,10 @@ class LossReceivesLogits(Check):
             required(functions, "no torch function that expects logits was found in the loss")
         wrong = [name for seen in given for name in seen.probabilities]
         if not wrong and (unreached := [told for seen in given for told in seen.unreached]):
-            detail, causes = some(unreached, 1), [OUT_OF_REACH]
-            return self.found(False, detail, measured=len(unreached), limit=0, causes=causes)
+            return self.at_most(len(unreached), 0, some(unreached, 1), causes=[OUT_OF_REACH])
         for field, (detail, meant, cause) in DOUBTFUL.items():
             if not wrong and (found := sum(getattr(seen, field) for seen in given)):
-                return self.found(False, f"{detail}: {found}", measured=found, limit=0, meant=meant, causes=[cause])
+                return self.at_most(found, 0, f"{detail}: {found}", meant=meant, causes=[cause])
         detail = some(wrong) or f"{functions} loss functions, all with what they expect"
         return self.at_most(len(wrong), 0, detail)
 

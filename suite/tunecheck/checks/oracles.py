@@ -64,7 +64,7 @@ class LossOracle(NumericCheck):
         own = {loss.step: loss for loss in trace.records(OwnLoss) if loss.step in steps}
         if foreign := [f"step {loss.step}: {loss.foreign_rows}" for loss in own.values() if loss.foreign_rows]:
             detail = f"the model received rows with tokens of another step: {some(foreign)}"
-            return self.found(False, detail, measured=len(foreign), limit=0)
+            return self.at_most(len(foreign), 0, detail)
         exact = {step: seen.loss for step, seen in own.items() if seen.loss is not None}
         replayed = {o.step: o.replayed_loss for o in oracles if o.replayed_loss is not None}
         compared = [("oracle", self.limit(trace), {o.step: o.loss for o in oracles})]

@@ -103,19 +103,19 @@ class CallsInOrder(Check):
         shown = next(iter(wrong.values()), windows)[0]
         calls, half = shown.calls, MOST_CALLS // 2
         order = ", ".join(calls if len(calls) <= MOST_CALLS else (*calls[:half], "...", *calls[-half:]))
-        told = [f"{fault} (in {len(seen)} of {len(windows)} steps)" for fault, seen in wrong.items()]
-        schedules = [seen for seen in trace.records(ScheduleTaken) if seen.optimizer_steps >= FEWEST]
-        made_for_these = [seen for seen in schedules if abs(seen.made_for - seen.optimizer_steps) <= 1]
-        ahead = [seen for seen in made_for_these if seen.taken > self.max_schedule_share * seen.optimizer_steps]
-        told += [f"{SCHEDULE_AHEAD}: {seen.taken} times in {seen.optimizer_steps} steps" for seen in ahead]
-        scores = [seen for seen in trace.records(RanksScored) if seen.steps > seen.begins + 1 and not seen.scored]
-        told += [f"{NEVER_ALLOCATED}: {seen.steps} steps, pruning declared from step {seen.begins}" for seen in scores]
-        wrongs = len(told)
-        faults = [*wrong, *[SCHEDULE_AHEAD] * bool(ahead), *[NEVER_ALLOCATED] * bool(scores)]
-        told.append(f"step {shown.step}: {order}" if told else f"{len(windows)} steps, the first: {order}")
-        meant = MEANT.get(next(iter(wrong), ""), "") if wrongs == len(wrong) == 1 else ""
-        causes = [CAUSES[fault] for fault in faults]
-        return self.at_most(wrongs, 0, "; ".join(told), meant=meant, causes=causes)
+        told = {f"{fault} (in {len(seen)} of {len(windows)} steps)": fault for fault, seen in wrong.items()}
+        for made in trace.records(ScheduleTaken):
+            for_these = made.optimizer_steps >= FEWEST and abs(made.made_for - made.optimizer_steps) <= 1
+            if for_these and made.taken > self.max_schedule_share * made.optimizer_steps:
+                told[f"{SCHEDULE_AHEAD}: {made.taken} times in {made.optimizer_steps} steps"] = SCHEDULE_AHEAD
+        for ranks in trace.records(RanksScored):
+            if ranks.steps > ranks.begins + 1 and not ranks.scored:
+                words = f"{NEVER_ALLOCATED}: {ranks.steps} steps, pruning declared from step {ranks.begins}"
+                told[words] = NEVER_ALLOCATED
+        where = f"step {shown.step}: {order}" if told else f"{len(windows)} steps, the first: {order}"
+        meant = MEANT.get(next(iter(told.values())), "") if len(told) == 1 else ""
+        causes = [CAUSES[fault] for fault in told.values()]
+        return self.at_most(len(told), 0, "; ".join([*told, where]), meant=meant, causes=causes)
 
 
 def _faults(calls: Sequence[str], used: bool, *, one_pass: bool) -> Iterator[str]:

@@ -336,18 +336,16 @@ class LossLogged(NumericCheck):
 
     def judge(self, trace: Trace) -> Finding:
         losses, limit = [step.loss for step in trace.steps], self.limit(trace)
-        pairs, before = [], 0
+        errors, before = [], 0
         for logged in trace.records(Logged):
             if logged.loss is None or logged.steps > len(losses):
                 continue
             if logged.steps > before:
-                pairs.append((logged, sum(losses[before : logged.steps]) / (logged.steps - before)))
+                mean = sum(losses[before : logged.steps]) / (logged.steps - before)
+                rounded = abs(logged.loss - mean) <= self.rounding
+                errors.append((0.0 if rounded else relative_error(logged.loss, mean), logged, mean))
             before = logged.steps
-        pairs = required(pairs, "no loss was logged in the recorded steps")
-        errors = []
-        for logged, mean in pairs:
-            rounded = abs((logged.loss or 0.0) - mean) <= self.rounding
-            errors.append((0.0 if rounded else relative_error(logged.loss or 0.0, mean), logged, mean))
+        errors = required(errors, "no loss was logged in the recorded steps")
         error, logged, mean = worst_of(errors, key=lambda found: found[0])
         detail = f"after step {logged.steps}: logged {logged.loss:.6g}, the steps' mean is {mean:.6g}"
         return self.at_most(error, limit, detail)
