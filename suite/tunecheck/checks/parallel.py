@@ -119,8 +119,8 @@ class RowsTrainedOnce(Check):
         recorded(len(given) >= trace.run.processes, f"rank {len(given)} left no evidence")
         streams = {rank: [row for _, rows in held for row in rows] for rank, held in given.items()}
         opaque = not causal and any(seen.opaque for seen in trace.all(StepInputs))  # what differs may lie in there
-        same = [rank for rank, own in streams.items() if rank and own == streams[0] and len(set(own)) > 1]
-        if alike := [] if opaque else same:
+        alike = [rank for rank, own in streams.items() if rank and own == streams[0] and len(set(own)) > 1]
+        if alike and not opaque:
             kind = "rows" if causal else "batches"
             detail = f"rank {alike[0]} was given the same {len(streams[0])} {kind} as rank 0, in the same order"
             wrapped = causal or any(seen.wrapped for seen in trace.records(Replica))
@@ -135,14 +135,23 @@ class RowsTrainedOnce(Check):
         known = len(drawn) == len(given) and all(seen.dataset_rows and seen.passes and seen.passes[0] for seen in drawn)
         if known and (found := self._by_numbers(drawn)) is not None:
             return found
-        if not causal and not opaque:
-            shared = {rank: len({*own} & {*streams[0]}) for rank, own in streams.items() if rank}
-            rank = max(shared, key=shared.__getitem__)
-            if shared[rank] > 1:  # one seed of all ranks, of which one draws numbers for something else, too
-                detail = f"{shared[rank]} of {len(streams[rank])} micro-batches of rank {rank} are rank 0's too"
-                return self.at_most(shared[rank], 1, detail, meant=REPEATED_IN_DATA)
-        required(causal, "no loader shares out the numbers of rows that every process holds")
-        return self._by_content(streams, trace.one(RowsGiven).dataset_rows)
+        shared = {rank: len({*own} & {*streams[0]}) for rank, own in streams.items() if rank}
+        rank = max(shared, key=shared.__getitem__)
+        kind = "rows" if causal else "micro-batches"
+        detail = f"{shared[rank]} of {len(streams[rank])} {kind} of rank {rank} are rank 0's too"
+        if not causal:  # where ranks share a seed, one may draw numbers for something else, too
+            told = shared[rank] > 1 and not opaque
+            required(told, "no loader shares out the numbers of rows that every process holds")
+            return self.at_most(shared[rank], 1, detail, meant=REPEATED_IN_DATA)
+        size = trace.one(RowsGiven).dataset_rows
+        within_epoch = size is not None and sum(map(len, streams.values())) <= size
+        # of equal rows of a data set, and of two epochs, about half come within one process
+        apart = all(len(set(own)) == len(own) for own in streams.values())
+        apart = apart and (within_epoch or shared[rank] > MOST_SHARED)
+        required(apart, "rows come again within one process, or nobody knows how many there are")
+        half = int(SHARED_ROWS * len(streams[rank])) if within_epoch else math.inf
+        meant = "" if shared[rank] > half else REPEATED_IN_DATA
+        return self.at_most(shared[rank], min(MOST_SHARED, half), detail, meant=meant)
 
     def _by_numbers(self, drawn: Sequence[RowsDrawn]) -> Finding | None:
         """Judge loaders of one data set by the numbers that they draw; None where each has a data set of its own."""
@@ -170,19 +179,6 @@ class RowsTrainedOnce(Check):
             return self.found(False, detail, measured=each, limit=size // len(drawn), meant=BY_STEPS)
         detail = f"{shared} of {total} rows of the first pass are drawn by two ranks, from a data set of {size:,}"
         return self.at_most(shared, allowed, detail)
-
-    def _by_content(self, rows: dict[int, list[str]], size: int | None) -> Finding:
-        """Judge rows by their tokens, which a data set may hold several times."""
-        shared = {rank: len(set(own) & set(rows[0])) for rank, own in rows.items() if rank}
-        rank = max(shared, key=shared.__getitem__)
-        detail = f"{shared[rank]} of {len(rows[rank])} rows of rank {rank} are rank 0's too"
-        within_epoch = size is not None and sum(map(len, rows.values())) <= size
-        half = int(SHARED_ROWS * len(rows[rank])) if within_epoch else math.inf
-        # of equal rows of a data set, and of two epochs, about half come within one process
-        if all(len(set(own)) == len(own) for own in rows.values()) and (within_epoch or shared[rank] > MOST_SHARED):
-            limit, meant = min(MOST_SHARED, half), "" if shared[rank] > half else REPEATED_IN_DATA
-            return self.at_most(shared[rank], limit, detail, meant=meant)
-        raise NotApplicable("rows come again within one process, or nobody knows how many there are")
 
 
 def _given(trace: Trace) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
