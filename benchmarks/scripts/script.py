@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingA
 from tunecheck.core.paths import shipped_folder
 from tunecheck.core.trace import read
 from tunecheck.listen.expectations import read_expectations
-from tunecheck.listen.imports import hear_inputs, hear_saves
+from tunecheck.listen.imports import hear
 from tunecheck.listen.options import Options
 from tunecheck.results import RunReport
 from tunecheck.results.rejudge import judged_again
@@ -134,9 +134,8 @@ def judged(script: Script, folder: Path, *, steps: int | None = None) -> RunRepo
 @cache
 def _hear_script() -> None:
     """Listen to what is loaded and what libraries write, which the command does as they are imported."""
-    hear_inputs(torch)
-    for library in (peft.peft_model, transformers.modeling_utils):
-        hear_saves(library, "safe_save_file")
+    for library in (torch, peft.peft_model, transformers.modeling_utils):
+        hear(library)
 
 
 def trained(script: Script, folder: Path) -> None:

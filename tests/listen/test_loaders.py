@@ -17,7 +17,7 @@ from torch.utils.data import (
 )
 
 from tunecheck.listen import loaders
-from tunecheck.listen.imports import hear_inputs
+from tunecheck.listen.imports import hear
 
 ROWS = [{"row": number, "text": str(number)} for number in range(10)]
 
@@ -29,7 +29,7 @@ def two_processes(monkeypatch):
     monkeypatch.setattr(loaders, "_last", None)
     iterator = torch.utils.data.dataloader._BaseDataLoaderIter
     monkeypatch.setattr(iterator, "_next_index", inspect.unwrap(iterator._next_index))
-    undo = hear_inputs(torch)
+    undo = hear(torch)
     yield monkeypatch
     for each in undo:
         each()
@@ -141,7 +141,7 @@ def test_two_that_listen_hear_each_batch_once(monkeypatch):
     """A context in a script that the command watches comes second, and its end leaves the first one listening."""
     calls = []
     monkeypatch.setattr(loaders, "drawing", lambda iterator: calls.append(iterator))
-    first, second = hear_inputs(torch), hear_inputs(torch)
+    first, second = hear(torch), hear(torch)
     batches = DataLoader([1.0, 2.0, 3.0], batch_size=2)
     for undone in (second, first, []):
         calls.clear()

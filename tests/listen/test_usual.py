@@ -28,7 +28,7 @@ from tunecheck.checks import CHECKS
 from tunecheck.core.finding import Status
 from tunecheck.core.trace import read
 from tunecheck.listen import loaders
-from tunecheck.listen.imports import hear_inputs
+from tunecheck.listen.imports import hear
 from tunecheck.listen.loop import LoopHooks
 from tunecheck.listen.options import Options
 
@@ -38,7 +38,7 @@ WIDTH, ROWS, STEPS = 8, 48, 6
 @pytest.fixture
 def heard(tmp_path):
     """Return what trains under watch, and then gives the finding of a check."""
-    undo = hear_inputs(torch)
+    undo = hear(torch)
     hooks = LoopHooks(Options(folder=str(tmp_path), name="script", steps=STEPS))
 
     def judged(check, train):

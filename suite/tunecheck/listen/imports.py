@@ -10,6 +10,7 @@ import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import operator
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -141,8 +142,7 @@ def _wrap_torch(module: ModuleType) -> None:
 
             listen()
             _tell(module.optim.Optimizer, "__init__", follows)
-            hear_saves(module, "save")
-            hear_inputs(module)
+            hear(module)
     except Exception as error:
         say(f"cannot watch loops ({type(error).__name__}: {error})")
 
@@ -184,85 +184,66 @@ def _where(module: str, function: str) -> Any:
     return getattr(sys.modules.get(module), function, None)
 
 
-def hear_saves(owner: Any, name: str, function: str = "writing") -> Undo:
-    """Have calls of this function of a library told to this one of saves.py, once that is loaded."""
+@functools.cache
+def _listener(part: str, function: str) -> Callable[..., Any]:
+    """Return what hands a call on to this function of ours; to saves.py only once that is loaded."""
 
     def before(*args: Any, **kwargs: Any) -> Any:
-        if _loops and function == "writing":  # what is written before a training may be all that is kept of it
-            import tunecheck.listen.saves  # noqa: F401
-        call = _where("tunecheck.listen.saves", function)
+        # what is written before a training may be all that is kept of it
+        if part != "saves" or (_loops and function == "writing"):
+            importlib.import_module(f"tunecheck.listen.{part}")
+        call = _where(f"tunecheck.listen.{part}", function)
         return call(*args, **kwargs) if call else None
 
-    return _tell(owner, name, before)
+    return before
 
 
-def hear_inputs(torch: ModuleType) -> list[Undo]:
-    """Have what is loaded into modules, and what loaders' workers hand out, noted; return what ends it."""
-    from tunecheck.listen.loaders import delivering, drawing
-    from tunecheck.listen.provenance import loading
-
-    loaders = torch.utils.data.dataloader
-    return [
-        _tell(torch.nn.Module, "load_state_dict", loading),
-        hear_saves(torch.nn.Module, "load_state_dict", "reloading"),
-        _tell(loaders._MultiProcessingDataLoaderIter, "__next__", delivering),
-        _tell(loaders._BaseDataLoaderIter, "_next_index", drawing),
-    ]
+def hear(module: ModuleType) -> list[Undo]:
+    """Have the calls of this library's functions told that HEARD names; return what ends it."""
+    undo = []
+    for _, path, told in (each for each in HEARD if each[0] == module.__name__):
+        owner, _, name = path.rpartition(".")
+        with contextlib.suppress(*[AttributeError] * (path in OF_SOME_VERSIONS)):
+            held = operator.attrgetter(owner)(module) if owner else module
+            undo.append(_tell(held, name, _listener(*told.split("."))))
+    return undo
 
 
 def hear_script() -> Undo:
     """Hear what the libraries that are imported by now load, merge and save; return what ends it."""
-    owners = [(sys.modules.get(module), name) for module, name in WRITERS]
-    wraps = [(sys.modules.get(module), wrap) for module, wrap in SAVERS.items()]
-    undo = [hear_saves(owner, name) for owner, name in owners if hasattr(owner, name)]
-    undo += [wrap(module) for module, wrap in wraps if module is not None]
-    undo += hear_inputs(sys.modules["torch"])
+    names = dict.fromkeys(library for library, _, _ in HEARD if library in sys.modules and library != DATA_SETS)
+    undo = [each for name in names for each in hear(sys.modules[name])]
 
     def end() -> None:
         if ended := _where("tunecheck.listen.saves", "script_ends"):
             _quietly("saves", ended)
-        for each in undo:
+        for each in reversed(undo):
             each()
 
     return end
 
 
-WRITERS = (
-    ("torch", "save"),
-    ("safetensors.torch", "save_file"),
-    ("transformers.modeling_utils", "safe_save_file"),
-    ("peft.peft_model", "safe_save_file"),
+OF_SOME_VERSIONS = {"safe_save_file", "PretrainedConfig.save_pretrained", "PreTrainedConfig.save_pretrained"}
+"""Names that a library may lack: others of them are the same functions."""
+DATA_SETS = "datasets.arrow_dataset"
+HEARD = (
+    ("torch", "save", "saves.writing"),
+    ("torch", "nn.Module.load_state_dict", "provenance.loading"),
+    ("torch", "nn.Module.load_state_dict", "saves.reloading"),
+    ("torch", "utils.data.dataloader._MultiProcessingDataLoaderIter.__next__", "loaders.delivering"),
+    ("torch", "utils.data.dataloader._BaseDataLoaderIter._next_index", "loaders.drawing"),
+    ("safetensors.torch", "save_file", "saves.writing"),
+    ("transformers.modeling_utils", "PreTrainedModel.save_pretrained", "saves.saving"),
+    ("transformers.modeling_utils", "safe_save_file", "saves.writing"),
+    ("transformers.configuration_utils", "PretrainedConfig.save_pretrained", "saves.describing"),
+    ("transformers.configuration_utils", "PreTrainedConfig.save_pretrained", "saves.describing"),
+    ("peft.peft_model", "PeftModel.load_adapter", "provenance.adapter_loading"),
+    ("peft.peft_model", "safe_save_file", "saves.writing"),
+    ("peft.tuners.lora.model", "LoraModel.merge_and_unload", "saves.merging"),
+    ("peft.optimizers.loraplus", "create_loraplus_optimizer", "provenance.lora_plus"),
+    (DATA_SETS, "Dataset.__init__", "named_answers.data_set_made"),
 )
-"""Functions that write tensors, and the names by which libraries hold them."""
-SAVERS: dict[str, Callable[[ModuleType], Undo]] = {
-    "peft.tuners.lora.model": lambda module: hear_saves(module.LoraModel, "merge_and_unload", "merging"),
-    "transformers.modeling_utils": lambda module: hear_saves(module.PreTrainedModel, "save_pretrained", "saving"),
-    "transformers.configuration_utils": lambda module: hear_saves(
-        getattr(module, "PretrainedConfig", None) or module.PreTrainedConfig, "save_pretrained", "describing"
-    ),
-}
-"""Modules of the libraries that merge and save models to what hears it."""
-
-
-def _hear_peft(owner: Any, name: str, function: str) -> Undo:
-    from tunecheck.listen import provenance
-
-    return _tell(owner, name, getattr(provenance, function))
-
-
-def _hear_data_sets(module: ModuleType) -> None:
-    from tunecheck.listen.named_answers import data_set_made
-
-    _tell(module.Dataset, "__init__", data_set_made)
-
-
-WRAPPED: Wraps = {
-    "transformers.trainer": _wrap_trainer,
-    "torch": _wrap_torch,
-    **SAVERS,
-    "safetensors.torch": lambda module: hear_saves(module, "save_file"),
-    "peft.peft_model": lambda module: _hear_peft(module.PeftModel, "load_adapter", "adapter_loading"),
-    "datasets.arrow_dataset": _hear_data_sets,
-    "peft.optimizers.loraplus": lambda module: _hear_peft(module, "create_loraplus_optimizer", "lora_plus"),
-}
+"""Functions of libraries, by module and place in it, and the functions of ours that are told of their calls."""
+WRAPPED: Wraps = {library: hear for library, _, _ in HEARD}
+WRAPPED |= {"transformers.trainer": _wrap_trainer, "torch": _wrap_torch}
 """Module to what is done with it once it is imported."""
