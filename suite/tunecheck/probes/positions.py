@@ -108,7 +108,8 @@ class PositionProbe(Probe):
         if own_call is not None and 2 * own > raising and not own_call.copies():
             raising = own = 0  # the model is to give back what it need not see
         asked, seeing = self._ahead()
-        self._compare_with_labels(session.window)
+        if session.run.holds(Premise.CAUSAL_LM):
+            self._compare_with_labels(session.window)
         if self._chosen_among:  # of which padding is one that is not to be chosen
             self._counts["padded"], self._at_padding = 0, 0.0
         share = self._at_padding / self._everywhere if self._everywhere else 0.0
