@@ -261,6 +261,20 @@ def test_what_learns_lies_in_a_file(learns, kept, kind):
     assert ("another model" in finding.detail) is (kind == "teacher")
 
 
+def test_a_copy_of_the_start_may_be_the_models_own():
+    """As where the best state so far is the first one, and a teacher begins as a copy of its student."""
+    model, records = Apart(), []
+    teacher = copy.deepcopy(model)
+    saves.watch(model, records.append)
+    start = taken(model)
+    learn(model)
+    saves.trained(model)
+    saves.written(start)
+    saves.script_ends()
+    assert not any(seen.other for seen in records)
+    assert teacher is not model
+
+
 @pytest.mark.parametrize("outputs", [2, 17])
 def test_a_projection_may_be_of_no_use_after_the_training(outputs):
     """As that of a contrastive loss; a head of few outputs is what the training is for."""

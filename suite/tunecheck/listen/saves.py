@@ -135,7 +135,8 @@ class _Trained:
         """Those that hold trained tensors."""
         own, parts = {*map(id, model.parameters())}, (vars(each).get("_parameters", {}) for each in living(Module))
         others = {id(p): p for part in parts for p in part.values() if p is not None and p.ndim > 1 and not p.is_meta}
-        self._beside = {value_of(p) for address, p in others.items() if address not in own}
+        beside = {value_of(p) for address, p in others.items() if address not in own}
+        self._beside = beside - {*self.before.values()}  # of a copy of the start nobody can tell whose file it is in
         """Matrices of other models, before the training."""
         self._known = {*values.values(), *self.before.values(), *self._beside}
         self._kept, self._others, self._strange = set[str](), set[str](), False
