@@ -62,6 +62,23 @@ def test_a_part_that_the_loss_does_not_reach_is_told(parts, tmp_path):
     assert CHECKS["trainable_moved"]()(trace).status is not Status.PASSED
 
 
+def test_a_body_whose_results_are_detached_is_told(parts, tmp_path):
+    """On their way to the head, by a mean that makes them others."""
+    body, head, scale = parts
+    held = [*body.parameters(), *head.parameters()]
+    trace = trained(tmp_path, (body, lambda x: head((x + 0).detach()), scale), held)
+    assert CHECKS["rows_reach_loss"]()(trace).status is Status.SUSPECTED
+
+
+@pytest.mark.parametrize("left_out", [0, 1], ids=["the body", "the head"])
+def test_a_part_that_no_optimizer_holds_is_told(parts, left_out, tmp_path):
+    """It gets gradients for nothing."""
+    trace = trained(tmp_path, parts, [*parts[1 - left_out].parameters()])
+    finding = CHECKS["trainable_moved"]()(trace)
+    assert finding.status is Status.SUSPECTED
+    assert f"{type(parts[left_out]).__name__} (" in finding.detail
+
+
 @pytest.mark.parametrize(("kept", "lost"), [((0, 1), False), ((0,), True)], ids=["both", "the body alone"])
 def test_what_is_saved_of_parts_is_compared(parts, kept, lost, tmp_path):
     """After the steps that are listened to, when nothing of ours is left."""

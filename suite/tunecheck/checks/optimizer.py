@@ -22,6 +22,7 @@ from tunecheck.core.finding import Finding
 from tunecheck.core.optimization import decays, learning_rate
 from tunecheck.core.premises import Premise
 from tunecheck.core.snapshot import TrainingSnapshot
+from tunecheck.core.text import counted
 from tunecheck.core.trace import ADAMW, Trace
 
 OUTDATED = (
@@ -329,7 +330,9 @@ class TrainableMoved(Check):
         why = "step was applied with a learning rate above zero"
         if not moving:
             stepped = any("schedule" in seen.calls for seen in trace.all(evidence.CallOrder))
-            waits, detail = seen.rate_scheduled and (not stepped or len(trace.steps) == 1), f"no {why}"
+            never = any(taken.never for taken in trace.records(evidence.ScheduleTaken))  # by the training's end
+            waits = seen.rate_scheduled and not never and (not stepped or len(trace.steps) == 1)
+            detail = f"no {why}, and the schedule is never stepped" if never else f"no {why}"
             detail += ", and the schedule was hardly stepped yet" if waits else ""
             meant = WARMS_UP if waits else ""
             return self.found(False, detail, measured=0.0, limit=limit, causes=[RATE_0], meant=meant)
@@ -375,12 +378,12 @@ class TrainableMoved(Check):
         except MissingEvidence as error:  # one look of several
             detail += f"; whether the loss depends on those could not be seen: {error}"
         if hidden := [name for found in parts for name in found.hidden]:
-            detail = f"{len(hidden)} parts get gradients, and no optimizer has them: {some(hidden)}"
+            detail = f"no optimizer holds {counted(len(hidden), 'part')} with gradients: {some(hidden)}"
             return self.at_most(len(hidden), 0, detail, meant=KEPT_APART, causes=[UNREGISTERED])
         cut_off = [name for found in parts for name in found.tensors]
         if names := cut_off or [name for found in parts for name in found.left_out]:
             whose, meant, cause = ("the", STOPPED, NO_GRADIENT) if cut_off else ("another", MONITORED, NOT_ADDED)
-            detail = f"{len(names)} of {wanted} trained tensors get no gradient, though {whose} loss depends on them"
+            detail = f"{len(names)} trained tensors get no gradient, though {whose} loss depends on them"
             detail += f": {some(names)}"
             return self.at_most(len(names), 0, detail, meant=meant, causes=[cause])
         causes = [RATE_0] if resting == sorted(seen.unmoved) else ()

@@ -95,9 +95,11 @@ class LabelsAsConfigured(Check):
 
     def judge(self, trace: Trace) -> Finding:
         windows, seen = trace.all(Window), trace.one(RowsGiven)
-        told = {words: LABEL_CAUSES.get(kind, "") for words, kind in row_problems(windows).items()}
+        kinds = row_problems(windows)
+        told = {words: LABEL_CAUSES.get(kind, "") for words, kind in kinds.items()}
         rows, share = trace.one(RowSpans).rows, self.max_unsupervised_share
-        masked_ends = 0 if seen.end_tokens_supervised else seen.end_tokens_masked
+        shifted = LABELS_SHIFTED in kinds.values()  # so are the labels of end tokens
+        masked_ends = 0 if seen.end_tokens_supervised or shifted else seen.end_tokens_masked
         unseen = f"none of the {masked_ends} end tokens after supervised text is supervised"
         # of a row that is not padded the last token is its own
         padding = seen.ends_or_padding > 0 and any(row.learned and not row.behind for row in rows)

@@ -34,8 +34,6 @@ LOSSES = (
     *("mse_loss", "l1_loss", "smooth_l1_loss"),
 )
 """Functions by which losses are computed."""
-FEWEST_DRAWN, ROUNDED = 256, 0.05
-"""Numbers by which a uniform distribution is told, and how near its largest one and its deviation come."""
 MOST_PARTS = 8
 """Modules that are changed one after the other, and then looked at while they are called."""
 
@@ -136,7 +134,8 @@ class CutOffProbe(Probe):
         self._idle, self._results = {name: p for name, p in self._idle.items() if p.grad is None}, []
         made, self._passes, losses, self._losses = self._passes, [], self._losses, []
         differentiated = sum(each.differentiated for each in made)
-        if step < EARLY_STEPS and differentiated:
+        unused = all(p.grad is None for p in self._entry.parameters())  # of several parts, the others have gradients
+        if step < EARLY_STEPS and (differentiated or unused):
             self._lost.append(len(made) - differentiated)
         if step == AT_STEP:
             self._hidden = (*_hidden(session.model), *_beside(session.model, self._leaves))
@@ -224,25 +223,17 @@ def _hidden(model: Any) -> Iterator[str]:
 
 
 def _beside(model: Any, leaves: Mapping[int, Any]) -> Iterator[str]:
-    """Yield the layers outside of the model that are as they were drawn, get gradients, and that no optimizer holds."""
+    """Yield the largest modules outside of the model that get gradients, and that no optimizer holds."""
     own = {id(p) for p in model.parameters()}
     apart = {at for at, leaf in leaves.items() if at not in own and isinstance(leaf, torch.nn.Parameter)}
-    drawn = {at for at in apart if _is_drawn(leaves[at])}
-    drawn -= _optimized() if drawn else set()
-    for layer in living(torch.nn.Module) if drawn else ():
-        parts = vars(layer).get("_parameters", {}).items()
-        yield from (f"{type(layer).__name__}.{name} {list(p.shape)}" for name, p in parts if id(p) in drawn)
+    apart -= _optimized() if apart else set()
+    parts = [(module, {id(p) for p in module.parameters()}) for module in living(torch.nn.Module)] if apart else []
+    for module, held in sorted(parts, key=lambda pair: -len(pair[1])):
+        if held and held <= apart:
+            apart -= held
+            yield f"{type(module).__name__} ({len(held)} tensors)"
 
 
 def _optimized() -> set[int]:
     optimizers = [each for each in living(torch.optim.Optimizer) if hasattr(each, "param_groups")]
     return {id(p) for optimizer in optimizers for p in tensors_of(optimizer)}
-
-
-def _is_drawn(matrix: torch.Tensor) -> bool:
-    """Return whether numbers fill the range from which torch draws a layer's, evenly; learning goes beyond it."""
-    if matrix.ndim < 2 or matrix.numel() < FEWEST_DRAWN:
-        return False
-    found, bound = matrix.detach().float(), matrix[0].numel() ** -0.5
-    fills = 1 - ROUNDED <= float(found.abs().max()) / bound <= 1 + ROUNDED
-    return bool(fills and abs(float(found.std()) / bound * 3**0.5 - 1) < ROUNDED)

@@ -186,7 +186,7 @@ class SessionView(Frozen):
     def unjudged_as_expected(self) -> str:
         """Number of the checks that the runs themselves rule out, and where each one's reason is; empty for none."""
         count = sum(len(group.checks) for run in self.runs for group in run.unjudged if group.expected)
-        where = "`tunecheck explain SESSION`" if self.coverage else "report.html"
+        where = "`tunecheck explain` with the report's folder" if self.coverage else "report.html"
         return f"not judged: {counted(count, 'check')}; {where} says why of each" if count else ""
 
     @cached_property

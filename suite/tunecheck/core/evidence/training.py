@@ -227,7 +227,7 @@ class CutOff(Record):
     """Likewise, on which a loss depends that is computed and that is no part of what is differentiated."""
     hidden: tuple[str, ...] = ()
     """Items of plain lists and dictionaries of the model whose tensors get a gradient, and that no optimizer holds. And
-    layers outside of the model that are as they were drawn."""
+    modules outside of the model."""
     passes: int = 0
     """Passes of each early step, at least, whose results could be differentiated and are not, beside others."""
     in_steps: int = 0
