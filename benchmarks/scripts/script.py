@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -120,22 +119,26 @@ def judged(script: Script, folder: Path, *, steps: int | None = None) -> RunRepo
 
     expected = read_expectations(f"{key}={value}" for key, value in script.expect.items())
     options = Options(folder=str(folder), name="script", steps=steps or script.steps, expect=expected)
-    _hear_script()
-    if script.alone is not None:
-        torch.manual_seed(0)
-        with _loop_heard(options, None):
-            script.alone(script.steps)
-    else:
-        train(script, folder, lambda trainer: listening(trainer, options), lambda _, tok: _loop_heard(options, tok))
+    with _libraries_heard():
+        if script.alone is not None:
+            torch.manual_seed(0)
+            with _loop_heard(options, None):
+                script.alone(script.steps)
+        else:
+            train(script, folder, lambda trainer: listening(trainer, options), lambda _, tok: _loop_heard(options, tok))
     (trace,) = folder.glob("watch-*.jsonl")
     return judged_again(read(trace), [], trace_file=trace.name)
 
 
-@cache
-def _hear_script() -> None:
+@contextmanager
+def _libraries_heard() -> Iterator[None]:
     """Listen to what is loaded and what libraries write, which the command does as they are imported."""
-    for library in (torch, peft.peft_model, transformers.modeling_utils):
-        hear(library)
+    undo = [each for library in (torch, peft.peft_model, transformers.modeling_utils) for each in hear(library)]
+    try:
+        yield
+    finally:
+        for each in reversed(undo):
+            each()
 
 
 def trained(script: Script, folder: Path) -> None:

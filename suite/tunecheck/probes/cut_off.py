@@ -224,7 +224,7 @@ def _hidden(model: Any) -> Iterator[str]:
 
 def _beside(model: Any, leaves: Mapping[int, Any]) -> Iterator[str]:
     """Yield the largest modules outside of the model that get gradients, and that no optimizer holds."""
-    own = {id(p) for p in model.parameters()}
+    own = {id(p) for p in torch.nn.Module.parameters(model)}  # all that are registered, whatever it offers
     apart = {at for at, leaf in leaves.items() if at not in own and isinstance(leaf, torch.nn.Parameter)}
     apart -= _optimized() if apart else set()
     parts = [(module, {id(p) for p in module.parameters()}) for module in living(torch.nn.Module)] if apart else []
