@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -254,3 +256,20 @@ def test_layers_of_a_loss_learn(how, told, tmp_path):
 
     assert (finding.status is Status.SUSPECTED) is told, finding.detail
     assert ("no optimizer holds 1 part with gradients: Distances (2 tensors)" in finding.detail) is told
+
+
+def test_a_copy_of_the_model_is_no_part_of_it(tmp_path):
+    """A reference whose gradients are computed for nothing."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16))
+    reference, optimizer = copy.deepcopy(model), torch.optim.AdamW(model.parameters(), lr=1e-3)
+    hooks = LoopHooks(Options(folder=str(tmp_path), name="script", steps=STEPS))
+    hooks.attach()
+    for _ in range(STEPS):
+        x = torch.randn(8, 8)
+        (model(x) - reference(x + 1)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    hooks.detach()
+    (path,) = tmp_path.glob("watch-*.jsonl")
+    assert CHECKS["trainable_moved"]()(read(path)).status is Status.PASSED

@@ -223,15 +223,20 @@ def _hidden(model: Any) -> Iterator[str]:
 
 
 def _beside(model: Any, leaves: Mapping[int, Any]) -> Iterator[str]:
-    """Yield the largest modules outside of the model that get gradients, and that no optimizer holds."""
-    own = {id(p) for p in torch.nn.Module.parameters(model)}  # all that are registered, whatever it offers
+    """Yield the largest modules outside of the model that get gradients, and that no optimizer holds.
+
+    Without copies of it: a reference of DPO's, say, whose gradients are computed for nothing.
+    """
+    registered = list(torch.nn.Module.parameters(model))  # whatever it offers
+    own, shapes = {*map(id, registered)}, sorted(tuple(p.shape) for p in registered)
     apart = {at for at, leaf in leaves.items() if at not in own and isinstance(leaf, torch.nn.Parameter)}
     apart -= _optimized() if apart else set()
     parts = [(module, {id(p) for p in module.parameters()}) for module in living(torch.nn.Module)] if apart else []
     for module, held in sorted(parts, key=lambda pair: -len(pair[1])):
         if held and held <= apart:
             apart -= held
-            yield f"{type(module).__name__} ({len(held)} tensors)"
+            if sorted(tuple(p.shape) for p in module.parameters()) != shapes:
+                yield f"{type(module).__name__} ({len(held)} tensors)"
 
 
 def _optimized() -> set[int]:
