@@ -119,7 +119,7 @@ def judged(script: Script, folder: Path, *, steps: int | None = None) -> RunRepo
 
     expected = read_expectations(f"{key}={value}" for key, value in script.expect.items())
     options = Options(folder=str(folder), name="script", steps=steps or script.steps, expect=expected)
-    with _libraries_heard():
+    with libraries_heard():
         if script.alone is not None:
             torch.manual_seed(0)
             with _loop_heard(options, None):
@@ -131,7 +131,7 @@ def judged(script: Script, folder: Path, *, steps: int | None = None) -> RunRepo
 
 
 @contextmanager
-def _libraries_heard() -> Iterator[None]:
+def libraries_heard() -> Iterator[None]:
     """Listen to what is loaded and what libraries write, which the command does as they are imported."""
     undo = [each for library in (torch, peft.peft_model, transformers.modeling_utils) for each in hear(library)]
     try:

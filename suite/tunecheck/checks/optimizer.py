@@ -317,6 +317,8 @@ class TrainableMoved(Check):
     min_share_16bit_weights: float = 0.1
     """The same with adapter_dtype: model in 16 bit, which loses small updates: 0.35 measured after four steps."""
 
+    min_never_stepped: int = 8
+    """Optimizer steps, all of a training, in which a schedule that holds the rate at 0 is never stepped."""
     min_share_of_16bit_steps: float = 0.5
     """Share of the elements with a gradient that the best step changes, in a watched training of 16-bit weights.
     Arithmetic gives 0.6 at a rate of 5e-5 for weights with a standard deviation of 0.02, 0.2 at 2e-5, 0.02 at 2e-6."""
@@ -330,7 +332,8 @@ class TrainableMoved(Check):
         why = "step was applied with a learning rate above zero"
         if not moving:
             stepped = any("schedule" in seen.calls for seen in trace.all(evidence.CallOrder))
-            never = any(taken.never for taken in trace.records(evidence.ScheduleTaken))  # by the training's end
+            taken = trace.records(evidence.ScheduleTaken)  # at the training's end
+            never = any(one.never and one.optimizer_steps >= self.min_never_stepped for one in taken)
             waits = seen.rate_scheduled and not never and (not stepped or len(trace.steps) == 1)
             detail = f"no {why}, and the schedule is never stepped" if never else f"no {why}"
             detail += ", and the schedule was hardly stepped yet" if waits else ""

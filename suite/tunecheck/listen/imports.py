@@ -149,9 +149,11 @@ def _wrap_torch(module: ModuleType) -> None:
 
 def _tell(owner: Any, name: str, before: Callable[..., Callable[[Any], None] | None]) -> Undo:
     """Tell each call of this function to `before`, and the result to what that returns. Return what undoes it."""
-    called = getattr(owner, name)
-    if getattr(called, "tells", None) is before:
-        return lambda: None
+    called = heard = getattr(owner, name)
+    while (tells := getattr(heard, "tells", None)) is not None:  # several may be told of one function
+        if tells is before:
+            return lambda: None
+        heard = heard.__wrapped__
 
     @functools.wraps(called)
     def told(*args: Any, **kwargs: Any) -> Any:
