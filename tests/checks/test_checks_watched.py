@@ -53,6 +53,8 @@ MEANT = {
     ("evaluation_reported", "gradients"),
     ("evaluation_reported", "some rows"),
     ("rows_reach_loss", "the first position"),
+    ("rows_reach_loss", "prompts alone"),
+    ("rows_reach_loss", "answers from their third token on"),
     ("loss_receives_logits", "rows against themselves"),
     ("loss_receives_logits", "outputs against all targets"),
     ("loss_receives_logits", "targets above 1"),
@@ -71,6 +73,7 @@ MEANT = {
     ("written_answers_end", "no ends"),
     ("written_answers_end", "no ends, all of one length"),
     ("written_answers_end", "none in half of the steps"),
+    ("written_answers_end", "ends of a model of the script's own"),
     ("no_target_leakage", "labels that are shifted twice"),
     ("randomness_varies", "a seed in every step"),
     ("clipping_leaves_gradients", "to nearly nothing"),
@@ -183,6 +186,13 @@ def positions(**changes):
             "asked_for_next": 4,
             **changes,
         }
+    )
+
+
+def used(**changes):
+    """What a healthy loss uses of the rows of a model of the script's own, but for these."""
+    return e.RowsUsed(
+        **{"rows": 24, "beginnings": 0, "begun_late": 0, "answers": 20, "alike": 20, "loose": 0, **changes}
     )
 
 
@@ -332,6 +342,7 @@ FAULTS = {
             *writing(lambda step: tuple(target(f"{step} {n}", tokens=9) for n in range(4)))
         ),
         "none in half of the steps": lambda: watched(*writing(lambda step: targets(step, ended=step > 1))),
+        "ends of a model of the script's own": lambda: watched(used(alike=12, loose=20)),
     },
     "as_expected": {
         "an end that is not learned": lambda: watched(rows(expected={**ALL_MET, "supervised": ("'an answer'",)})),
@@ -379,6 +390,8 @@ FAULTS = {
     },
     "rows_reach_loss": {
         "the first position": lambda: watched(positions(unseen=54)),
+        "prompts alone": lambda: watched(used(beginnings=24)),
+        "answers from their third token on": lambda: watched(used(begun_late=2)),
     },
     "no_target_leakage": {
         "labels that are not shifted": lambda: watched(positions(raising_own=40)),

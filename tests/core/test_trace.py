@@ -90,6 +90,7 @@ EXAMPLES: list[Record] = [
     ),
     e.AnswersRated(rows=4, kinds=("False", "True")),
     e.PositionGradients(step=1, padded=12, padding_share=0.0, raising=40, raising_own=1, followed=4, asked_behind=1),
+    e.RowsUsed(rows=24, beginnings=0, begun_late=0, answers=20, alike=20, loose=0),
     e.RowSpans(
         rows=(
             e.RowSpan(

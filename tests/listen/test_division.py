@@ -175,6 +175,28 @@ def of_another_kind(model, batches):
         cross_entropy(scores.flatten(0, 1), labels.flatten(), reduction="sum").backward(retain_graph=True)
 
 
+def over_tokens(model, batches, share=1.0):
+    """The losses of tokens, in two parts, that a loop sums and divides by the number of those that count."""
+    for ids, labels in batches:
+        labels = labels.masked_fill(ids < 5, -100)
+        parts = zip(model(ids).split(4, dim=1), labels.split(4, dim=1), strict=True)
+        each = [cross_entropy(some.flatten(0, 1), wanted.flatten(), reduction="none") for some, wanted in parts]
+        (share * torch.cat(each).sum() / (labels != -100).sum()).backward()
+
+
+def over_tokens_by_share(model, batches):
+    """The same, each half of it."""
+    over_tokens(model, batches, 1 / len(batches))
+
+
+def by_a_mask(model, batches):
+    """Half of each sum over the tokens that a mask leaves."""
+    for ids, labels in batches:
+        mask = (ids >= 5).float()
+        each = cross_entropy(model(ids).flatten(0, 1), labels.flatten(), reduction="none").view_as(mask)
+        ((each * mask).sum() / mask.sum() / len(batches)).backward()
+
+
 def regressed(model, batches, share=1.0):
     """Means of squares, with a smaller term."""
     for ids, labels in batches:
@@ -205,6 +227,7 @@ def scaled_afterwards(model, batches):
     ("window", "by"),
     [
         *((added_up, [""]), (averaged, ["the loop"]), (cleared, []), (of_one_pass, []), (of_another_kind, [])),
+        *((over_tokens, [""]), (over_tokens_by_share, ["the loop"]), (by_a_mask, ["the loop"])),
         *((regressed, [""]), (regressed_by_share, ["the loop"]), (by_two_calls, []), (scaled_afterwards, [""])),
     ],
 )

@@ -845,3 +845,60 @@ def test_a_model_that_is_given_one_number_at_a_time(tmp_path):
         return sum(cross_entropy(model(now)[None], after[None]) for now, after in pairwise(row))
 
     assert judged("updates_match_adamw", tmp_path, cell, step).status is Status.PASSED
+
+
+class InParts(Reader):
+    """A reader with a frozen table, so that no graph tells its tokens, whose head scores five positions at a time."""
+
+    def __init__(self):
+        super().__init__(causal=True)
+        self.table.requires_grad_(requires_grad=False)
+
+    def forward(self, ids):
+        """Return scores, [rows, 5, tokens] each."""
+        return [*super().forward(ids).split(5, dim=1)]
+
+
+PAD, END, TEMPLATE = 0, 1, (2, 3, 4)
+
+
+def answers(*, end=True, at=0, inverted=False):
+    """Return tokens and labels of rows with an answer behind a template, learned from its token `at` on."""
+    rows, labels = [], []
+    for _ in range(6):
+        prompt = [*torch.randint(5, TOKENS, (4,)).tolist(), *TEMPLATE]
+        answer = torch.randint(5, 12, (int(torch.randint(5, 11, ())),)).tolist() + [END] * end
+        learned = [*[-100] * (len(prompt) + at), *answer[at:]]
+        rows.append(torch.tensor(prompt + answer))
+        labels.append(torch.tensor([*prompt, *[-100] * len(answer)] if inverted else learned))
+    padded = nn.utils.rnn.pad_sequence
+    return padded(rows, True, float(PAD)), padded(labels, True, -100.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "check", "words"),
+    [
+        ({}, "rows_reach_loss", ""),
+        ({}, "written_answers_end", ""),
+        ({}, "no_target_leakage", ""),
+        ({}, "no_loss_on_padding", ""),
+        ({"inverted": True}, "rows_reach_loss", "rows are learned from their first token on, and none to its end"),
+        ({"at": 2}, "rows_reach_loss", "the first 2 tokens of every answer, behind the template, are not learned"),
+        ({"end": False}, "written_answers_end", "answers end with a token that others have within"),
+        ({"shift": 2}, "no_target_leakage", "have the token after the next one as their target"),
+        ({"padding": True}, "no_loss_on_padding", "of the gradient is at"),
+    ],
+)
+def test_scores_that_a_model_returns_in_parts(given, check, words, tmp_path):
+    """As litgpt and torchtune have them; what their loss uses of each row tells its prompt and its answer."""
+    shift, padding = given.pop("shift", 1), given.pop("padding", False)
+
+    def step(model):
+        ids, labels = answers(**given)
+        labels = ids if padding else labels
+        scores = torch.cat(model(ids), dim=1)
+        return cross_entropy(scores[:, :-shift].flatten(0, 1), labels[:, shift:].flatten())
+
+    finding = judged(check, tmp_path, InParts(), step)
+    assert finding.status is (Status.SUSPECTED if words else Status.PASSED), finding.detail
+    assert words in finding.detail

@@ -98,3 +98,14 @@ def test_scores_that_differ_by_themselves_tell_nothing():
 def test_what_has_no_score_for_each_of_its_tokens_is_left_alone(args, out):
     """Pictures, classifiers, embeddings."""
     assert tokens_and_numbers(args, {}, out) is None
+
+
+def test_scores_may_come_in_parts_of_the_positions():
+    """As a head gives them whose logits are not all to be held at once. Other numbers beside them make it unknown."""
+    ids, scores = torch.full((2, 6), 5), torch.randn(2, 6, 16)
+    read, parts = tokens_and_numbers((ids,), {}, [*scores.split(4, dim=1)])
+
+    assert read is ids
+    assert torch.cat(parts, dim=1).equal(scores)
+    assert tokens_and_numbers((ids,), {}, [*scores.split(4, dim=1), torch.ones(2, 6, 3)]) is None
+    assert tokens_and_numbers((ids,), {}, [*scores[:, :5].split(4, dim=1)]) is None

@@ -1,7 +1,7 @@
 """At which positions a loss pulls: whatever it is, not at padding, and not towards the token that is read there."""
 
 from tunecheck.core.check import Check, enough, required, worst_of
-from tunecheck.core.evidence import CallOrder, CutOff, PositionGradients
+from tunecheck.core.evidence import CallOrder, CutOff, PositionGradients, RowsUsed
 from tunecheck.core.finding import Finding
 from tunecheck.core.trace import Trace
 
@@ -88,17 +88,22 @@ DETACHED = "The results of a pass are detached, turned into numbers, or overwrit
 FOR_A_METRIC = "a pass may be made for a metric alone, though it then needs no gradients"
 
 
+LATE = "a field of one length may stand between a template and each answer"
+INVERTED = "The mask of answers is inverted."
+LATE_BY = "The prompt's length counts more tokens than the prompt has in the row."
+
+
 class RowsReachLoss(Check):
     """The loss uses each forward pass, and a position of a causal model that sees the most of each row.
 
     A position sees nothing behind it. Tokens behind the last position that the loss uses change no gradient. A pass
-    that is made with gradients gets one.
+    that is made with gradients gets one. Where a row begins with a prompt, the loss uses the answer from its beginning.
     """
 
     needs = frozenset({"user_code"})
     convention = "a later part of each row may be context for nothing, such as turns that are not learned"
     meaning = f"""The first position of a causal model is used as the summary of its row, as in BERT. It sees its own
-    token alone. Or an index of the last token is taken from the other side. {DETACHED}"""
+    token alone. Or an index of the last token is taken from the other side. {INVERTED} {LATE_BY} {DETACHED}"""
     remedy = "Use the last token of each row, at attention_mask.sum(1) - 1 if rows are padded on the right, or a mean."
 
     max_unseen_share: float = 0.5
@@ -108,6 +113,8 @@ class RowsReachLoss(Check):
 
     min_steps: int = 3
     """Steps that must each leave a pass without a gradient."""
+    min_rows: int = 8
+    """Rows that are all learned at their beginning alone."""
 
     def judge(self, trace: Trace) -> Finding:
         lost = [seen for seen in trace.records(CutOff) if seen.passes and seen.in_steps >= self.min_steps]
@@ -116,6 +123,13 @@ class RowsReachLoss(Check):
         if lost and not in_turns:
             detail = f"forward passes with gradients whose results get none, in each step: {lost[0].passes}"
             return self.at_most(lost[0].passes, 0, detail, meant=FOR_A_METRIC, causes=[DETACHED])
+        for used in trace.records(RowsUsed):
+            if used.begun_late:
+                detail = f"the first {used.begun_late} tokens of every answer, behind the template, are not learned"
+                return self.at_most(used.begun_late, 0, detail, meant=LATE, causes=[LATE_BY])
+            if used.beginnings == used.rows >= self.min_rows:
+                detail = f"all {used.rows} rows are learned from their first token on, and none to its end"
+                return self.at_most(used.rows, 0, detail, causes=[INVERTED])
         seen = trace.records(PositionGradients)
         tokens = enough(sum(one.tokens for one in seen), self.min_tokens, "tokens of a causal model")
         share = sum(one.unseen for one in seen) / tokens

@@ -12,6 +12,7 @@ from tunecheck.core.evidence import (
     RowsGiven,
     RowSpan,
     RowSpans,
+    RowsUsed,
     StepInputs,
     Window,
 )
@@ -112,7 +113,8 @@ class AnswersEnd(Check):
 class WrittenAnswersEnd(Check):
     """An encoder-decoder's targets end with an end token, so that the model learns to stop.
 
-    If some have one, the longest others may be truncated. Equal targets count once.
+    If some have one, the longest others may be truncated. Equal targets count once. So do the answers that a causal
+    model of the script's own learns behind prompts. An end token stands nowhere within an answer.
     """
 
     needs = frozenset({"unknown_rows"})
@@ -122,8 +124,15 @@ class WrittenAnswersEnd(Check):
 
     max_open_share: float = 0.25
     """Share of the targets. Some data sets hold targets that were truncated earlier."""
+    max_loose_share: float = 0.5
+    """Share of the answers behind prompts. It is near 0 with an end token, near 1 without."""
 
     def judge(self, trace: Trace) -> Finding:
+        for used in trace.records(RowsUsed):
+            if used.answers >= ENOUGH:
+                loose = 0 if used.alike >= ALIKE * used.answers else used.loose
+                detail = f"{loose} of {used.answers} answers end with a token that others have within"
+                return self.at_most(loose / used.answers, self.max_loose_share, detail)
         written = {target.digest: target for step in trace.all(StepInputs) for target in step.written}
         required(written, "no encoder-decoder with a known end token learns to write")
         any_ended = any(target.ended for target in written.values())

@@ -11,12 +11,16 @@ from traceback import walk_stack
 from typing import Any
 
 import torch
+from torch.autograd.graph import GradientEdge
 
 from tunecheck.core.evidence import LossDivided
-from tunecheck.listen.loop_loss import FACTORS, JOINS, REDUCTIONS
+from tunecheck.listen.loop_loss import FACTORS, JOINS, REDUCTIONS, VIEWS
 from tunecheck.listen.user_code import overrides
+from tunecheck.probes.reference.loss_graph import gradients, graph_of
 from tunecheck.training.restore import model_mode
 
+OF_TOKENS = "CatBackward0", "MulBackward0", *VIEWS
+"""What joins and masks the losses of tokens before they are summed."""
 SAME = 1e-4
 """Relative difference of two losses up to which they are the same: other numbers change them by half."""
 SAME_MEAN = 1e-2
@@ -112,6 +116,10 @@ def factor_of_mean(loss: torch.Tensor) -> float | None:
         if _is_mean(node):
             means.append(abs(factor))
             continue
+        if node is not None and node.name() == "SumBackward0":
+            if (mean := _mean_of_sum(loss, node)) is not None:
+                means.append(mean)
+            continue
         if node is None or node.name() not in JOINS:
             continue
         if node.name() in FACTORS:
@@ -121,6 +129,28 @@ def factor_of_mean(loss: torch.Tensor) -> float | None:
             factor *= float(by) if node.name() == "MulBackward0" else 1 / float(by)
         waiting += [(following, factor) for following, _ in node.next_functions]
     return max(means, default=None)
+
+
+def _mean_of_sum(loss: torch.Tensor, node: Any) -> float | None:
+    """Return the factor of a mean that a loop takes by itself: of the sum of each token's loss over their number."""
+    ends = set[Any]()
+    for behind in graph_of(node, ends):
+        if (reduction := getattr(behind, "_saved_reduction", None)) is None:
+            if behind is not node and behind.name() not in OF_TOKENS:
+                return None
+        elif REDUCTIONS[reduction] != "none":
+            return None
+        else:
+            ends.add(behind)
+    nodes = [*ends]
+    found = gradients(loss, [GradientEdge(end, 0) for end in nodes]) if nodes else None
+    return None if found is None else abs(sum(map(_counted, nodes, found)))
+
+
+def _counted(entropy: Any, shares: torch.Tensor) -> float:
+    """Return the sum of these shares of the loss, without those of targets that are ignored."""
+    ignored = getattr(entropy, "_saved_ignore_index", None)
+    return float(shares.sum() if ignored is None else shares[entropy._saved_target != ignored].sum())
 
 
 def _is_mean(node: Any) -> bool:

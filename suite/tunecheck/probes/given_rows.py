@@ -28,8 +28,6 @@ MOST_UNMET, TEXT_SHOWN = 1000, 80
 """Rows that are kept which do not meet an expectation, and characters of each."""
 HEAD = 4
 """Tokens at a row's beginning, more than a start token and a role, by which rows of one template are told."""
-TAIL = 4
-"""Tokens at a row's end, more than a template writes behind an end token: an answer is learned there."""
 Ids = tuple[int, ...]
 
 
@@ -176,9 +174,8 @@ class GivenRowsProbe(Probe):
             pieces = groupby(real, lambda pair: pair[1] != IGNORED)
             texts = [(str(show([token for token, _ in piece])), learned) for learned, piece in pieces]
             self._counts["users_learned"] += self._template.user_alone(texts)
-        if len(real) > 1 and real[1][1] != IGNORED:
-            self._counts["first_token_supervised"] += 1
-            self._counts["beginnings"] += all(label == IGNORED for _, label in real[-TAIL:])
+        self._counts["first_token_supervised"] += len(real) > 1 and real[1][1] != IGNORED
+        self._counts["beginnings"] += row.is_beginning
         if self._template is not None and real and real[-1][1] != IGNORED:
             text = str(show([*row.tokens]))
             turns, left = self._template.unfilled(text)

@@ -16,11 +16,11 @@ from weakref import ref
 
 import torch
 
-from tunecheck.core.evidence import PositionGradients
+from tunecheck.core.evidence import PositionGradients, RowsUsed
 from tunecheck.core.premises import Premise
 from tunecheck.models.layer_names import is_pretrained, text_config
 from tunecheck.probes.reference.forwards import parts_of
-from tunecheck.probes.reference.given import end_tokens, special_tokens
+from tunecheck.probes.reference.given import Row, begun_late, end_tokens, ends_of, special_tokens
 from tunecheck.probes.reference.loss_graph import Scored, scores_of
 from tunecheck.probes.reference.own_tokens import Call, fill_of, tokens_and_numbers
 from tunecheck.training.data import IGNORED, Batch
@@ -44,7 +44,7 @@ LOOKED_AT = 512
 class PositionProbe(Probe):
     """Hooks what models of transformers return, in the training's own passes."""
 
-    emits = (PositionGradients,)
+    emits = PositionGradients, RowsUsed
 
     def start(self, session: Session) -> None:
         """List the models: the one that trains, and those inside of it; and what their rows may be filled up with."""
@@ -62,6 +62,8 @@ class PositionProbe(Probe):
         """Those whose padding is looked at in the model inside of them."""
         # a causal model of transformers is looked at with rows of our own; of several processes all would have to call
         self._looks_ahead = not session.run.holds(Premise.CAUSAL_LM) and session.processes == 1
+        self._rows: list[Row] = []
+        """Of a model of the script's own, where it learns to predict its next tokens; labels are what the loss uses."""
         self._turned = False
         """Whether rows are seen to be columns: a model of the script's own may read [positions, rows]."""
 
@@ -127,6 +129,22 @@ class PositionProbe(Probe):
             )
         )
 
+    def end(self, session: Session) -> None:
+        """Tell which part of the rows the loss uses."""
+        before = {row.before_answer for row in self._rows} - {()}
+        if self._rows:
+            answers, alike, loose = ends_of(self._rows)
+            self.emit(
+                RowsUsed(
+                    rows=len(self._rows),
+                    beginnings=sum(row.is_beginning for row in self._rows),
+                    begun_late=begun_late(before),
+                    answers=answers,
+                    alike=alike,
+                    loose=loose,
+                )
+            )
+
     def _returned(self, model: Any, args: Any, given: dict[str, Any], out: Any) -> None:
         if not torch.is_grad_enabled():
             return
@@ -186,20 +204,24 @@ class PositionProbe(Probe):
     def _returned_scores(self, module: Any, args: Any, given: dict[str, Any], out: Any) -> None:
         """Look at what a model of the script's own returns, where that is scores over the tokens that it is given."""
         found = tokens_and_numbers(args, given, out) if torch.is_grad_enabled() else None
-        if found is None or not found[1].requires_grad:
+        if found is None or not all(part.requires_grad for part in found[1]):
             return
-        read, scores = found
+        read, parts = found
         call = self._own_call = Call(module, args, given, read, self._turned)
-        padding = self._padding_of(call)
+        padding, pulls = self._padding_of(call), dict[int, torch.Tensor]()
 
-        def look(gradient: torch.Tensor) -> None:
-            if self._by_graph:
+        def look(at: int, gradient: torch.Tensor) -> None:
+            pulls[at] = gradient
+            if self._by_graph or len(pulls) < len(parts):
                 return
+            whole = [pulls.pop(number) for number in range(len(parts))]
+            gradient = torch.cat(whole, dim=1) if len(whole) > 1 else gradient
             if padding is not None:
                 self._add_norms(padding, call.by_row(gradient))
             self._add_raised(call, gradient)
 
-        self.hooks.gradient(scores, look)
+        for at, part in enumerate(parts):
+            self.hooks.gradient(part, partial(look, at))
 
     def _looked_up(self, table: Any, args: Any) -> None:
         """Note which of the tokens that an embedding is about to look up are padding, as it says."""
@@ -245,6 +267,8 @@ class PositionProbe(Probe):
             if (padding := self._padding_of(raised.call)) is not None:
                 self._add_norms(padding, raised.call.by_row(way.gradient))
             self._count(raised)
+            if raised.ask_for_next:
+                self._keep(raised.call.rows, raised.call.by_row(way.gradient) != 0)
             if self._looks_ahead and raised.ask_for_next:
                 self._looks_ahead, at = False, raised.most_asked()
                 seeing, asked = way.rows_that_see(at, turned=raised.call.turned), raised.everywhere()[:, at]
@@ -299,6 +323,13 @@ class PositionProbe(Probe):
         real = real & used.any(dim=1, keepdim=True)
         self._counts.update(tokens=int(real.sum()), unseen=int((real & ~_and_before(used)).sum()))
 
+    def _keep(self, read: torch.Tensor, used: torch.Tensor) -> None:
+        """Keep these rows, with the tokens that their positions before are asked for as labels."""
+        labels = torch.full_like(read, IGNORED)
+        labels[:, 1:] = torch.where(used.any(dim=-1)[:, :-1], read[:, 1:], IGNORED)
+        rows = zip(*(part.tolist() for part in (read, labels, _tokens(read, None).int())), strict=True)
+        self._rows += [Row(*row) for row in rows if {*row[1]} != {IGNORED}]
+
     def _add_asked_behind(self, mask: torch.Tensor, read: torch.Tensor, gradient: torch.Tensor) -> None:
         """Count rows with padding behind them that ends no text, and those whose last token is asked for it."""
         last = _padding(mask)[:, 1:] & (mask[:, :-1] != 0) & ~torch.isin(read[:, 1:], self._ends.to(read.device))
@@ -331,6 +362,9 @@ class PositionProbe(Probe):
             turned = _Raised(replace(call, turned=not call.turned), gradient)
             if turned.ask_for_later:
                 found, self._own_call, self._turned = turned, turned.call, turned.call.turned
+        if found.call is self._own_call and found.ask_for_next:
+            self._add_unseen(_tokens(found.call.rows, None), found.call.by_row(gradient))
+            self._keep(found.call.rows, found.call.by_row(gradient) != 0)
         self._count(found)
         if self._looks_ahead and self._asked is None and found.ask_for_next:
             self._asked = found
@@ -424,6 +458,7 @@ def _and_before(places: torch.Tensor) -> torch.Tensor:
 def _tokens(read: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     """Return where rows hold tokens, without those that end in one token again and again: it may fill them up."""
     varied = _and_before(read != read[:, -1:])
+    varied[:, -1:] |= read[:, -1:] != read.roll(1, dims=1)[:, -1:]
     return varied if mask is None or mask.shape != read.shape else varied & (mask != 0)
 
 

@@ -72,9 +72,9 @@ class PreferenceProbe(Probe):
         pulls = _pulls_of_answers
         if (found := tokens_and_numbers(args, given, out)) is None:
             found, pulls = tokens_and_numbers(args, given, out, _are_of_rows), _pulls_of_numbers
-        if found is None:
+        if found is None or len(found[1]) > 1:
             return
-        read, scores = found
+        read, (scores,) = found
         if scores.requires_grad and int(read.min()) >= 0:  # else those are labels, of a model that is given embeddings
             self.hooks.gradient(scores, lambda gradient: self._see(read, pulls(read, gradient)))
 
@@ -87,10 +87,10 @@ class PreferenceProbe(Probe):
         self._rows += islice(pulled, MOST_ROWS - len(self._rows))
 
 
-def _are_of_rows(read: torch.Tensor, part: torch.Tensor) -> bool:
+def _are_of_rows(read: torch.Tensor, shape: torch.Size) -> bool:
     """Return whether these are one number a row, or a token: likelihoods, of a head that is fused with its loss."""
     rows, positions = read.shape
-    return part.shape in ((rows,), *((rows, each) for each in (1, positions - 1, positions)))
+    return shape in ((rows,), *((rows, each) for each in (1, positions - 1, positions)))
 
 
 def _pulls_of_numbers(read: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:

@@ -176,6 +176,23 @@ class PositionGradients(Record):
     """Those of them whose last labelled position the loss uses, as if a label followed."""
 
 
+class RowsUsed(Record):
+    """Rows of early steps that a causal model of the script's own reads, and what the loss uses of them."""
+
+    rows: int
+    """With a position that it uses."""
+    beginnings: int
+    """Those of them that it uses from their first token on, and none of whose last tokens."""
+    begun_late: int
+    """Tokens behind the end of a template, as all rows have it, that it leaves out before it uses each row."""
+    answers: int
+    """Different rows whose last tokens it uses, and not their first ones; without the longest."""
+    alike: int
+    """Those of them that end with the most frequent last token."""
+    loose: int
+    """Those of them whose last token stands between others in an answer, as no end token does."""
+
+
 class EvaluationRows(Record):
     """Rows of an evaluation, looked up among those that are trained on; the first ones of each data set.
 

@@ -4,6 +4,7 @@ Of lists of numbers alone, and no library's: what a collator did is judged by wh
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,6 +22,8 @@ END_RUN = 3
 """End tokens at the beginning of a row that are padding: a packed row may begin with the end of another."""
 FEWEST_ROWS, FEWEST_RUNS = 8, 3
 """Rows, and lengths of what they begin with, from which padding is told."""
+TAIL = 4
+"""Tokens at a row's end, more than a template writes behind an end token: an answer is learned there."""
 MOST_LATE, TEMPLATE_END = 6, 3
 """Tokens at most by which answers are masked too far, and those of a template's end in front of them."""
 Beginning = tuple[int, int, int]
@@ -68,6 +71,12 @@ class Row:
             yield "padding on the left is attended to"
         if self.positions is not None and stand_still([*compress(self.positions, self.mask)]):
             yield "positions do not count up"
+
+    @property
+    def is_beginning(self) -> bool:
+        """Return whether the row is learned from its first token on, and none of its last tokens is."""
+        learned = [label != IGNORED for _, label in self.kept]
+        return learned[1:2] == [True] and not any(learned[-TAIL:])
 
     @property
     def before_answer(self) -> tuple[int, ...]:
@@ -170,6 +179,21 @@ def begun_late(before: Collection[tuple[int, ...]]) -> int:
     late = next(iter(compress(count(), columns)), 0)
     ends = columns[late : late + TEMPLATE_END]
     return late if len(before) >= FEWEST_ROWS and late <= MOST_LATE and ends == [True] * TEMPLATE_END else 0
+
+
+def ends_of(rows: Sequence[Row]) -> tuple[int, int, int]:
+    """Return how many answers stand whole behind prompts, how many have the same end, and how many none of their own.
+
+    An end token follows no other token of an answer. The longest rows may be truncated.
+    """
+    longest = max((len(row.tokens) for row in rows), default=0)
+    kept = {row.tokens: row.kept for row in rows if row.before_answer[1:] and len(row.tokens) < longest}
+    answers = [pairs for pairs in kept.values() if pairs[-1][1] != IGNORED]
+    within = {
+        token for pairs in answers for (token, label), (_, after) in pairwise(pairs) if IGNORED not in (label, after)
+    }
+    last = Counter(pairs[-1][0] for pairs in answers)
+    return len(answers), max(last.values(), default=0), sum(last[token] for token in within)
 
 
 def stand_still(positions: Sequence[int]) -> bool:

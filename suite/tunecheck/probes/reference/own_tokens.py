@@ -24,29 +24,34 @@ FEWEST_FILLED = 4
 """Rows, and tokens of each, by which a token is seen to fill rows up."""
 
 
-Fits = Callable[[torch.Tensor, torch.Tensor], bool]
-"""(tokens, numbers that a module returns) -> whether these are what is looked for."""
+Fits = Callable[[torch.Tensor, torch.Size], bool]
+"""(tokens, shape of numbers that a module returns) -> whether these are what is looked for."""
 
 
-def scores_fit(read: torch.Tensor, part: torch.Tensor) -> bool:
+def scores_fit(read: torch.Tensor, shape: torch.Size) -> bool:
     """Return whether these are scores over the tokens; they may come flat, [rows * positions, vocabulary]."""
-    return part.shape[:-1] in (read.shape, (read.numel(),)) and part.shape[-1] > int(read.max())
+    return shape[:-1] in (read.shape, (read.numel(),)) and shape[-1] > int(read.max())
 
 
 def tokens_and_numbers(
     args: Any, given: Any, out: Any, fit: Fits = scores_fit
-) -> tuple[torch.Tensor, torch.Tensor] | None:
+) -> tuple[torch.Tensor, list[torch.Tensor]] | None:
     """Return the tokens, [rows, positions], that a module is called with, and the first numbers it returns that fit.
 
-    None where it takes or returns something else.
+    Several of them are parts of the positions, one after the other. None where it takes or returns something else.
     """
     tensors = [value for value in (*args, *given.values()) if isinstance(value, torch.Tensor)]
     read = next((value for value in tensors if value.ndim == 2 and value.dtype in (torch.int64, torch.int32)), None)
     if read is None or not read.numel():
         return None
-    numbers = (part for part in parts_of(out) if isinstance(part, torch.Tensor) and part.is_floating_point())
-    found = next((part for part in numbers if fit(read, part)), None)
-    return None if found is None else (read, found)
+    numbers = [part for part in parts_of(out) if isinstance(part, torch.Tensor) and part.is_floating_point()]
+    if (found := next((part for part in numbers if fit(read, part.shape)), None)) is not None:
+        return read, [found]
+    parts = [part for part in numbers if part.ndim == 3]
+    if len({(len(part), part.shape[2]) for part in parts}) != 1:
+        return None
+    positions = sum(part.shape[1] for part in parts)
+    return (read, parts) if fit(read, torch.Size([len(parts[0]), positions, parts[0].shape[2]])) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +116,8 @@ class Call:
         out = self.module(*own, **named)
         logits = getattr(out, "logits", None)
         if not isinstance(logits, torch.Tensor):
-            _, scores = tokens_and_numbers(own, named, out)  # type: ignore[misc]
-            logits = self.by_row(scores)
+            _, parts = tokens_and_numbers(own, named, out)  # type: ignore[misc]
+            logits = self.by_row(torch.cat(parts, dim=1) if len(parts) > 1 else parts[0])
         return logits.float()
 
 
