@@ -189,9 +189,8 @@ def ends_of(rows: Sequence[Row]) -> tuple[int, int, int]:
     longest = max((len(row.tokens) for row in rows), default=0)
     kept = {row.tokens: row.kept for row in rows if row.before_answer[1:] and len(row.tokens) < longest}
     answers = [pairs for pairs in kept.values() if pairs[-1][1] != IGNORED]
-    within = {
-        token for pairs in answers for (token, label), (_, after) in pairwise(pairs) if IGNORED not in (label, after)
-    }
+    neighbours = [pair for pairs in answers for pair in pairwise(pairs)]
+    within = {token for (token, label), (_, after) in neighbours if IGNORED not in (label, after)}
     last = Counter(pairs[-1][0] for pairs in answers)
     return len(answers), max(last.values(), default=0), sum(last[token] for token in within)
 
