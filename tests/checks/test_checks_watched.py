@@ -737,8 +737,17 @@ def test_passes_over_the_same_rows_are_no_accumulation():
         ({"frozen_tensors": 0}, Status.UNJUDGED),
         ({"frozen_tensors": 0, "misfrozen": ("body",)}, Status.SUSPECTED),
         ({"added": (512,)}, Status.SUSPECTED),
+        ({"frozen_tensors": 0, "adapted": ("layer.weight",)}, Status.SUSPECTED),
     ],
-    ids=["healthy", "a new head", "no layer learns", "nothing is frozen", "an attribute in vain", "a new token"],
+    ids=[
+        "healthy",
+        "a head",
+        "no layer",
+        "nothing is frozen",
+        "an attribute in vain",
+        "a new token",
+        "what is adapted",
+    ],
 )
 def test_what_nearly_every_training_has_learn_learns(changes, status):
     """Random features, or norms alone, may be meant."""

@@ -154,7 +154,8 @@ def test_a_head_that_no_file_has_learns(way, frozen, heard, tmp_path):
         )
     model = Wrapper(model) if way == "wrapped" else model
     for name, parameter in model.named_parameters():
-        parameter.requires_grad = "layers.1" in name or ("score" in name and not frozen)
+        inner = "layers.1" in name and "base_layer" not in name
+        parameter.requires_grad = inner or ("score" in name and not frozen)
     rows = [(torch.randint(1, 500, (4, 9)), torch.arange(4) % 3) for _ in range(STEPS)]
 
     train = lambda: steps(model, rows, loss=lambda model, ids, y: model(input_ids=ids, labels=y).loss)  # noqa: E731
@@ -444,6 +445,49 @@ class OfAList(nn.Module):
         for layer in self.layers:
             x = torch.relu(layer(x))
         return self.head(x)
+
+
+class LowRank(nn.Module):
+    """A matrix and two factors that are added to it, kept in a linear layer or beside it."""
+
+    def __init__(self, *, within):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, 3 * WIDTH)
+        if within:
+            self.lora_A, self.lora_B = nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, 3 * WIDTH, bias=False)
+        else:
+            self.lora = nn.ModuleDict(
+                {"down": nn.Linear(WIDTH, 2, bias=False), "up": nn.Linear(2, 3 * WIDTH, bias=False)}
+            )
+        self.head = nn.Linear(3 * WIDTH, 2)
+
+    def forward(self, x):
+        """Return scores of two classes."""
+        down, up = self.lora.values() if hasattr(self, "lora") else (self.lora_A, self.lora_B)
+        return self.head(self.linear(x) + up(down(x)))
+
+
+@pytest.mark.parametrize("within", [True, False])
+@pytest.mark.parametrize(
+    ("frozen", "status"),
+    [(("linear",), Status.PASSED), ((), Status.SUSPECTED), (("linear.bias",), Status.SUSPECTED)],
+    ids=["frozen", "learns", "its bias alone is frozen"],
+)
+def test_a_matrix_beside_low_rank_factors_is_frozen(within, frozen, status, heard):
+    """A head learns beside them."""
+
+    def train():
+        model = LowRank(within=within)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(not name.startswith(frozen or "-"))
+        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+        for _ in range(STEPS):
+            cross_entropy(model(torch.randn(4, WIDTH)), torch.randint(0, 2, (4,))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    finding = heard("usual_tensors_learn", train)
+    assert finding.status is status, finding.detail
 
 
 @pytest.mark.parametrize("how", ["list", "list with an optimizer", "module list"])

@@ -28,7 +28,8 @@ RANDOM_TARGET = "a random network may be a target on purpose, as of a bonus for 
 class UsualTensorsLearn(Check):
     """Matrices that were just drawn at random learn, added tokens too, and a model of transformers in its layers.
 
-    Parameters are frozen by the attribute requires_grad of their own. Another model that learns nothing was loaded.
+    Parameters are frozen by the attribute requires_grad of their own. Matrices with low-rank factors of their own are
+    frozen. Another model that learns nothing was loaded.
     """
 
     needs = frozenset({"user_code"})
@@ -51,8 +52,9 @@ class UsualTensorsLearn(Check):
             "no matrix and no bias of the layers learns, and no adapter lies before the head": seen.layers_rest,
             f"new embeddings of {len(seen.added)} tokens are frozen: {some([*map(str, seen.added)])}": seen.added,
             f"an attribute that torch does not read is to freeze {some(seen.misfrozen)}, which learns": seen.misfrozen,
+            f"{len(seen.adapted)} matrices learn beside their low-rank factors: {some(seen.adapted)}": seen.adapted,
         }
-        if not seen.frozen_tensors and not seen.misfrozen:
+        if not seen.frozen_tensors and not seen.misfrozen and not seen.adapted:
             raise NotApplicable("nothing is frozen")
         return self.unless(holding(wrong), f"none of {seen.frozen_tensors} frozen tensors seems to be as it was drawn")
 

@@ -1,7 +1,8 @@
 """Start to end: every trainable tensor must have moved, every frozen byte must be the same."""
 
 import math
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -22,6 +23,7 @@ from tunecheck.training.tensors import learning, own_parameters, whole
 
 ADDED_TOKENS = ".trainable_tokens_delta."
 """In the names of the rows that peft trains of an embedding."""
+LOW_RANK = "lora"
 CLOSE = 0.85
 """Likeness of a name to requires_grad, by difflib."""
 FEWEST_ELEMENTS, EDGE = 64, 8.0
@@ -138,6 +140,7 @@ class MovementProbe(Probe):
                 below_last_digit=small,
                 drawn=tuple(sorted(self._drawn & now.keys() - {*changed})),
                 misfrozen=self._misfrozen,
+                adapted=tuple(_adapted(self._trainable)),
                 added=tuple(sorted(self._added)),
                 layers_rest=_layers_rest(session.model, math.inf if session.run.holds(Premise.CAUSAL_LM) else A_HEAD),
                 nonfinite=tuple(name for name, p in after.items() if not whole(p).isfinite().all()),
@@ -201,6 +204,19 @@ def _misfrozen(model: Any) -> Iterator[str]:
         off = [key for key, value in vars(part).items() if value is False]
         learns = not others or any(p.requires_grad for p in part.parameters())
         if off and learns and (set(others) & set(off) or get_close_matches("requires_grad", off, cutoff=CLOSE)):
+            yield name
+
+
+def _adapted(trained: Sequence[tuple[str, torch.Tensor]]) -> Iterator[str]:
+    """Yield the matrices that learn beside low-rank factors of their own, which bear "lora" in their names."""
+    factors = defaultdict[str, list[torch.Size]](list)
+    for name, p in trained:
+        if p.ndim == 2 and LOW_RANK in name.lower():
+            factors[name[: name.lower().index(LOW_RANK)].rstrip(".")].append(p.shape)
+    for name, p in trained:
+        owner = name.rpartition(".")[0]
+        beside = [*factors.get(owner, ()), *factors.get(owner.rpartition(".")[0], ())]
+        if p.ndim == 2 and LOW_RANK not in name.lower() and beside[1:] and any(p.shape[1] in each for each in beside):
             yield name
 
 

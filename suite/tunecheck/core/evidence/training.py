@@ -210,6 +210,8 @@ class Movement(Record):
     """Trainable tensors in fp32, the last digit of most of whose weights exceeds the rate, or every tensor's change."""
     drawn: tuple[str, ...] = ()
     """Frozen matrices with the values that were drawn when their module was built, and that no file brought."""
+    adapted: tuple[str, ...] = ()
+    """Matrices that learn beside low-rank factors of their own."""
     misfrozen: tuple[str, ...] = ()
     """Modules and tensors that learn, and have an attribute which looks like requires_grad and is False."""
     added: tuple[int, ...] = ()
