@@ -453,6 +453,7 @@ class LowRank(nn.Module):
     def __init__(self, *, within):
         super().__init__()
         self.linear = nn.Linear(WIDTH, 3 * WIDTH)
+        nn.init.normal_(self.linear.weight)  # as of a file
         if within:
             self.lora_A, self.lora_B = nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, 3 * WIDTH, bias=False)
         else:

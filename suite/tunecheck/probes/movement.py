@@ -216,7 +216,7 @@ def _adapted(trained: Sequence[tuple[str, torch.Tensor]]) -> Iterator[str]:
     for name, p in trained:
         owner = name.rpartition(".")[0]
         beside = [*factors.get(owner, ()), *factors.get(owner.rpartition(".")[0], ())]
-        if p.ndim == 2 and LOW_RANK not in name.lower() and beside[1:] and any(p.shape[1] in each for each in beside):
+        if p.ndim == 2 and LOW_RANK not in name.lower() and beside[1:] and p.shape[1] in beside[0]:
             yield name
 
 
