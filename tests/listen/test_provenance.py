@@ -150,6 +150,7 @@ RIGHT = {
         log_softmax(scores, 0), logits().softmax(0).log(), reduction="batchmean", log_target=True
     ),
     "of attention": lambda scores: cross_entropy((scores.softmax(-1) @ torch.eye(5)) * 3, LABELS),
+    "a larger sigmoid": lambda scores: cross_entropy(10 * scores.sigmoid(), LABELS),
     "binary": lambda scores: binary_cross_entropy_with_logits(scores[:, 0], LIKELY[:, 0]),
     "by hand": lambda scores: nll_loss(log_softmax(scores.float(), -1), LABELS),
     "pairs": lambda scores: cosine_embedding_loss(scores, LIKELY, torch.tensor([1, -1, 1, 1, -1, 1])),
@@ -158,6 +159,7 @@ RIGHT = {
 WRONG = {
     "cross_entropy": lambda scores: cross_entropy(scores.softmax(-1), LABELS),
     "smoothed": lambda scores: cross_entropy(scores.softmax(-1).float()[:6], LABELS, label_smoothing=0.1),
+    "a sigmoid": lambda scores: cross_entropy(scores.sigmoid().view(6, 5), LABELS),
     "by hand": lambda scores: nll_loss(scores.softmax(-1), LABELS),
     "binary": lambda scores: binary_cross_entropy_with_logits(scores.sigmoid()[:, 0], LIKELY[:, 0]),
     "distilled": lambda scores: torch.nn.functional.kl_div(scores.softmax(-1), LIKELY, reduction="batchmean"),

@@ -107,7 +107,8 @@ class AnswersEnd(Check):
         if share > self.max_open_share and (tokens := _common_length(loose)):
             detail += f", and the same length of {tokens} tokens"
             return self.at_most(share, self.max_open_share, detail, meant=FIXED_WIDTH, causes=[CUT_ALIKE])
-        return self.at_most(share, self.max_open_share, detail, causes=[NO_END])
+        meant = "" if any(row.last.strip() for row in loose) else "a new line may be what ends an answer"
+        return self.at_most(share, self.max_open_share, detail, meant=meant, causes=[NO_END])
 
 
 class WrittenAnswersEnd(Check):
@@ -146,7 +147,7 @@ class WrittenAnswersEnd(Check):
 def _needs_no_end(rows: Sequence[RowSpan]) -> str:
     """Return why these answers may do without an end token; "" where nothing says so."""
     last, times = Counter(row.last for row in rows).most_common(1)[0]
-    if times >= ALIKE * len(rows) and last.rstrip(" ")[-1:] not in PUNCTUATION:  # a space alone marks no end
+    if times >= ALIKE * len(rows) and last.rstrip()[-1:] not in PUNCTUATION:  # a space or a new line marks no end
         return f"all answers end with {last!r}, which may be their own end mark"
     if _common_length(rows) == 1:
         return "all answers have one token"

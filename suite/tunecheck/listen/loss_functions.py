@@ -108,6 +108,8 @@ def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
             if given is not None and given.name() in squashed:
                 found.append(f"{_plainly(node)} of a {_plainly(given)}")
             elif node.name() in ENTROPIES and given is not None:
+                bounded = given.name() == "LogSoftmaxBackward0" and straight_back(given.next_functions[0])[0]
+                found += ["cross_entropy of a Sigmoid"] if bounded and bounded.name() == "SigmoidBackward0" else []
                 counts["again"] += any(_is_same_entropy(node, other) for other in entropies)
                 counts["mispaired"] += positives_without_twin(node)
                 entropies.append(node)
