@@ -292,6 +292,11 @@ def watched(*records):
     return adding(trace, *(record for record in usual if type(record) not in kinds), *records)
 
 
+def of_unknown_labels(*records):
+    """A trace with these records in place of the healthy ones, of a loss that nobody follows."""
+    return with_run(watched(*records), premises=BY_A_SCRIPT | opened({"labels_known": "a loss of its own"}))
+
+
 def having_problem(trace):
     """The trace with a row whose padding is learned."""
     return with_record(trace, e.Window, 0, problems={"padding is supervised": "'<pad>'"})
@@ -392,8 +397,8 @@ FAULTS = {
     },
     "rows_reach_loss": {
         "the first position": lambda: watched(positions(unseen=54)),
-        "prompts alone": lambda: watched(used(beginnings=24)),
-        "answers from their third token on": lambda: watched(used(begun_late=2)),
+        "prompts alone": lambda: of_unknown_labels(used(beginnings=24)),
+        "answers from their third token on": lambda: of_unknown_labels(used(begun_late=2)),
     },
     "no_target_leakage": {
         "labels that are not shifted": lambda: watched(positions(raising_own=40)),
@@ -627,7 +632,7 @@ def test_answers_that_need_no_end_are_not_held_to_one(change, why):
 def test_a_space_is_no_end_mark(last):
     """A template may leave one behind each answer."""
     finding = CHECKS["answers_end"]()(watched(spans(lambda number: {"ended": False, "last": last})))
-    assert finding.status is Status.FAILED
+    assert finding.status is (Status.FAILED if last.strip() else Status.SUSPECTED)
 
 
 @pytest.mark.parametrize(

@@ -365,6 +365,8 @@ def test_targets_that_are_no_probabilities(targets, masked, outside):
         (lambda x: normalize(x) @ normalize(x + 1).t(), mse_loss, (1.0, 5.0), "outputs that reach -1 to 1"),
         (lambda x: (normalize(x) * normalize(x + 1)).sum(1), smooth_l1_loss, (1.0, 5.0), "reach -1 to 1"),
         (lambda x: cosine_similarity(x, x + 1).bfloat16(), mse_loss, (1.0, 5.0), "reach -1 to 1"),
+        (lambda x: torch.cat([x.tanh(), 2 * x.sigmoid()], 1), mse_loss, (3.0, 5.0), "outputs that reach -1 to 2"),
+        (lambda x: torch.cat([x.tanh(), x], 1), mse_loss, (3.0, 5.0), ""),
         (lambda x: -3 * x.sigmoid().squeeze(), mse_loss, (0.0, 5.0), "MseLoss of outputs that reach -3 to 0"),
         (lambda x: x.relu(), mse_loss, (-5.0, 0.0), "MseLoss of outputs that reach 0 to inf"),
         (lambda x: x.sigmoid(), lambda out, wanted: mse_loss(wanted, out), (2.0, 5.0), "outputs that reach 0 to 1"),
@@ -385,7 +387,8 @@ def test_targets_that_are_no_probabilities(targets, masked, outside):
         ),
     ],
     ids=[
-        *("tanh", "cosines", "pairs", "similarity", "scaled", "relu", "exchanged"),
+        *("tanh", "cosines", "pairs", "similarity", "two parts", "of one nobody knows"),
+        *("scaled", "relu", "exchanged"),
         *("squares", "l1", "l1 within", "within", "few outside"),
         *("scaled to them", "moved", "products", "a learned factor", "left out"),
     ],

@@ -902,3 +902,31 @@ def test_scores_that_a_model_returns_in_parts(given, check, words, tmp_path):
     finding = judged(check, tmp_path, InParts(), step)
     assert finding.status is (Status.SUSPECTED if words else Status.PASSED), finding.detail
     assert words in finding.detail
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, ""),
+        ({"end": False}, ""),
+        ({"inverted": True}, "from their first token on"),
+        ({"at": 3}, "the first 3 tokens"),
+    ],
+)
+def test_a_policys_loss_uses_its_answers(given, words, tmp_path):
+    """Of a model of transformers, by a loss that nobody follows; what it writes itself need have no end."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=TOKENS, **sizes))
+
+    def step(model):
+        ids, labels = answers(**given)
+        mask = ids != PAD
+        scores = model(input_ids=ids, attention_mask=mask.long()).logits[:, :-1].log_softmax(-1)
+        each = scores.gather(2, ids[:, 1:, None])[..., 0]
+        return -(torch.randn(len(ids), 1) * each * (labels[:, 1:] != -100)).sum(1).mean()
+
+    reach, ends = (judged(check, tmp_path / check, model, step) for check in ("rows_reach_loss", "written_answers_end"))
+    assert reach.status is (Status.SUSPECTED if words else Status.PASSED), reach.detail
+    assert words in reach.detail
+    assert ends.status is Status.UNJUDGED

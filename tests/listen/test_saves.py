@@ -256,7 +256,7 @@ def test_what_learns_lies_in_a_file(learns, kept, kind):
 
     finding = CHECKS["saved_as_trained"]()(adding(with_run(healthy(), features=["user_code"]), *records))
     assert (finding.status is not Status.PASSED) == (
-        kind == "teacher" or (kind in ("head", "body") and not learns) or not records
+        kind in ("teacher", "body") or (kind == "head" and not learns) or not records
     )
     assert ("another model" in finding.detail) is (kind == "teacher")
 
@@ -328,6 +328,25 @@ def test_a_base_whose_adapters_were_taken_off_is_told(leave, base):
     saves.written(getattr(model, leave)())
 
     assert [seen.without_adapters for seen in records] == base
+
+
+@pytest.mark.parametrize("other_learns", [True, False])
+def test_a_base_beside_what_learns_elsewhere_is_told(other_learns, monkeypatch):
+    """As of a soft prompt, beside another training of the same base, whose tensors are not this one's."""
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr(saves, "_TRAINED", saves.WeakKeyDictionary())
+    torch.manual_seed(0)
+    base, records = torch.nn.Linear(4, 3).requires_grad_(False), []
+    prompts = [torch.nn.ModuleDict({"base": base, "prompt": torch.nn.Embedding(2, 4)}) for _ in range(2)]
+    for prompt, tell in zip(prompts, [records.append, lambda record: None], strict=True):
+        if prompt is prompts[0] or other_learns:
+            saves.watch(prompt, tell)
+        learn(prompt)
+    saves.written(base.state_dict())
+    saves.written(prompts[1]["prompt"].state_dict())
+
+    seen = [(each.without_adapters, each.trained, each.other) for each in records]
+    assert seen == [(1, 0, 0), (0, 0, int(not other_learns))]
 
 
 def test_what_a_probe_saves_is_not_the_scripts(heard, monkeypatch):

@@ -248,6 +248,49 @@ def test_adapters_lie_before_the_head(names, status, heard):
     assert heard("usual_tensors_learn", train).status is status
 
 
+class Forwarding(nn.Module):
+    """A head of its own over a model, whose other attributes it has, too, but for the head."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.get_base_model = inner, inner.get_base_model
+
+    def forward(self, ids):
+        """Return the model's scores."""
+        return self.inner(input_ids=ids).logits
+
+
+def test_a_wrapper_need_not_name_its_output_layer(heard):
+    """As TRL's of a model with a value head."""
+    model = Forwarding(get_peft_model(causal(), LoraConfig(target_modules=["q_proj"])))
+    rows = [(torch.randint(1, 60, (4, 9)),) for _ in range(STEPS)]
+
+    loss = lambda model, ids: cross_entropy(model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())  # noqa: E731
+    assert heard("usual_tensors_learn", lambda: steps(model, rows, loss=loss)).status is Status.PASSED
+
+
+class Seeing(LlamaForCausalLM):
+    """A language model that reads a picture before its tokens."""
+
+    def forward(self, input_ids, labels=None, pixel_values=None):
+        """Add the picture to the first embedding."""
+        embeddings = self.get_input_embeddings()(input_ids)
+        first = embeddings[:, :1] + pixel_values[:, None]
+        return super().forward(inputs_embeds=torch.cat([first, embeddings[:, 1:]], dim=1), labels=labels)
+
+
+@pytest.mark.parametrize("check", ["loss_oracle", "accumulation_oracle", "labels_as_configured"])
+def test_a_model_that_is_given_a_picture_cannot_be_called_again(check, heard):
+    """Without it, that is; in a plain loop."""
+    model = Seeing(causal().config)
+    rows = [(torch.randint(1, 60, (4, 9)), torch.randn(4, model.config.hidden_size)) for _ in range(STEPS)]
+    loss = lambda model, ids, seen: model(ids, labels=ids, pixel_values=seen).loss  # noqa: E731
+
+    finding = heard(check, lambda: steps(model, rows, loss=loss))
+    assert finding.status is Status.UNJUDGED
+    assert "the model receives pixel_values besides tokens" in finding.detail
+
+
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(
     ("check", "shift", "status"),

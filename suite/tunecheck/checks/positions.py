@@ -3,6 +3,7 @@
 from tunecheck.core.check import Check, enough, required, worst_of
 from tunecheck.core.evidence import CallOrder, CutOff, PositionGradients, RowsUsed
 from tunecheck.core.finding import Finding
+from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Trace
 
 FILLED_UP = "a script may have its rows' filling learned"
@@ -123,7 +124,8 @@ class RowsReachLoss(Check):
         if lost and not in_turns:
             detail = f"forward passes with gradients whose results get none, in each step: {lost[0].passes}"
             return self.at_most(lost[0].passes, 0, detail, meant=FOR_A_METRIC, causes=[DETACHED])
-        for used in trace.records(RowsUsed):
+        # else labels_as_configured judges them
+        for used in trace.records(RowsUsed) if trace.why({Premise.CAUSAL_LM, Premise.LABELS_KNOWN}) else ():
             if used.begun_late:
                 detail = f"the first {used.begun_late} tokens of every answer, behind the template, are not learned"
                 return self.at_most(used.begun_late, 0, detail, meant=LATE, causes=[LATE_BY])

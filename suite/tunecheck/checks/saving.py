@@ -401,8 +401,8 @@ class SavedAsTrained(Check):
             return self.unless(told, "", meant=COPY_OF_START)
         others = last or seen  # a checkpoint is no answer to that, either
         if (base := max(w.without_adapters for w in others)) and not any(w.trained or w.other for w in others):
-            problems.append(f"{base} plain base weights are saved, without the trained adapters")
-            copied |= any(w.trained or w.other for w in seen)
+            problems.append(f"{base} plain base weights are saved, without what was trained")
+            copied |= "adapters" not in trace.run.features or any(w.trained or w.other for w in seen)
         merged = any(attempt.all(Merged) or attempt.all(ReadBack) for attempt in trace.attempts)
         nothing_trained = not merged and not any(w.trained or w.other > w.resting for w in seen)
         if nothing_trained and (resting := max((w.resting for w in own), default=0)):

@@ -18,7 +18,7 @@ from tunecheck.training.restore import model_mode, random_state, uncached, witho
 
 def objective_of(model: Any, given: Mapping[str, Any]) -> str:
     """Return why rows and loss are not those of a causal language model, by its first call; "" where they are."""
-    return other_model(model) or other_rows(given.get("input_ids")) if is_causal(model) else own_objective(model)
+    return other_model(model) or other_rows(given) if is_causal(model) else own_objective(model)
 
 
 def run_of(model: Any, optimizer: Any, listener: Listener, autocast: torch.dtype | None, objective: str) -> WatchedRun:

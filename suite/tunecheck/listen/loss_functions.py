@@ -149,6 +149,10 @@ def terms_of(loss: torch.Tensor) -> Iterator[Any]:
 def reach_of(edge: Any) -> tuple[float, float] | None:
     """Return the range of what a function gives, by its last bounded part and constant factors; None for others."""
     node = straight_back(edge)[0]
+    if node is not None and node.name() == "CatBackward0":
+        parts = [reach_of(part) for part in node.next_functions]
+        ends = [end for part in parts if part is not None for end in part]
+        return None if None in parts or not ends else (min(ends), max(ends))
     if node is None or node.name() not in FACTORS:
         return None if node is None else (-1.0, 1.0) if _is_cosine(node) else REACHES.get(node.name())
     (given, (other, _)), factor = node.next_functions, node._saved_other

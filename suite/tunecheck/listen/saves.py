@@ -73,7 +73,7 @@ def reloading(module: Any, state_dict: Mapping[str, Any], *_: Any, **__: Any) ->
     Those of a state_dict() that was kept share their memory with the parameters, and have learnt with them.
     """
     for trained in list(_TRAINED.values()):
-        held = {id(p): name for name, p in trained.present().items() if name in trained.before}
+        held = {id(p): name for name, p in trained.learnt.items()}
         pairs = [(p, state_dict[name]) for name, p in module.named_parameters() if name in state_dict]
         own = {held[id(p)]: p for p, given in pairs if id(p) in held and given.data_ptr() == p.data_ptr()}
         if own and len(own) == sum(id(p) in held for p, _ in pairs):
@@ -118,8 +118,8 @@ class _Trained:
         shapes = {p.shape for p in learns.values()}
         frozen = [p for p in model.parameters() if not p.requires_grad and not _is_constant(sample(p))]
         values = {p: value_of(p) for p in frozen}
-        self._base = {value for p, value in values.items() if id(p) in under and p.ndim > 1}
-        """Weights under adapters, which merging changes."""
+        self._base = {value for p, value in values.items() if p.ndim > 1 and (not under or id(p) in under)}
+        """Weights under adapters, which merging changes; else all frozen matrices."""
         self._resting = {value for p, value in values.items() if p.shape in shapes}
         """Frozen tensors of a trained one's shape: of another adapter, say."""
         self.before = {name: value_of(p) for name, p in learns.items()}
@@ -151,6 +151,11 @@ class _Trained:
         parts = ((name, held) for name, part in self._parts if (held := part()) is not None)
         return {f"{part}.{name}".lstrip("."): p for part, held in parts for name, p in held.named_parameters()}
 
+    @property
+    def learnt(self) -> dict[str, torch.nn.Parameter]:
+        """Return those that were to learn, as they are by now."""
+        return {name: p for name, p in self.present().items() if name in self.before}
+
     def script_ends(self) -> None:
         """Tell where what the script wrote of the model is not what it has learned."""
         moved = [name for name in self.before if name in self.moved]
@@ -165,7 +170,7 @@ class _Trained:
     def written(self, model: Any, held: Mapping[str, torch.Tensor], file: str = "") -> None:
         """Record what of the trained tensors is in these, if any of them has moved by now."""
         live = self.present()
-        now = {name: p for name, p in live.items() if name in self.before}
+        now = self.learnt
         values = {name: value_of(p) for name, p in now.items()}
         moved = {name for name, value in values.items() if value != self.before[name]}
         # as an average that is never updated leaves a model into which it is copied for a save
@@ -178,6 +183,7 @@ class _Trained:
         self._kept |= {name for name in moved if values[name] in found}
         self._others |= matrices & self._beside
         self._strange |= not matrices <= self._known | {*values.values()}
+        of_others = {v for each in _TRAINED.values() if each is not self for v in map(value_of, each.learnt.values())}
         # an adapter that rests beside the trained one, as a reference, may be what that was
         present = {value_of(p) for p in live.values() if p.shape in shapes}
         distinct = moved & self._telling
@@ -200,7 +206,7 @@ class _Trained:
             returned=bool(returned),
             start=bool(distinct) and all(self.before[name] in found - present for name in distinct),
             overwrites=file in self._files and not any(values[name] in found for name in moved) and bool(earlier),
-            other=len(found - {*values.values(), *self.before.values()}),
+            other=len(found - of_others - {*values.values(), *self.before.values()}),
             resting=len(found & self._resting - {*values.values(), *self.before.values()}),
             misnamed=tuple(f"{name} of {other}" for name, other in wrong if other and values[name] != values[other]),
             # a reference beside the trained one, as TRL's DPO keeps it, is the model's own

@@ -185,23 +185,23 @@ def other_objective(model: Any, micro_batches: Sequence[Mapping[str, Any]], trai
         ids, labels = given.get("input_ids"), given.get("labels")
         if ids is None or labels is None:
             return f"the model receives {', '.join(sorted(given))}, but not both input_ids and labels"
-        if reason := other_rows(ids):
+        if reason := other_rows(given):
             return reason
         if labels.shape != ids.shape:
             return f"labels of shape {list(labels.shape)} do not match tokens of shape {list(ids.shape)}"
-        # pixels, sound, embeddings; a mask may be of numbers, too
-        numbers = [n for n, value in given.items() if getattr(value, "is_floating_point", bool)() and value.dim() > 1]
-        if other := sorted(name for name in numbers if "mask" not in name):
-            return f"the model receives {', '.join(other)} besides tokens, which tunecheck cannot replay"
     return ""
 
 
-def other_rows(ids: Any) -> str:
-    """Return why these tokens are no rows, as where each row has several candidates; "" where they may be."""
-    if ids is None:
+def other_rows(given: Mapping[str, Any]) -> str:
+    """Return why a model is not given rows of tokens alone, as where a row has several candidates, or a picture."""
+    if (ids := given.get("input_ids")) is None:
         return "the model is called without input_ids, so its rows are unknown"
-    shape = list(getattr(ids, "shape", (1, 1)))
-    return f"the model receives tokens of shape {shape}, not of [rows, tokens]" if len(shape) != 2 else ""
+    if len(shape := list(getattr(ids, "shape", (1, 1)))) != 2:
+        return f"the model receives tokens of shape {shape}, not of [rows, tokens]"
+    # pixels, sound, embeddings; a mask may be of numbers, too
+    numbers = [n for n, value in given.items() if getattr(value, "is_floating_point", bool)() and value.dim() > 1]
+    other = ", ".join(sorted(name for name in numbers if "mask" not in name))
+    return f"the model receives {other} besides tokens, which tunecheck cannot replay" if other else ""
 
 
 def prepends(model: Any) -> bool:

@@ -227,8 +227,8 @@ def _layers_rest(model: Any, most: float) -> bool:
     of them are a network of its own, as one that maps pictures to tokens.
     """
     if hasattr(model, "get_base_model"):
-        adapted = adapted_layers(model).values()
-        return bool(adapted) and all(layer is model.get_output_embeddings() for layer in adapted)
+        adapted, head = adapted_layers(model).values(), _output_layer(model)
+        return bool(adapted) and all(layer is head for layer in adapted)
     stacks = [stacked_layers(module) for module in model.modules() if is_pretrained(module)]
     named = [pair for layers in stacks for layer in layers for pair in layer.named_parameters()]
     if not named or any(p.requires_grad and (p.ndim > 1 or name.endswith("bias")) for name, p in named):
@@ -237,9 +237,13 @@ def _layers_rest(model: Any, most: float) -> bool:
     return bool(learnt <= most * sum(p.numel() for p in {p for _, p in named}))
 
 
+def _output_layer(model: Any) -> Any:
+    return getattr(model, "get_output_embeddings", lambda: None)()
+
+
 def _head(model: Any) -> Any:
     """The head's weights; None without one."""
-    return getattr(getattr(model, "get_output_embeddings", lambda: None)(), "weight", None)
+    return getattr(_output_layer(model), "weight", None)
 
 
 def _learning_in_part(model: Any, lookup: Any) -> dict[str, torch.Tensor]:

@@ -63,7 +63,7 @@ class PositionProbe(Probe):
         # a causal model of transformers is looked at with rows of our own; of several processes all would have to call
         self._looks_ahead = not session.run.holds(Premise.CAUSAL_LM) and session.processes == 1
         self._rows: list[Row] = []
-        """Of a model of the script's own, where it learns to predict its next tokens; labels are what the loss uses."""
+        """Of a model that learns its next tokens; labels are what the loss uses."""
         self._turned = False
         """Whether rows are seen to be columns: a model of the script's own may read [positions, rows]."""
 
@@ -133,7 +133,8 @@ class PositionProbe(Probe):
         """Tell which part of the rows the loss uses."""
         before = {row.before_answer for row in self._rows} - {()}
         if self._rows:
-            answers, alike, loose = ends_of(self._rows)
+            # a model of transformers may have written its rows itself, up to some length
+            answers, alike, loose = ends_of([] if self._models else self._rows)
             self.emit(
                 RowsUsed(
                     rows=len(self._rows),
@@ -174,7 +175,7 @@ class PositionProbe(Probe):
             read = given.get("decoder_input_ids")
         if _learns(logits) and _of_positions(read, logits) and logits.shape[-1] >= vocabulary:
             self.hooks.gradient(logits, partial(self._add_raised, Call(model, args, given, read)))
-            self.hooks.gradient(logits, partial(self._note_used, read))
+            self.hooks.gradient(logits, partial(self._note_used, read, mask))
             if _of_positions(mask, logits) and not model.config.is_encoder_decoder:
                 self.hooks.gradient(logits, partial(self._add_asked_behind, mask, read))
 
@@ -268,7 +269,7 @@ class PositionProbe(Probe):
                 self._add_norms(padding, raised.call.by_row(way.gradient))
             self._count(raised)
             if raised.ask_for_next:
-                self._keep(raised.call.rows, raised.call.by_row(way.gradient) != 0)
+                self._keep(raised.call.rows, (raised.call.by_row(way.gradient) != 0).any(dim=-1))
             if self._looks_ahead and raised.ask_for_next:
                 self._looks_ahead, at = False, raised.most_asked()
                 seeing, asked = way.rows_that_see(at, turned=raised.call.turned), raised.everywhere()[:, at]
@@ -323,11 +324,11 @@ class PositionProbe(Probe):
         real = real & used.any(dim=1, keepdim=True)
         self._counts.update(tokens=int(real.sum()), unseen=int((real & ~_and_before(used)).sum()))
 
-    def _keep(self, read: torch.Tensor, used: torch.Tensor) -> None:
-        """Keep these rows, with the tokens that their positions before are asked for as labels."""
+    def _keep(self, read: torch.Tensor, used: torch.Tensor, mask: torch.Tensor | None = None) -> None:
+        """Keep these rows, with the tokens that their used positions before are asked for as labels."""
         labels = torch.full_like(read, IGNORED)
-        labels[:, 1:] = torch.where(used.any(dim=-1)[:, :-1], read[:, 1:], IGNORED)
-        rows = zip(*(part.tolist() for part in (read, labels, _tokens(read, None).int())), strict=True)
+        labels[:, 1:] = torch.where(used[:, :-1], read[:, 1:], IGNORED)
+        rows = zip(*(part.tolist() for part in (read, labels, _tokens(read, mask).int())), strict=True)
         self._rows += [Row(*row) for row in rows if {*row[1]} != {IGNORED}]
 
     def _add_asked_behind(self, mask: torch.Tensor, read: torch.Tensor, gradient: torch.Tensor) -> None:
@@ -338,8 +339,9 @@ class PositionProbe(Probe):
             telling, raised = _raised_by(found)
             self._counts.update(followed=len(found), asked_behind=int((telling & (raised == padding)).sum()))
 
-    def _note_used(self, read: torch.Tensor, gradient: torch.Tensor) -> None:
+    def _note_used(self, read: torch.Tensor, mask: torch.Tensor | None, gradient: torch.Tensor) -> None:
         self._used.append((read, (gradient.amax(dim=-1) != 0) | (gradient.amin(dim=-1) != 0)))
+        self._keep(*self._used[-1], mask)
 
     def _compare_with_labels(self, window: Sequence[Batch]) -> None:
         """Count answers behind a prompt that is not learned, and those used from one position too late, or too far."""
@@ -364,7 +366,7 @@ class PositionProbe(Probe):
                 found, self._own_call, self._turned = turned, turned.call, turned.call.turned
         if found.call is self._own_call and found.ask_for_next:
             self._add_unseen(_tokens(found.call.rows, None), found.call.by_row(gradient))
-            self._keep(found.call.rows, found.call.by_row(gradient) != 0)
+            self._keep(found.call.rows, (found.call.by_row(gradient) != 0).any(dim=-1))
         self._count(found)
         if self._looks_ahead and self._asked is None and found.ask_for_next:
             self._asked = found

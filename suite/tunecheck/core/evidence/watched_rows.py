@@ -177,7 +177,7 @@ class PositionGradients(Record):
 
 
 class RowsUsed(Record):
-    """Rows of early steps that a causal model of the script's own reads, and what the loss uses of them."""
+    """Rows of early steps, and what the loss uses of them: it tells labels that nobody knows."""
 
     rows: int
     """With a position that it uses."""
@@ -186,7 +186,8 @@ class RowsUsed(Record):
     begun_late: int
     """Tokens behind the end of a template, as all rows have it, that it leaves out before it uses each row."""
     answers: int
-    """Different rows whose last tokens it uses, and not their first ones; without the longest."""
+    """Different rows whose last tokens it uses, and not their first ones; without the longest. 0 where a model of
+    transformers may have written them."""
     alike: int
     """Those of them that end with the most frequent last token."""
     loose: int
