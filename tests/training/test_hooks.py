@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import ast
-from contextlib import contextmanager
+import inspect
+import pickle
+import signal
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tunecheck.core.paths import shipped_folder
-from tunecheck.training.hooks import Hooks, OwnHooks
+from tunecheck.probes.movement import MovementProbe
+from tunecheck.training.events import Probes
+from tunecheck.training.hooks import Hooks, OwnHooks, nothing
 
 SUITE = shipped_folder() / "suite" / "tunecheck"
 
@@ -177,8 +183,9 @@ def test_nothing_is_hooked_around_the_guard():
     assert guilty == set()
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
 def test_a_hook_is_no_part_of_what_is_compiled(monkeypatch):
-    """torch.compile would make it one, and fail in it: what it traces is the training's alone."""
+    """torch.compile would make it one, and fail in it: what it traces is the training's alone. A step is heard."""
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "0")
     monkeypatch.setattr(torch._dynamo.config, "disable", False)
     model, called = Model(), []
@@ -192,9 +199,14 @@ def test_a_hook_is_no_part_of_what_is_compiled(monkeypatch):
     with Hooks() as hooks:
         hooks.before(model.linear, note)
         out = torch.compile(in_compiled, backend="eager", fullgraph=True)(torch.ones(1, 4))
+        assert not called
+        out.sum().backward()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        hooks.optimizer_steps(lambda *_: called.append(torch.compiler.is_compiling()), nothing)
+        torch.compile(lambda: optimizer.step(), backend="eager")()
 
     assert torch.equal(out, model(torch.ones(1, 4)))
-    assert not called
+    assert called == [False]
     assert not hooks.error
 
 
@@ -221,3 +233,88 @@ def test_a_hook_before_sees_what_the_modules_own_hooks_hand_on():
     assert [*within[0]] == [own.id]
     assert len(module._forward_pre_hooks) == 2
     assert not module._forward_pre_hooks_with_kwargs
+
+
+class Distilled(Model):
+    """One linear, and the functions that a script may keep beside it."""
+
+    def __init__(self):
+        super().__init__()
+        self.loss, self.clip = torch.nn.functional.kl_div, torch.nn.utils.clip_grad_norm_
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
+def test_a_function_that_is_heard_stays_what_it_was():
+    """A model that holds it is pickled in the window and after it, and what calls it is scripted."""
+    model, called = Distilled(), []
+    likely, wanted = torch.zeros(2, 4), torch.full((2, 4), 0.25)
+    signature = inspect.signature(model.loss)
+    first, second = Hooks(), Hooks()
+    for number, hooks in enumerate((first, second)):
+        hooks.function(torch.nn.functional, "kl_div", after=lambda *_, at=number, **__: called.append(at))
+        hooks.function(torch.nn.utils, "clip_grad_norm_", before=lambda *_, at=number, **__: called.append(at))
+    model.loss(likely, wanted, reduction="batchmean")
+    model.clip(model.parameters(), 1.0)
+    scripted = torch.jit.script(torch.nn.KLDivLoss(reduction="sum"))(likely, wanted)
+    assert called == [0, 1, 1, 0]
+    for hooks in (first, second, None):  # the first ends before the second
+        assert pickle.loads(pickle.dumps(model)).loss is torch.nn.functional.kl_div
+        assert inspect.signature(model.loss) == signature
+        if hooks is not None:
+            hooks.remove()
+    model.loss(likely, wanted, reduction="batchmean")
+
+    assert called == [0, 1, 1, 0]
+    assert not vars(model.loss)
+    assert torch.equal(scripted, model.loss(likely, wanted, reduction="sum"))
+
+
+class Preempted(Exception):
+    """What a script raises when a signal comes."""
+
+
+WORK = {
+    "hook": trained,
+    "probe": lambda *_: Probes((MovementProbe,), nothing).start(
+        SimpleNamespace(device=torch.device("cpu"), seen_whole=nullcontext)
+    ),
+}
+
+
+@pytest.mark.parametrize("whose", WORK)
+def test_what_a_signals_handler_raises_is_the_scripts(whose, monkeypatch):
+    """Also while ours is at work: a script that is preempted saves then."""
+
+    def preempted(*_):
+        raise Preempted
+
+    def at_work(*_, **__):
+        signal.raise_signal(signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, preempted)
+    try:
+        monkeypatch.setattr(MovementProbe, "start", at_work)
+        with Hooks() as hooks, pytest.raises(Preempted):
+            WORK[whose](hooks, at_work)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+SAVED = []
+
+
+def saving(module, _):
+    """Write the module, once."""
+    if not SAVED:
+        SAVED.append(pickle.dumps(module))
+
+
+def test_a_model_that_a_hook_of_its_own_saves():
+    """Nothing of ours is in what its hook writes, though at that moment we are one of its hooks."""
+    model, row = Model(), torch.ones(1, 4)
+    model.register_forward_pre_hook(saving)
+    with Hooks() as hooks:
+        hooks.before(model, fails, with_kwargs=True)
+        model(row)
+    assert b"tunecheck" not in SAVED[0]
+    assert torch.equal(pickle.loads(SAVED[0])(row), model.linear(row))

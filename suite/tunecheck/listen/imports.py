@@ -149,14 +149,15 @@ def _wrap_torch(module: ModuleType) -> None:
 
 def _tell(owner: Any, name: str, before: Callable[..., Callable[[Any], None] | None]) -> Undo:
     """Tell each call of this function to `before`, and the result to what that returns. Return what undoes it."""
-    called = heard = getattr(owner, name)
+    from tunecheck.training.hooks import nothing, stand_in
+
+    heard = getattr(owner, name)
     while (tells := getattr(heard, "tells", None)) is not None:  # several may be told of one function
-        if tells is before:
-            return lambda: None
+        if getattr(tells, "before", None) is before:
+            return nothing
         heard = heard.__wrapped__
 
-    @functools.wraps(called)
-    def told(*args: Any, **kwargs: Any) -> Any:
+    def told(called: Any, *args: Any, **kwargs: Any) -> Any:
         ours = _where("tunecheck.training.events", "probing")
         after = None if ours and ours() else _quietly(name, lambda: before(*args, **kwargs))
         result = called(*args, **kwargs)
@@ -164,13 +165,8 @@ def _tell(owner: Any, name: str, before: Callable[..., Callable[[Any], None] | N
             _quietly(name, lambda: after(result))
         return result
 
-    def undo() -> None:
-        if vars(owner).get(name) is told:  # else somebody else has replaced ours
-            setattr(owner, name, called)
-
-    vars(told)["tells"] = before
-    setattr(owner, name, told)
-    return undo
+    vars(told)["before"] = before
+    return stand_in(owner, name, told)
 
 
 def _quietly(name: str, call: Callable[[], Any]) -> Any:
@@ -178,6 +174,7 @@ def _quietly(name: str, call: Callable[[], Any]) -> Any:
         return call()
     except Exception as error:
         say(f"cannot watch {name} ({type(error).__name__}: {error})")
+        _where("tunecheck.training.hooks", "let_through")(error)
         return None
 
 
@@ -225,7 +222,7 @@ def hear_script() -> Undo:
     return end
 
 
-OF_SOME_VERSIONS = {"safe_save_file", "PretrainedConfig.save_pretrained", "PreTrainedConfig.save_pretrained"}
+OF_SOME_VERSIONS = {"PretrainedConfig.save_pretrained", "PreTrainedConfig.save_pretrained"}
 """Names that a library may lack: others of them are the same functions."""
 DATA_SETS = "datasets.arrow_dataset"
 HEARD = (
@@ -236,11 +233,9 @@ HEARD = (
     ("torch", "utils.data.dataloader._BaseDataLoaderIter._next_index", "loaders.drawing"),
     ("safetensors.torch", "save_file", "saves.writing"),
     ("transformers.modeling_utils", "PreTrainedModel.save_pretrained", "saves.saving"),
-    ("transformers.modeling_utils", "safe_save_file", "saves.writing"),
     ("transformers.configuration_utils", "PretrainedConfig.save_pretrained", "saves.describing"),
     ("transformers.configuration_utils", "PreTrainedConfig.save_pretrained", "saves.describing"),
     ("peft.peft_model", "PeftModel.load_adapter", "provenance.adapter_loading"),
-    ("peft.peft_model", "safe_save_file", "saves.writing"),
     ("peft.tuners.lora.model", "LoraModel.merge_and_unload", "saves.merging"),
     ("peft.optimizers.loraplus", "create_loraplus_optimizer", "provenance.lora_plus"),
     (DATA_SETS, "Dataset.__init__", "named_answers.data_set_made"),

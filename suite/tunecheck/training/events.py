@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tunecheck.core.evidence import ProbeFailed, ProbeTimes, Record, StepTimes
 from tunecheck.core.out_of_memory import ran_out
-from tunecheck.training.hooks import Hooks, located, nothing
+from tunecheck.training.hooks import Hooks, let_through, located, nothing
 
 if TYPE_CHECKING:  # a check of another package may import this while the configuration imports that check
     from tunecheck.training.data import Batch
@@ -151,6 +151,7 @@ class Probes:
                 with random_state(session.device):
                     getattr(probe, method)(session, *args)
             except Exception as error:
+                let_through(error)
                 out_of_memory = ran_out(error)
                 if out_of_memory and probe.runs_evaluations:
                     raise  # the fallback must see it

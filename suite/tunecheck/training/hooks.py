@@ -9,12 +9,12 @@ is hooked must take nothing of ours with it. One patch of a class looks up what 
 
 import functools
 import itertools
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from functools import partial
-from types import ModuleType
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -26,6 +26,22 @@ def located(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     at = f" ({frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{at}"
+
+
+def let_through(error: Exception) -> None:
+    """Raise this again if a handler of the script's own raised it, for a signal that came while we were at work."""
+    handlers = {getattr(signal.getsignal(number), "__code__", nothing) for number in signal.valid_signals()}
+    if any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__)):
+        raise error
+
+
+def _out_of_modes() -> AbstractContextManager[object]:
+    """Have what we compute be seen by no mode of the script's, as torch's counter of flops is one."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch._C._len_torch_dispatch_stack():
+        return nullcontext()
+    modes: AbstractContextManager[object] = torch.utils._python_dispatch._disable_current_modes()
+    return modes
 
 
 def _is_traced() -> Callable[[], bool]:
@@ -67,7 +83,7 @@ class Hooks(ExitStack):
 
         def enter(*_: Any) -> None:
             entered.append(ExitStack())
-            self.guarded(lambda: entered[-1].enter_context(context()))()
+            self.guarded(lambda: entered[-1].enter_context(context()), within=nullcontext)()
 
         def leave(*_: Any) -> None:
             if entered:
@@ -97,20 +113,18 @@ class Hooks(ExitStack):
     def function(self, owner: Any, name: str, *, before: Call = nothing, after: Call = nothing) -> None:
         """Call these before a function, with its arguments, and after it, with its result before them.
 
-        `owner` is a class, a module or one object; of an object its class is changed, for this object alone. Modules
-        that imported a function by name hold the new one, too. Whoever replaces it meanwhile keeps what they put there.
+        `owner` is a class, a module or one object; of an object its class is changed, for this object alone. Whoever
+        replaces the function meanwhile keeps what they put there.
         """
         begins, ended = self.guarded(before), self.guarded(after)
         only = None
         if not isinstance(owner, type | ModuleType) and name not in vars(owner):
             only, owner = ref(owner), type(owner)
-        function, at_work = getattr(owner, name), set[tuple[int, ...]]()
+        at_work = set[tuple[int, ...]]()
 
-        @functools.wraps(function)
-        def telling(*args: Any, **kwargs: Any) -> Any:
+        def tells(function: Call, *args: Any, **kwargs: Any) -> Any:
             call = tuple(map(id, args or kwargs.values()))  # torch's modes, as of a default device, call it once more
-            others = only is not None and (not args or args[0] is not only())
-            if others or call in at_work or telling.__dict__["ended"]:
+            if call in at_work or (only is not None and (not args or args[0] is not only())):
                 return function(*args, **kwargs)
             given = args if only is None else args[1:]
             begins(*given, **kwargs)
@@ -122,17 +136,11 @@ class Hooks(ExitStack):
             ended(result, *given, **kwargs)
             return result
 
-        telling.__dict__.update(ended=False, replaces=function)
-        self.callback(partial(telling.__dict__.update, ended=True))
-        holders = [owner]
-        if isinstance(owner, ModuleType):
-            holders += [m for m in list(sys.modules.values()) if m is not owner and vars(m).get(name) is function]
-        for holder in holders:
-            inherited = name not in vars(holder)
-            setattr(holder, name, telling)
-            self.callback(partial(_put_back, holder, name, telling, inherited))
+        self.callback(stand_in(owner, name, tells))
 
-    def guarded(self, call: Call, *, returns: bool = False) -> Call:
+    def guarded(
+        self, call: Call, *, returns: bool = False, within: Callable[[], AbstractContextManager[Any]] = _out_of_modes
+    ) -> Call:
         """Return what calls this and raises nothing of it; with `returns` it hands on what it returns.
 
         Where torch.compile makes one function of what is hooked it does nothing, and is no part of that function.
@@ -140,7 +148,10 @@ class Hooks(ExitStack):
         traced = _is_traced()
 
         def hook(*args: Any, **kwargs: Any) -> Any:
-            value = None if traced() or self.error or self._unless() else self._caught(call, *args, **kwargs)
+            if traced() or self.error or self._unless():
+                return None
+            with within():
+                value = self._caught(call, *args, **kwargs)
             return value if returns else None
 
         return hook
@@ -153,6 +164,7 @@ class Hooks(ExitStack):
                 self.error = located(error)
                 with suppress(Exception):
                     self._failed(self.error)
+            let_through(error)
             traceback.clear_frames(error.__traceback__)  # they hold tensors of the pass
             return None
         except KeyboardInterrupt:  # the script's own, which came while it was looked at
@@ -162,7 +174,7 @@ class Hooks(ExitStack):
 class OwnHooks(Hooks):
     """Hooks in passes that we make ourselves: an error is the pass's, and what a hook returns takes its place."""
 
-    def guarded(self, call: Call, *, returns: bool = False) -> Call:
+    def guarded(self, call: Call, **_: Any) -> Call:
         """Return the call as it is."""
         return call
 
@@ -190,17 +202,72 @@ def tensors_of(optimizer: Any) -> list[Any]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def _put_back(holder: Any, name: str, telling: Any, inherited: bool) -> None:
-    """Put a function back, unless somebody else has replaced ours; past hooks of ours that ended in another order."""
-    if vars(holder).get(name) is not telling:
-        return
-    function = telling.__dict__["replaces"]
-    while getattr(function, "__dict__", {}).get("ended"):
-        function = function.__dict__["replaces"]
-    if inherited:
-        delattr(holder, name)
+def _plain(*args: Any, _told: Call, **kwargs: Any) -> Any:
+    return _told(*args, **kwargs)
+
+
+def _decorated(decorated: Call) -> FunctionType:
+    def code(*args: Any, _told: Call, **kwargs: Any) -> Any:
+        _ = decorated
+        return _told(*args, **kwargs)
+
+    return code  # type: ignore[return-value]
+
+
+_CODES = {0: _plain.__code__, 1: _decorated(nothing).__code__}
+"""Code that stands in for a function's own, by the number of variables of its closure, which cannot change."""
+
+
+def stand_in(owner: Any, name: str, tells: Call) -> Callable[[], None]:
+    """Have each call of this function go to `tells`, which gets the function first. Return what undoes it.
+
+    A module's function stays the object that it is, with other code, so that a model that holds it is pickled by its
+    name and scripted by its text. Others are exchanged, in modules that imported them by name, too.
+    """
+    own = function = getattr(owner, name)
+    code = None
+    if isinstance(owner, ModuleType) and type(function) is FunctionType:
+        code = _CODES.get(len(function.__code__.co_freevars))
+    if code is not None:
+        own = FunctionType(function.__code__, function.__globals__, name, function.__defaults__, function.__closure__)
+        own.__kwdefaults__, own.__annotations__ = function.__kwdefaults__, function.__annotations__
+        vars(own).update(vars(function))
+
+    @functools.wraps(own)
+    def telling(*args: Any, **kwargs: Any) -> Any:
+        return own(*args, **kwargs) if vars(telling)["ended"] else tells(own, *args, **kwargs)
+
+    vars(telling).update(ended=False, tells=tells)
+    if code is not None:
+        function.__kwdefaults__ = {"_told": telling}
+        function.__code__ = code.replace(co_name=name, co_filename=function.__code__.co_filename)
+        vars(function).update(vars(telling))
+        holders = []
     else:
-        setattr(holder, name, function)
+        holders = [owner]
+        if isinstance(owner, ModuleType):
+            holders += [m for m in list(sys.modules.values()) if m is not owner and vars(m).get(name) is function]
+    inherited = [name not in vars(holder) for holder in holders]
+    for holder in holders:
+        setattr(holder, name, telling)
+
+    def undo() -> None:
+        """Past those that ended in another order."""
+        vars(telling)["ended"] = True
+        while code is not None and vars(top := (function.__kwdefaults__ or {}).get("_told", nothing)).get("ended"):
+            function.__code__, function.__kwdefaults__ = top.__wrapped__.__code__, top.__wrapped__.__kwdefaults__
+            vars(function).clear()
+            vars(function).update(vars(top.__wrapped__))
+        before: Any = own
+        while getattr(before, "ended", False):
+            before = before.__wrapped__
+        for holder, deleted in zip(holders, inherited, strict=True):
+            if vars(holder).get(name) is telling and deleted:
+                delattr(holder, name)
+            elif vars(holder).get(name) is telling:
+                setattr(holder, name, before)
+
+    return undo
 
 
 _NUMBERS = itertools.count()
@@ -295,6 +362,19 @@ def _patch() -> None:
     Module._call_impl = looked_up  # type: ignore[method-assign]
 
 
+class _Last:
+    """The last hook of a module. In a copy of the module that an earlier one makes or saves it does nothing."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    def __call__(self, *given: Any) -> Any:
+        return self._call(*given)
+
+    def __reduce__(self) -> tuple[Call, tuple[object, str]]:
+        return getattr, (nullcontext(), "__exit__")
+
+
 @contextmanager
 def _behind_own_hooks(module: Any, before: Sequence[_Entry]) -> Iterator[None]:
     """Call these behind the module's own hooks, which may change what its forward gets.
@@ -311,6 +391,7 @@ def _behind_own_hooks(module: Any, before: Sequence[_Entry]) -> Iterator[None]:
         for table in tables:
             table.pop(number, None)
 
+    @_Last
     def called(module: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         taken_out()
         for entry in before:
@@ -353,6 +434,7 @@ def _sweep() -> None:
 
 def _hook_optimizers() -> None:
     """Hear every optimizer's step."""
+    from torch._compile import _disable_dynamo
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
     if _OPTIMIZERS:
@@ -372,8 +454,9 @@ def _hook_optimizers() -> None:
             for _, after in steps:
                 after(optimizer, *given)
 
-    _OPTIMIZERS.append(register_optimizer_step_pre_hook(begins))
-    _OPTIMIZERS.append(register_optimizer_step_post_hook(ended))
+    # of a step that is compiled we are no part
+    _OPTIMIZERS.append(register_optimizer_step_pre_hook(_disable_dynamo(begins)))
+    _OPTIMIZERS.append(register_optimizer_step_post_hook(_disable_dynamo(ended)))
 
 
 @contextmanager
