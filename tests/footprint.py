@@ -82,7 +82,8 @@ def of_patches(*more: Any) -> dict[str, Any]:
     """Return the functions that listening may replace: torch's, and those of these classes."""
     owners = (torch.nn.Module, torch.Tensor, torch.optim.Optimizer, torch.optim.AdamW, torch.amp.GradScaler)
     owners += (*more, torch, torch.nn.utils, torch.nn.functional, torch.nn.modules.module, OPTIMIZERS)
-    seen = {f"{owner.__name__}.{name}": id(value) for owner in owners for name, value in vars(owner).items()}
+    held = {f"{owner.__name__}.{name}": value for owner in owners for name, value in vars(owner).items()}
+    seen: dict[str, Any] = {name: (id(value), getattr(value, "__code__", None)) for name, value in held.items()}
     hooks = {name: value for name, value in vars(torch.nn.modules.module).items() if name.startswith("_global_")}
     hooks |= {name: value for name, value in vars(OPTIMIZERS).items() if name.startswith("_global_")}
     return seen | {f"hooks {name}": _plain(value) for name, value in hooks.items()}

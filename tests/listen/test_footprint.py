@@ -7,6 +7,7 @@ import gc
 import io
 import multiprocessing
 import pickle
+import threading
 import warnings
 import weakref
 
@@ -17,6 +18,7 @@ from footprint import differences, of_model, of_patches, watch_probes
 from in_process import train_here
 from small_net import ROW, Net, answer
 from tiny_runs import run_with
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Trainer, TrainerCallback
 
 from benchmarks.scripts.script import Script, judged, libraries_heard, plain_loop, trained
@@ -204,7 +206,7 @@ def test_a_trainer_whose_callback_saves_the_model(tmp_path):
         vars(each).keys() | vars(each.accelerator).keys() | of_model(each.model).keys() for each in trainers
     ]
 
-    assert row.outcome == "pass", [finding.detail for finding in row.failed]
+    assert row.outcome == "pass", [row.reason, *(finding.detail for finding in row.failed)]
     assert differences(before, saves.wrapped[-1]) == ["Trainer.evaluate", "Trainer.prediction_step"]
     assert differences(before, after) == []
     assert differences(unheard, of_patches(Trainer, Accelerator)) == []
@@ -242,6 +244,62 @@ def test_a_model_that_is_kept_is_listened_to(tmp_path):
     assert row.outcome == "pass", [finding.detail for finding in row.failed]
     [trace] = tmp_path.glob("watch-*.jsonl")
     assert len(read(trace).steps) == STEPS
+
+
+class Counting(TorchDispatchMode):
+    """Counts operations, as torch's counter of flops does."""
+
+    number = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        """Count one more."""
+        self.number += 1
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_mode_of_the_scripts_sees_nothing_of_ours(tmp_path):
+    """It counts what the training computes."""
+
+    def counted():
+        with Counting() as mode:
+            trained_loop(Net())
+        return mode.number
+
+    number, row = heard(tmp_path, counted)
+
+    assert number == counted()
+    assert row.outcome == "pass", [row.reason, *(finding.detail for finding in row.failed)]
+
+
+def test_a_weight_that_changes_as_it_is_read_is_not_read(tmp_path):
+    """torch's spectral norm iterates once more each time that the weight is asked for."""
+
+    def normed():
+        model = Net()
+        torch.nn.utils.parametrizations.spectral_norm(model.body)
+        return trained_loop(model)
+
+    losses, row = heard(tmp_path, normed)
+
+    assert losses == normed()
+    assert row.outcome == "pass", [finding.detail for finding in row.failed]
+
+
+def test_a_model_that_another_thread_differentiates_is_not_judged(tmp_path):
+    """Its passes cannot be told from the training's, and no finding is made of them."""
+
+    def train():
+        model = Net()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        for _ in range(STEPS):
+            step(model, optimizer)
+            other = threading.Thread(target=lambda: torch.autograd.grad(model(ROW).sum(), list(model.parameters())))
+            other.start()
+            other.join()
+
+    _, row = heard(tmp_path, train)
+    assert row.outcome == "inconclusive"
+    assert "another thread calls the model" in row.unjudged[0].detail
 
 
 def step(model, optimizer):

@@ -12,11 +12,13 @@ import sys
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import torch
 
+from tunecheck.core.errors import Unsupported
 from tunecheck.core.evidence import LoopEvaluations, LossDivided, OtherOptimizer
 from tunecheck.core.premises import Premise
 from tunecheck.listen.moments import LOSSES, StepMoments
@@ -83,6 +85,8 @@ class LoopHooks(StepMoments):
         """Those that draw their batches from loaders."""
         self.user_writes: UserWrites | None = None
         self.loss_calls: LossCalls | None = None
+        self.thread = 0
+        """In which the model is trained."""
         self.stepping = 0
         """Own optimizers that have begun to step and not ended: of one around another both."""
         self.run: WatchedRun | None = None
@@ -123,7 +127,8 @@ class LoopHooks(StepMoments):
                 self.listener.tried(self._tell_window)
                 self.listener.emit(*(each.record() for each in self.loaded))
             self.listener.close(error)
-            if self.follows and self.step < FEWEST_STEPS:  # of an inner loop, say: nothing could be judged
+            short = self.follows and self.step < FEWEST_STEPS  # of an inner loop, say: nothing could be judged
+            if short and self.listener.own:
                 self.listener.path.unlink(missing_ok=True)
         self._unhook()
 
@@ -238,6 +243,8 @@ class LoopHooks(StepMoments):
 
     def _on_forward(self, module: Any, args: Any, given: dict[str, Any]) -> None:
         if torch.is_grad_enabled():
+            if self.listener is not None and self.listener.listening and self.thread != get_ident():
+                raise Unsupported("another thread calls the model with gradients, too: its passes cannot be told apart")
             self._ours(self._forward)(args, given)
         elif self.dropping and not self.inside:
             self.evaluations.append((self.step, any(part.training for part in self.dropping)))
@@ -310,7 +317,7 @@ class LoopHooks(StepMoments):
         optimizer, inputs = together(self.optimizers), inputs_of(args, given)
         objective = objective_of(self.model, inputs)
         batch = (unknown_batch if objective else provisional)(inputs, self._device())
-        self.listener = Listener(self.options)
+        self.listener, self.thread = Listener(self.options), get_ident()
         within = None if objective else cast_within(self.model, batch)
         self.run = run = run_of(self.model, optimizer, self.listener, within or self.autocast, objective)
         held = {"optimizer": optimizer, "tokenizer": self.tokenizer or only_tokenizer(), "entry": self.entry}

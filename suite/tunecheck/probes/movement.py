@@ -76,7 +76,7 @@ class MovementProbe(Probe):
             and ".original_module." not in name
         }
         self._misfrozen = tuple(_misfrozen(session.model))
-        packed = [(n, m.bias) for n, m in session.model.named_modules() if is_packed(getattr(m, "weight", None))]
+        packed = [(n, m.bias) for n, m in session.model.named_modules() if is_packed(m._parameters.get("weight"))]
         self._biases = {f"{n}.bias": b.detach().clone() for n, b in packed if b is not None and not b.requires_grad}
 
     def backward_end(self, session: Session, step: int) -> None:

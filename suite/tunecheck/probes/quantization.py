@@ -37,7 +37,7 @@ class QuantizationProbe(Probe):
             return
         weights, double_quant = WeightFile(session.folder), session.run.quantization.double_quant
         linears = [name for name in weights.names if is_layer_linear(name, weights.shape(name))]
-        named = [(name, m) for name, m in session.model.named_modules() if is_packed(getattr(m, "weight", None))]
+        named = [(name, m) for name, m in session.model.named_modules() if is_packed(m._parameters.get("weight"))]
         modules = {file_name(f"{name}.weight").removesuffix(".weight"): module for name, module in named}
         sizes = [prod(weights.shape(f"{name}.weight")) for name in modules if f"{name}.weight" in weights]
         packed = [module.weight for module in modules.values()]
