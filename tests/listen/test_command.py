@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -153,6 +154,42 @@ def test_a_script_that_fails_by_itself_could_not_be_judged(tmp_path):
     assert "attribution: workload: the training code or a library raised an error" in " ".join(watched.stdout.split())
     assert kept.returncode == 128 + 9, "as a shell says it"
     assert "trained nothing that tunecheck can watch" in " ".join(kept.stdout.split())
+
+
+UNUSUAL = """
+import os, sys
+import torch
+from small_net import Net
+def forked(model, optimizer):
+    if os.fork() == 0:  # a process that computes with the model, and comes to its own end
+        model(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+        sys.exit()
+    os.wait()
+files, model = [], Net()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+for step in range(6):
+    model(torch.randn(4, 8)).square().mean().backward()
+    if step == 2:
+        forked(model, optimizer)
+        os.closerange(3, 64)
+        files += [open(f"own{number}", "wb") for number in range(8)]
+    optimizer.step()
+    optimizer.zero_grad()
+forked(model, optimizer)
+os._exit(0)
+"""
+
+
+def test_a_process_that_forks_closes_all_files_and_ends_at_once(tmp_path):
+    """Its trace is its own and whole, and nothing of it is in a file of the script's."""
+    (tmp_path / "train.py").write_text(UNUSUAL)
+    shutil.copy(project_folder() / "tests" / "small_net.py", tmp_path)
+    watched = run(tmp_path, "-m", "tunecheck.cli", "watch", "--steps", "4", "--", sys.executable, "train.py")
+
+    assert watched.returncode == 0, watched.stdout + watched.stderr
+    assert "verdict: PASS" in watched.stdout
+    assert [path.stat().st_size for path in tmp_path.glob("own*")] == [0] * 8
 
 
 def test_an_error_that_was_caught_ends_no_training(tmp_path):

@@ -217,10 +217,10 @@ class TraceWriter:
     """Append records to a trace file, making its folder; each line has left this process when `write` returns."""
 
     def __init__(self, path: Path, rank: int = 0) -> None:
-        self.path, self._rank = path, rank
+        self.path, self._rank, self._closed = path, rank, False
         try:
             path.parent.mkdir(0o700, parents=True, exist_ok=True)
-            self._file = path.open("ab", buffering=0)  # a buffer would be tried again, and fail again, at the close
+            path.open("ab").close()
         except OSError as error:
             why = f"cannot be written: {error.strerror}"
             raise TraceError(f"{path}: {why}; name another folder for the reports") from error
@@ -249,13 +249,17 @@ class TraceWriter:
             self._append(b"\n")
 
     def close(self) -> None:
-        """Close the file; further writes raise ValueError."""
-        self._file.close()
+        """Have further writes raise ValueError."""
+        self._closed = True
 
     def _append(self, data: bytes) -> None:
+        if self._closed:
+            raise ValueError(f"{self.path}: the trace was closed")
         try:
-            while data:  # a disk that is nearly full takes a part
-                data = data[self._file.write(data) :]
+            # a handle that is kept would be another file's, once a script has closed all; a buffer fails at the close
+            with self.path.open("ab", buffering=0) as file:
+                while data:  # a disk that is nearly full takes a part
+                    data = data[file.write(data) :]
         except OSError as error:
             raise TraceError(f"{self.path}: cannot be written: {error.strerror}; make room and run again") from error
 

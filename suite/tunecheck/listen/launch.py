@@ -70,6 +70,9 @@ def watch(
         return bool(kept)
 
     status = _run(command, rehearsal.options, look=look)
+    for path in folder.glob("watch-*.jsonl") if not status else ():
+        if _is_over(trace := path.read_bytes()):  # its process ended by os._exit, or became another program
+            path.write_bytes(_ended(trace))
     if not options.twice:  # what ran beforehand was heard by the first process alone
         merge_ranks(options)
     rehearsal.append_to(trace_file(options, 1, 0))
@@ -228,6 +231,17 @@ SETTLED_SECONDS = 1.0
 _WINDOW_OVER, _TRAINING_OVER = (f'"kind": "{kind.__name__}"'.encode() for kind in (WindowEnded, AttemptEnd))
 
 
+def _is_over(trace: bytes) -> bool:
+    """Return whether the window of a training that has not told its end is over."""
+    return _WINDOW_OVER in trace and _TRAINING_OVER not in trace
+
+
+def _ended(trace: bytes) -> bytes:
+    """Return this trace, less a line that was cut off, as that of a training that has ended."""
+    end = AttemptEnd(outcome=AttemptOutcome.FINISHED, detail="", seconds=0.0)
+    return trace.rpartition(b"\n")[0] + b"\n" + encode(end).encode() + b"\n"
+
+
 class Early:
     """Looks, now and then, whether the window of the first training is over in all of its processes."""
 
@@ -248,18 +262,16 @@ class Early:
         self._told = True
         with TemporaryDirectory(prefix="tunecheck-early-") as folder:
             for file in files:
-                whole, _, _ = file.read_bytes().rpartition(b"\n")
-                if _TRAINING_OVER in whole:
+                if not _is_over(trace := file.read_bytes()):
                     return
-                ended = AttemptEnd(outcome=AttemptOutcome.FINISHED, detail="", seconds=0.0)
-                (Path(folder) / file.name).write_bytes(whole + b"\n" + encode(ended).encode() + b"\n")
+                (Path(folder) / file.name).write_bytes(_ended(trace))
             merge_ranks(replace(self._options, folder=folder))
             self._tell(Path(folder))
 
     def _files(self) -> list[Path]:
         """Return a trace of each process of the first training; [] before all windows end, or after one ended."""
         files = _traces_of(self._options, 1)
-        if not all(_WINDOW_OVER in seen and _TRAINING_OVER not in seen for seen in map(Path.read_bytes, files)):
+        if not all(map(_is_over, map(Path.read_bytes, files))):
             return []
         processes = read(files[0]).header.environment.get("processes", 1) if files else 0
         return files if processes == len(files) else []

@@ -44,7 +44,7 @@ from tunecheck.runner.outcome import Outcome, ending_of
 from tunecheck.runner.setup import setup_of
 from tunecheck.training.data import Batch
 from tunecheck.training.events import Probes, at_work
-from tunecheck.training.hooks import inner_optimizer, located
+from tunecheck.training.hooks import inner_optimizer, let_through, located
 from tunecheck.training.restore import adapted_layers, having, random_state, unprinted, without_repacking
 from tunecheck.training.session import Session
 
@@ -100,7 +100,7 @@ class Listener:
     def __init__(self, options: Options) -> None:
         global _trainings
         _trainings += 1
-        self.options = options
+        self.options, self._process = options, os.getpid()
         rank, self._processes = rank_and_processes()
         self.first = not any(trace_file(options, number, rank).exists() for number in range(1, _trainings))
         """Whether this process heard no other training of the command before."""
@@ -125,6 +125,11 @@ class Listener:
     def listening(self) -> bool:
         """Whether the probes are still to be told what happens."""
         return self._probes is not None
+
+    @property
+    def own(self) -> bool:
+        """Whether this process began the training: one that was forked in it writes nothing of it."""
+        return self._process == os.getpid()
 
     @property
     def ends_early(self) -> bool:
@@ -177,6 +182,7 @@ class Listener:
             with at_work(), _unseen(self._session.model), random_state(self._session.device):
                 self.emit(*call())
         except Exception as error:
+            let_through(error)
             self.emit(ProbeFailed(probe="Listener", moment="look", error=located(error), kinds=(kind.__name__,)))
 
     def _write_header(self, run: dict[str, Any], device: str, fingerprint: str = "") -> None:
@@ -188,7 +194,7 @@ class Listener:
 
     def emit(self, *records: Record) -> None:
         """Write these records."""
-        if self._writer is not None:
+        if self._writer is not None and self.own:
             self._writer.write(*records)
 
     def _saw(self, record: Record, device: str) -> None:
@@ -211,7 +217,7 @@ class Listener:
 
     def _append_added(self) -> None:
         added, self._added = self._added, []
-        if added:
+        if added and self.own:
             with closing(TraceWriter(self.path)) as writer:
                 writer.write(*added)
 
@@ -296,6 +302,7 @@ class Listener:
             call()
         except Exception as error:
             self.failed(located(error))
+            let_through(error)
 
     def failed(self, reason: str) -> None:
         """Record that this training is listened to no longer."""
