@@ -14,6 +14,7 @@ from tunecheck.core.redaction import redacted, shown
 from tunecheck.core.trace import encode
 from tunecheck.results.stored import without_secrets
 
+RANDOM = "Zx9Qw8Er7Ty6Ui5Op4As3Df2"
 TOKEN = "hf_" + "aB3dE6gH9" * 4
 
 
@@ -30,6 +31,8 @@ TOKEN = "hf_" + "aB3dE6gH9" * 4
         (["sh", "-c", "HF_TOKEN=abc python t.py --password 'p q' --seed 3"], ["abc", "p q"]),
         (["t", '--config={"hub_token": "abc", "n": 1}', "-H", "Authorization: Bearer abcdef.x"], ["abc", "abcdef.x"]),
         (["curl", "https://h/x?access_token=abc&sig=q1w2"], ["abc", "q1w2"]),
+        (["python", "t.py", "--ngc-key", RANDOM, "--key", RANDOM], [RANDOM]),
+        (["curl", f"https://hooks.slack.com/services/T0/B0/{RANDOM}"], [RANDOM]),
     ],
 )
 def test_no_secret_of_a_command_line_is_shown(command, secrets):
@@ -49,6 +52,7 @@ def test_no_secret_of_a_command_line_is_shown(command, secrets):
         "the key: value; sort_key=name; unexpected token: end of file; passes: 3; PWD=/home/me",
         "tunecheck.listen.hf_trainer sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
         "https://example.com/a@b user@host --use_auth_token --fast",
+        "monkey=3, missing key model.layers.10.selfAttention.o_proj.weight, token 20261128T081500Z",
     ],
 )
 def test_what_only_sounds_like_a_secret_stays(text):
@@ -66,6 +70,12 @@ def test_what_only_sounds_like_a_secret_stays(text):
         "login failed: password: hunter2x",
         "HF_TOKEN: hunter2x",
         "Command '['curl', '--token', 'hunter2x']' returned 1",
+        f"invalid token {RANDOM}",
+        f"[('hub_token', '{RANDOM}')] of wandb.login(key='{RANDOM}')",
+        *(
+            f"rejected: {kind}{RANDOM}"
+            for kind in ("gsk_", "xai-", "pplx-", "wandb_v1_", "sk_live_", "GOCSPX-", "xapp-1-")
+        ),
         "-----BEGIN RSA PRIVATE KEY-----\nhunter2x\n-----END RSA PRIVATE KEY-----",
     ],
 )
@@ -74,6 +84,7 @@ def test_no_secret_of_an_errors_text_is_shown(text):
     line = redacted(text)
 
     assert "hunter2x" not in line
+    assert RANDOM not in line
     assert TOKEN not in line
 
 

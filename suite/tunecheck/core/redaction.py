@@ -20,6 +20,8 @@ _SECRET_NAME = re.compile(rf"(?i)(?:{_WORDS})[_-]?[0-9]*$")
 _COMMON = re.compile(r".{,5}|[0-9.]*|[a-z]{,11}", re.DOTALL)
 _KEY_KINDS = {"api", "access", "secret", "private", "auth", "encryption", "master", "service", "account", "license"}
 _KEY_KINDS |= {"wandb", "hf", "openai", "anthropic", "aws", "azure", "google", "comet", "neptune"}
+_RANDOM = re.compile(r"(?=[^0-9]*[0-9])(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])[A-Za-z0-9+/=-]{20,}")
+"""A value that nobody chose, which is a secret wherever a word for one stands before it."""
 _TEXT_TOKENS = {"pad", "eos", "bos", "unk", "sep", "cls", "mask", "stop", "end", "start", "image", "audio", "video"}
 _TEXT_TOKENS |= {"special", "target", "next", "first", "last", "new", "per", "prompt", "response"}
 """Tokens of a text, not of an account: pad_token."""
@@ -28,6 +30,8 @@ _SHAPES = re.compile(
     r"\bhf_(?:[A-Za-z0-9]{16,}|(?=[A-Za-z]*[0-9]|[a-z]*[A-Z])[A-Za-z0-9]{8,})"
     r"|\bgh[pousr]_[A-Za-z0-9]{16,}|\bgithub_pat_\w{16,}|\bglpat-[\w-]{16,}"
     r"|\bsk-[A-Za-z0-9_-]{16,}|\bnvapi-[\w-]{16,}|\b(?:npm|r8|pypi|api_org)[_-][A-Za-z0-9_-]{20,}"
+    r"|\b(?:gsk|xai|pplx|(?:wandb|tgp|dop)_v1|[prs]k_(?:live|test)|whsec|shpat|dckr_pat|glptt|GOCSPX)[_-][\w-]{16,}"
+    r"|\bxapp-[\w-]{10,}|\bSG\.[\w-]{16,}\.[\w-]{16,}|(?<=hooks\.slack\.com/services/)[\w/]+"
     r"|\b(?:AKIA|ASIA)[0-9A-Z]{12,}|\bAIza[\w-]{30,}|\bya29\.[\w-]{16,}|\bxox[a-z]-[\w-]{10,}"
     r"|\beyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)",
@@ -36,7 +40,23 @@ _SHAPES = re.compile(
 _HINTS = (
     *("pass", "pwd", "secret", "cred", "key", "auth", "jwt", "bearer", "cookie", "token", "sig", "://", "hf_", "sk-"),
     *("gho_", "ghp_", "ghr_", "ghs_", "ghu_", "github_pat", "glpat-", "nvapi-", "npm_", "npm-", "r8_", "r8-", "pypi"),
-    *("api_org", "akia", "asia", "aiza", "ya29", "xox", "eyj"),
+    *(
+        "api_org",
+        "akia",
+        "asia",
+        "aiza",
+        "ya29",
+        "xox",
+        "eyj",
+        "gsk",
+        "xai",
+        "pplx",
+        "_v1",
+        "k_live",
+        "k_test",
+        "whsec",
+    ),
+    *("shpat", "dckr_pat", "glptt", "gocspx", "xapp", "sg."),
 )
 """One of these stands, in small letters, in every text that the expressions below may match."""
 _USER_OF_URL = re.compile(r"(?<=://)[^\s/?#\"'<>]+@")
@@ -45,8 +65,8 @@ _HEADER = re.compile(  # and the signature of a URL
 )
 _NAMED = re.compile(
     rf"""(?ix) (?<![\w.+-]) (?P<name>-{{0,2}} [\w.+-]{{0,60}}? (?:{_WORDS}) [_-]?[0-9]*)
-    (?P<close> \\?["']?) (?P<sep> \s*[=:]\s* | ,?\s+ )
-    (?: (?P<quote> \\?["']) (?P<quoted> .*?) (?P=quote) | (?P<bare> (?!--)[^\s"',;&)}}\]<>]+) )"""
+    (?P<close> \\*["']?) (?P<sep> \s*(?:[=:]|%3D)\s* | ,?\s+ | , )
+    (?: (?P<quote> \\*["']) (?P<quoted> .*?) (?P=quote) | (?P<bare> (?!--)[^\s"',;&)}}\]<>]+) )"""
 )
 
 
@@ -79,14 +99,14 @@ def _secrets_of(command: tuple[str, ...]) -> frozenset[str]:
 
 def _with_secrets(command: Sequence[str]) -> list[tuple[str, str]]:
     """Return each word with the secret that its own name, or the option before it, gives away; or with ""."""
-    pairs, follows = [], False
+    pairs, option = [], ""
     for word in command:
         name, equals, value = word.partition("=")
-        if follows and not word.startswith("--"):
+        if option and not word.startswith("--") and _is_secret(option, word):
             pairs.append((word, word))
         else:
             pairs.append((word, value if equals and _is_secret(name, value) else ""))
-        follows = word.startswith("-") and not equals and _is_secret(word)
+        option = word if word.startswith("-") and not equals else ""
     return pairs
 
 
@@ -97,8 +117,11 @@ def _is_secret(name: str, value: str = "x") -> bool:
         return False
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().rstrip("0123456789_-.")
     *before, last = re.split(r"[-_.]+", words)
-    if last == "key":
-        return bool(before) and (name.isupper() or before[-1] in _KEY_KINDS)
+    if _RANDOM.fullmatch(value):
+        return True
+    if last.endswith("key"):
+        kind = last.removesuffix("key") or "".join(before[-1:])
+        return kind in _KEY_KINDS or (name.isupper() and bool(before))
     if last in ("pass", "pwd"):
         return option and words not in ("pwd", "oldpwd")
     if last.endswith("token"):  # <|im_end|>, [PAD] and 128001 are tokens of a text
@@ -132,7 +155,8 @@ def _without_value(match: re.Match[str]) -> str:
     name, sep = match["name"], match["sep"]
     value = match["quoted"] if match["quote"] else match["bare"]
     spaced, prose = "=" not in sep and ":" not in sep, ":" in sep and not match["quote"]
-    if (spaced and not name.startswith("-")) or not _is_secret(name, value):
+    spaced = spaced and not name.startswith("-") and not _RANDOM.fullmatch(value)
+    if spaced or not _is_secret(name, value):
         return match[0]
     if prose and not name.isupper() and "pass" not in name.lower() and not re.search(r"[0-9]|.{20}", value):
         return match[0]  # "invalid token: expected a word"
