@@ -37,7 +37,10 @@ def test_the_docs_example_is_read(tmp_path):
     assert shown.ignore.keys() == {"rows_whole", "rows_come_once"}
 
 
-@pytest.mark.parametrize("text", ["[tool", "[tool]\ntunecheck = 3"], ids=["no toml", "no table"])
+UNREADABLE = {"no toml": "[tool", "no table": "[tool]\ntunecheck = 3", "too deep": "a = " + "[" * 9999}
+
+
+@pytest.mark.parametrize("text", UNREADABLE.values(), ids=UNREADABLE)
 def test_a_project_file_that_cannot_be_read_is_not_passed_over(tmp_path, text):
     """It may hold answers that would be lost without a word."""
     (tmp_path / "pyproject.toml").write_text(text)
@@ -61,6 +64,8 @@ def test_the_nearest_file_counts_and_a_scripts_section_comes_after(tmp_path):
     assert (toy.steps, toy.strict, toy.expect) == (5, False, {"accumulation": 4})
     assert toy.ignore == {"rows_whole": "titles only", "rows_come_once": "by weight"}
     (below / "pyproject.toml").write_text('[project]\nname = "other"\n')  # says nothing of tunecheck
+    assert settings_for("train.py", below).steps == 5
+    (below / "pyproject.toml").write_text("tool = 1\n")  # nor does this
     assert settings_for("train.py", below).steps == 5
     (below / "tunecheck.toml").write_text("steps = 7\n")
     assert settings_for("train.py", below).steps == 7

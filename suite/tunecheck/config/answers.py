@@ -62,11 +62,12 @@ def _table(path: Path) -> dict[str, Any] | None:
         held = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError([f"{path}: not valid TOML: {error}; texts stand in quotes, true and false do not"]) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError([f"{path}: cannot be read for tunecheck's settings: {error}"]) from error
     if path.name == FILES[0]:
         return held
-    table = held.get("tool", {}).get("tunecheck")
+    tools = held.get("tool")
+    table = tools.get("tunecheck") if isinstance(tools, dict) else None
     if table is not None and not isinstance(table, dict):
         raise ConfigError([f"{path}: tool.tunecheck: should be a table (got {table!r})"])
     return table
