@@ -13,7 +13,7 @@ from tunecheck.training.hooks import Hooks
 class Failing(Hooks):
     """Hooks each of which raises when it is called."""
 
-    def guarded(self, call, *, returns=False):
+    def guarded(self, call, *, returns=False, **_):
         """Return what raises instead of calling this."""
 
         def fails(*_, **__):
