@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 import pytest
@@ -88,6 +89,36 @@ def test_a_mistake_in_the_fixture_fails_the_test(tmp_path):
     MISTAKES["loop_never_clears"].change(script)
     with pytest.raises(pytest.fail.Exception, match=r"(?s)accumulation_oracle.*FAIL — "):
         in_a_loop(tmp_path, script, Tunecheck(tmp_path).watch)
+
+
+def test_steps_of_others_in_the_block_are_named(tmp_path):
+    """They are no failure; those of a part of the probes' are none."""
+
+    def loop(script, model, batches):
+        plain_loop(script, model, batches)
+        other = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+        for _ in range(2):
+            other(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+
+    watched = in_a_loop(tmp_path, Script(steps=3, loop=loop))
+
+    assert watched.verdict == "pass"
+    assert re.search(r"; training not judged: 2 steps of SGD \(test_context.py:\d+\)$", watched.report.headline)
+
+
+def test_a_trainer_after_another_is_named(tmp_path):
+    """The one that was given alone is judged."""
+    trainers = []
+    script = Script(steps=3, rows=16, built=[trainers.append])
+    trained(script, tmp_path)
+    trained(script, tmp_path)
+    with tunecheck.watch(trainers[0], steps=3, folder=tmp_path / "report", tell=False) as watched:
+        for trainer in trainers:
+            trainer.train()
+
+    assert watched.report.headline.partition("training not judged: ")[2].startswith("3 steps of AdamW (")
 
 
 def test_nothing_trained_is_no_pass(tmp_path):

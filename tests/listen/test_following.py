@@ -65,23 +65,26 @@ elif case == "folds":
 
 
 @pytest.mark.parametrize(
-    ("case", "outcomes"),
+    ("case", "outcomes", "unheard"),
     [
-        ("goes on", ["pass"]),
-        ("inner", ["pass"]),
-        ("beside", ["pass", "pass"]),
-        ("still", ["pass", "fail"]),
-        ("folds", ["pass", "pass", "pass"]),
+        ("goes on", ["pass"], ""),
+        ("inner", ["pass"], "12 steps of Adam (train.py:15)"),
+        ("beside", ["pass", "pass"], ""),
+        ("still", ["pass", "fail"], ""),
+        ("folds", ["pass", "pass", "pass"], "16 steps of Adam (train.py:15)"),
     ],
 )
-def test_each_training_has_its_row(case, outcomes, tmp_path):
-    """In their order; one that goes on is none of its own."""
+def test_each_training_has_its_row(case, outcomes, unheard, tmp_path):
+    """In their order; one that goes on is none of its own. The verdict names the steps that belong to no row."""
     (tmp_path / "train.py").write_text(SCRIPT)
     command = [sys.executable, "-m", "tunecheck.cli", "watch", "--steps", "6", "--", sys.executable, "train.py", case]
     environment = {**os.environ, "PYTHONPATH": str(project_folder() / "suite"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     (verdict,) = tmp_path.glob("reports/runs/*/verdict.json")
-    rows = json.loads(verdict.read_text())["runs"]
+    report = json.loads(verdict.read_text())
+    rows = report["runs"]
 
     assert [row["outcome"] for row in rows] == outcomes, done.stdout
     assert [row["run"] for row in rows] == ["train", "train-2", "train-3"][: len(outcomes)]
+    assert report["unheard"] == unheard
+    assert (f"; training not judged: {unheard}\n" in done.stdout) is bool(unheard), done.stdout

@@ -14,7 +14,7 @@ import weakref
 import pytest
 import torch
 from accelerate import Accelerator
-from footprint import differences, of_model, of_patches, watch_probes
+from footprint import OPTIMIZERS, differences, of_model, of_patches, watch_probes
 from in_process import train_here
 from small_net import ROW, Net, answer
 from tiny_runs import run_with
@@ -23,6 +23,7 @@ from transformers import Trainer, TrainerCallback
 
 from benchmarks.scripts.script import Script, judged, libraries_heard, plain_loop, trained
 from tunecheck.core.trace import read
+from tunecheck.listen import unheard
 from tunecheck.listen.launch import rows_of
 from tunecheck.listen.loop import LoopHooks
 from tunecheck.listen.options import Options
@@ -171,6 +172,18 @@ def test_nothing_is_left_of_a_loop(tmp_path):
     heard(tmp_path, train)
     assert left == []
     assert differences(before, of_patches()) == []
+
+
+def test_a_count_of_steps_slows_no_module(tmp_path):
+    """As the command keeps it until the process ends: what a loop hooks is gone before."""
+    counting = unheard.begin()
+    before = torch.nn.Module._call_impl
+    heard(tmp_path, lambda: trained_loop(Net()))
+    after = torch.nn.Module._call_impl
+    counting.remove()
+
+    assert [vars(each).get("__wrapped__") for each in (before, after)] == [after, None]
+    assert not OPTIMIZERS._global_optimizer_post_hooks
 
 
 class Saves(TrainerCallback):

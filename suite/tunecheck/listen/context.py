@@ -16,6 +16,7 @@ from tunecheck.core.errors import SuiteError
 from tunecheck.core.finding import Finding, Status
 from tunecheck.core.paths import session_folder
 from tunecheck.core.redaction import shown
+from tunecheck.listen import unheard
 from tunecheck.listen.expectations import read_expectations
 from tunecheck.listen.imports import hear_script
 from tunecheck.listen.launch import rows_of
@@ -95,6 +96,7 @@ class Watch(Heard):
         self._reported = reporting(self._options.command)
         if from_environment() is None:  # the command hears saves of the whole process
             self._stack.callback(hear_script())
+            self._stack.callback(unheard.begin().remove)
         if self._trainer is not None:
             from tunecheck.listen.hf_trainer import listening
 
@@ -112,11 +114,12 @@ class Watch(Heard):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.__exit__(kind, error, trace)
-        unheard = "the block trained nothing that tunecheck can watch: the model made no optimizer step in it"
+        silent = "the block trained nothing that tunecheck can watch: the model made no optimizer step in it"
         if error is not None:
-            unheard = f"the block ended before its first step: {type(error).__name__}: {error}".rstrip(": ")
-        rows = rows_of(self.folder, self._options, 0, unheard)
-        self.report = self._reported(rows, interrupted=isinstance(error, KeyboardInterrupt))
+            silent = f"the block ended before its first step: {type(error).__name__}: {error}".rstrip(": ")
+        rows = rows_of(self.folder, self._options, 0, silent)
+        told = unheard.told() if from_environment() is None else ""
+        self.report = self._reported(rows, interrupted=isinstance(error, KeyboardInterrupt), unheard=told)
         if self._tell:
             print_report(self.report, Console())
 

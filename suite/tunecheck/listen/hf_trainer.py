@@ -30,10 +30,11 @@ from tunecheck.listen.preferences import answers_rated, declares_pairs, declares
 from tunecheck.listen.session import ROW_TOKENS
 from tunecheck.listen.trained_model import device_of, is_transformers, other_objective, own_objective
 from tunecheck.listen.twice import keep_out_of_its_folders, keeps_checkpoint
+from tunecheck.listen.unheard import listened
 from tunecheck.listen.user_code import of_trainer, overrides
 from tunecheck.probes.reference.measures import digest
 from tunecheck.training.data import IGNORED
-from tunecheck.training.hooks import Hooks, nothing, rate_of
+from tunecheck.training.hooks import Hooks, inner_optimizer, nothing, rate_of
 
 EVALUATIONS = 2
 """Evaluations that are watched however late they come: each has all trained tensors read twice."""
@@ -243,6 +244,7 @@ class TrainerHooks(StepMoments, TrainerCallback):
             raise Unsupported("an accumulation window continues in the next epoch")  # transformers before 4.46
         if self.first is None:
             self.first = state.global_step
+            listened(inner_optimizer(self.trainer.optimizer))
             self.shown = None if self.objective else self.window[0].input_ids[:1, :ROW_TOKENS]
             found = hf_declared.session(self.trainer, self, kwargs, state)
             run: Any = found.run

@@ -127,6 +127,7 @@ def _wrap_torch(module: ModuleType) -> None:
         from tunecheck.listen.options import from_environment
 
         if (options := from_environment()) is not None:
+            from tunecheck.listen import unheard
             from tunecheck.listen.loop import LoopHooks
 
             def listen() -> None:
@@ -140,6 +141,8 @@ def _wrap_torch(module: ModuleType) -> None:
                 if _loops and _loops[-1].over and len(_loops) < MOST_LOOPS:
                     listen()
 
+            unheard.begin()
+            atexit.register(unheard.at_exit, options.folder)
             listen()
             _tell(module.optim.Optimizer, "__init__", follows)
             hear(module)

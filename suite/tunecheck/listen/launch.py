@@ -16,6 +16,7 @@ from types import FrameType
 from typing import IO
 
 from tunecheck.core import interrupts
+from tunecheck.core.check import some
 from tunecheck.core.errors import ConfigError, SuiteError, TraceError
 from tunecheck.core.evidence import AttemptEnd, AttemptOutcome, FileWritten, PremisesOpen, ProbeFailed, WindowEnded
 from tunecheck.core.paths import python_path
@@ -25,6 +26,7 @@ from tunecheck.core.trace import Trace, TraceWriter, encode, read
 from tunecheck.listen.options import HEARD, Options, trace_file
 from tunecheck.listen.problems import PROBLEMS
 from tunecheck.listen.twice import SCRATCH, Rehearsal, rehearse
+from tunecheck.listen.unheard import UNHEARD
 from tunecheck.results import Report, RunReport, reporting
 from tunecheck.results.rejudge import judged_again
 
@@ -79,7 +81,9 @@ def watch(
     for name, trace in kept.items():
         (folder / name).write_bytes(trace)
     interrupted = status in INTERRUPTED and not kept
-    return reported(rows_of(folder, options, 0 if kept else status), interrupted=interrupted), status
+    rows = rows_of(folder, options, 0 if kept else status)
+    unheard = some(_lines(folder / UNHEARD)) if any(row.trace_file for row in rows) else ""  # else the reason says it
+    return reported(rows, interrupted=interrupted, unheard=unheard), status
 
 
 def run_name(command: Sequence[str]) -> str:
@@ -213,10 +217,14 @@ def _why_silent(folder: Path, status: int) -> str:
     unheard = "no transformers Trainer and no torch optimizer made a step"
     if not (folder / HEARD).exists():
         unheard = "no Python process of it loaded tunecheck: keep the set $PYTHONPATH, and remove -E, -I and -S"
-    path = folder / PROBLEMS
-    told = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    problems = "; ".join(dict.fromkeys(told.splitlines())) or unheard
+    problems = "; ".join(_lines(folder / PROBLEMS)) or unheard
     return f"the command {how}trained nothing that tunecheck can watch: {problems}"
+
+
+def _lines(path: Path) -> list[str]:
+    """Return what the processes have written into this file, each line once."""
+    told = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    return list(dict.fromkeys(told.splitlines()))
 
 
 def _why_unheard(trace: Trace) -> str:

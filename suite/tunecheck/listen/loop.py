@@ -24,6 +24,7 @@ from tunecheck.core.premises import Premise
 from tunecheck.listen.moments import LOSSES, StepMoments
 from tunecheck.listen.options import rank_and_processes
 from tunecheck.listen.problems import say
+from tunecheck.listen.unheard import listened
 from tunecheck.training.hooks import Hooks, inner_optimizer, nothing, same_optimizer, tensors_of
 
 if TYPE_CHECKING:
@@ -495,6 +496,8 @@ class LoopHooks(StepMoments):
         self.step_ends(self.listener, applied=applied)
         self._remember()
         self.step += 1
+        if not self.follows or self.step >= FEWEST_STEPS:
+            listened(*self.optimizers)
         if not self.listener.listening:
             self._let_go()
             return

@@ -243,6 +243,8 @@ class Report(Frozen):
     runs: tuple[RunReport, ...] = ()
     figure_comparisons: tuple[FigureComparison, ...] = ()
     """The runs' figures against their baselines."""
+    unheard: str = ""
+    """Optimizer steps of the watched processes that belong to no run: "28 steps of AdamW (train.py:31)"."""
     history_notes: tuple[str, ...] = ()
     """Why figures were not compared or not stored, a sentence each."""
 
@@ -263,6 +265,7 @@ class Report(Frozen):
             f"{checks[Status.IGNORED]} ignored": checks[Status.IGNORED],
             **{words.format(counted(number, "run")): number for words, number in numbers.items()},
             f"{counted(len(self.regressions), 'figure')} worse than the baseline": self.regressions,
+            f"training not judged: {self.unheard}": self.unheard,
             "interrupted": self.interrupted,
         }
         return f"{self.verdict.upper()} — {'; '.join(holding(parts))}"

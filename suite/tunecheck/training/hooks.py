@@ -425,7 +425,7 @@ def _sweep() -> None:
     if not _STEPS and not _stepping:
         while _OPTIMIZERS:
             _OPTIMIZERS.pop().remove()
-    if not _HOOKED and not _OPTIMIZERS and _REPLACED:
+    if not _HOOKED and (_STEPS or not _OPTIMIZERS) and _REPLACED:
         from torch.nn import Module
 
         if vars(Module._call_impl).get("__wrapped__") is _REPLACED[0]:  # nobody else has replaced ours
