@@ -23,7 +23,7 @@ from tunecheck.core import interrupts
 from tunecheck.core.errors import ConfigError, MachineTooSmall, SuiteError, UnusableRun
 from tunecheck.core.finding import Finding, Status
 from tunecheck.core.log import log, on_terminal
-from tunecheck.core.paths import configs_folders
+from tunecheck.core.paths import without_runs
 from tunecheck.core.redaction import redacted, shown
 from tunecheck.core.trace import Trace
 from tunecheck.core.unexpected import unexpected
@@ -168,8 +168,7 @@ def require_runs(items: Iterable[pytest.Item]) -> None:
     """Raise UsageError when a selected tier has no run, which would be a session without a failure otherwise."""
     empty = {tier_of(item) for item in items if is_check(item) and run_of(item) is None}
     if empty:
-        tiers, folders = " and ".join(sorted(map(str, empty))), ", ".join(map(str, configs_folders()))
-        raise pytest.UsageError(f"no run of {tiers} in {folders}; set TUNECHECK_CONFIGS to a folder that has one")
+        raise pytest.UsageError(without_runs(sorted(map(str, empty))))
 
 
 # Fixtures, and the outcome of a test.

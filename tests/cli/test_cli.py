@@ -233,6 +233,12 @@ def test_a_wrong_option_is_answered_by_its_command(capsys, words, told):
     assert all(part in shown for part in told), shown
 
 
+def test_a_limit_in_an_unknown_section_is_answered_with_the_nearest(capsys):
+    """As the name of a check is."""
+    assert main("watch --set check.rows_whole.max_share=1 -- python x.py".split()) == 4
+    assert "(did you mean 'checks'?)" in capsys.readouterr().err
+
+
 def test_explain_prints_the_page_of_a_check(capsys):
     """In a terminal's columns, or as Markdown in JSON; an unknown name is answered with the nearest."""
     assert main(["explain", "rows_whole"]) == 0

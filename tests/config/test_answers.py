@@ -15,6 +15,7 @@ from tunecheck.core.paths import checkout_folder
     ("words", "told"),
     [
         ("rows_whol=titles", "did you mean 'rows_whole'"),
+        ("lables=weights", r"did you mean 'labels_as_configured'\?"),
         ("nothing_like_it=x", "`tunecheck explain` lists all"),
         ("rows_whole", "lacks a reason"),
         ("rows_whole=  ", "lacks a reason"),

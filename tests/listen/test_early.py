@@ -108,7 +108,8 @@ def test_a_loop_is_ended_after_its_steps_where_that_is_asked(tmp_path):
     ended, whole = command(tmp_path, "--stop")
 
     assert not whole
-    assert "after 10 steps; the training ends" in ended.stderr
+    assert "after 10 steps; the training ends. report:" in ended.stderr
+    assert "Traceback" not in ended.stdout + ended.stderr
     assert ended.returncode == 0, ended.stdout
     (trace,) = tmp_path.glob("reports/runs/*/watch-*.jsonl")
     assert main(["judge", str(trace)]) == 0

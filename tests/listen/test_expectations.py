@@ -27,6 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # the script's libraries' own
     ("words", "told"),
     [
         ("schedul=linear", "did you mean 'schedule'?"),
+        ("rate=1e-3", "did you mean 'learning_rate'?"),
         ("nonsense=1", "known keys: supervised, unsupervised, "),
         ("accumulation=0", "should be a whole number of at least 1; for example accumulation=4"),
         ("learning_rate=fast", "should be a number above 0"),

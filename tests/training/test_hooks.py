@@ -7,6 +7,7 @@ import inspect
 import pickle
 import signal
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -155,6 +156,18 @@ def test_a_backward_pass_under_a_default_device_is_one():
         hooks.remove()
 
     assert len(seen) == 2
+
+
+def test_a_warning_names_the_line_that_calls():
+    """Not that of a hook, however many there are: torch warns of the caller of what is hooked."""
+    optimizer = torch.optim.SGD(Model().parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    with Hooks() as first, Hooks() as second:
+        for hooks in (first, second):
+            hooks.function(torch.optim.lr_scheduler.LRScheduler, "step")
+        with pytest.warns(UserWarning, match="before `optimizer.step") as warned:
+            schedule.step()
+    assert [Path(each.filename).name for each in warned] == [Path(__file__).name]
 
 
 def test_in_passes_of_our_own_an_error_is_the_pass_s():

@@ -16,7 +16,7 @@ from tunecheck.config.source import known_names
 from tunecheck.core.errors import ConfigError, Unsupported
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.log import log
-from tunecheck.core.paths import configs_folders
+from tunecheck.core.paths import without_runs
 from tunecheck.core.units import count_option, size_option
 from tunecheck.hardware import probe
 from tunecheck.memory import measured_peaks, predict
@@ -88,8 +88,7 @@ def _list(options: argparse.Namespace) -> None:
     unusable = [error for _, errors in read.values() for error in errors.values()]
     empty = [tier for tier, (found, errors) in read.items() if not found and not errors]
     if empty and (options.tier or len(empty) == len(runs)):
-        where = f"no run of {' and '.join(empty)} in {', '.join(map(str, configs_folders()))}"
-        raise ConfigError([f"{where}; set TUNECHECK_CONFIGS to a folder that has one"])
+        raise ConfigError([without_runs(empty)])
     if options.needs:
         _needs([run for found in runs.values() for run in found], options)
     elif not as_json(options, {tier: [run.name for run in found] for tier, found in runs.items()}):

@@ -95,7 +95,7 @@ def _watch(options: argparse.Namespace) -> int:
         if log.isEnabledFor(logging.INFO):
             said.append(report)
             console = Console(stderr=True)
-            goes = "ends by SIGINT, and may print a KeyboardInterrupt" if ends else "continues"
+            goes = "ends" if ends else "continues"
             console.print()  # a progress bar may hold the line
             print_report(report, console, so_far=True)
             console.print(f"after {steps} steps; the training {goes}. report: {folder}", soft_wrap=True)

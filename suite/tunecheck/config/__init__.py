@@ -146,7 +146,8 @@ def with_limits(
     document = Document({"checks": json.loads(json.dumps(limits))}, places={(): "the trace"})
     foreign = [override for override in overrides if not override.startswith("checks.")]
     rule = "only limits can be set here, checks.NAME.LIMIT=VALUE; the training is as it is"
-    document.problems += [f"--set {override}: {rule}" for override in foreign]
+    hints = (nearest(override.partition(".")[0], ["checks"]) for override in foreign)
+    document.problems += [f"--set {override}: {rule}{hint}" for override, hint in zip(foreign, hints, strict=True)]
     _apply(document, [override for override in overrides if override not in foreign])
     report_limits(document)
     if features is not None:

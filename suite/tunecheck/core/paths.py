@@ -1,6 +1,7 @@
 """Folders: what tunecheck ships, a user's own files, the cache of models and data."""
 
 import os
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -47,6 +48,12 @@ def configs_folders() -> tuple[Path, ...]:
         raise ConfigError([f"{named}: there is no such folder; --configs or $TUNECHECK_CONFIGS names it"])
     folders = [own] if there else []
     return tuple(dict.fromkeys([*folders, shipped_folder() / "configs"]))
+
+
+def without_runs(tiers: Iterable[str]) -> str:
+    """Return the problem of tiers that have no run, with its remedy."""
+    where = f"no run of {' and '.join(tiers)} in {', '.join(map(str, configs_folders()))}"
+    return f"{where}; set TUNECHECK_CONFIGS to a folder that has one"
 
 
 def config_file(relative: str) -> Path:

@@ -1,6 +1,7 @@
 """Suggestions for misspelt names."""
 
 import difflib
+import re
 from collections.abc import Iterable
 
 SYNONYMS = {
@@ -22,10 +23,11 @@ SYNONYMS = {
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a hint at the known name most like this one; empty when none is."""
+    """Return a hint at the known name most like this one, else at one that has such a word; empty when none is."""
     names = list(known)
     synonym = SYNONYMS.get(name.lower())
     close = [synonym] if synonym in names else difflib.get_close_matches(name, names, n=1)
+    close = close or [each for each in names if difflib.get_close_matches(name, re.split(r"[_.]", each), cutoff=0.8)]
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

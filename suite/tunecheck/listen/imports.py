@@ -141,6 +141,7 @@ def _wrap_torch(module: ModuleType) -> None:
                 if _loops and _loops[-1].over and len(_loops) < MOST_LOOPS:
                     listen()
 
+            sys.excepthook = functools.partial(_end, options.folder, sys.excepthook)
             unheard.begin()
             atexit.register(unheard.at_exit, options.folder)
             listen()
@@ -148,6 +149,14 @@ def _wrap_torch(module: ModuleType) -> None:
             hear(module)
     except Exception as error:
         say(f"cannot watch loops ({type(error).__name__}: {error})")
+
+
+def _end(folder: str, before: Callable[..., object], kind: type[BaseException], *error: Any) -> None:
+    """Print what ended the process, unless that is the watching command's signal: its report says so."""
+    from tunecheck.listen.options import STOPPED
+
+    if not (issubclass(kind, KeyboardInterrupt) and os.path.exists(os.path.join(folder, STOPPED))):
+        before(kind, *error)
 
 
 def _tell(owner: Any, name: str, before: Callable[..., Callable[[Any], None] | None]) -> Undo:

@@ -23,7 +23,7 @@ from tunecheck.core.paths import python_path
 from tunecheck.core.premises import Premise, Source
 from tunecheck.core.redaction import hidden_words
 from tunecheck.core.trace import Trace, TraceWriter, encode, read
-from tunecheck.listen.options import HEARD, Options, trace_file
+from tunecheck.listen.options import HEARD, STOPPED, Options, trace_file
 from tunecheck.listen.problems import PROBLEMS
 from tunecheck.listen.twice import SCRATCH, Rehearsal, rehearse
 from tunecheck.listen.unheard import UNHEARD
@@ -62,6 +62,7 @@ def watch(
         # a Trainer that is to stop ends by itself, and its script may save then
         by_itself = options.stop and any(read(file).holds(Premise.STEP_DECLARED) for file in traces)
         if early(reported(rows_of(so_far, options, 0), interrupted=False)) and not by_itself:
+            (folder / STOPPED).touch()
             kept.update((file.name, file.read_bytes()) for file in traces)
 
     first = Early(options, tell)
