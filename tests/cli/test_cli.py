@@ -235,7 +235,7 @@ def test_a_wrong_option_is_answered_by_its_command(capsys, words, told):
 
 def test_a_limit_in_an_unknown_section_is_answered_with_the_nearest(capsys):
     """As the name of a check is."""
-    assert main("watch --set check.rows_whole.max_share=1 -- python x.py".split()) == 4
+    assert main(["watch", "--set", "check.rows_whole.max_share=1", "--", "python", "x.py"]) == 4
     assert "(did you mean 'checks'?)" in capsys.readouterr().err
 
 
