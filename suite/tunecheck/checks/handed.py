@@ -149,6 +149,8 @@ class WorkersDiffer(Check):
 
 
 COUNT_MEANT = "some rows may count more than others on purpose"
+ONE_MEAN = Premise.CAUSAL_LM, Premise.TOKEN_MEAN_LOSS, Premise.GRADIENT_SUMMED
+"""What holds if all losses are means of one kind."""
 SUM_MEANT = "the losses of several tasks may be meant to add up; Adam takes the same step for a larger gradient"
 
 
@@ -176,5 +178,6 @@ class LossNormalisedOverAccumulation(Check):
         again = bool(given) and all(len(digests) > len({*digests}) == 1 for digests in given)
         required(not again, "the passes of a step are over the same rows, as in adversarial training")
         detail = f"{several} micro-batches per step, divided by {seen[0].by or 'nothing: their losses are summed'}"
-        meant = "" if trace.run.training.gradient_accumulation_steps > 1 else SUM_MEANT
+        declared = trace.run.training.gradient_accumulation_steps > 1
+        meant = "" if declared or all(map(trace.holds, ONE_MEAN)) else SUM_MEANT
         return self.found(bool(seen[0].by), detail, measured=1 if seen[0].by else several, limit=1, meant=meant)

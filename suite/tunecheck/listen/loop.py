@@ -438,12 +438,15 @@ class LoopHooks(StepMoments):
         self.done_backward = True
         if self.others is not None:
             self.others.before_model_step()
+        from tunecheck.listen.division import divided_alike
         from tunecheck.listen.loop_loss import WEIGHED, weighed_apart
         from tunecheck.listen.optimizers import highest_rate, without_rate
 
         if weighed_apart(self.factors, [batch.supervised_tokens for batch in self.window]):
             self.left_open[Premise.TOKEN_MEAN_LOSS] = WEIGHED
             self.listener.emit(LossDivided(micro_batches=len(self.window), by="", uneven=True))
+        elif not self.step:
+            self.listener.emit(*divided_alike([f if f is None else float(f) for f in self.factors]))
         self.listener.left_open(self.left_open)
 
         self.rate, self.without_rate = highest_rate(*self.optimizers), without_rate(*self.optimizers)
