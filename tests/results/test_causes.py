@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from graphlib import TopologicalSorter
 
 import pytest
+from traces import healthy
 
 from benchmarks.scripts.corpus import traces
 from tunecheck.checks import CHECKS
 from tunecheck.core.finding import Finding, Status
 from tunecheck.report.view import run_view
 from tunecheck.results import RunReport
-from tunecheck.results.causes import CONSEQUENCES, consequences, explained, ruled_out
+from tunecheck.results.causes import CONSEQUENCES, RULED_OUT, consequences, explained, plausible, ruled_out
 from tunecheck.results.rejudge import judged_again
 
 
@@ -37,6 +39,21 @@ def test_a_chain_is_explained_by_its_beginning():
     """Not by the link before."""
     seen = explained([finding(check) for check in ("labels_as_configured", "loss_oracle", "accumulation_oracle")])
     assert [one.because for one in seen] == ["", "labels_as_configured", "labels_as_configured"]
+
+
+def test_a_cause_that_is_ruled_out_is_left_out():
+    """By a check that passed, or by what the training has; the tables name causes of the checks."""
+    for name, causes in RULED_OUT.items():
+        assert all(cause in CHECKS[name].meaning for cause in causes)
+        assert {each for each in causes.values() if isinstance(each, str)} <= CHECKS.keys()
+    failed = replace(finding("loss_oracle"), meaning=CHECKS["loss_oracle"].meaning)
+    for status, left in ((Status.PASSED, False), (Status.UNJUDGED, True)):
+        told = plausible(failed, [failed, finding("no_target_leakage", status)], healthy()).meaning
+        assert ("Labels are shifted" in told) is left
+        assert "smoothing" not in told  # none is declared
+        assert told.startswith("Padding counts in the mean. Micro-batch") or left
+    alone = replace(failed, meaning="Labels are shifted twice or not at all.")
+    assert plausible(alone, [finding("no_target_leakage", Status.PASSED)], healthy()) == alone
 
 
 def test_two_causes_stand_beside_each_other():

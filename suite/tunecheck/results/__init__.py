@@ -38,7 +38,7 @@ from tunecheck.core.text import counted
 from tunecheck.core.trace import Attempt, Trace
 from tunecheck.results.answers import NO_ANSWERS, Answers
 from tunecheck.results.baseline import FigureComparison
-from tunecheck.results.causes import explained
+from tunecheck.results.causes import explained, plausible
 from tunecheck.results.domain import attributed, domain_of_end, machine_fault
 
 if TYPE_CHECKING:
@@ -288,7 +288,7 @@ def summarize(
     needless = answers.needless(findings)
     ask = not (answers.strict or trace.holds(Premise.INTENT_DECLARED))
     findings = explained([answers.applied(finding) for finding in findings], ask=ask)
-    findings = [attributed(trace, finding) for finding in findings]
+    findings = [attributed(trace, plausible(finding, findings, trace)) for finding in findings]
     attribution = domain_of_end(trace)
     run, main = trace.run, trace.main if trace.trainings else None
     outcome, reason = _outcome(main, findings)

@@ -4,12 +4,15 @@ A failure early in a step spoils what comes after it: labels that are shifted tw
 gradient and another update. The table names direct consequences; those of a consequence follow.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 
 from tunecheck.checks import CHECKS
+from tunecheck.checks.oracles import AVERAGED, INCOMPLETE, NORMALISED
+from tunecheck.core.evidence import Window
 from tunecheck.core.finding import Finding, Status
+from tunecheck.core.trace import Trace
 
 ORACLES = ("loss_oracle", "gradients_averaged")
 """Loss and gradient against the suite's own."""
@@ -78,6 +81,40 @@ CONSEQUENCES: dict[str, tuple[str, ...]] = {
     "repeat_equals": ("resume_equals", "rescale_equals"),
 }
 """Check to the checks that fail because of its failure, in the order of a training."""
+
+
+def _no_accumulation(trace: Trace) -> bool:
+    return len(trace.ranks) == 1 and all(len(window.digests) == 1 for window in trace.records(Window))
+
+
+RULED_OUT: dict[str, dict[str, str | Callable[[Trace], bool]]] = {
+    "loss_oracle": {
+        **dict.fromkeys((AVERAGED, NORMALISED, INCOMPLETE), _no_accumulation),
+        "Labels are shifted twice or not at all.": "no_target_leakage",
+        "Padding counts in the mean.": "no_loss_on_padding",
+        "A wrong mask or wrong positions change the model's output.": "mask_and_positions",
+        "Declared label smoothing is missing.": lambda trace: not trace.run.smoothing,
+    },
+    "accumulation_oracle": {
+        **dict.fromkeys((AVERAGED, NORMALISED), _no_accumulation),
+        "Gradients are not cleared.": "gradients_cleared",
+    },
+    "updates_match_adamw": {
+        "The learning rate is wrong or 0.": "learning_rate_trace",
+        "Steps are skipped.": "steps_applied",
+        "Clipping runs at the wrong time.": "calls_in_order",
+    },
+}
+"""Check to its usual causes that do not apply: if another check passed, or by what the training has."""
+
+
+def plausible(finding: Finding, findings: Sequence[Finding], trace: Trace) -> Finding:
+    """Return the finding with the usual causes that nothing rules out, or with all if everything is."""
+    passed, meaning = {other.check for other in findings if other.passed}, finding.meaning
+    for cause, unless in RULED_OUT.get(finding.check, {}).items():
+        if unless in passed if isinstance(unless, str) else unless(trace):
+            meaning = meaning.replace(cause, "").replace("  ", " ").strip()
+    return replace(finding, meaning=meaning or finding.meaning)
 
 
 @cache
