@@ -98,10 +98,11 @@ def test_the_only_tokenizer_of_a_process_is_the_loops(tokenizer, monkeypatch):
     [
         (lambda model, ids, mask, labels: model(input_ids=ids, attention_mask=mask, labels=labels), Status.PASSED),
         (lambda model, ids, mask, labels: model(ids, mask, labels=labels), Status.PASSED),
+        (lambda model, ids, mask, labels: model(ids.clamp(min=1), mask, labels=labels), Status.PASSED),
         (lambda model, ids, mask, labels: model(ids, torch.ones_like(mask), labels=labels), Status.SUSPECTED),
         (lambda model, ids, mask, labels: model(input_ids=ids, labels=labels), Status.SUSPECTED),
     ],
-    ids=["by name", "by place", "of ones", "none"],
+    ids=["by name", "by place", "by the mask alone", "of ones", "none"],
 )
 def test_padding_that_an_encoder_reads(call, status, tmp_path):
     """A mask hides it; without one each token attends to it."""

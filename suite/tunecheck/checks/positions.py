@@ -79,7 +79,7 @@ class PaddingHidden(Check):
 
     def judge(self, trace: Trace) -> Finding:
         seen = [one for one in trace.records(PositionGradients) if one.padding_both_ways]
-        seen = required(seen, "no row whose padding is known reached a model with attention in both directions")
+        seen = required(seen, "no row was seen to be padded in a model with attention in both directions")
         shown, padded = (sum(getattr(one, name) for one in seen) for name in ("padding_shown", "padding_both_ways"))
         detail = f"attention reads {shown} of {padded} padded positions in {len(seen)} steps"
         return self.found(not shown, detail, measured=shown, limit=0)

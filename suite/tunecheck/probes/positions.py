@@ -180,7 +180,11 @@ class PositionProbe(Probe):
                 self.hooks.gradient(logits, partial(self._add_asked_behind, mask, read))
 
     def _look_at_mask(self, mask: torch.Tensor | None, real: torch.Tensor | None) -> None:
-        """Count padded positions, those that are not `real`, and those of them that the model's mask does not hide."""
+        """Count padded positions, those that are not `real`, and those of them that the model's mask does not hide.
+
+        If nothing tells what is real, the mask's own ends are the padding.
+        """
+        real = ~_padding(mask) if real is None and mask is not None and mask.ndim == 2 else real
         if real is not None and (mask is None or mask.shape == real.shape):
             shown = ~real if mask is None else ~real & (mask != 0)
             self._counts.update(padding_both_ways=int((~real).sum()), padding_shown=int(shown.sum()))
