@@ -176,9 +176,9 @@ def count_six_layers(session):
         (
             select_by_substring,
             "last_layers_and_head",
-            "9 trainable, but not configured: model.layers.1.input_layernorm",
+            "9 trainable, but not declared: model.layers.1.input_layernorm",
         ),
-        (count_six_layers, "freeze_lower", "27 trainable, but not configured: model.layers.3.input_layernorm.weight"),
+        (count_six_layers, "freeze_lower", "27 trainable, but not declared: model.layers.3.input_layernorm.weight"),
     ],
 )
 def test_a_wrong_choice_of_layers_is_found(tmp_path, fault, strategy, words):

@@ -25,14 +25,17 @@ WRAPPER = "base_model.model."
 ADAPTED_TWICE = "get_peft_model ran twice, as when SFTTrainer also receives a peft_config."
 
 
+FLAGS = "The script sets requires_grad of other tensors: it freezes too many, or too few."
+
+
 class TrainableSet(Check):
-    """Exactly the tensors that the configuration enumerates require a gradient, from start to end."""
+    """Exactly the tensors that are declared to learn require a gradient, from start to end."""
 
     needs = frozenset({Premise.TRAINED_SET_DECLARED, Premise.ADAPTERS_ENUMERATED})
-    meaning = f"""Adapters are missing in some layers. A helper froze them, or a substring match unfroze the base.
-    {ADAPTED_TWICE} A new classification head stays frozen at random values, because no task_type is set."""
-    remedy = """Compare target_modules and layer numbers with the named tensors. Search for requires_grad_ and
-    set_adapter calls. Set the task_type, or list the head in modules_to_save."""
+    meaning = f"""{FLAGS} Adapters are missing in some layers. A helper froze them, or a substring match unfroze the
+    base. {ADAPTED_TWICE} A new classification head stays frozen at random values, because no task_type is set."""
+    remedy = """Search for requires_grad_ calls. With adapters, compare target_modules and layer numbers with the named
+    tensors, and search for set_adapter calls. Set the task_type, or list the head in modules_to_save."""
 
     def judge(self, trace: Trace) -> Finding:
         censuses = trace.all(evidence.Census)
@@ -55,14 +58,15 @@ class TrainableSet(Check):
 
 def _trained_wrongly(trace: Trace, census: evidence.Census) -> Iterator[tuple[str, str]]:
     wanted, got = set(census.expected_trainable), set(census.trainable)
+    cause = FLAGS if trace.run.lora is None else ""
     if missing := sorted(wanted - got):
         words = f"{len(missing)} of {len(wanted)} not trainable: {by_layer(missing)}"
         if trace.facts.get(Premise.TRAINED_SET_DECLARED, OF_THE_RUN).source is not Source.EXPECTED:
             pattern = told_apart(missing, sorted(got)) or "REGEX"
             words += f"; if this is intended, declare it with --expect 'frozen={pattern}'"
-        yield words, ""
+        yield words, cause
     if extra := sorted(got - wanted):
-        yield f"{len(extra)} trainable, but not configured: {some(extra)}", ""
+        yield f"{len(extra)} trainable, but not declared: {some(extra)}", cause
 
 
 NAMES_OF_OTHERS = "one list of names may serve models of several architectures"
