@@ -40,6 +40,39 @@ COLLATOR = e.UserCode(
 )
 
 
+BRANCHES = """\
+def unused(ids):
+    labels = ids
+def used(ids):
+    if shifted:
+        labels = ids[1:]
+    labels = ids
+if shifted: labels = ids[1:]
+for ids in rows:
+    if copied:
+        labels = ids.clone()
+    else:
+        loss = model(used(ids))
+        labels = 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("seen", "left", "line"),
+    [
+        (12, "", 6),  # neither what no line calls, nor a condition that may not have held
+        (12, "    labels = ids\n", 13),  # a line of the branch that ran
+        (10, "    labels = ids\n", 10),
+        (2, "", 2),
+    ],
+)
+def test_a_line_that_may_never_have_run_is_not_quoted(seen, left, line):
+    """Of a condition that the line seen to run is not under, or of a function that no other line names."""
+    source = tuple(BRANCHES.replace(left, "\n", 2 * bool(left)).splitlines())
+    code = e.UserCode(role="script", name="<module>", file="/x/train.py", line=seen, first_line=1, source=source)
+    assert [place.line for place in places_of(adding(healthy(), code), "labels_as_configured")] == [line]
+
+
 @pytest.mark.parametrize(
     ("written", "check", "line", "quoted"),
     [

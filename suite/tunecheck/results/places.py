@@ -1,6 +1,8 @@
 """Which lines of a user's own script take part in what a check is about."""
 
 import re
+import sys
+from collections.abc import Mapping
 
 from tunecheck.core.evidence import UserCode
 from tunecheck.core.finding import Place
@@ -69,6 +71,7 @@ ABOUT: dict[str, tuple[tuple[str, ...], str]] = {
     ),
 }
 """Check to the parts of a script that it is about, the likeliest first, and what the line at fault may hold."""
+BRANCH = re.compile(r"\s*(if(?!\s+__name__)|elif|else|except|case)\b")
 FALLBACK = ("script",)
 """Every check may point to where the script trains."""
 
@@ -86,11 +89,26 @@ def places_of(trace: Trace, check: str) -> tuple[Place, ...]:
 def _place(code: UserCode, expression: str) -> Place:
     """Return the line of this code that the expression matches, else the one where it begins or trains.
 
-    Of a script the last one before it trains counts, else the first.
+    Of a script the last one before it trains counts, else the first. One in a branch that the line seen to run is not
+    in may never have run.
     """
     lines = dict(enumerate(code.source, start=code.first_line))
     matching = [n for n, text in lines.items() if expression and re.search(expression, text.partition("#")[0])]
+    seen = _branches(lines, code.line)
+    matching = [number for number in matching if _branches(lines, number) <= seen]
     before = [number for number in matching if number <= code.line]
     line = next(iter([*before[-1:], *matching]), code.line)
     what = code.name if code.role == "callback" else code.role  # callbacks are told apart by their names
     return Place(what=what, file=code.file, line=line, quoted=lines.get(line, "").strip())
+
+
+def _branches(lines: Mapping[int, str], number: int) -> set[int]:
+    """Return the lines of the conditions that this line is under."""
+    found, depth = set(), sys.maxsize
+    for at in range(number, min(lines, default=number) - 1, -1):
+        text = lines.get(at, "")
+        if text.strip() and (indent := len(text) - len(text.lstrip())) < depth:
+            depth = indent
+            if BRANCH.match(text) and (at < number or re.search(r":\s+[^#\s]", text)):
+                found.add(at)
+    return found
