@@ -192,7 +192,7 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
             having(e.Census, trainable=LORA_B),
         ),
         ("loaded frozen", "8 of 8 not trainable"): having(e.Census, trainable=()),
-        ("unfrozen by an evaluation", "end: 1 trainable, but not configured: model.norm.weight"): having(
+        ("unfrozen by an evaluation", "end: 1 trainable, but not declared: model.norm.weight"): having(
             e.Census, 2, trainable=(*LORA, "model.norm.weight")
         ),
         ("nothing expected", "0 of"): having(e.Census, expected_trainable=(), trainable=(), trainable_parameters=0),
@@ -1234,7 +1234,6 @@ def test_rounding_of_a_deep_model_is_no_wrong_gradient() -> None:
         ("clear", "forward", "backward", "clip", "step", "schedule"),
         ("forward", "clear", "backward", "step"),
         ("forward", "backward", "step", "clear", "evaluate"),
-        ("forward", "backward", "schedule", "forward", "backward", "schedule", "step", "clear"),
         ("forward", "scale", "backward", "unscale", "clip", "skip", "clear"),
         ("forward", "backward", "clear", "edit", "step", "clear"),
         ("forward", "backward", "move", "clear", "forward", "backward", "edit", "step", "clear"),

@@ -1081,6 +1081,24 @@ def test_a_schedule_made_for_the_optimizers_steps_is_not_stepped_more_often(seen
 
 
 @pytest.mark.parametrize(
+    ("calls", "status"),
+    [
+        (("backward", "schedule", "backward", "schedule", "step", "clear"), Status.UNJUDGED),
+        (("backward", "backward", "step", "schedule", "clear"), Status.PASSED),
+    ],
+    ids=["each micro-batch", "each step"],
+)
+def test_a_schedule_of_micro_batches_has_not_passed_before_its_end_is_known(calls, status):
+    """It may be made for them; the end of the training tells."""
+    trace = healthy()
+    for number in range(len(trace.all(e.CallOrder))):
+        trace = with_record(trace, e.CallOrder, number, calls=calls)
+    assert CHECKS["calls_in_order"]()(trace).status is status
+    told = adding(trace, e.ScheduleTaken(made_for=24, taken=24, optimizer_steps=12))
+    assert CHECKS["calls_in_order"]()(told).status is Status.PASSED
+
+
+@pytest.mark.parametrize(
     ("changes", "status"),
     [
         ({}, Status.PASSED),
@@ -1574,6 +1592,19 @@ def test_clipping_within_a_window(calls, status):
     for number in range(len(trace.all(e.CallOrder))):
         trace = with_record(trace, e.CallOrder, number, calls=calls)
     assert CHECKS["calls_in_order"]()(trace).status is status
+
+
+@pytest.mark.parametrize(("lora", "told"), [(None, False), ({}, True)])
+def test_tensors_that_do_not_learn_speak_of_adapters_where_there_are_some(lora, told):
+    """A full training has none."""
+    trace = watched()
+    names = trace.all(e.Census)[0].trainable
+    for number in range(len(trace.all(e.Census))):
+        trace = with_record(trace, e.Census, number, trainable=names[1:])
+    found = CHECKS["trainable_set"]()(trace if told else with_run(trace, lora=lora))
+
+    assert found.status is Status.FAILED
+    assert ("Adapters" in found.meaning) is told
 
 
 @pytest.mark.parametrize(("unmatched", "status"), [(["v_porj"], Status.SUSPECTED), ([], Status.PASSED)])

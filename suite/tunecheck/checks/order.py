@@ -1,8 +1,9 @@
 """The order of calls in a step: every gradient is used once, whole, unscaled and clipped, and the schedule follows."""
 
+import re
 from collections.abc import Iterator, Sequence
 
-from tunecheck.core.check import Check
+from tunecheck.core.check import Check, required
 from tunecheck.core.evidence import CallOrder, RanksScored, ScheduleTaken
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import Premise
@@ -22,6 +23,7 @@ STEPPED_SCALED = "the optimizer steps with scaled gradients"
 SCHEDULE_EARLY = "the schedule is stepped before the optimizer, which skips its first rate"
 SCHEDULE_TWICE = "the schedule is stepped twice per optimizer step"
 SCHEDULE_AHEAD = "the schedule has one step per optimizer step, but is stepped more often"
+NOT_YET = "the schedule advances after each micro-batch: whether it is made for that shows when the training has ended"
 NOT_RESTORED = "weights are moved between two backward passes, and not moved back before the optimizer steps"
 NEVER_ALLOCATED = "AdaLoRA's update_and_allocate is never called, so no rank is pruned"
 MEANT = {
@@ -112,6 +114,8 @@ class CallsInOrder(Check):
             if ranks.steps > ranks.begins + 1 and not ranks.scored:
                 words = f"{NEVER_ALLOCATED}: {ranks.steps} steps, pruning declared from step {ranks.begins}"
                 told[words] = NEVER_ALLOCATED
+        within = sum(bool(re.search("backward.* schedule .*backward", " ".join(w.calls))) for w in windows)
+        required(told or trace.records(ScheduleTaken) or 2 * within <= len(windows), NOT_YET)
         where = f"step {shown.step}: {order}" if told else f"{len(windows)} steps, the first: {order}"
         meant = MEANT.get(next(iter(told.values())), "") if len(told) == 1 else ""
         causes = [CAUSES[fault] for fault in told.values()]
