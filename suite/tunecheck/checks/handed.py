@@ -152,10 +152,6 @@ COUNT_MEANT = "some rows may count more than others on purpose"
 ONE_MEAN = Premise.CAUSAL_LM, Premise.TOKEN_MEAN_LOSS, Premise.GRADIENT_SUMMED
 """What holds if all losses are means of one kind."""
 SUMMED_IN_LOOP = "A loop calls backward on the mean of each micro-batch, and divides none of them by their number."
-NUMBER_IGNORED = (
-    "compute_loss or the model's head ignores num_items_in_batch. transformers 5.23 has such heads for classification "
-    "and BERT (its issue 47688). Since 4.46 the Trainer leaves the division to a model that accepts that argument."
-)
 SUM_MEANT = "the losses of several tasks may be meant to add up; Adam takes the same step for a larger gradient"
 
 
@@ -165,7 +161,9 @@ class LossNormalisedOverAccumulation(Check):
     needs = frozenset({"user_code"})
     without = (LossDivided, "no step has several micro-batches, or a library computes the loss")
     premises_to_fail = frozenset({Premise.GRADIENTS_UNEDITED})
-    meaning = f"{SUMMED_IN_LOOP} {NUMBER_IGNORED}"
+    meaning = f"""{SUMMED_IN_LOOP} compute_loss or the model's head ignores num_items_in_batch. transformers 5.23 has
+    such heads for classification and BERT (its issue 47688). Since 4.46 the Trainer leaves the division to a model that
+    accepts that argument."""
     remedy = """In a loop, divide each loss by the number of micro-batches. In a Trainer, divide a sum over tokens by
     num_items_in_batch, or a mean by self.current_gradient_accumulation_steps. Or let the Trainer divide: set
     loss_is_scaled_for_ga to False, in older versions model_accepts_loss_kwargs."""
@@ -182,6 +180,5 @@ class LossNormalisedOverAccumulation(Check):
         detail = f"{several} micro-batches per step, divided by {seen[0].by or 'nothing: their losses are summed'}"
         declared = trace.run.training.gradient_accumulation_steps > 1
         meant = "" if declared or all(map(trace.holds, ONE_MEAN)) else SUM_MEANT
-        causes = [NUMBER_IGNORED if trace.holds(Premise.STEP_DECLARED) else SUMMED_IN_LOOP]
-        measured = 1 if seen[0].by else several
-        return self.found(bool(seen[0].by), detail, measured=measured, limit=1, meant=meant, causes=causes)
+        causes = [SUMMED_IN_LOOP * (not trace.holds(Premise.STEP_DECLARED))]
+        return self.at_most(1 if seen[0].by else several, 1, detail, meant=meant, causes=causes)

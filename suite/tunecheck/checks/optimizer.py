@@ -63,7 +63,7 @@ def _held_wrongly(trace: Trace, census: evidence.Census) -> Iterator[tuple[str, 
     if missing and not declared:  # a part that the loss does not reach may well be left out
         missing = sorted(set(missing) - _without_gradient(trace))
     if missing:
-        cause = OUTDATED if foreign else LEFT_OUT
+        cause = LEFT_OUT if not foreign and wanted & held.keys() else OUTDATED
         yield f"{len(missing)} trainable tensors are not in the optimizer: {some(missing)}", cause
     # what has no gradient is passed over, and base_untouched sees to the rest
     if (extra := sorted(held.keys() - wanted)) and trace.holds(Premise.OPTIMIZER_OF_TRAINED):

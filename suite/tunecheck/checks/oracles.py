@@ -38,7 +38,7 @@ class LossOracle(NumericCheck):
         *(Premise.TOKEN_MEAN_LOSS, Premise.LOSS_UNSCALED, Premise.LOSS_REPEATABLE),
     }
     premises_to_fail = frozenset({Premise.WEIGHTS_STILL})
-    meaning = f"""Labels are shifted twice or not at all. Padding counts in the mean. {AVERAGED} {NORMALISED}
+    meaning = f"""Labels are shifted twice or not at all. Padding counts in its mean. {AVERAGED} {NORMALISED}
     {INCOMPLETE} Declared label smoothing is missing. A wrong mask or wrong positions change the model's output.
     {ROUNDED}"""
     remedy = """Compare the two losses. A ratio near the accumulation steps points to the normalisation, any other value

@@ -9,19 +9,23 @@ from dataclasses import replace
 from functools import cache
 
 from tunecheck.checks import CHECKS
+from tunecheck.checks.handed import SUMMED_IN_LOOP
 from tunecheck.checks.oracles import AVERAGED, INCOMPLETE, NORMALISED
 from tunecheck.core.evidence import Window
 from tunecheck.core.finding import Finding, Status
+from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Trace
 
 ORACLES = ("loss_oracle", "gradients_averaged")
 """Loss and gradient against the suite's own."""
+ENDS = ("saved_as_trained",)
+"""Checks whose suspicions a failure explains, too: what never learned is saved like what was just made."""
 CONSEQUENCES: dict[str, tuple[str, ...]] = {
     "device_as_configured": ("dtypes_as_configured", "attention_as_configured", "throughput_steady", "memory_order"),
     "fallback_in_order": ("fallback_starts_fresh", "fallback_equals_reference"),
     "checkpointing_as_configured": ("recomputation_equals", "memory_order", "vram_ceiling"),
     "trainable_set": ("parameters_counted", "optimizer_coverage", "state_in_training"),
-    "optimizer_coverage": ("gradients_cleared",),
+    "optimizer_coverage": ("gradients_cleared", "saved_as_trained"),
     "quantization_as_configured": ("base_matches_file", "kernel_agrees", "dtypes_as_configured", "memory_order"),
     "base_matches_file": ("forward_matches_architecture", "perplexity_below_vocabulary"),
     "state_dict_keys_match": ("base_matches_file",),
@@ -87,32 +91,26 @@ def _no_accumulation(trace: Trace) -> bool:
     return len(trace.ranks) == 1 and all(len(window.digests) == 1 for window in trace.records(Window))
 
 
-RULED_OUT: dict[str, dict[str, str | Callable[[Trace], bool]]] = {
-    "loss_oracle": {
-        **dict.fromkeys((AVERAGED, NORMALISED, INCOMPLETE), _no_accumulation),
-        "Labels are shifted twice or not at all.": "no_target_leakage",
-        "Padding counts in the mean.": "no_loss_on_padding",
-        "A wrong mask or wrong positions change the model's output.": "mask_and_positions",
-        "Declared label smoothing is missing.": lambda trace: not trace.run.smoothing,
-    },
-    "accumulation_oracle": {
-        **dict.fromkeys((AVERAGED, NORMALISED), _no_accumulation),
-        "Gradients are not cleared.": "gradients_cleared",
-    },
-    "updates_match_adamw": {
-        "The learning rate is wrong or 0.": "learning_rate_trace",
-        "Steps are skipped.": "steps_applied",
-        "Clipping runs at the wrong time.": "calls_in_order",
-    },
+RULED_OUT: dict[str, str | Callable[[Trace], bool]] = {
+    **dict.fromkeys((AVERAGED, NORMALISED, INCOMPLETE), _no_accumulation),
+    "Declared label smoothing is missing.": lambda trace: not trace.run.smoothing,
+    SUMMED_IN_LOOP: lambda trace: trace.holds(Premise.STEP_DECLARED),
+    "Labels are shifted twice or not at all.": "no_target_leakage",
+    "Padding counts in its mean.": "no_loss_on_padding",
+    "A wrong mask or wrong positions change the model's output.": "mask_and_positions",
+    "Gradients are not cleared.": "gradients_cleared",
+    "The learning rate is wrong or 0.": "learning_rate_trace",
+    "Steps are skipped.": "steps_applied",
+    "Clipping runs at the wrong time.": "calls_in_order",
 }
-"""Check to its usual causes that do not apply: if another check passed, or by what the training has."""
+"""Usual cause to the check that rules it out by its pass, or to what else does."""
 
 
 def plausible(finding: Finding, findings: Sequence[Finding], trace: Trace) -> Finding:
     """Return the finding with the usual causes that nothing rules out, or with all if everything is."""
     passed, meaning = {other.check for other in findings if other.passed}, finding.meaning
-    for cause, unless in RULED_OUT.get(finding.check, {}).items():
-        if unless in passed if isinstance(unless, str) else unless(trace):
+    for cause in (cause for cause in RULED_OUT if cause in meaning):
+        if unless in passed if isinstance(unless := RULED_OUT[cause], str) else unless(trace):
             meaning = meaning.replace(cause, "").replace("  ", " ").strip()
     return replace(finding, meaning=meaning or finding.meaning)
 
@@ -136,7 +134,7 @@ def explained(findings: Sequence[Finding], *, ask: bool = False) -> list[Finding
             case Status.FAILED:
                 because = _causes(finding, findings, Status.FAILED)[:1]
                 roots = _causes(finding, findings, Status.FAILED, Status.IGNORED) if ask else []
-            case Status.SUSPECTED if finding.check in CHECKS and CHECKS[finding.check].convention:
+            case Status.SUSPECTED if finding.check in ENDS or getattr(CHECKS.get(finding.check), "convention", False):
                 because, roots = _causes(finding, findings, Status.FAILED, Status.SUSPECTED)[:1], []
             case _:
                 because, roots = [], []
