@@ -243,8 +243,8 @@ class Report(Frozen):
     runs: tuple[RunReport, ...] = ()
     figure_comparisons: tuple[FigureComparison, ...] = ()
     """The runs' figures against their baselines."""
-    unheard: str = ""
-    """Optimizer steps of the watched processes that belong to no run: "28 steps of AdamW (train.py:31)"."""
+    problems: str = ""
+    """What the watched processes trained unheard: "training not judged: 28 steps of AdamW (train.py:31)"."""
     history_notes: tuple[str, ...] = ()
     """Why figures were not compared or not stored, a sentence each."""
 
@@ -259,16 +259,26 @@ class Report(Frozen):
             "{} after a fallback": sum(bool(run.retries) for run in self.runs),
         }
         judged = f"{counted(checks[Status.PASSED], 'check')} passed, {checks[Status.FAILED]} failed"
+        few = "only " * (self.verdict == "pass" and bool(self.blank) and checks.total() < 2 * checks[Status.UNJUDGED])
         parts = {
-            f"{judged}, {checks[Status.UNJUDGED]} unjudged": True,
+            f"{few}{judged}, {checks[Status.UNJUDGED]} unjudged": True,
+            f"nothing judged about {', '.join(self.blank)}": self.blank,
             counted(checks[Status.SUSPECTED], "suspicion"): checks[Status.SUSPECTED],
             f"{checks[Status.IGNORED]} ignored": checks[Status.IGNORED],
             **{words.format(counted(number, "run")): number for words, number in numbers.items()},
             f"{counted(len(self.regressions), 'figure')} worse than the baseline": self.regressions,
-            f"training not judged: {self.unheard}": self.unheard,
+            self.problems: self.problems,
             "interrupted": self.interrupted,
         }
         return f"{self.verdict.upper()} — {'; '.join(holding(parts))}"
+
+    @property
+    def blank(self) -> list[str]:
+        """The subjects of which no check was judged in any watched training; none where nothing at all was."""
+        found = [finding for run in self.runs if run.tier == "watch" for finding in run.findings]
+        judged = {SUBJECTS.get(finding.check) for finding in found if finding.status is not Status.UNJUDGED}
+        asked = {finding.check for finding in found if judged}
+        return [*dict.fromkeys(about for check, about in SUBJECTS.items() if check in asked and about not in judged)]
 
     @property
     def regressions(self) -> list[FigureComparison]:
