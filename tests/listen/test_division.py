@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.nn.functional import cross_entropy, mse_loss
-from transformers import Trainer, TrainingArguments
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from tunecheck.checks import CHECKS
 from tunecheck.core import evidence as e
 from tunecheck.core.finding import Status
 from tunecheck.core.trace import read
 from tunecheck.listen.hf_trainer import listening
+from tunecheck.listen.launch import rows_of
 from tunecheck.listen.loop import LoopHooks
 from tunecheck.listen.options import Options
 
@@ -249,3 +250,28 @@ def test_a_loop_is_seen_to_divide_in_its_losses_graph(window, by, tmp_path):
 
     assert [seen.by for seen in trace.main.all(e.LossDivided)] == by
     assert (finding.status is Status.SUSPECTED) == (by == [""] and window is not scaled_afterwards)
+
+
+@pytest.mark.parametrize("divides", [False, True])
+def test_a_loop_of_a_language_model_that_does_not_divide_is_named_as_a_trainer_is(divides, tmp_path):
+    """By the same check; what its loss and gradient then are follows from it."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=32, **sizes))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    options = Options(folder=str(tmp_path), name="script", steps=3)
+    hooks = LoopHooks(options)
+    hooks.attach()
+    for _ in range(3):
+        for _ in range(2):
+            ids = torch.randint(0, 32, (2, 12))
+            (model(input_ids=ids, labels=ids).loss / (2 if divides else 1)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    hooks.detach()
+    [row] = rows_of(tmp_path, options, 0)
+
+    roots = [finding for finding in row.failed if not finding.because]
+    assert [finding.check for finding in roots] == ["loss_normalised_over_accumulation"] * (not divides)
+    assert divides or roots[0].meaning.startswith("A loop calls backward")
+    assert divides or "num_items_in_batch" not in roots[0].meaning

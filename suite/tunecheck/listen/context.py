@@ -119,7 +119,7 @@ class Watch(Heard):
             silent = f"the block ended before its first step: {type(error).__name__}: {error}".rstrip(": ")
         rows = rows_of(self.folder, self._options, 0, silent)
         told = unheard.told() if from_environment() is None else ""
-        self.report = self._reported(rows, interrupted=isinstance(error, KeyboardInterrupt), unheard=told)
+        self.report = self._reported(rows, interrupted=isinstance(error, KeyboardInterrupt), problems=told)
         if self._tell:
             print_report(self.report, Console())
 

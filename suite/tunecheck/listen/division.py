@@ -5,7 +5,7 @@ ignores this number makes gradients too large. Division calls it again with othe
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from traceback import walk_stack
 from typing import Any
@@ -102,15 +102,10 @@ class LoopDivision:
         several, counted = len(self._factors), {f if f is None else round(f, 4) for f in self._factors}
         self._windows.append((several, counted))
         alike = len(self._calls) == 1 < several and self._windows == 2 * self._windows[-1:]
-        factors, self._factors, self._calls = self._factors, [], set()
-        return divided_alike(factors) if alike else []
-
-
-def divided_alike(factors: Sequence[float | None]) -> list[LossDivided]:
-    """Return whether a loop divides the losses with these factors by their number; nothing for other factors."""
-    several, counted = len(factors), {f if f is None else round(f, 4) for f in factors}
-    known = several > 1 and counted in ({1.0}, {round(1 / several, 4)})
-    return [LossDivided(micro_batches=several, by="the loop" * (counted != {1.0}))] if known else []
+        self._factors, self._calls = [], set()
+        if alike and counted in ({1.0}, {round(1 / several, 4)}):
+            return [LossDivided(micro_batches=several, by="the loop" * (counted != {1.0}))]
+        return []
 
 
 def factor_of_mean(loss: torch.Tensor) -> float | None:

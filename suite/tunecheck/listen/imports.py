@@ -141,9 +141,8 @@ def _wrap_torch(module: ModuleType) -> None:
                 if _loops and _loops[-1].over and len(_loops) < MOST_LOOPS:
                     listen()
 
-            sys.excepthook = functools.partial(_end, options.folder, sys.excepthook)
+            sys.excepthook = functools.partial(_end, sys.excepthook)
             unheard.begin()
-            atexit.register(unheard.at_exit, options.folder)
             listen()
             _tell(module.optim.Optimizer, "__init__", follows)
             hear(module)
@@ -151,11 +150,9 @@ def _wrap_torch(module: ModuleType) -> None:
         say(f"cannot watch loops ({type(error).__name__}: {error})")
 
 
-def _end(folder: str, before: Callable[..., object], kind: type[BaseException], *error: Any) -> None:
-    """Print what ended the process, unless that is the watching command's signal: its report says so."""
-    from tunecheck.listen.options import STOPPED
-
-    if not (issubclass(kind, KeyboardInterrupt) and os.path.exists(os.path.join(folder, STOPPED))):
+def _end(before: Callable[..., object], kind: type[BaseException], *error: Any) -> None:
+    """Print what ended the process, unless the watching command interrupts it, which removes this file before."""
+    if kind is not KeyboardInterrupt or os.path.exists(os.environ.get("TUNECHECK_HEARD", os.sep)):
         before(kind, *error)
 
 

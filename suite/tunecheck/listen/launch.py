@@ -16,17 +16,15 @@ from types import FrameType
 from typing import IO
 
 from tunecheck.core import interrupts
-from tunecheck.core.check import some
 from tunecheck.core.errors import ConfigError, SuiteError, TraceError
 from tunecheck.core.evidence import AttemptEnd, AttemptOutcome, FileWritten, PremisesOpen, ProbeFailed, WindowEnded
 from tunecheck.core.paths import python_path
 from tunecheck.core.premises import Premise, Source
 from tunecheck.core.redaction import hidden_words
 from tunecheck.core.trace import Trace, TraceWriter, encode, read
-from tunecheck.listen.options import HEARD, STOPPED, Options, trace_file
+from tunecheck.listen.options import HEARD, Options, trace_file
 from tunecheck.listen.problems import PROBLEMS
 from tunecheck.listen.twice import SCRATCH, Rehearsal, rehearse
-from tunecheck.listen.unheard import UNHEARD
 from tunecheck.results import Report, RunReport, reporting
 from tunecheck.results.rejudge import judged_again
 
@@ -62,7 +60,7 @@ def watch(
         # a Trainer that is to stop ends by itself, and its script may save then
         by_itself = options.stop and any(read(file).holds(Premise.STEP_DECLARED) for file in traces)
         if early(reported(rows_of(so_far, options, 0), interrupted=False)) and not by_itself:
-            (folder / STOPPED).touch()
+            (folder / HEARD).unlink(missing_ok=True)  # by which no process prints the interrupt that ends it
             kept.update((file.name, file.read_bytes()) for file in traces)
 
     first = Early(options, tell)
@@ -83,8 +81,8 @@ def watch(
         (folder / name).write_bytes(trace)
     interrupted = status in INTERRUPTED and not kept
     rows = rows_of(folder, options, 0 if kept else status)
-    unheard = some(_lines(folder / UNHEARD)) if any(row.trace_file for row in rows) else ""  # else the reason says it
-    return reported(rows, interrupted=interrupted, unheard=unheard), status
+    problems = _problems(folder) if any(row.trace_file for row in rows) else ""  # else the reason says it
+    return reported(rows, interrupted=interrupted, problems=problems), status
 
 
 def run_name(command: Sequence[str]) -> str:
@@ -218,14 +216,13 @@ def _why_silent(folder: Path, status: int) -> str:
     unheard = "no transformers Trainer and no torch optimizer made a step"
     if not (folder / HEARD).exists():
         unheard = "no Python process of it loaded tunecheck: keep the set $PYTHONPATH, and remove -E, -I and -S"
-    problems = "; ".join(_lines(folder / PROBLEMS)) or unheard
-    return f"the command {how}trained nothing that tunecheck can watch: {problems}"
+    return f"the command {how}trained nothing that tunecheck can watch: {_problems(folder) or unheard}"
 
 
-def _lines(path: Path) -> list[str]:
-    """Return what the processes have written into this file, each line once."""
+def _problems(folder: Path) -> str:
+    path = folder / PROBLEMS
     told = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    return list(dict.fromkeys(told.splitlines()))
+    return "; ".join(dict.fromkeys(told.splitlines()))
 
 
 def _why_unheard(trace: Trace) -> str:

@@ -5,13 +5,13 @@ step. A window is all micro-batches between two steps. This is loaded as torch i
 program might not: the rest comes with the first forward pass that learns.
 """
 
-import functools
 import gc
 import os
 import sys
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial, wraps
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -24,7 +24,7 @@ from tunecheck.core.premises import Premise
 from tunecheck.listen.moments import LOSSES, StepMoments
 from tunecheck.listen.options import rank_and_processes
 from tunecheck.listen.problems import say
-from tunecheck.listen.unheard import listened
+from tunecheck.listen.unheard import listened, told
 from tunecheck.training.hooks import Hooks, inner_optimizer, nothing, same_optimizer, tensors_of
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class LoopHooks(StepMoments):
         hooks.function(torch.Tensor, "backward", before=ours(self._on_backward), after=ours(self._on_differentiated))
         hooks.function(torch.nn.utils, "clip_grad_norm_", before=ours(self._on_clip), after=ours(self._on_clipped))
         for loss in LOSSES:
-            hooks.function(torch.nn.functional, loss, before=ours(functools.partial(self._on_loss_call, loss)))
+            hooks.function(torch.nn.functional, loss, before=ours(partial(self._on_loss_call, loss)))
         hooks.function(torch.amp.GradScaler, "step", after=ours(self._on_scaler_step))
         hooks.optimizer_steps(self._on_step, ours(self._on_stepped))
 
@@ -350,16 +350,17 @@ class LoopHooks(StepMoments):
 
         if not (self.step or self.window) and self.listener is not None and self.loss_calls is not None:
             self.listener.emit(scores_given(tensor, self.loss_calls))
+        self.division = (self.division or LoopDivision()) if self.step < 2 else None
+        divides = nothing if self.division is None else partial(self.division.differentiates, tensor, self.model)
         if not self.run.holds(Premise.CAUSAL_LM):
             # of losses whose gradients were cleared again, as those of a bad batch, nothing is left in the step
             self.losses = [tensor.detach()]
             self.window.append(self.unknown)
-            if self.step < 2:
-                self.division = self.division or LoopDivision()
-                self.division.differentiates(tensor, self.model, own_pass=self.forwards == len(self.window))
+            divides(own_pass=self.forwards == len(self.window))
             return
         self.losses.append(tensor.detach())
         loss = loss_of(tensor, self.passes)
+        divides(own_pass=len(loss.passes) == 1)
         self.factors.append(loss.factor(tensor))
         for each in loss.passes:
             batch, left_open = loss.batch(each, self.model.device)
@@ -400,7 +401,7 @@ class LoopHooks(StepMoments):
             self.complete(optimizer)
             return None
 
-        @functools.wraps(closure)
+        @wraps(closure)
         def watched() -> Any:
             value = closure()
             self.complete(optimizer)
@@ -438,15 +439,12 @@ class LoopHooks(StepMoments):
         self.done_backward = True
         if self.others is not None:
             self.others.before_model_step()
-        from tunecheck.listen.division import divided_alike
         from tunecheck.listen.loop_loss import WEIGHED, weighed_apart
         from tunecheck.listen.optimizers import highest_rate, without_rate
 
         if weighed_apart(self.factors, [batch.supervised_tokens for batch in self.window]):
             self.left_open[Premise.TOKEN_MEAN_LOSS] = WEIGHED
             self.listener.emit(LossDivided(micro_batches=len(self.window), by="", uneven=True))
-        elif not self.step:
-            self.listener.emit(*divided_alike([f if f is None else float(f) for f in self.factors]))
         self.listener.left_open(self.left_open)
 
         self.rate, self.without_rate = highest_rate(*self.optimizers), without_rate(*self.optimizers)
@@ -565,7 +563,7 @@ class LoopHooks(StepMoments):
         self.detach(error if begun and begun.f_globals.get("__name__") in ("__main__", "runpy") else None)
         if error is None and (saves := sys.modules.get("tunecheck.listen.saves")) is not None:
             self.hooks.guarded(saves.script_ends)()
-        if why := self.why_not():
+        if why := self.why_not() or ("" if self.follows else told()):
             say(why)
 
     def why_not(self) -> str:

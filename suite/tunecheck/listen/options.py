@@ -15,8 +15,6 @@ from tunecheck.core.text import one_line
 VARIABLE = "TUNECHECK_WATCH"
 HEARD = ".heard"
 """File of a session's folder, made by every Python process that could be listened to."""
-STOPPED = ".stopped"
-"""File of a session's folder, made before the command is ended: no process prints the interrupt that ends it."""
 MOST_COMMAND = 8000
 """Characters of a command that a trace keeps. Linux takes 128 KiB for one variable, and no process starts with more."""
 

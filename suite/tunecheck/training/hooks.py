@@ -18,8 +18,6 @@ from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 from weakref import ref
 
-from tunecheck.core.frames import unblamed
-
 Call = Callable[..., Any]
 
 
@@ -56,6 +54,15 @@ def _is_traced() -> Callable[[], bool]:
 
 def nothing(*_: Any, **__: Any) -> None:
     """Do nothing."""
+
+
+def unblamed(function: Any) -> None:
+    """Have warnings name no frame of this function, but the script's line behind it.
+
+    Python leaves out the frames of its own imports, by these two words of their file; nothing else suits Python 3.11.
+    """
+    code = function.__code__
+    function.__code__ = code.replace(co_filename=f"{code.co_filename} (no importlib._bootstrap)")
 
 
 class Hooks(ExitStack):
@@ -430,7 +437,9 @@ def _sweep() -> None:
     if not _STEPS and not _stepping:
         while _OPTIMIZERS:
             _OPTIMIZERS.pop().remove()
-    if not _HOOKED and (_STEPS or not _OPTIMIZERS) and _REPLACED:
+    if _HOOKED or (_OPTIMIZERS and not _STEPS):
+        _patch()
+    elif _REPLACED:
         from torch.nn import Module
 
         if vars(Module._call_impl).get("__wrapped__") is _REPLACED[0]:  # nobody else has replaced ours
