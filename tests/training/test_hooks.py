@@ -44,7 +44,7 @@ def trained(hooks=None, wrong=lambda *_, **__: None):
         hooks.before(model, wrong, with_kwargs=True)
         hooks.after(model, wrong, always_call=True)
         hooks.after(model.linear, lambda _m, _args, out: hooks.gradient(out, wrong))
-        hooks.first_modules(wrong)
+        hooks.before(None, wrong, with_kwargs=True)
         hooks.optimizer_steps(wrong, wrong)
         hooks.function(torch.nn.utils, "clip_grad_norm_", before=wrong, after=wrong)
         hooks.function(model, "forward", before=wrong, after=wrong)

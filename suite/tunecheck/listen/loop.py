@@ -112,7 +112,7 @@ class LoopHooks(StepMoments):
     def attach(self) -> None:
         """Begin to listen: to the model, where it is known, else to the first one that learns."""
         hooks, ours = self.hooks, self._ours
-        self._found = hooks.first_modules(self._find if self.model is None else self._find_entry)
+        self._found = hooks.before(None, self._find if self.model is None else self._find_entry, with_kwargs=True)
         hooks.function(torch.Tensor, "backward", before=ours(self._on_backward), after=ours(self._on_differentiated))
         hooks.function(torch.nn.utils, "clip_grad_norm_", before=ours(self._on_clip), after=ours(self._on_clipped))
         for loss in LOSSES:

@@ -90,7 +90,7 @@ class CutOffProbe(Probe):
                 self.hooks.function(functional, loss, after=self._computed)
             for name in _resting(session.model, self._idle.keys()):
                 self.hooks.after(session.model.get_submodule(name), partial(self._gave, name))
-            self.hooks.first_modules(self._reads)
+            self.hooks.before(None, self._reads, with_kwargs=True)
         for name in {*map(_module_of, self._cut_off | self._left_out)}:
             self.hooks.before(session.model.get_submodule(name), lambda *_, name=name: self._called.add(name))
 

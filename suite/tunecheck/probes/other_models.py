@@ -56,7 +56,7 @@ class OtherModelsProbe(Probe):
             if whole not in self._noisy:
                 self._noisy[whole] = _sample(whole)
 
-        self.hooks.first_modules(see)
+        self.hooks.before(None, see, with_kwargs=True)
 
     def end(self, session: Session) -> None:
         """Tell which models are in train mode that nobody trains."""

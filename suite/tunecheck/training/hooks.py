@@ -78,9 +78,9 @@ class Hooks(ExitStack):
     remove = ExitStack.close
     """Leave everything as it was before."""
 
-    def before(self, module: Any, call: Call, *, with_kwargs: bool = False) -> None:
-        """Call this before each forward of the module."""
-        self.callback(_hook(module, "before", self.guarded(call), with_kwargs))
+    def before(self, module: Any, call: Call, *, with_kwargs: bool = False) -> Callable[[], None]:
+        """Call this before each forward of the module, of any for None. Return what ends it: that slows every call."""
+        return self.callback(_hook(module, "before", self.guarded(call), with_kwargs))
 
     def after(self, module: Any, call: Call, *, with_kwargs: bool = False, always_call: bool = False) -> None:
         """Call this after each forward of the module; `always_call` also after one that raised."""
@@ -104,12 +104,6 @@ class Hooks(ExitStack):
     def gradient(self, tensor: Any, call: Call) -> None:
         """Call this with the tensor's gradient."""
         self.callback(tensor.register_hook(self.guarded(call)).remove)
-
-    def first_modules(self, call: Call) -> Callable[[], None]:
-        """Call this before each forward of any module, with its keywords. Return what ends it: it slows every call."""
-        remove = _hook(None, "before", self.guarded(call), with_kwargs=True)
-        self.callback(remove)
-        return remove
 
     def optimizer_steps(self, before: Call, after: Call) -> None:
         """Call these before and after each step of any optimizer; what the first returns are its new arguments."""
