@@ -6,7 +6,7 @@ ignores this number makes gradients too large. Division calls it again with othe
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from traceback import walk_stack
 from typing import Any
 
@@ -177,11 +177,9 @@ def _twice_as_many(trainer: Any) -> Iterator[None]:
         "gradient_accumulation_steps": vars(trainer.args),
         "num_steps": getattr(getattr(trainer.accelerator, "gradient_state", None), "plugin_kwargs", {}),
     }
-    held = [(place, name, place[name]) for name, place in places.items() if name in place]
-    try:
-        for place, name, number in held:
-            place[name] = 2 * number
+    with ExitStack() as stack:
+        for name, place in places.items():
+            if name in place:
+                stack.callback(place.update, {name: place[name]})
+                place[name] *= 2
         yield
-    finally:
-        for place, name, number in held:
-            place[name] = number

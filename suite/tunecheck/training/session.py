@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -13,13 +13,6 @@ from tunecheck.models.layer_names import decoder_of
 from tunecheck.training.data import Batch, Batches, Tokens
 from tunecheck.training.ranks import Exchange, Ranks
 from tunecheck.training.tensors import WholeModel
-
-
-class AnswersNamed(Protocol):
-    """Finds what the script's data call chosen and rejected."""
-
-    def __call__(self, *, searched: bool) -> tuple[Callable[[str], bool | None], str] | None:
-        """Return what tells whether a text holds a better answer, or a worse one, None of others; and their names."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,8 +62,9 @@ class Session:
     """The trainer's own passes over the present window, once more: its loss, the gradients added to the parameters'.
     None where they cannot be made again."""
 
-    answers_named: "AnswersNamed | None" = None
-    """What finds the answers that the data call better and worse; None where nothing can."""
+    answers_named: Callable[..., tuple[Callable[[str], bool | None], str] | None] | None = None
+    """What finds the answers that the data call better and worse, as listen.named_answers does; None where nothing can.
+    """
 
     @property
     def called(self) -> Any:
