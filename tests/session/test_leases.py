@@ -13,7 +13,7 @@ import pytest
 from fake_machine import CARD, GIB, SECOND, machine
 from memory_runs import run_with
 
-from tunecheck.core.errors import CardBusy, MachineTooSmall, SuiteError, Unsupported
+from tunecheck.core.errors import MachineTooSmall, SuiteError, Unsupported
 from tunecheck.core.evidence import CardProcess
 from tunecheck.runner.child import cap_memory, require_card
 from tunecheck.runner.request import card_of_rank, show_only
@@ -87,7 +87,7 @@ def test_a_leased_card_is_passed_over_for_another(cache):
 def test_another_process_is_waited_for_and_named(cache, said):
     """The lease ends with the process, here by SIGKILL."""
     with held_elsewhere(cache, CARD) as process:
-        with pytest.raises(CardBusy, match=f"waited 0 s for NVIDIA H200 GPU-1111 .process {process.pid} runs on it"):
+        with pytest.raises(SuiteError, match=f"waited 0 s for NVIDIA H200 GPU-1111 .process {process.pid} runs on it"):
             cards(machine(CARD)).lease(run_with()).__enter__()
         patient = cards(machine(CARD), wait_seconds=30)
         killer = subprocess.Popen([sys.executable, "-c", f"import os, time; time.sleep(1); os.kill({process.pid}, 9)"])
@@ -136,7 +136,7 @@ def test_a_card_that_a_named_process_fills_is_busy_not_too_small():
     """What others hold is no property of the machine: the run is neither skipped nor judged."""
     full = dataclasses.replace(CARD, free_bytes=GIB, memory_by_process=(CardProcess(pid=9, used_bytes=GIB, name="x"),))
 
-    with pytest.raises(CardBusy, match=r"1\.0 GiB held by process 9 \(x\)\. What to do: end that process, or wait"):
+    with pytest.raises(SuiteError, match=r"1\.0 GiB held by process 9 \(x\)\. What to do: end that process, or wait"):
         cards(machine(full)).lease(run_with()).__enter__()
 
 
@@ -146,7 +146,7 @@ def test_a_run_in_two_processes_leases_two_cards():
     there = cards(machine(CARD, SMALL, third))
     with there.lease(run_with(*TWO)) as leased:
         assert leased == (SMALL, third)
-        with pytest.raises(CardBusy, match=rf"waited 0 s for NVIDIA .* {SMALL.uuid} .* or NVIDIA .* {third.uuid}"):
+        with pytest.raises(SuiteError, match=rf"waited 0 s for NVIDIA .* {SMALL.uuid} .* or NVIDIA .* {third.uuid}"):
             there.lease(run_with(*TWO)).__enter__()
         with there.lease(run_with()) as (card,):  # what could not be had is not kept
             assert card == CARD

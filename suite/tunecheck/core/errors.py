@@ -59,10 +59,6 @@ class MachineTooSmall(SuiteError):
     """This machine cannot run a configuration: a sentence that says what is missing."""
 
 
-class CardBusy(SuiteError):
-    """Every GPU that holds a run is leased by other processes, and stayed so for too long."""
-
-
 class GpuUnusable(SuiteError):
     """A GPU is there, and it, its driver or torch's build keeps runs from it."""
 

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 
 from tunecheck.config.schema import Run
 from tunecheck.config.trainers import TRAINERS
-from tunecheck.core.errors import CardBusy, MachineTooSmall, SuiteError
+from tunecheck.core.errors import MachineTooSmall, SuiteError
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.log import log
 from tunecheck.core.paths import cache_folder
@@ -41,8 +41,8 @@ class Cards(Frozen):
         """Lease the GPUs that the run needs while the block is executed; none for a run on the CPU.
 
         The smallest GPUs with enough memory are taken, so that large ones stay free for large runs; while too many of
-        them are leased, this waits. Raises MachineTooSmall when too few GPUs have enough memory, CardBusy after
-        `wait_seconds` and when other processes hold it, SuiteError when the cache folder cannot be written.
+        them are leased, this waits. Raises MachineTooSmall when too few GPUs have enough memory, SuiteError
+        after `wait_seconds`, when other processes hold it, and when the cache folder cannot be written.
         """
         with ExitStack() as leases:
             yield self._take(run, leases)
@@ -72,10 +72,10 @@ class Cards(Frozen):
                 reason = obstacle(run, now, vram_cap_bytes=self.vram_cap_bytes)
                 reason = reason or "found no GPU with enough free memory a moment ago; other processes come and go"
                 if any(card.memory_by_process for card in now.visible_gpus):
-                    raise CardBusy(f"{reason}. What to do: end that process, or wait for it")
+                    raise SuiteError(f"{reason}. What to do: end that process, or wait for it")
                 raise MachineTooSmall(reason)
             if time.monotonic() > deadline:
-                raise CardBusy(
+                raise SuiteError(
                     f"{run.name} waited {self.wait_seconds:g} s for {_whose(busy)}. What to do: wait for that session "
                     "or end it; the lease goes with its process"
                 )
