@@ -65,21 +65,20 @@ class AdapterProbe(Probe):
             each = {name: _algebra_errors(session, name, calls[name], factors[name]) for name in factors}
         errors = {name + part: error for name, found in each.items() for part, error in found.items()}
         at, error = worst(errors)
-        self.emit(
-            AdapterStart(
-                start_difference=max(differences, key=or_infinite, default=math.nan),
-                base_difference=base_difference,
-                modules=len(factors),
-                algebra_error=error,
-                algebra_error_at=at,
-                least_algebra_error=min((errors[name] for name in factors), default=math.nan),
-                logit_change=relative_difference(changed, start),
-                a_sizes=sizes,
-                a_repeated=repeated,
-                a_dependent=dependent,
-                seed=torch.initial_seed() - session.exchange.rank,  # each rank's dropout has a seed of its own
-            )
+        seen = AdapterStart(
+            start_difference=max(differences, key=or_infinite, default=math.nan),
+            base_difference=base_difference,
+            modules=len(factors),
+            algebra_error=error,
+            algebra_error_at=at,
+            least_algebra_error=min((errors[name] for name in factors), default=math.nan),
+            logit_change=relative_difference(changed, start),
+            a_sizes=sizes,
+            a_repeated=repeated,
+            a_dependent=dependent,
+            seed=torch.initial_seed() - session.exchange.rank,  # each rank's dropout has a seed of its own
         )
+        self.emit(seen)
 
 
 def _modules(names: Iterable[str]) -> set[str]:

@@ -48,15 +48,14 @@ class ContinuityProbe(Probe):
         """Compare once more, after the last evaluation."""
         self._compare(session.run.training.max_steps)
         if self._watched:
-            self.emit(
-                Continuity(
-                    moments=self._moments,
-                    trained=self._trained.count,
-                    frozen=self._frozen.count,
-                    trained_changed=self._trained.changed(),
-                    frozen_changed=self._frozen.changed(),
-                )
+            seen = Continuity(
+                moments=self._moments,
+                trained=self._trained.count,
+                frozen=self._frozen.count,
+                trained_changed=self._trained.changed(),
+                frozen_changed=self._frozen.changed(),
             )
+            self.emit(seen)
 
     def _compare(self, step: int) -> None:
         self._moments += 1

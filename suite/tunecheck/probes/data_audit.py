@@ -63,19 +63,18 @@ class DataProbe(Probe):
         first: dict[Ids, str] = {}
         duplicates = {k: first[ids] for k, (ids, _) in rows["train"].items() if first.setdefault(ids, k) != k}
         evaluated = {example.key: _given(example) for example in session.batches.heldout}
-        self.emit(
-            DataSplit(
-                train_rows=len(rows["train"]),
-                heldout_rows=len(rows["heldout"]),
-                shared=tuple(_shared(**texts, evaluated=evaluated, trained={*map(_given, session.batches.train)})),
-                largest_token_id=max(max(ids) for ids, _ in rendered.values()),
-                embedding_rows=session.model.get_input_embeddings().weight.shape[0],
-                misplaced=tuple(_misplaced(session, rendered)),
-                duplicates=duplicates,
-                dataset=data.name,
-                dataset_sha256=hashlib.sha256(b"".join(data.file(split).read_bytes() for split in texts)).hexdigest(),
-            )
+        seen = DataSplit(
+            train_rows=len(rows["train"]),
+            heldout_rows=len(rows["heldout"]),
+            shared=tuple(_shared(**texts, evaluated=evaluated, trained={*map(_given, session.batches.train)})),
+            largest_token_id=max(max(ids) for ids, _ in rendered.values()),
+            embedding_rows=session.model.get_input_embeddings().weight.shape[0],
+            misplaced=tuple(_misplaced(session, rendered)),
+            duplicates=duplicates,
+            dataset=data.name,
+            dataset_sha256=hashlib.sha256(b"".join(data.file(split).read_bytes() for split in texts)).hexdigest(),
         )
+        self.emit(seen)
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         if step >= AUDIT_ALL_BELOW and step % AUDIT_EVERY:
@@ -96,19 +95,18 @@ class DataProbe(Probe):
                 supervised += sum(label != IGNORED for label in row.labels[1:])
                 tokens += len(row.tokens)
         due = [self._expected[key] for key in prescribed]
-        self.emit(
-            Window(
-                step=step,
-                digests=tuple(batch.digest for batch in window),
-                rows=tuple(rows),
-                expected_rows=tuple(prescribed),
-                supervised_tokens=supervised,
-                expected_supervised_tokens=sum(len(ids) - prompt for ids, prompt in due),
-                tokens=tokens,
-                random_state=random_digest(session.device),
-                problems=problems,
-            )
+        seen = Window(
+            step=step,
+            digests=tuple(batch.digest for batch in window),
+            rows=tuple(rows),
+            expected_rows=tuple(prescribed),
+            supervised_tokens=supervised,
+            expected_supervised_tokens=sum(len(ids) - prompt for ids, prompt in due),
+            tokens=tokens,
+            random_state=random_digest(session.device),
+            problems=problems,
         )
+        self.emit(seen)
         self.hooks.before(session.model.get_input_embeddings(), lambda _m, args: self._read.append(args[0].clone()))
 
     def backward_end(self, session: Session, step: int) -> None:

@@ -69,18 +69,17 @@ class FidelityProbe(Probe):
             if not any(is_packed(p) or _difference(session, p, weights.tensor(name), False) is None for p in held):
                 differing.append(f"{name} (in no part of the module that stands for it)")
         sizes, (at, largest), architecture = list(errors.values()), worst(errors), session.run.model.architecture
-        self.emit(
-            BaseFidelity(
-                tensors=compared,
-                differing=tuple(differing),
-                # a NaN anywhere is the largest
-                weight_errors={"smallest": min(sizes), "median": median(sizes), "largest": largest} if sizes else {},
-                worst_weight=at,
-                buffers_differing=tuple(map(file_name, wrong_frequencies(session.model, architecture))),
-                tied=_is_tied(session.model),
-                tied_expected=architecture.tie_word_embeddings,
-            )
+        seen = BaseFidelity(
+            tensors=compared,
+            differing=tuple(differing),
+            # a NaN anywhere is the largest
+            weight_errors={"smallest": min(sizes), "median": median(sizes), "largest": largest} if sizes else {},
+            worst_weight=at,
+            buffers_differing=tuple(map(file_name, wrong_frequencies(session.model, architecture))),
+            tied=_is_tied(session.model),
+            tied_expected=architecture.tie_word_embeddings,
         )
+        self.emit(seen)
 
 
 def _untied_head(model: Any) -> dict[str, str]:

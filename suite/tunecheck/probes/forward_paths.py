@@ -56,16 +56,15 @@ class ForwardProbe(Probe):
         if not torch.equal(first[::2], again[::2]):  # is it a second forward, or one among other rows?
             again = self._logits(session, torch.stack([row, later, padded]), mask)
         scale = float(first.abs().max())
-        self.emit(
-            ForwardPaths(
-                repeat_difference=_largest(first[::2], again[::2]),
-                future_token_difference=_largest(first[0, :-1], first[1, :-1]) / scale,
-                padding_difference=_largest(first[0, :SHORT_TOKENS], first[2, :SHORT_TOKENS]) / scale,
-                other_row_difference=_largest(first[0], among_others[0]) / scale,
-                matmul_error=_matmul_error(session.device),
-                attention=str(session.model.config._attn_implementation),
-            )
+        seen = ForwardPaths(
+            repeat_difference=_largest(first[::2], again[::2]),
+            future_token_difference=_largest(first[0, :-1], first[1, :-1]) / scale,
+            padding_difference=_largest(first[0, :SHORT_TOKENS], first[2, :SHORT_TOKENS]) / scale,
+            other_row_difference=_largest(first[0], among_others[0]) / scale,
+            matmul_error=_matmul_error(session.device),
+            attention=str(session.model.config._attn_implementation),
         )
+        self.emit(seen)
 
         errors: dict[str, float] = {}
         exact: dict[str, Any] = {}
@@ -137,22 +136,21 @@ class ForwardProbe(Probe):
         if step == self._counted:
             self.hooks.remove()
             rows, error = self._attention.seen() if self._attention else (0, math.nan)
-            self.emit(
-                LayerCalls(
-                    layers=self._layers,
-                    micro_batches=len(session.exchange.share(session.window)),
-                    calls=self._calls,
-                    recomputed=self._recomputed,
-                    attention_kernels=tuple(sorted(self._kernels)),
-                    hidden_dtypes=tuple(sorted(self._dtypes)),
-                    product_dtypes=tuple(sorted(self._products["_proj"])),
-                    adapter_dtypes=tuple(sorted(self._products["lora_A.default"])),
-                    head_tokens=self._head_tokens,
-                    cached_calls=self._cached_calls,
-                    attention_rows=rows,
-                    attention_error=error,
-                )
+            seen = LayerCalls(
+                layers=self._layers,
+                micro_batches=len(session.exchange.share(session.window)),
+                calls=self._calls,
+                recomputed=self._recomputed,
+                attention_kernels=tuple(sorted(self._kernels)),
+                hidden_dtypes=tuple(sorted(self._dtypes)),
+                product_dtypes=tuple(sorted(self._products["_proj"])),
+                adapter_dtypes=tuple(sorted(self._products["lora_A.default"])),
+                head_tokens=self._head_tokens,
+                cached_calls=self._cached_calls,
+                attention_rows=rows,
+                attention_error=error,
             )
+            self.emit(seen)
 
     def _count(self, *_: object) -> None:
         self._calls += 1

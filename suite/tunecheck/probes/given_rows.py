@@ -103,20 +103,19 @@ class GivenRowsProbe(Probe):
             self._micro_batches += 1
         if given.starts_twice(given_rows, session.tokenizer, session.model):
             problems.setdefault("the start token is doubled", repr(self._show(given_rows[0][:8])))
-        self.emit(
-            Window(
-                step=step,
-                digests=tuple(batch.digest for batch in session.window),
-                rows=tuple(rows),
-                expected_rows=tuple(rows),
-                supervised_tokens=supervised,
-                expected_supervised_tokens=supervised,
-                tokens=sum(batch.tokens for batch in session.window),
-                random_state=self._state,
-                problems=problems,
-                inputs=inputs,
-            )
+        seen = Window(
+            step=step,
+            digests=tuple(batch.digest for batch in session.window),
+            rows=tuple(rows),
+            expected_rows=tuple(rows),
+            supervised_tokens=supervised,
+            expected_supervised_tokens=supervised,
+            tokens=sum(batch.tokens for batch in session.window),
+            random_state=self._state,
+            problems=problems,
+            inputs=inputs,
         )
+        self.emit(seen)
 
     def end(self, session: Session) -> None:
         """Look up how often the data set holds the rows that came again."""
@@ -126,20 +125,19 @@ class GivenRowsProbe(Probe):
         repeated = [ids for ids, times in again.items() if held is not None and 0 < held[ids] < times]
         replayed = [ids for ids in self._replayed if held is not None and held[ids] == 1]
         uncertain = sum(1 for ids in again if held is None or not held[ids])
-        self.emit(
-            RowsGiven(
-                rows=self._rows,
-                dataset_rows=self._size,
-                repeated=tuple(repr(self._show(ids[:16])) for ids in repeated),
-                uncertain=uncertain,
-                replayed=tuple(repr(self._show(ids[:16])) for ids in replayed),
-                resumed_after=len(self._done),
-                padded_before=given.padded_before(self._beginnings),
-                begun_late=given.begun_late(self._before_answers),
-                **self._counts,
-                expected={key: tuple(texts) for key, texts in self._unmet.items()},
-            )
+        seen = RowsGiven(
+            rows=self._rows,
+            dataset_rows=self._size,
+            repeated=tuple(repr(self._show(ids[:16])) for ids in repeated),
+            uncertain=uncertain,
+            replayed=tuple(repr(self._show(ids[:16])) for ids in replayed),
+            resumed_after=len(self._done),
+            padded_before=given.padded_before(self._beginnings),
+            begun_late=given.begun_late(self._before_answers),
+            **self._counts,
+            expected={key: tuple(texts) for key, texts in self._unmet.items()},
         )
+        self.emit(seen)
         ends, alike = tuple(sorted(self._ends)), len(self._starts) == 1
         self.emit(RowSpans(rows=tuple(self._spans), end_tokens=ends, begin_alike=alike))
 

@@ -68,14 +68,13 @@ class GradientProbe(Probe):
             groups: dict[str, float] = {"other": row[-2]} if row[-2] else {}
             for name, norm in norms.items():
                 groups[_group(name)] = math.hypot(groups.get(_group(name), 0.0), norm)
-            self.emit(
-                record(
-                    zero=tuple(name for name, norm in norms.items() if norm == 0),
-                    nonfinite=tuple(name for name, norm in norms.items() if not math.isfinite(norm)),
-                    norms=groups,
-                    subnormal=None if math.isnan(row[-1]) else row[-1],
-                )
+            seen = record(
+                zero=tuple(name for name, norm in norms.items() if norm == 0),
+                nonfinite=tuple(name for name, norm in norms.items() if not math.isfinite(norm)),
+                norms=groups,
+                subnormal=None if math.isnan(row[-1]) else row[-1],
             )
+            self.emit(seen)
         self._waiting.clear()
 
 

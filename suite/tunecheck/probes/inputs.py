@@ -113,15 +113,14 @@ class ShownRowsProbe(Probe):
         longest = run.longest if hasattr(run, "longest") else run.data.max_length
         given = (row for batch in session.window for row in rows_of(batch))
         for row in (each.without_padding() for each in islice(given, MOST_ROWS)):
-            self.emit(
-                RowShown(
-                    pieces=pieces_of(row, decode),
-                    tokens=len(row.tokens),
-                    learned=sum(label != IGNORED for label in row.labels),
-                    longest=longest,
-                    ended=row.tokens[-1] in ends if row.tokens and ends else None,
-                )
+            seen = RowShown(
+                pieces=pieces_of(row, decode),
+                tokens=len(row.tokens),
+                learned=sum(label != IGNORED for label in row.labels),
+                longest=longest,
+                ended=row.tokens[-1] in ends if row.tokens and ends else None,
             )
+            self.emit(seen)
 
 
 def pieces_of(row: Row, decode: Show) -> tuple[RowPiece, ...]:

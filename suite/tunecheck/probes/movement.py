@@ -125,27 +125,26 @@ class MovementProbe(Probe):
         matrices = (name for name in self._idle & self._reached - self._learnt.keys() if after[name].ndim > 1)
         shares = {name: 1.0 if name in resting else self._moved_share(name, p) for name, p in after.items()}
         least = min(shares, key=shares.__getitem__, default="")
-        self.emit(
-            Movement(
-                unmoved=tuple(n for n, p in after.items() if n not in idle and digest(p) == self._digests[n]),
-                smallest_moved_share=shares.get(least, 0.0),
-                smallest_moved_share_at=least,
-                frozen_tensors=len(self._frozen),
-                frozen_bytes=sum(tensor.numel() * tensor.element_size() for _, tensor in self._frozen.values()),
-                frozen_changed=tuple(changed + appeared),
-                idle=tuple(sorted(idle)),
-                stuck_at_0=tuple(sorted(name for name in matrices if not whole(after[name]).any())),
-                without_rate=tuple(name for name, rate in rates.items() if rate == 0),
-                rate_scheduled=any(group.get("initial_lr") for group in session.optimizer.param_groups),
-                below_last_digit=small,
-                drawn=tuple(sorted(self._drawn & now.keys() - {*changed})),
-                misfrozen=self._misfrozen,
-                adapted=tuple(_adapted(self._trainable)),
-                added=tuple(sorted(self._added)),
-                layers_rest=_layers_rest(session.model, math.inf if session.run.holds(Premise.CAUSAL_LM) else A_HEAD),
-                nonfinite=tuple(name for name, p in after.items() if not whole(p).isfinite().all()),
-            )
+        seen = Movement(
+            unmoved=tuple(n for n, p in after.items() if n not in idle and digest(p) == self._digests[n]),
+            smallest_moved_share=shares.get(least, 0.0),
+            smallest_moved_share_at=least,
+            frozen_tensors=len(self._frozen),
+            frozen_bytes=sum(tensor.numel() * tensor.element_size() for _, tensor in self._frozen.values()),
+            frozen_changed=tuple(changed + appeared),
+            idle=tuple(sorted(idle)),
+            stuck_at_0=tuple(sorted(name for name in matrices if not whole(after[name]).any())),
+            without_rate=tuple(name for name, rate in rates.items() if rate == 0),
+            rate_scheduled=any(group.get("initial_lr") for group in session.optimizer.param_groups),
+            below_last_digit=small,
+            drawn=tuple(sorted(self._drawn & now.keys() - {*changed})),
+            misfrozen=self._misfrozen,
+            adapted=tuple(_adapted(self._trainable)),
+            added=tuple(sorted(self._added)),
+            layers_rest=_layers_rest(session.model, math.inf if session.run.holds(Premise.CAUSAL_LM) else A_HEAD),
+            nonfinite=tuple(name for name, p in after.items() if not whole(p).isfinite().all()),
         )
+        self.emit(seen)
         self._frozen.clear()
 
     def _median_change(self, name: str, parameter: torch.Tensor) -> float:

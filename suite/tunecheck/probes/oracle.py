@@ -101,20 +101,19 @@ class OracleProbe(Probe):
             norm, whole = float(norms.norm()), float(errors.norm())
             errors = torch.where(norms > NEGLIGIBLE_SHARE * norm, errors / norms, 0)
             worst = int(errors.argmax())
-            self.emit(
-                Oracle(
-                    step=step,
-                    loss=loss,
-                    replayed_loss=replayed,
-                    gradient_error=whole / norm if norm else float("nan"),
-                    worst_gradient_error=float(errors[worst]),
-                    worst_gradient=self._names[worst],
-                    norm=norm,
-                    split=split,
-                    of_means=split.endswith(OF_MEANS),
-                    directional_error=self._slope_error if step == self._directional else None,
-                )
+            seen = Oracle(
+                step=step,
+                loss=loss,
+                replayed_loss=replayed,
+                gradient_error=whole / norm if norm else float("nan"),
+                worst_gradient_error=float(errors[worst]),
+                worst_gradient=self._names[worst],
+                norm=norm,
+                split=split,
+                of_means=split.endswith(OF_MEANS),
+                directional_error=self._slope_error if step == self._directional else None,
             )
+            self.emit(seen)
 
 
 def _loss_and_gradients(parameters: Tensors, loss_backward: Callable[[], float]) -> tuple[float, Tensors]:
@@ -215,14 +214,13 @@ class OwnLossProbe(Probe):
         logits.close()
         scale = session.scaler.get_scale() if session.scaler else 1.0
         scale *= session.exchange.count  # the mean over ranks divides by it
-        self.emit(
-            OwnLoss(
-                step=step,
-                loss=logits.loss_of(session.exchange),
-                gradient_error=logits.gradient_error(scale),
-                gradient_noise=logits.gradient_noise,
-                foreign_rows=logits.foreign_rows,
-                random_states=tuple(self._states),
-                model_repeats=self._call.repeats(session.model) if step == self._repeated else None,
-            )
+        seen = OwnLoss(
+            step=step,
+            loss=logits.loss_of(session.exchange),
+            gradient_error=logits.gradient_error(scale),
+            gradient_noise=logits.gradient_noise,
+            foreign_rows=logits.foreign_rows,
+            random_states=tuple(self._states),
+            model_repeats=self._call.repeats(session.model) if step == self._repeated else None,
         )
+        self.emit(seen)

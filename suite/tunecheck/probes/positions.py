@@ -115,19 +115,18 @@ class PositionProbe(Probe):
         if self._chosen_among:  # of which padding is one that is not to be chosen
             self._counts["padded"], self._at_padding = 0, 0.0
         share = self._at_padding / self._everywhere if self._everywhere else 0.0
-        self.emit(
-            PositionGradients(
-                step=step,
-                padding_share=share**0.5,
-                padding_guessed=self._guessed,
-                raising=raising,
-                raising_own=own,
-                raising_second=second,
-                asked_for_next=asked,
-                seeing_next=seeing,
-                **self._counts,
-            )
+        seen = PositionGradients(
+            step=step,
+            padding_share=share**0.5,
+            padding_guessed=self._guessed,
+            raising=raising,
+            raising_own=own,
+            raising_second=second,
+            asked_for_next=asked,
+            seeing_next=seeing,
+            **self._counts,
         )
+        self.emit(seen)
 
     def end(self, session: Session) -> None:
         """Tell which part of the rows the loss uses."""

@@ -55,15 +55,14 @@ class PreferenceProbe(Probe):
         texts = session.tokenizer.batch_decode([tokens.tolist() for tokens, _ in rows], skip_special_tokens=True)
         told = Counter((tell(text), raised) for text, (_, raised) in zip(texts, rows, strict=True))
         if any(better is not None for better, _ in told):
-            self.emit(
-                PreferencesLearned(
-                    where=where,
-                    chosen_raised=told[True, True],
-                    chosen_lowered=told[True, False],
-                    rejected_raised=told[False, True],
-                    rejected_lowered=told[False, False],
-                )
+            seen = PreferencesLearned(
+                where=where,
+                chosen_raised=told[True, True],
+                chosen_lowered=told[True, False],
+                rejected_raised=told[False, True],
+                rejected_lowered=told[False, False],
             )
+            self.emit(seen)
 
     def _returned(self, model: Any, args: Any, given: dict[str, Any], out: Any) -> None:
         """Look at scores of the next tokens of rows, else at one score for each row."""

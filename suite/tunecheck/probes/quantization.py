@@ -44,23 +44,22 @@ class QuantizationProbe(Probe):
         at, error = _kernel_error(session, modules)
         again = _quantized_again(session, weights, modules)
         keeping = tuple(name for name, module in _of_each_shape(modules) if _keeps_unpacked(session, module))
-        self.emit(
-            Quantization(
-                expected_modules=tuple(name.removesuffix(".weight") for name in linears),
-                quantized_modules=tuple(sorted(modules)),
-                quant_types=counted(weight.quant_state.quant_type for weight in packed),
-                block_sizes=counted(weight.quant_state.blocksize for weight in packed),
-                double_quant=counted(weight.quant_state.nested for weight in packed),
-                compute_dtypes=counted(dtype_name(module.compute_dtype) for module in modules.values()),
-                packed_bytes=sum(_bytes(weight) for weight in packed),
-                expected_bytes=sum(packed_bytes(size, double_quant) for size in sizes),
-                requantized=len(again),
-                requantized_differing=tuple(name for name, same in again.items() if not same),
-                kernel_error=error,
-                kernel_error_at=at,
-                unpacked_kept=keeping,
-            )
+        seen = Quantization(
+            expected_modules=tuple(name.removesuffix(".weight") for name in linears),
+            quantized_modules=tuple(sorted(modules)),
+            quant_types=counted(weight.quant_state.quant_type for weight in packed),
+            block_sizes=counted(weight.quant_state.blocksize for weight in packed),
+            double_quant=counted(weight.quant_state.nested for weight in packed),
+            compute_dtypes=counted(dtype_name(module.compute_dtype) for module in modules.values()),
+            packed_bytes=sum(_bytes(weight) for weight in packed),
+            expected_bytes=sum(packed_bytes(size, double_quant) for size in sizes),
+            requantized=len(again),
+            requantized_differing=tuple(name for name, same in again.items() if not same),
+            kernel_error=error,
+            kernel_error_at=at,
+            unpacked_kept=keeping,
         )
+        self.emit(seen)
 
 
 def _kernel_error(session: Session, modules: dict[str, Any]) -> tuple[str, float]:

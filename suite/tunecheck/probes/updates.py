@@ -106,19 +106,18 @@ class UpdateProbe(Probe):
         pulled = [(g != 0, got != 0) for g, (got, _) in zip(self._gradients, moves, strict=True) if g is not None]
         count = sum(int(own.sum()) for own, _ in pulled)
         self._before, self._gradients = [], []
-        self.emit(
-            Update(
-                step=step,
-                expected_learning_rate=rate,
-                update_error=error,
-                worst_update=at,
-                moment_error=self._moment_error(session),
-                moved=any(bool(got.any()) for got, _ in moves),
-                moved_share=sum(int((own & moved).sum()) for own, moved in pulled) / count if count else None,
-                length_error=_length_error(moves) if applied and rate > 0 else None,
-                clipped=self._clipped,
-            )
+        seen = Update(
+            step=step,
+            expected_learning_rate=rate,
+            update_error=error,
+            worst_update=at,
+            moment_error=self._moment_error(session),
+            moved=any(bool(got.any()) for got, _ in moves),
+            moved_share=sum(int((own & moved).sum()) for own, moved in pulled) / count if count else None,
+            length_error=_length_error(moves) if applied and rate > 0 else None,
+            clipped=self._clipped,
         )
+        self.emit(seen)
 
     def _settings(self, session: Session, rate: float) -> Settings:
         """Return rate and decay of each tensor: the declared ones, or what a loop's own groups say at this step."""
