@@ -99,9 +99,9 @@ def test_missing_library_beside_a_device_means_a_container(monkeypatch: pytest.M
     """With a device node there is a driver, only its utilities are not in the container."""
     monkeypatch.setattr(Path, "exists", lambda path: str(path) == file)
     fault = nvml.describe(error(12))
-    assert fault.state is NvmlState.NO_UTILITIES
-    assert fault.problem == "the NVML library was not found although an NVIDIA device is there"
-    assert "NVIDIA_DRIVER_CAPABILITIES" in fault.remedy
+    assert fault.nvml_state is NvmlState.NO_UTILITIES
+    assert fault.nvml_problem == "the NVML library was not found although an NVIDIA device is there"
+    assert "NVIDIA_DRIVER_CAPABILITIES" in fault.nvml_remedy
 
 
 def test_failure_after_the_start_still_leaves_nvml(install: Any) -> None:
@@ -288,7 +288,7 @@ def told_by(code: str) -> NvmlView:
     """What is made of a helper process that executes this code."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nvml, "library_loads", lambda: True)
-        patch.setattr(helper, "command_for", lambda module: [sys.executable, "-S", "-c", code])
+        patch.setattr(helper, "command_for", lambda *words: [sys.executable, "-S", "-c", code])
         return nvml.nvml_view()
 
 

@@ -28,7 +28,7 @@ def child(code: str) -> list[str]:
 def view_of(command: list[str], seconds: float = 60) -> dict[str, Any] | str:
     """What the parent makes of this child."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(helper, "command_for", lambda module: command)
+        patch.setattr(helper, "command_for", lambda *words: command)
         patch.setattr(torch_facts, "TIMEOUT_SECONDS", seconds)
         return torch_view()
 
@@ -168,8 +168,7 @@ def ask_child(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     monkeypatch.setitem(sys.modules, "bitsandbytes", package)
     monkeypatch.setitem(sys.modules, "bitsandbytes.cextension", loader)
     with warnings.catch_warnings():
-        torch_facts.main()
-    return json.loads(capsys.readouterr().out)
+        return json.loads(json.dumps(torch_facts.gathered()))
 
 
 H200 = SimpleNamespace(name="NVIDIA H200", uuid="1111-22", total_memory=141 * GIB, major=9, minor=0)

@@ -1,15 +1,9 @@
-"""Model folders that need torch to be built, in a child process: `in_child` is the parent, the rest is the child.
+"""Model folders that need torch to be built, in a child process: `in_child` is the parent, the rest is the child."""
 
-The child is `python -m tunecheck.assets.build`, its request JSON on stdin, its answer JSON on stdout: {} or
-{"error", "disk_full"}.
-"""
-
-import contextlib
 import errno
 import functools
 import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,9 +22,9 @@ With 768 merges the shipped rows have at most 117 tokens, and the seven facts fi
 
 def in_child(model: str, request: dict[str, Any]) -> None:
     """Carry out the request in a child. Raises WeightsUnavailable with its error, OSError (ENOSPC) for a full disk."""
-    module, told, offline = "tunecheck.assets.build", json.dumps(request), {"HF_HUB_OFFLINE": "1"}
+    work, offline = "tunecheck.assets.build:built", {"HF_HUB_OFFLINE": "1"}
     try:
-        answer = ask(module, about="the build", timeout_seconds=BUILD_SECONDS, request=told, environment=offline)
+        answer = ask(work, request, about="the build", timeout_seconds=BUILD_SECONDS, environment=offline)
     except HelperFailed as error:
         answer = {"error": str(error)}
     if answer.get("disk_full"):
@@ -45,18 +39,16 @@ def in_child(model: str, request: dict[str, Any]) -> None:
 # The child.
 
 
-def main() -> None:
-    """Build the folder and print the answer."""
-    request, answer = json.load(sys.stdin), {}
+def built(request: dict[str, Any]) -> dict[str, Any]:
+    """Build the folder and return {}, or its error and whether the disk is full."""
     try:
-        with contextlib.redirect_stdout(sys.stderr):
-            TASKS[request.pop("task")](**request)
+        TASKS[request.pop("task")](**request)
     except Exception as error:  # any error of the libraries becomes a message for the parent
         text = " ".join(str(error).split())[:500]
         # safetensors wraps the system's error, so that only its text shows it
         disk_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in str(error)
-        answer = {"error": f"{type(error).__name__}: {text}", "disk_full": disk_full}
-    print(json.dumps(answer))
+        return {"error": f"{type(error).__name__}: {text}", "disk_full": disk_full}
+    return {}
 
 
 def convert_gguf(*, file: str, out: str) -> None:
@@ -152,6 +144,3 @@ def _read_gguf_once() -> None:
 
 
 TASKS: dict[str, Callable[..., None]] = {"gguf": convert_gguf, "random": draw_random}
-
-if __name__ == "__main__":
-    main()

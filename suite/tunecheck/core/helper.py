@@ -1,6 +1,11 @@
-"""Run modules of the suite in a fresh interpreter, for libraries and drivers that may crash or hang."""
+"""Run functions of the suite in a fresh interpreter, for libraries and drivers that may crash or hang.
+
+`python -m tunecheck.core.helper MODULE:FUNCTION` is the child: it reads its request from standard input as JSON, and
+prints what the function returns as one JSON object. What else is printed goes to standard error.
+"""
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -8,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from pkgutil import resolve_name
 from typing import Any, BinaryIO
 
 from tunecheck.core.paths import python_path
@@ -37,26 +43,20 @@ def helper_environment() -> dict[str, str]:
 
 
 def ask(
-    module: str,
-    *,
-    about: str,
-    timeout_seconds: float,
-    request: str = "",
-    environment: Mapping[str, str] | None = None,
+    function: str, *request: Any, about: str, timeout_seconds: float, environment: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Return the JSON object that this module of the suite prints as a process. No such helper is left running.
+    """Return what this function ("MODULE:FUNCTION") makes of the request in a process. No such helper is left running.
 
     Raises HelperHung when it does not end in time, HelperFailed when it ends without an answer; `about` names what the
-    helper works on, for the message. The helper reads `request` from its standard input; `environment` is added to this
-    process's.
+    helper works on, for the message. `environment` is added to this process's.
     """
     # Files, since a pipe that a grandchild keeps open would block the reader after the child's death.
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        given.write(request.encode())
+        given.write(json.dumps(request).encode())
         given.seek(0)
         try:
             child = subprocess.Popen(
-                command_for(module),
+                command_for("tunecheck.core.helper", function),
                 stdin=given,
                 stdout=output,
                 stderr=errors,
@@ -118,3 +118,14 @@ def _answer(status: int, about: str, output: str, errors: str) -> dict[str, Any]
 def _read(file: BinaryIO) -> str:
     file.seek(0)
     return file.read().decode(errors="replace")
+
+
+def main(function: str) -> None:
+    """Be the child."""
+    with contextlib.redirect_stdout(sys.stderr):
+        answer = resolve_name(function)(*json.load(sys.stdin))
+    print(json.dumps(answer, default=dataclasses.asdict), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -22,55 +22,51 @@ DEVICES = (Path("/dev/nvidiactl"), Path("/dev/nvhost-gpu"), Path("/dev/nvhost-ct
 """Device files, one of which exists where a kernel module drives an NVIDIA GPU; the last two are a Jetson's."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """Fault of NVML, the driver or a GPU."""
-
-    state: NvmlState
-    problem: str
-    remedy: str
+def fault(state: NvmlState, problem: str, remedy: str) -> NvmlView:
+    """Return a view in which NVML, the driver or a GPU has this fault."""
+    return NvmlView(nvml_state=state, nvml_problem=problem, nvml_remedy=remedy)
 
 
 _ASK_THE_DRIVER = "run `nvidia-smi` and read the kernel log"
 _REINSTALL = "run `pip install --force-reinstall nvidia-ml-py`"
-_SHADOWED = Fault(
+_SHADOWED = fault(
     NvmlState.SHADOWED,
     "the deprecated pynvml package shadows nvidia-ml-py, whose module has the same name",
     f"run `pip uninstall pynvml`, then {_REINSTALL}",
 )
-_NO_LIBRARY = Fault(
+_NO_LIBRARY = fault(
     NvmlState.NO_LIBRARY,
     "no NVIDIA driver: no GPU can be used",
     "none is needed to run on the CPU; for an NVIDIA GPU install its driver",
 )
-_NO_UTILITIES = Fault(
+_NO_UTILITIES = fault(
     NvmlState.NO_UTILITIES,
     "the NVML library was not found although an NVIDIA device is there",
     'inside a container, request the driver capability "utility" (NVIDIA_DRIVER_CAPABILITIES=compute,utility); '
     "otherwise reinstall the driver",
 )
 _FAULTS = {
-    4: Fault(
+    4: fault(
         NvmlState.NO_PERMISSION,
         "this user has no permission to use the NVIDIA driver",
         "check the permissions of /dev/nvidia*, or the container's list of devices",
     ),
-    9: Fault(
+    9: fault(
         NvmlState.DRIVER_NOT_LOADED,
         "an NVIDIA driver is installed, but its kernel module is not loaded",
         "reboot, or reinstall the driver for the running kernel",
     ),
-    15: Fault(
+    15: fault(
         NvmlState.GPU_LOST,
         "the GPU is lost: it has fallen off the bus or does not answer",
         "search the kernel log for Xid and reboot; if it recurs, the GPU, its power supply or its slot is faulty",
     ),
-    16: Fault(
+    16: fault(
         NvmlState.GPU_LOST,
         "the GPU needs a reset before it can be used",
         "run `nvidia-smi --gpu-reset`, or reboot",
     ),
-    18: Fault(
+    18: fault(
         NvmlState.VERSION_MISMATCH,
         "the loaded NVIDIA driver and its library are of different versions, as after an update",
         "reboot or reload the kernel module; inside a container, restart it",
@@ -93,13 +89,13 @@ def nvml_view() -> NvmlView:
     if not library_loads():
         return read_nvml()
     try:
-        told = ask("tunecheck.hardware.nvml_child", about="NVML", timeout_seconds=TIMEOUT_SECONDS)
+        told = ask("tunecheck.hardware.nvml:read_nvml", about="NVML", timeout_seconds=TIMEOUT_SECONDS)
         return cast(NvmlView, build(NvmlView, told))
     except HelperHung as error:
         remedy = "search the kernel log for Xid and reboot; until then `nvidia-smi` will hang too"
-        return _failed(Fault(NvmlState.HUNG, str(error), remedy))
+        return fault(NvmlState.HUNG, str(error), remedy)
     except (HelperFailed, *MISFITS) as error:
-        return _failed(Fault(NvmlState.OTHER, str(error), _ASK_THE_DRIVER))
+        return fault(NvmlState.OTHER, str(error), _ASK_THE_DRIVER)
 
 
 def library_loads() -> bool:
@@ -120,19 +116,15 @@ def read_nvml() -> NvmlView:
             nvml: Any = importlib.import_module("pynvml")
     except Exception as error:  # the old package fails on import in many ways, SyntaxError among them
         problem = f"the Python package nvidia-ml-py cannot be imported ({type(error).__name__}: {error})"
-        return _failed(Fault(NvmlState.NO_BINDINGS, problem, _REINSTALL))
+        return fault(NvmlState.NO_BINDINGS, problem, _REINSTALL)
     # pynvml 11 and older is a folder of modules, nvidia-ml-py a single file.
     if PurePath(getattr(nvml, "__file__", None) or "").name == "__init__.py":
-        return _failed(_SHADOWED)
+        return _SHADOWED
     try:
         with nvml_session(nvml):
             return _read(nvml)
     except nvml.NVMLError as error:
-        return _failed(describe(error))
-
-
-def _failed(fault: Fault) -> NvmlView:
-    return NvmlView(nvml_state=fault.state, nvml_problem=fault.problem, nvml_remedy=fault.remedy)
+        return describe(error)
 
 
 def has_device() -> bool:
@@ -140,13 +132,13 @@ def has_device() -> bool:
     return any(device.exists() for device in DEVICES)
 
 
-def describe(error: Any) -> Fault:
+def describe(error: Any) -> NvmlView:
     """Return what an NVMLError means for the machine."""
     code: int = error.value
     if code == _NO_LIBRARY_CODE:
         return _NO_UTILITIES if has_device() else _NO_LIBRARY
     unknown = f"NVML answers with error {code} ({error})"
-    return _FAULTS.get(code, Fault(NvmlState.OTHER, unknown, _ASK_THE_DRIVER))
+    return _FAULTS.get(code, fault(NvmlState.OTHER, unknown, _ASK_THE_DRIVER))
 
 
 @contextmanager
@@ -166,7 +158,7 @@ class Reader:
     """Queries to NVML that return None for what it does not report, and collect real faults."""
 
     nvml: Any
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[NvmlView] = field(default_factory=list)
 
     def ask(self, function: str, *arguments: Any, about: str = "the driver") -> Any:
         """Return the answer; None when this GPU, driver or version of the bindings does not report it."""
@@ -184,8 +176,8 @@ class Reader:
 
     def blame(self, about: str, error: Any) -> None:
         """Record a fault, once for each thing it is about."""
-        fault = describe(error)
-        named = Fault(fault.state, f"{about}: {fault.problem}", fault.remedy)
+        told = describe(error)
+        named = replace(told, nvml_problem=f"{about}: {told.nvml_problem}")
         if named not in self.faults:
             self.faults.append(named)
 
@@ -196,9 +188,9 @@ def _read(nvml: Any) -> NvmlView:
     cuda = reader.ask("nvmlSystemGetCudaDriverVersion_v2")
     gpus = [_gpu(reader, index, driver) for index in range(nvml.nvmlDeviceGetCount())]
     return NvmlView(
-        nvml_state=reader.faults[0].state if reader.faults else NvmlState.WORKS,
-        nvml_problem="; ".join(fault.problem for fault in reader.faults) or None,
-        nvml_remedy="; ".join(dict.fromkeys(fault.remedy for fault in reader.faults)) or None,
+        nvml_state=reader.faults[0].nvml_state if reader.faults else NvmlState.WORKS,
+        nvml_problem="; ".join(str(view.nvml_problem) for view in reader.faults) or None,
+        nvml_remedy="; ".join(dict.fromkeys(str(view.nvml_remedy) for view in reader.faults)) or None,
         gpus=tuple(gpu for gpu in gpus if gpu is not None),
         driver_cuda=None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
     )

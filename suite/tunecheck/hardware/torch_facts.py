@@ -1,14 +1,10 @@
 """torch's own view of the GPUs, from a child process: importing torch may crash or hang, and initialises CUDA.
 
-`python -m tunecheck.hardware.torch_facts` is the child: it prints one JSON object whose errors are text. `torch_view`
-is the parent. Only the child imports torch.
+`torch_view` is the parent. Only the child imports torch.
 """
 
-import contextlib
 import importlib
-import json
 import re
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -22,7 +18,7 @@ _TEXT_CHARACTERS = 300
 def torch_view() -> dict[str, Any] | str:
     """Return the child's facts, or why there are none. No child is left running."""
     try:
-        return ask("tunecheck.hardware.torch_facts", about="torch", timeout_seconds=TIMEOUT_SECONDS)
+        return ask("tunecheck.hardware.torch_facts:gathered", about="torch", timeout_seconds=TIMEOUT_SECONDS)
     except HelperFailed as error:
         return str(error)
 
@@ -30,15 +26,9 @@ def torch_view() -> dict[str, Any] | str:
 # The child.
 
 
-def main() -> None:
-    """Print the facts as one line of JSON."""
+def gathered() -> dict[str, Any]:
+    """Return the facts; errors are text."""
     warnings.simplefilter("ignore")
-    with contextlib.redirect_stdout(sys.stderr):
-        facts = _gather()
-    print(json.dumps(facts), flush=True)
-
-
-def _gather() -> dict[str, Any]:
     try:
         torch: Any = importlib.import_module("torch")
     except Exception as error:
@@ -104,7 +94,3 @@ def _fits(torch: Any, loaded: str | None, shipped: list[str]) -> bool | None:
 
 def _text(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0][:_TEXT_CHARACTERS]
-
-
-if __name__ == "__main__":
-    main()

@@ -230,10 +230,10 @@ def _simulate(run: Run) -> dict[str, Any]:
     """Return the child's answer, a Simulation's fields. Raises SuiteError."""
     try:
         return ask(
-            "tunecheck.memory.simulate",
+            "tunecheck.memory.simulate:simulated",
+            run.model_dump_json(),
             about="the simulation",
             timeout_seconds=SIMULATE_SECONDS,
-            request=run.model_dump_json(),
             environment=_CHILD_ENVIRONMENT,
         )
     except HelperFailed as error:

@@ -1,15 +1,11 @@
-"""Child process that trains on fake tensors: `python -m tunecheck.memory.simulate`, run as JSON on stdin, with torch.
+"""Child process that trains on fake tensors, with torch.
 
 The model code of transformers, peft and bitsandbytes and the trainer's own functions run as in a training; only the
-values are missing. Shapes and lifetimes are those of a training, and `LiveStorages` counts them. The last line on
-stdout is the Simulation as JSON.
+values are missing. Shapes and lifetimes are those of a training, and `LiveStorages` counts them.
 """
 
 import contextlib
-import dataclasses
 import gc
-import json
-import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -41,13 +37,10 @@ ATTENTION = {"sdpa": "sdpa", "eager": "eager", "flash_attention_2": "sdpa"}
 """Kernel to simulate: flash-attn cannot be imported without a GPU; it saves what torch's own flash kernel saves."""
 
 
-def main() -> None:
-    """Read the run, simulate it, print the result."""
-    run = Run.model_validate_json(sys.stdin.read())
+def simulated(run: str) -> Simulation:
+    """Simulate this run, which is JSON."""
     gc.freeze()  # spares the collector the libraries' half million objects
-    with contextlib.redirect_stdout(sys.stderr):
-        answer = json.dumps(dataclasses.asdict(simulate(run)))
-    print(answer)
+    return simulate(Run.model_validate_json(run))
 
 
 def simulate(run: Run, *, rounding_bytes: int = CUDA_ROUNDING_BYTES, fake: bool = True) -> Simulation:
@@ -264,7 +257,3 @@ def _dtypes_of_fake_parameters_can_change() -> Any:
         return module
 
     return mock.patch.object(torch.nn.Module, "to", to)
-
-
-if __name__ == "__main__":
-    main()

@@ -61,7 +61,8 @@ class Card:
     @property
     def unanswered(self) -> str:
         """Errors with which the driver refused what was asked since the last reading of the counters, in words."""
-        return "; ".join(fault.problem for fault in self._reader.faults if fault.state is not NvmlState.GPU_LOST)
+        faults = self._reader.faults
+        return "; ".join(str(fault.nvml_problem) for fault in faults if fault.nvml_state is not NvmlState.GPU_LOST)
 
     def health(self, when: str) -> Health:
         """Return the GPU's counters now, and whether it was lost since the session began."""
@@ -76,7 +77,7 @@ class Card:
             "recovery_action": self._field(RECOVERY_ACTION_FIELD),
         }
         faults = [*before, *self._reader.faults]
-        lost = dict.fromkeys(fault.problem for fault in faults if fault.state is NvmlState.GPU_LOST)
+        lost = dict.fromkeys(str(f.nvml_problem) for f in faults if f.nvml_state is NvmlState.GPU_LOST)
         return Health(when=when, fault="; ".join(lost), **counters)
 
     def sample(self, process_id: int | None) -> DeviceSample:

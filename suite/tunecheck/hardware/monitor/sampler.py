@@ -38,9 +38,9 @@ def main(uuid: str) -> int:
                 return 1
     except nvml.NVMLError as error:
         fault = describe(error)
-        if fault.state is NvmlState.GPU_LOST:
-            _print(Health(when="before", fault=fault.problem))
-        print(fault.problem, file=sys.stderr)
+        if fault.nvml_state is NvmlState.GPU_LOST:
+            _print(Health(when="before", fault=str(fault.nvml_problem)))
+        print(fault.nvml_problem, file=sys.stderr)
         return 1
     return 0
 
