@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tunecheck.probes.dropout import DropoutProbe
+from tunecheck.probes.adapters import DropoutProbe
 
 SHARE = 0.2
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tunecheck.checks.gradients import GradientMatchesLoss
-from tunecheck.probes import backward_pass
+from tunecheck.probes import gradients
 
 LIMIT = GradientMatchesLoss().max_layer_error
 
@@ -38,10 +38,10 @@ def states() -> torch.Tensor:
 @pytest.mark.parametrize(("layer", "is_wrong"), [(Wave(), False), (Halved(), True)], ids=["right", "halved"])
 def test_a_token_with_large_states_bends_no_slope(layer: torch.nn.Module, is_wrong: bool) -> None:
     """A wrong gradient is wrong at every length."""
-    assert (backward_pass._slope_error(layer, states(), {}) > LIMIT) is is_wrong
+    assert (gradients._slope_error(layer, states(), {}) > LIMIT) is is_wrong
 
 
 def test_the_longer_step_alone_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which is why there are two."""
-    monkeypatch.setattr(backward_pass, "STEP_SHARES", backward_pass.STEP_SHARES[:1])
-    assert backward_pass._slope_error(Wave(), states(), {}) > LIMIT
+    monkeypatch.setattr(gradients, "STEP_SHARES", gradients.STEP_SHARES[:1])
+    assert gradients._slope_error(Wave(), states(), {}) > LIMIT

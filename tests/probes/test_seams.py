@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 from tunecheck.core.check import binary_digits
 from tunecheck.core.evidence import Continuity, WeightGradient
 from tunecheck.core.optimization import decays
-from tunecheck.probes.continuity import ContinuityProbe
+from tunecheck.probes.gradients import WeightGradientProbe
+from tunecheck.probes.movement import ContinuityProbe
 from tunecheck.probes.reference.forwards import FirstCall
-from tunecheck.probes.weight_gradients import WeightGradientProbe
 from tunecheck.runner import read_back
 from tunecheck.training.hooks import Hooks
 from tunecheck.training.ranks import Exchange

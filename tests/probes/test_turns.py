@@ -7,7 +7,7 @@ from functools import partial
 import jinja2
 import pytest
 
-from tunecheck.probes.reference.turns import turns_of
+from tunecheck.probes.given_rows import turns_of
 
 ZEPHYR = (
     "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + '</s>\n' }}{% endfor %}"

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tunecheck.probes.weight_gradients import WeightGradientProbe
+from tunecheck.probes.gradients import WeightGradientProbe
 from tunecheck.training.ranks import Exchange
 
 LIMIT = {torch.float32: 1e-4, torch.bfloat16: 1e-2}

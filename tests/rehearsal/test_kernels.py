@@ -14,7 +14,7 @@ from rehearsing import failed, rehearsed
 from tunecheck import assets as models
 from tunecheck.assets.build import pair_tokenizer
 from tunecheck.config import find_run, load_run
-from tunecheck.probes.quantization import QuantizationProbe, token_counts
+from tunecheck.probes.fidelity import QuantizationProbe, token_counts
 from tunecheck.probes.reference.backward import HALF_TILES, negative_score_errors
 from tunecheck.training import load, native
 from tunecheck.training.data import Batches

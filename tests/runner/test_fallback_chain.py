@@ -17,8 +17,7 @@ from tunecheck.core.evidence import Evaluation, ForwardReference, ProbeFailed, R
 from tunecheck.core.finding import Status
 from tunecheck.core.log import on_terminal
 from tunecheck.probes import PROBES
-from tunecheck.probes.evaluation import EvaluationProbe
-from tunecheck.probes.generation import GenerationProbe
+from tunecheck.probes.evaluation import EvaluationProbe, GenerationProbe
 from tunecheck.results import summarize
 from tunecheck.runner import Runner
 from tunecheck.runner.fallback_chain import FALLBACK_CHAIN, tries, variant

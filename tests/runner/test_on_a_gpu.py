@@ -10,7 +10,7 @@ import torch
 from tiny_runs import run_with
 
 from tunecheck import assets as models
-from tunecheck.probes import generation
+from tunecheck.probes import evaluation
 from tunecheck.probes.reference import measures
 from tunecheck.runner import Runner, child
 from tunecheck.training import native
@@ -88,11 +88,11 @@ def test_workspaces_of_cublas_are_no_tensors_that_stay(monkeypatch, device, clea
 def test_untrained_logits_in_16_bit_tie_and_are_greedy_all_the_same():
     """A tie that falls the other way counts as the largest; a token that is no tie does not."""
     session = built("training.precision=bf16", "probes.prompts=[Rust is]")
-    question = generation._questions(session)[-1]
+    question = evaluation._questions(session)[-1]
 
-    seen = generation._answer(session, question, "start")
+    seen = evaluation._answer(session, question, "start")
     session.model.generation_config.repetition_penalty = 5.0
-    punished = generation._answer(session, question, "start")
+    punished = evaluation._answer(session, question, "start")
 
     assert seen.greedy_agreement == 1.0
     assert punished.greedy_agreement < 0.9

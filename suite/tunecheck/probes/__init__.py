@@ -1,35 +1,26 @@
 """The table of probes, in the order in which they see each moment."""
 
 from tunecheck.core.extensions import EXTENSION_PROBES, extensions
-from tunecheck.probes.adapters import AdapterProbe
-from tunecheck.probes.backward_pass import LayerGradientProbe, RecomputationProbe
+from tunecheck.probes.adapters import AdapterProbe, DropoutProbe
 from tunecheck.probes.call_order import CallOrderProbe
-from tunecheck.probes.census import CensusProbe
-from tunecheck.probes.continuity import ContinuityProbe
 from tunecheck.probes.cut_off import CutOffProbe
 from tunecheck.probes.data_audit import DataProbe
-from tunecheck.probes.dropout import DropoutProbe
-from tunecheck.probes.evaluation import EvaluationProbe
-from tunecheck.probes.fidelity import FidelityProbe
-from tunecheck.probes.forward_paths import ForwardProbe
-from tunecheck.probes.generation import GenerationProbe
+from tunecheck.probes.evaluation import EvaluationProbe, GenerationProbe
+from tunecheck.probes.fidelity import FidelityProbe, QuantizationProbe
+from tunecheck.probes.forward_paths import ForwardProbe, WeightsInUseProbe
 from tunecheck.probes.given_rows import GivenRowsProbe
-from tunecheck.probes.gradients import GradientProbe
+from tunecheck.probes.gradients import GradientProbe, LayerGradientProbe, RecomputationProbe, WeightGradientProbe
 from tunecheck.probes.inputs import ShownRowsProbe, StepInputsProbe
-from tunecheck.probes.movement import MovementProbe
+from tunecheck.probes.movement import ContinuityProbe, MovementProbe
 from tunecheck.probes.oracle import OracleProbe, OwnLossProbe
 from tunecheck.probes.other_models import OtherModelsProbe
 from tunecheck.probes.positions import PositionProbe
 from tunecheck.probes.preferences import PreferenceProbe
-from tunecheck.probes.quantization import QuantizationProbe
 from tunecheck.probes.ranks import PaceProbe, ReplicaProbe, ShardProbe
 from tunecheck.probes.resources import LiveTensorProbe
-from tunecheck.probes.resumed import ResumedProbe
-from tunecheck.probes.round_trip import RoundTripProbe
-from tunecheck.probes.training_state import TrainingStateProbe
+from tunecheck.probes.round_trip import ResumedProbe, RoundTripProbe
+from tunecheck.probes.training_state import CensusProbe, TrainingStateProbe
 from tunecheck.probes.updates import UpdateProbe
-from tunecheck.probes.weight_gradients import WeightGradientProbe
-from tunecheck.probes.weights_in_use import WeightsInUseProbe
 from tunecheck.training.events import Probe
 
 EXTENSIONS: tuple[type[Probe], ...] = tuple(probe for _, probe in extensions(EXTENSION_PROBES))

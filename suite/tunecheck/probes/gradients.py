@@ -1,20 +1,47 @@
-"""Which tensors get a gradient, step by step, and which still hold one when a step begins."""
+"""Gradients: which tensors get one, which still hold one, and the backward pass held against the model itself.
+
+For y = W x + b the gradient by W is the sum of (gradient by y) x^T over all tokens of the window, and that by b the sum
+of the gradients by y, whatever lies before and behind the layer and however the window is split. That of an embedding
+is the sum of the gradients by each token's row, and where the head is tied to it, of both. So a gradient that was
+scaled, left over, added to, compressed or rounded on its way to the optimizer shows, to the last digits that it has.
+"""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
+from typing import Any
 
 import torch
 
-from tunecheck.core.evidence import Gradients
+from tunecheck.checks.utilization import PROBED_STEPS
+from tunecheck.core.check import or_infinite, worst_of
+from tunecheck.core.evidence import Gradients, LayerGradients, Recomputation, WeightGradient
+from tunecheck.probes.reference.forwards import first_tokens, logits_of
+from tunecheck.probes.reference.given import special_tokens
+from tunecheck.probes.reference.measures import PART, differences, dtype_name, evenly, relative_error, worst
 from tunecheck.training.data import Batch
-from tunecheck.training.events import Probe
+from tunecheck.training.events import Probe, probing
+from tunecheck.training.hooks import OwnHooks
+from tunecheck.training.restore import having, in_fp32, model_mode, own_gradients, random_state, uncached
 from tunecheck.training.session import Session
-from tunecheck.training.tensors import learning, whole
+from tunecheck.training.tensors import gradients_of, learning, own_parameters, whole
 
 SMALLEST = torch.finfo(torch.float16).smallest_normal
 READ_EVERY = 10
 """Steps whose norms stay on the device before they are read together: reading waits for the GPU."""
+
+TOKENS = 32
+
+ROWS, ELEMENTS = 64, PART // 16
+"""Of a weight's gradient, evenly spread, and elements of inputs widened to fp32 at a time: products are taken on the
+device while the step needs the most memory."""
+CANCELLED, CANCELLED_16BIT = 1e-3, 1e-2
+"""Share of the sum of absolute values below which a bias's gradient is taken for what rounding leaves of nothing: that
+of the keys' bias is 0, since a softmax does not see what is added to all scores (OPT, Whisper, BERT). In fp32 1e-8 of
+it is left in BERT; gradients of random signs in 10,000 tokens are 1e-2 of it."""
 
 
 class GradientProbe(Probe):
@@ -80,3 +107,307 @@ class GradientProbe(Probe):
 
 def _group(name: str) -> str:
     return next((side for side in ("lora_A", "lora_B", "lora_magnitude_vector") if f".{side}." in name), "other")
+
+
+class RecomputationProbe(Probe):
+    """Takes one row's gradient with checkpointing and without it, which changes what is kept, not what is computed.
+
+    Looks once, after training, in train mode: dropout draws from the same random state both times.
+    """
+
+    emits = (Recomputation,)
+
+    def end(self, session: Session) -> None:
+        """Compare the two gradients. Those that the parameters hold are put back, and so are mode and switches."""
+        if not session.run.training.gradient_checkpointing:
+            return
+        layers = [module for module in session.model.modules() if getattr(module, "gradient_checkpointing", False)]
+        recomputed = _gradients(session)
+        with having((layer, "gradient_checkpointing", False) for layer in layers):
+            kept, again = _gradients(session), _gradients(session)
+        found = (differences(gradients, kept) for gradients in (recomputed, again))
+        error, repeated = (float(errors.norm() / norms.norm()) for errors, norms in found)
+        self.emit(Recomputation(layers=len(layers), gradient_error=error, repeat_error=repeated))
+
+
+def _gradients(session: Session) -> list[torch.Tensor]:
+    """The gradient of everything trained for the first tokens of a held-out row; the random state is put back."""
+    model = session.model
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    ids = first_tokens(session, TOKENS)
+    with own_gradients(trained), model_mode(model, True), random_state(session.device):
+        logits = uncached(model, input_ids=ids).logits.float()
+        logits.log_softmax(dim=-1)[0, :-1].gather(1, ids[0, 1:, None]).mean().backward()
+        return [gradient.float() for gradient in gradients_of(trained)]
+
+
+STEP_SHARES = 3e-4, 5e-5
+"""Lengths of steps to either side over that of the hidden states: above fp32's rounding, and nearly straight.
+
+A token whose states are a hundred times as large makes the longer one too long for the others. A wrong gradient is
+wrong at every length, so that the smaller error counts.
+"""
+
+
+class LayerGradientProbe(Probe):
+    """Takes each layer alone once, after training, in train mode; only where the run asks for it; in fp32 arithmetic.
+
+    Its gradient is held against its own differences, where there is no autograd. A whole model's slope hides what is
+    wrong in one layer of thirty.
+    """
+
+    emits = (LayerGradients,)
+
+    def end(self, session: Session) -> None:
+        """Compare the slope along each layer's gradient with what the gradient promises."""
+        if not session.run.probes.directional_gradient or session.run.uses_dropout:
+            return
+        layers = list(session.model.get_decoder().layers)
+        with in_fp32(session.model), torch.autocast(session.device.type, enabled=False):
+            calls = _calls(session, layers)
+            errors = {number: _slope_error(layer, *calls[number]) for number, layer in enumerate(layers)}
+        if errors:
+            number, error = worst_of(errors.items(), key=itemgetter(1))
+            self.emit(LayerGradients(layers=len(errors), error=error, worst=number))
+
+
+def _calls(session: Session, layers: list[Any]) -> list[tuple[torch.Tensor, dict[str, Any]]]:
+    """The hidden states and the other arguments that each layer is given in one forward pass."""
+    seen: list[tuple[torch.Tensor, dict[str, Any]]] = []
+    with OwnHooks() as hooks:
+        for layer in layers:
+            hooks.before(layer, lambda _m, args, kwargs: seen.append((args[0].detach(), kwargs)), with_kwargs=True)
+        logits_of(session.model, first_tokens(session, TOKENS), training=True)
+    return seen
+
+
+def _slope_error(layer: Any, hidden: torch.Tensor, others: dict[str, Any]) -> float:
+    """Relative error of the slope of <layer(h) - h, v> for a random v; without the residual, which hides the rest.
+
+    The first token is left as it is: a trained model's has states thousands of times as large.
+    """
+    generator = torch.Generator().manual_seed(0)
+    cotangent = torch.randn(hidden.shape, generator=generator).to(hidden)
+    given = hidden.clone().requires_grad_(True)
+
+    def value(states: torch.Tensor) -> torch.Tensor:
+        out = layer(states, **others)
+        inner = (out[0] if isinstance(out, tuple) else out) - states
+        projected: torch.Tensor = (inner * cotangent)[:, 1:].double().sum()
+        return projected
+
+    with model_mode(layer, True):
+        (gradient,) = torch.autograd.grad(value(given), given)
+        gradient = gradient.clone()
+        gradient[:, 0] = 0
+        norm = float(gradient.norm())
+        if not norm:
+            return float("nan")
+        errors = []
+        for share in STEP_SHARES:
+            width = share * float(hidden[:, 1:].norm())
+            step = width / norm * gradient
+            with torch.no_grad():
+                slope = float(value(hidden + step) - value(hidden - step)) / (2 * width)
+            errors.append(abs(slope - norm) / norm)
+    return min(errors)
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What the calls of one linear, or of the embedding and a head that is tied to it, have added up to so far."""
+
+    users: tuple[Any, ...]
+    """The modules that compute with the weight."""
+    special: frozenset[int]
+    """Tokens whose look-up may have no gradient."""
+    rows: Any
+    """Those of the weight's gradient that are compared: of an embedding some that are looked up."""
+    parts: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Gradient by the weight, in the compared rows, that by the bias, and the sum of the absolute values behind it."""
+    dtypes: set[str] = field(default_factory=set)
+    """Of the outputs, and so of the products behind the gradient."""
+    inputs: list[list[torch.Tensor]] = field(default_factory=list)
+    """Of each call, until its gradient arrives: a loss that is still held keeps the hook, which must not keep these."""
+    called: set[int] = field(default_factory=set)
+    """Users that were called while gradients are recorded, by id, and those whose output's gradient arrived."""
+    arrived: set[int] = field(default_factory=set)
+
+    def add(self, name: str, part: torch.Tensor) -> None:
+        """Add to one of the parts."""
+        self.parts[name] = self.parts[name].add_(part) if name in self.parts else part
+
+    @property
+    def least_bias(self) -> torch.Tensor | float:
+        """Norm below which the bias's gradient has cancelled."""
+        share = CANCELLED if self.dtypes == {dtype_name(torch.float32)} else CANCELLED_16BIT
+        return share * self.parts["bias_size"].norm() if "bias_size" in self.parts else 0.0
+
+    def clear(self) -> None:
+        """Let go of all tensors."""
+        self.parts, self.rows = {}, None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every user was called as a module: one that was not computes with the weight where nothing is seen.
+
+        The chunked and fused losses do so with a head.
+        """
+        return self.called == {id(user) for user in self.users}
+
+    @property
+    def cut(self) -> bool:
+        """Whether a user of a shared weight passes it no gradient, which the other one's hides."""
+        return bool(self.arrived) and self.arrived != self.called
+
+
+class WeightGradientProbe(Probe):
+    """Follows all adapters in the first steps, else some trained linears in every step, so that all have their turn.
+
+    Each one's input is kept until its gradient arrives: where activations are recomputed, that would undo the saving.
+    """
+
+    emits = (WeightGradient,)
+
+    def start(self, session: Session) -> None:
+        """List the linears and the embedding, with a head that is tied to it, and how many to follow in a step."""
+        parameters = [p for _, module in session.model.named_modules() for p in own_parameters(module)]
+        owners = Counter(id(parameter) for parameter in parameters)
+        named = [
+            (name, (module,))
+            for name, module in session.model.named_modules()
+            if type(module) is torch.nn.Linear  # 4-bit ones and fused ones compute otherwise
+            and any(p.requires_grad for p in own_parameters(module))
+        ]
+        embedding = _embedding(session)
+        self._special = _special_tokens(session) if embedding else frozenset[int]()
+        self._followed: list[tuple[str, tuple[Any, ...]]] = [*named, *embedding]
+        self._followed = [(n, users) for n, users in self._followed if owners[id(users[0].weight)] == len(users)]
+        if session.run.training.offload == "parameters":  # sharded: products of whole ones would gather them
+            self._followed = []
+        training = session.run.training
+        self._each_step = -(-len(self._followed) // max(1, training.max_steps))
+        self._every_one = PROBED_STEPS if session.run.lora is not None and not training.gradient_checkpointing else 0
+        self._next = 0
+
+    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+        chosen = self._followed
+        if step >= self._every_one:  # the next ones in turn
+            first, self._next = self._next, self._next + self._each_step
+            chosen = [self._followed[number % len(self._followed)] for number in range(first, self._next)]
+        self._sums = {name: _Sums(users, self._special, evenly(len(users[0].weight), ROWS)) for name, users in chosen}
+        for sums in self._sums.values():
+            for module in sums.users:
+                self.hooks.after(module, partial(self._called, sums))
+
+    def _called(self, sums: _Sums, module: Any, args: Any, out: torch.Tensor) -> None:
+        """Have the gradient of this call's output add the call's part to the sums."""
+        if not torch.is_grad_enabled():
+            return
+        sums.called.add(id(module))
+        given = [args[0].detach()]
+        if type(module) is torch.nn.Embedding and isinstance(sums.rows, slice):
+            occurring = given[0].unique()
+            sums.rows = occurring[evenly(len(occurring), ROWS)]
+        if out.requires_grad:
+            sums.inputs.append(given)
+            self.hooks.gradient(out, partial(_arrived, sums, module, given))
+
+    def backward_end(self, session: Session, step: int) -> None:
+        self.hooks.remove()
+        scale = session.scaler.get_scale() if session.scaler else 1.0
+        found: dict[tuple[str, ...], dict[str, float]] = {}
+        self._add_up(session)
+        for name, sums in self._sums.items():
+            for given in sums.inputs:
+                given.clear()
+            if sums.complete:  # else a part of its products is computed elsewhere
+                module = sums.users[0]
+                errors = []
+                for part, rows, least in (("weight", sums.rows, 0.0), ("bias", slice(None), sums.least_bias)):
+                    if (wanted := sums.parts.get(part)) is not None:
+                        gradient = getattr(module, part).grad
+                        got = torch.zeros_like(wanted) if gradient is None else gradient[rows].float()
+                        errors.append(relative_error(got, wanted / scale, least / scale))
+                errors += [math.inf] * sums.cut
+                if errors:
+                    dtypes = tuple(sorted({*sums.dtypes, dtype_name(module.weight.dtype)}))
+                    found.setdefault(dtypes, {})[name] = max(errors, key=or_infinite)
+            sums.clear()  # the hook of a loss that is still held keeps them
+        self._sums = {}
+        for dtypes, each in (found or {(): {}}).items():
+            at, error = worst(each, 0.0)
+            self.emit(WeightGradient(step=step, linears=len(each), error=error, worst=at, dtypes=dtypes))
+
+    def _add_up(self, session: Session) -> None:
+        """Where several ranks train, take the mean of their sums: so the optimizer is given the mean gradient."""
+        if session.exchange.count == 1:
+            return
+        of_ranks = session.exchange.gathered({name: sums.parts for name, sums in self._sums.items()})
+        for name, sums in self._sums.items():
+            held = [of_rank[name] for of_rank in of_ranks]
+            everywhere = [part for part in sums.parts if all(part in each for each in held)]
+            sums.parts = {part: torch.stack([each[part] for each in held]).mean(dim=0) for part in everywhere}
+
+
+def _embedding(session: Session) -> list[tuple[str, tuple[Any, ...]]]:
+    """Return the input embedding's name with itself and a head that is tied to it; nothing unless both are plain.
+
+    Where there is no head of its own, the embedding's weight may be the head in a product that no module makes. Ranks
+    would choose other rows of it, each by its own tokens.
+    """
+    model = session.model
+    if not hasattr(model, "get_output_embeddings") or session.exchange.count > 1:
+        return []
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if type(embedding) is not torch.nn.Embedding or type(head) is not torch.nn.Linear:
+        return []
+    if not embedding.weight.requires_grad or embedding.sparse or embedding.max_norm is not None:
+        return []
+    name = next(name for name, module in model.named_modules() if module is embedding)
+    return [(name, (embedding, head) if head.weight is embedding.weight else (embedding,))]
+
+
+def _special_tokens(session: Session) -> frozenset[int]:
+    """Return the ids that may be an embedding's padding_idx, whose look-up has no gradient: no ordinary text's.
+
+    Of all that are special, not of the present padding alone: padding_idx is fixed when the model is made, and scripts
+    choose another padding token later.
+    """
+    tokenizer = session.tokenizer
+    special, added = (getattr(tokenizer, name, ()) for name in ("all_special_ids", "added_tokens_decoder"))
+    return frozenset({*special, *added, *special_tokens(session.model.config, "pad", "eos", "bos")})
+
+
+def _arrived(sums: _Sums, module: Any, given: list[torch.Tensor], gradient: torch.Tensor) -> None:
+    if not given or probing():
+        return  # another backward pass through the same graph: after this step's, or a probe's
+    sums.arrived.add(id(module))
+    sums.dtypes.add(dtype_name(gradient.dtype))
+    with torch.no_grad():
+        above = gradient.detach().flatten(0, -2)
+        if type(module) is torch.nn.Embedding:
+            sums.add("weight", _looked_up(sums, module, given[0].flatten(), above))
+        else:
+            _multiplied(sums, module, given[0].flatten(0, -2), above)
+    given.clear()
+
+
+def _looked_up(sums: _Sums, module: Any, ids: torch.Tensor, above: torch.Tensor) -> torch.Tensor:
+    """Return the sum of the gradients of each compared row's look-ups."""
+    own = ids[:, None] == sums.rows  # [tokens, rows]
+    if module.padding_idx in sums.special:
+        own &= (ids != module.padding_idx)[:, None]
+    product: torch.Tensor = own.float().T @ above.float()
+    return product
+
+
+def _multiplied(sums: _Sums, module: Any, x: torch.Tensor, above: torch.Tensor) -> None:
+    tokens = max(1, ELEMENTS // x.shape[-1])
+    for part, inputs in zip(torch.split(above, tokens), torch.split(x, tokens), strict=True):
+        if module.weight.requires_grad:
+            # autocast multiplies in its own dtype, which the output has
+            sums.add("weight", part[:, sums.rows].float().T @ inputs.to(above.dtype).float())
+        if module.bias is not None and module.bias.requires_grad:
+            sums.add("bias", part.float().sum(dim=0))
+            sums.add("bias_size", part.float().abs().sum(dim=0))

@@ -1,26 +1,30 @@
-"""The switches at every forward pass of the training: mode, adapters and their scale, requires_grad, torch's own.
+"""What learns, how it is held, and the switches at every forward pass: mode, adapters, requires_grad, torch's own.
 
-Judged against what they must be, not against what they were before: an evaluation in the middle of a run that leaves
-the model in eval mode changes nothing that a later look could compare with, and nothing at all without dropout.
+Switches are judged against what they must be, not against what they were before: an evaluation in the middle of a run
+that leaves the model in eval mode changes nothing that a later look could compare with, and nothing at all without
+dropout.
 """
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from math import prod
 from typing import Any
 
 import torch
 
-from tunecheck.core.evidence import TrainingState
+from tunecheck.core.evidence import Census, LearntBeside, TrainingState
 from tunecheck.core.premises import Premise, Source
 from tunecheck.models.layer_names import attention_kernel, attention_of, stacked_layers
 from tunecheck.probes.reference.forwards import numbers_of
-from tunecheck.probes.reference.measures import random_digest
+from tunecheck.probes.reference.four_bit import is_packed
+from tunecheck.probes.reference.measures import counted, dtype_name, random_digest
 from tunecheck.probes.reference.weight_file import WeightFile
 from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe
+from tunecheck.training.hooks import tensors_of
 from tunecheck.training.restore import adapted_layers, dropouts
 from tunecheck.training.session import Session
-from tunecheck.training.tensors import own_parameters
+from tunecheck.training.tensors import learning, own_parameters
 
 Named = Sequence[tuple[str, Any]]
 """Modules or parameters by name."""
@@ -28,6 +32,9 @@ Seen = dict[tuple[str, str], None]
 """Field of TrainingState and name of what was seen to be wrong, each once, in the order in which it was seen."""
 TRAINED_ADAPTER = "default"
 """peft's name for the adapter that get_peft_model adds."""
+
+SWITCHES = ("amsgrad", "maximize", "nesterov")
+"""Keys of a parameter group that make another optimizer of it; no run can ask for one."""
 
 
 class TrainingStateProbe(Probe):
@@ -222,3 +229,60 @@ def _wrong_settings(session: Session, adapted: Named, matmul: str) -> Iterator[s
             own = scaling.get(TRAINED_ADAPTER)
             if own != run.lora.scale_of(name.removeprefix("base_model.model.")):
                 yield f"the adapter of {name} is scaled by {own}"
+
+
+class CensusProbe(Probe):
+    """Counts at the start, after the first evaluation and at the end: some bugs change the set in between."""
+
+    emits = (Census, LearntBeside)
+
+    def start(self, session: Session) -> None:
+        names = WeightFile(session.folder).names
+        self._expected = tuple(sorted(session.run.expected_trainable(names)))
+        self._parameters = session.run.trained_parameters()
+        self._evaluated = False
+        self.emit(self._census(session, "start"))
+
+    def step_begin(self, session: Session, step: int, window: object) -> None:
+        """Count again before the first step that follows an evaluation."""
+        if not self._evaluated:
+            self._evaluated = True
+            self.emit(self._census(session, "after_evaluation"))
+
+    def backward_end(self, session: Session, step: int) -> None:
+        if step == 0:
+            own = {id(parameter) for parameter in session.model.parameters()}
+            if beside := sum(id(p) not in own and p.grad is not None for p in tensors_of(session.optimizer)):
+                self.emit(LearntBeside(tensors=beside))
+
+    def end(self, session: Session) -> None:
+        self.emit(self._census(session, "end"))
+
+    def _census(self, session: Session, when: str) -> Census:
+        parameters = dict(session.model.named_parameters())
+        names = {id(parameter): name for name, parameter in parameters.items()}
+        held = [(p, group) for group in session.optimizer.param_groups for p in group["params"]]
+        state = [value for kept in session.optimizer.state.values() for value in kept.values()]
+        # optimizers keep their step count as a scalar on the CPU by design
+        matrices = [value for value in state if isinstance(value, torch.Tensor) and value.dim() > 0]
+        everything = [*parameters.values(), *session.model.buffers(), *matrices]
+        trained = dict(learning(session.model))
+        frozen = [parameter for name, parameter in parameters.items() if name not in trained]
+        sizes = [int(prod(p.quant_state.shape)) if is_packed(p) else p.numel() for p in parameters.values()]
+        adam = [(*group["betas"], group["eps"]) if {"betas", "eps"} <= group.keys() else ("none",) for _, group in held]
+        return Census(
+            when=when,
+            expected_trainable=self._expected,
+            trainable=tuple(sorted(trained)),
+            optimized=tuple(sorted(names.get(id(p), "?") for p, _ in held)),
+            devices=counted(str(tensor.device) for tensor in everything),
+            trainable_dtypes=counted(dtype_name(parameter.dtype) for parameter in trained.values()),
+            frozen_dtypes=counted(dtype_name(parameter.dtype) for parameter in frozen),
+            trainable_parameters=sum(parameter.numel() for parameter in trained.values()),
+            total_parameters=sum(sizes),
+            expected_parameters=self._parameters,
+            weight_decays=counted(group.get("weight_decay", 0) for _, group in held),
+            undecayed=tuple(sorted(names.get(id(p), "?") for p, group in held if not group.get("weight_decay"))),
+            adam_settings=counted(" ".join(map(str, settings)) for settings in adam),
+            optimizer_switches=counted(switch for _, group in held for switch in SWITCHES if group.get(switch)),
+        )

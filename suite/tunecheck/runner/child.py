@@ -20,8 +20,7 @@ from tunecheck.hardware.contention import CpuContention
 from tunecheck.probes import PROBES
 from tunecheck.probes.data_audit import DataProbe
 from tunecheck.probes.reference.measures import live_tensors, norm
-from tunecheck.probes.resumed import ResumedProbe
-from tunecheck.probes.round_trip import RoundTripProbe
+from tunecheck.probes.round_trip import ResumedProbe, RoundTripProbe
 from tunecheck.probes.training_state import TrainingStateProbe
 from tunecheck.runner import read_back
 from tunecheck.runner.request import VISIBLE, Request
