@@ -190,11 +190,11 @@ def last_micro_batch_counted(session: Session) -> None:
 )
 def seconds_of_a_micro_batch(session: Session) -> None:
     """Report the seconds of one micro-batch as the step's: tokens per second are as many times too high."""
-    from tunecheck.training import native
+    from tunecheck.training import native, tensors
 
-    between, parts = native.PendingSteps._between, session.run.training.gradient_accumulation_steps
+    between, parts = tensors.seconds_between, session.run.training.gradient_accumulation_steps
 
-    def changed(self: native.PendingSteps, start: Any, end: Any) -> float:
-        return between(self, start, end) / parts
+    def changed(begin: Any, end: Any) -> float:
+        return between(begin, end) / parts
 
-    native.PendingSteps._between = changed  # type: ignore[method-assign]
+    native.seconds_between = changed  # type: ignore[attr-defined]

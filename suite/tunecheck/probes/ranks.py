@@ -1,6 +1,5 @@
 """Where several ranks train one model: whether it stays the same in all, is dealt out evenly, and keeps one pace."""
 
-import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ from tunecheck.probes.reference.measures import digest, hex_digest
 from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe
 from tunecheck.training.session import Session
+from tunecheck.training.tensors import moment, seconds_between
 
 NAMED_STEPS = 2
 """First steps after which each tensor's digest is kept, so that the one that differs can be named."""
@@ -105,7 +105,7 @@ class PaceProbe(Probe):
 
     def start(self, session: Session) -> None:
         """Begin to listen. FSDP2 gathers a layer before hooks that were added after its own."""
-        self._cuda = session.device.type == "cuda"
+        self._device = session.device
         self._begun: list[Any] = []
         self._ended: list[Any] = []
         self._several = session.processes > 1
@@ -125,22 +125,9 @@ class PaceProbe(Probe):
         """Record this step's time; on a GPU its forward passes are long over."""
         tokens = sum(batch.input_ids.numel() for batch in session.exchange.share(session.window))
         if self._several and tokens and len(self._begun) == len(self._ended):
-            self.emit(Pace(step=step, seconds=self._seconds(), tokens=tokens))
+            seconds = sum(map(seconds_between, self._begun, self._ended))
+            self.emit(Pace(step=step, seconds=seconds, tokens=tokens))
 
     def _note(self, marks: list[Any]) -> None:
-        if not torch.is_grad_enabled():
-            return
-        if not self._cuda:
-            marks.append(time.perf_counter())
-            return
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        marks.append(event)
-
-    def _seconds(self) -> float:
-        pairs = list(zip(self._begun, self._ended, strict=True))
-        if not self._cuda:
-            return float(sum(end - begin for begin, end in pairs))
-        if pairs:
-            pairs[-1][1].synchronize()
-        return sum(float(begin.elapsed_time(end)) for begin, end in pairs) / 1000
+        if torch.is_grad_enabled():
+            marks.append(moment(self._device))

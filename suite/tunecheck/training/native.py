@@ -1,7 +1,6 @@
 """The plain PyTorch loop: the reference that other backends are compared with. Read it from top to bottom."""
 
 import math
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -22,7 +21,7 @@ from tunecheck.training.load import DTYPES, apply_strategy, parts_of
 from tunecheck.training.placement import activations_on_cpu, as_forward, home, offload_parameters, whole_state
 from tunecheck.training.restore import model_mode
 from tunecheck.training.session import Session
-from tunecheck.training.tensors import whole
+from tunecheck.training.tensors import moment, seconds_between, whole
 
 LOG_EVERY_STEPS_ON_GPU = 10
 """Reading a loss waits for the GPU, so losses stay on it and are read this often."""
@@ -250,17 +249,17 @@ class PendingSteps:
 
     def start(self) -> None:
         """The step begins."""
-        self._marks = [self._now()]
+        self._marks = [moment(self._device)]
 
     def pause(self) -> None:
         """Probes are about to look at the gradients."""
-        self._marks.append(self._now())
+        self._marks.append(moment(self._device))
 
     resume = pause
 
     def finish(self, *, loss: Any, gradient_norm: Any, **numbers: Any) -> None:
         """The step is done; it is logged now or with the next group."""
-        self._marks.append(self._now())
+        self._marks.append(moment(self._device))
         for place, value in zip(self._values[len(self._waiting)], (loss, gradient_norm), strict=True):
             place.copy_(torch.as_tensor(value))
         numbers["allocated_bytes"] = torch.cuda.memory_allocated(self._device) if self._cuda else None
@@ -270,20 +269,8 @@ class PendingSteps:
 
     def flush(self) -> None:
         """Log every waiting step; waits for the device."""
-        if self._cuda:
-            torch.cuda.synchronize(self._device)
         values = self._values[: len(self._waiting)].tolist()
         for (numbers, marks), (loss, gradient_norm) in zip(self._waiting, values, strict=True):
-            seconds = self._between(marks[0], marks[1]) + self._between(marks[2], marks[3])
+            seconds = seconds_between(*marks[:2]) + seconds_between(*marks[2:])
             self._log(Step(seconds=seconds, loss=loss, gradient_norm=gradient_norm, **numbers))
         self._waiting.clear()
-
-    def _now(self) -> Any:
-        if not self._cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
-
-    def _between(self, start: Any, end: Any) -> float:
-        return float(start.elapsed_time(end) / 1000 if self._cuda else end - start)

@@ -1,5 +1,6 @@
-"""Tensors as FSDP2 shards them, and a whole model as probes see it. Imports torch; child process only."""
+"""Tensors as FSDP2 shards them, a whole model as probes see it, and a device's time. Imports torch; child only."""
 
+import time
 from collections import UserDict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -20,6 +21,23 @@ def whole(tensor: Any) -> torch.Tensor:
         return plain
     gathered: torch.Tensor = tensor.to_local() if tensor.device_mesh.size() == 1 else tensor.full_tensor()
     return gathered
+
+
+def moment(device: torch.device) -> Any:
+    """Return this moment; on a GPU an event, which comes when the work that it has by now is done."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def seconds_between(begin: Any, end: Any) -> float:
+    """Return the time between two moments; waits for the second."""
+    if isinstance(end, float):
+        return end - float(begin)
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1000
 
 
 def own_parameters(module: torch.nn.Module) -> list[torch.nn.Parameter]:
