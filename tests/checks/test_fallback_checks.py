@@ -10,8 +10,7 @@ from traces import LOSSES, healthy, with_record
 
 from tunecheck.checks import CHECKS
 from tunecheck.checks.device import DeviceAsConfigured
-from tunecheck.checks.fallback import FallbackEqualsReference, FallbackInOrder, FallbackStartsFresh
-from tunecheck.checks.memory import CardReturnsToBaseline
+from tunecheck.checks.memory import CardReturnsToBaseline, FallbackEqualsReference, FallbackInOrder, FallbackStartsFresh
 from tunecheck.core import evidence as e
 from tunecheck.core.finding import Finding, Status
 from tunecheck.core.trace import Attempt, Trace, TraceWriter

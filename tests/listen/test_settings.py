@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from benchmarks.scripts.script import MODEL
 from tunecheck.checks import CHECKS
-from tunecheck.checks.settings import USUAL
+from tunecheck.checks.habits import USUAL
 from tunecheck.core.finding import Status
 from tunecheck.core.trace import read
 from tunecheck.listen.hf_trainer import listening

@@ -2,6 +2,7 @@
 
 import math
 
+from tunecheck.core import evidence
 from tunecheck.core.check import (
     Check,
     NumericCheck,
@@ -15,16 +16,6 @@ from tunecheck.core.check import (
     worst_of,
 )
 from tunecheck.core.errors import NotApplicable
-from tunecheck.core.evidence import (
-    CallOrder,
-    Evaluation,
-    Gradients,
-    LayerGradients,
-    Movement,
-    Oracle,
-    Recomputation,
-    WeightGradient,
-)
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import PLAIN_BACKWARD, UNCHANGED, Premise
 from tunecheck.core.trace import Trace
@@ -39,7 +30,7 @@ class GradientsCleared(Check):
     remedy = "Call optimizer.zero_grad(set_to_none=True) after every optimizer step, including skipped ones."
 
     def judge(self, trace: Trace) -> Finding:
-        steps, began = trace.all(Gradients), "it began with gradients of"
+        steps, began = trace.all(evidence.Gradients), "it began with gradients of"
         held = [(seen.step, seen.left_over) for seen in steps if seen.left_over]
         problems = said_once((f"step {step}", f"{began} {len(left)} tensors: {some(left)}", "") for step, left in held)
         return self.unless(problems, f"gradients were clear at the start of {len(steps)} steps", most=3)
@@ -66,14 +57,14 @@ class WeightGradients(Check):
 
     def judge(self, trace: Trace) -> Finding:
         skipped = trace.skipped
-        seen = [seen for seen in trace.all(WeightGradient) if seen.linears and seen.step not in skipped]
+        seen = [seen for seen in trace.all(evidence.WeightGradient) if seen.linears and seen.step not in skipped]
         seen = required(seen, "no trained linear was called as a module in an applied step")
         worst = worst_of(seen, key=lambda gradient: gradient.error / self._limit(gradient))
         detail = f"worst of {sum(gradient.linears for gradient in seen)}: {worst.worst} in step {worst.step}, "
         detail += f"off by {worst.error:.3g} ({some(worst.dtypes)})"
         return self.at_most(worst.error, self._limit(worst), detail)
 
-    def _limit(self, gradient: WeightGradient) -> float:
+    def _limit(self, gradient: evidence.WeightGradient) -> float:
         return self.max_error_fp32 if gradient.dtypes == ("float32",) else self.max_error_16bit
 
 
@@ -97,10 +88,10 @@ class GradientMatchesLoss(Check):
     gives 0.8, and hardly changes the whole model's slope."""
 
     def judge(self, trace: Trace) -> Finding:
-        errors = {o.step: o.directional_error for o in trace.all(Oracle) if o.directional_error is not None}
+        errors = {o.step: o.directional_error for o in trace.all(evidence.Oracle) if o.directional_error is not None}
         recorded(errors, "the slope of the loss was not measured")
         step, error = worst_of(errors.items(), key=lambda item: item[1])
-        layers = trace.one(LayerGradients)
+        layers = trace.one(evidence.LayerGradients)
         detail = f"step {step}: the slope of the loss differs from the gradient's by {error:.3g}"
         detail += f"; layer {layers.worst} alone differs by {layers.error:.3g}"
         of_layers = layers.error, self.max_layer_error
@@ -125,7 +116,7 @@ class RecomputationEquals(Check):
     their order. Recomputation may then add no rounding in 16 bit either."""
 
     def judge(self, trace: Trace) -> Finding:
-        seen = trace.one(Recomputation)
+        seen = trace.one(evidence.Recomputation)
         limit = max(self.max_noise_factor * seen.repeat_error, self.max_error)  # NaN stays NaN
         detail = f"with {seen.layers} layers recomputed the gradient is {seen.gradient_error:.3g} off"
         detail += f", without them twice {seen.repeat_error:.3g}"
@@ -145,7 +136,7 @@ class LoraGradientSchedule(Check):
         moved, found = False, list[tuple[str, str, str]]()
         parts = "lora_A", "lora_B", "lora_magnitude_vector"
         rates = {step.step: step.learning_rate for step in trace.steps if step.applied}
-        for gradients in trace.all(Gradients):
+        for gradients in trace.all(evidence.Gradients):
             if gradients.step in trace.skipped:  # gradients that overflowed: NaN is 0 x inf
                 continue
             zero_a, zero_b, zero_m = ([name for name in gradients.zero if f".{part}." in name] for part in parts)
@@ -160,7 +151,7 @@ class LoraGradientSchedule(Check):
             found += [(f"step {gradients.step}", sentence, "") for sentence in holding(wrong)]
             moved = moved or rates.get(gradients.step, 0.0) > 0
         recorded(moved, "no step had a learning rate above zero")
-        return self.unless(said_once(found), f"{len(trace.all(Gradients))} steps as expected", most=3)
+        return self.unless(said_once(found), f"{len(trace.all(evidence.Gradients))} steps as expected", most=3)
 
 
 class GradientNormReported(NumericCheck):
@@ -180,7 +171,7 @@ class GradientNormReported(NumericCheck):
     def judge(self, trace: Trace) -> Finding:
         limit = self.max_error_16bit_weights if trains_16bit_weights(trace) else self.limit(trace)
         reported = {step.step: step.gradient_norm for step in trace.steps if step.applied}
-        norms = {g.step: math.hypot(*g.norms.values()) for g in trace.all(Gradients) if g.step in reported}
+        norms = {g.step: math.hypot(*g.norms.values()) for g in trace.all(evidence.Gradients) if g.step in reported}
         recorded(norms, "no applied step has both a reported norm and gradients")
         errors = {step: relative_error(reported[step], norm) for step, norm in norms.items()}
         step = worst_of(errors, key=lambda step: errors[step])
@@ -201,9 +192,9 @@ class Fp16GradientsScaled(Check):
     """Share of the gradients' elements other than 0 that fp16 holds with fewer than its 11 digits, in every step."""
 
     def judge(self, trace: Trace) -> Finding:
-        shares = [seen.subnormal for seen in trace.all(Gradients) if seen.subnormal is not None]
+        shares = [seen.subnormal for seen in trace.all(evidence.Gradients) if seen.subnormal is not None]
         least = min(required(shares, "nothing is computed in fp16"))
-        if any("scale" in seen.calls for seen in trace.records(CallOrder)):
+        if any("scale" in seen.calls for seen in trace.records(evidence.CallOrder)):
             raise NotApplicable("a GradScaler scales the loss")
         detail = f"no GradScaler, and {least:.0%} or more of the gradients' elements are below 6.1e-5 in each step"
         return self.at_most(least, self.max_share, detail)
@@ -221,10 +212,10 @@ class Finite(Check):
         applied = [step for step in trace.steps if step.applied]
         odd = [step for step in applied if not (math.isfinite(step.loss) and math.isfinite(step.gradient_norm))]
         problems = [f"step {step.step}: loss {step.loss}, gradient norm {step.gradient_norm}" for step in odd]
-        overflown = [seen for seen in trace.all(Gradients) if seen.nonfinite and seen.step not in trace.skipped]
-        problems += [f"step {seen.step}: gradients of {some(seen.nonfinite)}" for seen in overflown]
-        if broken := trace.one(Movement).nonfinite:
+        taken = [seen for seen in trace.all(evidence.Gradients) if seen.step not in trace.skipped]
+        problems += [f"step {seen.step}: gradients of {some(seen.nonfinite)}" for seen in taken if seen.nonfinite]
+        if broken := trace.one(evidence.Movement).nonfinite:
             problems.append(f"weights after training: {some(broken)}")
-        evaluations = trace.all(Evaluation) if trace.run.evaluation.splits else []
+        evaluations = trace.all(evidence.Evaluation) if trace.run.evaluation.splits else []
         problems += [f"evaluation before step {e.step}: {e.loss}" for e in evaluations if not math.isfinite(e.loss)]
         return self.unless(problems, f"{len(trace.steps)} steps", most=3)

@@ -1,20 +1,14 @@
-"""Habits of nearly every training. Breaking one is a question to whoever wrote the script, no proven mistake."""
+"""Habits of nearly every training, and the ranges that recipes place its numbers in.
+
+Breaking one is a question to whoever wrote the script, no proven mistake.
+"""
 
 from collections import Counter
 from itertools import pairwise
 
+from tunecheck.core import evidence
 from tunecheck.core.check import Check, enough, holding, required, some
 from tunecheck.core.errors import NotApplicable
-from tunecheck.core.evidence import (
-    CallOrder,
-    EvaluationRows,
-    LossDivided,
-    Movement,
-    OtherModelDrops,
-    ScheduleTaken,
-    StepInputs,
-    TrainingState,
-)
 from tunecheck.core.finding import Finding
 from tunecheck.core.trace import Trace
 
@@ -23,6 +17,23 @@ OPAQUE = "the model is called with an object that tunecheck cannot look into, be
 
 NOT_LOADED = "A reference or a teacher is made of a configuration, and its weights are never loaded."
 RANDOM_TARGET = "a random network may be a target on purpose, as of a bonus for what is new"
+
+USUAL = {
+    "lora_scale": (1 / 512, 64, "peft's default is 1, LoRA Without Regret has 32 at rank 1"),
+    "dropout": (0, 0.8, "its paper drops half, AWD-LSTM 0.65 of a layer"),
+    "label_smoothing": (0, 0.5, "Inception and the Transformer take 0.1"),
+    "adam_rate": (0, 0.05, "T5 takes 1e-3, peft's IA3 8e-3, its prompt tuning 3e-2"),
+    "adam_beta1": (0, 0.99, "torch takes 0.9, GANs 0 to 0.5"),
+    "adam_beta2": (0.5, 1, "torch takes 0.999, GPT-3 0.95"),
+    "adam_epsilon": (0, 0.01, "torch takes 1e-8, Rainbow 1.5e-4"),
+    "weight_decay": (0, 2, "torch's AdamW takes 0.01, GPT-3 0.1, ViT 0.3, Grokking 1"),
+    "momentum": (0, 0.999, "SGD with 0.9 and nnU-Net with 0.99"),
+    "rates_by_depth": (0, 1, "ULMFiT, BEiT and MAE take lower rates for lower layers"),
+    "neftune_noise_alpha": (0, 100, "its paper takes 5 to 15"),
+    "preference_beta": (0, 2, "DPO, KTO and ORPO take 0.01 to 0.5, TRL 0.1"),
+    "simpo_beta": (0.05, 50, "SimPO takes 2 to 10"),
+}
+"""Kind of a setting to the range in which it lies, wider than that of any recipe that we know, and to some of these."""
 
 
 class UsualTensorsLearn(Check):
@@ -41,10 +52,10 @@ class UsualTensorsLearn(Check):
     added tokens in LoraConfig's trainable_token_indices, or the embeddings in modules_to_save."""
 
     def judge(self, trace: Trace) -> Finding:
-        if others := [other.model for other in trace.records(OtherModelDrops) if other.drawn]:
+        if others := [other.model for other in trace.records(evidence.OtherModelDrops) if other.drawn]:
             detail = f"{some(others)} is called and learns nothing, and the weights of its norms are all 1, or all 0"
             return self.at_most(len(others), 0, detail, meant=RANDOM_TARGET, causes=[NOT_LOADED])
-        seen = trace.one(Movement)
+        seen = trace.one(evidence.Movement)
         rests = () if "frozen" in trace.run.expected else trace.run.rests
         wrong = {
             f"every A of the adapters is frozen, as LoRA-FA has it, {len(rests)} in all: {some(rests)}": rests,
@@ -88,7 +99,7 @@ class BatchesChange(Check):
     """Rows of each class, on average, where each comes in one block: a sampler may take four of each in turn."""
 
     def judge(self, trace: Trace) -> Finding:
-        given = trace.all(StepInputs)
+        given = trace.all(evidence.StepInputs)
         batches = [digest for step in given for digest in step.digests]
         steps = enough(len(given), self.min_steps, "steps")
         different = len(set(batches))
@@ -111,7 +122,7 @@ class BatchesChange(Check):
                 return self.found(False, detail, measured=changes, limit=classes, meant=RARE, causes=[SORTED])
         again = [len(step.digests) > len({*step.digests}) == 1 for step in given if not step.opaque]
         # one that sums the losses of its passes, as adversarial training does, has each of them count in full
-        if different > 1 and again and all(again) and any(seen.by for seen in trace.records(LossDivided)):
+        if different > 1 and again and all(again) and any(seen.by for seen in trace.records(evidence.LossDivided)):
             detail += ": those of each step are one batch, and its loss is divided by their number"
             return self.found(False, detail, measured=different, limit=len(batches), meant=VIEWS, causes=[ONCE_A_STEP])
         limit, compared = "above 1", len(batches)
@@ -132,7 +143,7 @@ class RandomnessVaries(Check):
 
     def judge(self, trace: Trace) -> Finding:
         required("dropout" not in trace.run.features, "dropout_varies judges the random states of adapters that drop")
-        drawing = {seen.step: seen.random_state for seen in trace.all(TrainingState) if seen.random_state}
+        drawing = {seen.step: seen.random_state for seen in trace.all(evidence.TrainingState) if seen.random_state}
         states = Counter(drawing.values())
         drawn = enough(states.total(), self.max_alike + 1, "steps with random numbers")
         alike = max(states.values())
@@ -176,11 +187,12 @@ class ScheduleEnds(Check):
     factor of 0.95 has 13.5."""
 
     def judge(self, trace: Trace) -> Finding:
-        still = [seen for seen in trace.records(ScheduleTaken) if seen.never]
+        still = [seen for seen in trace.records(evidence.ScheduleTaken) if seen.never]
         if still and (steps := still[0].optimizer_steps) >= 2 * self.min_steps:
             detail = f"a schedule is made, and never stepped in {steps} optimizer steps"
             return self.found(False, detail, measured=0, limit=1, causes=[NEVER_STEPPED])
-        seen = [seen for seen in trace.records(ScheduleTaken) if seen.taken and seen.optimizer_steps >= self.min_steps]
+        taken = [seen for seen in trace.records(evidence.ScheduleTaken) if seen.taken]
+        seen = [schedule for schedule in taken if schedule.optimizer_steps >= self.min_steps]
         seen = required(seen, "no schedule declares its length, or none was stepped")
         worst = max(seen, key=lambda seen: seen.made_for / seen.taken)
         ratio = worst.made_for / worst.taken
@@ -219,7 +231,7 @@ class ClippingLeavesGradients(Check):
     """Clipped steps needed for a verdict."""
 
     def judge(self, trace: Trace) -> Finding:
-        scales = [seen.clip_scale for seen in trace.all(CallOrder) if seen.clip_scale is not None]
+        scales = [seen.clip_scale for seen in trace.all(evidence.CallOrder) if seen.clip_scale is not None]
         steps, largest = enough(len(scales), self.min_steps, "steps with clipped gradients"), max(scales)
         detail = f"clipping leaves at most {largest:.2g} of the gradients' norm in {steps} steps"
         return self.found(largest >= self.min_scale, detail, measured=largest, limit=self.min_scale)
@@ -229,7 +241,7 @@ class EvaluationRowsUnseen(Check):
     """Evaluation rows are not training rows."""
 
     needs = frozenset({"user_code"})
-    without = (EvaluationRows, "no evaluation data set with token rows is known")
+    without = (evidence.EvaluationRows, "no evaluation data set with token rows is known")
     convention = "an evaluation may measure how well the training rows are learned"
     meaning = """Both data sets are the same. The evaluation set is a part of the training set that was never removed
     from it. The evaluation loss then falls while the model memorises."""
@@ -241,8 +253,30 @@ class EvaluationRowsUnseen(Check):
     """Shared rows needed for a failure. Fewer may be chance."""
 
     def judge(self, trace: Trace) -> Finding:
-        seen = trace.one(EvaluationRows)
+        seen = trace.one(evidence.EvaluationRows)
         share = seen.among / seen.rows
         detail = f"{seen.among} of {seen.rows} evaluation rows are among the {seen.trained} training rows"
         fits = share <= self.max_share or seen.among < self.min_rows
         return self.found(fits, detail, measured=share, limit=self.max_share, compared=seen.rows)
+
+
+class SettingsUsual(Check):
+    """Settings lie within the range that published recipes span."""
+
+    needs = frozenset({"user_code"})
+    without = (evidence.SettingsGiven, "nobody read the settings")
+    convention = "a study may take a setting to its extremes"
+    meaning = """A number has another meaning: a share that is kept, a percent, a temperature in place of a scale. Or
+    two arguments are exchanged, or a digit is missing."""
+    remedy = "Read what the library takes the argument for. Print it as the training has it."
+
+    def judge(self, trace: Trace) -> Finding:
+        settings = trace.one(evidence.SettingsGiven).settings
+        required(settings, "no object declares a setting that has a usual range")
+        problems = []
+        for setting in settings:
+            least, most, source = USUAL[setting.kind]
+            if not least <= setting.value <= most:
+                usual = f"usually {least:g} to {most:g}: {source}"
+                problems.append(f"{setting.where} is {setting.value:g}, {usual}")
+        return self.unless(problems, f"{len(settings)} settings are as usual", most=2)

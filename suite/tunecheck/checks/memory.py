@@ -1,19 +1,13 @@
-"""Memory during the run and after it: leaks, ceilings, what the memory-saving settings save."""
+"""Memory during the run and after it: leaks, ceilings, what settings save, and the fallback where it runs out."""
 
+from collections.abc import Iterator
+from itertools import pairwise
+
+from tunecheck.checks.attempts import reference
 from tunecheck.checks.telemetry import MIB, card_memory, on_gpu, other_gpu_processes, telemetry
-from tunecheck.core.check import Check, recorded, required, worst_of
+from tunecheck.core import evidence
+from tunecheck.core.check import Check, recorded, required, some, worst_of
 from tunecheck.core.errors import MissingEvidence, NotApplicable
-from tunecheck.core.evidence import (
-    TRAINING_PHASES,
-    AttemptOutcome,
-    AttemptPurpose,
-    LiveTensors,
-    MemoryVariant,
-    Phase,
-    Released,
-    Step,
-    Telemetry,
-)
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Attempt, Trace
@@ -21,6 +15,9 @@ from tunecheck.core.trend import block_medians, trend
 
 LOSSES_ADDED = "A sum of losses is kept with its graph: total += loss, without item() or detach()."
 LONG_GRAPH = "an objective may reach over many steps, or a sum be emptied with the next epoch"
+
+ALLOCATOR_ERROR = "OutOfMemoryError:"
+"""How a probe's failure begins when torch's allocator raised it, the only kind of which torch keeps a count."""
 
 
 class LiveTensorsFlat(Check):
@@ -44,9 +41,9 @@ class LiveTensorsFlat(Check):
     """Share of the earlier steps whose graphs are alive. Some add up the losses of a few steps."""
 
     def judge(self, trace: Trace) -> Finding:
-        fewer = len(trace.records(Step)) < trace.run.training.max_steps
+        fewer = len(trace.records(evidence.Step)) < trace.run.training.max_steps
         ended_early = fewer and not trace.holds(Premise.STEPS_DECLARED)
-        samples = (trace.main if ended_early else trace).all(LiveTensors)
+        samples = (trace.main if ended_early else trace).all(evidence.LiveTensors)
         if len(samples) < 2:
             short = "fewer than two samples, because the run is too short"
             raise NotApplicable(short) if ended_early else MissingEvidence(short)
@@ -100,7 +97,7 @@ class MemoryFlat(Check):
     def judge(self, trace: Trace) -> Finding:
         known = [(s.step, s.allocated_bytes) for s in trace.steps if s.allocated_bytes is not None]
         source = "allocated" if known else "live tensors"
-        known = known or [(s.step, s.bytes) for s in trace.all(LiveTensors)]
+        known = known or [(s.step, s.bytes) for s in trace.all(evidence.LiveTensors)]
         steps = [float(step) for step, _ in known if step >= self.warm_up_steps]
         sizes = [float(size) for step, size in known if step >= self.warm_up_steps]
         if len(sizes) < FEWEST_SAMPLES:
@@ -132,20 +129,21 @@ class VramCeiling(Check):
         if not on_gpu(trace):
             fell_back = any(attempt.start.device.startswith("cuda") for attempt in trace.attempts)
             raise (NotApplicable if not fell_back else MissingEvidence)("trained on the CPU: no GPU memory was used")
-        phases = trace.all(Phase)
-        peaks = [p.peak_allocated_bytes for p in phases if p.name in TRAINING_PHASES and p.peak_allocated_bytes]
+        phases = trace.all(evidence.Phase)
+        training = [phase for phase in phases if phase.name in evidence.TRAINING_PHASES]
+        peaks = [phase.peak_allocated_bytes for phase in training if phase.peak_allocated_bytes]
         recorded(peaks, "no training phase recorded its peak of allocated memory")
         peak_mib = max(peaks) / MIB
-        if peak_mib <= self.ceiling_mib and trace.main.outcome == AttemptOutcome.OUT_OF_MEMORY:
+        if peak_mib <= self.ceiling_mib and trace.main.outcome == evidence.AttemptOutcome.OUT_OF_MEMORY:
             others = other_gpu_processes(trace)
             raise MissingEvidence(f"memory ran out at {peak_mib:,.0f} MiB" + (f" beside {others}" if others else ""))
-        detail = ", ".join(filter(None, [_others(phases), card_memory(trace, TRAINING_PHASES)]))
+        detail = ", ".join(filter(None, [_others(phases), card_memory(trace, evidence.TRAINING_PHASES)]))
         return self.at_most(peak_mib, self.ceiling_mib, detail)
 
 
-def _others(phases: list[Phase]) -> str:
+def _others(phases: list[evidence.Phase]) -> str:
     """Return the figures that are not judged, in MiB."""
-    training = [phase for phase in phases if phase.name in TRAINING_PHASES]
+    training = [phase for phase in phases if phase.name in evidence.TRAINING_PHASES]
     figures = {
         "loading took": [p.peak_allocated_bytes for p in phases if p.name == "load"],
         "requested": [p.peak_requested_bytes for p in training],
@@ -158,10 +156,10 @@ def _others(phases: list[Phase]) -> str:
 
 
 ORDER = (
-    (MemoryVariant.CHECKPOINTING, MemoryVariant.NO_CHECKPOINTING),
-    (MemoryVariant.AS_CONFIGURED, MemoryVariant.FOUR_ROWS),
-    (MemoryVariant.AS_CONFIGURED, MemoryVariant.LORA),
-    (MemoryVariant.LORA, MemoryVariant.FULL),
+    (evidence.MemoryVariant.CHECKPOINTING, evidence.MemoryVariant.NO_CHECKPOINTING),
+    (evidence.MemoryVariant.AS_CONFIGURED, evidence.MemoryVariant.FOUR_ROWS),
+    (evidence.MemoryVariant.AS_CONFIGURED, evidence.MemoryVariant.LORA),
+    (evidence.MemoryVariant.LORA, evidence.MemoryVariant.FULL),
 )
 """Pairs of variants: the first must take less memory."""
 
@@ -182,11 +180,11 @@ class MemoryOrder(Check):
 
     def judge(self, trace: Trace) -> Finding:
         required(on_gpu(trace), "trained on the CPU, which records no peak of allocated memory")
-        peaks: dict[MemoryVariant, float] = {}
-        for attempt in trace.made_for(AttemptPurpose.COMPARE):
+        peaks: dict[evidence.MemoryVariant, float] = {}
+        for attempt in trace.made_for(evidence.AttemptPurpose.COMPARE):
             if (variant := attempt.start.variant) is None:
                 continue
-            found = [phase.peak_allocated_bytes or 0 for phase in attempt.all(Phase) if phase.name == "steady"]
+            found = [phase.peak_allocated_bytes or 0 for phase in attempt.all(evidence.Phase) if phase.name == "steady"]
             recorded(attempt.finished, f"the variant {variant.value!r} {attempt.ending}")
             peaks[variant] = recorded(sum(found[-1:]), f"the variant {variant.value!r} recorded no peak")
         if lacking := {name for pair in ORDER for name in pair} - peaks.keys():
@@ -211,7 +209,7 @@ class MemoryReturned(Check):
     """Share of the session's bytes; 1e-5 measured."""
 
     def judge(self, trace: Trace) -> Finding:
-        seen = trace.one(Released)
+        seen = trace.one(evidence.Released)
         recorded(seen.session_bytes > 0, "the session held no memory that could be returned")
         alive = f"{seen.tensors} tensors, {max(0, seen.bytes):,} of {seen.session_bytes:,} bytes"
         return self.at_most(seen.bytes / seen.session_bytes, self.max_share, f"{alive} are alive after teardown")
@@ -244,7 +242,7 @@ class CardReturnsToBaseline(Check):
         return self.at_most(worst, self.max_growth_mib, detail)
 
 
-def _growth_bytes(attempt: Attempt, seen: Telemetry) -> float:
+def _growth_bytes(attempt: Attempt, seen: evidence.Telemetry) -> float:
     """Return how much more GPU memory is in use after the attempt than before, less what other processes took."""
     if seen.used_bytes_before is None or seen.used_bytes_after is None:
         raise MissingEvidence(f"the GPU's memory was not read before and after: {seen.problem or 'reason unknown'}")
@@ -256,3 +254,93 @@ def _growth_bytes(attempt: Attempt, seen: Telemetry) -> float:
     recorded(all(after[pid] is not None for pid in after.keys() - before.keys()), unnamed)
     theirs = sum((after.get(pid) or 0) - (before.get(pid) or 0) for pid in before.keys() | after.keys())
     return seen.used_bytes_after - seen.used_bytes_before - theirs
+
+
+class FallbackInOrder(Check):
+    """Every fallback follows a recorded out-of-memory error and takes the next configured step.
+
+    No out-of-memory error goes unrecorded.
+    """
+
+    needs = frozenset({"fallback"})
+    meaning = """The training code caught an out-of-memory error and went on. A fallback hides another failure, or took
+    a step that the run does not configure."""
+    remedy = "Search for `except` around the training step. Read the reason of each attempt in the report."
+
+    def judge(self, trace: Trace) -> Finding:
+        tried = trace.trainings
+        recorded(tried and tried[-1].finished, "the training did not finish, so the fallback chain did not end")
+        problems, chain = [], trace.run.fallback
+        taken = [attempt.start.fallback_step for attempt in tried]
+        if taken != [step for step in ("", *chain) if step in taken]:
+            steps = ", ".join(attempt.start.configuration for attempt in tried)
+            problems.append(f"took {steps}; the fallback is configured as {', '.join(chain) or 'none'}")
+        for before, after in pairwise(tried):
+            if before.end is None or before.outcome != evidence.AttemptOutcome.OUT_OF_MEMORY:
+                problems.append(f"started again on {after.start.device} after an attempt that {before.ending}")
+            elif (after.start.reason, after.start.detail) != (evidence.AttemptReason.OUT_OF_MEMORY, before.end.detail):
+                problems.append(f"the attempt on {after.start.device} does not record the error that caused it")
+        problems += _swallowed(trace)
+        tries = " -> ".join(f"{attempt.start.configuration} on {attempt.start.device}" for attempt in tried)
+        fine = f"out of memory, then {tries}" if len(tried) > 1 else f"{tries}, memory never ran out"
+        return self.unless(problems, fine)
+
+
+def _swallowed(trace: Trace) -> Iterator[str]:
+    """Yield the out-of-memory errors that torch counted in a finished attempt, less those recorded for a probe."""
+    for attempt in (attempt for attempt in trace.attempts if attempt.finished):
+        of_probes = sum(failure.error.startswith(ALLOCATOR_ERROR) for failure in attempt.all(evidence.ProbeFailed))
+        for phase in attempt.all(evidence.Phase):
+            count = phase.out_of_memory_count or 0
+            explained = min(of_probes, count)
+            of_probes -= explained
+            if not count <= explained:
+                where = f"{count - explained} times in {phase.name!r}"
+                yield f"the {attempt.start.purpose} attempt ran out of memory {where} and continued"
+
+
+class FallbackStartsFresh(Check):
+    """A fallback starts with the tensors and random state of a run that started on the CPU."""
+
+    needs = frozenset({"reference"})
+    meaning = """The fallback inherited state from the attempt that ran out of memory: half-trained weights, optimizer
+    moments or an advanced random state."""
+    remedy = "Load the model from its file in a fresh process. Do not move the old one with .to()."
+
+    def judge(self, trace: Trace) -> Finding:
+        wanted, begun = _beginning(reference(trace)), _beginning(trace.main)
+        held, due = (seen.tensors | seen.settings for seen in (begun, wanted))
+        problems = []
+        if other := [name for name in held | due if held.get(name) != due.get(name)]:
+            problems.append(f"{len(other)} differ from a run that starts on the CPU: {some(other)}")
+        if kept := [name for name in begun.tensors if " of " in name]:
+            problems.append(f"the optimizer held a state at the start: {some(kept)}")
+        return self.unless(problems, f"{len(begun.tensors)} tensors and the random state are those of a fresh start")
+
+
+def _beginning(attempt: Attempt) -> evidence.TrainerState:
+    """Return all that an attempt starts from. Raises MissingEvidence where it was not recorded."""
+    begun = [seen for seen in attempt.all(evidence.TrainerState) if seen.step == 0]
+    return recorded(begun, f"the {attempt.start.purpose} attempt did not record its start")[0]
+
+
+class FallbackEqualsReference(Check):
+    """After a fallback to the CPU, every loss equals that of a run that started there, to the last bit."""
+
+    needs = frozenset({"reference"})
+    meaning = """The fallback inherited state from the GPU attempt: weights, optimizer state, the position in the data,
+    or a setting meant for the GPU."""
+    remedy = """Find the first step that differs. Step 0 points to the initial state, a later step to the optimizer or
+    the data."""
+
+    def judge(self, trace: Trace) -> Finding:
+        wanted = {step.step: step.loss for step in reference(trace).all(evidence.Step)}
+        got = {step.step: step.loss for step in trace.steps}
+        # a NaN differs from everything, itself included
+        different = [step for step in sorted(wanted | got) if got.get(step) != wanted.get(step)]
+        detail = f"{len(got)} losses equal to the last bit"
+        if different:
+            first = different[0]
+            detail = f"{len(different)} of {len(wanted)} losses differ, first step {first}: "
+            detail += f"{got.get(first)!r} and {wanted.get(first)!r}"
+        return self.at_most(len(different), 0, detail)

@@ -7,24 +7,9 @@ from statistics import median, quantiles
 from typing import Any
 
 from tunecheck.checks.attempts import averaged_at_times, of_every_rank
+from tunecheck.core import evidence
 from tunecheck.core.check import Check, enough, or_infinite, recorded, required, some
 from tunecheck.core.errors import MissingEvidence, NotApplicable
-from tunecheck.core.evidence import (
-    CallOrder,
-    DataSplit,
-    Evaluation,
-    FileWritten,
-    Joined,
-    Pace,
-    Replica,
-    RowsDrawn,
-    RowsGiven,
-    Saved,
-    Shard,
-    Step,
-    StepInputs,
-    Window,
-)
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import Premise
 from tunecheck.core.row_spans import ROWS_OF_AN_ORDER
@@ -56,13 +41,14 @@ class ReplicasEqual(Check):
     ranks share."""
 
     def judge(self, trace: Trace) -> Finding:
-        counts = [len(trace.of_rank(rank).records(Step)) for rank in trace.ranks]
+        counts = [len(trace.of_rank(rank).records(evidence.Step)) for rank in trace.ranks]
         if not (trace.holds(Premise.AVERAGED_EACH_STEP) or all(counts)) and any(counts):
             detail = f"rank {counts.index(0)} took no step of the optimizer, another {max(counts)}"
             return self.found(False, detail, measured=0, limit=max(counts))
-        replicas = {rank: {seen.steps: seen for seen in held} for rank, held in of_every_rank(trace, Replica).items()}
+        of_ranks = of_every_rank(trace, evidence.Replica)
+        replicas = {rank: {seen.steps: seen for seen in held} for rank, held in of_ranks.items()}
         first = replicas[0]
-        wanted = range(max(len(held) for held in of_every_rank(trace, Step).values()) + 1)
+        wanted = range(max(len(held) for held in of_every_rank(trace, evidence.Step).values()) + 1)
         lacking = [rank for rank, held in replicas.items() if not held.keys() >= set(wanted)]
         different = [
             (steps, rank, first[steps], held[steps])
@@ -102,11 +88,11 @@ class RowsTrainedOnce(Check):
     def judge(self, trace: Trace) -> Finding:
         if not trace.holds(Premise.EVERY_ROW_SEEN):
             return self._of_loaders(trace)
-        windows = of_every_rank(trace, Window)[0]
+        windows = of_every_rank(trace, evidence.Window)[0]
         wanted = trace.run.training.gradient_accumulation_steps * trace.run.processes
         taken = [(window.step, len(window.digests)) for window in windows]
         problems = [f"step {at}: {count} micro-batches, {wanted} configured" for at, count in taken if count != wanted]
-        problems += _twice(windows, trace.one(DataSplit).train_rows, trace.run.processes)
+        problems += _twice(windows, trace.one(evidence.DataSplit).train_rows, trace.run.processes)
         rows = sum(len(window.rows) for window in windows)
         return self.unless(problems, f"{rows} rows, each on one of {trace.run.processes} ranks", most=3, compared=rows)
 
@@ -118,12 +104,13 @@ class RowsTrainedOnce(Check):
         given = {rank: _given(trace.of_rank(rank)) for rank in trace.ranks}
         recorded(len(given) >= trace.run.processes, f"rank {len(given)} left no evidence")
         streams = {rank: [row for _, rows in held for row in rows] for rank, held in given.items()}
-        opaque = not causal and any(seen.opaque for seen in trace.all(StepInputs))  # what differs may lie in there
+        # what differs may lie in there
+        opaque = not causal and any(seen.opaque for seen in trace.all(evidence.StepInputs))
         alike = [rank for rank, own in streams.items() if rank and own == streams[0] and len(set(own)) > 1]
         if alike and not opaque:
             kind = "rows" if causal else "batches"
             detail = f"rank {alike[0]} was given the same {len(streams[0])} {kind} as rank 0, in the same order"
-            wrapped = causal or any(seen.wrapped for seen in trace.records(Replica))
+            wrapped = causal or any(seen.wrapped for seen in trace.records(evidence.Replica))
             return self.at_most(len(streams[0]), 0, detail, meant="" if wrapped else PARTS)
         counts = {rank: [len(micro_batches) for micro_batches, _ in held] for rank, held in given.items()}
         for rank, own in counts.items():
@@ -131,7 +118,7 @@ class RowsTrainedOnce(Check):
                 detail = f"step {uneven[0]}: {own[uneven[0]]} micro-batches on rank {rank}, "
                 detail += f"{counts[0][uneven[0]]} on rank 0"
                 return self.at_most(len(uneven), 0, detail, meant=UNEVEN)
-        drawn = [seen[-1] for rank in trace.ranks if (seen := trace.of_rank(rank).records(RowsDrawn))]
+        drawn = [seen[-1] for rank in trace.ranks if (seen := trace.of_rank(rank).records(evidence.RowsDrawn))]
         known = len(drawn) == len(given) and all(seen.dataset_rows and seen.passes and seen.passes[0] for seen in drawn)
         if known and (found := self._by_numbers(drawn)) is not None:
             return found
@@ -143,7 +130,7 @@ class RowsTrainedOnce(Check):
             told = shared[rank] > 1 and not opaque
             required(told, "no loader shares out the numbers of rows that every process holds")
             return self.at_most(shared[rank], 1, detail, meant=REPEATED_IN_DATA)
-        size = trace.one(RowsGiven).dataset_rows
+        size = trace.one(evidence.RowsGiven).dataset_rows
         within_epoch = size is not None and sum(map(len, streams.values())) <= size
         # of equal rows of a data set, and of two epochs, about half come within one process
         apart = all(len(set(own)) == len(own) for own in streams.values())
@@ -153,7 +140,7 @@ class RowsTrainedOnce(Check):
         meant = "" if shared[rank] > half else REPEATED_IN_DATA
         return self.at_most(shared[rank], min(MOST_SHARED, half), detail, meant=meant)
 
-    def _by_numbers(self, drawn: Sequence[RowsDrawn]) -> Finding | None:
+    def _by_numbers(self, drawn: Sequence[evidence.RowsDrawn]) -> Finding | None:
         """Judge loaders of one data set by the numbers that they draw; None where each has a data set of its own."""
         sizes, first = [seen.dataset_rows for seen in drawn], [seen.passes[0] for seen in drawn]
         if (uneven := max(sizes) - min(sizes)) > 1:
@@ -184,11 +171,11 @@ class RowsTrainedOnce(Check):
 def _given(trace: Trace) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
     """Return the micro-batches and rows of each step of one rank; where rows are not known, micro-batches twice."""
     if trace.holds(Premise.CAUSAL_LM):
-        return [(seen.digests, seen.rows) for seen in trace.all(Window)]
-    return [(seen.digests, seen.digests) for seen in trace.all(StepInputs)]
+        return [(seen.digests, seen.rows) for seen in trace.all(evidence.Window)]
+    return [(seen.digests, seen.digests) for seen in trace.all(evidence.StepInputs)]
 
 
-def _twice(windows: list[Window], train_rows: int, processes: int) -> Iterator[str]:
+def _twice(windows: list[evidence.Window], train_rows: int, processes: int) -> Iterator[str]:
     """Yield the rows that come a second time in an epoch, with the ranks that took them; before the first gap."""
     taken: dict[tuple[int, str], int] = {}
     count = 0
@@ -217,19 +204,19 @@ class RanksReportAlike(Check):
 
     def judge(self, trace: Trace) -> Finding:
         of_all = trace.holds(Premise.EVERY_ROW_SEEN)
-        models = {} if trace.holds(Premise.CAUSAL_LM) else of_every_rank(trace, Replica)
+        models = {} if trace.holds(Premise.CAUSAL_LM) else of_every_rank(trace, evidence.Replica)
         if len({tuple(seen.digest for seen in held) for held in models.values()}) > 1:
             raise NotApplicable("the ranks' models differ: parts of one have numbers of their own")
         required(not (why := averaged_at_times(trace)), why)
         numbers: dict[int, list[tuple[str, dict[str, Any]]]] = {}
-        for rank, steps in of_every_rank(trace, Step).items():
+        for rank, steps in of_every_rank(trace, evidence.Step).items():
             told = [{name: getattr(step, name) for name in (NUMBERS if of_all else SHARED_NUMBERS)} for step in steps]
             if not of_all:
-                clips = {seen.step: seen.clip_scale for seen in trace.of_rank(rank).records(CallOrder)}
+                clips = {seen.step: seen.clip_scale for seen in trace.of_rank(rank).records(evidence.CallOrder)}
                 told = [{**own, "share left by clipping": clips.get(at)} for at, own in enumerate(told)]
             numbers[rank] = [(f"step {step.step}", own) for step, own in zip(steps, told, strict=True)]
         if of_all and trace.run.evaluation.splits:
-            for rank, held in of_every_rank(trace, Evaluation).items():
+            for rank, held in of_every_rank(trace, evidence.Evaluation).items():
                 losses = [(f"{e.split} before step {e.step}", {"loss": e.loss, "tokens": e.tokens}) for e in held]
                 numbers[rank] += losses
         first = numbers.pop(0)
@@ -266,7 +253,8 @@ class EpochsShuffled(Check):
     remedy = "Call loader.sampler.set_epoch(epoch) at the start of each epoch. Set seeds once, before the first epoch."
 
     def judge(self, trace: Trace) -> Finding:
-        last = [seen for rank in of_every_rank(trace, Step) for seen in trace.of_rank(rank).records(RowsDrawn)[-1:]]
+        ranks = [trace.of_rank(rank) for rank in of_every_rank(trace, evidence.Step)]
+        last = [seen for rank in ranks for seen in rank.records(evidence.RowsDrawn)[-1:]]
         # a pass that is left early may be a look at some rows before the first epoch
         whole = [(a, b) for seen in last for a, b in pairwise(seen.passes) if len(a) >= len(b)]
         pairs = [(a[: len(b)], b) for a, b in whole]
@@ -292,7 +280,7 @@ class DropoutDiffersByRank(Check):
     def judge(self, trace: Trace) -> Finding:
         states: dict[tuple[int, str], int] = {}
         problems = []
-        windows = of_every_rank(trace, Window)
+        windows = of_every_rank(trace, evidence.Window)
         for rank, held in windows.items():
             for window in held:
                 if (other := states.setdefault((window.step, window.random_state), rank)) != rank:
@@ -314,7 +302,7 @@ class SavedByOneRank(Check):
             return self._of_files(trace)
         required("adapters" in trace.run.features, "nothing is saved but by the checkpoint")
         problems: dict[str, str] = {}
-        for rank, held in of_every_rank(trace, Saved).items():
+        for rank, held in of_every_rank(trace, evidence.Saved).items():
             if len(writers := held[-1].writers) > 1:
                 problems[f"ranks {', '.join(map(str, writers))} wrote"] = ""
             elif not writers:
@@ -323,7 +311,8 @@ class SavedByOneRank(Check):
 
     def _of_files(self, trace: Trace) -> Finding:
         """Judge the files that each process was heard to write."""
-        written = {rank: {seen.path for seen in trace.of_rank(rank).records(FileWritten)} for rank in trace.ranks}
+        heard = {rank: trace.of_rank(rank).records(evidence.FileWritten) for rank in trace.ranks}
+        written = {rank: {seen.path for seen in files} for rank, files in heard.items()}
         files = sorted(required(set[str]().union(*written.values()), "no rank wrote tensors to a file"))
         ranks = {file: [str(rank) for rank, own in written.items() if file in own] for file in files}
         problems = [f"ranks {', '.join(by)} wrote {file}" for file, by in ranks.items() if len(by) > 1]
@@ -340,7 +329,7 @@ class ShardsEven(Check):
     remedy = "Call fully_shard on every layer and on the root, before creating the optimizer."
 
     def judge(self, trace: Trace) -> Finding:
-        shards = [(rank, seen) for rank, held in of_every_rank(trace, Shard).items() for seen in held]
+        shards = [(rank, seen) for rank, held in of_every_rank(trace, evidence.Shard).items() for seen in held]
         if not any("optimizer state" in shard.held or shard.larger for _, shard in shards):
             raise MissingEvidence("no step was recorded with an optimizer state")
         rank, worst = max(shards, key=lambda pair: (len(pair[1].larger), sum(pair[1].held.values())))
@@ -368,12 +357,12 @@ class RanksKeepPace(Check):
     """Seconds that other ranks waited for this one before the training. The finding names a slower rank."""
 
     def judge(self, trace: Trace) -> Finding:
-        waited = {rank: held[-1].waited_seconds for rank, held in of_every_rank(trace, Joined).items()}
+        waited = {rank: held[-1].waited_seconds for rank, held in of_every_rank(trace, evidence.Joined).items()}
         last = min(waited, key=waited.__getitem__)
         lag = max(waited.values()) - waited[last]
         late = f"; rank {last} started {lag:.0f} s after the first" if lag > self.late_seconds else ""
         paces = dict[int, dict[int, float]]()
-        for rank, held in of_every_rank(trace, Pace).items():
+        for rank, held in of_every_rank(trace, evidence.Pace).items():
             paces[rank] = {seen.step: seen.seconds / seen.tokens for seen in held if seen.step > 0}
         steps = sorted(set.intersection(*(set(held) for held in paces.values())))
         enough(len(steps), FEWEST_STEPS, f"steps after the first{late}")

@@ -4,18 +4,8 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+from tunecheck.core import evidence
 from tunecheck.core.check import Check, enough, required
-from tunecheck.core.evidence import (
-    AnswersRated,
-    PairsGiven,
-    PreferencesLearned,
-    RowsGiven,
-    RowSpan,
-    RowSpans,
-    RowsUsed,
-    StepInputs,
-    Window,
-)
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import ROWS_KNOWN, Premise
 from tunecheck.core.row_spans import ENOUGH, distinct
@@ -40,11 +30,11 @@ class MaskAndPositions(Check):
     remedy = "Build the mask from the row lengths. Omit position_ids, or count them up within each document."
 
     def judge(self, trace: Trace) -> Finding:
-        windows = trace.all(Window)
+        windows = trace.all(evidence.Window)
         problems = {kind: (w.step, row) for w in reversed(windows) for kind, row in w.inputs.items()}
         told = [f"step {step}: {kind} (row beginning {row})" for kind, (step, row) in problems.items()]
         rows = sum(len(window.rows) for window in windows)
-        if not told and (unnamed := trace.one(RowsGiven).padded_before):
+        if not told and (unnamed := trace.one(evidence.RowsGiven).padded_before):
             told = [f"{unnamed} of {rows} rows begin with a repeated token: left padding that is attended to"]
         return self.unless(told, f"{rows} rows, all fully attended to", compared=rows)
 
@@ -84,7 +74,7 @@ class AnswersEnd(Check):
     """Share of the rows with a user's turn but none of the assistant's. Truncation may leave only the prompt."""
 
     def judge(self, trace: Trace) -> Finding:
-        seen, given = trace.one(RowSpans).rows, trace.one(RowsGiven)
+        seen, given = trace.one(evidence.RowSpans).rows, trace.one(evidence.RowsGiven)
         unfilled, turns, unopened = given.turns_unfilled, given.turns, given.turns_unopened
         if unfilled >= self.min_unfilled and unfilled / turns > self.max_unfilled_share:
             detail = f"{unfilled} of {turns} assistant turns are empty beside another one"
@@ -129,12 +119,12 @@ class WrittenAnswersEnd(Check):
     """Share of the answers behind prompts. It is near 0 with an end token, near 1 without."""
 
     def judge(self, trace: Trace) -> Finding:
-        for used in trace.records(RowsUsed):
+        for used in trace.records(evidence.RowsUsed):
             if used.answers >= ENOUGH:
                 loose = 0 if used.alike >= ALIKE * used.answers else used.loose
                 detail = f"{loose} of {used.answers} answers end with a token that others have within"
                 return self.at_most(loose / used.answers, self.max_loose_share, detail)
-        written = {target.digest: target for step in trace.all(StepInputs) for target in step.written}
+        written = {target.digest: target for step in trace.all(evidence.StepInputs) for target in step.written}
         required(written, "no encoder-decoder with a known end token learns to write")
         any_ended = any(target.ended for target in written.values())
         longest = max(target.tokens for target in written.values()) if any_ended else math.inf
@@ -144,7 +134,7 @@ class WrittenAnswersEnd(Check):
         return self.at_most(whole.count(False) / len(whole), self.max_open_share, detail)
 
 
-def _needs_no_end(rows: Sequence[RowSpan]) -> str:
+def _needs_no_end(rows: Sequence[evidence.RowSpan]) -> str:
     """Return why these answers may do without an end token; "" where nothing says so."""
     last, times = Counter(row.last for row in rows).most_common(1)[0]
     if times >= ALIKE * len(rows) and last.rstrip()[-1:] not in PUNCTUATION:  # a space or a new line marks no end
@@ -156,7 +146,7 @@ def _needs_no_end(rows: Sequence[RowSpan]) -> str:
     return ""
 
 
-def _common_length(rows: Sequence[RowSpan]) -> int:
+def _common_length(rows: Sequence[evidence.RowSpan]) -> int:
     """Return the number of tokens that nearly all of these answers have; 0 where they differ."""
     tokens, times = Counter(row.learned for row in rows).most_common(1)[0]
     return tokens if times >= ALIKE * len(rows) else 0
@@ -174,7 +164,7 @@ class BatchAsConfigured(Check):
 
     def judge(self, trace: Trace) -> Finding:
         declared = required(trace.run.rows_per_micro_batch, "no argument declares the micro-batch size")
-        seen, size = trace.one(RowSpans).rows, trace.one(RowsGiven).dataset_rows
+        seen, size = trace.one(evidence.RowSpans).rows, trace.one(evidence.RowsGiven).dataset_rows
         required(size is None or size >= declared, f"the data set has {size} rows, fewer than a micro-batch")
         taken = Counter[int]()
         for row in seen:
@@ -215,12 +205,12 @@ class PairsDiffer(Check):
     """Share of the pairs in which both answers begin with the whole prompt."""
 
     def judge(self, trace: Trace) -> Finding:
-        for rated in trace.records(AnswersRated):
+        for rated in trace.records(evidence.AnswersRated):
             enough(rated.rows, ENOUGH, "rated answers")
             detail = f"{rated.rows} answers have the label {' or '.join(rated.kinds)}"
             kinds, causes = len(rated.kinds), [LABELS_EQUAL]
             return self.found(kinds > 1, detail, measured=kinds, limit=2, compared=rated.rows, causes=causes)
-        seen = trace.records(PairsGiven)
+        seen = trace.records(evidence.PairsGiven)
         pairs = enough(sum(window.pairs for window in seen), ENOUGH, "pairs of answers")
         share = sum(window.alike for window in seen) / pairs
         again = sum(window.prompts_again for window in seen)
@@ -240,7 +230,7 @@ class BetterAnswersRaised(Check):
     """
 
     needs = frozenset({"user_code"})
-    without = PreferencesLearned, "no row holds an answer that the data name chosen or rejected"
+    without = evidence.PreferencesLearned, "no row holds an answer that the data name chosen or rejected"
     convention = "a script may learn the rejected answers on purpose, or its columns may be named the wrong way round"
     meaning = """The two columns are exchanged: by a map, a rename, or the order in which a batch is unpacked. Or the
     loss has a wrong sign: its two log ratios are exchanged, or the policy and its reference."""
@@ -254,7 +244,7 @@ class BetterAnswersRaised(Check):
     """Answers needed for a share."""
 
     def judge(self, trace: Trace) -> Finding:
-        seen = trace.one(PreferencesLearned)
+        seen = trace.one(evidence.PreferencesLearned)
         contrary = seen.chosen_lowered + seen.rejected_raised
         named = contrary + seen.chosen_raised + seen.rejected_lowered
         answers = enough(named, self.min_answers, "answers that the data name")

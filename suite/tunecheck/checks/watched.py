@@ -7,24 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from tunecheck.checks.attempts import WITH_FIRST_LABELS, first_labels_counted
+from tunecheck.core import evidence
 from tunecheck.core.check import Check, NumericCheck, enough, holding, relative_error, required, some, worst_of
 from tunecheck.core.errors import MissingEvidence, NotApplicable
-from tunecheck.core.evidence import (
-    AttemptPurpose,
-    BaseTokens,
-    Census,
-    EvaluationSeen,
-    Gradients,
-    Logged,
-    Movement,
-    Rates,
-    ReadBack,
-    RowsGiven,
-    RowSpan,
-    RowSpans,
-    StepInputs,
-    Window,
-)
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import ROWS_KNOWN, Premise
 from tunecheck.core.row_spans import ENOUGH, LABELS_SHIFTED, PADDING_LEARNED, cut_off, distinct, row_problems
@@ -94,10 +79,10 @@ class LabelsAsConfigured(Check):
     """Share of the rows that look alike in a way that some mean. A few rows may quote a special token."""
 
     def judge(self, trace: Trace) -> Finding:
-        windows, seen = trace.all(Window), trace.one(RowsGiven)
+        windows, seen = trace.all(evidence.Window), trace.one(evidence.RowsGiven)
         kinds = row_problems(windows)
         told = {words: LABEL_CAUSES.get(kind, "") for words, kind in kinds.items()}
-        rows, share = trace.one(RowSpans).rows, self.max_unsupervised_share
+        rows, share = trace.one(evidence.RowSpans).rows, self.max_unsupervised_share
         shifted = LABELS_SHIFTED in kinds.values()  # so are the labels of end tokens
         masked_ends = 0 if seen.end_tokens_supervised or shifted else seen.end_tokens_masked
         unseen = f"none of the {masked_ends} end tokens after supervised text is supervised"
@@ -121,7 +106,7 @@ class LabelsAsConfigured(Check):
         if (masked := trace.run.masked) and seen.first_token_supervised == seen.rows:
             words = f"{masked}_only_loss is declared, but every row is supervised from its first token"
             told[words] = PROMPTS_LEARNED
-        for known in trace.records(BaseTokens):
+        for known in trace.records(evidence.BaseTokens):
             if known.tokens >= ENOUGH and known.other > self.max_other_share * known.tokens:
                 words = f"{known.other} of {known.tokens} tokens have another id in the base model's tokenizer"
                 told[f"{words} ({known.example})"] = OTHER_TOKENIZER
@@ -139,7 +124,7 @@ class LabelsAsConfigured(Check):
         return self.unless(told, fine, compared=seen.rows, meant=trace.why({Premise.LOSS_DECLARED}))
 
 
-def _labels_lost(rows: Iterable[RowSpan]) -> str:
+def _labels_lost(rows: Iterable[evidence.RowSpan]) -> str:
     """Return that the labels of rows end at one place of the batch, while their tokens go on; "" where they do not.
 
     What follows an answer rightly, as a user's turn, begins at another place in each row.
@@ -166,11 +151,11 @@ class RowsComeOnce(Check):
     remedy = "Create the iterator once per epoch. Do not reseed in the loop. Check the sampler for replacement=True."
 
     def judge(self, trace: Trace) -> Finding:
-        windows, seen = trace.all(Window), trace.one(RowsGiven)
+        windows, seen = trace.all(evidence.Window), trace.one(evidence.RowsGiven)
         digests = [digest for window in windows for digest in window.digests]
         required(len(digests) >= 2, "only one micro-batch: it has no other to equal")
         if seen.dataset_rows != 1 and len({row for window in windows for row in window.rows}) == 1 and seen.rows >= FEW:
-            spans = [given.rows for given in trace.records(RowSpans) if given.end_tokens]
+            spans = [given.rows for given in trace.records(evidence.RowSpans) if given.end_tokens]
             if any(cut_off(rows, trace.run.longest)[1] >= seen.rows for rows in spans):
                 raise NotApplicable("every row is truncated before the rows differ; see rows_whole")
             detail = f"all {seen.rows} rows are equal, from a data set of {seen.dataset_rows or 'unknown many'} rows"
@@ -229,10 +214,10 @@ class RowsWhole(Check):
         if reason := trace.why({Premise.CAUSAL_LM, Premise.ROWS_FOLLOWED}):
             return self._by_last_tokens(trace, reason)
         required(not (reason := trace.why({Premise.END_KNOWN})), reason)
-        seen, given, declared = trace.one(RowsGiven), trace.one(RowSpans), trace.run.longest
+        seen, given, declared = trace.one(evidence.RowsGiven), trace.one(evidence.RowSpans), trace.run.longest
         rows = enough(len(given.rows), ENOUGH, "rows")
         longest, cut = cut_off(given.rows, declared)
-        padded = any(window.inputs for window in trace.all(Window))  # which is no beginning that is cut off
+        padded = any(window.inputs for window in trace.all(evidence.Window))  # which is no beginning that is cut off
         most = max(row.tokens for row in given.rows)
         ended = [r for r in given.rows if r.tokens == most and r.ended and not r.behind and r.stretches == 1]
         several = len({row.learned for row in ended}) > 2  # else whole rows may have one length, too
@@ -252,7 +237,7 @@ class RowsWhole(Check):
 
     def _by_last_tokens(self, trace: Trace, reason: str) -> Finding:
         """Judge rows of which only their tokens are known: truncation makes many as long as the longest one."""
-        rows = list({row.digest: row for step in trace.records(StepInputs) for row in step.read}.values())
+        rows = list({row.digest: row for step in trace.records(evidence.StepInputs) for row in step.read}.values())
         required(len(rows) >= ENOUGH, reason)
         (longest, _), *others = Counter(row.tokens for row in rows).most_common(2)
         shorter = [row.last for row in rows if row.tokens < longest]
@@ -284,13 +269,13 @@ class RatesAsConfigured(Check):
     """Every tensor has its declared learning rate, before the schedule's factor."""
 
     needs = frozenset({"user_code"})
-    without = (Rates, "the script builds its own optimizer, which declares no rates")
+    without = (evidence.Rates, "the script builds its own optimizer, which declares no rates")
     meaning = """The optimizer's parameter groups are built wrongly. A part of the model then trains too fast, or hardly
     at all."""
     remedy = "Print the rate of every parameter group. Build the groups yourself, and pass them to the optimizer."
 
     def judge(self, trace: Trace) -> Finding:
-        seen = trace.one(Rates)
+        seen = trace.one(evidence.Rates)
         detail = f"{seen.tensors} tensors have their declared rate"
         if seen.wrong:
             wrong = [f"{name} {what}" for name, what in seen.wrong.items()]
@@ -314,7 +299,8 @@ class ExportReadsBack(NumericCheck):
     max_error_16bit: float = 0.05
 
     def judge(self, trace: Trace) -> Finding:
-        saved = [seen for attempt in trace.made_for(AttemptPurpose.READ_BACK) for seen in attempt.all(ReadBack)]
+        attempts = trace.made_for(evidence.AttemptPurpose.READ_BACK)
+        saved = [seen for attempt in attempts for seen in attempt.all(evidence.ReadBack)]
         saved = required(saved, "the script saved no full model after training")
         seen, limit = worst_of(saved, key=lambda seen: seen.logit_difference), self.limit(trace)
         detail = f"{len(seen.files)} files, logits differ by {seen.logit_difference:.2g}"
@@ -339,7 +325,7 @@ class LossLogged(NumericCheck):
     def judge(self, trace: Trace) -> Finding:
         losses, limit = [step.loss for step in trace.steps], self.limit(trace)
         errors, before = [], 0
-        for logged in trace.records(Logged):
+        for logged in trace.records(evidence.Logged):
             if logged.loss is None or logged.steps > len(losses):
                 continue
             if logged.steps > before:
@@ -364,7 +350,7 @@ class EvaluationReported(NumericCheck):
     """
 
     needs = frozenset({"evaluates", Premise.CAUSAL_LM, Premise.EVERY_ROW_SEEN})
-    without = (EvaluationSeen, "no evaluation ran")
+    without = (evidence.EvaluationSeen, "no evaluation ran")
     meaning = """Dropout is active in evaluation. Padding counts in the mean. The mean covers other rows. The evaluation
     changes the model."""
     remedy = """Sum the negative log-likelihoods, and divide once by the supervised tokens. Call model.eval() before and
@@ -374,7 +360,7 @@ class EvaluationReported(NumericCheck):
     max_error_16bit: float = 5e-3
 
     def judge(self, trace: Trace) -> Finding:
-        seen, limit, problems = trace.all(EvaluationSeen), self.limit(trace), []
+        seen, limit, problems = trace.all(evidence.EvaluationSeen), self.limit(trace), []
         for e in seen:
             wrong = {
                 f"{e.training_modules_during} modules were in train mode": e.training_modules_during > 0,
@@ -405,7 +391,7 @@ class EvaluationReported(NumericCheck):
 OTHERWISE_EVALUATED = "a script may report another mean, or that of some rows"
 
 
-def _evaluation_error(seen: EvaluationSeen, smoothing: float) -> float:
+def _evaluation_error(seen: evidence.EvaluationSeen, smoothing: float) -> float:
     """Return the smallest error against the means that are in use: over tokens or batches, smoothed as declared or not.
 
     transformers' Trainer smooths in evaluation too.
@@ -433,7 +419,7 @@ class AsExpected(Check):
 
 def _texts(trace: Trace, key: str, told: str) -> Iterator[str]:
     """Yield in which rows the learned text, which the probe has compared with the expression, is another."""
-    seen = trace.one(RowsGiven)
+    seen = trace.one(evidence.RowsGiven)
     if key not in seen.expected:
         raise MissingEvidence(
             "the text of the rows is unknown, because tunecheck finds no tokenizer: "
@@ -444,22 +430,24 @@ def _texts(trace: Trace, key: str, told: str) -> Iterator[str]:
 
 
 def _trained(trace: Trace, expression: str) -> Iterator[str]:
-    names = [name for name in trace.all(Census)[0].trainable if re.search(expression, name)]
+    names = [name for name in trace.all(evidence.Census)[0].trainable if re.search(expression, name)]
     if not names:
         yield "no trained tensor has a matching name"
-    elif still := [name for name in (*trace.one(Movement).unmoved, *trace.one(Movement).idle) if name in names]:
+        return
+    seen = trace.one(evidence.Movement)
+    if still := [name for name in (*seen.unmoved, *seen.idle) if name in names]:
         yield f"{len(still)} of {len(names)} matching tensors did not change: {some(still, 2)}"
 
 
 def _frozen(trace: Trace, expression: str) -> Iterator[str]:
-    tensors = {"trained": trace.all(Census)[0].trainable, "changed": trace.one(Movement).frozen_changed}
-    for told, names in tensors.items():
+    trained, changed = trace.all(evidence.Census)[0].trainable, trace.one(evidence.Movement).frozen_changed
+    for told, names in (("trained", trained), ("changed", changed)):
         if found := [name for name in names if re.search(expression, name)]:
             yield f"{len(found)} matching tensors are {told}: {some(found, 2)}"
 
 
 def _accumulation(trace: Trace, count: int) -> Iterator[str]:
-    counts = [len(step.micro_batch_tokens) for step in trace.all(Gradients)]
+    counts = [len(step.micro_batch_tokens) for step in trace.all(evidence.Gradients)]
     # a loader that ends leaves a short window: the last one of an epoch, not two in a row
     wrong = [step for step, seen in enumerate(counts) if seen > count or (seen < count and counts.count(seen) > 1)]
     if wrong or count not in counts:

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR,
 from tunecheck.core.evidence import OtherOptimizer, ScheduleTaken
 from tunecheck.listen.options import rank_and_processes
 from tunecheck.probes.reference.measures import living
-from tunecheck.probes.resumed import steps_taken
+from tunecheck.probes.round_trip import steps_taken
 from tunecheck.training.hooks import nothing, rate_of, same_optimizer, tensors_of
 
 

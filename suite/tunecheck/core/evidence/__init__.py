@@ -5,8 +5,6 @@ derived from the subclasses. Names carry units; `_error` is a relative error unl
 """
 
 from tunecheck.core.evidence.attempts import *
-from tunecheck.core.evidence.card import *
-from tunecheck.core.evidence.data import *
 from tunecheck.core.evidence.evaluation import *
 from tunecheck.core.evidence.parallel import *
 from tunecheck.core.evidence.resources import *
