@@ -147,7 +147,7 @@ tunecheck prefers measurements (`tunecheck.memory`).
 equal the real ones to the byte. They are within 128 bytes of what torch's own CPU allocator reports
 (`tests/memory/test_simulate.py`).
 
-**Offloading is simulated, too** (`tunecheck.memory.placed`). `tunecheck estimate RUN --fallback` predicts what each
+**Offloading is simulated, too** (`tunecheck.memory.simulate`). `tunecheck estimate RUN --fallback` predicts what each
 fallback step needs on the GPU. With `training.offload: parameters` that is the layer in use (briefly twice), the
 parameters outside the layers, and the gradients of one layer until they are copied. With `activations` no activation
 stays. A stand-in for FSDP2 gathers and frees the layers. Its peaks equal FSDP2's own to the byte on a two-layer model

@@ -10,7 +10,6 @@ import torch
 from simulations import CHECKPOINTING, FULL, rotary_frequencies, run_with, simulated
 from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
 
-from tunecheck.memory import placed
 from tunecheck.memory import simulate as simulation
 from tunecheck.memory.live import ELSEWHERE, LiveStorages
 from tunecheck.models.layer_names import layer_of
@@ -97,13 +96,13 @@ def test_the_stand_in_holds_what_fsdp2_holds(settings, monkeypatch):
 def test_copies_to_the_card_are_counted_beside_what_is_used():
     """Gathering goes parameter by parameter: the copy that arrived is there with the one that is used."""
     live, used = LiveStorages(1), [torch.nn.Parameter(torch.zeros(size)) for size in (1000, 10)]
-    stand_in = placed.Offloaded.__new__(placed.Offloaded)
+    stand_in = simulation.Offloaded.__new__(simulation.Offloaded)
     stand_in._live = live
 
     with live:
-        stand_in._gather(group := placed._Group(used))
+        stand_in._gather(group := simulation._Group(used))
 
-    assert live.by_kind() == {placed.GATHERED: 4 * 1010}
+    assert live.by_kind() == {simulation.GATHERED: 4 * 1010}
     assert live.peak_bytes == 4 * (1000 + 1000 + 10)  # the next one arrives while the one before is still there
     assert len(group.gathered) == 2
 
@@ -119,7 +118,7 @@ def test_nothing_that_is_trained_stays_on_the_card(settings):
 
     assert set(seen.between_steps) == {"other_weights"}
     assert seen.between_steps["other_weights"] == 2 * 4 * rotary_frequencies(run.model.architecture)
-    assert seen.at_peak.get(placed.GATHERED, 0) in (0, rest, layer, rest + layer)
+    assert seen.at_peak.get(simulation.GATHERED, 0) in (0, rest, layer, rest + layer)
 
 
 def test_activations_on_the_cpu_are_not_on_the_card():
