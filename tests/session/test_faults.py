@@ -66,7 +66,7 @@ def test_a_fault_gets_its_own_word(name, tmp_path, monkeypatch, capsys):
 
 def test_what_a_killed_session_leaves_goes_at_the_next_start(tmp_path, short_folder, monkeypatch):
     """Its trace is judged as interrupted, a rank that hangs is gone, its temporary folder goes with the next run."""
-    from tunecheck.runner import scratch
+    from tunecheck import runner
 
     kept = short_folder
     monkeypatch.setenv("TMPDIR", str(kept))
@@ -76,25 +76,25 @@ def test_what_a_killed_session_leaves_goes_at_the_next_start(tmp_path, short_fol
     assert ended.steps_kept >= 1
     (trace,) = (tmp_path / "reports").glob("*/*.jsonl")
     assert main(["judge", str(trace)]) == 2
-    assert len(list(kept.glob(f"{scratch.PREFIX}*"))) == 1
-    monkeypatch.setattr(scratch.tempfile, "tempdir", str(kept))
-    with scratch.scratch_folder() as folder, scratch.scratch_folder() as other:
-        assert set(kept.glob(f"{scratch.PREFIX}*")) == {folder, other}, "the living one of another run stays"
-    assert list(kept.glob(f"{scratch.PREFIX}*")) == []
+    assert len(list(kept.glob(f"{runner.PREFIX}*"))) == 1
+    monkeypatch.setattr(runner.tempfile, "tempdir", str(kept))
+    with runner.scratch_folder() as folder, runner.scratch_folder() as other:
+        assert set(kept.glob(f"{runner.PREFIX}*")) == {folder, other}, "the living one of another run stays"
+    assert list(kept.glob(f"{runner.PREFIX}*")) == []
 
 
 def test_a_scratch_folder_that_is_being_made_is_no_orphan(monkeypatch, tmp_path):
     """Two sessions begin at once: the one looks for orphans while the other is about to lock its new folder."""
-    from tunecheck.runner import scratch
+    from tunecheck import runner
 
-    monkeypatch.setattr(scratch.tempfile, "tempdir", str(tmp_path))
-    lock = scratch.fcntl.flock
+    monkeypatch.setattr(runner.tempfile, "tempdir", str(tmp_path))
+    lock = runner.fcntl.flock
 
     def lock_late(file, operation):
-        if operation == scratch.fcntl.LOCK_EX:
-            scratch._remove_orphans()
+        if operation == runner.fcntl.LOCK_EX:
+            runner._remove_orphans()
         lock(file, operation)
 
-    monkeypatch.setattr(scratch.fcntl, "flock", lock_late)
-    with scratch.scratch_folder() as folder:
+    monkeypatch.setattr(runner.fcntl, "flock", lock_late)
+    with runner.scratch_folder() as folder:
         assert folder.is_dir()

@@ -1,8 +1,12 @@
 """From a run to its trace: weights and data, attempts in child processes, fallback. The whole story is in `execute`."""
 
+import contextlib
+import fcntl
 import os
+import shutil
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -24,11 +28,14 @@ from tunecheck.runner.outcome import Outcome, outcome_of
 from tunecheck.runner.process import run_child, run_here
 from tunecheck.runner.ranks import merge_traces
 from tunecheck.runner.request import Request
-from tunecheck.runner.scratch import scratch_folder
 
 TRAIN = AttemptPurpose.TRAIN
 ALONE = (AttemptPurpose.READ_BACK, AttemptPurpose.MERGE)
 """Attempts that one process makes, however many train: what was saved must load in it."""
+
+PREFIX = "tunecheck-"
+_OWNED = "owned"
+"""File in the folder that its process keeps locked. A process id would not do: containers may share the folder."""
 
 
 class Runner(Frozen):
@@ -203,3 +210,36 @@ def _told(trial: Try) -> str:
     """Return where an attempt trains and at which fallback step: "on cuda:0 (lean)"."""
     step = f" ({trial.step})" if trial.step not in ("", trial.device) else ""
     return f"on {'cuda:0' if trial.device == 'cuda' else 'the CPU'}{step}"
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Make a folder in the system's temporary folder, and remove it afterwards.
+
+    Those of processes that were killed before they could remove theirs are removed first: a checkpoint may be large.
+    Raises SuiteError where none can be made.
+    """
+    _remove_orphans()
+    folder = None
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            made = folder / "made"
+            fcntl.flock(stack.enter_context(made.open("w")), fcntl.LOCK_EX)
+            made.rename(folder / _OWNED)  # locked before it bears the name: nobody takes it for an orphan in between
+        except OSError as error:
+            raise SuiteError(
+                f"no temporary folder can be made in {tempfile.gettempdir() if folder else 'any of the usual places'}: "
+                f"{error.strerror or error}; make room, or set TMPDIR to a folder of yours"
+            ) from error
+        yield folder
+
+
+def _remove_orphans() -> None:
+    """Remove the scratch folders that no process holds any more; those of other users stay."""
+    with contextlib.suppress(OSError):
+        for owned in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{_OWNED}"):
+            with contextlib.suppress(OSError), owned.open() as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(owned.parent, ignore_errors=True)
