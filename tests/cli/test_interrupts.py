@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from benchmarks.chaos.interrupts import at_imports
-from tunecheck.cli.output import _Unbroken
+from tunecheck.cli.parser import _Unbroken
 from tunecheck.core import interrupts
 from tunecheck.core.paths import project_folder
 from tunecheck.report.layout import NARROW_COLUMNS, PlainTable

@@ -12,7 +12,7 @@ from tunecheck.cli import main
 from tunecheck.config import find_run, load_run
 from tunecheck.core import evidence as e
 from tunecheck.core.trace import Attempt, Trace
-from tunecheck.report.fallback_table import print_rows, rows_of
+from tunecheck.report.history_tables import print_rows, rows_of
 from tunecheck.runner import Runner
 
 MIB = 2**20

@@ -8,7 +8,7 @@ from typing import Any
 
 from tunecheck.checks import CHECKS
 from tunecheck.cli.parser import answer, as_json
-from tunecheck.cli.watch import add_answers
+from tunecheck.cli.run import add_answers
 from tunecheck.config.answers import read_ignored
 from tunecheck.core.errors import ConfigError, TraceError
 from tunecheck.core.evidence import RowShown
@@ -135,7 +135,7 @@ def _page(options: argparse.Namespace) -> None:
 
 
 def _fallback_table(options: argparse.Namespace) -> None:
-    from tunecheck.report.fallback_table import print_rows, rows_of
+    from tunecheck.report.history_tables import print_rows, rows_of
 
     rows = rows_of(read(file) for file in _traces(options.session or _last_session()))
     held = {"attempts": [dataclasses.asdict(row) for row in rows]}
