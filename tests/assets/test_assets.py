@@ -25,6 +25,7 @@ from tiny_models import (
 from tunecheck.assets import build, is_cached, resolve
 from tunecheck.config import load_model
 from tunecheck.core.errors import ConfigError, WeightsUnavailable
+from tunecheck.core.files import is_disk_full
 from tunecheck.core.paths import cache_folder, configs_folders, project_folder, shipped_folder
 
 REFERENCE = {
@@ -176,7 +177,7 @@ def test_earlier_answers_go_into_the_notes(builder, tmp_path):
         ("kill -9 $$", "the process for the build was killed by SIGKILL (most likely out of memory)"),
         ("echo oops >&2; exit 3", "the process for the build ended with status 3 and without an answer: oops"),
         ("exit 4", "the process for the build ended with status 4 and without an answer"),
-        ("""echo '{"error": "ValueError: bad shape", "disk_full": false}'; exit 1""", "ValueError: bad shape"),
+        ("""echo '{"error": "ValueError: bad shape"}'; exit 1""", "ValueError: bad shape"),
     ],
 )
 def test_a_failed_child_is_told_in_one_sentence(monkeypatch, tmp_path, home, script, message):
@@ -199,14 +200,14 @@ def test_a_child_that_hangs_is_ended(monkeypatch, tmp_path):
 
 
 def test_the_child_answers_errors_as_json(monkeypatch):
-    """Whatever a library raises becomes the answer, a full disk marked as such."""
+    """Whatever a library raises becomes the answer, and a full disk is seen in it."""
 
     def full(**request):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     for task, disk_full in ((full, True), (lambda: 1 / 0, False)):
         monkeypatch.setitem(build.TASKS, "random", task)
-        assert build.built({"task": "random"})["disk_full"] is disk_full
+        assert is_disk_full(build.built({"task": "random"})["error"]) is disk_full
 
 
 # The doctor's question, and fetching ahead.

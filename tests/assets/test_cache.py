@@ -127,7 +127,7 @@ def test_a_disk_that_is_too_small_is_seen_before(monkeypatch, builder):
 
 def test_a_full_disk_in_the_child_is_told_as_such(monkeypatch, tmp_path):
     """Also when only the child saw it."""
-    as_python(monkeypatch, tmp_path, """echo '{"error": "", "disk_full": true}'; exit 1""")
+    as_python(monkeypatch, tmp_path, """echo '{"error": "SafetensorError: I/O error: (os error 28)"}'; exit 1""")
 
     with pytest.raises(WeightsUnavailable, match="no space left in"):
         resolve(tiny(), allow_random=True)

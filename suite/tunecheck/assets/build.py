@@ -1,9 +1,7 @@
 """Model folders that need torch to be built, in a child process: `in_child` is the parent, the rest is the child."""
 
-import errno
 import functools
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,14 +19,12 @@ With 768 merges the shipped rows have at most 117 tokens, and the seven facts fi
 
 
 def in_child(model: str, request: dict[str, Any]) -> None:
-    """Carry out the request in a child. Raises WeightsUnavailable with its error, OSError (ENOSPC) for a full disk."""
+    """Carry out the request in a child. Raises WeightsUnavailable with its error."""
     work, offline = "tunecheck.assets.build:built", {"HF_HUB_OFFLINE": "1"}
     try:
         answer = ask(work, request, about="the build", timeout_seconds=BUILD_SECONDS, environment=offline)
     except HelperFailed as error:
         answer = {"error": str(error)}
-    if answer.get("disk_full"):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if "error" in answer:
         raise WeightsUnavailable(
             f"{model}: the weights could not be built ({request['task']}): {answer['error']}. "
@@ -40,14 +36,11 @@ def in_child(model: str, request: dict[str, Any]) -> None:
 
 
 def built(request: dict[str, Any]) -> dict[str, Any]:
-    """Build the folder and return {}, or its error and whether the disk is full."""
+    """Build the folder and return {}, or its error."""
     try:
         TASKS[request.pop("task")](**request)
     except Exception as error:  # any error of the libraries becomes a message for the parent
-        text = " ".join(str(error).split())[:500]
-        # safetensors wraps the system's error, so that only its text shows it
-        disk_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in str(error)
-        return {"error": f"{type(error).__name__}: {text}", "disk_full": disk_full}
+        return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}
     return {}
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from tunecheck.assets.folder import PassedOver, note_repair, repairs_of, without_remedy
 from tunecheck.core.errors import WeightsDamaged, WeightsUnavailable
+from tunecheck.core.files import is_disk_full
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.log import log
 from tunecheck.core.paths import cache_folder
@@ -24,7 +25,6 @@ F = TypeVar("F")
 LOCK_SECONDS = 3600.0
 """Longest wait for a lock: longer than fetching and converting the largest model takes on a slow line."""
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Shelf(Frozen):
@@ -141,8 +141,8 @@ def disk_full_is_said(model: str, folder: Path, needed_bytes: int) -> Iterator[N
     """Raise WeightsUnavailable with the bytes needed and free for a full disk or quota in the block."""
     try:
         yield
-    except OSError as error:
-        if error.errno not in _FULL:
+    except Exception as error:
+        if not is_disk_full(error):
             raise
         there = next(path for path in (folder, *folder.parents) if path.exists())
         free_bytes = shutil.disk_usage(there).free

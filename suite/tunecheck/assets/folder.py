@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import tunecheck
-from tunecheck.core import reading
 from tunecheck.core.errors import SuiteError, WeightsDamaged, WeightsUnavailable
 from tunecheck.core.evidence import Weights
-from tunecheck.core.files import write_whole
+from tunecheck.core.files import ANY_BYTES, JSON_BYTES, open_file, read_text, write_whole
+from tunecheck.core.files import read_json as json_of
 from tunecheck.models.description import Model
 
 K = TypeVar("K")
@@ -111,7 +111,7 @@ def open_sealed(folder: Path) -> ModelFolder:
 def repairs_of(folder: Path) -> tuple[str, ...]:
     """Return date and reason of each repair of this folder, the oldest first; empty for most."""
     try:
-        return tuple(reading.read_text(folder / _REPAIRS, reading.JSON_BYTES).splitlines())
+        return tuple(read_text(folder / _REPAIRS, JSON_BYTES).splitlines())
     except (OSError, UnicodeDecodeError):
         return ()
 
@@ -171,7 +171,7 @@ def without_remedy(damage: WeightsDamaged) -> str:
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in this JSON file. Raises WeightsDamaged when there is none."""
     try:
-        value = reading.read_json(path)
+        value = json_of(path)
     except ValueError:
         value = None
     if not isinstance(value, dict):
@@ -184,7 +184,7 @@ def _verify(folder: Path, files: Mapping[str, tuple[int, str]]) -> None:
     remedy = f"delete {folder} and run again: it is fetched anew"
     known, stamps = {}, {}
     with contextlib.suppress(OSError, ValueError):  # an unreadable file only means that everything is hashed again
-        known = reading.read_json(folder / _STAMPS)
+        known = json_of(folder / _STAMPS)
     for name, (size_bytes, sha256) in files.items():
         path = folder / name
         stamps[name] = stamp_of(path)
@@ -257,7 +257,7 @@ def _element_counts(path: Path) -> dict[str, int]:
     """Return each tensor's number of elements; the library checks the header against the file's size."""
     from safetensors import SafetensorError, safe_open
 
-    reading.open_file(path, reading.ANY_BYTES).close()  # the library would wait at a FIFO
+    open_file(path, ANY_BYTES).close()  # the library would wait at a FIFO
     try:
         with safe_open(path, framework="numpy") as file:
             names = file.keys()  # a safe_open is no mapping

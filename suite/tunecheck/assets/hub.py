@@ -1,6 +1,5 @@
 """Repository of the Hugging Face hub: downloaded into the hub library's own cache and used there, through links."""
 
-import errno
 import functools
 import os
 import re
@@ -21,6 +20,7 @@ from tunecheck.assets.folder import (
     weight_files,
 )
 from tunecheck.config.schema import HubRows
+from tunecheck.core.files import is_disk_full
 from tunecheck.core.log import log
 from tunecheck.hardware import network
 from tunecheck.models.description import HubSource
@@ -38,32 +38,27 @@ def asked(repository: str, question: Callable[[], T], offline: bool) -> T:
     `repository`: its page on the hub, so that a data set's begins with datasets/. `offline`: only the local cache was
     used. A full disk is raised as OSError.
     """
-    # The transport's base class, from httpx or httpx2 as the hub library has it.
-    from huggingface_hub.errors import (  # type: ignore[attr-defined]
-        HfHubHTTPError,
-        HFValidationError,
-        HTTPError,
-        LocalEntryNotFoundError,
-    )
+    from huggingface_hub import errors
 
     try:
         return question()
-    except HfHubHTTPError as error:
+    except errors.HfHubHTTPError as error:
         raise _refusal(repository, error) from None
-    except LocalEntryNotFoundError as error:
-        if isinstance(error.__cause__, HfHubHTTPError):
+    except errors.LocalEntryNotFoundError as error:
+        if isinstance(error.__cause__, errors.HfHubHTTPError):
             raise _refusal(repository, error.__cause__) from None
         if offline:
             raise PassedOver("not whole in the hub's local cache") from None
         raise PassedOver(_broken(error.__cause__ or error)) from None
-    except HFValidationError:
+    except errors.HFValidationError:
         raise Refused("a repository is called owner/name; correct `id` in the YAML") from None
     except (ValueError, KeyError):  # no JSON, or of another shape
         instead = "HF_ENDPOINT, a proxy or the login page of a network stands in its place"
         raise PassedOver(f"the answer is not a hub's: {instead}") from None
-    except (HTTPError, ConnectionError, TimeoutError, RuntimeError) as error:
-        if "os error 28" in str(error):  # of hf_xet, whose errors are RuntimeErrors
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
+    # HTTPError is the transport's base class, from httpx or httpx2 as the hub library has it
+    except (errors.HTTPError, ConnectionError, TimeoutError, RuntimeError) as error:  # type: ignore[attr-defined]
+        if is_disk_full(error):  # of hf_xet, whose errors are RuntimeErrors
+            raise
         raise PassedOver(_broken(error)) from None
 
 

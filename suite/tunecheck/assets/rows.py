@@ -19,9 +19,9 @@ from tunecheck.assets.hub import blob_digest, downloaded, offline, reachable
 from tunecheck.config.schema import Data, HubRows
 from tunecheck.core.errors import DataError, WeightsUnavailable
 from tunecheck.core.evidence import Dataset
+from tunecheck.core.files import ROWS_BYTES, read_bytes, read_json
 from tunecheck.core.log import log
 from tunecheck.core.paths import shipped_folder
-from tunecheck.core.reading import ROWS_BYTES, read_bytes, read_json
 
 CONVERSION = 1
 """Version of the conversion: increase it when the same file is to become other rows."""

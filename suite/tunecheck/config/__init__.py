@@ -17,8 +17,8 @@ from tunecheck.config.rules import broken_rules
 from tunecheck.config.schema import Data, Run
 from tunecheck.config.source import REFERENCES, Document, described, fill, parse, parse_value, settle_files, shown
 from tunecheck.core.errors import ConfigError
+from tunecheck.core.files import YAML_BYTES, read_text
 from tunecheck.core.paths import config_files
-from tunecheck.core.reading import YAML_BYTES, read_text
 from tunecheck.core.spelling import nearest, nearest_few
 from tunecheck.models.description import Model
 

@@ -14,8 +14,8 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from tunecheck.core.errors import ConfigError
+from tunecheck.core.files import YAML_BYTES, read_text
 from tunecheck.core.paths import config_file, config_files, configs_folders, project_folder
-from tunecheck.core.reading import YAML_BYTES, read_text
 from tunecheck.core.spelling import nearest
 
 KeyPath = tuple[str, ...]

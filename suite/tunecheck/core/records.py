@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from tunecheck.core.errors import BadRow, DataError
-from tunecheck.core.reading import ROWS_BYTES, open_file, parse_json
+from tunecheck.core.files import ROWS_BYTES, open_file, parse_json
 from tunecheck.core.text import one_line
 
 INSTRUCTION, TEXT = ("instruction", "response"), ("text",)

@@ -22,22 +22,8 @@ from typing import Any, TypeVar
 import tunecheck
 from tunecheck.core import evidence
 from tunecheck.core.errors import MissingEvidence, TraceError
-from tunecheck.core.evidence import (
-    AttemptEnd,
-    AttemptOutcome,
-    AttemptPurpose,
-    AttemptStart,
-    CallOrder,
-    PremisesOpen,
-    ProbeFailed,
-    Record,
-    RunHeader,
-    Step,
-    outcome_words,
-    record_kind,
-)
+from tunecheck.core.files import TRACE_BYTES, parse_json, read_bytes
 from tunecheck.core.premises import OF_THE_RUN, Fact, Premise, Source, edits, facts
-from tunecheck.core.reading import TRACE_BYTES, parse_json, read_bytes
 from tunecheck.core.redaction import redactor
 from tunecheck.core.snapshot import RunSnapshot, changed, require_settings
 from tunecheck.core.typed import MISFITS, build
@@ -48,34 +34,34 @@ SCHEMA = 7
 ADAMW = "AdamW"
 """Class of the optimizer whose closed form is known here."""
 
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=evidence.Record)
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """One child process: its settings, everything it recorded, and how it ended."""
 
-    start: AttemptStart
-    records: tuple[Record, ...]
-    end: AttemptEnd | None
+    start: evidence.AttemptStart
+    records: tuple[evidence.Record, ...]
+    end: evidence.AttemptEnd | None
     """None when the session itself was killed, so that no end was written."""
-    of_ranks: Mapping[int, tuple[Record, ...]] = field(default_factory=dict)
+    of_ranks: Mapping[int, tuple[evidence.Record, ...]] = field(default_factory=dict)
     """The records of each further process, from rank 1 on; `records` are those of rank 0."""
 
     @property
     def finished(self) -> bool:
         """Whether the child did everything that it was started for."""
-        return self.outcome == AttemptOutcome.FINISHED
+        return self.outcome == evidence.AttemptOutcome.FINISHED
 
     @property
-    def outcome(self) -> AttemptOutcome:
+    def outcome(self) -> evidence.AttemptOutcome:
         """How it ended; CUT_OFF without an end."""
-        return self.end.outcome if self.end is not None else AttemptOutcome.CUT_OFF
+        return self.end.outcome if self.end is not None else evidence.AttemptOutcome.CUT_OFF
 
     @property
     def ending(self) -> str:
         """Outcome and error in a clause: "ran out of memory: CUDA out of memory. Tried to allocate ..."."""
-        words = outcome_words(self.outcome)
+        words = evidence.outcome_words(self.outcome)
         return f"{words}: {self.end.detail}" if self.end is not None and self.end.detail else words
 
     def all(self, kind: type[R]) -> list[R]:
@@ -91,7 +77,7 @@ class Attempt:
 class Trace:
     """One run with all its attempts."""
 
-    header: RunHeader
+    header: evidence.RunHeader
     attempts: tuple[Attempt, ...]
 
     @property
@@ -109,15 +95,15 @@ class Trace:
     def facts(self) -> Mapping[str, Fact]:
         """Premise to what is known about it; what the training did says more than what it declares."""
         found = dict(self.run.premises)
-        if self.made_for(AttemptPurpose.MERGE):
+        if self.made_for(evidence.AttemptPurpose.MERGE):
             found[Premise.MERGED] = Fact(source=Source.OBSERVED, where="an attempt of its own")
-        opened = [*(record.reasons for record in self.records(PremisesOpen)), dict(_left_open(self))]
+        opened = [*(record.reasons for record in self.records(evidence.PremisesOpen)), dict(_left_open(self))]
         if found.get(Premise.STEP_DECLARED, OF_THE_RUN).source is Source.OPEN:
-            opened.append(edits({order.step: order.calls for order in self.records(CallOrder)}))
+            opened.append(edits({order.step: order.calls for order in self.records(evidence.CallOrder)}))
         found |= {premise: fact for reasons in opened for premise, fact in facts(reasons).items()}
         left = {premise for premise, fact in found.items() if fact.source is Source.OPEN}
         own = Premise.LABELS_KNOWN in left if Premise.CAUSAL_LM not in left else Premise.STEP_DECLARED not in left
-        norms = [step.gradient_norm for step in self.records(Step)]
+        norms = [step.gradient_norm for step in self.records(evidence.Step)]
         return found | facts({Premise.GRADIENT_DUE: ALL_AS_GOOD} if own and norms and not any(norms) else {})
 
     def holds(self, premise: Premise) -> bool:
@@ -133,7 +119,7 @@ class Trace:
     @property
     def trainings(self) -> list[Attempt]:
         """Every attempt to train, in order: all but the last one were replaced by the next."""
-        return self.made_for(AttemptPurpose.TRAIN)
+        return self.made_for(evidence.AttemptPurpose.TRAIN)
 
     def made_for(self, purpose: str) -> list[Attempt]:
         """Return the attempts made for this purpose, in order."""
@@ -142,7 +128,7 @@ class Trace:
     @property
     def main(self) -> Attempt:
         """The attempt that counts: the last one that trained (not a repeat, not a resume). Raises MissingEvidence."""
-        return self.last(AttemptPurpose.TRAIN)
+        return self.last(evidence.AttemptPurpose.TRAIN)
 
     def last(self, purpose: str) -> Attempt:
         """Return the last attempt made for this purpose. Raises MissingEvidence when there was none."""
@@ -165,7 +151,7 @@ class Trace:
 
     def whole(self, kind: type[R]) -> list[R]:
         """Return the same, which may be none. Raises MissingEvidence when the probe that writes them failed."""
-        for failure in self.main.all(ProbeFailed):
+        for failure in self.main.all(evidence.ProbeFailed):
             if kind.__name__ in failure.kinds:
                 raise MissingEvidence(f"probe {failure.probe} failed at {failure.moment}: {failure.error}")
         return self.main.all(kind)
@@ -184,9 +170,9 @@ class Trace:
         return Trace(self.header, tuple(attempt.of_rank(rank) for attempt in self.attempts))
 
     @property
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[evidence.Step]:
         """The main attempt's optimizer steps, in order."""
-        return self.all(Step)
+        return self.all(evidence.Step)
 
     @property
     def skipped(self) -> set[int]:
@@ -225,7 +211,7 @@ class TraceWriter:
             why = f"cannot be written: {error.strerror}"
             raise TraceError(f"{path}: {why}; name another folder for the reports") from error
 
-    def write(self, *records: Record, rank: int | None = None) -> None:
+    def write(self, *records: evidence.Record, rank: int | None = None) -> None:
         """Append these records, a line each, in one write, as the writer's rank or as this one's.
 
         Raises TraceError when the disk refuses them.
@@ -264,9 +250,9 @@ class TraceWriter:
             raise TraceError(f"{self.path}: cannot be written: {error.strerror}; make room and run again") from error
 
 
-def header_of(run: dict[str, Any], fingerprint: str, environment: dict[str, Any]) -> RunHeader:
+def header_of(run: dict[str, Any], fingerprint: str, environment: dict[str, Any]) -> evidence.RunHeader:
     """Return the header of a trace that begins now."""
-    return RunHeader(
+    return evidence.RunHeader(
         schema=SCHEMA,
         tunecheck_version=tunecheck.__version__,
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -276,20 +262,20 @@ def header_of(run: dict[str, Any], fingerprint: str, environment: dict[str, Any]
     )
 
 
-def encode(record: Record, rank: int = 0) -> str:
+def encode(record: evidence.Record, rank: int = 0) -> str:
     """Return a rank's record as one line of JSON. Non-finite numbers are spelled as text, since JSON has none."""
     whose = {"rank": rank} if rank else {}
     payload = {"kind": type(record).__name__, **whose, **dataclasses.asdict(record)}
     return json.dumps(spelled(payload), allow_nan=False, ensure_ascii=False)
 
 
-def decode(line: str) -> tuple[int, Record]:
+def decode(line: str) -> tuple[int, evidence.Record]:
     """Return rank and record, as `encode` wrote them. Raises TraceError for anything else."""
     try:
         payload = parse_json(line)
-        kind, rank = record_kind(payload.pop("kind")), build(int, payload.pop("rank", 0))
-        record = typing.cast(Record, build(kind, payload))
-        if isinstance(record, RunHeader):
+        kind, rank = evidence.record_kind(payload.pop("kind")), build(int, payload.pop("rank", 0))
+        record = typing.cast(evidence.Record, build(kind, payload))
+        if isinstance(record, evidence.RunHeader):
             require_settings(record.run)
         return rank, record
     except MISFITS as error:
@@ -298,13 +284,13 @@ def decode(line: str) -> tuple[int, Record]:
 
 def read(path: Path) -> Trace:
     """Read a trace. Raises TraceError with the line number for an unreadable, foreign or newer file."""
-    header: RunHeader | None = None
-    begun: list[tuple[AttemptStart, dict[int, list[Record]]]] = []
-    ends: dict[int, AttemptEnd] = {}
+    header: evidence.RunHeader | None = None
+    begun: list[tuple[evidence.AttemptStart, dict[int, list[evidence.Record]]]] = []
+    ends: dict[int, evidence.AttemptEnd] = {}
     for rank, record in _records(path):
-        if isinstance(record, RunHeader):
+        if isinstance(record, evidence.RunHeader):
             header = record
-        elif isinstance(record, AttemptStart):
+        elif isinstance(record, evidence.AttemptStart):
             try:
                 require_settings(changed(header.run if header else {}, record.changes))
             except MISFITS as error:
@@ -312,7 +298,7 @@ def read(path: Path) -> Trace:
             begun.append((record, defaultdict(list)))
         elif not begun or len(begun) in ends:
             raise TraceError(f"{path}: a {type(record).__name__} record before any attempt began")
-        elif isinstance(record, AttemptEnd):
+        elif isinstance(record, evidence.AttemptEnd):
             ends[len(begun)] = record
         else:
             begun[-1][1][rank].append(record)
@@ -325,7 +311,7 @@ def read(path: Path) -> Trace:
     return Trace(header, tuple(attempts))
 
 
-def _records(path: Path) -> Iterator[tuple[int, Record]]:
+def _records(path: Path) -> Iterator[tuple[int, evidence.Record]]:
     """Yield rank and record of the file's lines but one that was cut off: the last, or what a killed child left."""
     try:
         lines = read_bytes(path, TRACE_BYTES).split(b"\n")
@@ -341,7 +327,8 @@ def _records(path: Path) -> Iterator[tuple[int, Record]]:
         except (TraceError, UnicodeDecodeError) as error:
             cut = cut or TraceError(f"{path}:{number}: {error}")
             continue
-        if cut is not None and not (isinstance(record, AttemptEnd) and record.outcome != AttemptOutcome.FINISHED):
+        failed = isinstance(record, evidence.AttemptEnd) and record.outcome != evidence.AttemptOutcome.FINISHED
+        if cut is not None and not failed:
             raise cut
         cut = None
         yield rank, record

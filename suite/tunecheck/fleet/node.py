@@ -21,18 +21,18 @@ import tunecheck
 from tunecheck.checks.telemetry import busy_host, samples
 from tunecheck.core.errors import SuiteError
 from tunecheck.core.evidence import TRAINING_PHASES, AttemptCause, Dataset, Evaluation, Setup, Step, Weights
+from tunecheck.core.files import last_lines
 from tunecheck.core.helper import die_with_parent, helper_environment
-from tunecheck.core.reading import last_lines
 from tunecheck.core.text import human_seconds, one_line
 from tunecheck.core.trace import Trace, read
 from tunecheck.core.unexpected import described
 from tunecheck.fleet.request import Request, read_request
 from tunecheck.history.entry import device, figures_of, history_entry
 from tunecheck.results import Report, RunReport
-from tunecheck.results.fleet import OVERDUE, Answer, Place, RunAnswer, write_answer
+from tunecheck.results.fleet import ANSWER_FILE, OVERDUE, Answer, Place, RunAnswer
 from tunecheck.results.fleet.kinds import FIGURES
 from tunecheck.results.rejudge import session_report
-from tunecheck.results.stored import plain
+from tunecheck.results.stored import plain, write_record
 
 LOG_FILE = "output.log"
 GRACE_SECONDS = 10.0
@@ -78,7 +78,7 @@ def answer(
         found = condensed(own, set(own.iterdir()) - before, begun)
         problem = problem or ("" if found.session else f"ended with status {status}: {_tail(own / LOG_FILE)}")
         found = replace(found, status=status, ended_at=time.time(), problem=problem)
-        write_answer(found, own)
+        write_record(found, own / ANSWER_FILE, indent=None)
     except (SuiteError, OSError) as error:
         found = replace(begun, ended_at=time.time(), problem=str(error))
     except Exception as error:  # one node's surprise must not end the others' session

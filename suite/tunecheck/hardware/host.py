@@ -3,7 +3,6 @@
 The control group of a container or a job scheduler may allow less of them (cgroup v1 and v2).
 """
 
-import errno
 import importlib.metadata
 import os
 import re
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from tunecheck.core.files import is_disk_full
 from tunecheck.hardware.facts import Cpu, Disk, Git
 
 DISTRIBUTIONS = (
@@ -104,7 +104,7 @@ def _writable(folder: Path) -> bool:
         with tempfile.TemporaryFile(dir=folder):
             return True
     except OSError as error:
-        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return is_disk_full(error)
 
 
 def distribution_version(name: str) -> str | None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from tunecheck.core.reading import NOTE_BYTES, read_text
+from tunecheck.core.files import NOTE_BYTES, read_text
 
 
 class OwnedLock:

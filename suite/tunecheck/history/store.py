@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tunecheck.core import reading
 from tunecheck.core.errors import HistoryDamaged, HistoryError
+from tunecheck.core.files import ANY_BYTES, open_file
 from tunecheck.core.paths import reports_folder
 from tunecheck.core.typed import MISFITS, build
 from tunecheck.history.entry import HistoryEntry, Key
@@ -130,7 +130,7 @@ class Store:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if self.path.exists():
-                reading.open_file(self.path, reading.ANY_BYTES).close()  # SQLite would wait at a FIFO
+                open_file(self.path, ANY_BYTES).close()  # SQLite would wait at a FIFO
             connection = sqlite3.connect(self.path, timeout=self._wait_seconds, isolation_level=None)
             with contextlib.closing(connection):
                 self._require_known(connection)

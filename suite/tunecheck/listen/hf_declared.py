@@ -9,8 +9,8 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from tunecheck.core.errors import Unsupported
 from tunecheck.core.evidence import BestChosen, Rates, ScheduleTaken, SettingsGiven, Window
+from tunecheck.core.files import read_json
 from tunecheck.core.premises import Premise, opened
-from tunecheck.core.reading import read_json
 from tunecheck.core.trace import read
 from tunecheck.listen import declared, provenance
 from tunecheck.listen.optimizers import adamw_settings, made_for

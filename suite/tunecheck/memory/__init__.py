@@ -7,9 +7,9 @@ from typing import Any
 
 from tunecheck.config.schema import Run
 from tunecheck.core.errors import HistoryError
+from tunecheck.core.files import read_json
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.paths import evidence_folder, reports_folder
-from tunecheck.core.reading import read_json
 from tunecheck.history.store import Store, history_file
 from tunecheck.memory.constants import share_of
 from tunecheck.memory.prediction import Prediction, cached_prediction, predict

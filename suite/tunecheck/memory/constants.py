@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tunecheck.core.files import read_json
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.paths import cache_folder, evidence_folder
-from tunecheck.core.reading import read_json
 
 
 class Constant(Frozen):

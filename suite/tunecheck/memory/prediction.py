@@ -16,12 +16,11 @@ from typing import Any
 
 from tunecheck.config.schema import Run
 from tunecheck.core.errors import SuiteError
-from tunecheck.core.files import write_whole
+from tunecheck.core.files import read_json, write_whole
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.helper import HelperFailed, ask
 from tunecheck.core.log import log
 from tunecheck.core.paths import cache_folder
-from tunecheck.core.reading import read_json
 from tunecheck.memory.constants import CARD_CLASSES_GB, CardShare, holds, share_of
 from tunecheck.models.layer_names import layer_of
 from tunecheck.models.shapes import is_layer_linear, packed_bytes, tensor_shapes

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
 from tunecheck.core.errors import SuiteError, TraceError
-from tunecheck.core.files import write_whole
-from tunecheck.core.reading import read_json
+from tunecheck.core.files import read_json, write_whole
 from tunecheck.core.trace import spelled
 from tunecheck.core.typed import MISFITS, build
 from tunecheck.results import VERDICT_SCHEMA, Report

@@ -1,7 +1,6 @@
 """How an attempt ended, in words: an error that it raised, or the exit status of a process that left none."""
 
 import contextlib
-import errno
 import shutil
 import traceback
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from tunecheck.core.errors import (
     WeightsUnavailable,
 )
 from tunecheck.core.evidence import AttemptCause, AttemptOutcome
+from tunecheck.core.files import is_disk_full
 from tunecheck.core.helper import signal_name
 from tunecheck.core.out_of_memory import exit_message, ran_out
 from tunecheck.core.text import one_line
@@ -27,10 +27,9 @@ NO_GUARD = 'a script that trains must do it under `if __name__ == "__main__":`, 
 
 FULL_BYTES = 1 << 20
 """A file system with less free space than this is full: what a checkpoint needs next is more."""
-DISK_FULL_WORDS = ("No space left on device", "os error 28", "Disk quota exceeded")
-"""Of libraries that write files without Python, such as safetensors."""
 WRITE_FAILED_WORDS = ("file write failed", "failed writing file", "I/O error")
-"""Likewise, without a reason; torch.save writes so. Whether the disk is full is then looked up."""
+"""Of libraries that write files without Python, and give no reason, as torch.save. Whether the disk is full is then
+looked up."""
 GPU_ERROR_WORDS = (
     *("illegal memory access", "illegal instruction", "misaligned address", "invalid program counter"),
     *("unspecified launch failure", "launch timed out", "unknown error"),
@@ -93,9 +92,7 @@ def ending_of(error: BaseException, device: str, folders: Sequence[Path] = ()) -
 
 def _disk_full(error: BaseException, text: str, folders: Sequence[Path]) -> str:
     """Return the error's words, and the full folder where they name none; empty for an error of another kind."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return str(error)
-    if any(words in text for words in DISK_FULL_WORDS):
+    if is_disk_full(error):
         return text
     full = _full(folders)
     return f"{text}: {full}" if full and any(words in text for words in WRITE_FAILED_WORDS) else ""

@@ -20,9 +20,9 @@ import psutil
 from tunecheck.core import interrupts
 from tunecheck.core.errors import Unsupported
 from tunecheck.core.evidence import AttemptCause, AttemptOutcome, Step
+from tunecheck.core.files import last_lines
 from tunecheck.core.fork_server import OFFLINE, hub_forbidden, start_method, warm_up
 from tunecheck.core.helper import die_with_parent
-from tunecheck.core.reading import last_lines
 from tunecheck.runner.outcome import Outcome, carried_out, crash_of, imported
 from tunecheck.runner.ranks import hanging, train_in_ranks
 from tunecheck.runner.request import Request, show_only

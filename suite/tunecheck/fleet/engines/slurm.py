@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tunecheck.core.errors import ConfigError, SuiteError
-from tunecheck.core.reading import last_lines
+from tunecheck.core.files import last_lines
 from tunecheck.core.text import one_line
 from tunecheck.fleet import node
 from tunecheck.fleet.engines import ENGINES, News

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tunecheck.core.errors import TraceError
 from tunecheck.core.evidence import DeviceSample, Health, Record, Telemetry
+from tunecheck.core.files import last_lines
 from tunecheck.core.helper import command_for, helper_environment, kill, signal_name
-from tunecheck.core.reading import last_lines
 from tunecheck.core.trace import decode
 from tunecheck.hardware.monitor.card import thinned
 
