@@ -16,9 +16,10 @@ import psutil
 from benchmarks.chaos.driver import GIB, MIB, TOTAL_BYTES, UUID, Card, Driver, there_is_a_card
 from benchmarks.chaos.session import RUN, Ended, Session
 from tunecheck.core.paths import shipped_folder
-from tunecheck.history.baseline import AcceptedBaseline, write_baseline
+from tunecheck.history.baseline import AcceptedBaseline, baseline_file
 from tunecheck.history.entry import Key
 from tunecheck.results.baseline import FigureBaseline
+from tunecheck.results.stored import write_record
 
 SITE = Path(__file__).with_name("card")
 ON_THE_CARD = (
@@ -173,7 +174,8 @@ def accept_baseline(driver: Driver) -> dict[str, str]:
     key = Key(fingerprint="0", device="Another Card, 80 GiB", majors="torch 2")
     figure = FigureBaseline(median=1e9, deviation=0.0, sessions=8)
     figures = {"tokens_per_second": figure}
-    write_baseline(AcceptedBaseline(run=RUN, key=key, accepted_at="2026-01-01", versions={}, figures=figures), folder)
+    accepted = AcceptedBaseline(run=RUN, key=key, accepted_at="2026-01-01", versions={}, figures=figures)
+    write_record(accepted, baseline_file(folder, RUN, key.device))
     return {"TUNECHECK_BASELINES": str(folder)}
 
 

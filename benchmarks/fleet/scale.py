@@ -25,8 +25,9 @@ from tunecheck.fleet.session import FleetSession, gathered, read_answers
 from tunecheck.history.entry import HistoryEntry
 from tunecheck.history.store import RECENT, Store
 from tunecheck.report.fleet import FLEET_PAGE, fleet_html
-from tunecheck.results.fleet import NODES_FOLDER, Answer, Heard, Place, RunAnswer, write_answer
+from tunecheck.results.fleet import ANSWER_FILE, NODES_FOLDER, Answer, Heard, Place, RunAnswer
 from tunecheck.results.fleet.judge import judge_fleet
+from tunecheck.results.stored import write_record
 
 NODES, ENTRIES = 10_000, 1_000_000
 MOST_SECONDS, MOST_BYTES, MOST_PAGE_BYTES, MOST_HISTORY_SECONDS = 60.0, 2**30, 2_000_000, 1.0
@@ -121,7 +122,7 @@ def _fleet(folder: Path, model: Answer, nodes: int) -> bool:
     write_request(request)
     for number in range(nodes):
         one = disturbed(model, number, draw)
-        write_answer(one, request.place_folder(one.place))
+        write_record(one, request.place_folder(one.place) / ANSWER_FILE, indent=None)
     session = FleetSession(request, at_once=None, wait_seconds=1e9)
     report, seconds = _timed(lambda: session.judged(gathered(session.folder, "all", 0.0)))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -17,7 +17,8 @@ from traces import healthy
 from tunecheck.cli import main
 from tunecheck.cli.commands import parser
 from tunecheck.core.paths import project_folder
-from tunecheck.results.fleet import write_answer
+from tunecheck.results.fleet import ANSWER_FILE
+from tunecheck.results.stored import write_record
 
 WITHOUT = {"completion": "its result is a shell's script"}
 """Commands without --json to the reason."""
@@ -88,7 +89,7 @@ def places(tmp_path, monkeypatch):
         session.mkdir(parents=True)
         write_trace(session / "run.jsonl", healthy())
     fleet = reports / "fleet"
-    write_answer(answer(0), fleet / "nodes" / "n0")
+    write_record(answer(0), fleet / "nodes" / "n0" / ANSWER_FILE)
     return {"SESSION": str(sessions[0]), "FLEET": str(fleet)}
 
 

@@ -11,7 +11,7 @@ from fleets import BROKEN, RUN, answer, heard, judged, row_of, silent
 
 from tunecheck.core.errors import TraceError
 from tunecheck.core.finding import Domain, Finding, Status
-from tunecheck.results.fleet import ANSWERS, FLEETS, Heard, Place, write_answer, write_drain
+from tunecheck.results.fleet import ANSWER_FILE, ANSWERS, FLEETS, Heard, Place, write_drain
 from tunecheck.results.fleet.judge import clock_remark, natural
 from tunecheck.results.stored import plain, write_record
 
@@ -274,7 +274,7 @@ def test_clocks_that_are_apart_are_told(began, ended, words):
 def test_an_answer_and_a_report_are_read_as_written(tmp_path):
     """Also not-a-number."""
     one = answer(3, numbers={"loss of step": (math.nan, 1.5)}, failed=(BROKEN,))
-    write_answer(one, tmp_path)
+    write_record(one, tmp_path / ANSWER_FILE)
     report = judged(one, answer(4), silent("n9", "gone"))
     write_record(report, tmp_path / "fleet.json")
 

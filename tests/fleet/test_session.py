@@ -28,8 +28,8 @@ from tunecheck.fleet.request import EngineOptions, Request, read_request, write_
 from tunecheck.fleet.session import FleetSession, new_request, read_answers
 from tunecheck.history.remember import rebuild
 from tunecheck.history.store import Store, history_file
-from tunecheck.results.fleet import ANSWERS, FLEETS, Answer, Place, write_answer
-from tunecheck.results.stored import plain
+from tunecheck.results.fleet import ANSWER_FILE, ANSWERS, FLEETS, Answer, Place
+from tunecheck.results.stored import plain, write_record
 
 NODES = [Place(name=f"n{number}", node=f"n{number}") for number in range(4)]
 
@@ -76,7 +76,7 @@ def ask(monkeypatch, tmp_path):
 
     def run(request=None, at_once=None, wait_seconds=5.0, **does):
         engine = Scripted(does)
-        monkeypatch.setattr(engines.EngineEntry, "make", lambda entry, options, folder: engine)
+        monkeypatch.setattr("tunecheck.fleet.session.resolve_name", lambda kind: lambda options, folder: engine)
         request = request or new_request("slurm", EngineOptions(), ["quick"], "tunecheck fleet")
         session = FleetSession(request, at_once=at_once, wait_seconds=wait_seconds)
         return session.ask(lambda heard, trouble: None), engine, session
@@ -156,7 +156,7 @@ def test_a_session_goes_on_with_those_that_have_not_finished(ask):
     stopped = replace(answer(1), status=2)
     report, _, session = ask(n0=answer(0), n1=stopped, n2=answer(2, problem="not shared"), n3=None, wait_seconds=0.3)
     assert [row.outcome for row in report.rows].count("pass") == 1
-    write_answer(answer(0), session.request.place_folder("n0"))
+    write_record(answer(0), session.request.place_folder("n0") / ANSWER_FILE)
 
     report, engine, _ = ask(request=read_request(session.folder))
 
@@ -237,7 +237,7 @@ def test_a_full_reports_folder_is_a_fault_of_the_machine(ask, monkeypatch, capsy
 
     monkeypatch.setattr("tunecheck.core.files.os.replace", replaced)
     engine = Scripted({"n1": answer(1, problem="no room")})
-    monkeypatch.setattr(engines.EngineEntry, "make", lambda entry, options, folder: engine)
+    monkeypatch.setattr("tunecheck.fleet.session.resolve_name", lambda kind: lambda options, folder: engine)
 
     assert main(["fleet", "--engine", "slurm", "quick"]) == 6
     printed = capsys.readouterr()
@@ -358,7 +358,8 @@ def test_fleets_of_one_node_each_are_judged_together(tmp_path, monkeypatch, caps
         for began in (1.0, 2.0):
             bits = {"loss of step": (4.5, 5.0 if began == 1 or number == 2 else 4.25)}
             one = replace(answer(number, numbers=bits), began_at=began)
-            write_answer(one, tmp_path / f"n{number}" / f"fleet-{began}" / "nodes" / f"n{number}")
+            folder = tmp_path / f"n{number}" / f"fleet-{began}" / "nodes" / f"n{number}"
+            write_record(one, folder / ANSWER_FILE)
 
     assert main(["fleet", "--judge", str(tmp_path)]) == 1
     assert (tmp_path / "drain.txt").read_text() == "n2\n"
@@ -377,7 +378,8 @@ def pod(folder, name, *, days_ago, killed=False, **changes):
     (fleet / "nodes" / name).mkdir(parents=True)
     if not killed:
         one = replace(answer(0, **changes), place=name, node=name, session="")
-        write_answer(replace(one, began_at=began.timestamp(), ended_at=began.timestamp() + 60), fleet / "nodes" / name)
+        one = replace(one, began_at=began.timestamp(), ended_at=began.timestamp() + 60)
+        write_record(one, fleet / "nodes" / name / ANSWER_FILE)
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,12 @@ from tunecheck.core import evidence as e
 from tunecheck.core.errors import HistoryError
 from tunecheck.core.paths import baselines_folder, project_folder
 from tunecheck.core.trace import SCHEMA
-from tunecheck.history.baseline import baseline_file, baseline_for, read_baseline, write_baseline
+from tunecheck.history.baseline import baseline_file, baseline_for, read_baseline
 from tunecheck.history.entry import history_entry
 from tunecheck.history.remember import remember, with_history
 from tunecheck.history.store import Store, history_file
 from tunecheck.report.page import page_html, trends
+from tunecheck.results.stored import write_record
 
 NAME = "convergence/two-layers-qlora"
 
@@ -209,7 +210,8 @@ def accepted(**changes):
     from tunecheck.history.baseline import accepted_from
 
     made = accepted_from([entry(at) for at in range(1, 9)], run=RUN)
-    return write_baseline(dataclasses.replace(made, **changes), baselines_folder())
+    made = dataclasses.replace(made, **changes)
+    return write_record(made, baseline_file(baselines_folder(), made.run, made.key.device))
 
 
 def test_a_baseline_of_another_card_is_refused(reports, capsys):

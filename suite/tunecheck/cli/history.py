@@ -11,11 +11,12 @@ from tunecheck.config import find_single_run
 from tunecheck.core.log import log
 from tunecheck.core.paths import baselines_folder, reports_folder
 from tunecheck.core.text import counted, human_bytes
-from tunecheck.history.baseline import accepted_from, read_baseline, write_baseline
+from tunecheck.history.baseline import accepted_from, baseline_file, read_baseline
 from tunecheck.history.compare import compare
 from tunecheck.history.remember import compare_to_history, plan, prune, rebuild
 from tunecheck.history.store import RECENT, Store, history_file
 from tunecheck.results import Exit
+from tunecheck.results.stored import write_record
 
 KEPT_SESSIONS = 30
 
@@ -91,7 +92,7 @@ def _compare(options: argparse.Namespace) -> int:
 def _accept(options: argparse.Namespace) -> None:
     run = _full_name(options.run)
     accepted = accepted_from(Store(history_file()).entries(run=run, last=RECENT), run=run)
-    path = write_baseline(accepted, baselines_folder())
+    path = write_record(accepted, baseline_file(baselines_folder(), run, accepted.key.device))
     if not as_json(options, {"file": path, **dataclasses.asdict(accepted)}):
         print(path)
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from pkgutil import resolve_name
 
 from tunecheck.core import interrupts
 from tunecheck.core.errors import HistoryError, SuiteError, TraceError
@@ -29,7 +30,6 @@ from tunecheck.results.fleet import (
     Heard,
     NodeRow,
     Place,
-    write_answer,
     write_drain,
 )
 from tunecheck.results.fleet.judge import clock_remark, judge_fleet, unwritten
@@ -84,7 +84,7 @@ class FleetSession:
         was finished is judged. Raises SuiteError where the engine refuses everything.
         """
         entry = ENGINES[self.request.engine]
-        engine = entry.make(self.request.options, self.folder)
+        engine: Engine = resolve_name(entry.kind)(self.request.options, self.folder)
         places, held = engine.places(), read_answers(self.folder)
         listed, gone = {place.name for place in places}, f"{self.request.engine} no longer lists it"
         before = [place for place in _places(self.folder, self.request).values() if place.name not in listed]
@@ -209,7 +209,7 @@ class FleetSession:
             return
         if answer.problem:  # it may have had no way to write it here itself; nor may this machine have
             with contextlib.suppress(SuiteError):
-                write_answer(answer, self.request.place_folder(news.place))
+                write_record(answer, self.request.place_folder(news.place) / ANSWER_FILE, indent=None)
         heard.answer = answer
         heard.clock = clock_remark(answer, heard.asked_at or answer.began_at, time.time())
 

@@ -13,7 +13,7 @@ from tunecheck.core.paths import baselines_folder
 from tunecheck.core.text import file_stem
 from tunecheck.history.entry import HistoryEntry, Key
 from tunecheck.results.baseline import FEWEST_SESSIONS, FIGURES, FigureBaseline, baseline_of
-from tunecheck.results.stored import Stored, write_record
+from tunecheck.results.stored import Stored
 
 SCHEMA = 1
 """Raised when a reader of older baselines would misread a newer one."""
@@ -61,11 +61,6 @@ def accepted_from(entries: Sequence[HistoryEntry], *, run: str) -> AcceptedBasel
         )
     today = datetime.now(UTC).date().isoformat()
     return AcceptedBaseline(run=run, key=same[-1].key, accepted_at=today, versions=same[-1].versions, figures=figures)
-
-
-def write_baseline(baseline: AcceptedBaseline, folder: Path) -> Path:
-    """Write the baseline atomically and return its path. Raises SuiteError when the folder cannot be written."""
-    return write_record(baseline, baseline_file(folder, baseline.run, baseline.key.device))
 
 
 def read_baseline(path: Path) -> AcceptedBaseline:

@@ -1,12 +1,10 @@
 """Engines: what finds the nodes, starts a task on each and cancels what is queued. None of them is tunecheck's own."""
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any, Protocol
 
 from tunecheck.core.frozen import Frozen
-from tunecheck.fleet.request import EngineOptions, Request
+from tunecheck.fleet.request import Request
 from tunecheck.results.fleet import Place, State
 
 
@@ -43,17 +41,13 @@ class EngineEntry(Frozen):
     """An engine of the command line."""
 
     kind: str
-    """Its class, imported when it is asked for: it needs packages and commands that not every machine has."""
+    """Its class, imported when it is asked for: it needs packages and commands that not every machine has. It is made
+    of EngineOptions and the folder for its own files, and raises SuiteError where it is not there."""
     summary: str
     options: tuple[str, ...]
     """Fields of EngineOptions that it knows besides nodes, cpus and seconds."""
     poll_seconds: float
     """Between two looks: each costs a scheduler that all users share."""
-
-    def make(self, options: EngineOptions, folder: Path) -> Engine:
-        """Return the engine, its own files in this folder. Raises SuiteError where it is not there."""
-        engine: Engine = resolve_name(self.kind)(options, folder)
-        return engine
 
 
 ENGINES: dict[str, EngineEntry] = {

@@ -11,7 +11,7 @@ from tunecheck.core.finding import Domain, Finding
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.text import one_line
 from tunecheck.results import Exit, Outcome, Verdict
-from tunecheck.results.stored import Stored, json_text, write_record
+from tunecheck.results.stored import Stored, json_text
 
 ANSWER_FILE, FLEET_FILE, NODES_FOLDER = "answer.json", "fleet.json", "nodes"
 ANSWER_SCHEMA, FLEET_SCHEMA = 1, 1
@@ -209,11 +209,6 @@ class FleetReport(Frozen):
 _OURS, _REMEDY = "written by `tunecheck fleet`", "read it with the tunecheck that wrote it"
 ANSWERS = Stored(Answer, schema=ANSWER_SCHEMA, what=_OURS, remedy=_REMEDY)
 FLEETS = Stored(FleetReport, schema=FLEET_SCHEMA, what=_OURS, remedy=_REMEDY)
-
-
-def write_answer(answer: Answer, folder: Path) -> Path:
-    """Write the answer of a place into its folder, atomically. Raises SuiteError when that cannot be written."""
-    return write_record(answer, folder / ANSWER_FILE, indent=None)
 
 
 def reasons(report: FleetReport) -> dict[str, list[dict[str, Any]]]:
