@@ -29,8 +29,8 @@ from torch.utils import checkpoint
 from torch.utils._pytree import tree_leaves
 
 from tunecheck.memory.live import ACTIVATIONS, LiveStorages
+from tunecheck.training import hooks, ranks
 from tunecheck.training import load as loading
-from tunecheck.training import ranks
 
 MIB = 2**20
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
@@ -414,6 +414,7 @@ def fake_card(*, capability: tuple[int, int] = (8, 0), **broken: Callable[[], An
         stack.enter_context(mock.patch.dict(ranks.BACKEND, cuda="gloo"))
         stack.enter_context(mock.patch.object(torch._C, "_cuda_clearCublasWorkspaces", create=True))
         stack.enter_context(mock.patch.object(loading, "load_base", load_base))
+        stack.enter_context(mock.patch.object(hooks, "_out_of_modes", nullcontext))  # the card is no mode of a script's
         for module in (
             "tunecheck.probes.reference.measures",
             "tunecheck.probes.resources",

@@ -142,7 +142,7 @@ class Hooks(ExitStack):
         self.callback(stand_in(owner, name, tells))
 
     def guarded(
-        self, call: Call, *, returns: bool = False, within: Callable[[], AbstractContextManager[Any]] = _out_of_modes
+        self, call: Call, *, returns: bool = False, within: Callable[[], AbstractContextManager[Any]] | None = None
     ) -> Call:
         """Return what calls this and raises nothing of it; with `returns` it hands on what it returns.
 
@@ -153,7 +153,7 @@ class Hooks(ExitStack):
         def hook(*args: Any, **kwargs: Any) -> Any:
             if traced() or self.error or self._unless():
                 return None
-            with within():
+            with (within or _out_of_modes)():
                 value = self._caught(call, *args, **kwargs)
             return value if returns else None
 
