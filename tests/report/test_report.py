@@ -744,7 +744,7 @@ def test_a_suspicion_is_a_question(monkeypatch: pytest.MonkeyPatch) -> None:
     """Why it may be meant, what to say then, and what it usually is if not; in yellow."""
     odd = replace(FAILED, status=Status.SUSPECTED, measured=None, limit=None, meant="some train the base", domain="")
     text = shown(report(row(PASSED, odd, tier="watch", losses=(2.0, 1.0))))
-    assert text[text.index("  detail") : text.index("\nverdict")] == (
+    assert text[text.index("  detail") : text.index("\njudged")] == (
         "  detail        3 frozen tensors changed\n"
         "  is it meant?  some train the base\n"
         '  if so         --ignore base_untouched="WHY"\n'

@@ -6,6 +6,7 @@ from report_rows import report, row
 
 from tunecheck.checks import CHECKS, SUBJECTS
 from tunecheck.core.finding import Finding, Status
+from tunecheck.report.view import session_view
 
 FINDINGS = tuple(
     Finding(check=check, status=status)
@@ -19,6 +20,14 @@ FINDINGS = tuple(
 )
 
 UNJUDGED = tuple(Finding(check=check, status=Status.UNJUDGED) for check in ("loss_moves", "finite", "answers_end"))
+
+
+def test_a_watched_trainings_verdict_counts_what_was_judged_by_subject():
+    """A subject of which nothing was judged is said, too; an error's verdict does not list zeros."""
+    watched = row(*FINDINGS, tier="watch")
+    assert session_view(report(watched)).coverage == ("what learns 1/1", "adapters 0/1", "rows 1/2", "loss 1/1")
+    assert session_view(report(row(*FINDINGS, tier="quick"))).coverage == ()
+    assert session_view(report(row(FINDINGS[-1], tier="watch"))).coverage == ()
 
 
 def test_a_watched_trainings_verdict_says_what_it_does_not_rest_on():

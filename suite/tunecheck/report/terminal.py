@@ -43,8 +43,7 @@ def print_report(report: Report, console: Console, *, failures: bool = True, so_
         printer.notes(run)
     printer.judged((*(view.failures if failures else ()), *view.suspicions), view.runs)
     printer.history(view)
-    if view.unjudged_as_expected:
-        console.print(printer.text(view.unjudged_as_expected, "dim"))
+    printer.coverage(view)
     printer.verdict(view, "verdict so far" if so_far else "verdict")
 
 
@@ -63,6 +62,8 @@ def print_changes(report: Report, before: Report, console: Console) -> None:
         if mended := [check for check in passed if {(whole.name, check, status) for status in _OPEN} & said]:
             printer.block(f"{whole.name}: passed after all: {', '.join(mended)}", "green")
         printer.judged((*changed.failures, *changed.suspicions), [changed])
+    if view.coverage != earlier.coverage:
+        printer.coverage(view)
     printer.verdict(view)
 
 
@@ -200,6 +201,15 @@ class _Printer:
             self.console.print(self.text(line, "dim"))
         if view.history:
             self.console.print()
+
+    def coverage(self, view: SessionView) -> None:
+        """Print what was judged by subject, and in one line how much the runs themselves rule out."""
+        judged = ", ".join(words.replace(" ", "\xa0") for words in view.coverage)  # kept with its count
+        for line in textwrap.wrap(judged, self.console.width - 8):
+            label = "judged: " if judged.startswith(line) else " " * 8
+            self.console.print(self.laid_out(label + line.replace("\xa0", " "), "dim"))
+        if view.unjudged_as_expected:
+            self.console.print(self.text(view.unjudged_as_expected, "dim"))
 
     def verdict(self, view: SessionView, label: str = "verdict") -> None:
         """Print the verdict, never wrapped, so that the last line of a log is the whole of it."""

@@ -6,6 +6,7 @@ take them from here.
 
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
@@ -172,11 +173,20 @@ class SessionView(Frozen):
     runs: tuple[RunView, ...]
 
     @property
+    def coverage(self) -> tuple[str, ...]:
+        """What the verdict on trainings of the user's own rests on, by subject: "rows 5/6"; () where nothing was."""
+        findings = [finding for run in self.runs for finding in run.run.findings]
+        judged = [finding for finding in findings if finding.status is not Status.UNJUDGED]
+        if not judged or any(run.run.tier != "watch" for run in self.runs):
+            return ()
+        counts = Counter(SUBJECTS.get(finding.check) for finding in judged)
+        return tuple(f"{name} {counts[name]}/{len(asked)}" for name, asked in _by_subject(findings).items())
+
+    @property
     def unjudged_as_expected(self) -> str:
         """Number of the checks that the runs themselves rule out, and where each one's reason is; empty for none."""
         count = sum(len(group.checks) for run in self.runs for group in run.unjudged if group.expected)
-        watched = any(run.run.tier == "watch" for run in self.runs)
-        where = "`tunecheck explain` with the report's folder" if watched else "report.html"
+        where = "`tunecheck explain` with the report's folder" if self.coverage else "report.html"
         return f"not judged: {counted(count, 'check')}; {where} says why of each" if count else ""
 
     @cached_property
