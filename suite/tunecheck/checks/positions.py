@@ -4,6 +4,7 @@ from tunecheck.core.check import Check, enough, required, worst_of
 from tunecheck.core.evidence import CallOrder, CutOff, PositionGradients, RowsUsed
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import Premise
+from tunecheck.core.row_spans import BEGUN_LATE, MAY_BEGIN_LATE
 from tunecheck.core.trace import Trace
 
 FILLED_UP = "a script may have its rows' filling learned"
@@ -87,11 +88,7 @@ class PaddingHidden(Check):
 
 DETACHED = "The results of a pass are detached, turned into numbers, or overwritten by those of the next pass."
 FOR_A_METRIC = "a pass may be made for a metric alone, though it then needs no gradients"
-
-
-LATE = "a field of one length may stand between a template and each answer"
 INVERTED = "The mask of answers is inverted."
-LATE_BY = "The prompt's length counts more tokens than the prompt has in the row."
 
 
 class RowsReachLoss(Check):
@@ -104,7 +101,7 @@ class RowsReachLoss(Check):
     needs = frozenset({"user_code"})
     convention = "a later part of each row may be context for nothing, such as turns that are not learned"
     meaning = f"""The first position of a causal model is used as the summary of its row, as in BERT. It sees its own
-    token alone. Or an index of the last token is taken from the other side. {INVERTED} {LATE_BY} {DETACHED}"""
+    token alone. Or an index of the last token is taken from the other side. {INVERTED} {BEGUN_LATE} {DETACHED}"""
     remedy = "Use the last token of each row, at attention_mask.sum(1) - 1 if rows are padded on the right, or a mean."
 
     max_unseen_share: float = 0.5
@@ -128,7 +125,7 @@ class RowsReachLoss(Check):
         for used in trace.records(RowsUsed) if trace.why({Premise.CAUSAL_LM, Premise.LABELS_KNOWN}) else ():
             if used.begun_late:
                 detail = f"the first {used.begun_late} tokens of every answer, behind the template, are not learned"
-                return self.at_most(used.begun_late, 0, detail, meant=LATE, causes=[LATE_BY])
+                return self.at_most(used.begun_late, 0, detail, meant=MAY_BEGIN_LATE, causes=[BEGUN_LATE])
             if used.beginnings == used.rows >= self.min_rows:
                 detail = f"all {used.rows} rows are learned from their first token on, and none to its end"
                 return self.at_most(used.rows, 0, detail, causes=[INVERTED])

@@ -12,7 +12,16 @@ from tunecheck.core.check import Check, NumericCheck, enough, holding, relative_
 from tunecheck.core.errors import MissingEvidence, NotApplicable
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import ROWS_KNOWN, Premise
-from tunecheck.core.row_spans import ENOUGH, LABELS_SHIFTED, PADDING_LEARNED, cut_off, distinct, row_problems
+from tunecheck.core.row_spans import (
+    BEGUN_LATE,
+    ENOUGH,
+    LABELS_SHIFTED,
+    MAY_BEGIN_LATE,
+    PADDING_LEARNED,
+    cut_off,
+    distinct,
+    row_problems,
+)
 from tunecheck.core.trace import Trace
 
 FEWEST_CUT = 3
@@ -51,7 +60,6 @@ DOUBTFUL = {
 """Field of RowsGiven to what it shows, who does so on purpose, and the usual cause."""
 PROMPTS_LEARNED = "Prompts are supervised though only answers are declared."
 OTHER_TOKENIZER = "The tokenizer belongs to another model."
-BEGUN_LATE = "The prompt's length counts more tokens than the prompt has in the row."
 ANSWER_MASKED = "The text whose labels are masked as the prompt holds the answer, too."
 
 
@@ -112,8 +120,7 @@ class LabelsAsConfigured(Check):
                 told[f"{words} ({known.example})"] = OTHER_TOKENIZER
         if seen.begun_late and not told:
             detail = f"the first {seen.begun_late} tokens of every answer, behind the template, are not supervised"
-            meant = "a field of one length may stand between a template and each answer"
-            return self.at_most(seen.begun_late, 0, detail, meant=meant, causes=[BEGUN_LATE])
+            return self.at_most(seen.begun_late, 0, detail, meant=MAY_BEGIN_LATE, causes=[BEGUN_LATE])
         for field, (detail, meant, cause) in DOUBTFUL.items() if not told else ():
             if (found := getattr(seen, field)) >= ENOUGH and found > (limit := self.max_doubtful_share) * len(rows):
                 detail = f"{found} of {len(rows)} {detail}"

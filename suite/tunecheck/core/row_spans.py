@@ -7,6 +7,8 @@ from tunecheck.core.evidence import RowSpan, Window
 LABELS_SHIFTED = "labels are the next tokens"
 """What is wrong with rows whose labels are moved by one, in the words of a record."""
 PADDING_LEARNED = "padding is supervised"
+BEGUN_LATE = "The prompt's length counts more tokens than the prompt has in the row."
+MAY_BEGIN_LATE = "a field of one length may stand between a template and each answer"
 ENOUGH = 8
 """Rows of which a share says something."""
 ROWS_OF_AN_ORDER = 6

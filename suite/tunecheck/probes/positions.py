@@ -62,8 +62,8 @@ class PositionProbe(Probe):
         """Those whose padding is looked at in the model inside of them."""
         # a causal model of transformers is looked at with rows of our own; of several processes all would have to call
         self._looks_ahead = not session.run.holds(Premise.CAUSAL_LM) and session.processes == 1
-        self._rows: list[Row] = []
-        """Of a model that learns its next tokens; labels are what the loss uses."""
+        self._kept: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = []
+        """Tokens of a model that learns its next ones, the positions that the loss uses, and their mask."""
         self._turned = False
         """Whether rows are seen to be columns: a model of the script's own may read [positions, rows]."""
 
@@ -130,14 +130,15 @@ class PositionProbe(Probe):
 
     def end(self, session: Session) -> None:
         """Tell which part of the rows the loss uses."""
-        before = {row.before_answer for row in self._rows} - {()}
-        if self._rows:
+        rows = [row for kept in self._kept for row in _rows_used(*kept)]
+        before = {row.before_answer for row in rows} - {()}
+        if rows:
             # a model of transformers may have written its rows itself, up to some length
-            answers, alike, loose = ends_of([] if self._models else self._rows)
+            answers, alike, loose = ends_of([] if self._models else rows)
             self.emit(
                 RowsUsed(
-                    rows=len(self._rows),
-                    beginnings=sum(row.is_beginning for row in self._rows),
+                    rows=len(rows),
+                    beginnings=sum(row.is_beginning for row in rows),
                     begun_late=begun_late(before),
                     answers=answers,
                     alike=alike,
@@ -328,11 +329,8 @@ class PositionProbe(Probe):
         self._counts.update(tokens=int(real.sum()), unseen=int((real & ~_and_before(used)).sum()))
 
     def _keep(self, read: torch.Tensor, used: torch.Tensor, mask: torch.Tensor | None = None) -> None:
-        """Keep these rows, with the tokens that their used positions before are asked for as labels."""
-        labels = torch.full_like(read, IGNORED)
-        labels[:, 1:] = torch.where(used[:, :-1], read[:, 1:], IGNORED)
-        rows = zip(*(part.tolist() for part in (read, labels, _tokens(read, mask).int())), strict=True)
-        self._rows += [Row(*row) for row in rows if {*row[1]} != {IGNORED}]
+        """Keep these rows where they are: to read them waits for a GPU."""
+        self._kept.append((read.detach().clone(), used, None if mask is None else mask.detach().clone()))
 
     def _add_asked_behind(self, mask: torch.Tensor, read: torch.Tensor, gradient: torch.Tensor) -> None:
         """Count rows with padding behind them that ends no text, and those whose last token is asked for it."""
@@ -431,6 +429,14 @@ class _Raised:
         """Return whether these rows are told to be rows, by targets that are the next tokens, or those behind them."""
         asked, telling = int(self.asked.sum() + self.second.sum()), int(self.telling.sum())
         return telling >= FEWEST_TELLING and asked > NEARLY_ALL * telling
+
+
+def _rows_used(read: torch.Tensor, used: torch.Tensor, mask: torch.Tensor | None) -> list[Row]:
+    """Return the rows of which the loss uses a position, with the tokens that it is asked for there as labels."""
+    labels = torch.full_like(read, IGNORED)
+    labels[:, 1:] = torch.where(used[:, :-1], read[:, 1:], IGNORED)
+    rows = zip(*(part.tolist() for part in (read, labels, _tokens(read, mask).int())), strict=True)
+    return [Row(*row) for row in rows if {*row[1]} != {IGNORED}]
 
 
 def _raised_by(gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
