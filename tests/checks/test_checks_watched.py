@@ -62,6 +62,7 @@ MEANT = {
     ("loss_receives_logits", "a view in place of a transpose"),
     ("labels_as_configured", "an end that is padding"),
     ("labels_as_configured", "a start within"),
+    ("labels_as_configured", "a prompt twice"),
     ("labels_as_configured", "a user's turns"),
     ("labels_as_configured", "answers without their beginning"),
     ("loss_receives_logits", "a temperature for a scale"),
@@ -321,6 +322,7 @@ FAULTS = {
         "prompts in place of answers": lambda: watched(rows(first_token_supervised=24, beginnings=24)),
         "an end that is padding": lambda: watched(rows(padding_ends=24)),
         "a start within": lambda: watched(rows(begins_again=24)),
+        "a prompt twice": lambda: watched(rows(begins_twice=24)),
         "a user's turns": lambda: watched(rows(users_learned=24)),
         "answers without their beginning": lambda: watched(rows(begun_late=2)),
         "another model's tokenizer": lambda: watched(e.BaseTokens(tokens=60, other=40, example="'a' is 3, and 5")),
@@ -641,7 +643,7 @@ def test_a_space_is_no_end_mark(last):
         ("labels_as_configured", e.BaseTokens(tokens=60, other=20)),
         ("labels_as_configured", e.BaseTokens(tokens=4, other=4)),
         ("labels_as_configured", e.BaseTokens(tokens=0, other=0)),
-        ("labels_as_configured", rows(begins_again=6, users_learned=12, padding_ends=18)),
+        ("labels_as_configured", rows(begins_again=6, begins_twice=9, users_learned=12, padding_ends=18)),
         ("pairs_differ", e.PairsGiven(step=0, pairs=24, alike=0, prompts_again=3)),
         ("pairs_differ", e.AnswersRated(rows=400, kinds=("False", "True"))),
     ],
@@ -1316,6 +1318,36 @@ def test_a_loss_that_comes_back(losses, status):
 
     assert finding.status is status, finding.detail
     assert ("0.6931472, comes back to the last digit in steps [3]" in finding.detail) is (status is Status.SUSPECTED)
+
+
+@pytest.mark.parametrize(
+    ("losses", "status"),
+    [
+        ([1.1, 1.1, 1.9, 2.9, 8.4, 2.8], Status.SUSPECTED),
+        ([2.3, 2.5, 2.9, 3.4, 3.9, 4.2], Status.PASSED),
+        ([0.01, 0.02, 0.05, 0.09, 0.04, 0.3], Status.PASSED),
+        ([0.26, 0.31, 1.68, 1.25, 0.63, 0.06], Status.PASSED),
+        ([-1.0, -0.5, 0.5, 2.0, 3.0, 4.0], Status.PASSED),
+    ],
+    ids=["a multiple", "a warm-up of noise", "near 0", "one low", "rewards"],
+)
+def test_a_loss_that_rises_to_a_multiple(losses, status):
+    """A rate that is a hundred times too high; a task that gets harder may rise as well."""
+    trace = watched()
+    for step, loss in enumerate(losses):
+        trace = with_record(trace, e.Step, step, loss=loss)
+    finding = CHECKS["loss_moves"]()(trace)
+
+    assert finding.status is status, finding.detail
+    assert ("rises from 1.1 to 2.9, medians" in finding.detail) is (status is Status.SUSPECTED)
+
+
+def test_a_rate_is_looked_at_when_it_has_warmed_up():
+    """A loop's optimizer has a rate of 0 when it is first seen."""
+    trace = with_record(watched(given(adam_rate=0.0)), e.Step, 3, learning_rate=0.5)
+    finding = CHECKS["settings_usual"]()(trace)
+    assert finding.status is Status.SUSPECTED
+    assert "is 0.5, usually 0 to 0.05" in finding.detail
 
 
 @pytest.mark.parametrize(

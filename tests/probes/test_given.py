@@ -215,6 +215,27 @@ def test_a_row_that_begins_again(ids, first, again):
     assert Row(ids, [IGNORED] * first + ids[first:], [1] * len(ids)).begins_again(BOS, {EOS}) is again
 
 
+PROMPT = [*range(20, 30)]
+
+
+@pytest.mark.parametrize(
+    ("ids", "twice"),
+    [
+        ([*PROMPT, *PROMPT, 7, EOS], True),
+        ([BOS, *PROMPT, *PROMPT, 7, EOS], True),
+        ([BOS, *PROMPT, BOS, *PROMPT, 7, EOS], True),
+        ([BOS, *PROMPT, 7, *PROMPT, EOS], False),
+        ([BOS, *PROMPT[:5], *PROMPT[:5], 7, EOS], False),
+        ([9] * 30, False),
+        ([], False),
+    ],
+    ids=["plain", "behind a start", "each with a start", "later", "few tokens", "one token", "empty"],
+)
+def test_a_row_that_begins_twice(ids, twice):
+    """With its prompt, and again with the prompt of the text behind it."""
+    assert Row(ids, list(ids), [1] * len(ids)).begins_twice is twice
+
+
 @pytest.mark.parametrize(
     ("late", "template", "rows", "found"),
     [(0, 4, 12, 0), (1, 4, 12, 1), (3, 4, 12, 3), (9, 4, 12, 0), (2, 1, 12, 0), (2, 4, 6, 0)],

@@ -274,9 +274,11 @@ class SettingsUsual(Check):
         settings = trace.one(evidence.SettingsGiven).settings
         required(settings, "no object declares a setting that has a usual range")
         problems = []
+        warmed_up = max((step.learning_rate for step in trace.steps), default=0.0)
+        one_rate = [setting.kind for setting in settings].count("adam_rate") == 1
         for setting in settings:
             least, most, source = USUAL[setting.kind]
-            if not least <= setting.value <= most:
-                usual = f"usually {least:g} to {most:g}: {source}"
-                problems.append(f"{setting.where} is {setting.value:g}, {usual}")
+            value = max(setting.value, warmed_up) if one_rate and setting.kind == "adam_rate" else setting.value
+            if not least <= value <= most:
+                problems.append(f"{setting.where} is {value:g}, usually {least:g} to {most:g}: {source}")
         return self.unless(problems, f"{len(settings)} settings are as usual", most=2)

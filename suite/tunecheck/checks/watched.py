@@ -39,6 +39,7 @@ ENDS_OTHERWISE = "rows may end with a mark of their own, and these tokens be pad
 LABELS_CUT = "Labels are truncated but tokens are not."
 MARKER_IS_PADDING = "The padding token is the mark that ends an answer, and every one of it is masked."
 BEGUN_AGAIN = "Prompt and answer are tokenized apart, each with special tokens: pass add_special_tokens=False."
+PROMPT_TWICE = "The prompt is put in front of a text that holds it already."
 USERS_LEARNED = "The mask is made for other roles, or inverted."
 DOUBTFUL = {
     "padding_ends": (
@@ -50,6 +51,11 @@ DOUBTFUL = {
         "rows begin with the start token, and have it again where the answer begins",
         "a start token may mark an answer",
         BEGUN_AGAIN,
+    ),
+    "begins_twice": (
+        "rows begin with the same text twice",
+        "a task may be to copy what is given",
+        PROMPT_TWICE,
     ),
     "users_learned": (
         "rows have the user's turns supervised, and the text before them or assistant turns masked",
@@ -67,14 +73,14 @@ class LabelsAsConfigured(Check):
     """Labels are the input tokens at the same positions; the model shifts them.
 
     Padding and prompts declared as masked are not supervised, and the end token is. Tokens come from the base model's
-    own vocabulary. Only a row begins with the start token, no answer within it. A user's turn is supervised only beside
-    all others.
+    own vocabulary. Only a row begins with the start token, no answer within it, and no row with its prompt twice. A
+    user's turn is supervised only beside all others.
     """
 
     needs = ROWS_KNOWN | {"user_code"}
     meaning = f"""{LABEL_CAUSES[LABELS_SHIFTED]} {LABEL_CAUSES[PADDING_LEARNED]} {ENDS_MASKED} {LABELS_CUT} The response
     template does not match some rows. {PROMPTS_LEARNED} {ANSWER_MASKED} {OTHER_TOKENIZER} {MARKER_IS_PADDING}
-    {BEGUN_AGAIN} {BEGUN_LATE} {USERS_LEARNED}"""
+    {BEGUN_AGAIN} {BEGUN_LATE} {USERS_LEARNED} {PROMPT_TWICE}"""
     remedy = """Compare labels with tokens: run tunecheck rows. Mask padding by the attention mask, not by the token id.
     Give the tokenizer a padding token of its own. Check the collator, and the {% generation %} marks of the
     template."""

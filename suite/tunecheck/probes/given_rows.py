@@ -177,6 +177,7 @@ class GivenRowsProbe(Probe):
             self._counts["users_learned"] += self._template.user_alone(texts)
         self._counts["first_token_supervised"] += len(real) > 1 and real[1][1] != IGNORED
         self._counts["beginnings"] += row.is_beginning
+        self._counts["begins_twice"] += row.begins_twice
         if self._template is not None and real and real[-1][1] != IGNORED:
             text = str(show([*row.tokens]))
             turns, left = self._template.unfilled(text)

@@ -83,6 +83,8 @@ class RowsGiven(Record):
     """Rows whose user's turns are learned, and what stands before them, or a turn of the model's own, is not."""
     begins_again: int = 0
     """Rows that begin with the start token and have it again where their answer begins."""
+    begins_twice: int = 0
+    """Rows that begin with a piece of some tokens, and with the same one again behind it."""
     begun_late: int = 0
     """Tokens by which all answers begin behind what stands in front of each, as the end of a template does."""
     padding_ends: int = 0

@@ -26,6 +26,8 @@ TAIL = 4
 """Tokens at a row's end, more than a template writes behind an end token: an answer is learned there."""
 MOST_LATE, TEMPLATE_END = 6, 3
 """Tokens at most by which answers are masked too far, and those of a template's end in front of them."""
+FEWEST_AGAIN = 8
+"""Tokens of a prompt that may stand twice, more than a few marks or a short word."""
 Beginning = tuple[int, int, int]
 Show = Callable[[list[int]], str]
 
@@ -120,6 +122,16 @@ class Row:
         first = learned[0] if learned else 0
         again = any(ids[at] == start and ids[at - 1] not in ends for at in (first - 1, first) if at > 1)
         return again and ids[0] == start and learned == [*range(first, first + len(learned))]
+
+    @property
+    def begins_twice(self) -> bool:
+        """Return whether the row begins with the same piece twice, as with a prompt before its prompt and answer."""
+        for ids in (self.tokens, self.tokens[1:]):  # a start token may stand before the first
+            half = len(ids) // 2
+            ends = (end for end in range(FEWEST_AGAIN, half + 1) if ids[end : end + 2] == ids[:2])
+            if any(ids[:end] == ids[end : 2 * end] and len({*ids[:end]}) > end // 2 for end in ends):
+                return True
+        return False
 
     def span(self, *, micro_batch: int, ends: Collection[int], show: Show) -> RowSpan:
         """Return which part of the row is learned."""
