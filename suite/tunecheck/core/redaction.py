@@ -40,23 +40,8 @@ _SHAPES = re.compile(
 _HINTS = (
     *("pass", "pwd", "secret", "cred", "key", "auth", "jwt", "bearer", "cookie", "token", "sig", "://", "hf_", "sk-"),
     *("gho_", "ghp_", "ghr_", "ghs_", "ghu_", "github_pat", "glpat-", "nvapi-", "npm_", "npm-", "r8_", "r8-", "pypi"),
-    *(
-        "api_org",
-        "akia",
-        "asia",
-        "aiza",
-        "ya29",
-        "xox",
-        "eyj",
-        "gsk",
-        "xai",
-        "pplx",
-        "_v1",
-        "k_live",
-        "k_test",
-        "whsec",
-    ),
-    *("shpat", "dckr_pat", "glptt", "gocspx", "xapp", "sg."),
+    *("api_org", "akia", "asia", "aiza", "ya29", "xox", "eyj", "gsk", "xai", "pplx", "_v1", "k_live", "k_test"),
+    *("whsec", "shpat", "dckr_pat", "glptt", "gocspx", "xapp", "sg."),
 )
 """One of these stands, in small letters, in every text that the expressions below may match."""
 _USER_OF_URL = re.compile(r"(?<=://)[^\s/?#\"'<>]+@")

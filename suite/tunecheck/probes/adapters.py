@@ -204,7 +204,6 @@ class DropoutProbe(Probe):
     emits = (AdapterDropout,)
 
     def start(self, session: Session) -> None:
-        """Count what is dropped in one forward pass in train mode."""
         lora = session.run.lora
         if lora is None or not lora.dropout or lora.use_dora:
             return

@@ -72,7 +72,6 @@ class CallOrderProbe(Probe):
             self._stepped()
 
     def end(self, session: Session) -> None:
-        """Record the last step, as far as it went."""
         self._record()
         self._leave()
 

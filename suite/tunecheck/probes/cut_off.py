@@ -77,7 +77,6 @@ class CutOffProbe(Probe):
         """What a step's losses are differentiated by."""
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
-        """Keep what the model is called with, and what comes of it."""
         self._passes, self._looks_on = [], bool(self._idle) and step == AT_STEP
         if step == AT_STEP and session.processes == 1:
             self.hooks.function(torch.autograd, "backward", before=self._differentiated)
@@ -129,7 +128,6 @@ class CutOffProbe(Probe):
             seen.used.add(number)
 
     def backward_end(self, session: Session, step: int) -> None:
-        """Leave out what has a gradient, and change what is left."""
         self.hooks.remove()
         self._idle, self._results = {name: p for name, p in self._idle.items() if p.grad is None}, []
         made, self._passes, losses, self._losses = self._passes, [], self._losses, []

@@ -42,7 +42,6 @@ class DataProbe(Probe):
     emits = (DataSplit, TokensReplaced, Window)
 
     def start(self, session: Session) -> None:
-        """Render every row again and compare the two splits."""
         self._read: list[torch.Tensor] = []
         """Tokens that the model looked up since the step began."""
         data = session.run.data

@@ -52,7 +52,6 @@ class FidelityProbe(Probe):
     emits = (BaseFidelity,)
 
     def start(self, session: Session) -> None:
-        """Compare tensors, rotary buffers and the tie of the head."""
         weights = WeightFile(session.folder)
         model = base_of(session.model)
         parameters, adapters = dict(model.named_parameters()), _adapters(model)
@@ -250,7 +249,6 @@ class QuantizationProbe(Probe):
     emits = (Quantization,)
 
     def start(self, session: Session) -> None:
-        """Count, weigh, and multiply by one linear of each shape."""
         if session.run.quantization is None:
             return
         weights, double_quant = WeightFile(session.folder), session.run.quantization.double_quant

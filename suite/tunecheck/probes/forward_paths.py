@@ -141,7 +141,6 @@ class ForwardProbe(Probe):
                 self.hooks.around(attention, self._noting_kernels)
 
     def backward_end(self, session: Session, step: int) -> None:
-        """The counted step's backward is done, recomputed layers included."""
         if step == self._counted:
             self.hooks.remove()
             rows, error = self._attention.seen() if self._attention else (0, math.nan)

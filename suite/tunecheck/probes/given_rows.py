@@ -73,7 +73,6 @@ class GivenRowsProbe(Probe):
             self.emit(seen)
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
-        """Keep the random state that the window's dropout draws from."""
         self._state = random_digest(session.device)
 
     def backward_end(self, session: Session, step: int) -> None:
@@ -121,7 +120,6 @@ class GivenRowsProbe(Probe):
         self.emit(seen)
 
     def end(self, session: Session) -> None:
-        """Look up how often the data set holds the rows that came again."""
         again = {ids: times for ids, times in self._seen.items() if times > 1}
         wanted = {*again, *self._replayed}
         held = _held(self._dataset, self._size, wanted) if wanted else Counter()

@@ -63,7 +63,6 @@ class GradientProbe(Probe):
         self._left_over = tuple(name for name, gradient in held if bool((whole(gradient) != 0).any()))
 
     def backward_end(self, session: Session, step: int) -> None:
-        """Note the norms; a missing gradient counts as zero."""
         gradients = [whole(p).new_zeros(()) if p.grad is None else whole(p.grad) for _, p in self._trainable]
         norms = torch.stack([norm.float() for norm in torch._foreach_norm(gradients)])
         thawed = [whole(p.grad).norm().float() for _, p in self._frozen if p.requires_grad and p.grad is not None]
@@ -118,7 +117,6 @@ class RecomputationProbe(Probe):
     emits = (Recomputation,)
 
     def end(self, session: Session) -> None:
-        """Compare the two gradients. Those that the parameters hold are put back, and so are mode and switches."""
         if not session.run.training.gradient_checkpointing:
             return
         layers = [module for module in session.model.modules() if getattr(module, "gradient_checkpointing", False)]
@@ -159,7 +157,6 @@ class LayerGradientProbe(Probe):
     emits = (LayerGradients,)
 
     def end(self, session: Session) -> None:
-        """Compare the slope along each layer's gradient with what the gradient promises."""
         if not session.run.probes.directional_gradient or session.run.uses_dropout:
             return
         layers = list(session.model.get_decoder().layers)

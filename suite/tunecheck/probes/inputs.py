@@ -34,7 +34,6 @@ class StepInputsProbe(Probe):
         self._models = [] if known else models or [session.called]
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
-        """Look at each loss that is about to be differentiated."""
         self._read: dict[RowRead, None] = {}
         for model in self._models if step < EARLY_STEPS else ():
             self.hooks.before(model, self._called, with_kwargs=True)

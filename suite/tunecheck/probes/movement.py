@@ -296,18 +296,15 @@ class ContinuityProbe(Probe):
         self._moments = 0
 
     def step_begin(self, session: Session, step: int, window: object) -> None:
-        """Compare with the end of the step before."""
         self._compare(step)
 
     def backward_end(self, session: Session, step: int) -> None:
         self._compare(step)
 
     def step_end(self, session: Session, step: int, applied: bool) -> None:
-        """Note what the optimizer made of the trained tensors."""
         self._trained.renew()
 
     def end(self, session: Session) -> None:
-        """Compare once more, after the last evaluation."""
         self._compare(session.run.training.max_steps)
         if self._watched:
             seen = Continuity(

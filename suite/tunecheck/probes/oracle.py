@@ -194,7 +194,6 @@ class OwnLossProbe(Probe):
         self._repeated = -1 if session.run.uses_dropout or session.run.training.offload == "parameters" else REPEATED
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
-        """Watch the forwards over this window's rows."""
         if step in self._steps and window:  # of a loop that is not ours the rows are not known yet
             self._logits = OwnLogits(session.model, unpadded(window), self.hooks, gradients=True)
             self._call = FirstCall(session.model, self.hooks)

@@ -59,7 +59,6 @@ class OtherModelsProbe(Probe):
         self.hooks.before(None, see, with_kwargs=True)
 
     def end(self, session: Session) -> None:
-        """Tell which models are in train mode that nobody trains."""
         for model, before in self._noisy.items():
             if all(torch.equal(one, other) for one, other in zip(before, _sample(model), strict=True)):
                 name, drawn = type(model).__name__, model in self._drawn

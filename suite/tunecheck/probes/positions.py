@@ -19,10 +19,11 @@ import torch
 from tunecheck.core.evidence import PositionGradients, RowsUsed
 from tunecheck.core.premises import Premise
 from tunecheck.models.layer_names import is_pretrained, text_config
+from tunecheck.probes.reference import padded
 from tunecheck.probes.reference.forwards import parts_of
 from tunecheck.probes.reference.given import Row, begun_late, end_tokens, ends_of, special_tokens
 from tunecheck.probes.reference.loss_graph import Scored, scores_of
-from tunecheck.probes.reference.own_tokens import Call, fill_of, tokens_and_numbers
+from tunecheck.probes.reference.own_tokens import Call, tokens_and_numbers
 from tunecheck.training.data import IGNORED, Batch
 from tunecheck.training.events import EARLY_STEPS, Probe, at_work
 from tunecheck.training.hooks import Hooks
@@ -68,7 +69,6 @@ class PositionProbe(Probe):
         """Whether rows are seen to be columns: a model of the script's own may read [positions, rows]."""
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
-        """Watch what the passes of an early step return."""
         if step >= EARLY_STEPS:
             return
         self._counts = Counter(padded=0)
@@ -84,9 +84,10 @@ class PositionProbe(Probe):
         self._own_call: Call | None = None
         self._by_graph = self._by_model = False
         """Whether the loss's graph told of the scores, so that what the model returns is not looked at."""
-        self._seen_ahead: tuple[int, int] | None = None
-        """Rows that are asked for their next token, and those that see it, where the loss's graph tells."""
+        self._ahead = 0, 0
+        """Rows that are asked for their next token, and those that see it."""
         self._asked: _Raised | None = None
+        """A pass of which that is told when the step is over."""
         for model in self._models:
             self.hooks.after(model, self._returned, with_kwargs=True)
         if self._models:
@@ -109,7 +110,8 @@ class PositionProbe(Probe):
         raising, own, second = self._worst()
         if own_call is not None and 2 * own > raising and not own_call.copies():
             raising = own = 0  # the model is to give back what it need not see
-        asked, seeing = self._ahead()
+        if self._asked is not None:
+            self._looks_ahead, self._ahead = False, self._asked.ahead()
         if session.run.holds(Premise.CAUSAL_LM):
             self._compare_with_labels(session.window)
         if self._chosen_among:  # of which padding is one that is not to be chosen
@@ -122,14 +124,13 @@ class PositionProbe(Probe):
             raising=raising,
             raising_own=own,
             raising_second=second,
-            asked_for_next=asked,
-            seeing_next=seeing,
+            asked_for_next=self._ahead[0],
+            seeing_next=self._ahead[1],
             **self._counts,
         )
         self.emit(seen)
 
     def end(self, session: Session) -> None:
-        """Tell which part of the rows the loss uses."""
         rows = [row for kept in self._kept for row in _rows_used(*kept)]
         before = {row.before_answer for row in rows} - {()}
         if rows:
@@ -160,16 +161,16 @@ class PositionProbe(Probe):
         gives = logits is not None or (hidden is not None and model is not self._part)
         self._by_model |= isinstance(read, torch.Tensor) and gives
         if isinstance(read, torch.Tensor) and model not in self._around and _reads(model, {False}):
-            self._look_at_mask(mask, _mask_by_ends(model, read, self._pads))
+            self._look_at_mask(mask, padded.mask_by_ends(model, read, self._pads))
         if isinstance(read, torch.Tensor) and (mask is None or (_of_positions(mask, read[..., None]) and mask.all())):
             decodes = given.get("encoder_hidden_states") is not None and mask is None
-            seen = (_mask_of_decoder if decodes else _mask_by_ends)(model, read, self._pads)
+            seen = (padded.mask_of_decoder if decodes else padded.mask_by_ends)(model, read, self._pads)
             mask = mask if seen is None else seen
         if _learns(hidden) and _of_positions(mask, hidden):
             self._guessed |= isinstance(read, torch.Tensor) and self._holds_others(model, mask, read)
             self._add_at_padding(mask, hidden)
         if isinstance(read, torch.Tensor) and _learns(hidden) and _of_positions(read, hidden) and _reads(model, {True}):
-            self.hooks.gradient(hidden, partial(self._add_unseen, _tokens(read, mask)))
+            self.hooks.gradient(hidden, partial(self._add_unseen, padded.tokens(read, mask)))
         vocabulary = int(getattr(text_config(model.config), "vocab_size", 0)) or math.inf
         if model.config.is_encoder_decoder:  # that makes its decoder's tokens of the labels, unless it is given them
             read = given.get("decoder_input_ids")
@@ -184,7 +185,7 @@ class PositionProbe(Probe):
 
         If nothing tells what is real, the mask's own ends are the padding.
         """
-        real = ~_padding(mask) if real is None and mask is not None and mask.ndim == 2 else real
+        real = ~padded.outside(mask) if real is None and mask is not None and mask.ndim == 2 else real
         if real is not None and (mask is None or mask.shape == real.shape):
             shown = ~real if mask is None else ~real & (mask != 0)
             self._counts.update(padding_both_ways=int((~real).sum()), padding_shown=int(shown.sum()))
@@ -262,22 +263,20 @@ class PositionProbe(Probe):
         calls = [(way, Call(model, (), {}, way.read, turned)) for way in ways for turned in (False, True)]
         found = [(way, _Raised(call, way.gradient)) for way, call in calls]
         found = [(way, raised) for way, raised in found if raised.ask_for_later or raised.call.turned is self._turned]
-        found.sort(key=lambda pair: (pair[1].ask_for_later, int(pair[1].own.sum())), reverse=True)
+        found.sort(key=lambda pair: (pair[1].ask_for_later, pair[1].own), reverse=True)
         self._by_graph |= bool(found)
         for way, raised in found:
-            if 2 * int(raised.own.sum()) > int(raised.telling.sum()) and not way.copies():
+            if 2 * raised.own > raised.telling and not way.copies():
                 continue
             self._turned = raised.call.turned
             self._look_behind(way, turned=self._turned)
             if (padding := self._padding_of(raised.call)) is not None:
                 self._add_norms(padding, raised.call.by_row(way.gradient))
-            self._count(raised)
+            self._counted.append((raised.telling, raised.own, raised.second))
             if raised.ask_for_next:
                 self._keep(raised.call.rows, (raised.call.by_row(way.gradient) != 0).any(dim=-1))
             if self._looks_ahead and raised.ask_for_next:
-                self._looks_ahead, at = False, raised.most_asked()
-                seeing, asked = way.rows_that_see(at, turned=raised.call.turned), raised.everywhere()[:, at]
-                self._seen_ahead = None if seeing is None else (int(asked.sum()), int((seeing & asked).sum()))
+                self._looks_ahead, self._ahead = False, raised.ahead(way)
             return
 
     def _look_behind(self, way: Scored, *, turned: bool) -> None:
@@ -288,32 +287,32 @@ class PositionProbe(Probe):
         behind = at + 1 < read.shape[1] and bool(used[:, at].all())
         seen = way.rows_that_see(at, turned=turned) if behind else None
         if at < read.shape[1] and (seen is not None or not behind):
-            real = _tokens(read, None)
+            real = padded.tokens(read, None)
             unseen = 0 if seen is None or bool(seen.any()) else int(real[:, at + 1 :].sum())
             self._counts.update(tokens=int(real.sum()), unseen=unseen)
 
     def _padding_of(self, call: Call) -> torch.Tensor | None:
         """Return the positions of padding in rows that are seen to be padded; None in others."""
-        mask = _mask_by_ends(call.module, call.rows, self._pads)
-        if mask is None and (fill := fill_of(call.rows)) is not None:
-            mask = _mask_by(fill, call.rows)
+        mask = padded.mask_by_ends(call.module, call.rows, self._pads)
+        if mask is None and (fill := padded.fill_of(call.rows)) is not None:
+            mask = padded.mask_by(fill, call.rows)
             self._guessed = mask is not None
         if mask is None:
             return None
         self._shapes.add(mask.shape)
-        return _padding(mask)
+        return padded.outside(mask)
 
     def _holds_others(self, model: Any, mask: torch.Tensor, read: torch.Tensor) -> bool:
         """Return whether none of what the mask hides is a known token of padding, as where queries end in [MASK]."""
         known = [*self._pads, *special_tokens(model.config, "pad", "eos")]
-        if read.shape != mask.shape or not known or not bool((padding := _padding(mask)).any()):
+        if read.shape != mask.shape or not known or not bool((padding := padded.outside(mask)).any()):
             return False
         return not bool(torch.isin(read[padding], torch.tensor(known, device=read.device)).any())
 
     def _add_at_padding(self, mask: torch.Tensor, tensor: torch.Tensor) -> None:
         """Sum up the gradients by what is computed at each place."""
         self._shapes.add(mask.shape)
-        self.hooks.gradient(tensor, partial(self._add_norms, _padding(mask)))
+        self.hooks.gradient(tensor, partial(self._add_norms, padded.outside(mask)))
 
     def _add_norms(self, padding: torch.Tensor, gradient: torch.Tensor) -> None:
         """Sum up the gradients, and those at padding."""
@@ -326,7 +325,7 @@ class PositionProbe(Probe):
         """Count tokens, and those behind the last position of their row that the loss uses: it depends on none."""
         used = (gradient.detach() != 0).any(dim=-1)
         real = real & used.any(dim=1, keepdim=True)
-        self._counts.update(tokens=int(real.sum()), unseen=int((real & ~_and_before(used)).sum()))
+        self._counts.update(tokens=int(real.sum()), unseen=int((real & ~padded.up_to_last(used)).sum()))
 
     def _keep(self, read: torch.Tensor, used: torch.Tensor, mask: torch.Tensor | None = None) -> None:
         """Keep these rows where they are: to read them waits for a GPU."""
@@ -334,7 +333,7 @@ class PositionProbe(Probe):
 
     def _add_asked_behind(self, mask: torch.Tensor, read: torch.Tensor, gradient: torch.Tensor) -> None:
         """Count rows with padding behind them that ends no text, and those whose last token is asked for it."""
-        last = _padding(mask)[:, 1:] & (mask[:, :-1] != 0) & ~torch.isin(read[:, 1:], self._ends.to(read.device))
+        last = padded.outside(mask)[:, 1:] & (mask[:, :-1] != 0) & ~torch.isin(read[:, 1:], self._ends.to(read.device))
         found, padding = gradient.detach()[:, :-1][last], read[:, 1:][last]
         if len(found):
             telling, raised = _raised_by(found)
@@ -366,14 +365,11 @@ class PositionProbe(Probe):
             if turned.ask_for_later:
                 found, self._own_call, self._turned = turned, turned.call, turned.call.turned
         if found.call is self._own_call and found.ask_for_next:
-            self._add_unseen(_tokens(found.call.rows, None), found.call.by_row(gradient))
+            self._add_unseen(padded.tokens(found.call.rows, None), found.call.by_row(gradient))
             self._keep(found.call.rows, (found.call.by_row(gradient) != 0).any(dim=-1))
-        self._count(found)
+        self._counted.append((found.telling, found.own, found.second))
         if self._looks_ahead and self._asked is None and found.ask_for_next:
             self._asked = found
-
-    def _count(self, found: "_Raised") -> None:
-        self._counted.append((int(found.telling.sum()), int(found.own.sum()), int(found.second.sum())))
 
     def _worst(self) -> tuple[int, int, int]:
         """Return what was counted in the pass with most positions that ask for a token they need not predict."""
@@ -382,17 +378,6 @@ class PositionProbe(Probe):
             return max(telling, key=lambda counts: max(counts[1:]) / counts[0])
         raising, own, second = (sum(counts) for counts in zip((0, 0, 0), *self._counted, strict=True))
         return raising, own, second
-
-    def _ahead(self) -> tuple[int, int]:
-        """Return how many rows are asked for the next token at the position where most are, and how many see it.
-
-        Every second row is looked at.
-        """
-        if self._asked is None:
-            return self._seen_ahead or (0, 0)
-        self._looks_ahead, at = False, self._asked.most_asked()
-        seeing, asked = self._asked.call.rows_that_see(at), self._asked.everywhere()[::2, at]
-        return (0, 0) if seeing is None else (int(asked.sum()), int((seeing & asked).sum()))
 
 
 class _Raised:
@@ -403,39 +388,43 @@ class _Raised:
         self.call, self.every = call, -(-read.numel() // LOOKED_AT)
         looked_at = call.by_row(gradient.detach())[:, : -1 : self.every]
         telling, raised = _raised_by(looked_at)
-        self.telling = telling & (read[:, :-1] != read[:, 1:])[:, :: self.every]
-        self.own = self.telling & (raised == read[:, : -1 : self.every])
-        self.asked = self.telling & (raised == read[:, 1 :: self.every])
+        telling &= (read[:, :-1] != read[:, 1:])[:, :: self.every]
+        self.asked = telling & (raised == read[:, 1 :: self.every])
         second = read.roll(-2, dims=1)[:, : -1 : self.every]  # behind the last one stands the first one, by chance
-        self.second = self.telling & ~self.asked & (raised == second)
+        own, second = raised == read[:, : -1 : self.every], ~self.asked & (raised == second)
+        self.telling, self.own, self.second = (int((telling & places).sum()) for places in (telling, own, second))
 
-    def everywhere(self) -> torch.Tensor:
-        """Return which positions are asked for their next token, of all of them but the last."""
-        asked = torch.zeros_like(self.call.rows[:, 1:], dtype=torch.bool)
-        asked[:, :: self.every] = self.asked
-        return asked
+    def ahead(self, way: Scored | None = None) -> tuple[int, int]:
+        """Return how many rows are asked for the next token at the position where most are, and how many see it.
 
-    def most_asked(self) -> int:
-        """Return the position at which most of every second row are asked for their next token."""
-        return int(self.everywhere()[::2].sum(dim=0).argmax())
+        By the loss's graph, else every second row by another call.
+        """
+        everywhere = torch.zeros_like(self.call.rows[:, 1:], dtype=torch.bool)
+        everywhere[:, :: self.every] = self.asked
+        at = int(everywhere[::2].sum(dim=0).argmax())
+        if way is None:
+            seeing, asked = self.call.rows_that_see(at), everywhere[::2, at]
+        else:
+            seeing, asked = way.rows_that_see(at, turned=self.call.turned), everywhere[:, at]
+        return (0, 0) if seeing is None else (int(asked.sum()), int((seeing & asked).sum()))
 
     @property
     def ask_for_next(self) -> bool:
         """Return whether a model learns to predict its next tokens by this."""
-        return int(self.asked.sum()) > NEARLY_ALL * int(self.telling.sum())
+        return int(self.asked.sum()) > NEARLY_ALL * self.telling
 
     @property
     def ask_for_later(self) -> bool:
         """Return whether these rows are told to be rows, by targets that are the next tokens, or those behind them."""
-        asked, telling = int(self.asked.sum() + self.second.sum()), int(self.telling.sum())
-        return telling >= FEWEST_TELLING and asked > NEARLY_ALL * telling
+        asked = int(self.asked.sum()) + self.second
+        return self.telling >= FEWEST_TELLING and asked > NEARLY_ALL * self.telling
 
 
 def _rows_used(read: torch.Tensor, used: torch.Tensor, mask: torch.Tensor | None) -> list[Row]:
     """Return the rows of which the loss uses a position, with the tokens that it is asked for there as labels."""
     labels = torch.full_like(read, IGNORED)
     labels[:, 1:] = torch.where(used[:, :-1], read[:, 1:], IGNORED)
-    rows = zip(*(part.tolist() for part in (read, labels, _tokens(read, mask).int())), strict=True)
+    rows = zip(*(part.tolist() for part in (read, labels, padded.tokens(read, mask).int())), strict=True)
     return [Row(*row) for row in rows if {*row[1]} != {IGNORED}]
 
 
@@ -459,60 +448,3 @@ def _reads(model: Any, causally: set[bool]) -> bool:
     """Return whether this is what the attentions of a transformers model say of whether they hide later positions."""
     said = {module.is_causal for module in model.modules() if isinstance(getattr(module, "is_causal", None), bool)}
     return said == causally
-
-
-def _and_before(places: torch.Tensor) -> torch.Tensor:
-    """Return the positions at and before the last one of these in their row."""
-    return places.flip(1).cumsum(dim=1).flip(1) > 0
-
-
-def _tokens(read: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Return where rows hold tokens, without those that end in one token again and again: it may fill them up."""
-    varied = _and_before(read != read[:, -1:])
-    varied[:, -1:] |= read[:, -1:] != read.roll(1, dims=1)[:, -1:]
-    return varied if mask is None or mask.shape != read.shape else varied & (mask != 0)
-
-
-def _mask_of_decoder(model: Any, read: torch.Tensor, pads: Sequence[int]) -> torch.Tensor | None:
-    """Return where a decoder without a mask reads tokens, rather than the padding of its model or of its tokenizer.
-
-    None where nobody knows. It starts with a token that may be that of padding. What it is to predict behind padding
-    that it reads is padding.
-    """
-    named = {*pads, *special_tokens(model.config, "pad")} - special_tokens(model.config, "eos")
-    if not named:
-        return None
-    real = ~torch.isin(read, torch.tensor([*named], device=read.device))
-    real[:, 0] = True
-    return real
-
-
-def _mask_by_ends(model: Any, read: torch.Tensor, pads: Sequence[int] = ()) -> torch.Tensor | None:
-    """Return where rows without a mask hold tokens, rather than padding; None where they are not seen to be padded.
-
-    They are where at least half of them end in more or less of the model's padding, of the tokenizer's (`pads`), or of
-    its end: the first one is an end.
-    """
-    config = getattr(model, "config", None)
-    named = [*special_tokens(config, "pad"), *pads] or special_tokens(config, "eos")
-    masks = (_mask_by(pad, read) for pad in dict.fromkeys(named) if read.ndim == 2)
-    return next((mask for mask in masks if mask is not None), None)
-
-
-def _mask_by(pad: int, read: torch.Tensor) -> torch.Tensor | None:
-    real = _and_before(read != pad)
-    real[:, 1:] |= real[:, :-1].clone()
-    behind = read.shape[1] - real.sum(dim=1)
-    padded = bool(behind.max() > 1) and bool((behind != behind[:1]).any()) and int((behind > 0).sum()) * 2 >= len(read)
-    return real if padded else None
-
-
-def _padding(mask: torch.Tensor) -> torch.Tensor:
-    """Return the positions before a row's first real token and behind its last one: others may be hidden on purpose.
-
-    The one right before the first token is left out: where that has a label as all others do, it is predicted there.
-    """
-    real = mask != 0
-    begun = real.cumsum(dim=1) > 0
-    begun[:, :-1] |= begun[:, 1:].clone()
-    return ~begun | ~_and_before(real)

@@ -35,7 +35,6 @@ class PreferenceProbe(Probe):
         """Tokens of each row that the loss pulls one way, and whether it raises them."""
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
-        """Watch what the passes of an early step return."""
         if step < EARLY_STEPS and session.answers_named is not None:
             for model in self._models:
                 self.hooks.after(model, self._returned, with_kwargs=True)
@@ -44,7 +43,6 @@ class PreferenceProbe(Probe):
         self.hooks.remove()
 
     def end(self, session: Session) -> None:
-        """Look the rows up in what the data name."""
         rows, self._rows = self._rows, []
         if not rows or session.answers_named is None or session.tokenizer is None:
             return

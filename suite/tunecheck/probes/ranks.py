@@ -30,7 +30,6 @@ class ReplicaProbe(Probe):
     emits = (Replica,)
 
     def start(self, session: Session) -> None:
-        """Take everything that the training starts from."""
         self._done = 0
         self._wrapped = isinstance(session.model, torch.nn.parallel.DistributedDataParallel)
         self._take(session, 0, named=True)
@@ -44,7 +43,6 @@ class ReplicaProbe(Probe):
         self._done = step + 1
 
     def end(self, session: Session) -> None:
-        """Take what all of them left."""
         if self._done:
             self._take(session, self._done, named=True)
 
@@ -75,7 +73,6 @@ class ShardProbe(Probe):
     emits = (Shard,)
 
     def backward_end(self, session: Session, step: int) -> None:
-        """Look at what lies here between forward passes."""
         if session.whole is None:
             return
         held, even, larger = Counter[str](), Counter[str](), []
@@ -117,7 +114,6 @@ class PaceProbe(Probe):
             self.hooks.after(layer, lambda *_: self._note(self._ended))
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
-        """Forget what passed between two steps."""
         self._begun.clear()
         self._ended.clear()
 

@@ -39,7 +39,6 @@ class LiveTensorProbe(Probe):
         """Number that autograd gives its next function at each step's end."""
 
     def step_end(self, session: Session, step: int, applied: bool) -> None:
-        """Count after the gradients are cleared."""
         with torch.enable_grad():
             self._ends.append(torch.ones((), requires_grad=True).neg().grad_fn._sequence_nr())  # type: ignore[union-attr]
         if step in self._steps:

@@ -46,7 +46,6 @@ class TrainingStateProbe(Probe):
     emits = (TrainingState,)
 
     def start(self, session: Session) -> None:
-        """List the tensors that the strategy trains."""
         names = WeightFile(session.folder).names
         self._expected = session.run.expected_trainable(names)
         causal, declares_mode = session.run.holds(Premise.CAUSAL_LM), session.run.holds(Premise.STEP_DECLARED)

@@ -60,7 +60,6 @@ class UpdateProbe(Probe):
             self._counts = [int(state.get("step", 0)) for state in states]
 
     def backward_end(self, session: Session, step: int) -> None:
-        """Keep this step's parameters and clipped gradients."""
         self._before: list[torch.Tensor] = []
         """Of a step that is followed."""
         self._present = [p.grad is not None for _, p in self._followed]
@@ -79,7 +78,6 @@ class UpdateProbe(Probe):
         self._gradients = [next(gradients) * factor if present else None for present in self._present]
 
     def step_end(self, session: Session, step: int, applied: bool) -> None:
-        """Compare the parameters and the optimizer's moments with the prediction."""
         if applied:  # torch's optimizers leave a tensor without a gradient alone: no decay, no count
             self._counts = [n + present for n, present in zip(self._counts, self._present, strict=True)]
         if not self._before:

@@ -20,8 +20,6 @@ LEAST = 1e-3
 """Of the largest score, by which scores change that depend on a token; those that do not differ by rounding."""
 MARGIN = 10.0
 """Over what is known to be rounding."""
-FEWEST_FILLED = 4
-"""Rows, and tokens of each, by which a token is seen to fill rows up."""
 
 
 Fits = Callable[[torch.Tensor, torch.Size], bool]
@@ -126,18 +124,3 @@ def _other(read: torch.Tensor, at: int) -> torch.Tensor:
     changed = read.clone()
     changed[:, at] = torch.where(read[:, at] > 0, read[:, at] - 1, read[:, at] + 1)
     return changed
-
-
-def fill_of(read: torch.Tensor) -> int | None:
-    """Return the token that rows seem to be filled up with to one length; None where they do not.
-
-    Most rows end in more than one of it, and no row of several holds it anywhere else but in all rows' first place.
-    """
-    if read.shape[0] < FEWEST_FILLED or read.shape[1] < FEWEST_FILLED:
-        return None
-    last = int(read[:, -1].mode().values)
-    fill = read == last
-    fill[:, 0] &= not bool(fill[:, 0].all())
-    run = fill.flip(1).int().cumprod(dim=1).sum(dim=1)
-    apart = bool((run == fill.sum(dim=1)).all())
-    return last if apart and 2 * int((run > 1).sum()) >= len(read) else None
