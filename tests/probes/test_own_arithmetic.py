@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from tunecheck.probes.reference.four_bit import dynamic_map, quantised, scales, values
-from tunecheck.probes.reference.vocabulary import read_vocabulary
+from tunecheck.probes.reference.vocabulary import read_vocabulary, vocabulary_size
 from tunecheck.probes.reference.weight_file import WeightFile
 
 SENTENCE_PIECE = {"<unk>": 0, "<s>": 1, "</s>": 2, "<0xC3>": 3, "<0xA4>": 4, "\u2581so": 5, "\u2581it": 6, "?": 7}
@@ -72,7 +72,7 @@ def test_a_vocabulary_says_what_the_tokens_are(tmp_path, tokens, byte_level):
     vocabulary = read_vocabulary(tmp_path)
 
     assert vocabulary is not None
-    assert vocabulary.size == len(tokens)
+    assert vocabulary_size(tmp_path) == len(tokens)
     assert vocabulary.row_problem((1, 5, 6, 7, 6, 3, 4, 2), 4, "so it?", "it\u00e4") == ""
     assert vocabulary.row_problem((5, 6, 2), 1, "so", "it") == ""
     assert vocabulary.row_problem((5, 6, 2), 1, "so", "it?").endswith("not 'it?'")

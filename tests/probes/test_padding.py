@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tunecheck.probes.positions import _padding
+from tunecheck.probes.reference.padded import outside
 
 
 @pytest.mark.parametrize(
@@ -20,4 +20,4 @@ from tunecheck.probes.positions import _padding
 )
 def test_padding_stands_before_and_behind_a_row(mask, padding):
     """The position whose next token is a row's first one is left out."""
-    assert _padding(torch.tensor([mask])).tolist() == [padding]
+    assert outside(torch.tensor([mask])).tolist() == [padding]

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tunecheck.probes.positions import _mask_of_decoder, _padding
+from tunecheck.probes.reference.padded import mask_of_decoder, outside
 
 ROWS = torch.tensor([[0, 5, 2, 0], [0, 5, 0, 6], [0, 0, 0, 0]])
 
@@ -19,7 +19,7 @@ def model(**settings):
 
 def test_padding_lies_behind_a_rows_last_token():
     """The first token may be the same, and one between others is none."""
-    found = _padding(_mask_of_decoder(model(), ROWS, []))
+    found = outside(mask_of_decoder(model(), ROWS, []))
 
     assert found.tolist() == [[False, False, False, True], [False] * 4, [False, True, True, True]]
 
@@ -27,13 +27,13 @@ def test_padding_lies_behind_a_rows_last_token():
 @pytest.mark.parametrize("settings", [{"pad_token_id": None}, {"eos_token_id": 0}, {"eos_token_id": [2, 0]}])
 def test_padding_that_is_the_end_token_is_not_told_apart(settings):
     """An end is learned."""
-    assert _mask_of_decoder(model(**settings), ROWS, []) is None
+    assert mask_of_decoder(model(**settings), ROWS, []) is None
 
 
 @pytest.mark.parametrize("pad", [None, 1], ids=["no other", "another"])
 def test_a_tokenizer_may_pad_otherwise_than_its_model(pad):
     """As where a configuration is left at its default."""
     rows = torch.tensor([[7, 5, 2, 7, 7], [7, 5, 6, 2, 7]])
-    found = _padding(_mask_of_decoder(model(pad_token_id=pad), rows, [7]))
+    found = outside(mask_of_decoder(model(pad_token_id=pad), rows, [7]))
 
     assert found.tolist() == [[False, False, False, True, True], [False] * 4 + [True]]

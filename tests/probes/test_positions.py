@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tunecheck.probes.positions import _mask_by_ends
+from tunecheck.probes.reference.padded import mask_by_ends
 
 
 def ends(*behind, width=8, token=0):
@@ -21,7 +21,7 @@ def ends(*behind, width=8, token=0):
 def padded(rows, pad=0, end=2):
     """Padded positions of each row; None where the rows are not seen to be padded."""
     model = SimpleNamespace(config=SimpleNamespace(pad_token_id=pad, eos_token_id=end))
-    real = _mask_by_ends(model, rows)
+    real = mask_by_ends(model, rows)
     return None if real is None else (~real).sum(dim=1).tolist()
 
 

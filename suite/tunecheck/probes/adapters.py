@@ -16,6 +16,7 @@ from torch.nn.functional import linear as product
 
 from tunecheck.core.check import or_infinite
 from tunecheck.core.evidence import AdapterDropout, AdapterStart
+from tunecheck.models.adapters import Lora
 from tunecheck.probes.reference.architecture import cotangent
 from tunecheck.probes.reference.backward import gradients_by
 from tunecheck.probes.reference.forwards import PROMPT_TOKENS, first_tokens, logits_of
@@ -45,21 +46,18 @@ Call = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
 
 class AdapterProbe(Probe):
-    """Looks at the adapters once, before training."""
+    """Looks at the adapters once, before training; what is touched at random is put back."""
 
     emits = (AdapterStart,)
 
     def start(self, session: Session) -> None:
-        """Compare every adapted linear with its base; then, touched at random, with its formula.
-
-        What was touched is put back.
-        """
-        if session.run.lora is None:
+        """Compare every adapted linear with its base; then, touched at random, with its formula."""
+        if (lora := session.run.lora) is None:
             return
         expected = session.run.expected_trainable(WeightFile(session.folder).names)
         modules = _modules(expected) | _modules(name for name, _ in session.model.named_parameters())
         first = first_tokens(session)
-        learnt = getattr(session.run.lora, "token_indices", [])  # rows of the embedding, in trainings of others
+        learnt = getattr(lora, "token_indices", [])  # rows of the embedding, in trainings of others
         ids = torch.cat([first, first.new_tensor([learnt[:PROMPT_TOKENS]])], dim=1)
         training = not session.run.uses_dropout  # what adds noise in train mode, NEFTune, say, is off in eval mode
         with without_dropout(session.model) if training else nullcontext(), _recorded(session, modules) as calls:
@@ -70,14 +68,14 @@ class AdapterProbe(Probe):
                 base_difference = relative_difference(adapted, logits_of(session.model, ids, training=training))
         differences = [relative_difference(*call[1:]) if len(call) == 3 else math.nan for call in calls.values()]
         sizes, repeated, dependent = _starts(session)
-        with _touched(session) as factors:
+        with _touched(session, lora) as factors:
             with _recorded(session, modules) as calls:
                 # a forward without its backward pass would keep parameters that are offloaded
                 graph = session.run.training.offload != "parameters"
                 # dropout on a touched adapter's input changes what it adds, so only eval mode is comparable then; and
                 # what drops anywhere else in a checkpointed layer would be missing when it is recomputed, below
                 changed = logits_of(session.model, ids, training=training, graph=graph)
-            each = {name: _algebra_errors(session, name, calls[name], factors[name]) for name in factors}
+            each = {name: _algebra_errors(session, lora, name, calls[name], factors[name]) for name in factors}
         errors = {name + part: error for name, found in each.items() for part, error in found.items()}
         at, error = worst(errors)
         seen = AdapterStart(
@@ -119,13 +117,11 @@ def _starts(session: Session) -> tuple[dict[str, float], tuple[str, ...], tuple[
 
 
 @contextmanager
-def _touched(session: Session) -> Iterator[dict[str, Factors]]:
+def _touched(session: Session, lora: Lora) -> Iterator[dict[str, Factors]]:
     """The factors of every adapter by module name: B random, magnitudes off their start, for as long as it lasts."""
     parameters = {name: p for name, p in session.model.named_parameters() if ".lora_" in name}
     touched = {name: p for name, p in parameters.items() if ".lora_A." not in name}
-    generator, lora = torch.Generator().manual_seed(0), session.run.lora
-    assert lora is not None
-    factors = {}
+    generator, factors = torch.Generator().manual_seed(0), dict[str, Factors]()
     with kept_values([*touched.values()]):
         with torch.no_grad():
             for name in (name for name in touched if ".lora_B." in name and name.endswith(".weight")):
@@ -158,13 +154,13 @@ def _recorded(session: Session, modules: Collection[str]) -> Iterator[dict[str, 
         yield calls
 
 
-def _algebra_errors(session: Session, name: str, call: list[torch.Tensor], factors: Factors) -> dict[str, float]:
+def _algebra_errors(
+    session: Session, lora: Lora, name: str, call: list[torch.Tensor], factors: Factors
+) -> dict[str, float]:
     """How far what the adapter adds is from its formula with the run's own numbers, and likewise its gradients.
 
     Norm of the difference over the norm of what is wanted, by what it is of: "" is the output.
     """
-    lora = session.run.lora
-    assert lora is not None
     if len(call) != 3 or lora.use_dora != ("magnitude" in factors):
         # no adapter (its own hook and its base's are one and the same call), or one of another kind
         return {"": math.nan}
@@ -246,7 +242,7 @@ def _counted(adapters: Sequence["_Adapter"]) -> AdapterDropout:
 
 
 class _Adapter:
-    def __init__(self, lora: Any, name: str, linear: Any, adapter: str) -> None:
+    def __init__(self, lora: Lora, name: str, linear: Any, adapter: str) -> None:
         self.linear, self._share = linear, lora.dropout
         self._scale = lora.scale_of(name.removeprefix("base_model.model."))
         self._a, self._b = linear.lora_A[adapter], linear.lora_B[adapter]

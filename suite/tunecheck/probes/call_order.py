@@ -283,7 +283,6 @@ class _Witness:
             self._weights.copy_(self.parameter)
 
     def begin(self) -> None:
-        """Keep the values that a step begins with."""
         self._start = self.parameter.detach().clone()
 
     def away(self) -> float:

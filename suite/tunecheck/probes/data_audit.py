@@ -145,7 +145,6 @@ class DataProbe(Probe):
 
 
 def _label_problems(labels: list[int], prompt: int) -> Iterator[str]:
-    """Yield what is wrong with the labels of a row whose tokens are right."""
     if any(label != IGNORED for label in labels[:prompt]):
         yield "the prompt is supervised"
     if labels[-1] == IGNORED:
@@ -155,7 +154,6 @@ def _label_problems(labels: list[int], prompt: int) -> Iterator[str]:
 
 
 def _token_problem(ids: Ids, wanted: Ids, tokenizer: Any) -> tuple[str, str]:
-    """Name the way in which these tokens differ from the wanted ones."""
     decode = tokenizer.decode
     if ids[1:] == wanted and ids[0] == getattr(tokenizer, "bos_token_id", None):
         return "the start token is doubled or uninvited", repr(decode(ids[:3]))
@@ -169,10 +167,7 @@ def _token_problem(ids: Ids, wanted: Ids, tokenizer: Any) -> tuple[str, str]:
 
 
 def _prescribed_rows(session: Session, step: int, train_rows: int) -> list[str]:
-    """The keys of one window in order, those of all processes:
-
-    the canary first in each micro-batch, then the next rows of the shuffled epochs.
-    """
+    """All processes' keys of one window: in each micro-batch the canary first, then the shuffled epochs' next rows."""
     training, canary = session.run.training, session.run.data.canary is not None
     fresh = training.micro_batch_size - canary
     keys: list[str] = []

@@ -194,8 +194,6 @@ class GenerationProbe(Probe):
 
 
 class _Question(Frozen):
-    """What the model is to continue."""
-
     prompt: str
     ids: list[int]
     new_tokens: int

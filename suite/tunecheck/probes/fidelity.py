@@ -1,7 +1,4 @@
-"""The loaded base against the weight file: was every tensor really loaded, and loaded right?
-
-And its 4-bit linears as they really are, their kernel against our own dequantisation.
-"""
+"""The loaded base against the weight file, tensor by tensor; its 4-bit linears against our own dequantisation."""
 
 import math
 import re
@@ -20,7 +17,7 @@ from tunecheck.models.shapes import is_layer_linear, packed_bytes
 from tunecheck.probes.reference.backward import gradients_by
 from tunecheck.probes.reference.four_bit import is_packed, matrix, quantised, scales, statistics, unpack, values
 from tunecheck.probes.reference.measures import counted, dtype_name, relative_error, worst
-from tunecheck.probes.reference.vocabulary import read_vocabulary
+from tunecheck.probes.reference.vocabulary import vocabulary_size
 from tunecheck.probes.reference.weight_file import WeightFile, file_name
 from tunecheck.training.data import Tokens
 from tunecheck.training.events import Probe
@@ -44,10 +41,7 @@ SCALE_ROUNDING = 1e-4
 
 
 class FidelityProbe(Probe):
-    """Compares every base tensor with the file, once, before training.
-
-    Its reading is of the file, not of the loader.
-    """
+    """Compares every base tensor with the file, as it reads it itself, once, before training."""
 
     emits = (BaseFidelity,)
 
@@ -167,8 +161,7 @@ def _difference(session: Session, parameter: Any, wanted: torch.Tensor, learns: 
     held, wanted = whole(parameter).detach().cpu(), wanted.to(parameter.dtype)
     rows, vocabulary = len(wanted), session.run.model.architecture.vocab_size
     if held.shape[1:] == wanted.shape[1:] and len(held) == vocabulary != rows:
-        known = read_vocabulary(session.folder)
-        first = rows if known is None else min(rows, known.size)
+        first = min(rows, vocabulary_size(session.folder))
         if not learns and any(token >= first for row in session.batches.train for token in row.input_ids):
             return f" ({NEW_TOKENS_FROZEN}: from {first} on)"
         held, wanted = held[:rows], wanted[:vocabulary]

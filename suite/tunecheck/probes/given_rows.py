@@ -151,7 +151,6 @@ class GivenRowsProbe(Probe):
                 self._replayed.append(row)
 
     def _compare(self, labels: list[int]) -> None:
-        """Compare the text that a row has the model learn with what is expected of it."""
         if not self._wanted:
             return
         text = str(self._show([label for label in labels if label != IGNORED]))

@@ -231,7 +231,6 @@ class _Sums:
     arrived: set[int] = field(default_factory=set)
 
     def add(self, name: str, part: torch.Tensor) -> None:
-        """Add to one of the parts."""
         self.parts[name] = self.parts[name].add_(part) if name in self.parts else part
 
     @property
@@ -241,7 +240,6 @@ class _Sums:
         return share * self.parts["bias_size"].norm() if "bias_size" in self.parts else 0.0
 
     def clear(self) -> None:
-        """Let go of all tensors."""
         self.parts, self.rows = {}, None
 
     @property
@@ -268,8 +266,8 @@ class WeightGradientProbe(Probe):
 
     def start(self, session: Session) -> None:
         """List the linears and the embedding, with a head that is tied to it, and how many to follow in a step."""
-        parameters = [p for _, module in session.model.named_modules() for p in own_parameters(module)]
-        owners = Counter(id(parameter) for parameter in parameters)
+        training = session.run.training
+        owners = Counter(id(p) for module in session.model.modules() for p in own_parameters(module))
         named = [
             (name, (module,))
             for name, module in session.model.named_modules()
@@ -278,11 +276,9 @@ class WeightGradientProbe(Probe):
         ]
         embedding = _embedding(session)
         self._special = _special_tokens(session) if embedding else frozenset[int]()
-        self._followed: list[tuple[str, tuple[Any, ...]]] = [*named, *embedding]
-        self._followed = [(n, users) for n, users in self._followed if owners[id(users[0].weight)] == len(users)]
-        if session.run.training.offload == "parameters":  # sharded: products of whole ones would gather them
-            self._followed = []
-        training = session.run.training
+        # sharded: products of whole ones would gather them
+        every: list[tuple[str, tuple[Any, ...]]] = [] if training.offload == "parameters" else [*named, *embedding]
+        self._followed = [(name, users) for name, users in every if owners[id(users[0].weight)] == len(users)]
         self._each_step = -(-len(self._followed) // max(1, training.max_steps))
         self._every_one = PROBED_STEPS if session.run.lora is not None and not training.gradient_checkpointing else 0
         self._next = 0
@@ -391,7 +387,6 @@ def _arrived(sums: _Sums, module: Any, given: list[torch.Tensor], gradient: torc
 
 
 def _looked_up(sums: _Sums, module: Any, ids: torch.Tensor, above: torch.Tensor) -> torch.Tensor:
-    """Return the sum of the gradients of each compared row's look-ups."""
     own = ids[:, None] == sums.rows  # [tokens, rows]
     if module.padding_idx in sums.special:
         own &= (ids != module.padding_idx)[:, None]

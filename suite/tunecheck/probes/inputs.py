@@ -20,10 +20,7 @@ MOST_NODES = 64
 
 
 class StepInputsProbe(Probe):
-    """Notes the digests of every step's batches, and the targets of their rows, so that steps can be compared.
-
-    Nothing needs to be declared for it.
-    """
+    """Notes the digests of every step's batches, and the targets of their rows: steps are compared in any training."""
 
     emits = (StepInputs,)
 

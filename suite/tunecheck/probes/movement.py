@@ -1,7 +1,4 @@
-"""Start to end: every trainable tensor must have moved, every frozen byte must be the same.
-
-Between two optimizer steps nothing changes: neither what learns, nor what is frozen.
-"""
+"""From start to end each trainable tensor moves and each frozen byte stays; between two steps nothing changes."""
 
 import math
 from collections import defaultdict
@@ -16,7 +13,7 @@ from tunecheck.core.premises import Premise
 from tunecheck.models.layer_names import is_pretrained, stacked_layers
 from tunecheck.probes.reference.four_bit import is_packed, with_statistics
 from tunecheck.probes.reference.measures import digest, digests, evenly, sample, sampled_places
-from tunecheck.probes.reference.vocabulary import pieces_of
+from tunecheck.probes.reference.vocabulary import vocabulary_size
 from tunecheck.probes.reference.weight_file import WeightFile, drawn_heads, file_name, unmarked_heads
 from tunecheck.training.events import Probe
 from tunecheck.training.hooks import rate_of
@@ -198,11 +195,12 @@ def _rows_held(session: Session) -> float:
 
     A base's file may have more rows than its tokenizer has tokens.
     """
-    held, file = {id(p): p for p in session.model.get_input_embeddings().parameters()}, WeightFile(session.folder)
-    names = (file_name(name) for name, p in session.model.named_parameters() if id(p) in held and p.ndim == 2)
-    rows = [file.shape(name)[0] for name in names if name in file]
-    rows += [max(named.values()) + 1] if (named := pieces_of(session.folder)) else []
-    return min(rows) if rows and not any(p.requires_grad for p in held.values()) else math.inf
+    held, file = [*session.model.get_input_embeddings().parameters()], WeightFile(session.folder)
+    if any(p.requires_grad for p in held):
+        return math.inf
+    own = {id(p) for p in held if p.ndim == 2}
+    names = (file_name(name) for name, p in session.model.named_parameters() if id(p) in own)
+    return min([vocabulary_size(session.folder), *(file.shape(name)[0] for name in names if name in file)])
 
 
 def _misfrozen(model: Any) -> Iterator[str]:
@@ -250,7 +248,6 @@ def _output_layer(model: Any) -> Any:
 
 
 def _head(model: Any) -> Any:
-    """The head's weights; None without one."""
     return getattr(_output_layer(model), "weight", None)
 
 
@@ -335,7 +332,6 @@ class _Samples:
         """Tensors, their samples, and for each element the step in which it first differed, -1 while it has not."""
 
     def _taken(self, part: Named) -> torch.Tensor:
-        """Return one flat copy of the samples of these tensors."""
         return torch.cat([self._sample(tensor) for _, tensor in part])
 
     def _sample(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -40,11 +40,7 @@ class OracleProbe(Probe):
     emits = (Oracle, OwnRowsGradient)
 
     def start(self, session: Session) -> None:
-        """List the tensors to compare.
-
-        With dropout the trainer's random masks cannot be known, so there is an oracle only where the trainer can make
-        its passes again without.
-        """
+        # with dropout the trainer's random masks cannot be known: it must be able to make its passes again without
         self._dropout = session.run.uses_dropout
         asked, last = session.run.probes.oracle_steps, session.run.training.max_steps
         known = not self._dropout or session.replay is not None
@@ -57,11 +53,7 @@ class OracleProbe(Probe):
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Compute this window's loss and gradient; the trainer's gradients (left over or not) are put back."""
-        if step in self._steps and window:
-            self._compute(session, step, window)
-
-    def _compute(self, session: Session, step: int, window: Sequence[Batch]) -> None:
-        if not any(batch.supervised_tokens for batch in window):  # the mean of no tokens is 0/0
+        if step not in self._steps or not any(batch.supervised_tokens for batch in window):  # of no tokens it is 0/0
             return
         means: dict[str, Callable[[], float]] = {"": partial(_window_loss_backward, session, window)}
         tokens = {batch.supervised_tokens for batch in window}
@@ -84,8 +76,8 @@ class OracleProbe(Probe):
 
     def backward_end(self, session: Session, step: int) -> None:
         window = session.window
-        if not self._waiting and step in self._steps and window:  # the window is known only now
-            self._compute(session, step, window)
+        if not self._waiting:  # the window is known only now
+            self.step_begin(session, step, window)
         if not self._waiting:
             return
         waiting, self._waiting = self._waiting, []

@@ -1,7 +1,4 @@
-"""Models that learn nothing and are called while another one trains, as teachers and references.
-
-Are they in train mode, and were their weights loaded?
-"""
+"""Whether models that are called while another one learns, as teachers, are in train mode or were never loaded."""
 
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, ref

@@ -132,20 +132,19 @@ class PositionProbe(Probe):
 
     def end(self, session: Session) -> None:
         rows = [row for kept in self._kept for row in _rows_used(*kept)]
-        before = {row.before_answer for row in rows} - {()}
-        if rows:
-            # a model of transformers may have written its rows itself, up to some length
-            answers, alike, loose = ends_of([] if self._models else rows)
-            self.emit(
-                RowsUsed(
-                    rows=len(rows),
-                    beginnings=sum(row.is_beginning for row in rows),
-                    begun_late=begun_late(before),
-                    answers=answers,
-                    alike=alike,
-                    loose=loose,
-                )
-            )
+        if not rows:
+            return
+        # a model of transformers may have written its rows itself, up to some length
+        answers, alike, loose = ends_of([] if self._models else rows)
+        seen = RowsUsed(
+            rows=len(rows),
+            beginnings=sum(row.is_beginning for row in rows),
+            begun_late=begun_late({row.before_answer for row in rows} - {()}),
+            answers=answers,
+            alike=alike,
+            loose=loose,
+        )
+        self.emit(seen)
 
     def _returned(self, model: Any, args: Any, given: dict[str, Any], out: Any) -> None:
         if not torch.is_grad_enabled():
@@ -315,7 +314,6 @@ class PositionProbe(Probe):
         self.hooks.gradient(tensor, partial(self._add_norms, padded.outside(mask)))
 
     def _add_norms(self, padding: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Sum up the gradients, and those at padding."""
         self._counts["padded"] += int(padding.sum())
         squares = gradient.detach().float().square().reshape(*padding.shape, -1).sum(dim=-1)
         self._at_padding += float(squares[padding].sum())

@@ -225,7 +225,6 @@ def _tensors(session: Session, named: Iterable[tuple[str, torch.Tensor]]) -> dic
 
 
 def _settings(session: Session) -> dict[str, str]:
-    """What the optimizer's groups and the scaler are set to, as text."""
     found = {
         f"{key} of group {number}": json.dumps(value, default=str)  # betas come back from JSON as a list
         for number, group in enumerate(session.optimizer.param_groups)

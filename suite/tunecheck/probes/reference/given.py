@@ -49,7 +49,6 @@ class Row:
 
     @cached_property
     def tokens(self) -> tuple[int, ...]:
-        """Return the tokens that are attended to."""
         return tuple(compress(self.ids, self.mask))
 
     def label_problems(self, show: Show, ends: Collection[int] = ()) -> Iterator[tuple[str, str]]:

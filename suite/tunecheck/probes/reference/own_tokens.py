@@ -66,7 +66,6 @@ class Call:
 
     @property
     def rows(self) -> torch.Tensor:
-        """Return the tokens, [rows, positions]."""
         return self.read.t().contiguous() if self.turned else self.read
 
     def by_row(self, scores: torch.Tensor) -> torch.Tensor:
@@ -120,7 +119,6 @@ class Call:
 
 
 def _other(read: torch.Tensor, at: int) -> torch.Tensor:
-    """Return the rows with another token at this position."""
     changed = read.clone()
     changed[:, at] = torch.where(read[:, at] > 0, read[:, at] - 1, read[:, at] + 1)
     return changed

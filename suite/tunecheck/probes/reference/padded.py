@@ -37,7 +37,7 @@ def mask_of_decoder(model: Any, read: torch.Tensor, pads: Sequence[int]) -> torc
     return real
 
 
-def mask_by_ends(model: Any, read: torch.Tensor, pads: Sequence[int]) -> torch.Tensor | None:
+def mask_by_ends(model: Any, read: torch.Tensor, pads: Sequence[int] = ()) -> torch.Tensor | None:
     """Return where rows without a mask hold tokens, rather than padding; None where they are not seen to be padded.
 
     They are where at least half of them end in more or less of the model's padding, of the tokenizer's (`pads`), or of

@@ -1,9 +1,7 @@
-"""What token ids say by the base's tokenizer.json alone, read by its library.
-
-The tokenizer in use cannot vouch for itself, and may not be the base's.
-"""
+"""What token ids say by the base's tokenizer.json alone: the tokenizer in use may not be its, nor vouch for itself."""
 
 import json
+import math
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -28,11 +26,6 @@ class Vocabulary(Frozen):
     """The library's own tokenizer of the file, around which transformers puts another."""
     start: int | None
     end: int | None
-
-    @property
-    def size(self) -> int:
-        """Ids up to the last one, added tokens included."""
-        return max(self.decoder.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     def says(self, ids: Sequence[int]) -> str:
         """The text of these ids, special tokens by their names; broken characters as U+FFFD."""
@@ -105,6 +98,11 @@ def pieces_of(folder: Path) -> dict[str, int]:
     with suppress(Exception):  # whatever the library raises
         return dict(Tokenizer.from_file(str(folder / FILE)).get_vocab(with_added_tokens=True))
     return {}
+
+
+def vocabulary_size(folder: Path) -> float:
+    """Return the ids up to the last one, added tokens included; infinity where no file tells."""
+    return max(pieces_of(folder).values(), default=math.inf) + 1
 
 
 def _rows_of_base(model: Any, folder: Path) -> Callable[[int], bool] | None:

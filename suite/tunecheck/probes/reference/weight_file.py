@@ -33,12 +33,10 @@ class WeightFile:
         return tuple(self._held[name][1].get_shape())
 
     def tensor(self, name: str) -> torch.Tensor:
-        """The whole tensor."""
         tensor: torch.Tensor = self._held[name][0].get_tensor(name)
         return tensor
 
     def rows(self, name: str, first: int, last: int) -> torch.Tensor:
-        """Some rows of a matrix."""
         rows: torch.Tensor = self._held[name][1][first:last]
         return rows
 
