@@ -8,7 +8,7 @@ import pytest
 import traces
 
 from tunecheck.core.errors import TraceError
-from tunecheck.core.machine import Environment
+from tunecheck.core.evidence import Environment
 from tunecheck.core.trace import decode, encode
 from tunecheck.core.typed import MISFITS, build
 

@@ -63,7 +63,6 @@ class GpuUnusable(SuiteError):
     """A GPU is there, and it, its driver or torch's build keeps runs from it."""
 
     def __init__(self, message: str, domain: Domain = Domain.ENVIRONMENT) -> None:
-        """`domain` is what it is attributed to."""
         self.domain = domain
         super().__init__(message)
 

@@ -207,8 +207,7 @@ def _matmul_error(device: torch.device) -> float:
     generator = torch.Generator().manual_seed(0)
     a, b = torch.randn(2, 256, 256, generator=generator)
     wanted = a.double() @ b.double()
-    got = (a.to(device) @ b.to(device)).cpu().double()
-    return relative_error(got, wanted)
+    return relative_error((a.to(device) @ b.to(device)).cpu().double(), wanted)
 
 
 class WeightsInUseProbe(Probe):

@@ -68,8 +68,7 @@ class GivenRowsProbe(Probe):
         self._wanted = {key: run.expected[key] for key in TEXTS if key in run.expected and known}
         self._unmet: dict[str, list[str]] = {key: [] for key in self._wanted}
         tokens = {token for row in session.batches.train for token in row.input_ids}
-        seen = base_tokens_of(session.model, session.tokenizer, session.folder, tokens) if known else None
-        if seen is not None:
+        if known and (seen := base_tokens_of(session.model, session.tokenizer, session.folder, tokens)) is not None:
             self.emit(seen)
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
@@ -125,12 +124,11 @@ class GivenRowsProbe(Probe):
         held = _held(self._dataset, self._size, wanted) if wanted else Counter()
         repeated = [ids for ids, times in again.items() if held is not None and 0 < held[ids] < times]
         replayed = [ids for ids in self._replayed if held is not None and held[ids] == 1]
-        uncertain = sum(1 for ids in again if held is None or not held[ids])
         seen = RowsGiven(
             rows=self._rows,
             dataset_rows=self._size,
             repeated=tuple(repr(self._show(ids[:16])) for ids in repeated),
-            uncertain=uncertain,
+            uncertain=sum(held is None or not held[ids] for ids in again),
             replayed=tuple(repr(self._show(ids[:16])) for ids in replayed),
             resumed_after=len(self._done),
             padded_before=given.padded_before(self._beginnings),

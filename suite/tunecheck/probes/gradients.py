@@ -72,11 +72,10 @@ class GradientProbe(Probe):
             counts = [torch.stack([(g != 0).sum(), ((g != 0) & (g.abs() < SMALLEST)).sum()]) for g in gradients]
             elements, small = torch.stack(counts).sum(dim=0)
             share = small / elements
-        frozen = tuple(name for name, p in self._frozen if p.grad is not None)
         record = partial(
             Gradients,
             step=step,
-            frozen_with_gradient=frozen,
+            frozen_with_gradient=tuple(name for name, p in self._frozen if p.grad is not None),
             left_over=self._left_over,
             micro_batch_tokens=tuple(batch.supervised_tokens for batch in session.window),
         )

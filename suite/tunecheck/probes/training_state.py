@@ -46,8 +46,7 @@ class TrainingStateProbe(Probe):
     emits = (TrainingState,)
 
     def start(self, session: Session) -> None:
-        names = WeightFile(session.folder).names
-        self._expected = session.run.expected_trainable(names)
+        self._expected = session.run.expected_trainable(WeightFile(session.folder).names)
         causal, declares_mode = session.run.holds(Premise.CAUSAL_LM), session.run.holds(Premise.STEP_DECLARED)
         self._unknown = not declares_mode and not causal
         """Whether the model is one that its script may freeze, thaw, switch and evaluate in part as it likes."""
@@ -62,8 +61,7 @@ class TrainingStateProbe(Probe):
             self._resting = frozenset(name for name, m in modules if not m.training and id(m) not in dropping)
         self._dropping = _dropping(session.model, self._resting) if self._unknown else ()
         # of several adapters, and of one by another name, the script's own choice is all that declares which learns
-        known = session.run.lora is not None
-        layers = {} if known else adapted_layers(session.model)
+        layers = {} if session.run.lora is not None else adapted_layers(session.model)
         self._active = {name: list(layer.active_adapters) for name, layer in layers.items()}
         self._matmul = torch.get_float32_matmul_precision()
         declared, recomputed = session.run.training.gradient_checkpointing, dict(_recomputed(session.model))
@@ -102,21 +100,19 @@ class TrainingStateProbe(Probe):
         calls = Counter[int]()
         before: Seen = {}
 
-        def begin(*given: object) -> None:
+        def begin(*_: object) -> None:
             nonlocal before
             self._reference = not torch.is_grad_enabled()  # a look at what the model says without its adapters
             if self._reference:
                 return
             calls.clear()
-            if not self._forwards and hook == self.hooks.before:  # a seed may be set since the step began
+            if not self._forwards and not begun:  # a seed may be set since the step began
                 self._state = random_digest(session.device)
             self._forwards += 1
             if self._unknown:  # an evaluation with gradients is followed by a pass that is differentiated
                 self._seen.clear()
             before = dict(self._seen)
             look()
-            if hook == self.hooks.after:
-                ended(*given)
 
         def ended(*given: object) -> None:
             if not self._reference and not any(r.requires_grad for r in numbers_of(given[-1])):
@@ -130,10 +126,9 @@ class TrainingStateProbe(Probe):
                 look()
 
         # a call of a loop's model itself has begun already when its step does
-        hook = self.hooks.after if session.called is session.entry else self.hooks.before
-        hook(session.called, begin)
-        if hook == self.hooks.before:
-            self.hooks.after(session.called, ended)
+        begun = session.called is session.entry
+        (self.hooks.after if begun else self.hooks.before)(session.called, begin)
+        self.hooks.after(session.called, ended)
         # a layer's own hooks may lie outside of what is recomputed (transformers 5)
         for layer in stacked_layers(session.model)[-1:]:
             self.hooks.before(attention_of(layer) or layer, look_again)
@@ -236,8 +231,7 @@ class CensusProbe(Probe):
     emits = (Census, LearntBeside)
 
     def start(self, session: Session) -> None:
-        names = WeightFile(session.folder).names
-        self._expected = tuple(sorted(session.run.expected_trainable(names)))
+        self._expected = tuple(sorted(session.run.expected_trainable(WeightFile(session.folder).names)))
         self._parameters = session.run.trained_parameters()
         self._evaluated = False
         self.emit(self._census(session, "start"))

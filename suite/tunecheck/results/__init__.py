@@ -21,6 +21,7 @@ from tunecheck.core.evidence import (
     AttemptPurpose,
     Census,
     Dataset,
+    Environment,
     Evaluation,
     Phase,
     PremisesOpen,
@@ -31,7 +32,6 @@ from tunecheck.core.evidence import (
 )
 from tunecheck.core.finding import Domain, Finding, Status
 from tunecheck.core.frozen import Frozen
-from tunecheck.core.machine import Environment
 from tunecheck.core.premises import Premise
 from tunecheck.core.snapshot import RunSnapshot
 from tunecheck.core.text import counted

@@ -141,8 +141,7 @@ class OwnLogits:
             self._unknown = True  # selected or copied positions: which ones cannot be told
             return
         hidden, rows = self._hidden
-        first = (given.storage_offset() - hidden.storage_offset()) // max(1, hidden.stride(1))
-        self._look(rows, logits, first)
+        self._look(rows, logits, (given.storage_offset() - hidden.storage_offset()) // max(1, hidden.stride(1)))
 
     def _recognised(self, args: Any, others: dict[str, Any]) -> list[int | None]:
         """The rows of a call, each taken once; None for one that was not announced."""
