@@ -174,7 +174,6 @@ class RunSnapshot:
     device = _Key(str, "auto")
     """The device as configured: auto, cuda or cpu."""
     fallback = _Key[tuple[str, ...]](tuple[str, ...], ())
-    """The fallback chain, in its order."""
     features = _Key[frozenset[str]](frozenset[str])
     """What the run does, in the words by which checks say what they apply to."""
     masked = _Key(str, "")

@@ -33,7 +33,6 @@ LOSSES = (
     *("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"),
     *("mse_loss", "l1_loss", "smooth_l1_loss"),
 )
-"""Functions by which losses are computed."""
 MOST_PARTS = 8
 """Modules that are changed one after the other, and then looked at while they are called."""
 

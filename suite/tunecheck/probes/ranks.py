@@ -31,7 +31,6 @@ class ReplicaProbe(Probe):
 
     def start(self, session: Session) -> None:
         self._done = 0
-        self._wrapped = isinstance(session.model, torch.nn.parallel.DistributedDataParallel)
         self._take(session, 0, named=True)
 
     def step_begin(self, session: Session, step: int, window: object) -> None:
@@ -53,7 +52,8 @@ class ReplicaProbe(Probe):
         parameters = [(name, p) for name, p in session.model.named_parameters() if p.requires_grad or not steps]
         buffers = session.model.named_buffers() if session.run.holds(Premise.STATE_DECLARED) else ()
         each = {name: hex_digest(digest(tensor)) for name, tensor in (*parameters, *buffers)}
-        seen = Replica(steps=steps, digest=hex_digest(each), wrapped=self._wrapped, exchanges=_exchanges())
+        wrapped = isinstance(session.model, torch.nn.parallel.DistributedDataParallel)
+        seen = Replica(steps=steps, digest=hex_digest(each), wrapped=wrapped, exchanges=_exchanges())
         self.emit(replace(seen, tensors=each) if named else seen)
 
 
@@ -105,8 +105,7 @@ class PaceProbe(Probe):
         self._device = session.device
         self._begun: list[Any] = []
         self._ended: list[Any] = []
-        self._several = session.processes > 1
-        if not self._several:
+        if session.processes == 1:
             return
         self.emit(Joined(waited_seconds=session.exchange.waited_seconds))
         for layer in stacked_layers(session.model):
@@ -120,7 +119,7 @@ class PaceProbe(Probe):
     def step_end(self, session: Session, step: int, applied: bool) -> None:
         """Record this step's time; on a GPU its forward passes are long over."""
         tokens = sum(batch.input_ids.numel() for batch in session.exchange.share(session.window))
-        if self._several and tokens and len(self._begun) == len(self._ended):
+        if session.processes > 1 and tokens and len(self._begun) == len(self._ended):
             seconds = sum(map(seconds_between, self._begun, self._ended))
             self.emit(Pace(step=step, seconds=seconds, tokens=tokens))
 

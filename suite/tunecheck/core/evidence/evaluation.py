@@ -57,7 +57,6 @@ class EvaluationAudit(Record):
     weights_changed: bool
     """Whether a trained tensor has other bytes after an evaluation than before it."""
     batch_tokens: tuple[int, ...]
-    """Supervised tokens of each batch."""
 
 
 class Generation(Record):
@@ -81,7 +80,6 @@ class Generation(Record):
     tokens: int
     """Generated tokens, an end token among them."""
     most_frequent_share: float
-    """Share of the most frequent token among them."""
     readable_share: float
     """Characters of the text that are neither the replacement character of a broken one nor control characters nor
     unassigned, as a share; 1 for no text."""
@@ -107,7 +105,6 @@ class RoundTrip(Record):
     differing: tuple[str, ...]
     """Tensors whose bytes differ from the trained ones."""
     zero_b: tuple[str, ...]
-    """lora_B tensors that are all zero in the file."""
     logit_difference: float
     """Largest absolute difference over the largest logit, trained against reloaded."""
     reread_differing: tuple[str, ...] = ()
@@ -144,7 +141,6 @@ class Merged(Record):
     our own gives, rounded to their dtype, over that one's length; of the module furthest from 1. None where the
     rounding leaves no change."""
     share_at: str = ""
-    """That module."""
     rounding: float | None = None
     """Largest difference over the largest logit, the base as it was loaded in the run's arithmetic against fp32; None
     in fp32, and for a base too large to be widened."""

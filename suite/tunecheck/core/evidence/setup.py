@@ -230,18 +230,14 @@ class ForwardReference(Record):
     error: float
     """Largest relative error of a relation; infinite when a module was not called."""
     worst: str
-    """That relation."""
     gain_error: float | None = None
     """Largest error of a norm's gain, rounding of its elements apart; taken in 16 bit alone."""
     gain_error_at: str = ""
-    """That norm."""
     fp32_error: float | None = None
     """Largest relative error of a relation that is computed in fp32, of the first layer and the head, or that is exact
     in 16 bit; taken in a 16-bit run alone."""
     fp32_error_at: str = ""
-    """That relation."""
     extreme_error: float | None = None
     """Largest relative error of sdpa by itself, at lengths and scores that the training may never have; taken where the
     model attends by sdpa."""
     extreme_error_at: str = ""
-    """That length and tensor."""

@@ -69,7 +69,6 @@ class Gradients(Record):
     left_over: tuple[str, ...]
     """Trainable tensors that held a gradient other than zero when the step began."""
     micro_batch_tokens: tuple[int, ...]
-    """Supervised tokens of each micro-batch."""
     subnormal: float | None = None
     """Share of the elements other than 0 that are below fp16's smallest normal number; None in other precisions."""
 
@@ -88,7 +87,6 @@ class Oracle(Record):
     """Largest such error of a single tensor whose gradient is not negligible."""
     worst_gradient: str
     norm: float
-    """Norm of the oracle's gradient."""
     directional_error: float | None = None
     """Slope of the loss along the gradient, from two losses to either side, against the slope that the gradient
     promises: relative. None where it was not configured."""
@@ -127,7 +125,6 @@ class WeightGradient(Record):
     error: float
     """Largest relative one: norm of the difference over the norm of the sum of products, of a weight or a bias."""
     worst: str
-    """That linear."""
     dtypes: tuple[str, ...]
     """Those of outputs and weights, in which the products and the gradient are rounded."""
 
@@ -139,7 +136,6 @@ class LayerGradients(Record):
     error: float
     """Largest relative error of a layer's slope along its gradient."""
     worst: int
-    """That layer's number."""
 
 
 class CurrentWeights(Record):
@@ -150,7 +146,6 @@ class CurrentWeights(Record):
     error: float
     """Largest relative error of a module's product; infinite when one was not called."""
     worst: str
-    """That module."""
 
 
 class Recomputation(Record):
@@ -254,7 +249,6 @@ class Trained(Record):
     """What learned, as it is after the last step: small enough to compare two attempts by."""
 
     norms: dict[str, float]
-    """Norm of every trained tensor."""
     scaler: str
     """State of fp16's gradient scaler as JSON: its scale and how long that has held; {} in another precision."""
 

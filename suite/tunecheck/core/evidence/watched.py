@@ -80,7 +80,6 @@ class OtherOptimizer(Record):
     model_steps: int
     """Steps of the model's own optimizers in the window."""
     steps: int = 0
-    """Steps that it made in the window."""
     without_gradient: int = 0
     """Those of them before which none of its tensors had a gradient."""
     waiting: int = 0

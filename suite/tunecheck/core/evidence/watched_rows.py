@@ -62,7 +62,6 @@ class RowsGiven(Record):
     first_token_supervised: int
     """Rows whose second token is supervised already, so that no prompt is masked in them."""
     unsupervised: int
-    """Rows in which no token is supervised."""
     replayed: tuple[str, ...] = ()
     """Beginnings of rows that the training which this one resumes had done in the same epoch."""
     resumed_after: int = 0
@@ -219,7 +218,6 @@ class RowSpan(Frozen):
     answer: str
     tokens: int
     learned: int
-    """Supervised tokens."""
     first: int
     """Place of the first of them; -1 without any."""
     column: int
@@ -233,7 +231,6 @@ class RowSpan(Frozen):
     last: str
     """Text of the last supervised token, or "token 13" where no tokenizer is known; empty without any."""
     ended: bool
-    """Whether an end token is supervised."""
 
 
 class RowSpans(Record):
