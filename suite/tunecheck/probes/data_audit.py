@@ -3,11 +3,12 @@
 import hashlib
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tunecheck.core.check import holding
 from tunecheck.core.evidence import DataSplit, TokensReplaced, Window
 from tunecheck.core.row_spans import PADDING_LEARNED
 from tunecheck.probes.reference.given import Row, rows_of
@@ -138,19 +139,15 @@ class DataProbe(Probe):
         if all(label == IGNORED for label in row.labels):
             problems.setdefault("nothing is supervised", f"{wanted}: every label is {IGNORED}")
         elif key != "?" and wrong.keys() <= {PADDING_LEARNED}:
-            for kind in _label_problems(labels, prompt):
+            kinds = {
+                "the prompt is supervised": any(label != IGNORED for label in labels[:prompt]),
+                "the end token is not supervised": labels[-1] == IGNORED,
+                "a part of the answer is not supervised": IGNORED in labels[prompt:-1],
+            }
+            for kind in holding(kinds):
                 text = tokenizer.decode([label for label in labels if label != IGNORED])
                 problems.setdefault(kind, f"{key}: supervised text {text!r}")
         return key
-
-
-def _label_problems(labels: list[int], prompt: int) -> Iterator[str]:
-    if any(label != IGNORED for label in labels[:prompt]):
-        yield "the prompt is supervised"
-    if labels[-1] == IGNORED:
-        yield "the end token is not supervised"
-    if any(label == IGNORED for label in labels[prompt:-1]):
-        yield "a part of the answer is not supervised"
 
 
 def _token_problem(ids: Ids, wanted: Ids, tokenizer: Any) -> tuple[str, str]:

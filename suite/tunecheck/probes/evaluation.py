@@ -248,15 +248,12 @@ def _answer(session: Session, question: _Question, when: str) -> Generation:
     tokenizer, model = session.tokenizer, session.model
     output, difference, logits = _decoded(session, question)
     whole, chosen_by = output.sequences, torch.cat(output.scores).float()
-    changed = int((chosen_by != torch.cat(output.logits).float()).any(dim=-1).sum())
     given, answer = whole[:, : len(question.ids)], whole[0, len(question.ids) :]
     with model_mode(model, False), torch.no_grad():  # its first token is now the end
         ended_at_once = _continued(model, given, 2, int(answer[0]), int(answer[0]))
     tie = TIE_ULPS * torch.finfo(logits.dtype).eps * float(logits.abs().max())
     logits = logits.float()
     chosen = logits.gather(1, answer[:, None])[:, 0]
-    probabilities = logits.log_softmax(dim=-1)
-    ended = bool((answer == tokenizer.eos_token_id).any())
     text = tokenizer.decode(answer, skip_special_tokens=True)
     broken = sum(c == "\ufffd" or (unicodedata.category(c) in UNREADABLE and not c.isspace()) for c in text)
     return Generation(
@@ -264,14 +261,14 @@ def _answer(session: Session, question: _Question, when: str) -> Generation:
         prompt=question.prompt,
         expected=question.expected,
         text=text,
-        ended=ended,
+        ended=bool((answer == tokenizer.eos_token_id).any()),
         prompt_as_trained=question.as_trained,
         not_largest=int((chosen_by.gather(1, answer[:, None])[:, 0] < chosen_by.amax(dim=-1)).sum()),
         stops=ended_at_once.shape[1] == given.shape[1] + 1,
-        scores_changed=changed,
+        scores_changed=int((chosen_by != torch.cat(output.logits).float()).any(dim=-1).sum()),
         greedy_agreement=float((chosen >= logits.amax(dim=-1) - tie).float().mean()),
         logit_difference=difference,
-        mean_logprob=float(probabilities.gather(1, answer[:, None]).mean()),
+        mean_logprob=float(logits.log_softmax(dim=-1).gather(1, answer[:, None]).mean()),
         tokens=len(answer),
         most_frequent_share=int(answer.unique(return_counts=True)[1].max()) / len(answer),
         readable_share=1 - broken / len(text) if text else 1.0,

@@ -56,13 +56,9 @@ class FidelityProbe(Probe):
         errors: dict[str, float] = {}
         inside: dict[str, list[Any]] = {}
         untied = _untied_head(model)
-        compared = 0
         unclaimed = {*weights.names} - {*map(file_name, parameters)}
-        for full_name, parameter in parameters.items():
-            name = file_name(full_name)
-            if id(parameter) in adapters:
-                continue
-            compared += 1
+        compared = [(file_name(name), p) for name, p in parameters.items() if id(p) not in adapters]
+        for name, parameter in compared:
             source = name if name in weights else untied.get(name, name)
             if source not in weights and (within := _wrapped(name, unclaimed)) is not None:
                 inside.setdefault(within, []).append(parameter)
@@ -79,7 +75,7 @@ class FidelityProbe(Probe):
                 differing.append(f"{name} (in no part of the module that stands for it)")
         sizes, (at, largest), architecture = list(errors.values()), worst(errors), session.run.model.architecture
         seen = BaseFidelity(
-            tensors=compared,
+            tensors=len(compared),
             differing=tuple(differing),
             # a NaN anywhere is the largest
             weight_errors={"smallest": min(sizes), "median": median(sizes), "largest": largest} if sizes else {},
@@ -252,7 +248,6 @@ class QuantizationProbe(Probe):
         packed = [module.weight for module in modules.values()]
         at, error = _kernel_error(session, modules)
         again = _quantized_again(session, weights, modules)
-        keeping = tuple(name for name, module in _of_each_shape(modules) if _keeps_unpacked(session, module))
         seen = Quantization(
             expected_modules=tuple(name.removesuffix(".weight") for name in linears),
             quantized_modules=tuple(sorted(modules)),
@@ -266,7 +261,7 @@ class QuantizationProbe(Probe):
             requantized_differing=tuple(name for name, same in again.items() if not same),
             kernel_error=error,
             kernel_error_at=at,
-            unpacked_kept=keeping,
+            unpacked_kept=tuple(name for name, m in _of_each_shape(modules) if _keeps_unpacked(session, m)),
         )
         self.emit(seen)
 

@@ -54,8 +54,8 @@ class MovementProbe(Probe):
         table = session.model.get_input_embeddings().weight if session.run.holds(Premise.CAUSAL_LM) else None
         self._lookup = None if table is _head(session.model) else table  # only a head's every row has a gradient
         self._read: set[int] = set()
-        self._held, self._added = _rows_held(session) if table is not None else math.inf, set[int]()
-        """Rows of the embedding that the base's file has, and tokens without one."""
+        self._held = _rows_held(session) if table is not None else math.inf
+        """Rows of the embedding that the base's file has."""
         self._idle = set() if session.run.holds(Premise.CAUSAL_LM) else {name for name, _ in self._trainable}
         """Tensors that need not move: a model that is not known may have parts that take no part."""
         self._reached: set[str] = set()
@@ -90,11 +90,9 @@ class MovementProbe(Probe):
         for group in session.optimizer.param_groups:
             rate = rate_of(group, math.inf)
             self._rates |= {id(p): max(rate, self._rates.get(id(p), rate)) for p in group["params"]}
-        if self._lookup is not None and self._lookup.requires_grad:
+        if self._held < math.inf or (self._lookup is not None and self._lookup.requires_grad):
             for batch in session.window:
                 self._read.update(batch.input_ids[batch.attention_mask.bool()].tolist())
-        for batch in session.window if self._held < math.inf else ():
-            self._added.update(batch.input_ids[batch.attention_mask.bool() & (batch.input_ids >= self._held)].tolist())
         if self._idle:
             norms = {name: float(whole(p.grad).norm()) for name, p in self._trainable if p.grad is not None}
             least = NO_GRADIENT * math.hypot(*norms.values()) if norms else 0.0
@@ -115,8 +113,7 @@ class MovementProbe(Probe):
             for name, bias in self._biases.items()
             if name in now and bias.dtype != (dtype := now[name].dtype) and torch.equal(bias.to(dtype), now[name])
         }
-        same = {name for name, (before, _) in self._frozen.items() if found.get(name) == before} | rounded
-        changed = [name for name in self._frozen if name not in same]
+        changed = [n for n, (before, _) in self._frozen.items() if found.get(n) != before and n not in rounded]
         live = dict(session.model.named_parameters())
         after = {name: live.get(name, old) for name, old in self._trainable}
         appeared = [name for name in now if name not in self._frozen and name not in after]
@@ -146,7 +143,7 @@ class MovementProbe(Probe):
             drawn=tuple(sorted(self._drawn & now.keys() - {*changed})),
             misfrozen=self._misfrozen,
             adapted=tuple(_adapted(self._trainable)),
-            added=tuple(sorted(self._added)),
+            added=tuple(sorted(token for token in self._read if token >= self._held)),
             layers_rest=_layers_rest(session.model, math.inf if session.run.holds(Premise.CAUSAL_LM) else A_HEAD),
             nonfinite=tuple(name for name, p in after.items() if not whole(p).isfinite().all()),
         )
