@@ -8,7 +8,6 @@ lines of all but the first have the key `rank`.
 import dataclasses
 import json
 import math
-import os
 import typing
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -227,11 +226,7 @@ class TraceWriter:
 
     def end_line(self) -> None:
         """Begin a new line if another process, killed in the middle of one, left the last one unfinished."""
-        with self.path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - 1))
-            whole = file.read() in (b"", b"\n")
-        if not whole:
+        if self.path.read_bytes()[-1:] not in (b"", b"\n"):
             self._append(b"\n")
 
     def close(self) -> None:

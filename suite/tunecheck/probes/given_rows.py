@@ -61,7 +61,7 @@ class GivenRowsProbe(Probe):
         self._ends, self._marks = given.end_tokens(session.tokenizer, session.model)
         self._start = getattr(session.tokenizer, "bos_token_id", None)
         self._padding = getattr(session.tokenizer, "pad_token_id", None)
-        self._show = getattr(session.tokenizer, "decode", _as_numbers)
+        self._show = getattr(session.tokenizer, "decode", lambda tokens: f"token {' '.join(map(str, tokens))}")
         run: Any = session.run
         known = hasattr(session.tokenizer, "decode")
         self._template = turns_of(session.tokenizer) if known else None
@@ -182,10 +182,6 @@ class GivenRowsProbe(Probe):
             if token in self._ends and before != IGNORED:
                 self._counts["end_tokens_supervised" if label != IGNORED else "end_tokens_masked"] += 1
                 self._counts["ends_or_padding"] += label == IGNORED and shown
-
-
-def _as_numbers(tokens: Sequence[int]) -> str:
-    return f"token {' '.join(map(str, tokens))}"
 
 
 def _held(dataset: Any, size: int | None, wanted: set[Ids]) -> Counter[Ids] | None:

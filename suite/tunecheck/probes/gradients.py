@@ -238,9 +238,6 @@ class _Sums:
         share = CANCELLED if self.dtypes == {dtype_name(torch.float32)} else CANCELLED_16BIT
         return share * self.parts["bias_size"].norm() if "bias_size" in self.parts else 0.0
 
-    def clear(self) -> None:
-        self.parts, self.rows = {}, None
-
     @property
     def complete(self) -> bool:
         """Whether every user was called as a module: one that was not computes with the weight where nothing is seen.
@@ -325,7 +322,7 @@ class WeightGradientProbe(Probe):
                 if errors:
                     dtypes = tuple(sorted({*sums.dtypes, dtype_name(module.weight.dtype)}))
                     found.setdefault(dtypes, {})[name] = max(errors, key=or_infinite)
-            sums.clear()  # the hook of a loss that is still held keeps them
+            sums.parts, sums.rows = {}, None  # the hook of a loss that is still held keeps the sums
         self._sums = {}
         for dtypes, each in (found or {(): {}}).items():
             at, error = worst(each, 0.0)

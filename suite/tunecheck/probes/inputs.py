@@ -104,7 +104,7 @@ class ShownRowsProbe(Probe):
         if step:
             return
         ends, _ = end_tokens(session.tokenizer, session.model)
-        decode = getattr(session.tokenizer, "decode", _numbers)
+        decode = getattr(session.tokenizer, "decode", lambda tokens: "".join(f"{token} " for token in tokens))
         run: Any = session.run
         longest = run.longest if hasattr(run, "longest") else run.data.max_length
         given = (row for batch in session.window for row in rows_of(batch))
@@ -142,7 +142,3 @@ def pieces_of(row: Row, decode: Show) -> tuple[RowPiece, ...]:
         wanted = decode(other) if kind == "learned" and other != tokens else ""
         pieces.append(RowPiece(kind=kind, tokens=len(tokens), text=text, labels=wanted))
     return tuple(pieces)
-
-
-def _numbers(tokens: Sequence[int]) -> str:
-    return "".join(f"{token} " for token in tokens)

@@ -157,19 +157,19 @@ class PositionProbe(Probe):
         hidden = None if hasattr(out, "encoder_last_hidden_state") else hidden
         named = {**inspect.signature(model.forward).bind_partial(*args, **given).arguments, **given}
         mask, read = named.get("attention_mask"), named.get("input_ids", next(iter(args), None))
-        gives = logits is not None or (hidden is not None and model is not self._part)
-        self._by_model |= isinstance(read, torch.Tensor) and gives
-        if isinstance(read, torch.Tensor) and model not in self._around and _reads(model, {False}):
-            self._look_at_mask(mask, padded.mask_by_ends(model, read, self._pads))
-        if isinstance(read, torch.Tensor) and (mask is None or (_of_positions(mask, read[..., None]) and mask.all())):
-            decodes = given.get("encoder_hidden_states") is not None and mask is None
-            seen = (padded.mask_of_decoder if decodes else padded.mask_by_ends)(model, read, self._pads)
-            mask = mask if seen is None else seen
+        if isinstance(read, torch.Tensor):
+            self._by_model |= logits is not None or (hidden is not None and model is not self._part)
+            if model not in self._around and _reads(model, {False}):
+                self._look_at_mask(mask, padded.mask_by_ends(model, read, self._pads))
+            if mask is None or (_of_positions(mask, read[..., None]) and mask.all()):
+                decodes = given.get("encoder_hidden_states") is not None and mask is None
+                seen = (padded.mask_of_decoder if decodes else padded.mask_by_ends)(model, read, self._pads)
+                mask = mask if seen is None else seen
+            if _learns(hidden) and _of_positions(read, hidden) and _reads(model, {True}):
+                self.hooks.gradient(hidden, partial(self._add_unseen, padded.tokens(read, mask)))
         if _learns(hidden) and _of_positions(mask, hidden):
             self._guessed |= isinstance(read, torch.Tensor) and self._holds_others(model, mask, read)
             self._add_at_padding(mask, hidden)
-        if isinstance(read, torch.Tensor) and _learns(hidden) and _of_positions(read, hidden) and _reads(model, {True}):
-            self.hooks.gradient(hidden, partial(self._add_unseen, padded.tokens(read, mask)))
         vocabulary = int(getattr(text_config(model.config), "vocab_size", 0)) or math.inf
         if model.config.is_encoder_decoder:  # that makes its decoder's tokens of the labels, unless it is given them
             read = given.get("decoder_input_ids")
