@@ -13,13 +13,12 @@ from tunecheck.probes.gradients import GradientProbe, LayerGradientProbe, Recomp
 from tunecheck.probes.inputs import ShownRowsProbe, StepInputsProbe
 from tunecheck.probes.movement import ContinuityProbe, MovementProbe
 from tunecheck.probes.oracle import OracleProbe, OwnLossProbe
-from tunecheck.probes.other_models import OtherModelsProbe
 from tunecheck.probes.positions import PositionProbe
 from tunecheck.probes.preferences import PreferenceProbe
 from tunecheck.probes.ranks import PaceProbe, ReplicaProbe, ShardProbe
 from tunecheck.probes.resources import LiveTensorProbe
 from tunecheck.probes.round_trip import ResumedProbe, RoundTripProbe
-from tunecheck.probes.training_state import CensusProbe, TrainingStateProbe
+from tunecheck.probes.training_state import CensusProbe, OtherModelsProbe, TrainingStateProbe
 from tunecheck.probes.updates import UpdateProbe
 from tunecheck.training.events import Probe
 
