@@ -80,11 +80,11 @@ class UpdateProbe(Probe):
     def step_end(self, session: Session, step: int, applied: bool) -> None:
         if applied:  # torch's optimizers leave a tensor without a gradient alone: no decay, no count
             self._counts = [n + present for n, present in zip(self._counts, self._present, strict=True)]
-        if not self._before:
-            self._applied += applied
-            return
         training = session.run.training
         rate = training.rate(self._applied)
+        self._applied += applied
+        if not self._before:
+            return
         settings = self._settings(session, rate)
         betas = training.adam_beta1, training.adam_beta2
         known = session.run.holds(Premise.UPDATE_RULE_KNOWN)  # the betas of another rule may be one, or three
@@ -133,7 +133,6 @@ class UpdateProbe(Probe):
     def _updated(self, settings: Settings, betas: tuple[float, float], epsilon: float) -> list[torch.Tensor]:
         """Advance the moments by this step's gradients; return the parameters that AdamW must give."""
         b1, b2 = betas
-        self._applied += 1
         updated = [*self._before]
         for at, (before, gradient) in enumerate(zip(self._before, self._gradients, strict=True)):
             if gradient is None:
