@@ -73,8 +73,7 @@ class Check(Frozen, ABC):
     def __call__(self, trace: Trace) -> Finding:
         """Judge the trace. Missing evidence makes the finding unjudged, never passed; nothing is raised for it.
 
-        Where several processes trained, return the finding of the first that failed, else of the first that could not
-        be judged.
+        Where several processes trained, return the finding of the first that failed, else of the first unjudged one.
         """
         if self.across_ranks or len(trace.ranks) == 1:
             return self._asked(trace)

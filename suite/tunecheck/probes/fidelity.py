@@ -105,8 +105,7 @@ def _wrapped(name: str, unclaimed: Collection[str]) -> str | None:
 def _stands_elsewhere(name: str, parameter: Any, weights: WeightFile, unclaimed: Iterable[str]) -> bool:
     """Return whether the file has the tensor's rows under other names of its layer: a loader renames, joins or turns.
 
-    transformers 5 loads Mixtral's experts, three matrices each, into two tensors of all, and GPT-NeoX's head by another
-    name.
+    transformers 5 loads Mixtral's experts, three matrices each, into two tensors of all, and renames GPT-NeoX's head.
     """
     if is_packed(parameter):
         return False

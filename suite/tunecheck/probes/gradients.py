@@ -149,8 +149,7 @@ wrong at every length, so that the smaller error counts.
 class LayerGradientProbe(Probe):
     """Takes each layer alone once, after training, in train mode; only where the run asks for it; in fp32 arithmetic.
 
-    Its gradient is held against its own differences, where there is no autograd. A whole model's slope hides what is
-    wrong in one layer of thirty.
+    Its gradient is held against its own differences, without autograd: a whole model's slope hides one wrong layer.
     """
 
     emits = (LayerGradients,)

@@ -31,8 +31,7 @@ FEWEST_ELEMENTS, EDGE = 64, 8.0
 A_HEAD = 0.1
 """Of the parameters of a model's layers, those of its head at most."""
 NO_GRADIENT = 1e-6
-"""Share of all gradients' norm up to which one may be the rounding of 0, as that of a bias before a normalisation
-is: 1e-8 measured."""
+"""Share of all gradients' norm up to which one may be a rounded 0, as a bias's before a normalisation: 1e-8 measured."""
 
 TRAINED_ELEMENTS, FROZEN_ELEMENTS = 512, 64
 """Elements compared of each tensor, evenly spread: a part is not enough to find a flipped bit, which the digests at the
@@ -251,8 +250,7 @@ def _head(model: Any) -> Any:
 def _learning_in_part(model: Any, lookup: Any) -> dict[str, torch.Tensor]:
     """The trainable tensors of which a window may give a part alone a gradient, but for `lookup` and the head.
 
-    Tables that are looked up (positions, kinds of token), added tokens, which rows may do without, and experts, to
-    which no token may be routed.
+    Tables that are looked up (positions, kinds of token), added tokens, and experts, to which no token may be routed.
     """
     whole_or_known = {id(_head(model)), id(lookup)}
     tables = {id(p) for m in model.modules() if isinstance(m, torch.nn.Embedding) for p in own_parameters(m)}

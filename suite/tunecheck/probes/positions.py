@@ -1,8 +1,7 @@
 """At which positions the loss of early steps pulls, read off its gradient: whatever its formula, two things hold.
 
 Nothing that comes out of padding may count, and no position may be asked for a token that it reads: at its own place,
-or, where it is asked for the next one, behind it. Needs neither labels nor the loss, so that it looks at every training
-of a model that is given tokens.
+or, where it is asked for the next one, behind it. That needs neither labels nor the loss: any model of tokens will do.
 """
 
 import inspect

@@ -1,8 +1,7 @@
 """What learns, how it is held, and the switches at every forward pass: mode, adapters, requires_grad, torch's own.
 
 Switches are judged against what they must be, not against what they were before: an evaluation in the middle of a run
-that leaves the model in eval mode changes nothing that a later look could compare with, and nothing at all without
-dropout.
+that leaves the model in eval mode changes nothing that a later look could compare with.
 """
 
 from collections import Counter

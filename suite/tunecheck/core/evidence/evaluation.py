@@ -16,8 +16,7 @@ class Evaluation(Record):
     loss: float
     tokens: int
     logits_loss: float | None = None
-    """Mean negative log-likelihood of the rows from the evaluation's own logits, in float64. None where they cannot be
-    assigned to the rows' tokens."""
+    """Mean negative log-likelihood from the evaluation's own logits, in float64; None where nobody can place them."""
     model_repeats: bool | None = None
     """Whether the model, given the evaluation's first batch once more right after it, computes the same to the last
     bit. None before the first step, where it was not seen to compute anything, and with offloaded parameters."""
@@ -73,8 +72,7 @@ class Generation(Record):
     greedy_agreement: float
     """Share of the generated tokens that are the arg max of one plain forward over prompt and answer."""
     logit_difference: float
-    """Largest difference of the scores it was chosen by, after generate's processors, and that forward's logits, over
-    the largest logit."""
+    """Largest difference of generate's processed scores and that forward's logits, over the largest logit."""
     mean_logprob: float
     """Mean log-probability of the generated tokens under that forward."""
     tokens: int

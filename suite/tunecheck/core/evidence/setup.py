@@ -90,8 +90,7 @@ class Census(Record):
     total_parameters: int
     """Packed 4-bit weights count with their unpacked number; a tied tensor counts once."""
     expected_parameters: int | None = None
-    """What the strategy trains, by arithmetic from the configuration's shapes; None for an architecture whose shapes
-    are not known here."""
+    """What the strategy trains, by arithmetic from the configuration's shapes; None where those are not known here."""
     weight_decays: dict[str, int]
     """Tensors by the weight decay of their parameter group."""
     undecayed: tuple[str, ...] = ()
@@ -181,8 +180,7 @@ class AdapterStart(Record):
     seed: int
     """What torch's generator was last seeded with, by which A was drawn."""
     base_difference: float
-    """Relative difference of the model's logits from those with its adapters disabled, before training, nothing
-    dropped."""
+    """Relative difference of logits with adapters from those without, before training, nothing dropped."""
 
 
 class AdapterDropout(Record):
@@ -238,6 +236,5 @@ class ForwardReference(Record):
     in 16 bit; taken in a 16-bit run alone."""
     fp32_error_at: str = ""
     extreme_error: float | None = None
-    """Largest relative error of sdpa by itself, at lengths and scores that the training may never have; taken where the
-    model attends by sdpa."""
+    """Largest relative error of sdpa by itself, at lengths and scores that may never come; where the model uses it."""
     extreme_error_at: str = ""

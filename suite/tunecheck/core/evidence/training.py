@@ -46,8 +46,7 @@ class TrainingState(Record):
     unfrozen: tuple[str, ...] = ()
     """Tensors that require a gradient and are not of that set."""
     settings: tuple[str, ...] = ()
-    """What else is not as configured, in words: autocast, attention, checkpointing, precision of fp32 products, the
-    adapters' scale."""
+    """What else is not as configured, in words: autocast, attention, checkpointing, fp32 products, adapters' scale."""
     random_state: str = ""
     """Digest of the device's random state before the first forward pass; empty where the step drew nothing from it."""
     dropping_nothing: tuple[str, ...] = ()
@@ -110,8 +109,7 @@ class OwnLoss(Record):
     foreign_rows: int = 0
     """Rows of the forward passes whose tokens are not those of a row of the window."""
     model_repeats: bool | None = None
-    """Whether the model, given the first micro-batch once more, computes the same to the last bit. None where that was
-    not tried."""
+    """Whether the model computes the first micro-batch again to the last bit. None where that was not tried."""
     random_states: tuple[str, ...] = ()
     """Digests of the random state before each forward pass of the window, where dropout draws from it."""
 
@@ -223,8 +221,7 @@ class CutOff(Record):
     left_out: tuple[str, ...] = ()
     """Likewise, on which a loss depends that is computed and that is no part of what is differentiated."""
     hidden: tuple[str, ...] = ()
-    """Items of plain lists and dictionaries of the model whose tensors get a gradient, and that no optimizer holds. And
-    modules outside of the model."""
+    """Items of the model's plain lists and dictionaries, and modules outside of it, that learn in no optimizer."""
     passes: int = 0
     """Passes of each early step, at least, whose results could be differentiated and are not, beside others."""
     in_steps: int = 0

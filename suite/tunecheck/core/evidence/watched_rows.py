@@ -89,8 +89,7 @@ class RowsGiven(Record):
     padding_ends: int = 0
     """Rows in which a token of padding that is attended to, and not learned, follows what is learned."""
     expected: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Expectation of the text that is learned to what rows learn that do not meet it; without those that nobody could
-    compare."""
+    """Expectation of the learned text to what rows learn that do not meet it; only those that could be compared."""
 
 
 class BaseTokens(Record):
@@ -150,8 +149,7 @@ class PositionGradients(Record):
     raising_second: int = 0
     """Those of them where it is the one behind the next token, and another than that."""
     asked_for_next: int = 0
-    """Rows that are asked for the next token at one position, and whose model was called again with another one
-    there."""
+    """Rows asked for the next token at one position, whose model was called again with another one there."""
     seeing_next: int = 0
     """Those of them whose scores at that position were others then."""
     padding_both_ways: int = 0

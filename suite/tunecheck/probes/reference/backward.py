@@ -30,8 +30,7 @@ NEGATIVE_SCORE = -120.0
 """Below -88.7, the logarithm of fp32's largest number, exp(0 - score) overflows. Trained models have such heads."""
 
 ROUNDING_OF_SCORES = 1e-2
-"""Error up to which this is not judged: scores of that size are rounded to 1e-5, and accuracy is the other relations'
-subject."""
+"""Error that is not judged: scores of that size are rounded to 1e-5, and accuracy is the other relations' subject."""
 Tensors = dict[str, torch.Tensor]
 Outcome = tuple[torch.Tensor, torch.Tensor, Sequence[torch.Tensor]]
 """What a formula makes of its inputs, the gradient by it that is handed down, and those by the inputs; float64."""

@@ -150,8 +150,7 @@ def scores_of(loss: torch.Tensor) -> Iterator[list[Scored]]:
 def positives_without_twin(entropy: Any) -> bool:
     """Return whether a cross entropy of pairs has positives of two other texts, where each text is there twice.
 
-    As in SimCSE (arXiv 2104.08821), which encodes each twice. Two rows are looked at, [rows, tokens] as they were
-    looked up.
+    As in SimCSE (arXiv 2104.08821), which encodes each twice. Two rows are looked at, by the tokens looked up.
     """
     target, softmax = entropy._saved_target, straight_back(entropy.next_functions[0])[0]
     pairs = entropy._saved_self.ndim == 2 and FEWEST_PAIRS <= len(target) == len(target.unique())

@@ -26,8 +26,7 @@ def tokens(read: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
 def mask_of_decoder(model: Any, read: torch.Tensor, pads: Sequence[int]) -> torch.Tensor | None:
     """Return where a decoder without a mask reads tokens, rather than the padding of its model or of its tokenizer.
 
-    None where nobody knows. It starts with a token that may be that of padding. What it is to predict behind padding
-    that it reads is padding.
+    None where nobody knows. It starts with a token that may be that of padding. Behind padding it predicts padding.
     """
     named = {*pads, *special_tokens(model.config, "pad")} - special_tokens(model.config, "eos")
     if not named:

@@ -34,8 +34,7 @@ class Vocabulary(Frozen):
     def row_problem(self, ids: Sequence[int], prompt_tokens: int, prompt: str, answer: str) -> str:
         """What a row says instead of its prompt, its answer and the end token; empty when it says just that.
 
-        A start token before the prompt is the tokenizer's own affair, and so is a space before a text, which the
-        SentencePiece family adds.
+        A start token before the prompt is the tokenizer's own affair, and so is SentencePiece's space before a text.
         """
         first = ids[:1] == (self.start,) and not prompt.startswith(self.says(ids[:1]))
         said = (self.says(ids[first:prompt_tokens]), self.says(ids[prompt_tokens:-1]))
