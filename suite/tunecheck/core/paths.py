@@ -38,8 +38,7 @@ def project_folder() -> Path:
 def configs_folders() -> tuple[Path, ...]:
     """Return the folders of YAML files, a user's own before the shipped one.
 
-    A user's own is $TUNECHECK_CONFIGS, else configs/ in the project folder where there is one. Raises ConfigError for
-    a named one that is no folder.
+    A user's own is $TUNECHECK_CONFIGS, else the project folder's configs/. Raises ConfigError if a named one is none.
     """
     named = os.environ.get("TUNECHECK_CONFIGS")
     own = Path(named).expanduser().absolute() if named else project_folder() / "configs"
@@ -87,9 +86,8 @@ def session_folder() -> Path:
 def reports_folder() -> Path:
     """Return the folder that holds a folder for each session: $TUNECHECK_REPORTS, else reports/runs of the project.
 
-    It is absolute, since a watched script may change its directory.
-    There is no pytest option for it: before its plugins are read, pytest takes the value of an unknown option for a
-    path to collect.
+    It is absolute, since a watched script may change its directory. There is no pytest option for it: before its
+    plugins are read, pytest takes the value of an unknown option for a path to collect.
     """
     return Path(os.environ.get("TUNECHECK_REPORTS") or project_folder() / "reports" / "runs").absolute()
 

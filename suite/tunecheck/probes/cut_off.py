@@ -160,8 +160,7 @@ class CutOffProbe(Probe):
     def _again(self, model: Any, made: _Pass, changed: Any) -> list[torch.Tensor]:
         """Return the results that gradients arrive at, with these tensors changed.
 
-        Modes and random state are the same in each call, and gradients enabled: in eval mode, or without gradients, a
-        model may return something else, or raise.
+        Modes and random state are the same in each call, and gradients enabled: else a model may return something else.
         """
         parameters = [self._idle[name] for name in changed]
         device = next(iter(model.parameters())).device

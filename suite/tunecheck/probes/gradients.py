@@ -341,8 +341,7 @@ class WeightGradientProbe(Probe):
 def _embedding(session: Session) -> list[tuple[str, tuple[Any, ...]]]:
     """Return the input embedding's name with itself and a head that is tied to it; nothing unless both are plain.
 
-    Where there is no head of its own, the embedding's weight may be the head in a product that no module makes. Ranks
-    would choose other rows of it, each by its own tokens.
+    Without a head of its own, the weight may be the head in a product that no module makes. Ranks choose other rows.
     """
     model = session.model
     if not hasattr(model, "get_output_embeddings") or session.exchange.count > 1:
@@ -359,8 +358,7 @@ def _embedding(session: Session) -> list[tuple[str, tuple[Any, ...]]]:
 def _special_tokens(session: Session) -> frozenset[int]:
     """Return the ids that may be an embedding's padding_idx, whose look-up has no gradient: no ordinary text's.
 
-    Of all that are special, not of the present padding alone: padding_idx is fixed when the model is made, and scripts
-    choose another padding token later.
+    Of all that are special: padding_idx is fixed when the model is made, and scripts choose other padding later.
     """
     tokenizer = session.tokenizer
     special, added = (getattr(tokenizer, name, ()) for name in ("all_special_ids", "added_tokens_decoder"))

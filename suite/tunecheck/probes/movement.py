@@ -31,7 +31,7 @@ FEWEST_ELEMENTS, EDGE = 64, 8.0
 A_HEAD = 0.1
 """Of the parameters of a model's layers, those of its head at most."""
 NO_GRADIENT = 1e-6
-"""Share of all gradients' norm up to which one may be a rounded 0, as a bias's before a normalisation: 1e-8 measured."""
+"""Share of all gradients' norm up to which one may be a rounded 0, as a bias's before a norm is: 1e-8 measured."""
 
 TRAINED_ELEMENTS, FROZEN_ELEMENTS = 512, 64
 """Elements compared of each tensor, evenly spread: a part is not enough to find a flipped bit, which the digests at the
@@ -274,8 +274,7 @@ class ContinuityProbe(Probe):
     """Keeps samples of all parameters and compares them at every moment of a step.
 
     The optimizer's own step lies between the end of the backward pass and the end of the step: all that trained tensors
-    change elsewhere is no update, and frozen ones change nowhere. Offloaded parameters are not looked at: gathering
-    them in every step would cost more than the step.
+    change elsewhere is no update, and frozen ones change nowhere. To gather offloaded ones would cost more than a step.
     """
 
     emits = (Continuity,)

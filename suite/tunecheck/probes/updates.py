@@ -39,8 +39,7 @@ Settings = Sequence[tuple[float, float]]
 class UpdateProbe(Probe):
     """Keeps its own moments in fp32 and predicts each step.
 
-    All of it in the CPU's memory, where the prediction is computed too: what a probe keeps on the card from one moment
-    to the next is in the run's peak.
+    All in the CPU's memory: what a probe keeps on the card from one moment to the next is in the run's peak.
     """
 
     emits = (Update,)
@@ -185,7 +184,6 @@ def explained(after: torch.Tensor, before: torch.Tensor, predicted: torch.Tensor
 
     There a step is about as long as the distance of two weights, so that averages that are rounded too decide for many
     elements whether they move: 0.39 of the update of SmolLM2's lora_A in bf16 at a rate of 2e-4, with nothing wrong.
-    All in fp32.
     """
     if dtype == torch.float32:
         return predicted

@@ -1,7 +1,6 @@
 """What a loss's graph tells of the cross entropies in it: their scores' gradient, and the tokens that these come from.
 
-Whatever a model returns, and by whatever method it is called, a cross entropy leaves a log-softmax in the graph, and a
-trained embedding the tokens that it looked up.
+Whatever a model returns, a cross entropy leaves a log-softmax in the graph, and a trained embedding its tokens.
 """
 
 import math
@@ -85,8 +84,7 @@ def gradients(
 ) -> tuple[torch.Tensor, ...] | None:
     """Return the gradients of an output by what these edges carry; None where the graph refuses, or one gets none.
 
-    It refuses where a function written in Python stands before the edges: to run it once more may do more than compute,
-    as a hook, a checkpoint and a script's own function do.
+    It refuses where a function in Python stands before the edges, as a hook or a checkpoint, which may do more.
     """
     begin = output.node if isinstance(output, GradientEdge) else output.grad_fn
     if any(isinstance(node, BackwardCFunction) for node in graph_of(begin, {edge.node for edge in edges})):

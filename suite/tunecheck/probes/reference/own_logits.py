@@ -1,7 +1,6 @@
 """The loss and its gradient at the logits that the trainer itself computed, in float64.
 
-Behind the logits no arithmetic of the model is left, so that a wrong loss differs from this one by what is wrong and
-not by what 16 bit rounds. Imports torch; child process only.
+Behind the logits no arithmetic of the model is left: a wrong loss differs by what is wrong, not by what 16 bit rounds.
 """
 
 from collections.abc import Iterator, Sequence
@@ -90,8 +89,7 @@ class OwnLogits:
     def gradient_error(self, scale: float) -> float | None:
         """Relative error of the gradient by the logits of sampled positions, for a loss that is multiplied by `scale`.
 
-        What it must be is rounded to the logits' dtype first, as autograd's is, and nothing where nothing is
-        supervised. None where none arrived.
+        What it must be is rounded to the logits' dtype first, and 0 where nothing is supervised. None if none arrived.
         """
         logits, arrived, self._logits, self._got = self._logits, self._got, {}, {}
         difference, norm, largest, dtype = self._others, 0.0, 0.0, torch.float64

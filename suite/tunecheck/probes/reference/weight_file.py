@@ -16,8 +16,7 @@ CLASSIFIERS = "Classification", "QuestionAnswering", "MultipleChoice"
 class WeightFile:
     """The safetensors file or files of a model folder: names and tensors, read to the CPU when asked for.
 
-    The files are open for as long as the object lives, which is to be short: their script may write them again. To open
-    one for each tensor anew takes 0.3 s of a small 4-bit model.
+    They are open as long as the object lives, shortly, as a script may write them; opening each time takes 0.3 s more.
     """
 
     def __init__(self, folder: Path) -> None:
