@@ -79,8 +79,7 @@ class Generation(Record):
     """Generated tokens, an end token among them."""
     most_frequent_share: float
     readable_share: float
-    """Characters of the text that are neither the replacement character of a broken one nor control characters nor
-    unassigned, as a share; 1 for no text."""
+    """Share of the text's characters that are no replacement, control or unassigned characters; 1 for no text."""
     not_largest: int
     """Generated tokens that are not the arg max of the scores they were chosen by."""
     stops: bool

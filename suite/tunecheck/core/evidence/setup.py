@@ -159,12 +159,10 @@ class AdapterStart(Record):
     """
 
     start_difference: float
-    """Largest difference of an adapted linear's output from its base's, over the base's largest, before training and in
-    train mode."""
+    """Largest difference of an adapted linear's output from its base's, over the base's largest; in train mode."""
     modules: int
     algebra_error: float
-    """Largest relative error of what an adapted linear adds, and of its gradients by the adapter's tensors, against the
-    formula computed from the run's numbers."""
+    """Largest relative error of what an adapted linear adds, and of the adapter's gradients, against the formula."""
     algebra_error_at: str
     """The module, and which gradient where it is not the output."""
     least_algebra_error: float = 0.0

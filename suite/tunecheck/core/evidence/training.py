@@ -87,8 +87,7 @@ class Oracle(Record):
     worst_gradient: str
     norm: float
     directional_error: float | None = None
-    """Slope of the loss along the gradient, from two losses to either side, against the slope that the gradient
-    promises: relative. None where it was not configured."""
+    """Relative error of the loss's slope along the gradient, by a loss to either side. None if not configured."""
     split: str
     """How the trainer split the window, for the reader: "2 x 2 rows"."""
     of_means: bool = False

@@ -81,10 +81,9 @@ class OwnLogits:
 
         None unless each token was seen, in known rows alone.
         """
-        parts = exchange.gathered((self._seen, float(self._total), self._unknown))
-        seen, total = sum(part[0] for part in parts), sum(part[1] for part in parts)
-        whole = not any(part[2] for part in parts) and seen == self._tokens > 0
-        return total / self._tokens if whole else None
+        seen, totals, unknown = zip(*exchange.gathered((self._seen, float(self._total), self._unknown)), strict=True)
+        whole = not any(unknown) and sum(seen) == self._tokens > 0
+        return sum(totals) / self._tokens if whole else None
 
     def gradient_error(self, scale: float) -> float | None:
         """Relative error of the gradient by the logits of sampled positions, for a loss that is multiplied by `scale`.
