@@ -54,6 +54,8 @@ MEANT = {
     ("evaluation_reported", "some rows"),
     ("rows_reach_loss", "the first position"),
     ("rows_reach_loss", "prompts alone"),
+    ("rows_reach_loss", "tags one early"),
+    ("rows_reach_loss", "tags one late"),
     ("rows_reach_loss", "answers from their third token on"),
     ("loss_receives_logits", "rows against themselves"),
     ("loss_receives_logits", "outputs against all targets"),
@@ -400,6 +402,8 @@ FAULTS = {
     "rows_reach_loss": {
         "the first position": lambda: watched(positions(unseen=54)),
         "prompts alone": lambda: of_unknown_labels(used(beginnings=24)),
+        "tags one early": lambda: watched(positions(marked=24, tags_early=24)),
+        "tags one late": lambda: watched(positions(marked=24, tags_late=23)),
         "answers from their third token on": lambda: of_unknown_labels(used(begun_late=2)),
     },
     "no_target_leakage": {

@@ -46,9 +46,8 @@ def values(scores):
     return (scores[..., 0] - 1).square().mean()
 
 
-@pytest.mark.parametrize(("loss", "padded"), [(begins_and_ends, 0), (classes, 5), (values, 5)])
-def test_padding_among_which_a_position_is_chosen_may_be_learned(loss, padded):
-    """It is to be scored low; where each position counts by itself it is to count for nothing."""
+def probed(loss):
+    """What the probe records of one step with this loss of a model."""
     model, seen = Reader(), []
     probe = PositionProbe(seen.append)
     session = SimpleNamespace(
@@ -56,9 +55,39 @@ def test_padding_among_which_a_position_is_chosen_may_be_learned(loss, padded):
     )
     probe.start(session)
     probe.step_begin(session, 0, ())
-
-    loss(model(IDS, MASK)).backward()
+    loss(model).backward()
     probe.backward_end(session, 0)
+    (record,) = seen
+    return record
 
-    assert [each.padded for each in seen] == [padded]
-    assert (seen[0].padding_share > 0) is bool(padded)
+
+@pytest.mark.parametrize(("loss", "padded"), [(begins_and_ends, 0), (classes, 5), (values, 5)])
+def test_padding_among_which_a_position_is_chosen_may_be_learned(loss, padded):
+    """It is to be scored low; where each position counts by itself it is to count for nothing."""
+    seen = probed(lambda model: loss(model(IDS, MASK)))
+
+    assert seen.padded == padded
+    assert (seen.padding_share > 0) is bool(padded)
+
+
+TAGGED = torch.tensor([[1, 5, 6, 7, 8, 2, 0], [1, 9, 6, 6, 2, 0, 0]])
+TAGS = torch.tensor([[-100, 1, -100, 0, 1, -100, -100], [-100, 1, 0, 0, -100, -100, -100]])
+
+
+@pytest.mark.parametrize(
+    ("tags", "counts"),
+    [
+        (TAGS, (2, 0, 0)),
+        (TAGS.roll(-1, dims=1), (2, 2, 0)),
+        (TAGS.roll(1, dims=1), (2, 0, 2)),
+        (torch.where(TAGGED == 0, -100, 1), (0, 0, 0)),
+        (torch.where(TAGGED == 1, 1, -100), (0, 0, 0)),
+    ],
+    ids=["words", "one early", "one late", "all tokens", "a summary"],
+)
+def test_tags_of_words_that_are_one_position_off(tags, counts):
+    """Between the marks at both ends of a row; a word of several tokens has one tag."""
+    wanted = tags.flatten()
+    seen = probed(lambda model: torch.nn.functional.cross_entropy(model(TAGGED, TAGGED != 0).flatten(0, 1), wanted))
+
+    assert (seen.marked, seen.tags_early, seen.tags_late) == counts

@@ -89,6 +89,12 @@ class PaddingHidden(Check):
 DETACHED = "The results of a pass are detached, turned into numbers, or overwritten by those of the next pass."
 FOR_A_METRIC = "a pass may be made for a metric alone, though it then needs no gradients"
 INVERTED = "The mask of answers is inverted."
+TAGS_OFF = "Tags of words are one position off, as where the first special token of a row is not counted."
+TAGGED = {
+    "tags_early": "from its first mark on, and neither its last mark nor the token before",
+    "tags_late": "from the second token behind its first mark on",
+}
+"""Field of PositionGradients to which positions the loss uses."""
 
 
 class RowsReachLoss(Check):
@@ -96,12 +102,14 @@ class RowsReachLoss(Check):
 
     A position sees nothing behind it. Tokens behind the last position that the loss uses change no gradient. A pass
     that is made with gradients gets one. Where a row begins with a prompt, the loss uses the answer from its beginning.
+    Where an encoder tags words, the tags begin at the first word.
     """
 
     needs = frozenset({"user_code"})
     convention = "a later part of each row may be context for nothing, such as turns that are not learned"
     meaning = f"""The first position of a causal model is used as the summary of its row, as in BERT. It sees its own
-    token alone. Or an index of the last token is taken from the other side. {INVERTED} {BEGUN_LATE} {DETACHED}"""
+    token alone. Or an index of the last token is taken from the other side. {INVERTED} {BEGUN_LATE} {DETACHED}
+    {TAGS_OFF}"""
     remedy = "Use the last token of each row, at attention_mask.sum(1) - 1 if rows are padded on the right, or a mean."
 
     max_unseen_share: float = 0.5
@@ -112,7 +120,9 @@ class RowsReachLoss(Check):
     min_steps: int = 3
     """Steps that must each leave a pass without a gradient."""
     min_rows: int = 8
-    """Rows that are all learned at their beginning alone."""
+    """Rows that are all learned at their beginning alone, or tagged rows needed for a share."""
+    max_off_share: float = 0.9
+    """Share of the tagged rows. A mark may be tagged as well, and some rows end with an untagged part of a word."""
 
     def judge(self, trace: Trace) -> Finding:
         lost = [seen for seen in trace.records(CutOff) if seen.passes and seen.in_steps >= self.min_steps]
@@ -130,6 +140,11 @@ class RowsReachLoss(Check):
                 detail = f"all {used.rows} rows are learned from their first token on, and none to its end"
                 return self.at_most(used.rows, 0, detail, causes=[INVERTED])
         seen = trace.records(PositionGradients)
+        marked = sum(one.marked for one in seen)
+        for field, words in TAGGED.items() if marked >= self.min_rows else ():
+            if (off := sum(getattr(one, field) for one in seen) / marked) > self.max_off_share:
+                detail = f"in {off:.0%} of {marked} rows of an encoder the loss uses the row {words}"
+                return self.at_most(off, self.max_off_share, detail, causes=[TAGS_OFF])
         tokens = enough(sum(one.tokens for one in seen), self.min_tokens, "tokens of a causal model")
         share = sum(one.unseen for one in seen) / tokens
         detail = f"{share:.1%} of {tokens} tokens stand behind the last position of their row that the loss uses"

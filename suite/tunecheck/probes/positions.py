@@ -37,6 +37,8 @@ BALANCED = 1e-3
 """Of a gradient's sizes, what its sum over the positions of a row is at most where a softmax was taken over them."""
 FEWEST_TELLING = 16
 """Positions by which rows are told from columns, and one pass from another."""
+FEWEST_TAGS = 3
+"""Positions of a row that the loss uses, more than a summary and its neighbour."""
 LOOKED_AT = 512
 """Positions of a pass at most whose gradient by the logits is searched for the token that it raises."""
 
@@ -164,8 +166,11 @@ class PositionProbe(Probe):
                 decodes = given.get("encoder_hidden_states") is not None and mask is None
                 seen = (padded.mask_of_decoder if decodes else padded.mask_by_ends)(model, read, self._pads)
                 mask = mask if seen is None else seen
-            if _learns(hidden) and _of_positions(read, hidden) and _reads(model, {True}):
-                self.hooks.gradient(hidden, partial(self._add_unseen, padded.tokens(read, mask)))
+            if _learns(hidden) and _of_positions(read, hidden):
+                real = padded.tokens(read, mask)
+                for causally, add in ((True, self._add_unseen), (False, partial(self._add_marked, read))):
+                    if _reads(model, {causally}):
+                        self.hooks.gradient(hidden, partial(add, real))
         if _learns(hidden) and _of_positions(mask, hidden):
             self._guessed |= isinstance(read, torch.Tensor) and self._holds_others(model, mask, read)
             self._add_at_padding(mask, hidden)
@@ -323,6 +328,20 @@ class PositionProbe(Probe):
         used = (gradient.detach() != 0).any(dim=-1)
         real = real & used.any(dim=1, keepdim=True)
         self._counts.update(tokens=int(real.sum()), unseen=int((real & ~padded.up_to_last(used)).sum()))
+
+    def _add_marked(self, read: torch.Tensor, real: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Count rows between two marks that the loss uses in part, and those used from or up to one mark alone."""
+        used, rows = (gradient.detach() != 0).any(dim=-1) & real, torch.arange(len(read), device=read.device)
+        first, last = real.int().argmax(dim=1), real.shape[1] - 1 - real.flip(1).int().argmax(dim=1)
+        alike = [read[rows, end] == read[rows, end].mode().values for end in (first, last)]
+        number, tokens = used.sum(dim=1), real.sum(dim=1)
+        marked = alike[0] & alike[1] & (number >= FEWEST_TAGS) & (3 * number > tokens) & (number < tokens)
+        second, third = (used[rows, (first + more).clamp(max=last)] for more in (1, 2))
+        early = used[rows, first] & ~used[rows, last] & ~used[rows, last - 1]
+        late = third & ~used[rows, first] & ~second
+        self._counts.update(
+            marked=int(marked.sum()), tags_early=int((marked & early).sum()), tags_late=int((marked & late).sum())
+        )
 
     def _keep(self, read: torch.Tensor, used: torch.Tensor, mask: torch.Tensor | None = None) -> None:
         """Keep these rows where they are: to read them waits for a GPU."""

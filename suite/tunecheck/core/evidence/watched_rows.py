@@ -163,6 +163,12 @@ class PositionGradients(Record):
     """Tokens that models of transformers were given whose attention hides later positions."""
     unseen: int = 0
     """Those of them behind the last position of their row that the loss uses."""
+    marked: int = 0
+    """Rows of encoders that begin, and end, with one token each, and most of whose positions the loss uses."""
+    tags_early: int = 0
+    """Those of them that it uses from the first token on, and not up to the last two."""
+    tags_late: int = 0
+    """Those of them that it uses from the third token on."""
     followed: int = 0
     """Rows with padding behind them that is no end token."""
     asked_behind: int = 0
