@@ -156,6 +156,7 @@ class OtherOptimizers:
             beside = OtherOptimizer(name=part, tensors=held, steps=steps, model_steps=steps, without_gradient=idle)
             found.append(beside)
         self._seen.clear()
+        self._beside = []
         return found
 
 
