@@ -204,6 +204,8 @@ def _run_of(**declared: Any) -> WatchedRun:
 
 def described(model: Any) -> tuple[WatchedRun, dict[Premise, str]]:
     """Return what the model declares, and the premises that it leaves open with the reason."""
+    if not trained_model.is_transformers(model):
+        return _described_by_itself(model)
     # those of a model of peft's: of others, into which they were injected, requires_grad alone tells what learns
     adapters = getattr(model, "peft_config", {}) if hasattr(model, "get_base_model") else {}
     config = adapters.get(ADAPTER) if len(adapters) == 1 else None  # the one that get_peft_model added
@@ -308,7 +310,7 @@ def edited_by_hooks(parameters: Mapping[str, Any]) -> str:
     return f"a hook may edit the gradients of {some(hooked, 1)}" if hooked else ""
 
 
-def described_by_itself(model: Any) -> tuple[WatchedRun, dict[Premise, str]]:
+def _described_by_itself(model: Any) -> tuple[WatchedRun, dict[Premise, str]]:
     """Return the same of a model that is none of transformers, of which its tensors alone are known."""
     parameters = dict(model.named_parameters())
     refuse_shards(parameters.values())

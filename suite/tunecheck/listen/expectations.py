@@ -19,20 +19,25 @@ from tunecheck.core.spelling import nearest
 SCHEDULES = ("linear", "cosine", "constant")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Expectation:
     """A key of `--expect`."""
 
-    meaning: str
-    example: str
+    key: str
     read: Callable[[str], Any]
     """Raises ValueError with the rule that the value breaks."""
+    example: str
+    meaning: str
     sets: str = ""
     """Key of the run's training that gets the value."""
     premises: tuple[Premise, ...] = ()
     """Premises that it settles."""
-    opens: tuple[str, ...] = ("as_expected",)
-    """Checks that are judged by it."""
+
+    @property
+    def opens(self) -> tuple[str, ...]:
+        """Checks that are judged by it."""
+        of_tensors = ("trainable_set",) if self.key in ("trained", "frozen") else ()
+        return JUDGED_BY.get(self.key, ("as_expected", *of_tensors))
 
 
 def read_expectations(given: Iterable[str]) -> dict[str, Any]:
@@ -136,68 +141,46 @@ def _expression(text: str) -> str:
     return text
 
 
-EXPECTATIONS: dict[str, Expectation] = {
-    "supervised": Expectation(
-        meaning="every row has supervised text that matches this expression",
-        example=r"</answer>$",
-        read=_expression,
-    ),
-    "unsupervised": Expectation(
-        meaning="no row has supervised text that matches this expression",
-        example="Question:",
-        read=_expression,
-    ),
-    "trained": Expectation(
-        meaning="tensors with a matching name are trained, and each of them changes",
-        example=r"lm_head",
-        read=_expression,
-        opens=("as_expected", "trainable_set"),
-    ),
-    "frozen": Expectation(
-        meaning="tensors with a matching name are not trained and do not change",
-        example=r"embed_tokens",
-        read=_expression,
-        opens=("as_expected", "trainable_set"),
-    ),
-    "accumulation": Expectation(
-        meaning="each optimizer step has this many micro-batches; the last one of an epoch may have fewer",
-        example="4",
-        read=_whole(1),
-    ),
-    "loss": Expectation(
-        meaning="the script's own loss is the mean over the supervised tokens of a step",
-        example="token_mean",
-        read=_one_of("token_mean"),
-        premises=(Premise.LOSS_DECLARED, Premise.MEAN_DECLARED),
-        opens=JUDGED_BY["loss"],
-    ),
-    "learning_rate": Expectation(
-        meaning="peak learning rate of the schedule",
-        example="2e-4",
-        read=_positive,
-        sets="learning_rate",
-        opens=JUDGED_BY["learning_rate"],
-    ),
-    "schedule": Expectation(
-        meaning=f"schedule after the warm-up: {', '.join(SCHEDULES)}",
-        example="cosine",
-        read=_one_of(*SCHEDULES),
-        sets="lr_scheduler",
-        opens=JUDGED_BY["schedule"],
-    ),
-    "schedule_steps": Expectation(
-        meaning="optimizer steps until the end of the schedule",
-        example="1000",
-        read=_whole(1),
-        sets="schedule_steps",
-        opens=JUDGED_BY["schedule_steps"],
-    ),
-    "warmup_steps": Expectation(
-        meaning="warm-up steps in which the rate rises from 0",
-        example="100",
-        read=_whole(0),
-        sets="warmup_steps",
-        opens=JUDGED_BY["warmup_steps"],
-    ),
+EXPECTATIONS = {
+    one.key: one
+    for one in (
+        Expectation(
+            "supervised", _expression, "</answer>$", "every row has supervised text that matches this expression"
+        ),
+        Expectation(
+            "unsupervised", _expression, "Question:", "no row has supervised text that matches this expression"
+        ),
+        Expectation(
+            "trained", _expression, "lm_head", "tensors with a matching name are trained, and each of them changes"
+        ),
+        Expectation(
+            "frozen", _expression, "embed_tokens", "tensors with a matching name are not trained and do not change"
+        ),
+        Expectation(
+            "accumulation",
+            _whole(1),
+            "4",
+            "each optimizer step has this many micro-batches; the last one of an epoch may have fewer",
+        ),
+        Expectation(
+            "loss",
+            _one_of("token_mean"),
+            "token_mean",
+            "the script's own loss is the mean over the supervised tokens of a step",
+            premises=(Premise.LOSS_DECLARED, Premise.MEAN_DECLARED),
+        ),
+        Expectation("learning_rate", _positive, "2e-4", "peak learning rate of the schedule", "learning_rate"),
+        Expectation(
+            "schedule",
+            _one_of(*SCHEDULES),
+            "cosine",
+            f"schedule after the warm-up: {', '.join(SCHEDULES)}",
+            "lr_scheduler",
+        ),
+        Expectation(
+            "schedule_steps", _whole(1), "1000", "optimizer steps until the end of the schedule", "schedule_steps"
+        ),
+        Expectation("warmup_steps", _whole(0), "100", "warm-up steps in which the rate rises from 0", "warmup_steps"),
+    )
 }
 """Key to what it means, in the order of the docs."""

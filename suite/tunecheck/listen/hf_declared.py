@@ -1,6 +1,7 @@
 """What a Trainer's own objects declare, as the session and the run that probes and checks know."""
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from transformers.trainer_utils import get_last_checkpoint
 
 from tunecheck.core.errors import Unsupported
-from tunecheck.core.evidence import BestChosen, Rates, ScheduleTaken, SettingsGiven, Window
+from tunecheck.core.evidence import BestChosen, Rates, Record, ScheduleTaken, Window
 from tunecheck.core.files import read_json
 from tunecheck.core.premises import Premise, opened
 from tunecheck.core.trace import read
@@ -27,21 +28,39 @@ ADAMW_ARGUMENTS = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", 
 
 def declared_optimizer(trainer: Any) -> str:
     """Return the class of the optimizer that the arguments name; "" where an object was passed, or is not known."""
-    name = str(getattr(trainer.args.optim, "value", trainer.args.optim))
-    return "AdamW" if name.startswith("adamw_torch") else ""
+    return "AdamW" if _word(trainer.args.optim).startswith("adamw_torch") else ""
 
 
-def declared_rates(hooks: Any) -> list[Rates]:
-    """Return the learning rates that differ from those declared for their tensors; [] where none are declared."""
-    trainer = hooks.trainer
+def declarations(hooks: Any, state: Any) -> Iterator[Record]:
+    """Yield what the Trainer's objects declare beside the run."""
+    trainer, args, own = hooks.trainer, hooks.trainer.args, hooks.own_optimizer
+    yield from _rates(trainer, own)
+    schedule = getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)  # accelerate's is one around another
+    if args.world_size == 1 and schedule is not None and any(lasts := made_for(schedule)):  # several step it once each
+        total = int(state.max_steps)
+        yield ScheduleTaken(made_for=lasts[0], warmup=lasts[1], taken=total, optimizer_steps=total)
+    optimizer, rate = inner_optimizer(trainer.optimizer), None if own else float(args.learning_rate)
+    yield settings_of(trainer.model, [optimizer], args, rate)
+    metric, kept = args.metric_for_best_model, _word(args.save_strategy) == "best" or args.save_total_limit
+    if metric is not None and (args.load_best_model_at_end or kept):
+        yield BestChosen(metric=metric, greater=bool(args.greater_is_better))
+
+
+def _word(argument: Any) -> str:
+    """Return the text of an argument, which may be a member of an enumeration."""
+    return str(getattr(argument, "value", argument))
+
+
+def _rates(trainer: Any, own_optimizer: bool) -> Iterator[Rates]:
+    """Yield the learning rates that differ from those declared for their tensors, where any are."""
     optimizer = inner_optimizer(trainer.optimizer)
-    own = type(trainer).create_optimizer.__module__.startswith("transformers.")
+    made_by_it = type(trainer).create_optimizer.__module__.startswith("transformers.")
     wanted = provenance.DECLARED.get(optimizer)
-    if wanted is None and own and not hooks.own_optimizer and declared_optimizer(trainer):
+    if wanted is None and made_by_it and not own_optimizer and declared_optimizer(trainer):
         rate = float(trainer.args.learning_rate), f"{type(trainer.args).__name__}.learning_rate"
         wanted = dict.fromkeys((name for name, _ in trainer.model.named_parameters()), rate)
     if wanted is None:
-        return []
+        return
     given = {id(p): group.get("initial_lr", group["lr"]) for group in optimizer.param_groups for p in group["params"]}
     found = {name: given[id(p)] for name, p in trainer.model.named_parameters() if id(p) in given and name in wanted}
     wrong = {
@@ -49,37 +68,14 @@ def declared_rates(hooks: Any) -> list[Rates]:
         for name, rate in found.items()
         if not math.isclose(rate, wanted[name][0], rel_tol=1e-6)
     }
-    return [Rates(tensors=len(found), wrong=wrong)]
+    yield Rates(tensors=len(found), wrong=wrong)
 
 
-def declared_schedule(trainer: Any, state: Any) -> list[ScheduleTaken]:
-    """Return how long the schedule and its warm-up last; [] for several processes, which step it once each."""
-    schedule = getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)  # accelerate's is one around another
-    if trainer.args.world_size > 1 or schedule is None:
-        return []
-    (steps, warmup), total = made_for(schedule), int(state.max_steps)
-    seen = ScheduleTaken(made_for=steps, warmup=warmup, taken=total, optimizer_steps=total)
-    return [seen] if steps or warmup else []
-
-
-def declared_settings(hooks: Any) -> SettingsGiven:
-    """Return the numbers that the arguments, the model and the optimizer were given."""
-    trainer = hooks.trainer
-    optimizer, args = inner_optimizer(trainer.optimizer), trainer.args
-    return settings_of(trainer.model, [optimizer], args, None if hooks.own_optimizer else float(args.learning_rate))
-
-
-def best_chosen(args: Any) -> list[BestChosen]:
-    """Return by what the best checkpoint is chosen, where one is kept or loaded."""
-    metric, strategy = args.metric_for_best_model, str(getattr(args.save_strategy, "value", args.save_strategy))
-    chosen = metric is not None and (args.load_best_model_at_end or strategy == "best" or args.save_total_limit)
-    return [BestChosen(metric=metric, greater=bool(args.greater_is_better))] if chosen else []
-
-
-def session(trainer: Any, hooks: Any, given: dict[str, Any], state: Any) -> Session:
+def session(hooks: Any, given: dict[str, Any], state: Any) -> Session:
     """Return the training as a session, its run the one that its objects declare."""
+    trainer = hooks.trainer
     return session_of(
-        run_of(trainer, hooks, state, given.get("train_dataloader")),
+        run_of(hooks, state, given.get("train_dataloader")),
         trainer.model,
         hooks.window,
         optimizer=inner_optimizer(trainer.optimizer),
@@ -152,17 +148,15 @@ def precision_of(trainer: Any) -> str:
     return names.get(compute or dtype_of(trainer.model), "fp32")
 
 
-def run_of(trainer: Any, hooks: Any, state: Any, loader: Any = None) -> declared.WatchedRun:
+def run_of(hooks: Any, state: Any, loader: Any) -> declared.WatchedRun:
     """Return what the Trainer's objects declare, and the loader of its rows."""
-    args, model = trainer.args, trainer.model
+    trainer, args, model = hooks.trainer, hooks.trainer.args, hooks.trainer.model
     if getattr(trainer, "is_deepspeed_enabled", False):
         raise Unsupported("tunecheck does not support DeepSpeed, whose engine hides gradients, clipping and steps")
     kind = type(args).__name__
-    known = is_transformers(model)
-    described, left_open = (declared.described if known else declared.described_by_itself)(model)
+    described, left_open = declared.described(model)
     total = state.max_steps
-    listened = min(hooks.listener.options.steps, total)
-    schedule = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
+    schedule = _word(args.lr_scheduler_type)
     if hooks.own_schedule or schedule not in declared.SCHEDULES:
         which = "the script's own schedule" if hooks.own_schedule else f"the schedule {schedule!r}"
         left_open[Premise.SCHEDULE_KNOWN] = f"tunecheck does not know the closed form of {which}"
@@ -193,7 +187,7 @@ def run_of(trainer: Any, hooks: Any, state: Any, loader: Any = None) -> declared
         left_open[Premise.ROWS_DRAWN_ONCE] = f"{weighted} may draw a row several times"
     left_open = not_the_plain_loss(trainer) | left_open | opened([Premise.CAUSAL_LM], hooks.objective)
     training = declared.WatchedTraining.model_construct(
-        max_steps=listened,
+        max_steps=min(hooks.listener.options.steps, total),
         first_step=state.global_step,
         # of a script's later trainings nobody knows whether they are to begin anew
         resume_steps=declared_resume(args) if hooks.listener.first else 0,
@@ -210,7 +204,7 @@ def run_of(trainer: Any, hooks: Any, state: Any, loader: Any = None) -> declared
         precision=precision_of(trainer),
         # LLaMA-Factory turns it on itself, and leaves the argument as it is
         gradient_checkpointing=bool(args.gradient_checkpointing or declared.checkpoints(model)),
-        attention=attention_kernel(model) if known else "",
+        attention=attention_kernel(model) if is_transformers(model) else "",
         seed=args.seed,
     )
     if Premise.SCHEDULE_KNOWN in left_open:
@@ -219,7 +213,6 @@ def run_of(trainer: Any, hooks: Any, state: Any, loader: Any = None) -> declared
     sources = described.sources | {f"training.{name}": f"{kind}.{name} = {getattr(args, name)!s}" for name in names}
     masked = "assistant" if getattr(args, "assistant_only_loss", False) else ""
     masked = masked or ("completion" if getattr(args, "completion_only_loss", False) else "")
-    evaluates = str(getattr(args, "eval_strategy", "no")).rpartition(".")[2].lower() != "no"
     return described.under(
         training=training,
         left_open=left_open,
@@ -231,7 +224,7 @@ def run_of(trainer: Any, hooks: Any, state: Any, loader: Any = None) -> declared
         rows_per_micro_batch=rows_per_micro_batch(trainer),
         pairs=declares_pairs(trainer.train_dataset) or declares_ratings(trainer.train_dataset),
         smoothing=float(getattr(args, "label_smoothing_factor", 0) or 0),
-        evaluates=evaluates,
+        evaluates=_word(getattr(args, "eval_strategy", "no")) != "no",
         autocast=casts(trainer),
         **({"drops": True} if getattr(args, "neftune_noise_alpha", None) else {}),
     )

@@ -246,16 +246,11 @@ class TrainerHooks(StepMoments, TrainerCallback):
             self.first = state.global_step
             listened(inner_optimizer(self.trainer.optimizer))
             self.shown = None if self.objective else self.window[0].input_ids[:1, :ROW_TOKENS]
-            found = hf_declared.session(self.trainer, self, kwargs, state)
+            found = hf_declared.session(self, kwargs, state)
             run: Any = found.run
             unknown = self.own_optimizer and not run.holds(Premise.UPDATE_RULE_KNOWN)
             self.listener.begin(found, "" if unknown else hf_declared.declared_optimizer(self.trainer))
-            declared = (
-                *hf_declared.declared_rates(self),
-                *hf_declared.declared_schedule(self.trainer, state),
-                hf_declared.declared_settings(self),
-            )
-            self.listener.emit(*of_trainer(self.trainer), *declared, *hf_declared.best_chosen(args))
+            self.listener.emit(*of_trainer(self.trainer), *hf_declared.declarations(self, state))
             self.listener.look(EvaluationRows, lambda: shared_rows(self.trainer))
         self.step = state.global_step - self.first
         if declares_pairs(self.trainer.train_dataset):

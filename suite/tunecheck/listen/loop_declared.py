@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from tunecheck.core.premises import OF_A_LOOP, Premise, opened
-from tunecheck.listen.declared import WatchedRun, WatchedTraining, checkpoints, described, described_by_itself
+from tunecheck.listen.declared import WatchedRun, WatchedTraining, checkpoints, described
 from tunecheck.listen.listener import Listener
 from tunecheck.listen.optimizers import adamw_settings, highest_rate, scales_loss
 from tunecheck.listen.trained_model import dtype_of, is_causal, is_transformers, other_model, other_rows, own_objective
@@ -23,7 +23,7 @@ def objective_of(model: Any, given: Mapping[str, Any]) -> str:
 
 def run_of(model: Any, optimizer: Any, listener: Listener, autocast: torch.dtype | None, objective: str) -> WatchedRun:
     """Return what the model and the optimizer of a loop declare."""
-    declared, left_open = described(model) if is_transformers(model) else described_by_itself(model)
+    declared, left_open = described(model)
     left_open |= OF_A_LOOP | opened([Premise.CAUSAL_LM], objective)
     settings, why = adamw_settings(optimizer, own=True)
     left_open |= opened([Premise.UPDATE_RULE_KNOWN], why)
