@@ -28,15 +28,8 @@ class WatchedLora(Lora):
 
     def as_saved(self) -> dict[str, object]:
         """Return what peft's adapter_config.json must say of these adapters, as far as it is read here."""
-        return {
-            "r": self.r,
-            "lora_alpha": self.alpha,
-            "lora_dropout": self.dropout,
-            "use_dora": self.use_dora,
-            "use_rslora": self.use_rslora,
-            "rank_pattern": self.rank_pattern,
-            "alpha_pattern": self.alpha_pattern,
-        }
+        alike = {name: getattr(self, name) for name in ("r", "use_dora", "use_rslora", "rank_pattern", "alpha_pattern")}
+        return {**alike, "lora_alpha": self.alpha, "lora_dropout": self.dropout}
 
     def scale_of(self, module: str) -> float:
         """Return the factor of this module's adapter: of its own rank and alpha, where a pattern names it."""
@@ -123,7 +116,7 @@ def adapters_of(config: Any, model: Any) -> WatchedLora:
 
 def trained_tensors(model: Any, config: Any) -> tuple[frozenset[str], int | None]:
     """Enumerate the tensors that a LoraConfig trains, and count their elements; requires_grad is not read."""
-    embeddings, sizes = _embeddings(model), dict[str, int]()
+    sizes = dict[str, int]()
     lora, targeted = adapters_of(config, model), set(model.base_model.targeted_module_names)  # peft's own report
     for module, layer in model.base_model.model.named_modules():
         base = getattr(layer, "base_layer", layer)
@@ -140,19 +133,15 @@ def trained_tensors(model: Any, config: Any) -> tuple[frozenset[str], int | None
         if lora.use_dora:
             sizes[f"{BASE}{module}.lora_magnitude_vector.{ADAPTER}.weight"] = rows
     for target, learnt in learnt_tokens(config).items():
-        for module in (name for name in embeddings if _names([target], name)):
-            name = f"{BASE}{module}.token_adapter.trainable_tokens_delta.{ADAPTER}"
-            sizes[name] = len(learnt) * embeddings[module][0]
-    saved = [] if config.modules_to_save is None else list(config.modules_to_save)
+        for module, width in _embeddings(model).items():
+            if _names([target], module):
+                sizes[f"{BASE}{module}.token_adapter.trainable_tokens_delta.{ADAPTER}"] = len(learnt) * width
+    adapted = {f"{BASE}{module}.base_layer.bias" for module in targeted} if config.bias != "none" else ()
     for name, parameter in model.named_parameters():
         module, kept, _ = name.partition(f".modules_to_save.{ADAPTER}.")
-        if kept and module.endswith(tuple(saved)):  # as peft matches them: "norm" is input_layernorm, too
+        saved = kept and module.endswith(tuple(config.modules_to_save or ()))  # as peft: "norm" is input_layernorm, too
+        if saved or name in adapted or (config.bias == "all" and name.endswith("bias") and "lora_" not in name):
             sizes[name] = parameter.numel()
-    if config.bias != "none":
-        adapted = {f"{BASE}{module}.base_layer.bias" for module in targeted}
-        for name, parameter in model.named_parameters():
-            if name in adapted or (config.bias == "all" and name.endswith("bias") and "lora_" not in name):
-                sizes[name] = parameter.numel()
     # a bias that learns is one of the base's own, which is no parameter more
     known = config.bias == "none" and not getattr(config, "target_parameters", None)
     return frozenset(sizes), sum(sizes.values()) if known else None
@@ -164,14 +153,11 @@ def learnt_tokens(config: Any) -> dict[str, list[int]]:
     return dict(given) if isinstance(given, dict) else {"embed_tokens": list(given)}
 
 
-def _embeddings(model: Any) -> dict[str, tuple[int, int]]:
-    """Return name to shape [width, tokens], outputs first, of every embedding of the base, adapted or not."""
-    inner = (".modules_to_save", ".original_module", ".token_adapter", ".base_layer")
-    return {
-        re.sub("|".join(map(re.escape, inner)), "", name.removeprefix(BASE)): (m.embedding_dim, m.num_embeddings)
-        for name, m in model.named_modules()
-        if isinstance(m, torch.nn.Embedding)
-    }
+def _embeddings(model: Any) -> dict[str, int]:
+    """Return name to width of every embedding of the base, adapted or not."""
+    inner = r"\.(modules_to_save|original_module|token_adapter|base_layer)"
+    found = ((name, module) for name, module in model.named_modules() if isinstance(module, torch.nn.Embedding))
+    return {re.sub(inner, "", name.removeprefix(BASE)): module.embedding_dim for name, module in found}
 
 
 def _names(targets: Any, module: str) -> bool:

@@ -235,7 +235,8 @@ def described(model: Any) -> tuple[WatchedRun, dict[Premise, str]]:
     init = getattr(config, "init_lora_weights", True)
     noise = noise_by_hooks(model)
     left_open |= opened((Premise.LOSS_REPEATABLE, Premise.FORWARD_REPEATABLE), noise)
-    left_open |= opened([Premise.GRADIENTS_UNEDITED], edited_by_hooks(parameters))
+    if hooked := sorted(name for name, p in parameters.items() if p._backward_hooks):
+        left_open[Premise.GRADIENTS_UNEDITED] = f"a hook may edit the gradients of {some(hooked, 1)}"
     if lora is not None and getattr(config, "target_parameters", None):
         why = "tunecheck does not enumerate the adapters of LoraConfig.target_parameters"
         left_open[Premise.ADAPTERS_ENUMERATED] = why
@@ -302,12 +303,6 @@ def described(model: Any) -> tuple[WatchedRun, dict[Premise, str]]:
         sources=sources,
     )
     return run, left_open
-
-
-def edited_by_hooks(parameters: Mapping[str, Any]) -> str:
-    """Return which parameters have hooks that may edit their gradients; "" where none has."""
-    hooked = sorted(name for name, p in parameters.items() if p._backward_hooks)
-    return f"a hook may edit the gradients of {some(hooked, 1)}" if hooked else ""
 
 
 def _described_by_itself(model: Any) -> tuple[WatchedRun, dict[Premise, str]]:

@@ -53,31 +53,32 @@ class Division:
     def divided(self, result: float) -> list[LossDivided]:
         """Return who has divided the loss, of which the Trainer's step made this; nothing where nobody can tell."""
         given, self._given = self._given, {}
-        several, call_again = self._micro_batches, self._call_again
+        several, items = self._micro_batches, self._items
         if several < 2 or not math.isfinite(self._loss) or not self._loss or not _may_be_called(self._trainer):
             return []
         if not math.isclose(result, self._loss, rel_tol=SAME):
             return [LossDivided(micro_batches=several, by="the Trainer")]
-        if self._items is None:
+        if items is None:
             return []
-        loss = call_again(lambda: self._again(given, self._items))
-        others = [call_again(lambda: self._again(given, 2 * self._items))]
+        loss, others = self._again(given, items), [self._again(given, 2 * items)]
         with _twice_as_many(self._trainer):
-            others.append(call_again(lambda: self._again(given, self._items)))
+            others.append(self._again(given, items))
         if self._has_factor or any(not math.isclose(loss, other, rel_tol=SAME) for other in others):
             return [LossDivided(micro_batches=several, by="compute_loss")]
         # a sum over the rows is to be added up, and of rows that are compared with each other nobody can tell
         rows_twice = {n: torch.cat([v, v]) if isinstance(v, torch.Tensor) and v.ndim else v for n, v in given.items()}
         try:
-            twice = call_again(lambda: self._again(rows_twice, self._items))
+            twice = self._again(rows_twice, items)
         except Exception:  # of the script's own code, which may count on its number of rows
             return []
         return [LossDivided(micro_batches=several, by="")] if math.isclose(loss, twice, rel_tol=SAME_MEAN) else []
 
     def _again(self, given: dict[str, Any], items: Any) -> float:
-        trainer = self._trainer
-        with model_mode(trainer.model, False), torch.no_grad():
-            return float(trainer.compute_loss(self._model, dict(given), num_items_in_batch=items))
+        def loss() -> float:
+            with model_mode(self._trainer.model, False), torch.no_grad():
+                return float(self._trainer.compute_loss(self._model, dict(given), num_items_in_batch=items))
+
+        return self._call_again(loss)
 
 
 class LoopDivision:

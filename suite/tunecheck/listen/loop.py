@@ -61,7 +61,8 @@ class LoopHooks:
 
     def attach(self) -> None:
         """Begin to listen: to the model, where it is known, else to the first one that learns."""
-        self._found = self.hooks.before(None, self._find if self.model is None else self._find_entry, with_kwargs=True)
+        self._is_entry = self._is_found if self.model is None else self._is_of_given
+        self._found = self.hooks.before(None, self._on_call, with_kwargs=True)
         self.hooks.function(torch.Tensor, "backward", before=self._on_backward)
         self.hooks.optimizer_steps(self._on_step, self._on_stepped)
 
@@ -80,19 +81,23 @@ class LoopHooks:
 
     # The model.
 
-    def _find(self, module: Any, args: Any, given: dict[str, Any]) -> None:
-        """The first call, with gradients, of a module that an optimizer trains finds the model."""
-        if not torch.is_grad_enabled() or self.model is not None:
-            return
+    def _on_call(self, module: Any, args: Any, given: dict[str, Any]) -> None:
+        """Listen to what each pass calls once it is called, this call included, which goes on without a new hook."""
+        if torch.is_grad_enabled() and self.entry is None and self._is_entry(module, args, given):
+            self._hook(module)
+            self._on_forward(module, args, given)
+
+    def _is_found(self, module: Any, args: Any, given: dict[str, Any]) -> bool:
+        """Return whether this is what an optimizer trains: the model is found then."""
         if not self.looks or module in self.parts or not any(p.requires_grad for p in module.parameters()):
-            return
+            return False
         from tunecheck.listen.optimizers import optimizers_of
         from tunecheck.listen.trained_model import called_by_name, is_causal, trained_whole
 
         if is_causal(module) and not args and given.get("input_ids") is None:
-            return  # its rows begin outside of it, as those of a captioner do: what calls it is the model
+            return False  # its rows begin outside of it, as those of a captioner do: what calls it is the model
         if self.follows and not optimizers_of(module):
-            return
+            return False
         self.looks -= not is_causal(module)
         by_name = called_by_name(module) if args or given.get("input_ids") is not None else None
         self.model, self.why = trained_whole(by_name or module, again=module is self.candidate())
@@ -104,23 +109,14 @@ class LoopHooks:
                 self.why = f"a transform of torch.func calls the {self.kind}"
             self.candidate = weakref.ref(module)
             self.parts.update(part for part in module.modules() if part is not module and not is_causal(part))
-        else:
-            self._listen_to(module, args, given)
+        return self.model is not None
 
-    def _find_entry(self, module: Any, args: Any, given: dict[str, Any]) -> None:
-        """The first call of the model that was given finds what each pass calls: itself, or a part of it."""
-        if not torch.is_grad_enabled() or self.entry is not None:
-            return
+    def _is_of_given(self, module: Any, args: Any, given: dict[str, Any]) -> bool:
+        """Return whether this is what a pass of the model that was given calls: itself, or a part of it."""
         from tunecheck.listen.trained_model import called_by_name, is_transformers
 
         own = not is_transformers(self.model) and any(module is part for part in self.model.modules())
-        if module is self.model or own or called_by_name(module) is self.model:
-            self._listen_to(module, args, given)
-
-    def _listen_to(self, module: Any, args: Any, given: dict[str, Any]) -> None:
-        """Listen to the calls of this module, the present one included, which goes on without a new hook."""
-        self._hook(module)
-        self._on_forward(module, args, given)
+        return module is self.model or own or called_by_name(module) is self.model
 
     def _hook(self, module: Any) -> None:
         self._found()

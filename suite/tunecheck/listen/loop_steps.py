@@ -298,7 +298,7 @@ class LoopSteps(StepMoments):
             return
         if self.user_writes is not None:
             self.user_writes.begin()
-        self.references = self._references()
+        self.references = sys.getrefcount(anchor_of(self.model))
 
     def _remember(self) -> None:
         """Have what the script merges and saves of the model read back, from the first step on."""
@@ -313,9 +313,6 @@ class LoopSteps(StepMoments):
 
     # The end.
 
-    def _references(self) -> int:
-        return sys.getrefcount(anchor_of(self.model))
-
     def _collecting(self, phase: str, info: dict[str, int]) -> None:
         """Let go of a model that the script has dropped before its window was over: the collection then frees it."""
         if phase == "start" and info["generation"] == 2 and not probing() and not self.begun:
@@ -323,7 +320,7 @@ class LoopSteps(StepMoments):
 
     @_ours
     def _drop(self) -> None:
-        if (references := self._references()) < self.references:
+        if (references := sys.getrefcount(anchor_of(self.model))) < self.references:
             self.references = references
             if not is_held(anchor_of(self.model)):
                 self._let_go()

@@ -36,7 +36,9 @@ def answers_named(*, searched: bool) -> tuple[Callable[[str], bool | None], str]
     holders = [*_made]
     _made.clear()
     if searched and not holders:
-        holders = [*_living_rows()][:MOST_DATA_SETS]
+        rows = [each for each in gc.get_objects() if type(each) is list and each and type(each[0]) is dict]
+        named = [(names, each) for each in rows if (names := _named([*each[0]]))]
+        holders = sorted(named, key=lambda pair: -len(pair[1]))[:MOST_DATA_SETS]
     better: dict[str, bool | None] = {}
     for (good, bad), rows in holders:
         own: dict[str, bool | None] = {}
@@ -87,12 +89,3 @@ def _text(answer: Any) -> str:
     if isinstance(answer, dict):
         answer = answer.get("content", answer.get("value"))
     return answer if isinstance(answer, str) else ""
-
-
-def _living_rows() -> Iterator[tuple[list[str], Any]]:
-    """Yield lists of rows, and tables, whose keys are named so, the longest ones first."""
-    found = []
-    for rows in gc.get_objects():
-        if type(rows) is list and rows and type(rows[0]) is dict and (names := _named([*rows[0]])):
-            found.append((names, rows))
-    yield from sorted(found, key=lambda pair: -len(pair[1]))

@@ -139,25 +139,15 @@ class OtherOptimizers:
 
     def records(self) -> list[OtherOptimizer]:
         """Return what each of them did, once."""
-        found = [
-            OtherOptimizer(
-                name=type(optimizer).__name__,
-                tensors=len(tensors_of(optimizer)),
-                model_steps=self._model_steps,
-                steps=seen["steps"],
-                without_gradient=seen["without_gradient"],
-                waiting=seen["waiting"],
-            )
-            for optimizer, seen in self._seen.items()
-        ]
+        steps = self._model_steps
+        found = [(type(other).__name__, tensors_of(other), seen) for other, seen in self._seen.items()]
         if self._beside:
-            part, steps = f"part of the {self._own}", self._model_steps
-            held, idle = len(self._beside), self._idle
-            beside = OtherOptimizer(name=part, tensors=held, steps=steps, model_steps=steps, without_gradient=idle)
-            found.append(beside)
+            idle = Counter(steps=steps, without_gradient=self._idle)
+            found.append((f"part of the {self._own}", self._beside, idle))
         self._seen.clear()
         self._beside = []
-        return found
+        counts: list[dict[str, Any]] = [{**seen, "name": name, "tensors": len(held)} for name, held, seen in found]
+        return [OtherOptimizer(model_steps=steps, **each) for each in counts]
 
 
 def _waiting_of(optimizer: Any) -> tuple[Callable[[], Any], int]:

@@ -140,9 +140,7 @@ def training_begins(model: Any) -> None:
     """A training of this model begins."""
     from tunecheck.training.tensors import own_parameters  # brings torch
 
-    for module in model.modules():
-        if any(tensor.requires_grad for tensor in own_parameters(module)):
-            _TRAINED.add(module)
+    _TRAINED.update(m for m in model.modules() if any(tensor.requires_grad for tensor in own_parameters(m)))
 
 
 def merged_into(layers: Iterable[Any]) -> None:

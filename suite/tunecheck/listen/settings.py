@@ -23,6 +23,8 @@ FEWEST_RATES = 4
 OF_GROUPS = {"weight_decay": "weight_decay", "momentum": "momentum", "eps": "adam_epsilon"}
 """Key of a parameter group to the kind of its number."""
 OF_ARGUMENTS = {"label_smoothing_factor": "label_smoothing", "neftune_noise_alpha": "neftune_noise_alpha"}
+Given = tuple[str, Any, str]
+"""Kind, value and place of a number."""
 
 
 def settings_of(
@@ -34,37 +36,34 @@ def settings_of(
     for optimizer in optimizers:
         found += _of_groups(optimizer, rate, pretrained)
         found += _of_depth(model, optimizer)
-    return SettingsGiven(settings=tuple(dict.fromkeys(found)))
+    each = dict.fromkeys((kind, float(value), where) for kind, value, where in found)
+    return SettingsGiven(settings=tuple(Setting(kind=kind, value=value, where=where) for kind, value, where in each))
 
 
-def _setting(kind: str, value: Any, where: str) -> Setting:
-    return Setting(kind=kind, value=float(value), where=where)
-
-
-def _of_model(model: Any) -> Iterator[Setting]:
+def _of_model(model: Any) -> Iterator[Given]:
     for config in filter(is_lora, configs_of(model).values()):
         by, root = (sqrt(config.r), "sqrt(r)") if config.use_rslora else (config.r, "r")
-        yield _setting("lora_scale", config.lora_alpha / by, f"LoraConfig's lora_alpha / {root}")
+        yield "lora_scale", config.lora_alpha / by, f"LoraConfig's lora_alpha / {root}"
     for module, name, share in dropouts(model):
         if "dropout" in (where := f"{type(module).__name__}.{name}").lower():  # the p of a distance is its norm's
-            yield _setting("dropout", share, where)
+            yield "dropout", share, where
 
 
-def _of_groups(optimizer: Any, rate: float | None, pretrained: bool) -> Iterator[Setting]:
+def _of_groups(optimizer: Any, rate: float | None, pretrained: bool) -> Iterator[Given]:
     name, adam = type(optimizer).__name__, ADAM.fullmatch(optimizer_kind(optimizer)) is not None
     for group in optimizer.param_groups if adam or type(optimizer) is torch.optim.SGD else ():
         for key, kind in OF_GROUPS.items():
             if group.get(key) is not None:
-                yield _setting(kind, group[key], f"{name}'s {key}")
+                yield kind, group[key], f"{name}'s {key}"
         if adam:
             for number, beta in enumerate(group.get("betas", ()), start=1):
-                yield _setting(f"adam_beta{number}", beta, f"{name}'s beta{number}")
+                yield f"adam_beta{number}", beta, f"{name}'s beta{number}"
         # the present rate, not a loop's initial one, which may be 1 as the factor of a schedule
         if adam and pretrained:
-            yield _setting("adam_rate", group["lr"] if rate is None else rate, f"{name}'s rate for pretrained weights")
+            yield "adam_rate", group["lr"] if rate is None else rate, f"{name}'s rate for pretrained weights"
 
 
-def _of_depth(model: Any, optimizer: Any) -> Iterator[Setting]:
+def _of_depth(model: Any, optimizer: Any) -> Iterator[Given]:
     """Yield the first layers' rate over the last ones', where rates rise or fall with depth, one for each layer."""
     # timm's and MAE's schedules keep a group's share of the rate, which may be 0 at first
     scales = [(group.get("lr_scale", group["lr"]), group["params"]) for group in optimizer.param_groups]
@@ -73,23 +72,23 @@ def _of_depth(model: Any, optimizer: Any) -> Iterator[Setting]:
     in_order = [rate for rate, _ in groupby(rates[id(p)] for p in model.parameters() if id(p) in rates)]
     if len(in_order) >= FEWEST_RATES and in_order[-1] and sorted(in_order) in (in_order, in_order[::-1]):
         where = f"{type(optimizer).__name__}'s rate of the first layers over that of the last ones"
-        yield _setting("rates_by_depth", in_order[0] / in_order[-1], where)
+        yield "rates_by_depth", in_order[0] / in_order[-1], where
 
 
-def _of_arguments(arguments: Any) -> Iterator[Setting]:
+def _of_arguments(arguments: Any) -> Iterator[Given]:
     kind = type(arguments)
     for name, of in OF_ARGUMENTS.items():
         if value := getattr(arguments, name, None):
-            yield _setting(of, value, f"{kind.__name__}.{name}")
+            yield of, value, f"{kind.__name__}.{name}"
     of_trl = any(base.__module__.startswith("trl.") for base in kind.__mro__)
     if of_trl and isinstance(beta := getattr(arguments, "beta", None), float | int):
         given = getattr(arguments, "loss_type", None)
         losses = given if isinstance(given, list | tuple) else [given]
-        yield _setting("simpo_beta" if "simpo" in losses else "preference_beta", beta, f"{kind.__name__}.beta")
+        yield "simpo_beta" if "simpo" in losses else "preference_beta", beta, f"{kind.__name__}.beta"
 
 
-def _of_losses() -> Iterator[Setting]:
+def _of_losses() -> Iterator[Given]:
     """Yield the smoothing of each cross entropy that a loop has made."""
     for loss in living(torch.nn.CrossEntropyLoss):
         if loss.label_smoothing:
-            yield _setting("label_smoothing", loss.label_smoothing, "CrossEntropyLoss.label_smoothing")
+            yield "label_smoothing", loss.label_smoothing, "CrossEntropyLoss.label_smoothing"

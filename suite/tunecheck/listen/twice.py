@@ -45,10 +45,9 @@ class Rehearsal:
             return
         first = read(path).run.training.first_step
         with closing(TraceWriter(path)) as writer:
-            writer.write(*_attempt(AttemptPurpose.REPEAT, self.repeat, first, 0))
+            writer.write(*_attempt(AttemptPurpose.REPEAT, self.repeat, first))
             if self.resume is not None:
-                shift = self.resume.run.training.first_step - first
-                writer.write(*_attempt(AttemptPurpose.RESUME, self.resume, first + shift, shift))
+                writer.write(*_attempt(AttemptPurpose.RESUME, self.resume, first))
 
 
 def rehearse(options: Options, run: Run) -> Rehearsal:
@@ -86,21 +85,20 @@ def _checkpoint(folder: Path, trace: Trace) -> tuple[int, Path | None]:
     return done, found.get(done)
 
 
-def _attempt(purpose: AttemptPurpose, trace: Trace, first: int, shift: int) -> Iterator[Record]:
+def _attempt(purpose: AttemptPurpose, trace: Trace, first: int) -> Iterator[Record]:
     """Yield the records of a run as an attempt whose steps are counted from those of the watched one."""
     yield AttemptStart(purpose=purpose, device=trace.main.start.device)
+    began, resumed = trace.run.training.first_step, purpose is AttemptPurpose.RESUME
     for record in trace.main.records:
         if isinstance(record, Step):
-            yield replace(record, step=record.step + shift)
+            yield replace(record, step=record.step + (began - first if resumed else 0))
         elif isinstance(record, Trained):
             yield record
-    end, began = trace.main.end, trace.run.training.first_step
-    seconds = end.seconds if end is not None else 0.0
-    if began != first:
+    end = trace.main.end or AttemptEnd(outcome=AttemptOutcome.CUT_OFF, detail="", seconds=0.0)
+    if began != first and not resumed:
         detail = f"it started at step {began}, the watched run at step {first}: the script resumes on its own"
-        yield AttemptEnd(outcome=AttemptOutcome.FAILED, detail=detail, seconds=seconds)
-    else:
-        yield end or AttemptEnd(outcome=AttemptOutcome.CUT_OFF, detail="", seconds=seconds)
+        end = replace(end, outcome=AttemptOutcome.FAILED, detail=detail, cause=None)
+    yield end
 
 
 # In the watched process.
