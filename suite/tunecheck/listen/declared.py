@@ -3,7 +3,7 @@
 `sources` names the object of each expectation, `premises` what is known about each premise of a check, and by whom.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -203,17 +203,17 @@ def _run_of(**declared: Any) -> WatchedRun:
 
 
 def described(model: Any) -> tuple[WatchedRun, dict[Premise, str]]:
-    """Return what the model declares, and the premises that it leaves open with the reason."""
+    """Return what the model declares, and the premises that it leaves open. Raises Unsupported where FSDP shards it."""
+    parameters, left_open = dict(model.named_parameters()), left_to_others()
+    if any(hasattr(p, "to_local") or getattr(p, "_is_flat_param", False) for p in parameters.values()):
+        raise Unsupported("its parameters are sharded, which tunecheck does not support yet")
     if not trained_model.is_transformers(model):
-        return _described_by_itself(model)
+        return _described_by_itself(model, parameters), trained_model.BY_ITS_CODE | left_open
     # those of a model of peft's: of others, into which they were injected, requires_grad alone tells what learns
     adapters = getattr(model, "peft_config", {}) if hasattr(model, "get_base_model") else {}
     config = adapters.get(ADAPTER) if len(adapters) == 1 else None  # the one that get_peft_model added
     variant = adapter_variant(model)
     lora = adapters_of(config, model) if is_lora(config) and not variant else None
-    parameters = dict(model.named_parameters())
-    left_open = left_to_others()
-    refuse_shards(parameters.values())
     trained, elements = frozenset(name for name, p in parameters.items() if p.requires_grad), None
     rests, added = tuple[str, ...](), None
     if lora is not None:
@@ -305,14 +305,12 @@ def described(model: Any) -> tuple[WatchedRun, dict[Premise, str]]:
     return run, left_open
 
 
-def _described_by_itself(model: Any) -> tuple[WatchedRun, dict[Premise, str]]:
-    """Return the same of a model that is none of transformers, of which its tensors alone are known."""
-    parameters = dict(model.named_parameters())
-    refuse_shards(parameters.values())
+def _described_by_itself(model: Any, parameters: Mapping[str, Any]) -> WatchedRun:
+    """Return the run of a model that is none of transformers, of which its tensors alone are known."""
     trained = frozenset(name for name, _ in learning(model))
     name = type(getattr(model, "_orig_mod", model)).__name__  # in torch.compile's
     unknown, size = Architecture.model_construct(model_type=""), sum(p.numel() for p in parameters.values())
-    run = _run_of(
+    return _run_of(
         model=Model.model_construct(name=name, parameters=size, architecture=unknown, sources=[]),
         strategy="full" if len(trained) == len(parameters) else "partial",
         trained=trained,
@@ -320,7 +318,6 @@ def _described_by_itself(model: Any) -> tuple[WatchedRun, dict[Premise, str]]:
         premises={},
         sources={"model": f"{type(model).__name__}.named_parameters()"},
     )
-    return run, trained_model.BY_ITS_CODE | left_to_others()
 
 
 def left_to_others() -> dict[Premise, str]:
@@ -329,12 +326,6 @@ def left_to_others() -> dict[Premise, str]:
     own_rows = f"each of {processes} processes sees only its own rows" if processes > 1 else ""
     no_files = f"process {rank} saves nothing; process 0 does" if rank else ""
     return opened([Premise.EVERY_ROW_SEEN], own_rows) | opened([Premise.FILES_WRITTEN_HERE], no_files)
-
-
-def refuse_shards(parameters: Iterable[Any]) -> None:
-    """Raise Unsupported where FSDP has sharded the parameters."""
-    if any(hasattr(p, "to_local") or getattr(p, "_is_flat_param", False) for p in parameters):
-        raise Unsupported("its parameters are sharded, which tunecheck does not support yet")
 
 
 def checkpoints(model: Any) -> bool:

@@ -211,15 +211,14 @@ def run_of(hooks: Any, state: Any, loader: Any) -> declared.WatchedRun:
         training._rate = math.nan
     names = ("learning_rate", "lr_scheduler_type", "weight_decay", "max_grad_norm", "gradient_accumulation_steps")
     sources = described.sources | {f"training.{name}": f"{kind}.{name} = {getattr(args, name)!s}" for name in names}
-    masked = "assistant" if getattr(args, "assistant_only_loss", False) else ""
-    masked = masked or ("completion" if getattr(args, "completion_only_loss", False) else "")
+    masked = [kind for kind in ("assistant", "completion") if getattr(args, f"{kind}_only_loss", False)]
     return described.under(
         training=training,
         left_open=left_open,
         id=hooks.listener.run_id,
         trainer=type(trainer).__name__,
         sources=sources,
-        masked=masked,
+        masked=masked[0] if masked else "",
         longest=getattr(args, "max_length", None) or getattr(args, "max_seq_length", None),
         rows_per_micro_batch=rows_per_micro_batch(trainer),
         pairs=declares_pairs(trainer.train_dataset) or declares_ratings(trainer.train_dataset),
@@ -230,17 +229,12 @@ def run_of(hooks: Any, state: Any, loader: Any) -> declared.WatchedRun:
     )
 
 
-def weighted_sampler(loader: Any) -> str:
+def weighted_sampler(loader: Any, depth: int = 6) -> str:
     """Return the class of a sampler that draws rows repeatedly by given weights; "" without one."""
-    layers, seen = [loader], set[int]()
-    while layers:
-        layer = layers.pop()
-        if isinstance(layer, torch.utils.data.WeightedRandomSampler) and layer.replacement:
-            return type(layer).__name__
-        if layer is not None and id(layer) not in seen:
-            seen.add(id(layer))
-            layers += [getattr(layer, name, None) for name in ("base_dataloader", "batch_sampler", "sampler")]
-    return ""
+    if isinstance(loader, torch.utils.data.WeightedRandomSampler) and loader.replacement:
+        return type(loader).__name__
+    within = (getattr(loader, name, None) for name in ("base_dataloader", "batch_sampler", "sampler") if depth)
+    return next(filter(None, (weighted_sampler(layer, depth - 1) for layer in within if layer is not None)), "")
 
 
 def rows_per_micro_batch(trainer: Any) -> int | None:
@@ -259,19 +253,17 @@ def adds_to_loss(config: Any) -> bool:
 
 def not_the_plain_loss(trainer: Any) -> dict[Premise, str]:
     """Return the premises that a declared loss of another kind leaves open, with the reason."""
-    args, config = trainer.args, getattr(trainer.model, "config", None)
-    reason = ""
+    args = trainer.args
     if smoothing := getattr(args, "label_smoothing_factor", 0):  # loss_oracle knows what such a loss is not
         return {Premise.LOSS_UNSMOOTHED: f"the loss is smoothed: label_smoothing_factor = {smoothing}"}
-    if getattr(args, "neftune_noise_alpha", None):
-        reason = f"noise is added to the embeddings: neftune_noise_alpha = {args.neftune_noise_alpha}"
-    elif getattr(trainer, "compute_loss_func", None) is not None:
+    if noise := getattr(args, "neftune_noise_alpha", None):
+        return {Premise.TOKEN_MEAN_LOSS: f"noise is added to the embeddings: neftune_noise_alpha = {noise}"}
+    if getattr(trainer, "compute_loss_func", None) is not None:
         return {Premise.LOSS_DECLARED: "compute_loss_func declares the script's own loss"}
-    elif getattr(args, "loss_type", None) not in (None, "nll", "chunked_nll"):
-        reason = f"the loss is not the token mean: loss_type = {args.loss_type}"
-    elif adds_to_loss(config):
-        reason = "the router loss is added to the token loss"
-    return opened([Premise.TOKEN_MEAN_LOSS], reason)
+    if (kind := getattr(args, "loss_type", None)) not in (None, "nll", "chunked_nll"):
+        return {Premise.TOKEN_MEAN_LOSS: f"the loss is not the token mean: loss_type = {kind}"}
+    adds = adds_to_loss(getattr(trainer.model, "config", None))
+    return {Premise.TOKEN_MEAN_LOSS: "the router loss is added to the token loss"} if adds else {}
 
 
 def _decayed(trainer: Any) -> tuple[str, ...]:

@@ -315,16 +315,14 @@ class LoopSteps(StepMoments):
 
     def _collecting(self, phase: str, info: dict[str, int]) -> None:
         """Let go of a model that the script has dropped before its window was over: the collection then frees it."""
-        if phase == "start" and info["generation"] == 2 and not probing() and not self.begun:
-            self._drop()
-
-    @_ours
-    def _drop(self) -> None:
+        if phase != "start" or info["generation"] != 2 or probing() or self.begun:
+            return
         if (references := sys.getrefcount(anchor_of(self.model))) < self.references:
             self.references = references
             if not is_held(anchor_of(self.model)):
                 self._let_go()
 
+    @_ours
     def _let_go(self) -> None:
         """Release everything of the script's after the last step; its saves are still heard."""
         heard(*self.optimizers)

@@ -76,12 +76,10 @@ def reloading(module: Any, state_dict: Mapping[str, Any], *_: Any, **__: Any) ->
         held = {id(p): name for name, p in trained.learnt.items()}
         pairs = [(p, state_dict[name]) for name, p in module.named_parameters() if name in state_dict]
         own = {held[id(p)]: p for p, given in pairs if id(p) in held and given.data_ptr() == p.data_ptr()}
-        if own and len(own) == sum(id(p) in held for p, _ in pairs):
-            learnt = any(value_of(p) != trained.before[name] for name, p in own.items())
-            if learnt and not trained.reloaded:
-                trained.reloaded = True
-                kind = type(module).__name__
-                trained.tell(StateLoaded(into=kind, offered=len(state_dict), taken=len(own), misnamed=(), itself=True))
+        whole = own and len(own) == sum(id(p) in held for p, _ in pairs)
+        if whole and not trained.reloaded and any(value_of(p) != trained.before[name] for name, p in own.items()):
+            trained.reloaded, kind = True, type(module).__name__
+            trained.tell(StateLoaded(into=kind, offered=len(state_dict), taken=len(own), misnamed=(), itself=True))
 
 
 def script_ends() -> None:

@@ -173,12 +173,11 @@ def dtype_of(model: Any) -> torch.dtype:
     return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
 
 
-def other_objective(model: Any, micro_batches: Sequence[Mapping[str, Any]], trainer: type | None = None) -> str:
+def other_objective(model: Any, micro_batches: Sequence[Mapping[str, Any]], trainer: type) -> str:
     """Return why this is not the training of a causal language model on its own tokens; "" where it is."""
-    if trainer is not None:
-        own = next((base.__name__ for base in trainer.__mro__ if base.__module__.startswith("trl.")), None)
-        if own not in (None, "SFTTrainer") and not own.startswith("_"):
-            return f"{own} trains another objective than the mean token loss"
+    own = next((base.__name__ for base in trainer.__mro__ if base.__module__.startswith("trl.")), "SFTTrainer")
+    if own != "SFTTrainer" and not own.startswith("_"):
+        return f"{own} trains another objective than the mean token loss"
     if reason := other_model(model):
         return reason
     for given in micro_batches:

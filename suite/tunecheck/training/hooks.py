@@ -480,10 +480,7 @@ def _heard(optimizer: Any) -> Iterator[list[tuple[Call, Call]]]:
 
 def _within_its_own(optimizer: Any) -> bool:
     """Return whether a class that overrides `step` calls the one that it derives from: torch hooks both."""
-    frame, steps, torch_file = sys._getframe(1), 0, sys.modules["torch.optim.optimizer"].__file__
-    while frame is not None and steps < 2:
-        code = frame.f_code
-        if code.co_name == "wrapper" and code.co_filename == torch_file:
-            steps += frame.f_locals.get("self") is optimizer
-        frame = frame.f_back  # type: ignore[assignment]
-    return steps > 1
+    own = "wrapper", sys.modules["torch.optim.optimizer"].__file__
+    callers = (frame for frame, _ in traceback.walk_stack(sys._getframe(1)))
+    wrappers = (frame for frame in callers if (frame.f_code.co_name, frame.f_code.co_filename) == own)
+    return sum(frame.f_locals.get("self") is optimizer for frame in wrappers) > 1
