@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial, wraps
+from functools import partial
 from itertools import islice
 from typing import Any
 from unittest import mock
@@ -58,17 +58,7 @@ def listening(trainer: Any, options: Options) -> Iterator[Listener]:
             listener.leave()
 
 
-def _guarded(callback: Callable[..., None]) -> Callable[..., None]:
-    """Have a callback raise nothing, as all that is hooked."""
-
-    @wraps(callback)
-    def called(self: "TrainerHooks", *args: Any, **kwargs: Any) -> None:
-        self.hooks.guarded(callback)(self, *args, **kwargs)
-
-    return called
-
-
-class TrainerHooks(StepMoments, TrainerCallback):
+class TrainerHooks(StepMoments):
     """What a Trainer is given to call, and the moments that follow from it."""
 
     def __init__(self, trainer: Any, listener: Listener) -> None:
@@ -87,6 +77,14 @@ class TrainerHooks(StepMoments, TrainerCallback):
         """Evaluations that have begun: one of several sets calls itself for each. None for one that is not watched."""
         self.hooks, self.later = Hooks(listener.failed), Hooks(listener.failed)
         """For as long as steps are listened to; and of evaluations, which may come after."""
+        self.callback = TrainerCallback()
+        vars(self.callback).update(
+            on_step_begin=self.hooks.guarded(self._step_begin),
+            on_pre_optimizer_step=self.hooks.guarded(self._backward_end),
+            on_step_end=self._on_step_end,
+            on_log=self.hooks.guarded(self._on_log),
+            on_train_end=self._on_train_end,
+        )
         self.passes: list[Pass] = []
         """Of the first micro-batch, where the script computes the loss itself."""
         self.knows_loss = not overrides(trainer, "compute_loss") or "loss" in listener.options.expect
@@ -97,15 +95,10 @@ class TrainerHooks(StepMoments, TrainerCallback):
         given = trainer.optimizer, getattr(trainer, "optimizer_cls_and_kwargs", None)
         self.own_optimizer, self.own_schedule = given != (None, None), trainer.lr_scheduler is not None
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Have what the script merges and saves from now on read back; the last look is at the adapters, if any."""
-        if self.shown is not None:
-            self.listener.read_back_saves(self.trainer.model, self.shown, self.listener.end_of_listening)
-
     # What is wrapped.
 
     def attach(self) -> None:
-        """Wrap the instance's calls and add this callback, after all others."""
+        """Wrap the instance's calls and add a callback, after all others."""
         trainer, accelerator, hooks = self.trainer, self.trainer.accelerator, self.hooks
         if hasattr(trainer, "get_batch_samples"):
             hooks.function(trainer, "get_batch_samples", after=self._on_samples)
@@ -119,11 +112,11 @@ class TrainerHooks(StepMoments, TrainerCallback):
         hooks.function(trainer, "compute_loss", before=self._before_loss, after=self._on_loss)
         self.later.function(trainer, "evaluate", before=self._evaluation_begins, after=self._evaluation_ends)
         self.later.function(trainer, "prediction_step", before=self._on_prediction)
-        hooks.function(accelerator, "unscale_gradients", after=lambda *_, **__: self._backward_end())
+        hooks.function(accelerator, "unscale_gradients", after=self._backward_end)
         hooks.function(accelerator, "clip_grad_norm_", after=self._on_clipped)
         if self.listener.ends_early:
             keep_out_of_its_folders(trainer, self.listener.options)
-        trainer.add_callback(self)
+        trainer.add_callback(self.callback)
 
     def detach(self) -> None:
         """Leave the Trainer as it was."""
@@ -131,7 +124,7 @@ class TrainerHooks(StepMoments, TrainerCallback):
         self.later.remove()
         for begun in filter(None, self.evaluating):
             begun.close()
-        self.trainer.remove_callback(self)
+        self.trainer.remove_callback(self.callback)
 
     def _on_samples(self, result: Any, *_: Any, **__: Any) -> None:
         if self.listener.listening or self.first is None:
@@ -191,7 +184,8 @@ class TrainerHooks(StepMoments, TrainerCallback):
     def _on_clipped(self, result: Any, *_: Any, **__: Any) -> None:
         self.norm = result
 
-    def _backward_end(self) -> None:
+    def _backward_end(self, *_: Any, **__: Any) -> None:
+        """The gradients are complete: they are unscaled, or as the optimizer will see them."""
         if self.listener.listening and not self.done_backward:
             self.done_backward = True
             self.rate = rate_of(self.trainer.optimizer.param_groups[0])
@@ -227,10 +221,9 @@ class TrainerHooks(StepMoments, TrainerCallback):
         steps, split = self.trainer.state.global_step - self.first, split.removesuffix("_loss")
         self.listener.emit(EvaluationSeen(steps=steps, split=split, reported_loss=_number(loss), **seen))
 
-    # Callbacks, which must not raise either.
+    # Callbacks.
 
-    @_guarded
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def _step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A window is about to be trained on."""
         if self.first is not None and not self.listener.listening:
             return
@@ -262,13 +255,7 @@ class TrainerHooks(StepMoments, TrainerCallback):
             self.listener.left_open(not_followed(inputs, batch))
         self.step_begins(self.listener)
 
-    @_guarded
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The gradients are as the optimizer will see them."""
-        self._backward_end()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The optimizer has stepped."""
+    def _on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.hooks.guarded(self._step_end)()
         options = self.listener.options
         if options.purpose == "repeat" and keeps_checkpoint(args, state, self.step + 1, options.steps):
@@ -292,13 +279,16 @@ class TrainerHooks(StepMoments, TrainerCallback):
             self.hooks.remove()
             self.samples, self.window, self.losses, self.norm, self.items = [], [], [], None, None
 
-    @_guarded
-    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The Trainer reports."""
-        logs = kwargs.get("logs") or {}
+    def _on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        logs = logs or {}
         if self.first is not None and "loss" in logs:
             loss, rate = (_number(logs.get(name)) for name in ("loss", "learning_rate"))
             self.listener.emit(Logged(steps=state.global_step - self.first, loss=loss, learning_rate=rate))
+
+    def _on_train_end(self, *_: Any, **__: Any) -> None:
+        """Have what the script merges and saves from now on read back; the last look is at the adapters, if any."""
+        if self.shown is not None:
+            self.listener.read_back_saves(self.trainer.model, self.shown, self.listener.end_of_listening)
 
     # What probes may ask for.
 

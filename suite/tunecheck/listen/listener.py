@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -166,9 +167,9 @@ class Listener:
         if run.holds(Premise.CAUSAL_LM) and not declared:
             self._learning = Learning(session.model)
         self._probes.start(session)
-        if not self.ends_early:
-            device = str(session.device)
-            saves.watch(session.model, lambda seen: self._saw(seen, device))
+        if not self.ends_early:  # what is written once the training is over follows its end
+            over, device = partial(self.add, AttemptPurpose.READ_BACK), str(session.device)
+            saves.watch(session.model, lambda seen: over(device, 0.0, seen) if self._ended else self.emit(seen))
 
     def _tell_draws(self) -> None:
         if self._drawn is not None:
@@ -196,13 +197,6 @@ class Listener:
         """Write these records."""
         if self._writer is not None and self.own:
             self._writer.write(*records)
-
-    def _saw(self, record: Record, device: str) -> None:
-        """Write this record, behind the trace's end where the training is over."""
-        if self._ended:
-            self.add(AttemptPurpose.READ_BACK, device, 0.0, record)
-        else:
-            self.emit(record)
 
     def add(self, purpose: AttemptPurpose, device: str, seconds: float, record: Record) -> None:
         """Write this record behind the trace's end, as an attempt of its own, as soon as the training is over."""

@@ -3,6 +3,7 @@
 import time
 from collections import UserDict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -87,16 +88,18 @@ class WholeModel:
     def __init__(self, model: Any, optimizer: Any) -> None:
         from torch.distributed.fsdp import FSDPModule
 
-        self._model, self._trainers = model, optimizer
+        self._model, self._trainers, self._undo = model, optimizer, ExitStack()
         self._modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
 
     def gather(self) -> "WholeOptimizer":
         """Gather everything: the model's parameters are plain tensors then. Return the optimizer with these."""
-        model = self._model
+        model, undo = self._model, self._undo
         self._shards = shards = dict(model.named_parameters())
-        self._groups = [group for module in self._modules for group in module._get_fsdp_state()._fsdp_param_groups]
-        # FSDP2 has setters for these, and nothing that tells what they were
-        self._kept = [{name: getattr(group, name) for name in _SETTINGS} for group in self._groups]
+        for module in reversed(self._modules):
+            undo.callback(module.reshard)
+        for group in [group for module in self._modules for group in module._get_fsdp_state()._fsdp_param_groups]:
+            for name in _SETTINGS:  # FSDP2 has setters for these, and nothing that tells what they were
+                undo.callback(setattr, group, name, getattr(group, name))
         for module in self._modules:
             module.unshard()
         model.set_requires_gradient_sync(False)
@@ -110,9 +113,9 @@ class WholeModel:
 
             for module in packed:
                 fix_4bit_weight_quant_state_from_module(module)
-        self._packed = [module.weight for module in packed]
-        self._gradients = [p.grad for _, p in self.pairs.values()]
+                undo.callback(delattr, module.weight, "quant_state")
         for part, parameter in self.pairs.values():
+            undo.callback(setattr, parameter, "grad", parameter.grad)
             if part.grad is not None:
                 parameter.grad = whole(part.grad)
         return WholeOptimizer(self._trainers, {part: p for part, p in self.pairs.values()})
@@ -129,15 +132,7 @@ class WholeModel:
 
     def release(self) -> Any:
         """Leave each rank its part alone. Return the trainer's optimizer."""
-        for (_, parameter), gradient in zip(self.pairs.values(), self._gradients, strict=True):
-            parameter.grad = gradient
-        for weight in self._packed:
-            del weight.quant_state
-        for group, kept in zip(self._groups, self._kept, strict=True):
-            for name, value in kept.items():
-                setattr(group, name, value)
-        for module in self._modules:
-            module.reshard()
+        self._undo.close()
         return self._trainers
 
 
