@@ -20,12 +20,6 @@ def is_of_pairs(mask: Any, tokens: int) -> TypeGuard[torch.Tensor]:
     return isinstance(mask, torch.Tensor) and mask.ndim == 4 and mask.shape[-2:] == (tokens, tokens)
 
 
-def visible(mask: torch.Tensor, rows: int) -> torch.Tensor:
-    """Return whether a position sees another under its first head's mask: [rows, queries, keys]."""
-    allowed = mask if mask.dtype == torch.bool else mask > HIDDEN
-    return allowed[:, 0].expand(rows, -1, -1)
-
-
 def document_positions(
     sees: torch.Tensor, ids: torch.Tensor, labels: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -64,7 +58,8 @@ def batch_of(inputs: Any, device: torch.device) -> Batch:
     if positions is not None:  # those of images have three of them a token
         positions = positions.to(device).expand_as(ids) if positions.ndim <= ids.ndim else None
     if is_of_pairs(given, ids.shape[1]):
-        seen = visible(given.to(device), len(ids))
+        allowed = given if given.dtype == torch.bool else given > HIDDEN
+        seen = allowed[:, 0].expand(len(ids), -1, -1).to(device)  # by the first head
         if (found := document_positions(seen, ids, labels)) is None:
             mask, positions, sees = seen.any(dim=1).long(), None, seen
         else:

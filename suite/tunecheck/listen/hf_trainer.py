@@ -354,7 +354,11 @@ class WatchedEvaluation:
         self._gradients |= torch.is_grad_enabled()
         logits = out.get("logits") if isinstance(out, dict) else getattr(out, "logits", None)
         labels = given.get("labels", self.labels)
-        self._rows = None if self._rows is None or labels is None else self._rows + _documents(given, labels)
+        if labels is None:
+            self._rows = None
+        elif self._rows is not None:  # a packed row holds one of the data set for each position 0
+            begins = given.get("position_ids")
+            self._rows += len(labels) if begins is None else int((begins == 0).sum())
         if labels is None or logits is None or logits.shape[:2] != labels.shape:
             self._seen = False
             return
@@ -390,12 +394,6 @@ class WatchedEvaluation:
         total, tokens, rows = (sum(batch[place] for batch in self._batches) for place in (at, 2, 3))
         means = (batch[at] / batch[2] if batch[2] else math.nan for batch in self._batches)
         return total / tokens, sum(mean * batch[3] for mean, batch in zip(means, self._batches, strict=True)) / rows
-
-
-def _documents(given: dict[str, Any], labels: Any) -> int:
-    """Return how many rows of the data set these are: a packed row holds one for each position 0."""
-    positions = given.get("position_ids")
-    return len(labels) if positions is None else int((positions == 0).sum())
 
 
 def rows_due(trainer: Any, dataset: Any) -> int | None:

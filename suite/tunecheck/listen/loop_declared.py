@@ -8,9 +8,10 @@ import torch
 from tunecheck.core.premises import OF_A_LOOP, Premise, opened
 from tunecheck.listen.declared import WatchedRun, WatchedTraining, checkpoints, described
 from tunecheck.listen.listener import Listener
-from tunecheck.listen.optimizers import adamw_settings, highest_rate, scales_loss
+from tunecheck.listen.optimizers import adamw_settings, highest_rate
 from tunecheck.listen.trained_model import dtype_of, is_causal, is_transformers, other_model, other_rows, own_objective
 from tunecheck.models.layer_names import attention_kernel, decoder_of
+from tunecheck.probes.reference.measures import living
 from tunecheck.training.data import Batch
 from tunecheck.training.hooks import OwnHooks
 from tunecheck.training.restore import model_mode, random_state, uncached, without_repacking
@@ -27,7 +28,7 @@ def run_of(model: Any, optimizer: Any, listener: Listener, autocast: torch.dtype
     left_open |= OF_A_LOOP | opened([Premise.CAUSAL_LM], objective)
     settings, why = adamw_settings(optimizer, own=True)
     left_open |= opened([Premise.UPDATE_RULE_KNOWN], why)
-    if scales_loss():
+    if any(scaler.is_enabled() for scaler in living(torch.amp.GradScaler)):
         scaled = [Premise.LOSS_UNSCALED]
         if not objective or any(group.get("fused") for group in optimizer.param_groups):
             scaled.append(Premise.UPDATE_RULE_KNOWN)

@@ -104,11 +104,6 @@ def together(optimizers: Sequence[Any]) -> Any:
     return type(" and ".join(kinds), (_Together,), {})(optimizers)
 
 
-def scales_loss() -> bool:
-    """Return whether this process has a gradient scaler at work."""
-    return any(scaler.is_enabled() for scaler in living(torch.amp.GradScaler))
-
-
 class OtherOptimizers:
     """The optimizers of other tensors than the model's, and what its own hold beside: do they step, with gradients?"""
 
