@@ -158,33 +158,17 @@ def _end(before: Callable[..., object], kind: type[BaseException], *error: Any) 
 
 def _tell(owner: Any, name: str, before: Callable[..., Callable[[Any], None] | None]) -> Undo:
     """Tell each call of this function to `before`, and the result to what that returns. Return what undoes it."""
-    from tunecheck.training.hooks import nothing, stand_in
-
-    heard = getattr(owner, name)
-    while (tells := getattr(heard, "tells", None)) is not None:  # several may be told of one function
-        if getattr(tells, "before", None) is before:
-            return nothing
-        heard = heard.__wrapped__
-
-    def told(called: Any, *args: Any, **kwargs: Any) -> Any:
-        ours = _where("tunecheck.training.events", "probing")
-        after = None if ours and ours() else _quietly(name, lambda: before(*args, **kwargs))
-        result = called(*args, **kwargs)
-        if after is not None:
-            _quietly(name, lambda: after(result))
-        return result
-
-    vars(told)["before"] = before
-    return stand_in(owner, name, told)
+    hooks = _hooks(name)
+    hooks.function(owner, name, before=before)
+    undo: Undo = hooks.remove
+    return undo
 
 
-def _quietly(name: str, call: Callable[[], Any]) -> Any:
-    try:
-        return call()
-    except Exception as error:
-        say(f"cannot watch {name} ({type(error).__name__}: {error})")
-        _where("tunecheck.training.hooks", "let_through")(error)
-        return None
+def _hooks(name: str) -> Any:
+    from tunecheck.training.hooks import Hooks
+
+    ours = functools.partial(_where, "tunecheck.training.events", "probing")
+    return Hooks(lambda reason: say(f"cannot watch {name}: {reason}"), unless=lambda: bool((own := ours()) and own()))
 
 
 def _where(module: str, function: str) -> Any:
@@ -192,7 +176,6 @@ def _where(module: str, function: str) -> Any:
     return getattr(sys.modules.get(module), function, None)
 
 
-@functools.cache
 def _listener(part: str, function: str) -> Callable[..., Any]:
     """Return what hands a call on to this function of ours; to saves.py only once that is loaded."""
 
@@ -208,12 +191,14 @@ def _listener(part: str, function: str) -> Callable[..., Any]:
 
 def hear(module: ModuleType) -> list[Undo]:
     """Have the calls of this library's functions told that HEARD names; return what ends it."""
-    undo = []
+    undo: list[Undo] = []
     for _, path, told in (each for each in HEARD if each[0] == module.__name__):
         owner, _, name = path.rpartition(".")
         with contextlib.suppress(*[AttributeError] * (path in OF_SOME_VERSIONS)):
             held = operator.attrgetter(owner)(module) if owner else module
-            undo.append(_tell(held, name, _listener(*told.split("."))))
+            if (each := (held, name, told)) not in _heard:
+                _heard.add(each)
+                undo += [_tell(held, name, _listener(*told.split("."))), functools.partial(_heard.discard, each)]
     return undo
 
 
@@ -224,7 +209,7 @@ def hear_script() -> Undo:
 
     def end() -> None:
         if ended := _where("tunecheck.listen.saves", "script_ends"):
-            _quietly("saves", ended)
+            _hooks("saves").guarded(ended)()
         for each in reversed(undo):
             each()
 
@@ -250,6 +235,8 @@ HEARD = (
     (DATA_SETS, "Dataset.__init__", "named_answers.data_set_made"),
 )
 """Functions of libraries, by module and place in it, and the functions of ours that are told of their calls."""
+_heard: set[tuple[Any, str, str]] = set()
+"""Those that are told now."""
 WRAPPED: Wraps = {library: hear for library, _, _ in HEARD}
 WRAPPED |= {"transformers.trainer": _wrap_trainer, "torch": _wrap_torch}
 """Module to what is done with it once it is imported."""

@@ -259,7 +259,7 @@ class Early:
 
     def look(self) -> None:
         """Tell, where the window has been over for a moment."""
-        if self._told or not (files := self._files()):
+        if self._told or not (traces := self._traces()):
             return
         now = time.monotonic()
         self._over_since = self._over_since or now
@@ -267,20 +267,18 @@ class Early:
             return
         self._told = True
         with TemporaryDirectory(prefix="tunecheck-early-") as folder:
-            for file in files:
-                if not _is_over(trace := file.read_bytes()):
-                    return
-                (Path(folder) / file.name).write_bytes(_ended(trace))
+            for name, trace in traces.items():
+                (Path(folder) / name).write_bytes(_ended(trace))
             merge_ranks(replace(self._options, folder=folder))
             self._tell(Path(folder))
 
-    def _files(self) -> list[Path]:
-        """Return a trace of each process of the first training; [] before all windows end, or after one ended."""
+    def _traces(self) -> dict[str, bytes]:
+        """Return each process's trace of the first training by file; {} before all windows end, or after one ended."""
         files = _traces_of(self._options, 1)
-        if not all(map(_is_over, map(Path.read_bytes, files))):
-            return []
-        processes = read(files[0]).header.environment.get("processes", 1) if files else 0
-        return files if processes == len(files) else []
+        traces = {file.name: file.read_bytes() for file in files}
+        if not traces or not all(map(_is_over, traces.values())):
+            return {}
+        return traces if read(files[0]).header.environment.get("processes", 1) == len(files) else {}
 
 
 def _traces_of(options: Options, number: int) -> list[Path]:

@@ -116,10 +116,10 @@ class Hooks(ExitStack):
     def function(self, owner: Any, name: str, *, before: Call = nothing, after: Call = nothing) -> None:
         """Call these before a function, with its arguments, and after it, with its result before them.
 
-        `owner` is a class, a module or one object; of an object its class is changed, for this object alone. Whoever
-        replaces the function meanwhile keeps what they put there.
+        What `before` returns is called with the result. `owner` is a class, a module or one object; of an object its
+        class is changed, for this object alone. Whoever replaces the function meanwhile keeps what they put there.
         """
-        begins, ended = self.guarded(before), self.guarded(after)
+        begins, ended = self.guarded(before, returns=True), self.guarded(after)
         only = None
         if not isinstance(owner, type | ModuleType) and name not in vars(owner):
             only, owner = ref(owner), type(owner)
@@ -130,13 +130,15 @@ class Hooks(ExitStack):
             if call in at_work or (only is not None and (not args or args[0] is not only())):
                 return function(*args, **kwargs)
             given = args if only is None else args[1:]
-            begins(*given, **kwargs)
+            finishes = begins(*given, **kwargs)
             at_work.add(call)
             try:
                 result = function(*args, **kwargs)
             finally:
                 at_work.discard(call)
             ended(result, *given, **kwargs)
+            if callable(finishes):
+                self.guarded(finishes)(result)
             return result
 
         self.callback(stand_in(owner, name, tells))
