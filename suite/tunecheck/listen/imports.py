@@ -19,7 +19,7 @@ from typing import Any
 
 LOWEST = 3, 11
 """Python that watch needs."""
-Undo = Callable[[], None]
+Undo = Callable[[], object]
 Wraps = dict[str, Callable[[ModuleType], object]]
 
 
@@ -156,10 +156,18 @@ def _end(before: Callable[..., object], kind: type[BaseException], *error: Any) 
         before(kind, *error)
 
 
+_heard: set[tuple[Any, str, Any]] = set()
+"""Functions by owner and name, and who is told of them now: a context in a watched script comes second."""
+
+
 def _tell(owner: Any, name: str, before: Callable[..., Callable[[Any], None] | None]) -> Undo:
     """Tell each call of this function to `before`, and the result to what that returns. Return what undoes it."""
+    if (told := (owner, name, before)) in _heard:
+        return bool
     hooks = _hooks(name)
+    hooks.callback(_heard.discard, told)
     hooks.function(owner, name, before=before)
+    _heard.add(told)
     undo: Undo = hooks.remove
     return undo
 
@@ -167,8 +175,8 @@ def _tell(owner: Any, name: str, before: Callable[..., Callable[[Any], None] | N
 def _hooks(name: str) -> Any:
     from tunecheck.training.hooks import Hooks
 
-    ours = functools.partial(_where, "tunecheck.training.events", "probing")
-    return Hooks(lambda reason: say(f"cannot watch {name}: {reason}"), unless=lambda: bool((own := ours()) and own()))
+    unless = functools.partial(_where, "tunecheck.training.events", "probing")
+    return Hooks(lambda reason: say(f"cannot watch {name}: {reason}"), unless=lambda: (unless() or bool)())
 
 
 def _where(module: str, function: str) -> Any:
@@ -176,6 +184,7 @@ def _where(module: str, function: str) -> Any:
     return getattr(sys.modules.get(module), function, None)
 
 
+@functools.cache
 def _listener(part: str, function: str) -> Callable[..., Any]:
     """Return what hands a call on to this function of ours; to saves.py only once that is loaded."""
 
@@ -191,14 +200,12 @@ def _listener(part: str, function: str) -> Callable[..., Any]:
 
 def hear(module: ModuleType) -> list[Undo]:
     """Have the calls of this library's functions told that HEARD names; return what ends it."""
-    undo: list[Undo] = []
+    undo = []
     for _, path, told in (each for each in HEARD if each[0] == module.__name__):
         owner, _, name = path.rpartition(".")
         with contextlib.suppress(*[AttributeError] * (path in OF_SOME_VERSIONS)):
             held = operator.attrgetter(owner)(module) if owner else module
-            if (each := (held, name, told)) not in _heard:
-                _heard.add(each)
-                undo += [_tell(held, name, _listener(*told.split("."))), functools.partial(_heard.discard, each)]
+            undo.append(_tell(held, name, _listener(*told.split("."))))
     return undo
 
 
@@ -235,8 +242,6 @@ HEARD = (
     (DATA_SETS, "Dataset.__init__", "named_answers.data_set_made"),
 )
 """Functions of libraries, by module and place in it, and the functions of ours that are told of their calls."""
-_heard: set[tuple[Any, str, str]] = set()
-"""Those that are told now."""
 WRAPPED: Wraps = {library: hear for library, _, _ in HEARD}
 WRAPPED |= {"transformers.trainer": _wrap_trainer, "torch": _wrap_torch}
 """Module to what is done with it once it is imported."""
