@@ -163,7 +163,7 @@ _heard: set[tuple[Any, str, Any]] = set()
 def _tell(owner: Any, name: str, before: Callable[..., Callable[[Any], None] | None]) -> Undo:
     """Tell each call of this function to `before`, and the result to what that returns. Return what undoes it."""
     if (told := (owner, name, before)) in _heard:
-        return bool
+        return lambda: None
     hooks = _hooks(name)
     hooks.callback(_heard.discard, told)
     hooks.function(owner, name, before=before)
