@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tunecheck.assets import elsewhere, hub
-from tunecheck.assets.cache import Wanted, shelf
+from tunecheck.assets.cache import Wanted, shelf, unusable
 from tunecheck.assets.folder import ModelFolder, PassedOver, check_fit, is_whole
 from tunecheck.core.errors import WeightsUnavailable
 from tunecheck.core.log import log
@@ -36,17 +36,14 @@ def resolve(model: Model, *, allow_random: bool) -> ModelFolder:
                 weights, path = DELIVERIES[type(source)](source, wanted)
             except PassedOver as reason:
                 answers.append(f"{source.kind}: {reason}")
+                continue
             except OSError as error:
-                raise WeightsUnavailable(
-                    f"{model.name}: {source.kind}: {error.filename or place.folder}: {error.strerror or error}. "
-                    "What to do: make the file readable, or the disk writable."
-                ) from error
-            else:
-                # A folder may have been cached under a description that has been edited since.
-                differences = check_fit(path, model, weights.identifier, exact=False)
-                log.debug(f"{model.name}: {weights.source} weights {weights.identifier} in {path}")
-                notes = dict.fromkeys((*answers, *weights.notes, *differences))
-                return ModelFolder(dataclasses.replace(weights, notes=tuple(notes)), path)
+                raise unusable(f"{model.name}: {source.kind}", error, place.folder) from error
+            # A folder may have been cached under a description that has been edited since.
+            differences = check_fit(path, model, weights.identifier, exact=False)
+            log.debug(f"{model.name}: {weights.source} weights {weights.identifier} in {path}")
+            notes = dict.fromkeys((*answers, *weights.notes, *differences))
+            return ModelFolder(dataclasses.replace(weights, notes=tuple(notes)), path)
     remedies = [f"run `tunecheck fetch {model.name}` where there is a network"]
     remedies += [f"put the model's files into {each.path}" for each in model.sources if isinstance(each, LocalSource)]
     if any(isinstance(source, RandomSource) for source in model.sources):

@@ -44,13 +44,13 @@ class Shelf(Frozen):
         target: Path,
         make: Callable[[bool], None],
         opened: Callable[[Path], F],
-        reachable: Callable[[], bool] = lambda: False,
+        unreachable: Callable[[], object] = lambda: True,
     ) -> F:
         """Return `opened(target)`, which verifies the folder; build it with `make(False)` where there is none.
 
-        What is damaged is reported and made once more by `make(True)`: on its arrival, where its source is `reachable`,
-        and later. Then a damaged folder is renamed aside; when it cannot be made now, WeightsDamaged is raised and the
-        folder stays where it was.
+        What is damaged is reported and made once more by `make(True)`: on its arrival, unless its source is
+        `unreachable`, and later. Then a damaged folder is renamed aside; when it cannot be made now, WeightsDamaged is
+        raised and the folder stays where it was.
         """
         try:
             return opened(target)
@@ -62,7 +62,7 @@ class Shelf(Frozen):
         try:
             make(False)
         except WeightsDamaged as error:
-            if not reachable():
+            if unreachable():
                 raise
             log.warning(f"{self.model}: {without_remedy(error)} Fetching once more")
             make(True)
@@ -114,8 +114,8 @@ def shelf(model: str, *, kind: str = "models", lock_seconds: float = LOCK_SECOND
     """Lock the cache entry of this name for this process; remove what dead processes left half-built.
 
     The name is a model's, or that of whatever `kind`, the folder in the cache, holds. An entry that is there and may
-    not be written needs no lock: nobody changes it. Raises WeightsUnavailable when the cache cannot be used, or another
-    process holds the lock too long.
+    not be written needs no lock: nobody changes it. Raises WeightsUnavailable when the cache, or a file in the block,
+    cannot be used, and when another process holds the lock too long.
     """
     folder = cache_folder().absolute() / kind / model
     lock = OwnedLock(folder / ".lock")
@@ -132,8 +132,16 @@ def shelf(model: str, *, kind: str = "models", lock_seconds: float = LOCK_SECOND
             shutil.rmtree(leftover, ignore_errors=True)
     try:
         yield Shelf(model=model, folder=folder)
+    except OSError as error:
+        raise unusable(model, error, folder) from error
     finally:
         lock.release()
+
+
+def unusable(what: str, error: OSError, folder: Path) -> WeightsUnavailable:
+    """Return the error for a file that cannot be read or written; the folder is named where the error names no file."""
+    problem = f"{what}: {error.filename or folder}: {error.strerror or error}"
+    return WeightsUnavailable(f"{problem}. What to do: make the file readable, or the disk writable.")
 
 
 @contextmanager

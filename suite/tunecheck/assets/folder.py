@@ -135,7 +135,21 @@ def verified(folder: Path, kind: Callable[..., K]) -> tuple[K, dict[str, tuple[i
         origin = kind(**{**record, "notes": tuple(record["notes"])})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise damaged(folder / MANIFEST, "it is not a manifest", f"delete {folder}; it is built again") from error
-    _verify(folder, files)
+    remedy = f"delete {folder} and run again: it is fetched anew"
+    known, stamps = {}, {}
+    with contextlib.suppress(OSError, ValueError):  # an unreadable file only means that everything is hashed again
+        known = json_of(folder / _STAMPS)
+    for name, (size_bytes, sha256) in files.items():
+        path = folder / name
+        stamps[name] = stamp_of(path)
+        if isinstance(known, dict) and known.get(name) == stamps[name]:
+            continue
+        if stamps[name][0] != size_bytes:
+            raise damaged(path, f"it has {stamps[name][0]} bytes, expected {size_bytes}", remedy)
+        check_digest(path, sha256, remedy=remedy)
+    if stamps != known:
+        with contextlib.suppress(SuiteError):  # of a cache that may only be read: everything is hashed again next time
+            write_whole(folder / _STAMPS, _as_json(stamps))
     return origin, files
 
 
@@ -177,25 +191,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise damaged(path, "it is not a JSON object", f"delete {path.parent} and fetch it again")
     return value
-
-
-def _verify(folder: Path, files: Mapping[str, tuple[int, str]]) -> None:
-    """Raise WeightsDamaged for the first of these files (name to bytes and SHA-256) that is not intact."""
-    remedy = f"delete {folder} and run again: it is fetched anew"
-    known, stamps = {}, {}
-    with contextlib.suppress(OSError, ValueError):  # an unreadable file only means that everything is hashed again
-        known = json_of(folder / _STAMPS)
-    for name, (size_bytes, sha256) in files.items():
-        path = folder / name
-        stamps[name] = stamp_of(path)
-        if isinstance(known, dict) and known.get(name) == stamps[name]:
-            continue
-        if stamps[name][0] != size_bytes:
-            raise damaged(path, f"it has {stamps[name][0]} bytes, expected {size_bytes}", remedy)
-        check_digest(path, sha256, remedy=remedy)
-    if stamps != known:
-        with contextlib.suppress(SuiteError):  # of a cache that may only be read: everything is hashed again next time
-            write_whole(folder / _STAMPS, _as_json(stamps))
 
 
 def stamp_of(path: Path) -> list[int]:

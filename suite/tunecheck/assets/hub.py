@@ -129,16 +129,11 @@ def offline() -> str | None:
     return network.hub_problem(constants.ENDPOINT)
 
 
-def reachable() -> bool:
-    """Return whether a request to the hub is worth making."""
-    return offline() is None
-
-
 def _delivered(source: HubSource, wanted: Wanted, notes: tuple[str, ...] = ()) -> ModelFolder:
     """Return this commit of this repository as a verified folder of links into the hub's cache."""
     target = wanted.shelf.target("hub", source.id, source.revision, source.sha256)
     link = functools.partial(_link, source, notes, wanted, target)
-    return wanted.shelf.keep(target, link, open_sealed, reachable)
+    return wanted.shelf.keep(target, link, open_sealed, offline)
 
 
 def _link(source: HubSource, notes: tuple[str, ...], wanted: Wanted, target: Path, again: bool) -> None:
@@ -184,7 +179,7 @@ def downloaded(
         return Path(asked(page, functools.partial(wanted, local_files_only=True), True))
 
     with disk_full_is_said(name, Path(constants.HF_HUB_CACHE), needed_bytes):
-        if not reachable():
+        if offline():
             return held()
         log.info(f"{name}: fetching {source.id} at {source.revision[:12]} from the hub")
         ask = functools.partial(HfApi().repo_info, source.id, repo_type=kind, revision=source.revision)
@@ -202,6 +197,6 @@ def _newest(repository: str) -> str:
     """Return the newest revision's commit hash; offline that of the newest one in the cache. Raises PassedOver."""
     from huggingface_hub import HfApi, snapshot_download
 
-    if not reachable():
+    if offline():
         return Path(asked(repository, lambda: snapshot_download(repository, local_files_only=True), True)).name
     return str(asked(repository, lambda: HfApi().model_info(repository, timeout=ANSWER_SECONDS).sha, False))

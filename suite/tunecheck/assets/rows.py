@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from tunecheck.assets.cache import Shelf, shelf
 from tunecheck.assets.folder import PassedOver, check_digest, damaged, repairs_of, seal, verified
-from tunecheck.assets.hub import blob_digest, downloaded, offline, reachable
+from tunecheck.assets.hub import blob_digest, downloaded, offline
 from tunecheck.config.schema import Data, HubRows
 from tunecheck.core.errors import DataError, WeightsUnavailable
 from tunecheck.core.evidence import Dataset
@@ -58,24 +58,15 @@ def resolve(data: Data, *, instead: bool = True) -> tuple[Dataset, Data]:
 
 
 def _delivered(data: Data, source: HubRows) -> tuple[Dataset, Data]:
-    """Return the record of the hub's rows, and the description with the verified files train.jsonl and heldout.jsonl.
-
-    Raises PassedOver when neither hub nor cache has the file, DataError for a file that a second download did not
-    repair or that has too few rows, and for an unusable cache.
-    """
+    """Return the hub's rows as `resolve` does. Raises PassedOver when neither hub nor cache has them, DataError."""
     try:
         with shelf(data.name, kind="data") as place:
             key = (source.model_dump(mode="json"), longest_row_bytes(data.max_length), CONVERSION)
             target = place.target("hub", *key)
             convert = functools.partial(_convert, data, source, place, target)
-            record, _ = place.keep(target, convert, lambda kept: verified(kept, Dataset), reachable)
+            record, _ = place.keep(target, convert, lambda kept: verified(kept, Dataset), offline)
     except WeightsUnavailable as error:  # raised by the cache, which is shared with models
-        raise DataError(str(error)) from None
-    except OSError as error:
-        raise DataError(
-            f"{data.name}: {error.filename or source.id}: {error.strerror or error}. "
-            "What to do: make the file readable, or the disk writable."
-        ) from error
+        raise DataError(str(error)) from error.__cause__
     files = {split: str(target / f"{split}.jsonl") for split in SPLITS}
     return dataclasses.replace(record, repairs=repairs_of(target)), data.model_copy(update=files)
 
@@ -120,7 +111,6 @@ def _download(source: HubRows, place: Shelf, *, again: bool) -> Path:
 
 
 def _files(data: Data) -> Dataset:
-    """Return the record of the YAML's own two files. Raises DataError for one that cannot be read."""
     contents = []
     for path in map(data.file, SPLITS):
         try:

@@ -1,13 +1,11 @@
 """From a run to its trace: weights and data, attempts in child processes, fallback. The whole story is in `execute`."""
 
-import contextlib
 import fcntl
-import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -171,11 +169,17 @@ class Runner(Frozen):
         )
         watched = enumerate(cards or (None,)) if on_card else ()
         meters = [Meter(card, shared.checkpoint.with_name(f"card-{rank}")) for rank, card in watched]
-        outcome, started = Outcome(AttemptOutcome.INTERRUPTED, "by Ctrl-C or a signal"), time.monotonic()
+
+        def started(process_id: int) -> None:
+            for meter in meters:
+                meter.watch(process_id)
+
+        carry_out = run_here if self.in_process else partial(run_child, gpu=self.gpu)
+        outcome, began = Outcome(AttemptOutcome.INTERRUPTED, "by Ctrl-C or a signal"), time.monotonic()
         try:
-            outcome = self._train(request, meters, partial(_tell_progress, shared.run))
+            outcome = carry_out(request, progress=partial(_tell_progress, shared.run), started=started)
         finally:
-            end = AttemptEnd(**outcome._asdict(), seconds=time.monotonic() - started)
+            end = AttemptEnd(**outcome._asdict(), seconds=time.monotonic() - began)
             writer.end_line()
             merge_traces(request, writer, [meter.stop() for meter in meters])
             writer.write(end)
@@ -183,16 +187,6 @@ class Runner(Frozen):
         if end.outcome != AttemptOutcome.FINISHED:
             log.warning(f"{run.name}: {purpose} {end.outcome.replace('_', ' ')}: {end.detail}")
         return end
-
-    def _train(self, request: Request, meters: Sequence[Meter], progress: Callable[[Step], None]) -> Outcome:
-        def started(process_id: int) -> None:
-            for meter in meters:
-                meter.watch(process_id)
-
-        if self.in_process:
-            started(os.getpid())
-            return run_here(request, progress)
-        return run_child(request, gpu=self.gpu, progress=progress, started=started)
 
 
 def _tell_progress(run: Run, step: Step) -> None:
@@ -212,7 +206,7 @@ def _told(trial: Try) -> str:
     return f"on {'cuda:0' if trial.device == 'cuda' else 'the CPU'}{step}"
 
 
-@contextlib.contextmanager
+@contextmanager
 def scratch_folder() -> Iterator[Path]:
     """Make a folder in the system's temporary folder, and remove it afterwards.
 
@@ -221,7 +215,7 @@ def scratch_folder() -> Iterator[Path]:
     """
     _remove_orphans()
     folder = None
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         try:
             folder = Path(tempfile.mkdtemp(prefix=PREFIX))
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -238,8 +232,8 @@ def scratch_folder() -> Iterator[Path]:
 
 def _remove_orphans() -> None:
     """Remove the scratch folders that no process holds any more; those of other users stay."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         for owned in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{_OWNED}"):
-            with contextlib.suppress(OSError), owned.open() as file:
+            with suppress(OSError), owned.open() as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(owned.parent, ignore_errors=True)

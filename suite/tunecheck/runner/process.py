@@ -100,8 +100,11 @@ def _served(exit_code: int | None) -> bool:
     return False
 
 
-def run_here(request: Request, progress: Callable[[Step], None]) -> Outcome:
+def run_here(
+    request: Request, progress: Callable[[Step], None], started: Callable[[int], None] = lambda pid: None
+) -> Outcome:
     """The same in this process, for a debugger: no deadline, no protection from crashes."""
+    started(os.getpid())
     if request.device == "cuda":  # CUDA reads it once a process, so nothing is hidden for an attempt on the CPU
         show_only(request.cards)
     with hub_forbidden():

@@ -77,10 +77,8 @@ def train_in_ranks(request: Request, connection: Connection) -> Outcome:
 
 
 def _of_rank(rank: int, outcome: Outcome) -> Outcome:
-    """Return the outcome with the rank named; what is wrong with the run itself is every rank's."""
-    if outcome.outcome in (AttemptOutcome.MISCONFIGURED, AttemptOutcome.UNAVAILABLE):
-        return outcome
-    return outcome._replace(detail=f"rank {rank}: {outcome.detail}")
+    of_the_run = outcome.outcome in (AttemptOutcome.MISCONFIGURED, AttemptOutcome.UNAVAILABLE)  # every rank's
+    return outcome if of_the_run else outcome._replace(detail=f"rank {rank}: {outcome.detail}")
 
 
 def _rank(request: Request, connection: Connection) -> None:
