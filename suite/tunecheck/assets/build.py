@@ -126,10 +126,7 @@ def _of_transformers(tokenizer: Any, model_max_length: int) -> Any:
 
 
 def _read_gguf_once() -> None:
-    """Cache GGUF parsing: transformers 5.23 parses the file three times and builds the name table for every module.
-
-    This takes 20 s instead of 36. Both functions are pure, so caching their results changes nothing else.
-    """
+    """Cache two pure functions: transformers 5.23 parses the file three times and builds a table for every module."""
     import gguf
 
     for name in ("GGUFReader", "get_tensor_name_map"):

@@ -132,7 +132,6 @@ def _files(data: Data) -> Dataset:
 
 
 def _identifier(data: Data) -> str:
-    """Return the two files; their folder where it is the same."""
     train, heldout = Path(data.train), Path(data.heldout)
     return str(train.parent) if train.parent == heldout.parent else f"{train}, {heldout}"
 

@@ -45,7 +45,6 @@ def _completion(options: argparse.Namespace) -> None:
 
 
 def _describe(command: argparse.ArgumentParser, runs: list[str], file: Any) -> None:
-    """Say of each argument, in these commands too, what completes it."""
     for action in command._actions:
         if isinstance(action, argparse._SubParsersAction):
             for below in action.choices.values():

@@ -11,7 +11,6 @@ from tunecheck.core.errors import ConfigError
 from tunecheck.core.redaction import shown
 from tunecheck.fleet.engines import ENGINES
 from tunecheck.fleet.request import REQUEST_FILE, EngineOptions, Request, read_request
-from tunecheck.results.stored import plain
 
 NODE_SECONDS, WAIT_SECONDS = 1800.0, 3600.0
 
@@ -56,7 +55,7 @@ def _fleet(options: argparse.Namespace) -> int:
     else:
         with watcher(console) as watch:
             report = session.ask(watch)
-    as_json(options, plain(report), indent=None)
+    as_json(options, report, indent=None)
     print_fleet(report, console)
     if (page := session.folder / FLEET_PAGE).exists():
         print(f"report: {page}")

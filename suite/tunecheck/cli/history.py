@@ -1,7 +1,6 @@
 """Commands about previous sessions: history, compare, baseline, prune."""
 
 import argparse
-import dataclasses
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from tunecheck.history.compare import compare
 from tunecheck.history.remember import compare_to_history, plan, prune, rebuild
 from tunecheck.history.store import RECENT, Store, history_file
 from tunecheck.results import Exit
-from tunecheck.results.stored import write_record
+from tunecheck.results.stored import plain, write_record
 
 KEPT_SESSIONS = 30
 
@@ -78,14 +77,14 @@ def _history(options: argparse.Namespace) -> None:
         _none_yet(run, options)
         return
     show = partial(print_entries, run, entries) if run else partial(print_last, entries)
-    answer(options, [dataclasses.asdict(entry) for entry in entries], show)
+    answer(options, entries, show)
 
 
 def _compare(options: argparse.Namespace) -> int:
     from tunecheck.report.history_tables import print_comparisons
 
     found = compare(options.a, options.b, Store(history_file()))
-    answer(options, [dataclasses.asdict(comparison) for comparison in found], partial(print_comparisons, found))
+    answer(options, found, partial(print_comparisons, found))
     return Exit.FAIL if any(comparison.worse for comparison in found) else Exit.PASS
 
 
@@ -93,7 +92,7 @@ def _accept(options: argparse.Namespace) -> None:
     run = _full_name(options.run)
     accepted = accepted_from(Store(history_file()).entries(run=run, last=RECENT), run=run)
     path = write_record(accepted, baseline_file(baselines_folder(), run, accepted.key.device))
-    if not as_json(options, {"file": path, **dataclasses.asdict(accepted)}):
+    if not as_json(options, {"file": path, **plain(accepted)}):
         print(path)
 
 
@@ -103,9 +102,8 @@ def _show(options: argparse.Namespace) -> None:
     held = {path: read_baseline(path) for path in sorted(baselines_folder().glob("*.json"))}
     run = options.run and _full_name(options.run)
     chosen = {path: baseline for path, baseline in held.items() if run in (None, baseline.run)}
-    found = {path.name: dataclasses.asdict(one) for path, one in chosen.items()}
     of = f"{f'of {run} ' if run else ''}in {baselines_folder()}"
-    answer(options, found, partial(print_baselines, chosen, of))
+    answer(options, {path.name: one for path, one in chosen.items()}, partial(print_baselines, chosen, of))
 
 
 def _diff(options: argparse.Namespace) -> int:
@@ -121,15 +119,14 @@ def _diff(options: argparse.Namespace) -> int:
     comparisons, note = compare_to_history(entries[-1], store, options.file)
     if note:
         log.warning(note)
-    held = [dataclasses.asdict(comparison) for comparison in comparisons]
-    answer(options, held, partial(print_figures, entries[-1], comparisons))
+    answer(options, comparisons, partial(print_figures, entries[-1], comparisons))
     return Exit.FAIL if any(comparison.status == "worse" for comparison in comparisons) else Exit.PASS
 
 
 def _prune(options: argparse.Namespace) -> None:
     what = plan(reports_folder(), keep=options.keep)
     freed = None if options.dry_run else prune(what, Store(history_file()))
-    if as_json(options, {**dataclasses.asdict(what), "freed_bytes": freed}):
+    if as_json(options, {**plain(what), "freed_bytes": freed}):
         return
     for session in what.running:
         print(f"kept, because it may be running: {session.name}")

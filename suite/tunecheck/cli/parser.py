@@ -109,7 +109,6 @@ def run_command(parser: Parser, arguments: Sequence[str] | None) -> int:
 
 
 def _executed(parser: Parser, arguments: Sequence[str] | None, options: argparse.Namespace) -> int:
-    """Execute the command and return its status, or that of its error."""
     try:
         parser.parse_args(arguments, options)
         if not hasattr(options, "command"):

@@ -1,7 +1,6 @@
 """Commands that read a finished session: judge a trace again, show its rows, write its page again, and others."""
 
 import argparse
-import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from tunecheck.listen.explain import afterwards, beforehand, lines
 from tunecheck.results import exit_code
 from tunecheck.results.answers import Answers
 from tunecheck.results.rejudge import judged_again, report_on, session_report
-from tunecheck.results.stored import plain
 
 LAST = "default: the last session of ./reports/runs"
 
@@ -89,8 +87,7 @@ def _explain(options: argparse.Namespace) -> None:
         raise ConfigError([f"{unknown}; `tunecheck explain` lists all"])
     traces = _traces(Path(options.what)) if options.what else []
     explained = {str(file): afterwards(read(file)) for file in traces} or {"": beforehand()}
-    held = {name: [dataclasses.asdict(group) for group in groups] for name, groups in explained.items()}
-    if not as_json(options, [{"trace": name, "groups": groups} for name, groups in held.items()]):
+    if not as_json(options, [{"trace": name, "groups": groups} for name, groups in explained.items()]):
         for groups in explained.values():
             print(printable("\n".join(lines(groups, shutil.get_terminal_size().columns))))
 
@@ -109,7 +106,7 @@ def _judge(options: argparse.Namespace) -> int:
     interrupted = any(run.interrupted for run in runs)
     command = shown(["tunecheck", "judge", *map(str, files)])
     report = report_on(traces, runs, interrupted=interrupted, command=command)
-    answer(options, plain(report), lambda console: print_report(report, console))
+    answer(options, report, lambda console: print_report(report, console))
     return exit_code(report)
 
 
@@ -120,7 +117,7 @@ def _rows(options: argparse.Namespace) -> None:
     trace = read(path)
     if problem := problem_of(trace):
         raise TraceError(f"{path}: {problem}")
-    held = {"run": trace.run.name, "rows": [dataclasses.asdict(row) for row in trace.records(RowShown)]}
+    held = {"run": trace.run.name, "rows": trace.records(RowShown)}
     answer(options, held, lambda console: print_rows(trace, console))
 
 
@@ -138,5 +135,4 @@ def _fallback_table(options: argparse.Namespace) -> None:
     from tunecheck.report.history_tables import print_rows, rows_of
 
     rows = rows_of(read(file) for file in _traces(options.session or _last_session()))
-    held = {"attempts": [dataclasses.asdict(row) for row in rows]}
-    answer(options, held, lambda console: print_rows(rows, console))
+    answer(options, {"attempts": rows}, lambda console: print_rows(rows, console))

@@ -27,7 +27,7 @@ from tunecheck.listen.expectations import EXPECTATIONS, read_expectations
 from tunecheck.listen.options import Options
 from tunecheck.results import Exit, Report, exit_code
 from tunecheck.results.benchmark import plain_benchmarks
-from tunecheck.results.stored import plain, without_secrets, write_verdict
+from tunecheck.results.stored import without_secrets, write_verdict
 from tunecheck.session import TierSession, written
 from tunecheck.session.options import CARD, IGNORE, REPEATED, RUN, SESSION_OPTIONS, SET
 
@@ -106,7 +106,7 @@ def _run(options: argparse.Namespace) -> int:
 
     def pytest_unconfigure(config: pytest.Config) -> None:
         if report := getattr(config.pluginmanager.get_plugin("tunecheck"), "report", None):
-            as_json(options, plain(report), indent=None)
+            as_json(options, report, indent=None)
 
     return int(pytest.main(arguments, plugins=[SimpleNamespace(pytest_unconfigure=pytest_unconfigure)]))
 
@@ -283,7 +283,7 @@ def _watch(options: argparse.Namespace) -> int:
     else:
         print_report(report, Console())
     print("".join(f"{line}\n" for line in workflow_commands(report, os.environ)), end="")
-    as_json(options, plain(report), indent=None)
+    as_json(options, report, indent=None)
     print(f"report: {folder}")
     own = 128 - status if status < 0 else status  # killed by a signal: as a shell says it
     return own if options.keep_status else exit_code(report)

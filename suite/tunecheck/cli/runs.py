@@ -121,8 +121,7 @@ def _show(options: argparse.Namespace) -> None:
     run = load_run(find_run(options.run), options.set, options.card)
     checks = run.resolved_checks()
     settings = run.model_dump(mode="json", exclude={"checks"})
-    by_check = {name: asdict(check) for name, check in checks.items()}
-    if as_json(options, {**settings, "fingerprint": run.fingerprint, "checks": by_check}):
+    if as_json(options, {**settings, "fingerprint": run.fingerprint, "checks": checks}):
         return
     from ruamel.yaml import YAML
 
@@ -132,7 +131,7 @@ def _show(options: argparse.Namespace) -> None:
     yaml.dump(settings, sys.stdout)
     print(f"\nfingerprint: {run.fingerprint}\n{len(checks)} checks:")
     for name, check in checks.items():
-        limits = ", ".join(f"{key}={value:g}" for key, value in by_check[name].items() if value is not None)
+        limits = ", ".join(f"{key}={value:g}" for key, value in asdict(check).items() if value is not None)
         print(f"  {name}: {check.question}{f' ({limits})' if limits else ''}")
 
 
@@ -171,7 +170,7 @@ def _estimate(options: argparse.Namespace) -> None:
         varied["savings"] = {" ".join(words): load_run(path, [*options.set, *words]) for words in useful}
     others = {kind: {name: predict(one, **card) for name, one in runs.items()} for kind, runs in varied.items()}
     predicted = {kind: {name: one.to_json() for name, one in group.items()} for kind, group in others.items()}
-    if as_json(options, {**prediction.to_json(), "measured": [asdict(peak) for peak in measured], **predicted}):
+    if as_json(options, {**prediction.to_json(), "measured": measured, **predicted}):
         return
     table.print_measured(prediction, measured, Console())
     table.print_prediction(prediction, Console())
@@ -185,11 +184,10 @@ def _estimate(options: argparse.Namespace) -> None:
 
 
 def _strategies(options: argparse.Namespace) -> int:
-    """Count parameters; a usage error when the adapters' target modules do not exist."""
     model = load_model(options.model)
     counts = count_all(model, rank=options.rank, targets=options.targets.split(","))
     status = Exit.MISCONFIGURED if any(count.refused for count in counts if count.options) else Exit.PASS
-    held = {"model": model.name, "strategies": [asdict(count) for count in counts]}
+    held = {"model": model.name, "strategies": counts}
     answer(options, held, lambda console: print_counts(model, counts, console))
     return status
 
@@ -199,8 +197,7 @@ def _doctor(options: argparse.Namespace) -> int:
     from tunecheck.hardware.doctor import DEFAULT_MODEL, examine, format_diagnoses
 
     diagnoses = examine(cached=is_cached(DEFAULT_MODEL))
-    facts = {"hardware": probe().to_json(), "diagnoses": [asdict(diagnosis) for diagnosis in diagnoses]}
-    if not as_json(options, facts):
+    if not as_json(options, {"hardware": probe(), "diagnoses": diagnoses}):
         print(format_diagnoses(diagnoses))
     return int(any(diagnosis.level == "error" for diagnosis in diagnoses))
 

@@ -41,10 +41,7 @@ def run_sources(tier: str | None = None) -> list[RunFile]:
 def read_runs(
     tier: str, overrides: Sequence[str] = (), card: str | None = None, only: Sequence[RunFile] = ()
 ) -> tuple[list[Run], dict[RunFile, ConfigError]]:
-    """Load the runs of a tier, for this card class if any; return them, and the errors of those that failed.
-
-    `only` restricts the result to these runs, wherever their files are.
-    """
+    """Load the runs of a tier, or `only` these of it; return them, and the errors of those that failed."""
     runs: list[Run] = []
     unusable: dict[RunFile, ConfigError] = {}
     paths = list(dict.fromkeys(file.path for file in only if file.tier == tier)) if only else run_files(tier)

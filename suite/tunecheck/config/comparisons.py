@@ -121,7 +121,6 @@ def _path(key: Any) -> tuple[str, ...]:
 
 
 def _entry(document: Document, name: str, settings: dict[str, Any]) -> Document:
-    """Return a copy of the document with what this entry sets."""
     part = copy.deepcopy(document)
     if "strategy" not in part.data and "strategy" not in settings:
         part.set(("strategy",), name, document.place((COMPARE, name)))

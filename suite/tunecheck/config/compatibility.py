@@ -30,11 +30,7 @@ def report_incompatibilities(document: Document, run: Run) -> None:
 
 
 def require_count(run: Run) -> None:
-    """Require that the model's stated parameter count is its architecture's. Raises ConfigError.
-
-    Architectures whose tensors are not known are skipped. Called when a run begins: an estimate does not need the
-    count.
-    """
+    """Require that the model's parameter count is its architecture's, where that is known. Raises ConfigError."""
     if run.model.architecture.model_type not in KNOWN_TYPES:
         return
     count = sum(map(prod, tensor_shapes(run.model.architecture).values()))

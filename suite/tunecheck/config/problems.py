@@ -67,7 +67,6 @@ def report_unanswerable(document: Document, features: Collection[str]) -> None:
 
 
 def _rule_of(detail: Any) -> str:
-    """Return the broken rule with the value that broke it."""
     kind, context = detail["type"], detail.get("ctx", {})
     if kind in MISSING:
         return "is missing"
@@ -93,13 +92,10 @@ def _explain(schema: type[BaseModel], detail: Any) -> tuple[KeyPath, str]:
 
 
 def _walk(schema: type[BaseModel], location: Iterable[str | int]) -> tuple[KeyPath, type[BaseModel]]:
-    """Return the path as written in the file, and the section that holds its last key.
-
-    Pydantic's location has one level more: in a list of tagged unions, the tag follows the index.
-    """
+    """Return the path as written in the file, and the section that holds its last key."""
     path: list[str] = []
     models, holder = [schema], schema
-    for part in location:
+    for part in location:  # which has one level more: in a list of tagged unions, the tag follows the index
         kinds = [(model, model.model_fields.get("kind")) for model in models if len(models) > 1]
         tagged = [model for model, kind in kinds if kind and part in get_args(kind.annotation)]
         if tagged:

@@ -42,10 +42,7 @@ FALLBACK_STEPS: tuple[str, ...] = get_args(FallbackStep)
 
 
 def as_chain(given: Any) -> Any:
-    """Return the fallback chain as a list of steps: "none" is an empty one, a single name a chain of one step.
-
-    Anything else is returned unchanged, for pydantic to reject.
-    """
+    """Return the steps of a chain: none of "none", one of a name; anything else unchanged, for pydantic to judge."""
     if given == "none":
         return []
     return [given] if isinstance(given, str) else given
@@ -123,7 +120,6 @@ PROFILES: dict[str, dict[str, dict[str, Any]]] = {
 
 
 def _number_or_text(number: str, units: dict[str, int]) -> WithJsonSchema:
-    """Return the JSON schema of a positive number or of text with one of these units."""
     text = {"type": "string", "pattern": rf"^\s*{NUMBER}\s*({'|'.join(units)})\s*$"}
     return WithJsonSchema({"anyOf": [{"type": number, "exclusiveMinimum": 0}, text]})
 

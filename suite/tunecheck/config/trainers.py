@@ -52,7 +52,6 @@ def unlike(run: Run, told: str, wanted: Mapping[str, tuple[object, str]]) -> Bro
 
 
 def _yaml(value: object) -> str:
-    """Return the value as a YAML file spells it."""
     return json.dumps(value, default=str).strip('"')
 
 

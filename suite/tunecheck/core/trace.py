@@ -357,4 +357,6 @@ def spelled(value: Any, hide: Callable[[str], str] | None = None) -> Any:
         return {hide(str(key)): spelled(item, hide) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [spelled(item, hide) for item in value]
+    if dataclasses.is_dataclass(value):
+        return {one.name: spelled(getattr(value, one.name), hide) for one in dataclasses.fields(value)}
     return value

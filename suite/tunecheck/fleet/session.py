@@ -168,7 +168,6 @@ class FleetSession:
             one.missing = f"{over}: {one.said or 'not asked yet'}"
 
     def _submitted(self, engine: Engine, node: Sequence[Heard]) -> bool:
-        """Ask the places of one node; return whether the engine took them."""
         for one in node:
             (self.request.place_folder(one.place.name) / ANSWER_FILE).unlink(missing_ok=True)
         try:

@@ -45,7 +45,6 @@ def look_again(hardware: Hardware) -> Hardware:
 
 
 def _gpus() -> dict[str, Any]:
-    """Return the fields of Hardware that NVML tells."""
     view, variable = nvml_view(), os.environ.get("CUDA_VISIBLE_DEVICES")
     visible, problem = None, None
     if view.gpus or view.nvml_state is NvmlState.WORKS:  # a fault of one GPU does not hide the others

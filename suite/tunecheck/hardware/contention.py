@@ -37,8 +37,7 @@ class CpuContention:
 def recent_busy_cores() -> float:
     """Return the cores that others' running processes keep busy on average, at most the last minute's load.
 
-    Neither measure alone suffices: a short look misses a training that is just loading or saving, the load counts an
-    earlier session of our own, and the averages count a process that has been idle for long.
+    The load alone counts an earlier session of our own, the averages a process that has been idle for long.
     """
     us, now = psutil.Process(), time.time()
     family = {us.pid, *(process.pid for process in (*us.parents(), *us.children(recursive=True)))}
@@ -67,7 +66,6 @@ def _ranks() -> list[psutil.Process]:
 
 
 def _seconds(process: psutil.Process) -> float:
-    """Return the processor seconds that a process has used; 0.0 of one that has just ended."""
     try:
         used = process.cpu_times()
     except psutil.NoSuchProcess:

@@ -22,10 +22,7 @@ class OwnedLock:
         self._owner = path.with_name(f"{path.name.removesuffix('lock')}owner")
 
     def acquire(self, timeout_seconds: float = 0.0) -> bool:
-        """Take the lock within the timeout and return whether that succeeded; create its folder.
-
-        Raises OSError for an unusable folder.
-        """
+        """Take the lock within the timeout and return whether that succeeded. Raises OSError for an unusable folder."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
             self._lock.acquire(timeout=timeout_seconds)

@@ -20,10 +20,7 @@ def hub_offline() -> bool:
 
 @functools.cache
 def hub_problem(endpoint: str) -> str | None:
-    """Return why the hub at this endpoint is out of reach; None when it is not. Asked once a process.
-
-    The hub library retries for 23 s at every file, and a session sees one state of the network.
-    """
+    """Return why the hub at this endpoint is out of reach; None when it is not. A session sees one state of it."""
     if (address := hub_address(endpoint)) is None:
         return "HF_ENDPOINT or the proxy before it is not a web address"
     problem = connection_problem(*address)
@@ -31,10 +28,7 @@ def hub_problem(endpoint: str) -> str | None:
 
 
 def hub_address(endpoint: str) -> tuple[str, int] | None:
-    """Return the host and port that the hub's client would connect to: those of this endpoint, or of its proxy.
-
-    None where the endpoint or the proxy's variable is not a web address.
-    """
+    """Return the host and port of this endpoint, or of the proxy before it; None where either is no web address."""
     parts = urlsplit(endpoint)
     proxies = urllib.request.getproxies()
     proxy = proxies.get(parts.scheme) or proxies.get("all")

@@ -1,7 +1,4 @@
-"""torch's own view of the GPUs, from a child process: importing torch may crash or hang, and initialises CUDA.
-
-`torch_view` is the parent. Only the child imports torch.
-"""
+"""torch's own view of the GPUs, from a child process: importing torch may crash or hang, and initialises CUDA."""
 
 import importlib
 import re

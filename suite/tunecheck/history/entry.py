@@ -103,10 +103,9 @@ def figures_of(row: RunReport, trace: Trace) -> dict[str, float]:
 
 
 def needed_bytes(trace: Trace) -> int | None:
-    """Return the allocator's peak over all phases, probes included; None where no allocator counts.
+    """Return the allocator's peak over all phases of every attempt that finished, probes included; None without one.
 
-    Of every attempt that finished: variants may need more than the run as configured, and one that ran out of memory
-    says nothing about the others. A GPU must have this much memory; the row's peak is that of the training alone.
+    A GPU must have this much memory: the row's peak is that of the training alone, and variants may need more.
     """
     phases = [phase for attempt in trace.attempts if attempt.finished for phase in attempt.all(Phase)]
     peaks = [phase.peak_allocated_bytes for phase in phases] + [phase.probes_peak_allocated_bytes for phase in phases]

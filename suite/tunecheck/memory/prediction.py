@@ -226,7 +226,6 @@ def _load_bytes(run: Run, static: StaticBytes) -> int:
 
 
 def _simulate(run: Run) -> dict[str, Any]:
-    """Return the child's answer, a Simulation's fields. Raises SuiteError."""
     try:
         return ask(
             "tunecheck.memory.simulate:simulated",

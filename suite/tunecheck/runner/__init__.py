@@ -125,9 +125,9 @@ class Runner(Frozen):
             for name, changes in VARIANTS.items():
                 varied = replace(taken, changes={**taken.changes, **changes})
                 make(AttemptPurpose.COMPARE, varied, variant=name)
-        gpu_only = probes.rungs == "gpu"
-        for trial in every_fallback_step(run, taken.device, gpu_only=gpu_only) if probes.rungs else ():
-            make(AttemptPurpose.FALLBACK_STEP, trial)
+        if probes.rungs:
+            for trial in every_fallback_step(run, taken.device, gpu_only=probes.rungs == "gpu"):
+                make(AttemptPurpose.FALLBACK_STEP, trial)
 
     def _attempt(
         self, shared: Request, writer: TraceWriter, purpose: AttemptPurpose, trial: Try, **about: Any

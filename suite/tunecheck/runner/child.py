@@ -143,12 +143,9 @@ def carry_out(request: Request, progress: Callable[[Step], None], rank: int = 0)
 
 
 def _be_deterministic() -> None:
-    """Have torch choose kernels that give the same bits twice, and raise where it has none.
-
-    With warn_only the backward passes of flash and memory-efficient attention keep their nondeterministic variant, and
-    a healthy run seems not to repeat or resume.
-    """
+    """Have torch choose kernels that give the same bits twice, and raise where it has none."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts; its default has races
+    # with warn_only the backward passes of flash and memory-efficient attention keep their nondeterministic variant
     torch.use_deterministic_algorithms(True)
     # filling new tensors would hide bugs and cost a pass over each
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
@@ -261,13 +258,11 @@ def _live(device: Any) -> tuple[int, int]:
 
 
 def require_card(device: Any, cards: Sequence[str] | None) -> None:
-    """The device is the card of this UUID. Raises Unsupported when torch shows another one.
-
-    Only whole UUIDs of GPUs are compared: torch may not tell one, and a MIG instance's in other words.
-    """
+    """Require that the device is the first of these cards. Raises Unsupported when torch shows another one."""
     shown = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
     card = next(iter(cards or ()), "")
     leased, seen = bare_uuid(card).lower(), bare_uuid(shown).lower()
+    # torch may not tell a UUID, and a MIG instance's in other words
     comparable = card.startswith("GPU-") and len(leased) == len(seen) == UUID_CHARACTERS
     if comparable and leased != seen:
         raise Unsupported(
@@ -277,10 +272,9 @@ def require_card(device: Any, cards: Sequence[str] | None) -> None:
 
 
 def cap_memory(device: Any, cap_bytes: int | None) -> int | None:
-    """torch's allocator takes at most this many bytes of the card; returns the cap, None where there is none to set.
+    """Cap what torch's allocator may take of the card, before it takes any; return the cap, None where there is none.
 
-    To be called before anything is allocated. What is more than the card has is no cap. Only the allocator is capped:
-    the CUDA context and what libraries allocate past it come on top, so a real card of this size holds a little less.
+    The CUDA context and what libraries allocate past it come on top, so a real card of this size holds a little less.
     """
     total_bytes = torch.cuda.get_device_properties(device).total_memory
     if cap_bytes is None or cap_bytes >= total_bytes:

@@ -1,8 +1,7 @@
 """Out-of-memory fallback: the steps of the chain that a run takes when the GPU's memory runs out.
 
-`FALLBACK_CHAIN` is the table, `tries` yields the attempts. Every attempt is a fresh process that loads the
-weights anew. Steps on the GPU add to those before them; a training on the CPU is the run as configured, so that its
-losses are those of a run that began there.
+Every attempt is a fresh process that loads the weights anew. Steps on the GPU add to those before them; a training on
+the CPU is the run as configured, so that its losses are those of a run that began there.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -91,7 +91,6 @@ def ending_of(error: BaseException, device: str, folders: Sequence[Path] = ()) -
 
 
 def _disk_full(error: BaseException, text: str, folders: Sequence[Path]) -> str:
-    """Return the error's words, and the full folder where they name none; empty for an error of another kind."""
     if is_disk_full(error):
         return text
     full = _full(folders)
@@ -143,15 +142,13 @@ def imported(*, quiet: bool = False) -> Outcome | None:
 
 
 def _quiet_libraries() -> None:
-    """No progress bars in the log.
-
-    A bar that is made all the same (peft's merge makes one to hide it) shares no lock with other processes: tqdm's own
-    is a named semaphore, which `os._exit` would leave to the parent's resource tracker and its warning about a leak.
-    """
+    """Show no progress bars in the log."""
     from threading import RLock
 
     from tqdm import tqdm  # type: ignore[import-untyped]
     from transformers.utils import logging
 
+    # peft's merge makes one all the same, to hide it. tqdm's own lock is a named semaphore, which `os._exit` would
+    # leave to the parent's resource tracker and its warning about a leak.
     tqdm.set_lock(RLock())
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]

@@ -144,22 +144,18 @@ def child_main(request: Request, connection: Connection, log: Path) -> None:
 
 
 def _let_server_end() -> None:
-    """Close this end of the pipe by which the fork server sees that the session lives.
-
-    Every child is handed it. Kept open, it would have the server, and so this process, outlive a session that was
-    killed while the training hangs.
-    """
     server: Any = forkserver._forkserver
+    # Every child is handed an end of the pipe by which the server sees that the session lives. Kept open, it would have
+    # the server, and so this process, outlive a session that was killed while the training hangs.
     if (alive := getattr(server, "_forkserver_alive_fd", None)) is not None:
         server._forkserver_alive_fd = None
         os.close(alive)
 
 
 def _log_file(log: Path) -> TextIO:
-    """Open the log; where it cannot be, the output is dropped, and the trace will tell whether the folder is full."""
     try:
         return log.open("a")
-    except OSError:
+    except OSError:  # the output is dropped; the trace will tell whether the folder is full
         return open(os.devnull, "a")
 
 

@@ -88,7 +88,6 @@ def _exact_logits(model: Any, ids: list[int], device: Any) -> Any:
 
 
 def _expected(saved: Path) -> tuple[dict[str, Any], list[int]]:
-    """The logits that were left beside the saved files, and the tokens that they are for."""
     with safe_open(saved / EXPECTED, framework="pt") as file:
         ids = [int(token) for token in file.metadata()["ids"].split()]
         names = file.keys()  # a safe_open is no mapping
@@ -154,6 +153,5 @@ def _with_adapter(before: torch.Tensor, file: WeightFile, name: str, lora: Any) 
 
 
 def _rows(weight: Any) -> torch.Tensor:
-    """Return some rows of this matrix on the CPU, in fp32."""
     whole = matrix(weight) if is_packed(weight) else weight.detach()
     return whole[evenly(len(whole), ROWS)].float().cpu()

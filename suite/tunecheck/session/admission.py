@@ -16,11 +16,7 @@ UNEXPLAINED_BYTES, UNEXPLAINED_SHARE = GIB, 1 / 32
 
 
 def obstacle(run: Run, hardware: Hardware, *, vram_cap_bytes: int | None = None) -> str | None:
-    """Return why this machine cannot execute the run now, as a sentence; None when it can.
-
-    With several GPUs the sentence is about the one with the most free memory, for a run that needs several about the
-    roomiest that it would lack.
-    """
+    """Return why this machine cannot execute the run now, of the roomiest GPU that it lacks; None when it can."""
     if lacks := TRAINERS[run.trainer].lacks:
         return lacks
     if not run.uses_gpu:

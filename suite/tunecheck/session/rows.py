@@ -117,6 +117,5 @@ class Rows:
 
 
 def _error(run_name: str, reason: str, domain: Domain | Literal[""] = "") -> RunReport:
-    """Return the row of a run of which no trace tells more."""
     tier, _, run = run_name.partition("/")
     return RunReport(run=run, tier=tier, outcome="error", reason=reason, domain=domain)

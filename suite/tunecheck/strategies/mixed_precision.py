@@ -21,10 +21,9 @@ def multiply_in_input_dtype(model: Any) -> None:
 
 
 def measure_magnitudes(model: Any) -> tuple[str, ...]:
-    """Set DoRA's magnitudes to the fp32 norms of the base's rows; return a note when some differed.
+    """Set DoRA's magnitudes to the fp32 norms of the base's rows, before the first step; return a note if any differed.
 
-    peft 0.21 computes them in the base's dtype. In 16 bit they are then off by up to 0.4 %, and the adapted model does
-    not start equal to the base. Call it before the first step.
+    peft 0.21 computes them in the base's dtype. In 16 bit they are off by up to 0.4 %, and so is the adapted model.
     """
     import torch
     from peft.utils.integrations import dequantize_module_weight

@@ -55,7 +55,6 @@ class Meter:
         return [*health, *thinned(samples[1:]), self._telemetry(samples, last)]
 
     def _start(self, uuid: str) -> None:
-        """Start the sampling process and wait for its first sample."""
         self._output.parent.mkdir(exist_ok=True)
         with self._output.open("wb") as output, self._errors.open("wb") as errors:
             try:
