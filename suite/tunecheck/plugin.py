@@ -333,12 +333,9 @@ class SessionHooks:
                 item.add_marker(pytest.mark.timeout(ATTEMPTS * run.deadline + FETCH_SECONDS + WAIT_SECONDS))
 
     def pass_over_unusable(self, items: list[pytest.Item]) -> None:
-        """Remove the tests of files that cannot be used, and report these, where any other run is left.
-
-        Not for a wrong --set, which a person has typed for this session; and not in a worker or a mere collection,
-        which report nothing.
-        """
+        """Remove the tests of unusable files and report these, where another run is left, but not for a wrong --set."""
         wrong = {run.name: run for item in items if isinstance(run := run_of(item), UnusableRun)}
+        # a person has typed it for this session
         typed = any(problem.startswith("--set ") for run in wrong.values() for problem in run.problems)
         trains = any(isinstance(run_of(item), Run) for item in items)
         if self.worker or typed or not trains or self.config.option.collectonly:
@@ -400,14 +397,11 @@ class SessionHooks:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_internalerror(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """End as a session that could not be judged, with one line; what was judged before is still reported.
-
-        pytest would print all its frames. It takes an exit that is raised here as the answer.
-        """
+        """End as a session that could not be judged, with one line in place of frames; what was judged is reported."""
         if self.of_tiers:
             error = excinfo.value
             told = str(error) if isinstance(error, SuiteError) else unexpected(error, self.session.folder)
-            pytest.exit(told, returncode=Exit.UNJUDGED)
+            pytest.exit(told, returncode=Exit.UNJUDGED)  # which pytest takes as the answer
 
     @pytest.hookimpl(trylast=True)
     def pytest_keyboard_interrupt(self) -> None:

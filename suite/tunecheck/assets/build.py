@@ -95,11 +95,7 @@ def byte_tokenizer(model_max_length: int) -> Any:
 
 
 def pair_tokenizer(model_max_length: int) -> Any:
-    """Return a byte-level BPE tokenizer of the shipped rows, on which its rows are about as long as a real model's.
-
-    A token a byte would make them longer than the shipped runs allow (169 tokens where max_length is 128). The rows
-    and the number of merges fix it.
-    """
+    """Return a byte-level BPE tokenizer of the shipped rows: with a token a byte they would not fit into max_length."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     tokenizer: Any = Tokenizer(models.BPE())

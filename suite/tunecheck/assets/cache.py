@@ -70,10 +70,7 @@ class Shelf(Frozen):
         return opened(target)
 
     def _make_again(self, target: Path, make: Callable[[bool], None], damage: str) -> None:
-        """Move the damaged folder aside for inspection (only the latest is kept), and build a new one.
-
-        When that fails the folder is put back: the next run must find the damage too, not an empty place.
-        """
+        """Build anew; keep the damaged folder aside for inspection, or put it back: the next run must find it."""
         aside = target.with_name(f".damaged-{target.name}")
         shutil.rmtree(aside, ignore_errors=True)
         target.rename(aside)
@@ -90,10 +87,7 @@ class Shelf(Frozen):
 
     @contextmanager
     def building(self, target: Path, *, needed_bytes: int) -> Iterator[Path]:
-        """Yield a folder, which replaces `target` atomically when the block succeeds; beside it is room for more files.
-
-        Whatever else there is then is removed. Raises WeightsUnavailable when the disk is full.
-        """
+        """Yield a folder that replaces `target` atomically after the block. Raises WeightsUnavailable on a full disk."""
         with disk_full_is_said(self.model, self.folder, needed_bytes):
             if needed_bytes > shutil.disk_usage(self.folder).free:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

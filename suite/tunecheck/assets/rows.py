@@ -145,11 +145,7 @@ class Splits(NamedTuple):
 
 
 def longest_row_bytes(max_length: int) -> int:
-    """Return the UTF-8 bytes, instruction and response together, that fit into max_length tokens with the template.
-
-    In the worst case a byte is one token, for every tokenizer with byte fallback: those of all our models have it, and
-    the one of random weights encodes bytes only.
-    """
+    """Return the UTF-8 bytes of a row that fit into max_length tokens with the template, if each byte is a token."""
     return max_length - FRAME_TOKENS
 
 

@@ -91,11 +91,7 @@ def answer(options: argparse.Namespace, result: Any, show: "Callable[[Console], 
 
 
 def run_command(parser: Parser, arguments: Sequence[str] | None) -> int:
-    """Parse the arguments, execute their command and return its exit status.
-
-    Errors become messages on standard error, never tracebacks. What cannot be printed is no success, but of a command
-    that leaves its result in files.
-    """
+    """Parse the arguments, execute their command and return its status. Errors become messages, never tracebacks."""
     options = argparse.Namespace(verbose=False, quiet=False)
     with guarded() as lost, on_terminal():
         try:
@@ -158,7 +154,6 @@ class _Unbroken(io.FileIO):
     def __init__(self, number: int, *, closed: bool) -> None:
         super().__init__(number, "w", closefd=False)
         self.lost: OSError | None = None
-        """Why something that was written did not arrive."""
         self._was_closed = closed
 
     def write(self, data: Any, /) -> int:

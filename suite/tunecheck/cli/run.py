@@ -162,10 +162,7 @@ def plan(
 
 
 def carry_out(runs: Sequence[Run], session: TierSession) -> Report | None:
-    """Train and judge every run, and return the session's report; None where not one was begun.
-
-    An interrupt ends it, with a report on what was trained until then. Raises TraceError for an unwritable folder.
-    """
+    """Train and judge every run, up to an interrupt, and return the session's report; None where not one was begun."""
     interrupted = False
     session.open()
     try:

@@ -226,7 +226,6 @@ class Count(Frozen):
     options: dict[str, Any]
     """Settings of the `lora:` section; empty where there is none."""
     trains: str
-    """Trained parts of the model, in words."""
     total: int
     """The model's own parameters, a tied head counted once, adapters left out."""
     tensors: int | None = None
@@ -238,10 +237,7 @@ class Count(Frozen):
 
 
 def count_all(model: Model, *, rank: int = 8, targets: Sequence[str] = ("q_proj", "v_proj")) -> list[Count]:
-    """Return a count for each strategy, in the table's order, those with adapters once more with DoRA.
-
-    rsLoRA trains the tensors of LoRA. Raises Unsupported for a model_type whose tensors are not known by arithmetic.
-    """
+    """Return a count for each strategy, those with adapters once more with DoRA. Raises Unsupported."""
     shapes = tensor_shapes(model.architecture)
     total, lora = sum(map(prod, shapes.values())), {"r": rank, "target_modules": list(targets)}
     counts = []

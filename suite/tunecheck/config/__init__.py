@@ -108,10 +108,7 @@ def find_single_run(name: str) -> RunFile:
 
 
 def load_run(source: RunFile | Path, overrides: Sequence[str] = (), card: str | None = None) -> Run:
-    """Load one run, with the card class's keys ("8gb") and then the overrides ("a.b=c") applied.
-
-    Raises ConfigError with every problem and its place, and for a file of several runs when no entry is named.
-    """
+    """Load one run, with the card class's keys ("8gb") and then the overrides ("a.b=c") applied. Raises ConfigError."""
     file = source if isinstance(source, RunFile) else RunFile(source)
     documents = _documents(file.path, overrides, card)
     _require_one(file, documents)

@@ -31,10 +31,7 @@ def card_for(total_bytes: int | None) -> str:
 
 
 def apply_card(document: Document, name: str) -> None:
-    """Apply the class's keys to a run's document, each with its place. Raises ConfigError for an unknown class.
-
-    A comparison is left unchanged: it sets its strategies itself.
-    """
+    """Apply the class's keys to a run's document; a comparison sets its strategies itself. Raises ConfigError."""
     card, file = _card(name)
     if COMPARE in document.data:
         return

@@ -75,10 +75,7 @@ def entries(document: Document) -> list[str]:
 
 
 def split(document: Document) -> dict[str, Document]:
-    """Return the document of each run in this file by entry; without `compare:` the document itself, under "".
-
-    An entry that cannot be read is a problem of every document.
-    """
+    """Return the document of each run by entry, "" without `compare:`; a broken entry is a problem of each document."""
     if COMPARE not in document.data:
         return {"": document}
     given = document.data.pop(COMPARE)

@@ -38,7 +38,6 @@ class Document:
     """Parsed YAML. Problems are collected, so that one message can list them all."""
 
     data: dict[str, Any] = field(default_factory=dict)
-    """Content as plain Python values."""
     places: dict[KeyPath, str] = field(default_factory=dict)
     """Path of a key or list item to its place: "file:line:column", or the --set that wrote it."""
     problems: list[str] = field(default_factory=list)

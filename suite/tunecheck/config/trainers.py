@@ -38,10 +38,7 @@ class TrainerInfo(Frozen):
 
 
 def unlike(run: Run, told: str, wanted: Mapping[str, tuple[object, str]]) -> Broken:
-    """Yield each key with another value than the wanted one, and why it should have that; "" where `told` says it.
-
-    A key `fallback` may have the step cpu besides.
-    """
+    """Yield each key with another value than the wanted one, and why it should have that; `fallback` may name cpu."""
     for key, (value, why) in wanted.items():
         given, shown = attrgetter(key)(run), _yaml(value)
         if key == "fallback":
@@ -102,10 +99,7 @@ def _trl_refuses(run: Run) -> Broken:
 
 
 def plain_loop_refuses(run: Run) -> Broken:
-    """Yield the keys that a loop without autocast, gradient scaler, offloading and ranks would ignore.
-
-    For a trainer of one's own to begin with, such as docs/skeleton_trainer.py.
-    """
+    """Yield what a loop without autocast, gradient scaler and ranks would ignore, such as docs/skeleton_trainer.py."""
     precision, told = run.training.precision, f"with trainer {run.trainer}, which is a plain loop"
     wanted: dict[str, tuple[object, str]] = {
         "training.loss_chunk_tokens": (None, ""),
@@ -127,4 +121,3 @@ TRAINERS: dict[str, TrainerInfo] = {
     "transformers": TrainerInfo(module="tunecheck.training.transformers_trainer", refuses=_transformers_refuses),
     "trl": TrainerInfo(module="tunecheck.training.trl_trainer", refuses=_trl_refuses, package="trl"),
 }
-"""Every trainer by its name in a run's YAML."""

@@ -1,7 +1,4 @@
-"""What runs on a node: one session of the tier in a process of its own, condensed to an answer.
-
-An answer has the few numbers of each run that are compared between nodes.
-"""
+"""What runs on a node: one session of the tier in a process of its own, condensed to the numbers that are compared."""
 
 import contextlib
 import os

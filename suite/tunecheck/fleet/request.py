@@ -44,7 +44,6 @@ class Request(Frozen):
     arguments: tuple[str, ...]
     """Of `tunecheck run`: tiers or runs, and options."""
     command: str
-    """The command line."""
     started_at: str
     """UTC, ISO 8601."""
     working_folder: str

@@ -52,11 +52,8 @@ class Diagnosis:
 
 
 ok = partial(Diagnosis, "ok")
-"""Diagnose what needs no action."""
 warning = partial(Diagnosis, "warning")
-"""Diagnose what limits or distorts what the suite measures."""
 error = partial(Diagnosis, "error")
-"""Diagnose what makes runs fail."""
 
 
 def format_diagnoses(diagnoses: Sequence[Diagnosis]) -> str:
@@ -75,11 +72,7 @@ def memory_size(size_bytes: int | None) -> str:
 
 
 def examine(*, cached: bool) -> list[Diagnosis]:
-    """Return all diagnoses, those without problems included. Needs no GPU.
-
-    torch is queried in a child process that takes some seconds. `cached` says whether the default model's weights are
-    on this machine.
-    """
+    """Return all diagnoses, those without problems included; `cached`: whether the default model's weights are here."""
     hardware, torch = probe(), torch_view()
     return [
         *driver(hardware),

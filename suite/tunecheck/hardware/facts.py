@@ -29,7 +29,6 @@ class NvmlState(StrEnum):
     SHADOWED = "shadowed"
     """The deprecated package pynvml shadows nvidia-ml-py."""
     HUNG = "hung"
-    """NVML did not answer in time."""
     OTHER = "other"
 
 
@@ -97,7 +96,6 @@ class NvmlView(Frozen):
     nvml_problem: str | None = None
     """What happened, in a sentence; None when NVML works."""
     nvml_remedy: str | None = None
-    """What to do about it."""
     driver_cuda: str | None = None
     """Newest CUDA version that the driver supports, such as "13.0"."""
 

@@ -83,8 +83,7 @@ _COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "excl
 def nvml_view() -> NvmlView:
     """Return NVML's view of this machine, within the timeout whatever the driver does. Never raises for its answers.
 
-    A helper process reads it: a driver that hangs then costs seconds, not the session. Without an NVML library nothing
-    can hang, so none is started. A helper that hung gives the state HUNG, one that died the state OTHER.
+    A helper process reads it, where there is a library that may hang: that costs seconds, not the session.
     """
     if not library_loads():
         return read_nvml()

@@ -57,10 +57,7 @@ _Side = tuple[RunReport, HistoryEntry | None]
 
 
 def compare(a: Path, b: Path, store: Store) -> list[Comparison]:
-    """Compare the runs of both sessions or traces. Raises SuiteError for what cannot be read, or has none in common.
-
-    The scatter of a figure is taken from the entries of its key in the store.
-    """
+    """Compare the runs of both sessions or traces. Raises SuiteError for what cannot be read, or has none in common."""
     first, second = _sides(a), _sides(b)
     names = [name for name in first if name in second]
     if not names:

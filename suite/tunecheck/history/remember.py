@@ -144,10 +144,7 @@ class Plan(Frozen):
 
 
 def plan(folder: Path, *, keep: int) -> Plan:
-    """Plan to keep the last `keep` sessions and whatever may still be running; links and other names are ignored.
-
-    Raises SuiteError for the folder of committed evidence, all of which stays.
-    """
+    """Plan to keep the last `keep` sessions and what may still be running. Raises SuiteError for committed evidence."""
     if folder.resolve().is_relative_to(evidence_folder()):
         raise SuiteError(f"{folder}: committed evidence is never pruned; remove it by git if it must go")
     sessions = sorted(path for path in folder.glob("*/") if SESSION.fullmatch(path.name) and not path.is_symlink())
@@ -158,10 +155,7 @@ def plan(folder: Path, *, keep: int) -> Plan:
 
 
 def prune(what: Plan, store: Store) -> int:
-    """Add the sessions' entries to the store, remove their folders, and return the bytes that this freed.
-
-    Raises SuiteError, with nothing removed, when the store cannot be written.
-    """
+    """Add the sessions' entries to the store, remove their folders, and return the bytes freed. Raises SuiteError."""
     for session in what.removed:
         store.add(entries_of(session))
     return sum(_remove(session) for session in what.removed)

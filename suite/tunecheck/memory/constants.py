@@ -65,11 +65,7 @@ def holds(card_gb: int, process_bytes: int) -> bool:
 
 
 def share_of(card: str | None, *, deterministic: bool = False, capability: str | None = None) -> CardShare:
-    """Return the constants measured on a GPU of this name; without a measurement those of its compute capability.
-
-    A deterministic training has other workspaces, see `training.deterministic`. A file that cannot be read, or lacks
-    these numbers, is skipped.
-    """
+    """Return the constants measured on a GPU of this name; without a measurement those of its compute capability."""
     for path, found in _measurements() if card else ():
         numbers = found.get("deterministic" if deterministic else "default")
         if found.get("card") != card or not isinstance(numbers, dict):

@@ -1,7 +1,4 @@
-"""Predicted GPU memory of a run: arithmetic for what stays, a simulation for what comes and goes. No torch here.
-
-A simulation is cached under the run's fingerprint and everything else that it depends on.
-"""
+"""Predicted GPU memory of a run: arithmetic for what stays, a simulation for what comes and goes. No torch here."""
 
 import dataclasses
 import hashlib
@@ -75,9 +72,7 @@ class Simulation(Frozen):
     remainder_bytes: int
     """What the allocator's blocks hold beyond their tensors at the steady peak."""
     between_steps: dict[str, int]
-    """Bytes by kind after a step."""
     at_peak: dict[str, int]
-    """Bytes by kind at the steady peak."""
     peak_operation: str
     """Operation at which the steady peak was reached."""
 
@@ -96,7 +91,6 @@ class Prediction(Frozen):
     through the GPU a layer at a time, the largest once more."""
     simulation: Simulation
     share: CardShare
-    """GPU memory besides tensors."""
 
     @property
     def phases(self) -> dict[str, int]:
@@ -169,9 +163,7 @@ def static_bytes(run: Run) -> StaticBytes:
 
 
 def predict(run: Run, *, card: str | None = None, capability: str | None = None) -> Prediction:
-    """Return the run's prediction for a GPU of this name, simulated in a child process unless it is cached.
-
-    `capability` is its compute capability, such as "8.9"; None where it is unknown.
+    """Return the run's prediction for a GPU of this name and capability ("8.9"), cached or simulated in a child.
 
     Raises Unsupported for what cannot be predicted, SuiteError when the child gives no answer.
     """

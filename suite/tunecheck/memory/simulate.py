@@ -43,11 +43,6 @@ GATHERED = "gathered"
 """Kind of the parameters that are on the GPU for the layers in use."""
 
 
-def copies_left_out(live: LiveStorages) -> Any:
-    """Count what `placement.activations_on_cpu` moves to the CPU in the block as not on the GPU."""
-    return mock.patch.object(placement, "_to_host", live.elsewhere()(placement._to_host))
-
-
 @dataclass(slots=True, eq=False)
 class _Group:
     """Parameters that move to the GPU and leave it together: a decoder layer, or all the rest."""
@@ -185,7 +180,8 @@ def simulate(run: Run, *, rounding_bytes: int = CUDA_ROUNDING_BYTES, fake: bool 
         claim(live, session)
         offloaded = Offloaded(session, live) if run.training.offload == "parameters" else None
         loaded_bytes, several = live.live_bytes, run.training.gradient_accumulation_steps > 1
-        with live, copies_left_out(live):
+        # what `placement.activations_on_cpu` moves to the CPU is not on the GPU
+        with live, mock.patch.object(placement, "_to_host", live.elsewhere()(placement._to_host)):
             batch = _batch(run.training.micro_batch_size, run)
             first_bytes = _step(session, live, batch, keep_gradients=several, offloaded=offloaded)
             live.hold((tensor for state in session.optimizer.state.values() for tensor in state.values()), "optimizer")

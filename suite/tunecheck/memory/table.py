@@ -20,10 +20,7 @@ _TO_QLORA = ("strategy=qlora", "quantization={}")
 
 
 def changes_of(run: Run) -> dict[tuple[str, ...], bool]:
-    """Return every change that saves memory in some run, and whether it can in this one.
-
-    A change is the words for --set; some take several keys. One that cannot is set already, or does not apply.
-    """
+    """Return every change that saves memory in some run, in the words for --set, and whether it can in this one."""
     training, smallest_batch = run.training, 1 if run.data.canary is None else 2
     native = run.trainer == "native"  # transformers' has no chunked loss and no offloading
     offloads = native and training.offload == "none"

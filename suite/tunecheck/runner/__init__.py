@@ -210,8 +210,7 @@ def _told(trial: Try) -> str:
 def scratch_folder() -> Iterator[Path]:
     """Make a folder in the system's temporary folder, and remove it afterwards.
 
-    Those of processes that were killed before they could remove theirs are removed first: a checkpoint may be large.
-    Raises SuiteError where none can be made.
+    Those of processes that were killed are removed first: a checkpoint may be large. Raises SuiteError without one.
     """
     _remove_orphans()
     folder = None

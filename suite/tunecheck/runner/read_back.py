@@ -54,13 +54,10 @@ def read(run: Run, weights: Path, saved: Path, device: Any, precision: str) -> R
 
 
 def merged(session: Session, saved: Path) -> Merged:
-    """Merge the saved folder's adapter with the trainer's own function and compare logits likewise.
-
-    The session is one before its first step, whose adapters do nothing yet, and is used up.
-    """
+    """Merge the saved adapter by the trainer's own function and compare likewise; the session is used up."""
     held, ids = _expected(saved)
     wanted = held["logits"]
-    base = _logits(session.model, ids, session.device)
+    base = _logits(session.model, ids, session.device)  # before the first step adapters do nothing
     effect, rounding = relative_difference(base, wanted), None
     if session.precision != "fp32" and (in_fp32 := _exact_logits(session.model, ids, session.device)) is not None:
         rounding = relative_difference(base, in_fp32)

@@ -35,11 +35,7 @@ CONTENTION_CORES = 0.25
 
 
 class TierSession:
-    """Trains each run once and keeps its findings until the report is written.
-
-    Each pytest worker has a session of its own that trains into the folder of the controlling process's session, which
-    writes the report.
-    """
+    """Trains each run once and keeps its findings for the report, which no pytest worker writes but its controller."""
 
     def __init__(
         self,

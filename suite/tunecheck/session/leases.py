@@ -30,7 +30,6 @@ class Cards(Frozen):
     """This machine's GPUs, of which a run may lease one for each of its processes."""
 
     look: Callable[[], Hardware]
-    """Reads the machine's present state."""
     vram_cap_bytes: int | None = None
     """Memory that every GPU counts as having."""
     wait_seconds: float = WAIT_SECONDS

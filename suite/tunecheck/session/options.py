@@ -5,9 +5,7 @@ from typing import Any
 from tunecheck.core.units import size_option
 
 RUN = "a run by its name, id or YAML file, such as quick/smollm2-135m-qlora"
-"""Help of the argument that names one."""
 REPEATED: dict[str, Any] = {"action": "append", "default": []}
-"""Of an option that may be given several times."""
 SET = {**REPEATED, "help": "override a key of every run; may be repeated", "metavar": "KEY=VALUE"}
 IGNORE = {**REPEATED, "help": "accept a check's finding, with the reason", "metavar": 'NAME="REASON"'}
 CARD: dict[str, Any] = {"help": "apply the settings of a GPU class from configs/cards: 8gb, cpu", "metavar": "CLASS"}

@@ -33,10 +33,7 @@ def run_of(node_id: str) -> str:
 
 
 def one_worker_a_run(config: Any, log: Any = None) -> Any:
-    """Return a scheduler of xdist that gives every run as a whole to one worker.
-
-    What a dead one had begun comes to another, which refuses it.
-    """
+    """Return a scheduler of xdist that gives every run to one worker; what a dead one had begun another will refuse."""
     from xdist.scheduler.loadscope import LoadScopeScheduling  # type: ignore[import-untyped]
 
     config.option.loadscopereorder = False  # runs are trained in the order of their tiers

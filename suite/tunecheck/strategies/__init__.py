@@ -16,7 +16,6 @@ STRATEGIES: dict[str, Strategy] = {
     "lora": LoraAdapters(),
     "qlora": LoraAdapters(sections=("lora", "quantization")),
 }
-"""Every strategy by its name in a run's YAML."""
 
 
 def trained_shapes(run: StrategyConfig, shapes: dict[str, Shape]) -> list[Shape]:

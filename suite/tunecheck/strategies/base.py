@@ -10,25 +10,14 @@ from tunecheck.models.description import Model
 class StrategyConfig(Protocol):
     """Part of a run that determines which parameters are trained."""
 
-    @property
-    def strategy(self) -> str:
-        """Return the key in the table of strategies."""
-
-    @property
-    def model(self) -> Model:
-        """Return the model with its architecture."""
-
-    @property
-    def lora(self) -> Lora | None:
-        """Return the adapters; None where base weights are trained."""
+    strategy: str
+    model: Model
+    lora: Lora | None
+    """None where base weights are trained."""
 
 
 class Strategy(Protocol):
-    """Choice of the parameters that are trained.
-
-    `adapt` finds them by the model's modules, `expected_trainable` by the names in the weight file: two independent
-    ways to the same set, so that one can be checked against the other.
-    """
+    """Choice of the parameters that are trained: by modules and by names of tensors, so that one checks the other."""
 
     trains: str
     """Short description of what is trained, for a table."""

@@ -20,11 +20,7 @@ class Meter:
     """Monitor of one GPU through a sampling process. Never raises for what that process does."""
 
     def __init__(self, uuid: str | None, folder: Path) -> None:
-        """Start the sampling process and wait until it has read the GPU's counters, or record why not.
-
-        `uuid` is None where it is unknown which GPU CUDA will use. What the sampling process prints goes to files in
-        `folder`.
-        """
+        """Start the sampling process, which prints into this folder; no `uuid` means that CUDA's choice is unknown."""
         self._uuid = uuid
         self._problem = "" if uuid else "unknown which GPU CUDA uses: NVML does not report it"
         self._output, self._errors = folder / "sampler.jsonl", folder / "sampler.err"

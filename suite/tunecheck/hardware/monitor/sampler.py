@@ -46,10 +46,7 @@ def main(uuid: str) -> int:
 
 
 def watch(card: Card, orders: Iterator[str], say: Callable[[Record], None]) -> None:
-    """Emit health and a sample at once, samples from the first process id on, health and a sample again at the end.
-
-    Each empty order is the time for one reading.
-    """
+    """Emit health and a sample first and last, samples from the first process id on, a reading for each empty order."""
     say(card.health("before"))
     say(card.sample(None))
     process_id: int | None = None
