@@ -57,18 +57,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if asks_for_tiers(config.args):
-        refuse_missing_plugins(config)
+        for name in ("terminal", "capture"):  # without these no session can be shown
+            if config.pluginmanager.is_blocked(name):
+                raise pytest.UsageError(f"-p no:{name} disables a plugin that tunecheck reports with: remove it")
         spare_cache(config)
     for name, summary in TIERS.items():
         config.addinivalue_line("markers", f"{name}: {summary}")
     config.pluginmanager.register(SessionHooks(config), "tunecheck")
-
-
-def refuse_missing_plugins(config: pytest.Config) -> None:
-    """Raise UsageError where a plugin of pytest's own is switched off without which no session can be shown."""
-    for name in ("terminal", "capture"):
-        if config.pluginmanager.is_blocked(name):
-            raise pytest.UsageError(f"-p no:{name} disables a plugin that tunecheck reports with: remove it")
 
 
 def spare_cache(config: pytest.Config) -> None:
@@ -162,13 +157,6 @@ def together(items: list[pytest.Item]) -> None:
         return order.setdefault(item.nodeid, len(order)), 0
 
     items.sort(key=place)
-
-
-def require_runs(items: Iterable[pytest.Item]) -> None:
-    """Raise UsageError when a selected tier has no run, which would be a session without a failure otherwise."""
-    empty = {tier_of(item) for item in items if is_check(item) and run_of(item) is None}
-    if empty:
-        raise pytest.UsageError(without_runs(sorted(map(str, empty))))
 
 
 # Fixtures, and the outcome of a test.
@@ -350,7 +338,8 @@ class SessionHooks:
         selected = [run for item in session.items if (run := run_of(item)) is not None]
         if wrong := [run for run in selected if isinstance(run, ConfigError)]:
             self.refuse(["the configuration cannot be used", str(all_problems(wrong))])
-        require_runs(session.items)
+        if empty := {tier_of(item) for item in session.items if is_check(item) and run_of(item) is None}:
+            raise pytest.UsageError(without_runs(sorted(map(str, empty))))  # else a session without a failure
         if any(map(is_check, session.items)) and not self.config.option.collectonly:
             self.open(selected)
 

@@ -87,7 +87,7 @@ class Shelf(Frozen):
 
     @contextmanager
     def building(self, target: Path, *, needed_bytes: int) -> Iterator[Path]:
-        """Yield a folder that replaces `target` atomically after the block. Raises WeightsUnavailable on a full disk."""
+        """Yield a folder that replaces `target` atomically after the block. Raises WeightsUnavailable without space."""
         with disk_full_is_said(self.model, self.folder, needed_bytes):
             if needed_bytes > shutil.disk_usage(self.folder).free:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tunecheck.cli.parser import COUNT, answer, as_json
+from tunecheck.cli.parser import COUNT, FLAG, answer, as_json
 from tunecheck.config import find_single_run
 from tunecheck.core.log import log
 from tunecheck.core.paths import baselines_folder, reports_folder
@@ -24,7 +24,7 @@ def add_commands(commands: Any) -> None:
     """Add `history`, `compare`, `baseline` and `prune` to the command line."""
     history = commands.add_parser("history", help="show figures of a run's sessions, or of every run's last session")
     history.add_argument("run", nargs="?", help="a run, such as quick/smollm2-135m-qlora (default: every run)")
-    history.add_argument("--rebuild", action="store_true", help="rebuild the history from the session folders first")
+    history.add_argument("--rebuild", **FLAG, help="rebuild the history from the session folders first")
     history.executes(_history)
 
     compare = commands.add_parser(
@@ -59,7 +59,7 @@ def add_commands(commands: Any) -> None:
 
     prune = commands.add_parser("prune", help="remove old session folders; their figures stay in the history")
     prune.add_argument("--keep", **COUNT, default=KEPT_SESSIONS, help="number of sessions to keep (default 30)")
-    prune.add_argument("--dry-run", action="store_true", help="only list what would be removed")
+    prune.add_argument("--dry-run", **FLAG, help="only list what would be removed")
     prune.executes(_prune)
 
 

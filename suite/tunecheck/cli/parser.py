@@ -28,9 +28,10 @@ from tunecheck.results import Exit
 if TYPE_CHECKING:
     from rich.console import Console
 
+FLAG: dict[str, Any] = {"action": "store_true"}
 COUNT: dict[str, Any] = {"type": count_option, "metavar": "N"}
 TIME: dict[str, Any] = {"type": seconds_option, "metavar": "TIME"}
-"""Keywords of `add_argument` for an option that takes a whole number, and for one that takes a time."""
+"""Keywords of `add_argument` for an option without a value, for a whole number, and for a time."""
 NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
 """Errors that nothing but the name of a path causes, wherever it is looked at first."""
 OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
@@ -66,10 +67,10 @@ class Parser(argparse.ArgumentParser):
 
     def executes(self, command: Callable[[argparse.Namespace], int | None], **defaults: bool) -> None:
         """Have this function execute the command and return its status, None for 0; its result can be had as JSON."""
-        self.add_argument("--json", action="store_true", help="print the result as JSON, and all else to stderr")
+        self.add_argument("--json", **FLAG, help="print the result as JSON, and all else to stderr")
         told = self.add_mutually_exclusive_group()
-        told.add_argument("-v", "--verbose", action="store_true", help="print details, such as a line for every check")
-        told.add_argument("-q", "--quiet", action="store_true", help="print no progress, only warnings and the result")
+        told.add_argument("-v", "--verbose", **FLAG, help="print details, such as a line for every check")
+        told.add_argument("-q", "--quiet", **FLAG, help="print no progress, only warnings and the result")
         self.set_defaults(command=command, **defaults)
 
 

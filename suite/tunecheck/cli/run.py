@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tunecheck.cli.parser import COUNT, answer, as_json
+from tunecheck.cli.parser import COUNT, FLAG, answer, as_json
 from tunecheck.config import TIERS, find_run, load_run, with_limits
 from tunecheck.config.answers import read_ignored, settings_for
 from tunecheck.config.schema import Run
@@ -48,13 +48,9 @@ def add_commands(commands: Any) -> None:
         epilog="example: tunecheck bench quick/smollm2-135m-qlora --turns 3",
     )
     bench.add_argument("run", help=RUN)
-    bench.add_argument(
-        "--trainer",
-        action="append",
-        metavar="NAME",
-        help=f"one of {', '.join(TRAINERS)}; may be repeated, and the first is the reference; "
-        "default: every installed trainer that supports the run",
-    )
+    known = f"one of {', '.join(TRAINERS)}; may be repeated, and the first is the reference"
+    default = "default: every installed trainer that supports the run"
+    bench.add_argument("--trainer", **REPEATED, metavar="NAME", help=f"{known}; {default}")
     bench.add_argument("--turns", **COUNT, default=3, help="trainings per trainer, in turns (default 3)")
     bench.add_argument("--set", **SET)
     bench.add_argument("--card", **CARD)
@@ -67,20 +63,14 @@ def add_commands(commands: Any) -> None:
     )
     watch.add_argument("--steps", **COUNT, help="optimizer steps to record (default 10)")
     after = watch.add_mutually_exclusive_group()
-    after.add_argument("--passive", action="store_true", help="let the training run to its end (default)")
-    after.add_argument("--stop", action="store_true", help="end the training after these steps")
-    after.add_argument(
-        "--stop-on-fail", action="store_true", help="end the training after these steps if a check failed"
-    )
+    after.add_argument("--passive", **FLAG, help="let the training run to its end (default)")
+    after.add_argument("--stop", **FLAG, help="end the training after these steps")
+    after.add_argument("--stop-on-fail", **FLAG, help="end the training after these steps if a check failed")
     declares = f"declare what tunecheck cannot read from your objects: {', '.join(EXPECTATIONS)}"
     watch.add_argument("--expect", **REPEATED, metavar="KEY=VALUE", help=declares)
     add_answers(watch)
-    watch.add_argument(
-        "--twice", action="store_true", help="also repeat the first steps, and resume from a checkpoint, and compare"
-    )
-    watch.add_argument(
-        "--keep-status", action="store_true", help="exit with the command's status instead of the verdict's"
-    )
+    watch.add_argument("--twice", **FLAG, help="also repeat the first steps, and resume from a checkpoint, and compare")
+    watch.add_argument("--keep-status", **FLAG, help="exit with the command's status instead of the verdict's")
     watch.add_argument("training", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="your command, unchanged")
     watch.executes(_watch, leaves_files=True, begins_itself=True)
 
@@ -114,7 +104,7 @@ def _run(options: argparse.Namespace) -> int:
 def _bench(options: argparse.Namespace) -> int:
     from tunecheck.report.terminal import print_benchmark
 
-    runs, left_out = plan(options.run, options.trainer or (), options.turns, options.set, options.card)
+    runs, left_out = plan(options.run, options.trainer, options.turns, options.set, options.card)
     for trainer, reason in left_out.items():
         log.info(f"skipped: trainer {trainer}: {reason}")
     session = TierSession(command=shown(["tunecheck", *sys.argv[1:]]))
@@ -289,5 +279,5 @@ def _watch(options: argparse.Namespace) -> int:
 def add_answers(command: argparse.ArgumentParser) -> None:
     """Add `--ignore`, `--strict` and `--set`, by which a user answers to findings."""
     command.add_argument("--ignore", **IGNORE)
-    command.add_argument("--strict", action="store_true", help="exit with 1 on suspicions too")
+    command.add_argument("--strict", **FLAG, help="exit with 1 on suspicions too")
     command.add_argument("--set", **REPEATED, metavar="checks.NAME.LIMIT=VALUE", help="change a limit; may be repeated")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from tunecheck.cli.parser import answer, as_json
+from tunecheck.cli.parser import FLAG, answer, as_json
 from tunecheck.config import TIERS, all_problems, find_run, load_data, load_model, load_run, read_runs
 from tunecheck.config.schema import Run
 from tunecheck.config.source import known_names
@@ -35,9 +35,7 @@ if TYPE_CHECKING:
 def add_commands(commands: Any) -> None:
     """Add `list`, `show`, `estimate`, `strategies`, `doctor` and `fetch` to the command line."""
     listing = commands.add_parser("list", help="list all tiers and their runs")
-    listing.add_argument(
-        "--needs", action="store_true", help="show the memory that each run needs, and whether this machine has it"
-    )
+    listing.add_argument("--needs", **FLAG, help="show the memory that each run needs, and whether this machine has it")
     listing.add_argument("--tier", action="append", choices=TIERS, help="only this tier; may be repeated")
     listing.add_argument("--vram-cap", type=size_option, metavar="SIZE", help="with --needs: assume GPUs of this size")
     listing.executes(_list)
@@ -54,22 +52,19 @@ def add_commands(commands: Any) -> None:
 
     estimate = commands.add_parser("estimate", help="predict the GPU memory of a run, without a GPU or weights")
     estimate.add_argument("run", nargs="?", help="a run by its name, id or YAML file (default: every run in one table)")
-    estimate.add_argument("--all", action="store_true", help="show every run in one table")
+    estimate.add_argument("--all", **FLAG, help="show every run in one table")
     estimate.add_argument("--set", **SET)
-    estimate.add_argument("--savings", action="store_true", help="also change one setting at a time, about 10 s each")
-    estimate.add_argument("--fallback", action="store_true", help="also show each GPU step of the fallback chain")
+    estimate.add_argument("--savings", **FLAG, help="also change one setting at a time, about 10 s each")
+    estimate.add_argument("--fallback", **FLAG, help="also show each GPU step of the fallback chain")
     estimate.executes(_estimate)
 
     strategies = commands.add_parser("strategies", help="count what each strategy trains, without weights")
     strategies.add_argument(
         "model", nargs="?", default="smollm2-135m", help="name in configs/models (default smollm2-135m)"
     )
-    strategies.add_argument(
-        "--rank", type=count_option, default=8, metavar="R", help="lora.r of the adapters (default 8)"
-    )
-    strategies.add_argument(
-        "--targets", default="q_proj,v_proj", metavar="A,B", help="lora.target_modules of the adapters"
-    )
+    rank, targets = "lora.r of the adapters (default 8)", "lora.target_modules of the adapters"
+    strategies.add_argument("--rank", type=count_option, default=8, metavar="R", help=rank)
+    strategies.add_argument("--targets", default="q_proj,v_proj", metavar="A,B", help=targets)
     strategies.executes(_strategies)
 
     doctor = commands.add_parser("doctor", help="diagnose this machine, with a remedy for each problem")
@@ -92,18 +87,14 @@ def _list(options: argparse.Namespace) -> None:
     if options.needs:
         _needs([run for found in runs.values() for run in found], options)
     elif not as_json(options, {tier: [run.name for run in found] for tier, found in runs.items()}):
-        _print_tiers(runs)
+        for tier, found in runs.items():
+            print(f"{tier}: {TIERS[tier]}")
+            for run in found:
+                steps, checks = run.training.max_steps, len(run.resolved_checks())
+                needs = f", {run.vram / 2**30:g} GiB of GPU memory" if run.vram else ""
+                print(f"  {run.id}: {run.strategy}, {steps} steps, {checks} checks, device {run.device}{needs}")
     if unusable:  # after what could be read: one bad file hides no other
         raise all_problems(unusable)
-
-
-def _print_tiers(runs: Mapping[str, Sequence[Run]]) -> None:
-    for tier, found in runs.items():
-        print(f"{tier}: {TIERS[tier]}")
-        for run in found:
-            steps, needs = run.training.max_steps, f", {run.vram / 2**30:g} GiB of GPU memory" if run.vram else ""
-            checks = len(run.resolved_checks())
-            print(f"  {run.id}: {run.strategy}, {steps} steps, {checks} checks, device {run.device}{needs}")
 
 
 def _needs(runs: Sequence[Run], options: argparse.Namespace) -> None:

@@ -25,7 +25,15 @@ def config_error(run: Run, *problems: tuple[str, str]) -> ConfigError:
 
 def report_incompatibilities(document: Document, run: Run) -> None:
     """Add to the problems what the model's tensors and the data's rows rule out."""
-    _report_tensors(document, run)
+    if run.model.architecture.model_type in KNOWN_TYPES:
+        shortened = _shortened(run)
+        try:
+            trained_shapes(shortened, tensor_shapes(shortened.model.architecture))
+        except BrokenRules as error:
+            for key, rule in error.rules:
+                document.report(tuple(key.split(".")), rule)
+        except Unsupported as error:
+            document.report(("strategy",), str(error))
     _report_rows(document, run)
 
 
@@ -37,19 +45,6 @@ def require_count(run: Run) -> None:
     if count != run.model.parameters:
         rule = f"should be {count:d}, as model.architecture has it (got {run.model.parameters}): correct one of them"
         raise config_error(run, ("model.parameters", rule))
-
-
-def _report_tensors(document: Document, run: Run) -> None:
-    if run.model.architecture.model_type not in KNOWN_TYPES:
-        return
-    run = _shortened(run)
-    try:
-        trained_shapes(run, tensor_shapes(run.model.architecture))
-    except BrokenRules as error:
-        for key, rule in error.rules:
-            document.report(tuple(key.split(".")), rule)
-    except Unsupported as error:
-        document.report(("strategy",), str(error))
 
 
 def _shortened(run: Run) -> Run:
