@@ -142,11 +142,7 @@ def run_of(item: pytest.Item) -> Any:
 
 
 def together(items: list[pytest.Item]) -> None:
-    """Sort the items run by run, and those of a run in the order of its checks.
-
-    pytest would judge a check of all runs in turn, and an interruption would leave no run judged. A plugin that
-    shuffles tests would print a consequence before its cause.
-    """
+    """Sort the items run by run, in the order of the checks: an interruption leaves whole runs, causes come first."""
     order: dict[object, int] = {}
     checks = list(CHECKS)
 

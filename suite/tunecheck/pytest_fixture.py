@@ -1,7 +1,4 @@
-"""The fixture `tunecheck` for tests of one's own: loaded by pytest wherever tunecheck is installed, and light.
-
-It adds one fixture and nothing else: no option, no marker, no hook; what it needs is imported when a test asks for it.
-"""
+"""The fixture `tunecheck` for tests of one's own, and nothing else: pytest loads it wherever this is installed."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -68,7 +65,6 @@ class Tunecheck:
 
 
 def _require_passed(report: "Report | None", folder: Path) -> None:
-    """Fail the test with the failures, or with what kept the training from being judged."""
     from tunecheck.report.view import session_view
 
     if report is None or report.verdict == "pass":

@@ -100,7 +100,6 @@ def _convert(data: Data, source: HubRows, place: Shelf, target: Path, again: boo
 
 
 def _download(source: HubRows, place: Shelf, *, again: bool) -> Path:
-    """Return the file in the hub's cache, downloading it where it is missing. Raises PassedOver."""
     from huggingface_hub import hf_hub_download
 
     fetch = functools.partial(hf_hub_download, source.id, source.file, repo_type="dataset")

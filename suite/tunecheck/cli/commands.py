@@ -34,7 +34,6 @@ def parser() -> Parser:
 
 
 def _completion(options: argparse.Namespace) -> None:
-    """Print the script, with the runs that there are now. Raises ConfigError without shtab."""
     try:
         import shtab
     except ImportError:

@@ -63,7 +63,6 @@ def _fleet(options: argparse.Namespace) -> int:
 
 
 def _request(options: argparse.Namespace) -> Request:
-    """Return the request of this command line, or that of the session to go on with. Raises ConfigError."""
     from tunecheck.fleet.session import new_request, unasked
 
     known = options.resume or options.judge

@@ -98,7 +98,6 @@ def _list(options: argparse.Namespace) -> None:
 
 
 def _needs(runs: Sequence[Run], options: argparse.Namespace) -> None:
-    """Print a line for each GPU and each run: its memory, and whether this machine has it."""
     hardware, cap = probe(), options.vram_cap
     gpus = [room(gpu, vram_cap_bytes=cap) for gpu in hardware.visible_gpus]
     prospects = {run.name: prospect(run, hardware, vram_cap_bytes=cap) for run in runs}

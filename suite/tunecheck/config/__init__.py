@@ -133,10 +133,7 @@ def load_data(name: str) -> Data:
 def with_limits(
     limits: Mapping[str, Any], overrides: Sequence[str], features: Collection[str] | None = None
 ) -> dict[str, Any]:
-    """Return a trace's limits with overrides ("checks.loss_falls.min_fall=0.2") applied. Raises ConfigError.
-
-    Given the features of the trace's run, a check that does not apply to them is an error too.
-    """
+    """Return a trace's limits with overrides ("checks.NAME.LIMIT=0.2") applied, which must fit `features`, if given."""
     document = Document({"checks": json.loads(json.dumps(limits))}, places={(): "the trace"})
     foreign = [override for override in overrides if not override.startswith("checks.")]
     rule = "only limits can be set here, checks.NAME.LIMIT=VALUE; the training is as it is"
@@ -177,7 +174,6 @@ def _documents(path: Path, overrides: Sequence[str], card: str | None) -> dict[s
 
 
 def _require_one(file: RunFile, there: Collection[str]) -> None:
-    """Raise ConfigError unless this is one of the runs of its file, named by their entries."""
     if file.entry not in there:
         known = ", ".join(RunFile(file.path, entry).name for entry in there)
         raise ConfigError([f"{shown(file.path)}: compares several runs, name one of them: {known}"])

@@ -44,10 +44,9 @@ def read_ignored(given: Iterable[str]) -> dict[str, str]:
 
 
 def settings_for(script: str, folder: Path) -> Settings:
-    """Return what tunecheck.toml or [tool.tunecheck] of pyproject.toml says of this script.
+    """Return what the nearest tunecheck.toml or [tool.tunecheck], from this folder upwards, says of this script.
 
-    The nearest file counts, from this folder upwards. Sections under `scripts` match the script by a glob and come
-    after the common keys. Raises ConfigError with every problem.
+    Sections under `scripts` match the script by a glob and come after the common keys. Raises ConfigError.
     """
     for above in (folder, *folder.parents):
         for name in FILES:

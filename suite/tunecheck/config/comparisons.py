@@ -97,7 +97,6 @@ def drop_unused(document: Document) -> None:
 
 
 def _report(document: Document, name: Any, settings: Any) -> None:
-    """Add to the problems what is wrong with the name of an entry, and every key that it may not set."""
     path = (COMPARE, str(name))
     if not _NAME.fullmatch(str(name)):
         document.report(path, "becomes a part of file names: use small letters, digits, '.', '_' and '-'")

@@ -1,7 +1,4 @@
-"""Validate a run against its model and data before it begins.
-
-Problems that need the weights or the tokenizer are raised by the code that holds them, through `config_error`.
-"""
+"""Validate a run against its model and data before it begins; what holds the weights raises `config_error` later."""
 
 from math import prod
 
@@ -55,7 +52,6 @@ def _shortened(run: Run) -> Run:
 
 
 def _report_rows(document: Document, run: Run) -> None:
-    """Report lines that are no rows, and requests for more rows than the hub section or the files have."""
     hub, wanted, blocks = run.data.hub, run.evaluation.rows, run.data.template == "blocks"
     for split, key in (("train", "probe"), ("heldout", "heldout")):
         path = run.data.file(split)

@@ -110,7 +110,6 @@ def _walk(schema: type[BaseModel], location: Iterable[str | int]) -> tuple[KeyPa
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    """Return every pydantic model in an annotation such as `list[A | B] | None`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for part in get_args(annotation) for model in _models_in(part)]

@@ -181,7 +181,6 @@ class FleetSession:
         return True
 
     def _poll(self, engine: Engine) -> list[str]:
-        """Learn what is new; return the places that are done."""
         try:
             news = list(engine.poll())
         except SuiteError as error:  # a scheduler that restarts; the jobs go on

@@ -198,7 +198,6 @@ def cudnn_attention(torch: dict[str, Any] | str) -> Iterator[Diagnosis]:
 
 
 def _blind(hardware: Hardware, torch: dict[str, Any]) -> Diagnosis:
-    """Return why torch sees no GPU although NVML lists some for it."""
     found = f"{torch['torch']} sees no GPU, NVML has {len(_shown(hardware))}"
     build: str | None = torch["cuda_build"]
     if build is None:

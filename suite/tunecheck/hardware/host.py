@@ -1,7 +1,4 @@
-"""Facts about a machine besides its GPUs: processor, memory, disk, versions, checkout, environment.
-
-The control group of a container or a job scheduler may allow less of them (cgroup v1 and v2).
-"""
+"""Facts about a machine besides its GPUs, and what its control groups (cgroup v1 and v2) allow of it."""
 
 import importlib.metadata
 import os

@@ -56,8 +56,7 @@ def compare_to_history(
 ) -> tuple[list[FigureComparison], str]:
     """Compare the entry's figures to the baseline in this file, else to the accepted one, else to previous entries.
 
-    Previous entries are those of its key. The note says why an accepted baseline is not used. Raises HistoryError when
-    the store or the baseline cannot be used.
+    The note says why an accepted baseline is not used. Raises HistoryError for an unusable store or baseline.
     """
     baseline, note = baseline_for(entry, path)
     before = store.entries(key=entry.key, before=entry.started_at, outcome="pass", last=RECENT)

@@ -56,10 +56,9 @@ CARD_CLASSES_GB = (6, 8, 12, 16, 24, 48, 80)
 
 
 def holds(card_gb: int, process_bytes: int) -> bool:
-    """Return whether a GPU sold with this many GB holds the process.
+    """Return whether a GPU sold with this many GB, which has that many GiB, holds the process.
 
-    Such a GPU has that many GiB; a GB counts 1e9 bytes here. The 7 % between them are for what the driver keeps and for
-    the allocator's fragmentation, which cannot be computed.
+    A GB counts 1e9 bytes: 7 % are left for the driver and for fragmentation, which cannot be computed.
     """
     return process_bytes <= card_gb * 10**9
 

@@ -279,10 +279,7 @@ def _evaluate(session: Session, live: LiveStorages, batch: Batch) -> int:
 
 
 def _batch(rows: int, run: Run) -> Batch:
-    """Return the largest batch that the run may see: every row of maximal length, all tokens supervised.
-
-    A padded one lacks a single token: attention then gets a mask, with which it uses another kernel.
-    """
+    """Return the largest batch that the run may see. A padded one lacks a token: attention with a mask differs."""
     padding = int(rows > 1 or run.data.pad_to_sequence_len)
     shape = (rows, run.data.max_length)
     mask = torch.ones(shape, dtype=torch.int64)

@@ -110,7 +110,6 @@ def fit_words(prediction: Prediction) -> str:
 
 
 def _kinds(prediction: Prediction) -> PlainTable:
-    """Return exact bytes, and what is alive at the steady peak with every tensor rounded up."""
     static = prediction.static
     exact = {kind: getattr(static, kind, None) for kind in KINDS if kind != "gathered" or static.on_host}
     at_peak = f"at the peak ({prediction.simulation.peak_operation})"

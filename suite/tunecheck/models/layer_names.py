@@ -77,10 +77,7 @@ def attention_kernel(model: Any) -> str:
 
 
 def stacked_layers(model: Any) -> list[Any]:
-    """Return the modules of the list that is as long as the configuration says that the model is deep; [] without one.
-
-    By length, since the lists and their classes have other names in each family: layers, h, blocks.
-    """
+    """Return the modules of the list that is as long as the model is deep: layers, h, blocks; [] without one."""
     depth = getattr(text_config(getattr(model, "config", None)), "num_hidden_layers", None)
     lists = (module for module in model.modules() if type(module).__name__ == "ModuleList")
     return next((list(found) for found in lists if len(found) == depth), [])

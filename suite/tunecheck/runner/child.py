@@ -226,10 +226,7 @@ def _trained(session: Any) -> Trained:
 def _in_phases(
     phases: Phases, max_steps: int, checkpoint_after: int | None, between: Callable[[int], None]
 ) -> Iterator[Callable[[int], None]]:
-    """One phase after the other while a trainer goes on, which is called once: it is told how many steps are done.
-
-    The first step, which pays for all that is new, then the steady ones, cut where a checkpoint is due.
-    """
+    """One phase after the other in one call of a trainer: the first step, then the steady ones, cut at a checkpoint."""
     with ExitStack() as phase:
         phase.enter_context(phases.phase("first step"))
 

@@ -116,10 +116,7 @@ FALLBACK_CHAIN: dict[str, FallbackStep] = {
 
 
 def tries(run: Run, device: str) -> Iterator[Try]:
-    """Yield every attempt that the run may make, as configured first; where that is on the CPU there is no other.
-
-    A step that does not apply to the run, or would change nothing, is skipped, and the next attempt says so.
-    """
+    """Yield every attempt that the run may make, as configured first, each with the steps skipped before it."""
     yield Try(step="", device=device)
     if device == "cpu":
         return

@@ -98,7 +98,6 @@ def _disk_full(error: BaseException, text: str, folders: Sequence[Path]) -> str:
 
 
 def _full(folders: Sequence[Path]) -> str:
-    """Return the first of these folders whose file system is full, as text; empty when none is."""
     for folder in folders:
         with contextlib.suppress(OSError):
             if shutil.disk_usage(folder).free < FULL_BYTES:

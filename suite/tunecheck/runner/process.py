@@ -186,7 +186,6 @@ def _listen(process: Any, receiver: Connection, deadline: float, progress: Calla
 
 
 def _end(process: Any) -> None:
-    """Make sure that the child and its group are gone."""
     process.join(0.1)
     for number in (signal.SIGTERM, signal.SIGKILL):
         if not process.is_alive():

@@ -1,7 +1,4 @@
-"""An attempt in several processes: started by torch's elastic agent, each with a trace of its own, one outcome.
-
-The attempt's child process is the agent, and its ranks are its children: they die with it.
-"""
+"""An attempt in several processes, which torch's elastic agent, the attempt's child, starts: they die with it."""
 
 import contextlib
 import faulthandler
@@ -82,7 +79,6 @@ def _of_rank(rank: int, outcome: Outcome) -> Outcome:
 
 
 def _rank(request: Request, connection: Connection) -> None:
-    """Be one of the processes, from joining the others to a closed trace."""
     rank = int(os.environ["RANK"])
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with_parent()
@@ -135,10 +131,7 @@ def merge_traces(request: Request, writer: TraceWriter, seen: Sequence[Sequence[
 
 
 def hanging(request: Request) -> str:
-    """Return, at the deadline, which ranks the others wait for, with what each is doing: a clause after "; ".
-
-    Every rank is asked for its stack. One that waits in a collective is a consequence of one that does not come.
-    """
+    """Return, at the deadline, which ranks the others wait for, with what each is doing: a clause after "; "."""
     if request.run.parallel is None:
         return ""
     ranks = range(request.run.parallel.processes)
@@ -147,6 +140,7 @@ def hanging(request: Request) -> str:
             os.kill(int(_beside(request, rank, "stack").read_text().split()[0]), signal.SIGUSR1)
     time.sleep(STACK_SECONDS)
     places = {rank: _place(_beside(request, rank, "stack")) for rank in ranks}
+    # one that waits in a collective is a consequence of one that does not come
     awaited = {rank: place for rank, (place, waits) in places.items() if not waits}
     if not awaited:
         return "; every rank waits for the others: " + _told({rank: place for rank, (place, _) in places.items()})

@@ -138,7 +138,6 @@ def merged_share(before: dict[str, torch.Tensor], merged: Any, saved: Path, lora
 
 
 def _with_adapter(before: torch.Tensor, file: WeightFile, name: str, lora: Any) -> torch.Tensor:
-    """Return the rows with the adapter's part in them, in fp32."""
     prefix = f"base_model.model.{name}.lora_"
     rows = evenly(file.shape(f"{prefix}B.weight")[0], ROWS)
     b, a = file.tensor(f"{prefix}B.weight")[rows].float(), file.tensor(f"{prefix}A.weight").float()

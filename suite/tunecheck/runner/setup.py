@@ -64,7 +64,6 @@ def setup_of(session: Any, cap_bytes: int | None, *, declared_optimizer: str) ->
 
 
 def _attention_kernels(session: Session) -> dict[str, Any]:
-    """Return which kernels sdpa takes for the run's longest rows; nothing for other attention."""
     if session.run.training.attention != "sdpa" or not session.run.model.architecture.head_width:
         return {}
     shown = {"attention_kernel": False, "attention_kernel_masked": True}

@@ -99,7 +99,6 @@ class Cards(Frozen):
         return sorted(fitting, key=lambda card: (card.total_bytes or 0, card.name or "", card.uuid))
 
     def _has_room(self, run: Run, leased: Gpu) -> bool:
-        """Return whether the leased GPU has enough free memory now, or within `settle_seconds`."""
         deadline = time.monotonic() + self.settle_seconds
         while True:
             now = next((card for card in self.look().visible_gpus if card.uuid == leased.uuid), None)
@@ -115,7 +114,6 @@ def _lock(card: Gpu) -> OwnedLock:
 
 
 def _acquired(card: Gpu) -> OwnedLock | None:
-    """Return the lease on this GPU; None where another process has it."""
     lock = _lock(card)
     try:
         return lock if lock.acquire() else None

@@ -68,6 +68,5 @@ def target_layers(run: StrategyConfig, weights: Sequence[str]) -> list[str]:
 
 
 def _found(target: str, weights: Sequence[str]) -> dict[int, str]:
-    """Return layer to the module whose name ends in the target."""
     pattern = re.compile(rf"(.*\.layers\.(\d+)\.(?:.*\.)?{re.escape(target)})\.weight")
     return {int(match[2]): match[1] for name in weights if (match := pattern.fullmatch(name))}
