@@ -44,13 +44,11 @@ class Tunecheck:
         from tunecheck.listen.options import Options
 
         folder = self._next()
-        expected = read_expectations(expect)
-        name = run_name(command)
         options = Options(
             folder=str(folder),
-            name=name,
+            name=run_name(command),
             steps=steps,
-            expect=expected,
+            expect=read_expectations(expect),
             ignore=read_ignored(ignore),
             strict=strict,
             command=shown(command),

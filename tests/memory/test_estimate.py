@@ -22,8 +22,8 @@ from tunecheck.config import find_run, load_run, run_sources
 from tunecheck.core.errors import SuiteError
 from tunecheck.core.paths import project_folder
 from tunecheck.memory import Need, measured_peaks, need_of, predict
-from tunecheck.memory.constants import CARD_CLASSES_GB, CUBLAS_WORKSPACE, CUDA_CONTEXT, holds
-from tunecheck.memory.prediction import cached_prediction
+from tunecheck.memory.constants import CARD_CLASSES_GB, CUBLAS_WORKSPACE, CUDA_CONTEXT
+from tunecheck.memory.prediction import Prediction, cached_prediction
 from tunecheck.memory.table import changes_of, fit_words, print_prediction, print_savings
 from tunecheck.results import VERDICT_SCHEMA
 
@@ -256,8 +256,8 @@ def test_a_file_that_is_no_verdict_is_passed_over(tmp_path, text):
 
 def test_a_card_of_its_class_holds_less_than_its_name_says():
     """A GB counts 1e9 bytes, a card has GiB."""
-    assert holds(6, 6 * 10**9)
-    assert not holds(6, 6 * 2**30)
+    fits = [Prediction.fits.fget(SimpleNamespace(process_bytes=size))[6] for size in (6 * 10**9, 6 * 2**30)]
+    assert fits == [True, False]
 
 
 # The command.

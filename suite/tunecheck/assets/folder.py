@@ -26,8 +26,7 @@ K = TypeVar("K")
 MANIFEST = "manifest.json"
 _STAMPS = "stamps.json"
 _REPAIRS = "repairs.txt"
-"""File with a line for each damaged copy that was replaced: it stays with the folder, so that every later trace can
-report it."""
+"""File with a line for each damaged copy that was replaced, which every later trace reports."""
 _INDEX = "model.safetensors.index.json"
 _WEIGHTS = "model.safetensors"
 _NEEDED = ("config.json", "tokenizer.json", "tokenizer_config.json")
@@ -91,10 +90,9 @@ def seal(folder: Path, origin: Mapping[str, Any], expected: Mapping[str, str], *
     """Write the manifest: origin and digests by file. Raises WeightsDamaged where one is not the `expected` digest."""
     files, stamps = {}, {}
     for path in sorted(folder.iterdir()):
-        stamp = stamp_of(path)
+        stamps[path.name] = stamp = stamp_of(path)
         digest = check_digest(path, expected.get(path.name), remedy=remedy)
         files[path.name] = {"bytes": stamp[0], "sha256": digest}
-        stamps[path.name] = stamp
     record = {"tunecheck": tunecheck.__version__, **origin, "files": files}
     (folder / MANIFEST).write_text(_as_json(record), encoding="utf-8")
     (folder / _STAMPS).write_text(_as_json(stamps), encoding="utf-8")

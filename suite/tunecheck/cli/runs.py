@@ -67,8 +67,7 @@ def add_commands(commands: Any) -> None:
     strategies.add_argument("--targets", default="q_proj,v_proj", metavar="A,B", help=targets)
     strategies.executes(_strategies)
 
-    doctor = commands.add_parser("doctor", help="diagnose this machine, with a remedy for each problem")
-    doctor.executes(_doctor)
+    commands.add_parser("doctor", help="diagnose this machine, with a remedy for each problem").executes(_doctor)
 
     fetch = commands.add_parser("fetch", help="download a model's weights or a data set's rows into the cache")
     fetch.add_argument(
@@ -129,7 +128,7 @@ def _estimate(options: argparse.Namespace) -> None:
     from rich.console import Console
 
     from tunecheck.memory import table
-    from tunecheck.runner.fallback_chain import VARIANTS, fallback_runs, variant
+    from tunecheck.runner.fallback_chain import VARIANTS, every_fallback_step, variant
 
     first = next(iter(probe().visible_gpus), None)
     card = {"card": first.name, "capability": first.compute_capability} if first else {}
@@ -154,7 +153,8 @@ def _estimate(options: argparse.Namespace) -> None:
     if run.probes.memory_order:
         varied["variants"] = {name.value: variant(run, changes) for name, changes in VARIANTS.items()}
     if options.fallback:
-        varied["fallback"] = fallback_runs(run)
+        steps = every_fallback_step(run, "cuda", gpu_only=True)
+        varied["fallback"] = {step.step or "as configured": variant(run, step.changes) for step in steps}
     if options.savings:
         useful = [words for words, helps in table.changes_of(run).items() if helps]
         varied["savings"] = {" ".join(words): load_run(path, [*options.set, *words]) for words in useful}
@@ -176,10 +176,9 @@ def _estimate(options: argparse.Namespace) -> None:
 def _strategies(options: argparse.Namespace) -> int:
     model = load_model(options.model)
     counts = count_all(model, rank=options.rank, targets=options.targets.split(","))
-    status = Exit.MISCONFIGURED if any(count.refused for count in counts if count.options) else Exit.PASS
-    held = {"model": model.name, "strategies": counts}
-    answer(options, held, lambda console: print_counts(model, counts, console))
-    return status
+    result = {"model": model.name, "strategies": counts}
+    answer(options, result, lambda console: print_counts(model, counts, console))
+    return Exit.MISCONFIGURED if any(count.refused for count in counts if count.options) else Exit.PASS
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -82,8 +82,7 @@ class Document:
                 self.places[path[:depth]] = place
             target = target[key]
             if not isinstance(target, dict):
-                problem = f"{place}: {'.'.join(path[:depth])} is not a section, nothing can be set in it"
-                self.problems.append(problem)
+                self.problems.append(f"{place}: {'.'.join(path[:depth])} is not a section, nothing can be set in it")
                 return
         target[path[-1]] = value
         self.places = {known: at for known, at in self.places.items() if known[: len(path)] != path} | {path: place}

@@ -39,8 +39,7 @@ CUBLAS_WORKSPACE = Constant(
     "of the forward pass and once for that of the backward pass; CUBLAS_WORKSPACE_CONFIG=:16:8 makes it 0.3 MB. "
     "The same on an H100 with torch 2.11",
 )
-"""Of a GPU of unknown capability, and of each in a deterministic training, whose CUBLAS_WORKSPACE_CONFIG=:4096:8 is
-32 MiB everywhere."""
+"""Of a GPU of unknown capability, and of any in a deterministic training, whose CUBLAS_WORKSPACE_CONFIG is :4096:8."""
 SMALL_WORKSPACE_BYTES, LARGE_WORKSPACE = 2 * (4096 * 2 + 16 * 8) * 2**10, ("9", "10", "12")
 """Both workspaces on other GPUs (:4096:2:16:8, in KiB), and the major capabilities that have the large one (torch 2.13,
 aten/src/ATen/cuda/CublasHandlePool.cpp: getChosenWorkspaceSize)."""
@@ -53,14 +52,8 @@ CUDA_CONTEXT = Constant(
 UNMEASURED = CardShare(cublas_workspace=CUBLAS_WORKSPACE, cuda_context=CUDA_CONTEXT)
 
 CARD_CLASSES_GB = (6, 8, 12, 16, 24, 48, 80)
-
-
-def holds(card_gb: int, process_bytes: int) -> bool:
-    """Return whether a GPU sold with this many GB, which has that many GiB, holds the process.
-
-    A GB counts 1e9 bytes: 7 % are left for the driver and for fragmentation, which cannot be computed.
-    """
-    return process_bytes <= card_gb * 10**9
+"""Sizes that GPUs are sold with. Each has so many GiB, and counts as 1e9 bytes a GB: 7 % are for the driver and the
+allocator's fragmentation, which cannot be computed."""
 
 
 def share_of(card: str | None, *, deterministic: bool = False, capability: str | None = None) -> CardShare:

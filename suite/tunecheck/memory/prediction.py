@@ -18,7 +18,7 @@ from tunecheck.core.frozen import Frozen
 from tunecheck.core.helper import HelperFailed, ask
 from tunecheck.core.log import log
 from tunecheck.core.paths import cache_folder
-from tunecheck.memory.constants import CARD_CLASSES_GB, CardShare, holds, share_of
+from tunecheck.memory.constants import CARD_CLASSES_GB, CardShare, share_of
 from tunecheck.models.layer_names import layer_of
 from tunecheck.models.shapes import is_layer_linear, packed_bytes, tensor_shapes
 from tunecheck.strategies import trained_shapes
@@ -121,7 +121,7 @@ class Prediction(Frozen):
     @property
     def fits(self) -> dict[int, bool]:
         """Return GPU size in GB to whether such a GPU holds the run."""
-        return {size: holds(size, self.process_bytes) for size in CARD_CLASSES_GB}
+        return {size: self.process_bytes <= size * 10**9 for size in CARD_CLASSES_GB}
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as JSON values, the derived numbers included."""

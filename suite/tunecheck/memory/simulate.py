@@ -34,8 +34,7 @@ from tunecheck.training.restore import having
 from tunecheck.training.session import Session
 
 CPU = torch.device("cpu")
-"""Device that fake tensors claim: without a GPU, torch cannot run a backward pass on tensors that claim to be on
-one."""
+"""Device that fake tensors claim: without a GPU, torch runs no backward pass on tensors that claim one."""
 ATTENTION = {"sdpa": "sdpa", "eager": "eager", "flash_attention_2": "sdpa"}
 """Kernel to simulate: flash-attn cannot be imported without a GPU; it saves what torch's own flash kernel saves."""
 
@@ -372,8 +371,7 @@ def _dtypes_of_fake_parameters_can_change() -> Any:
         for owner in module.modules():
             for name, parameter in owner._parameters.items():
                 if dtype is not None and parameter is not None and parameter.is_floating_point():
-                    converted = parameter.detach().to(dtype)
-                    owner._parameters[name] = torch.nn.Parameter(converted, parameter.requires_grad)
+                    owner._parameters[name] = torch.nn.Parameter(parameter.detach().to(dtype), parameter.requires_grad)
         return module
 
     return mock.patch.object(torch.nn.Module, "to", to)

@@ -46,8 +46,7 @@ class Runner(Frozen):
     gpu: bool
     """Whether this machine has a GPU that torch may use."""
     cards: tuple[str, ...] = ()
-    """UUIDs of the GPUs or MIG instances that are leased for the run, one for each process; none when it goes to the
-    CPU, or where they are unknown."""
+    """UUIDs of the GPUs or MIG instances leased for the run, one a process; none on the CPU, or where unknown."""
     vram_cap_bytes: int | None = None
     """What torch's allocator may use of the card; None for all of it."""
     in_process: bool = False

@@ -145,9 +145,3 @@ def every_fallback_step(run: Run, device: str, *, gpu_only: bool = False) -> Ite
     names = [name for name, step in FALLBACK_CHAIN.items() if step.device == "cuda" or with_cpu]
     for trial in tries(run.model_copy(update={"fallback": names}), "cuda"):
         yield replace(trial, device=device if trial.device == "cuda" else "cpu")
-
-
-def fallback_runs(run: Run) -> dict[str, Run]:
-    """Return the run as configured and at every fallback step that uses a GPU, whether or not the run names it."""
-    trials = [trial for trial in every_fallback_step(run, "cuda") if trial.device == "cuda"]
-    return {trial.step or MemoryVariant.AS_CONFIGURED.value: variant(run, trial.changes) for trial in trials}

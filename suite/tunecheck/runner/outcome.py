@@ -28,8 +28,7 @@ NO_GUARD = 'a script that trains must do it under `if __name__ == "__main__":`, 
 FULL_BYTES = 1 << 20
 """A file system with less free space than this is full: what a checkpoint needs next is more."""
 WRITE_FAILED_WORDS = ("file write failed", "failed writing file", "I/O error")
-"""Of libraries that write files without Python, and give no reason, as torch.save. Whether the disk is full is then
-looked up."""
+"""Of libraries that write without Python and give no reason, as torch.save: whether the disk is full is looked up."""
 GPU_ERROR_WORDS = (
     *("illegal memory access", "illegal instruction", "misaligned address", "invalid program counter"),
     *("unspecified launch failure", "launch timed out", "unknown error"),

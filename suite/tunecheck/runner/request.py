@@ -32,8 +32,7 @@ class Request(Frozen):
     faults: tuple[Callable[[Any], None], ...] = ()
     """Functions that break a healthy session from outside, called when it is built: to see what the suite catches."""
     cards: tuple[str, ...] | None = None
-    """UUIDs of the GPUs or MIG instances that are this attempt's, one for each process; None where the parent knows of
-    no card."""
+    """UUIDs of this attempt's GPUs or MIG instances, one a process; None where the parent knows of no card."""
     vram_cap_bytes: int | None = None
     """What torch's allocator may use of the card; None for all of it, and without meaning on the CPU."""
 

@@ -67,5 +67,4 @@ def _attention_kernels(session: Session) -> dict[str, Any]:
     if session.run.training.attention != "sdpa" or not session.run.model.architecture.head_width:
         return {}
     shown = {"attention_kernel": False, "attention_kernel_masked": True}
-    longest = session.run.data.max_length
-    return {name: chosen_kernel(session, longest, masked=masked) for name, masked in shown.items()}
+    return {name: chosen_kernel(session, session.run.data.max_length, masked=masked) for name, masked in shown.items()}

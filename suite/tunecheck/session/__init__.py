@@ -196,8 +196,7 @@ def written(report: Report, folder: Path) -> Report:
     try:
         write_verdict(report, folder)
     except SuiteError as error:
-        line = json_text(plain(report), indent=None)
-        log.error(f"{error}\nThe verdict would be lost otherwise:\n{line}")
+        log.error(f"{error}\nThe verdict would be lost otherwise:\n{json_text(plain(report), indent=None)}")
         note = "verdict.json could not be written, and no verdict is no pass"
         told = replace(report, verdict="inconclusive", history_notes=(*report.history_notes, note))
         return report if report.verdict == "fail" else told
