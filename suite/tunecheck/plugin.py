@@ -8,7 +8,7 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -336,18 +336,15 @@ class SessionHooks:
             self.refuse(["the configuration cannot be used", str(all_problems(wrong))])
         if empty := {tier_of(item) for item in session.items if is_check(item) and run_of(item) is None}:
             raise pytest.UsageError(without_runs(sorted(map(str, empty))))  # else a session without a failure
-        if any(map(is_check, session.items)) and not self.config.option.collectonly:
-            self.open(selected)
-
-    def open(self, runs: Iterable[Run]) -> None:
-        """Open the session's folder and let the imports of the training process begin."""
+        if self.config.option.collectonly or not any(map(is_check, session.items)):
+            return
         self.listens = interrupts.listen() or self.listens
         try:
             self.session.open()
         except SuiteError as error:
             self.refuse([str(error)])
         interrupts.work()  # a cancelled job ends like Ctrl-C: with a report
-        self.session.warm_up(runs)
+        self.session.warm_up(selected)  # lets the imports of the training process begin
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:

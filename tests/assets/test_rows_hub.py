@@ -352,7 +352,8 @@ def test_a_users_own_files_are_called_local(tmp_path):
 def chosen(listed, **asked):
     """The splits of these records."""
     described = data(**{"rows": 4, "heldout_rows": 2, **asked})
-    return data_rows.splits(listed, described.hub, 128)
+    train, heldout, note = data_rows.splits(listed, described.hub, 128)
+    return SimpleNamespace(train=train, heldout=heldout, note=note)
 
 
 def test_rows_that_cannot_be_used_are_left_out_and_counted():
@@ -366,9 +367,9 @@ def test_rows_that_cannot_be_used_are_left_out_and_counted():
     ]
     found = chosen(records(12) + poor)
 
-    assert found.notes == (
+    assert found.note == (
         "17 rows in the file; left out: 3 without instruction or output, 1 longer than 64 bytes, "
-        "1 with a repeated instruction",
+        "1 with a repeated instruction"
     )
 
 
@@ -382,7 +383,7 @@ def test_no_text_is_in_both_splits():
 
     assert "yes" in held
     assert held & trained == set()
-    assert "with a text of the held-out rows" in found.notes[0]
+    assert "with a text of the held-out rows" in found.note
 
 
 def test_the_choice_does_not_follow_the_files_order():
@@ -410,10 +411,10 @@ def test_the_longest_row_fits_whatever_the_tokenizer(text):
     longest = data_rows.longest_row_bytes(512)
     output = text * ((longest - 5) // len(text.encode()))
     rows = [{"instruction": f"Fac{i}", "output": f"{i}{output}"} for i in range(2)]
-    found = data_rows.splits(rows, data(rows=1, heldout_rows=1).hub, 512)
-    row = Row("train:0", *found.train[0])
+    (pair,), _, _ = data_rows.splits(rows, data(rows=1, heldout_rows=1).hub, 512)
+    row = Row("train:0", *pair)
 
-    assert longest - 8 < len("".join(found.train[0]).encode()) <= longest
+    assert longest - 8 < len("".join(pair).encode()) <= longest
     assert len(encode(row, Bytes(), "alpaca").input_ids) <= 512
 
 

@@ -33,10 +33,9 @@ class Refused(PassedOver):
 
 
 def asked(repository: str, question: Callable[[], T], offline: bool) -> T:
-    """Call the hub library and return its answer. Raises Refused or PassedOver with a reason for every failure.
+    """Call the hub library and return its answer. Raises Refused or PassedOver with a reason, OSError for a full disk.
 
-    `repository`: its page on the hub, so that a data set's begins with datasets/. `offline`: only the local cache was
-    used. A full disk is raised as OSError.
+    `repository` is its page on the hub, a data set's begins with datasets/; `offline`: only the local cache was used.
     """
     from huggingface_hub import errors
 

@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tunecheck.assets.cache import Shelf, shelf
 from tunecheck.assets.folder import PassedOver, check_digest, damaged, repairs_of, seal, verified
@@ -39,9 +39,8 @@ Pair = tuple[str, str]
 def resolve(data: Data, *, instead: bool = True) -> tuple[Dataset, Data]:
     """Return the record of the rows for the trace, and the description with the files that hold them.
 
-    Where the hub's rows are not available, the YAML's own files are used; that is reported and recorded. Raises
-    DataError for a file that is damaged, cannot be read, or has too few rows, and for an unusable cache; without
-    `instead` also where the hub's rows are not available, with its answer.
+    Where the hub's rows are not available, the YAML's own files are used, which is recorded; without `instead` that
+    raises DataError, as files do that are damaged, cannot be read or have too few rows.
     """
     if data.hub is None:
         return _files(data), data
@@ -79,9 +78,9 @@ def _convert(data: Data, source: HubRows, place: Shelf, target: Path, again: boo
         records = read_json(file, ROWS_BYTES)
     except ValueError as error:
         raise damaged(file, f"not JSON: {error}", remedy) from None
-    found = splits(records, source, data.max_length)
-    log.info(f"{data.name}: {'; '.join(found.notes)}")
-    texts = [as_lines(found.train).encode(), as_lines(found.heldout).encode()]
+    train, heldout, note = splits(records, source, data.max_length)
+    log.info(f"{data.name}: {note}")
+    texts = [as_lines(train).encode(), as_lines(heldout).encode()]
     with place.building(target, needed_bytes=sum(map(len, texts))) as built:
         for split, text in zip(SPLITS, texts, strict=True):
             (built / f"{split}.jsonl").write_bytes(text)
@@ -92,9 +91,9 @@ def _convert(data: Data, source: HubRows, place: Shelf, target: Path, again: boo
             revision=source.revision,
             file_sha256=digest,
             sha256=hashlib.sha256(b"".join(texts)).hexdigest(),
-            rows=len(found.train),
-            heldout_rows=len(found.heldout),
-            notes=found.notes,
+            rows=len(train),
+            heldout_rows=len(heldout),
+            notes=(note,),
         )
         seal(built, dataclasses.asdict(record), {}, remedy="run again")
 
@@ -135,30 +134,22 @@ def _identifier(data: Data) -> str:
     return str(train.parent) if train.parent == heldout.parent else f"{train}, {heldout}"
 
 
-class Splits(NamedTuple):
-    """Rows for training, held-out rows, and notes on the rows that were left out."""
-
-    train: tuple[Pair, ...]
-    heldout: tuple[Pair, ...]
-    notes: tuple[str, ...]
-
-
 def longest_row_bytes(max_length: int) -> int:
     """Return the UTF-8 bytes of a row that fit into max_length tokens with the template, if each byte is a token."""
     return max_length - FRAME_TOKENS
 
 
-def as_lines(pairs: tuple[Pair, ...]) -> str:
+def as_lines(pairs: list[Pair]) -> str:
     """Return the rows as JSON lines, the format that `read_rows` reads."""
     rows = ({"instruction": instruction, "response": response} for instruction, response in pairs)
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-def splits(records: Any, hub: HubRows, max_length: int) -> Splits:
-    """Split the rows that `hub` requests, in the order of their instructions' digests: the first ones are held out.
+def splits(records: Any, hub: HubRows, max_length: int) -> tuple[list[Pair], list[Pair], str]:
+    """Return the training rows and the held-out ones that `hub` requests, with a note on those that are left out.
 
-    So the choice is the same on every machine and independent of the file's order, and more training rows leave the
-    held-out ones unchanged. Raises DataError for a file that is not such a list, and for too few rows.
+    The first ones in the order of their instructions' digests are held out: on every machine the same, whatever the
+    file's order and the number of training rows. Raises DataError for what is no such list, and for too few rows.
     """
     left_out: Counter[str] = Counter()
     pairs = sorted(
@@ -177,7 +168,7 @@ def splits(records: Any, hub: HubRows, max_length: int) -> Splits:
             f"but only {len(heldout) + len(free)} can be used: {note}. "
             "What to do: request fewer, or raise data.max_length."
         )
-    return Splits(train=tuple(free[: hub.rows]), heldout=tuple(heldout), notes=(note,))
+    return free[: hub.rows], heldout, note
 
 
 def _pairs(records: Any, hub: HubRows) -> Iterator[Pair]:

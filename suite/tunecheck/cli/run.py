@@ -119,11 +119,10 @@ def _bench(options: argparse.Namespace) -> int:
 def plan(
     name: str, trainers: Sequence[str], turns: int, overrides: Sequence[str] = (), card: str | None = None
 ) -> tuple[list[Run], dict[str, str]]:
-    """Return the runs of a benchmark of this run by these trainers, or by every one that is installed and can.
+    """Return the runs of a benchmark of this run by these trainers, or by every one that can, and why others cannot.
 
-    They are in the order in which they are trained: every second turn backwards, so that none is always the last. The
-    second part is each trainer that cannot take part, and why. Raises ConfigError for an unusable run, for a trainer
-    that is named and cannot, and where fewer than two can.
+    They are in the order in which they are trained: every second turn backwards, so that none is always the last.
+    Raises ConfigError for an unusable run, for a trainer that is named and cannot, and where fewer than two can.
     """
     file = find_run(name)
     asked = load_run(file, overrides, card)  # what is wrong with the run itself is no matter of a trainer

@@ -79,8 +79,7 @@ def mentions(path: Path, tier: str) -> bool:
 def find_run(name: str, *, also: Collection[str] = ()) -> RunFile:
     """Return where a run is written, by its name ("quick/smollm2-135m-qlora"), its id or the path of its YAML file.
 
-    Raises ConfigError for a name that no run has or that several have, and for a path without a file; it suggests the
-    nearest name, `also` one of these, or the three nearest where none is close.
+    Raises ConfigError for no such run or several of them; it suggests the nearest name, `also` one of these.
     """
     if name.endswith((".yaml", ".yml")):
         if not os.path.isfile(name):

@@ -426,12 +426,10 @@ class Run(Section):
     def fingerprint(self) -> str:
         """Return the digest (16 hex digits) of all that determines the training."""
         settings = self.model_dump(mode="json", exclude={*OF_THE_JUDGEMENT, *self.from_path})
-        if self.trainer == "native":  # keeps the fingerprints recorded before there was another trainer
-            del settings["trainer"]
-        if self.training.cudnn_attention is None:  # likewise
-            del settings["training"]["cudnn_attention"]
-        if self.parallel is None:  # likewise
-            del settings["parallel"]
-        if not self.probes.rescale_to:  # likewise
-            del settings["probes"]["rescale_to"]
+        training, probes = settings["training"], settings["probes"]
+        # without their defaults, keys that came later keep the fingerprints recorded before them
+        later = ((settings, "trainer", "native"), (settings, "parallel", None))
+        for section, key, default in (*later, (training, "cudnn_attention", None), (probes, "rescale_to", [])):
+            if section[key] == default:
+                del section[key]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]

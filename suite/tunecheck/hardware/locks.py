@@ -11,8 +11,7 @@ from tunecheck.core.files import NOTE_BYTES, read_text
 class OwnedLock:
     """A lock file, and beside it a file with the process id of its last holder.
 
-    The kernel releases the lock with the process that holds it, however that ends. The id is in a file of its own
-    because opening the lock file may truncate it.
+    The kernel releases the lock with its holder. Opening the lock file may truncate it, so that the id has its own.
     """
 
     def __init__(self, path: Path) -> None:

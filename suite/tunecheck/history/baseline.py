@@ -75,9 +75,8 @@ def read_baseline(path: Path) -> AcceptedBaseline:
 def baseline_for(entry: HistoryEntry, path: Path | None = None) -> tuple[AcceptedBaseline | None, str]:
     """Return the baseline in this file, else the accepted one of the entry's device, with a note on why it is not used.
 
-    None without an accepted one, and where it is of another configuration or other major versions: a new key starts a
-    new baseline. Raises HistoryError for a file that cannot be used, also since it is of another device, and for a file
-    that is named and of another configuration.
+    An accepted one of another configuration or of other major versions is not used, but one that is named raises
+    HistoryError, as do files of another device and those that cannot be read.
     """
     file = path or baseline_file(baselines_folder(), entry.run, entry.key.device)
     if path is None and not file.exists():

@@ -90,7 +90,7 @@ def rebuild(folder: Path) -> tuple[Path, int]:
     """Rebuild the store from all sessions in this folder; entries of sessions that are gone are kept.
 
     A store that cannot be used is set aside first, and what can still be read of it is kept. Returns its path and the
-    number of sessions read; each that is left out is logged. Raises HistoryError when nothing can be written.
+    number of sessions read. Raises HistoryError when nothing can be written.
     """
     store = Store(history_file(folder))
     entries: list[HistoryEntry] = []

@@ -62,10 +62,8 @@ class MeasuredPeak(Frozen):
 def measured_peaks(fingerprint: str) -> dict[str, MeasuredPeak]:
     """Return the last peak of a run with this fingerprint by the GPU's name, from history and verdicts.
 
-    Verdicts are those of local sessions and of committed evidence. The history's peak includes the probes; a verdict's
-    is the training's own. Of the same session the larger counts. Only judged runs count: one that crashed may not have
-    reached its peak. A file that is no verdict, or a history that cannot be used, is skipped: each session reports that
-    itself.
+    The history's peak includes the probes, a verdict's is the training's own; of the same session the larger counts.
+    Only judged runs count: one that crashed may not have reached its peak. What cannot be read is skipped.
     """
     # not below a session: a fleet's has the verdicts of ten thousand nodes
     verdicts = [*sorted(evidence_folder().glob("**/verdict.json")), *sorted(reports_folder().glob("*/verdict.json"))]

@@ -57,10 +57,9 @@ class Runner(Frozen):
     def execute(self, run: Run) -> Trace:
         """Train as the run asks and return its trace, whatever happened: errors are in it, not raised.
 
-        When the GPU runs out of memory the run is trained again in a fresh process, along the fallback chain that the
-        run names. After a finished training come its further attempts, at the fallback step where it finished. Only
-        KeyboardInterrupt is raised, after the trace has been closed and the child ended, and TraceError where the trace
-        cannot be written.
+        When the GPU runs out of memory the run is trained again in a fresh process, along its fallback chain. After a
+        finished training come its further attempts, at the same fallback step. Raises KeyboardInterrupt, after trace
+        and child have ended, and TraceError where the trace cannot be written.
         """
         path = self.folder / f"{run.stem}.jsonl"
         described = {**run.model_dump(mode="json"), "features": sorted(run.features)}

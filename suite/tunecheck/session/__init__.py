@@ -57,6 +57,7 @@ class TierSession:
         self.folder = folder or session_folder()
         self.rows = Rows(folder=self.folder, too_small="fail" if require_gpu else "skipped")
         self._traces: dict[str, Trace] = {}
+        self._cards = Cards(look=self._look_again, vram_cap_bytes=vram_cap_bytes)
 
     @cached_property
     def hardware(self) -> Hardware:
@@ -152,10 +153,6 @@ class TierSession:
         measured = {"vram_cap_bytes": self.vram_cap_bytes, "others_busy_cores": self._others_busy_cores}
         return {**self.hardware.to_json(), **measured}
 
-    @cached_property
-    def _cards(self) -> Cards:
-        return Cards(look=self._look_again, vram_cap_bytes=self.vram_cap_bytes)
-
     def _look_again(self) -> Hardware:
         """Read the GPUs' present state. Raises GpuUnusable when there are some that no run can use."""
         now = look_again(self.hardware)
@@ -183,10 +180,9 @@ class TierSession:
 
 
 def written(report: Report, folder: Path) -> Report:
-    """Write the report's files, update the history and return the report.
+    """Write the report's files, update the history and return the report, without secrets.
 
-    One whose verdict cannot be written goes to standard error as a line, so that it is not lost, and is inconclusive,
-    not pass. No secret is written.
+    One whose verdict cannot be written goes to standard error as a line, and is inconclusive, not pass.
     """
     from tunecheck.report.junit import JUNIT_FILE, junit_xml
     from tunecheck.report.sarif import SARIF_FILE, sarif

@@ -1,8 +1,8 @@
 """GPU leases: one run at a time on each GPU, across the workers and sessions of this machine.
 
-A lease is a lock on a file in the cache folder, named after the UUID of the GPU or MIG instance. The kernel releases it
-with the process that holds it, however that ends. A run in several processes has one for each. Sessions that share no
-cache folder do not see each other's leases; their memory on a GPU then counts like that of any other process.
+A lease is a lock on a file in the cache folder, named after the UUID of the GPU or MIG instance; the kernel releases it
+with its process. Sessions that share no cache folder do not see each other's leases: their memory on a GPU then counts
+like that of any other process.
 """
 
 import time
@@ -39,9 +39,8 @@ class Cards(Frozen):
     def lease(self, run: Run) -> Iterator[tuple[Gpu, ...]]:
         """Lease the GPUs that the run needs while the block is executed; none for a run on the CPU.
 
-        The smallest GPUs with enough memory are taken, so that large ones stay free for large runs; while too many of
-        them are leased, this waits. Raises MachineTooSmall when too few GPUs have enough memory, SuiteError
-        after `wait_seconds`, when other processes hold it, and when the cache folder cannot be written.
+        The smallest with enough memory are taken, so that large ones stay free; while too many are leased, this waits.
+        Raises MachineTooSmall when too few have enough memory, SuiteError after `wait_seconds` and without a cache.
         """
         with ExitStack() as leases:
             yield self._take(run, leases)

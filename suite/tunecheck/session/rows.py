@@ -19,9 +19,8 @@ from tunecheck.results.stored import plain
 class Rows:
     """Results of each run of a session, by the run's name.
 
-    A training leaves a trace in the folder, whichever process did it. What leaves none (a finding, a skip, an error
-    before the training, the wall time of a run) goes from a worker to the controlling session as plain data: `news`,
-    then `merge`.
+    A training leaves a trace in the folder, whichever process did it. What is not in it (findings, a skip, an error
+    before the training, wall time) goes from a worker to the controlling session as plain data: `news`, then `merge`.
     """
 
     def __init__(self, *, folder: Path, too_small: Literal["skipped", "fail"]) -> None:

@@ -8,8 +8,7 @@ def multiply_in_input_dtype(model: Any) -> None:
     """Make every adapter linear of this peft model multiply in its input's dtype; its weight stays the same parameter.
 
     peft casts the input up to the weight's dtype instead, and autograd keeps that fp32 copy for each adapted layer.
-    DoRA's norms, which peft would then compute in the input's dtype too, are computed in fp32, like the magnitudes
-    above them.
+    DoRA's norms, which peft would then compute in the input's dtype too, are computed in fp32.
     """
     for layer in _adapted(model):
         layer.cast_input_dtype_enabled = False  # peft's own switch: the input is no longer cast
