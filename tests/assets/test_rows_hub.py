@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import sys
+from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
