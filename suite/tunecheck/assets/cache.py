@@ -48,9 +48,8 @@ class Shelf(Frozen):
     ) -> F:
         """Return `opened(target)`, which verifies the folder; build it with `make(False)` where there is none.
 
-        What is damaged is reported and made once more by `make(True)`: on its arrival, unless its source is
-        `unreachable`, and later. Then a damaged folder is renamed aside; when it cannot be made now, WeightsDamaged is
-        raised and the folder stays where it was.
+        What is damaged is made once more by `make(True)`: on its arrival, unless its source is `unreachable`, and later
+        when it is renamed aside. Where it cannot be made, WeightsDamaged is raised and the folder stays where it was.
         """
         try:
             return opened(target)
@@ -105,11 +104,10 @@ class Shelf(Frozen):
 
 @contextmanager
 def shelf(model: str, *, kind: str = "models", lock_seconds: float = LOCK_SECONDS) -> Iterator[Shelf]:
-    """Lock the cache entry of this name for this process; remove what dead processes left half-built.
+    """Lock the cache entry of this name and `kind` for this process; remove what dead processes left half-built.
 
-    The name is a model's, or that of whatever `kind`, the folder in the cache, holds. An entry that is there and may
-    not be written needs no lock: nobody changes it. Raises WeightsUnavailable when the cache, or a file in the block,
-    cannot be used, and when another process holds the lock too long.
+    An entry that is there and may not be written needs no lock: nobody changes it. Raises WeightsUnavailable when the
+    cache, or a file in the block, cannot be used, and when another process holds the lock too long.
     """
     folder = cache_folder().absolute() / kind / model
     lock = OwnedLock(folder / ".lock")

@@ -1,7 +1,6 @@
 """The argument parser of all commands, and the place where errors become messages and exit statuses.
 
 Standard output and error may be closed, full, or left by their reader: a command goes on, and says it at its end.
-Nothing is raised where something is printed, which may be anywhere, and nothing by Python when it flushes at its exit.
 """
 
 import argparse

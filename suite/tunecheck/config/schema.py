@@ -1,7 +1,6 @@
 """Schema of a run's YAML as typed frozen models: a field is declared here and nowhere else.
 
-Names are those of axolotl and transformers where they have one. Defaults are on the fields; the YAML files state only
-what a reader should see.
+Names are those of axolotl and transformers where they have one. YAML files state only what a reader should see.
 """
 
 import hashlib

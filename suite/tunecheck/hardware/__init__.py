@@ -59,11 +59,9 @@ def visible_devices(
 
     NVML ignores that variable, so CUDA's rules are applied here: entries are indices, UUIDs or unique beginnings of
     UUIDs; the first entry that matches nothing ends the list; an entry given twice empties it; a GPU in MIG mode shows
-    its first instance unless one is named.
-
-    `variable` is CUDA_VISIBLE_DEVICES and `order` CUDA_DEVICE_ORDER, None when unset. The UUIDs are None where indices
-    may mean another GPU to CUDA than to NVML, and where MIG instances are named but cannot be listed. Where only the
-    order is unknown, it is NVML's and the sentence says so.
+    its first instance unless one is named. `order` is CUDA_DEVICE_ORDER. The UUIDs are None where indices may mean
+    another GPU to CUDA than to NVML, and where MIG instances are named but cannot be listed. Where only the order is
+    unknown, it is NVML's and the sentence says so.
     """
     by_speed = order in (None, "", "FASTEST_FIRST")  # CUDA's default; NVML counts by PCI bus
     unordered = by_speed and len({gpu.name for gpu in gpus}) > 1

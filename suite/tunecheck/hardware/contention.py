@@ -15,8 +15,7 @@ YOUNGEST_SECONDS = 5.0
 class CpuContention:
     """Processor time used by other processes since this object was made, a hypervisor's steal time included.
 
-    Processes of other containers count although they are invisible: the sums are the whole machine's. The other ranks
-    of a training in several processes are none of the others, nor are the `children` that are told.
+    Processes of other containers count: the sums are the machine's. The training's other ranks and `children` do not.
     """
 
     def __init__(self, children: Callable[[], Iterable[psutil.Process]] = tuple) -> None:

@@ -25,9 +25,7 @@ class NvmlState(StrEnum):
     GPU_LOST = "gpu_lost"
     NO_PERMISSION = "no_permission"
     NO_BINDINGS = "no_bindings"
-    """The Python package nvidia-ml-py is missing or cannot be imported."""
     SHADOWED = "shadowed"
-    """The deprecated package pynvml shadows nvidia-ml-py."""
     HUNG = "hung"
     OTHER = "other"
 

@@ -84,8 +84,8 @@ def figures_of(row: RunReport, trace: Trace) -> dict[str, float]:
     """Return the figures of a run whose training finished, by name, without those that were not measured.
 
     On a GPU the allocator's peak stands for the memory, on a CPU live tensors and the resident set do. A throughput
-    that other processes slowed down is left out, as the checks of speed do: it is not compared, nor does it become
-    part of a baseline. A watched training has no evaluation of fixed rows, so its later losses stand for it.
+    that other processes slowed down is left out, as by the checks of speed. A watched training has no evaluation of
+    fixed rows, so its later losses stand for it.
     """
     heldout = [found.loss for found in trace.main.all(Evaluation) if found.split == "heldout"]
     live = [found.bytes for found in trace.main.all(LiveTensors)]

@@ -1,7 +1,7 @@
 """The store of all entries: one SQLite file, by default beside the sessions' folders, from which it can be rebuilt.
 
-It lies with the reports because it is made of them, moves with them, and holds no other machine's; a CI runner whose
-reports go into a new folder every time sets $TUNECHECK_HISTORY. An entry is a row; its figures are JSON.
+It lies with the reports because it is made of them; a CI runner whose reports go into a new folder every time sets
+$TUNECHECK_HISTORY. An entry is a row; its figures are JSON.
 """
 
 import contextlib

@@ -29,8 +29,8 @@ class Need(Frozen):
 def need_of(run: Run, *, gpu_name: str | None, capability: str | None = None) -> Need | None:
     """Return the best known need: this run's measured on such a GPU, else stated by it, else predicted; else None.
 
-    A prediction rests on assumed constants of the GPU, so it does not overrule what the run's YAML states. Nothing is
-    simulated here: `predict` fills the cache, as `tunecheck estimate` does. `capability` is the GPU's, such as "8.9".
+    A prediction rests on assumed constants of the GPU, so it does not overrule what the run's YAML states. It is read
+    from the cache, which `predict` fills, as `tunecheck estimate` does. `capability` is the GPU's, such as "8.9".
     """
     peak = None if gpu_name is None else measured_peaks(run.fingerprint).get(gpu_name)
     # a verdict records the peak of the run itself, not of the variants that it is compared with

@@ -1,7 +1,6 @@
 """GPU memory that a process needs besides tensors, with the provenance of each number.
 
-Measured by scripts/card-constants.py on a GPU of the same name, where its file is in the evidence or in the cache; else
-deduced, or measured on another GPU.
+Measured by scripts/card-constants.py on a GPU of that name, else deduced, or measured on another GPU.
 """
 
 from collections.abc import Iterator

@@ -85,8 +85,7 @@ def run_child(
 def _served(exit_code: int | None) -> bool:
     """Return whether the fork server lives, which alone knows its child's exit status; True where none is used.
 
-    It is looked at, not waited for: multiprocessing reaps it itself when it starts the next one. A server that is
-    killed closes its pipes, and the status is taken for 255, a moment before it counts as dead.
+    multiprocessing reaps it when it starts the next one. Killed, it closes its pipes a moment before it counts as dead.
     """
     pid = getattr(forkserver._forkserver, "_forkserver_pid", None)
     if pid is None:

@@ -43,10 +43,9 @@ class Request(Frozen):
 
 
 def show_only(cards: Sequence[str] | None) -> None:
-    """CUDA shows this process the GPUs or MIG instances of these UUIDs alone; None leaves all as it is.
+    """CUDA shows this process the GPUs or MIG instances of these UUIDs alone, before it is initialised; None: all.
 
-    By UUID, since an index means another card to CUDA than to NVML where models are mixed, and only before CUDA is
-    initialised. The parent has chosen them among what its own CUDA_VISIBLE_DEVICES lets through.
+    By UUID, since an index means another card to CUDA than to NVML where models are mixed.
     """
     if cards is not None:
         os.environ[VISIBLE] = ",".join(cards)

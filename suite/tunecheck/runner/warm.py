@@ -1,7 +1,4 @@
-"""What the fork server imports: the libraries that train. One that fails at import is left to the child to report.
-
-The server by itself suppresses an ImportError alone; it would print any other error and end.
-"""
+"""What the fork server imports: the libraries that train. One that fails at import is left to the child to report."""
 
 import contextlib
 import signal
@@ -10,5 +7,5 @@ from tunecheck.core import interrupts
 
 if signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()):  # else this is no server: it is started with that
     interrupts.on_its_own()
-with contextlib.suppress(Exception):
+with contextlib.suppress(Exception):  # the server itself suppresses an ImportError alone, and ends at any other
     import tunecheck.runner.preload  # noqa: F401

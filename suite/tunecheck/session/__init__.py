@@ -83,8 +83,7 @@ class TierSession:
     def train(self, run: Run) -> Trace:
         """Train the run, at the first call, and return its trace; crashes, hangs and missing weights are in the trace.
 
-        The GPUs that it needs are leased to the run meanwhile. Raises MachineTooSmall when this machine cannot execute
-        the run, SuiteError when it could not begin; either is kept for the report.
+        Its GPUs are leased meanwhile. Raises MachineTooSmall, or SuiteError when it could not begin; both are reported.
         """
         if run.name not in self._traces:
             started = time.monotonic()

@@ -84,10 +84,7 @@ def no_gpu(hardware: Hardware) -> str:
 
 
 def driver_fault(hardware: Hardware) -> Domain | None:
-    """Return what keeps every run from a GPU that is there; None where none is known to be there, or one is usable.
-
-    A driver that is installed and not loaded proves no GPU: images of virtual machines have it. A device file does.
-    """
+    """Return what keeps every run from a GPU that is there; None where none is known to be there, or one is usable."""
     if hardware.visible_gpus or hardware.environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return None
     if hardware.gpus and hardware.visible_problem:
@@ -107,7 +104,7 @@ def require_usable(hardware: Hardware) -> None:
         )
 
 
-_FAULTS = {
+_FAULTS = {  # a driver that is not loaded proves no GPU: images of virtual machines have it
     NvmlState.GPU_LOST: Domain.HARDWARE,
     **dict.fromkeys((NvmlState.VERSION_MISMATCH, NvmlState.NO_PERMISSION, NvmlState.NO_UTILITIES), Domain.ENVIRONMENT),
     **dict.fromkeys((NvmlState.NO_BINDINGS, NvmlState.SHADOWED), Domain.ENVIRONMENT),

@@ -41,8 +41,8 @@ class EngineEntry(Frozen):
     """An engine of the command line."""
 
     kind: str
-    """Its class, imported when it is asked for: it needs packages and commands that not every machine has. It is made
-    of EngineOptions and the folder for its own files, and raises SuiteError where it is not there."""
+    """Its class, imported when it is asked for, with packages that not every machine has. It is made of EngineOptions
+    and the folder for its own files, and raises SuiteError where it is not there."""
     summary: str
     options: tuple[str, ...]
     """Fields of EngineOptions that it knows besides nodes, cpus and seconds."""
