@@ -126,28 +126,26 @@ def offline() -> str | None:
 
 def _delivered(source: HubSource, wanted: Wanted, notes: tuple[str, ...] = ()) -> ModelFolder:
     """Return this commit of this repository as a verified folder of links into the hub's cache."""
-    target = wanted.shelf.target("hub", source.id, source.revision, source.sha256)
-    link = functools.partial(_link, source, notes, wanted, target)
-    return wanted.shelf.keep(target, link, open_sealed, offline)
-
-
-def _link(source: HubSource, notes: tuple[str, ...], wanted: Wanted, target: Path, again: bool) -> None:
-    """Download the snapshot, anew if `again`, and make the folder of links to it. Raises PassedOver."""
     from huggingface_hub import snapshot_download
 
+    target = wanted.shelf.target("hub", source.id, source.revision, source.sha256)
     fetch = functools.partial(snapshot_download, source.id, allow_patterns=list(FILE_PATTERNS))
-    snapshot = downloaded(wanted.model.name, source, "model", fetch, wanted.weights_bytes, again=again)
-    names = model_files(snapshot)
-    expected = {name: digest for name in names if (digest := blob_digest(snapshot / name)) is not None}
-    if source.sha256 is not None:
-        expected |= dict.fromkeys(weight_files(snapshot), source.sha256)
-    differences = check_fit(snapshot, wanted.model, source.id, exact=False)
-    origin = wanted.origin("hub", source.id, source.revision, notes=(*notes, *differences))
-    remedy = f"delete {snapshot} with its blobs (`hf cache`), fetch again"
-    with wanted.shelf.building(target, needed_bytes=0) as built:
-        for name in names:
-            (built / name).symlink_to(snapshot.resolve() / name)
-        seal(built, origin, expected, remedy=remedy)
+
+    def link(again: bool) -> None:
+        snapshot = downloaded(wanted.model.name, source, "model", fetch, wanted.weights_bytes, again=again)
+        names = model_files(snapshot)
+        expected = {name: digest for name in names if (digest := blob_digest(snapshot / name)) is not None}
+        if source.sha256 is not None:
+            expected |= dict.fromkeys(weight_files(snapshot), source.sha256)
+        differences = check_fit(snapshot, wanted.model, source.id, exact=False)
+        origin = wanted.origin("hub", source.id, source.revision, notes=(*notes, *differences))
+        remedy = f"delete {snapshot} with its blobs (`hf cache`), fetch again"
+        with wanted.shelf.building(target, needed_bytes=0) as built:
+            for name in names:
+                (built / name).symlink_to(snapshot.resolve() / name)
+            seal(built, origin, expected, remedy=remedy)
+
+    return wanted.shelf.keep(target, link, open_sealed, offline)
 
 
 def blob_digest(path: Path) -> str | None:

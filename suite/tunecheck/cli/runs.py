@@ -20,8 +20,7 @@ from tunecheck.core.paths import without_runs
 from tunecheck.core.units import count_option, size_option
 from tunecheck.hardware import probe
 from tunecheck.memory import measured_peaks, predict
-from tunecheck.models.adapters import Lora
-from tunecheck.models.description import Model
+from tunecheck.models.description import Lora, Model
 from tunecheck.models.shapes import tensor_shapes
 from tunecheck.results import Exit
 from tunecheck.session.admission import no_gpu, prospect, room

@@ -29,8 +29,7 @@ from tunecheck.core.paths import config_file
 from tunecheck.core.premises import OF_THE_RUN, Fact, Premise, Source
 from tunecheck.core.text import file_stem
 from tunecheck.core.units import NUMBER, SIZE_UNITS, TIME_UNITS, parse_bytes, parse_seconds
-from tunecheck.models.adapters import Lora, Quantization
-from tunecheck.models.description import Model, Section, Sha256
+from tunecheck.models.description import Lora, Model, Quantization, Section, Sha256
 from tunecheck.models.shapes import tensor_shapes
 from tunecheck.strategies import STRATEGIES, trained_shapes
 

@@ -8,7 +8,7 @@ import torch
 
 from tunecheck.core.evidence import RanksScored
 from tunecheck.core.premises import Premise, opened
-from tunecheck.models.adapters import Lora
+from tunecheck.models.description import Lora
 
 ADAPTER = "default"
 """peft's name for the adapter that get_peft_model adds."""

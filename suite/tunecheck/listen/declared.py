@@ -27,8 +27,7 @@ from tunecheck.listen.adapters import (
 from tunecheck.listen.expectations import EXPECTATIONS
 from tunecheck.listen.options import rank_and_processes
 from tunecheck.listen.user_code import departure, noise_by_hooks, user_modules
-from tunecheck.models.adapters import Quantization
-from tunecheck.models.description import Architecture, Model
+from tunecheck.models.description import Architecture, Model, Quantization
 from tunecheck.models.layer_names import attention_kernel, attention_of, stacked_layers, text_config
 from tunecheck.probes.reference.weight_file import drawn_heads
 from tunecheck.training.restore import dropouts

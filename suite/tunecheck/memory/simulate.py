@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tunecheck.config.schema import Run
 from tunecheck.memory.live import CUDA_ROUNDING_BYTES, ELSEWHERE, LiveStorages
 from tunecheck.memory.prediction import Simulation, assumed_precision
-from tunecheck.models.adapters import Quantization
+from tunecheck.models.description import Quantization
 from tunecheck.models.layer_names import decoder_layers
 from tunecheck.models.shapes import is_layer_linear
 from tunecheck.probes.reference.four_bit import is_packed, statistics

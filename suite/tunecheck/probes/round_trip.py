@@ -15,7 +15,7 @@ import torch
 
 from tunecheck.core.evidence import AdapterEffect, RoundTrip, Saved, TrainerState
 from tunecheck.core.premises import Premise
-from tunecheck.models.adapters import Lora
+from tunecheck.models.description import Lora
 from tunecheck.probes.reference.forwards import first_tokens, logits_of
 from tunecheck.probes.reference.four_bit import with_statistics
 from tunecheck.probes.reference.measures import digest, hex_digest, random_digest, relative_difference

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from tunecheck.models.adapters import Lora
-from tunecheck.models.description import Model
+from tunecheck.models.description import Lora, Model
 
 
 class StrategyConfig(Protocol):

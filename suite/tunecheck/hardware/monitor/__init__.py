@@ -46,9 +46,26 @@ class Meter:
         health = [record for record in records if isinstance(record, Health)]
         # the sample after the second health reading is of a GPU without the training
         last = samples.pop() if len(health) == 2 and records and isinstance(records[-1], DeviceSample) else None
+        first, during = next(iter(samples), None), samples[1:]
         if not self._problem and [record.when for record in health] != ["before", "after"]:
             self._problem = "the sampling process ended before the attempt did"
-        return [*health, *thinned(samples[1:]), self._telemetry(samples, last)]
+        if not self._problem and not during:
+            self._problem = "the attempt was over before the first reading"
+        told = any(sample.process_bytes is not None for sample in during)
+        used = any(sample.used_bytes is not None for sample in during)
+        telemetry = Telemetry(
+            uuid=self._uuid or "",
+            complete=not self._problem,
+            problem=self._problem,
+            readings=sum(sample.readings for sample in during),
+            process_id=self._process_id,
+            memory_source="process" if told else "device" if used else "",
+            used_bytes_before=first.used_bytes if first else None,
+            used_bytes_after=last.used_bytes if last else None,
+            processes_before=first.others if first else (),
+            processes_after=last.others if last else (),
+        )
+        return [*health, *thinned(during), telemetry]
 
     def _start(self, uuid: str) -> None:
         self._output.parent.mkdir(exist_ok=True)
@@ -91,22 +108,3 @@ class Meter:
             with contextlib.suppress(TraceError):
                 records.append(decode(line)[1])
         return records
-
-    def _telemetry(self, samples: list[DeviceSample], last: DeviceSample | None) -> Telemetry:
-        before, during = samples[:1], samples[1:]
-        told = [sample for sample in during if sample.process_bytes is not None]
-        used = [sample for sample in during if sample.used_bytes is not None]
-        if not self._problem and not during:
-            self._problem = "the attempt was over before the first reading"
-        return Telemetry(
-            uuid=self._uuid or "",
-            complete=not self._problem,
-            problem=self._problem,
-            readings=sum(sample.readings for sample in during),
-            process_id=self._process_id,
-            memory_source="process" if told else "device" if used else "",
-            used_bytes_before=before[0].used_bytes if before else None,
-            used_bytes_after=last.used_bytes if last else None,
-            processes_before=before[0].others if before else (),
-            processes_after=last.others if last else (),
-        )
