@@ -1,7 +1,4 @@
-"""Complete model folder: its manifest (files, digests, origin), whether it is intact, and whether it fits its YAML.
-
-Manifest and verification are those of every folder in the cache, data sets included.
-"""
+"""Complete folder of the cache: its manifest of files and digests, whether it is intact, and fits its model's YAML."""
 
 import contextlib
 import dataclasses

@@ -211,11 +211,8 @@ def set_aside() -> Iterator[None]:
 
 
 def _fill() -> set[int]:
-    """Open what is closed of the three standard files, and return it.
-
-    The next file that is opened would have its number, and get what libraries and children print.
-    """
-    closed = set()
+    """Open what is closed of the three standard files, and return it."""
+    closed = set()  # the next file that is opened would have its number, and get what libraries and children print
     for number in (0, 1, 2):
         try:
             os.fstat(number)

@@ -227,10 +227,7 @@ def fill(document: Document, path: KeyPath, values: dict[str, str]) -> None:
 
 
 def settle_files(document: Document, path: KeyPath) -> None:
-    """Make a data set's files relative to configs/, so that a run's fingerprint is the same on every machine.
-
-    A file that does not exist is a problem, and so is one that is set beside rows of the hub, which replace it.
-    """
+    """Make a data set's files relative to configs/, so that a run's fingerprint is the same on every machine."""
     data = document.section(path)
     for split in ("train", "heldout"):
         if data.get("hub") is not None and document.place((*path, split)).startswith("--set "):

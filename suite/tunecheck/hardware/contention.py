@@ -34,10 +34,7 @@ class CpuContention:
 
 
 def recent_busy_cores() -> float:
-    """Return the cores that others' running processes keep busy on average, at most the last minute's load.
-
-    The load alone counts an earlier session of our own, the averages a process that has been idle for long.
-    """
+    """Return the cores that others' running processes keep busy on average, at most the last minute's load."""
     us, now = psutil.Process(), time.time()
     family = {us.pid, *(process.pid for process in (*us.parents(), *us.children(recursive=True)))}
     cores = 0.0
@@ -47,6 +44,7 @@ def recent_busy_cores() -> float:
             continue
         average = (times.user + times.system) / (now - created)
         cores += average if average >= COMPUTING else 0.0
+    # the load counts an earlier session of our own, the averages a process that has been idle for long
     return min(cores, psutil.getloadavg()[0])
 
 

@@ -159,10 +159,7 @@ def memory_limits(membership: Path = MEMBERSHIP, root: Path = ROOT) -> tuple[int
 
 
 def _folders(controller: str, membership: Path, root: Path) -> Iterator[Path]:
-    """Yield the folders of this process's group and of all its parents: the tightest limit counts.
-
-    Inside a container the group's path is often the host's and does not exist; the mount itself is then the own group.
-    """
+    """Yield the folders of this process's group and of all its parents: the tightest limit counts."""
     for line in _text(membership).splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:
@@ -171,6 +168,7 @@ def _folders(controller: str, membership: Path, root: Path) -> Iterator[Path]:
             base = next((root / name for name in (controllers, controller) if (root / name).is_dir()), root)
         else:
             continue
+        # inside a container the path is often the host's and does not exist: the mount itself is then the own group
         parts = [part for part in path.split("/") if part not in ("", "..")]
         for depth in range(len(parts), -1, -1):
             yield base.joinpath(*parts[:depth])

@@ -163,10 +163,7 @@ def static_bytes(run: Run) -> StaticBytes:
 
 
 def predict(run: Run, *, card: str | None = None, capability: str | None = None) -> Prediction:
-    """Return the run's prediction for a GPU of this name and capability ("8.9"), cached or simulated in a child.
-
-    Raises Unsupported for what cannot be predicted, SuiteError when the child gives no answer.
-    """
+    """Return the prediction for a GPU of this name and capability ("8.9"), cached or simulated. Raises SuiteError."""
     static_bytes(run)  # raises Unsupported before a child is started
     if (known := cached_prediction(run, card=card, capability=capability)) is not None:
         log.debug(f"{run.name}: predicted on {known.predicted_at}, in {_cache_file(run)}")

@@ -348,16 +348,14 @@ def _linear_4bit(linear: torch.nn.Linear, packed: torch.Tensor, state: Any, comp
 
 
 def _dora_unpacks_plain_parameters() -> Any:
-    """Make DoRA dequantise plain parameters in the block: peft recognises a packed weight by the class Params4bit.
-
-    The copy of the linear that it makes before, for FSDP, is left out: a fake tensor cannot be copied so.
-    """
+    """Make DoRA dequantise plain parameters in the block: peft recognises a packed weight by the class Params4bit."""
     from bitsandbytes.functional import dequantize_4bit
 
     def weight_of(linear: Any) -> Any:
         state = getattr(linear.weight, "quant_state", None)
         return linear.weight if state is None else dequantize_4bit(linear.weight.data, state)
 
+    # peft's copy of the linear, for FSDP, is left out: a fake tensor cannot be copied so
     return mock.patch.multiple(
         "peft.tuners.lora.dora", dequantize_module_weight=weight_of, deepcopy=lambda linear: linear
     )

@@ -100,10 +100,8 @@ class Architecture(Section):
 
     @model_validator(mode="after")
     def _further_fields_fit(self) -> Self:
-        """Hold those further fields to their type that shapes are computed from; they are no fields of this class.
-
-        A field would stand in every run's fingerprint, and in the config.json of models that have none.
-        """
+        """Hold those further fields to their type that shapes are computed from."""
+        # fields of this class would stand in every run's fingerprint, and in the config.json of models that have none
         for name, value in (self.model_extra or {}).items():
             if name in _FURTHER:
                 try:

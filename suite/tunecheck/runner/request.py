@@ -43,11 +43,8 @@ class Request(Frozen):
 
 
 def show_only(cards: Sequence[str] | None) -> None:
-    """CUDA shows this process the GPUs or MIG instances of these UUIDs alone, before it is initialised; None: all.
-
-    By UUID, since an index means another card to CUDA than to NVML where models are mixed.
-    """
-    if cards is not None:
+    """CUDA shows this process the GPUs or MIG instances of these UUIDs alone, before it is initialised; None: all."""
+    if cards is not None:  # an index may mean another card to CUDA than to NVML
         os.environ[VISIBLE] = ",".join(cards)
 
 

@@ -18,11 +18,9 @@ LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", "tok
 
 
 def optimizer_kind(optimizer: Any) -> str:
-    """Return what an optimizer computes, by its class's name; torch's AdamW is known by its code.
-
-    A class that derives from it is another where it has a step of its own, and so is one that has its name alone.
-    """
+    """Return what an optimizer computes, by its class's name; torch's AdamW is known by its code."""
     kind = type(optimizer)
+    # a class that derives from it is another where it has a step of its own, and so is one that has its name alone
     own = inspect.unwrap(kind.step).__module__ if hasattr(kind, "step") else ""  # torch wraps the first one's
     if issubclass(kind, torch.optim.AdamW) and own.startswith("torch.optim."):
         return torch.optim.AdamW.__name__

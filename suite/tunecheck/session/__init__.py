@@ -179,10 +179,7 @@ class TierSession:
 
 
 def written(report: Report, folder: Path) -> Report:
-    """Write the report's files, update the history and return the report, without secrets.
-
-    One whose verdict cannot be written goes to standard error as a line, and is inconclusive, not pass.
-    """
+    """Write the report's files, update the history and return the report, without secrets."""
     from tunecheck.report.junit import JUNIT_FILE, junit_xml
     from tunecheck.report.sarif import SARIF_FILE, sarif
     from tunecheck.report.summary import SUMMARY_FILE, append_summary, summary_markdown

@@ -19,14 +19,12 @@ STRATEGIES: dict[str, Strategy] = {
 
 
 def trained_shapes(run: StrategyConfig, shapes: dict[str, Shape]) -> list[Shape]:
-    """Return the shapes of all tensors that the run trains in a model of these shapes. Raises Unsupported.
-
-    Those of adapters are lora_A [r, in], lora_B [out, r] and, with DoRA, the magnitude [out] of every target.
-    """
+    """Return the shapes of all tensors that the run trains in a model of these shapes. Raises Unsupported."""
     if run.lora is None:
         return [shapes[name] for name in sorted(STRATEGIES[run.strategy].expected_trainable(run, list(shapes)))]
     rank, dora = run.lora.r, run.lora.use_dora
     linears = [name for name, shape in shapes.items() if is_layer_linear(name, shape)]
+    # lora_A [r, in], lora_B [out, r] and, with DoRA, the magnitude [out] of every target
     targets = [shapes[f"{module}.weight"] for module in target_layers(run, linears)]
     parts = [((rank, columns), (rows, rank), *([(rows,)] if dora else [])) for rows, columns in targets]
     return [shape for adapter in parts for shape in adapter]
