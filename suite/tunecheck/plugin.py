@@ -32,7 +32,7 @@ from tunecheck.results import Exit, Report, exit_code
 from tunecheck.results.domain import attributed
 from tunecheck.session import TierSession
 from tunecheck.session.leases import WAIT_SECONDS
-from tunecheck.session.options import SESSION_OPTIONS
+from tunecheck.session.options import REPEATED, SESSION_OPTIONS
 from tunecheck.session.workers import asks_for_tiers, end_workers, one_worker_a_run, worker_count
 
 ATTEMPTS, FETCH_SECONDS = 20, 1800
@@ -50,9 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("tunecheck")
     for flag, settings in SESSION_OPTIONS.items():
         group.addoption(flag, **settings)
-    group.addoption(
-        "--run", action="append", default=[], metavar="RUN", help="select this run by its name, id or YAML file"
-    )
+    group.addoption("--run", **REPEATED, metavar="RUN", help="select this run by its name, id or YAML file")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -105,8 +103,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def checks_of_tier(tier: str, options: Any) -> list[Any]:
     """Return the parameters (run, check) of a tier's test; an error stands for the run of a file that is wrong."""
     requested = options.markexpr if options.markexpr in TIERS else tier
-    only = [find_run(name) for name in options.run]
-    runs, unusable = read_runs(tier, options.set, options.card, only)
+    runs, unusable = read_runs(tier, options.set, options.card, [find_run(name) for name in options.run])
     parameters = [
         pytest.param(run, name, id=f"{run.id}-{name}", marks=[getattr(pytest.mark, also) for also in run.also_in])
         for run in runs

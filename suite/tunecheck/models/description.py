@@ -1,4 +1,4 @@
-"""Sections about a model: of its YAML the architecture and the sources of weights, of a run's adapters and 4 bit."""
+"""Sections about a model: its architecture, the sources of its weights, adapters on it, its quantisation."""
 
 from math import sqrt
 from typing import Annotated, Any, ClassVar, Literal, Self

@@ -105,7 +105,7 @@ def _full(folders: Sequence[Path]) -> str:
 
 
 def crash_of(exit_code: int | None, tail: str, *, began: bool, served: bool = True) -> Outcome:
-    """Return why a child that sent no outcome is gone; its fork server, if it is still `served`, knows its status."""
+    """Return why a child that sent no outcome is gone; `served` is False where its fork server is gone, too."""
     if exit_code == 1 and (line := exit_message(tail)):
         return Outcome(AttemptOutcome.OUT_OF_MEMORY, line, AttemptCause.GPU_MEMORY)
     if not served:

@@ -35,7 +35,7 @@ CONTENTION_CORES = 0.25
 
 
 class TierSession:
-    """Trains each run once and keeps its findings for the report, which no pytest worker writes but its controller."""
+    """Trains each run once and keeps its findings for the report, which is the controller's, not a pytest worker's."""
 
     def __init__(
         self,

@@ -41,7 +41,7 @@ def obstacle(run: Run, hardware: Hardware, *, vram_cap_bytes: int | None = None)
 def shortage(run: Run, card: Gpu, *, vram_cap_bytes: int | None, when_empty: bool = False) -> str | None:
     """Return why this GPU lacks memory for the run now, or `when_empty` even with all of it free; None when it fits.
 
-    Where memory or need are unknown, or a fallback chain is there and no need is stated, the run will show it.
+    One of unknown memory, a run of unknown need, and one that states none and has a fallback chain are admitted.
     """
     need = need_of(run, gpu_name=card.name, capability=card.compute_capability)
     free_bytes, total_bytes = _sizes(card, vram_cap_bytes)
