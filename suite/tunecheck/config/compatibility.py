@@ -22,10 +22,14 @@ def config_error(run: Run, *problems: tuple[str, str]) -> ConfigError:
 
 def report_incompatibilities(document: Document, run: Run) -> None:
     """Add to the problems what the model's tensors and the data's rows rule out."""
-    if run.model.architecture.model_type in KNOWN_TYPES:
-        shortened = _shortened(run)
+    architecture = run.model.architecture
+    if architecture.model_type in KNOWN_TYPES:
+        # all layers are alike, and a typo must not fill the memory
+        layers = min(architecture.num_hidden_layers, ENOUGH_LAYERS)
+        fewer = architecture.model_copy(update={"num_hidden_layers": layers})
+        shortened = run.model_copy(update={"model": run.model.model_copy(update={"architecture": fewer})})
         try:
-            trained_shapes(shortened, tensor_shapes(shortened.model.architecture))
+            trained_shapes(shortened, tensor_shapes(fewer))
         except BrokenRules as error:
             for key, rule in error.rules:
                 document.report(tuple(key.split(".")), rule)
@@ -42,13 +46,6 @@ def require_count(run: Run) -> None:
     if count != run.model.parameters:
         rule = f"should be {count:d}, as model.architecture has it (got {run.model.parameters}): correct one of them"
         raise config_error(run, ("model.parameters", rule))
-
-
-def _shortened(run: Run) -> Run:
-    """Return the run with at most `ENOUGH_LAYERS` layers: all are alike, and a typo must not fill the memory."""
-    architecture = run.model.architecture
-    fewer = architecture.model_copy(update={"num_hidden_layers": min(architecture.num_hidden_layers, ENOUGH_LAYERS)})
-    return run.model_copy(update={"model": run.model.model_copy(update={"architecture": fewer})})
 
 
 def _report_rows(document: Document, run: Run) -> None:
