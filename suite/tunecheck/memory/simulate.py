@@ -269,7 +269,6 @@ def _step(
 
 
 def _evaluate(session: Session, live: LiveStorages, batch: Batch) -> int:
-    """Run one evaluation batch, as `native.evaluate` does, and return the peak in bytes."""
     session.model.eval()
     live.start_phase()
     with torch.no_grad():

@@ -136,7 +136,6 @@ class Card:
         return None
 
     def _listen(self) -> Any:
-        """Return an event set of what this GPU can report; None where it reports nothing."""
         wanted = sum(EVENTS) & (self._ask("nvmlDeviceGetSupportedEventTypes") or 0)
         events = self._reader.ask("nvmlEventSetCreate") if wanted else None
         if events is None:
