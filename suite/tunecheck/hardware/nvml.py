@@ -260,6 +260,6 @@ def _mig_instances(reader: Reader, handle: Any, gpu: Gpu) -> tuple[Gpu, ...] | N
         name = reader.ask("nvmlDeviceGetName", instance, about=about) or gpu.name
         total, free = getattr(memory, "total", None), getattr(memory, "free", None)
         # the driver lists the processes of the whole GPU
-        here = {"total_bytes": total, "free_bytes": free, "memory_by_process": None}
-        instances.append(replace(gpu, uuid=uuid, name=name, **here))
+        own = replace(gpu, uuid=uuid, name=name, total_bytes=total, free_bytes=free, memory_by_process=None)
+        instances.append(own)
     return tuple(instances)
