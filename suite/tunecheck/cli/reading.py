@@ -57,6 +57,7 @@ def add_commands(commands: Any) -> None:
 
 
 def _last_session() -> Path:
+    """Return the folder of the last session that left a trace. Raises ConfigError where there is none."""
     folders = sorted({trace.parent for trace in reports_folder().glob("*/*.jsonl")})  # they are named by their time
     if not folders:
         raise ConfigError([f"{reports_folder()}: holds no session yet; for one: tunecheck watch -- python train.py"])
