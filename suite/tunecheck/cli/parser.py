@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 FLAG: dict[str, Any] = {"action": "store_true"}
+"""Keywords of `add_argument` for an option without a value."""
 COUNT: dict[str, Any] = {"type": count_option, "metavar": "N"}
 TIME: dict[str, Any] = {"type": seconds_option, "metavar": "TIME"}
-"""Keywords of `add_argument` for an option without a value, for a whole number, and for a time."""
+"""Keywords of `add_argument` for an option that takes a whole number, and for one that takes a time."""
 NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
 """Errors that nothing but the name of a path causes, wherever it is looked at first."""
 OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
