@@ -16,7 +16,7 @@ from torch.nn.functional import linear as product
 
 from tunecheck.core.check import or_infinite
 from tunecheck.core.evidence import AdapterDropout, AdapterStart
-from tunecheck.models.adapters import Lora
+from tunecheck.models.description import Lora
 from tunecheck.probes.reference.architecture import cotangent
 from tunecheck.probes.reference.backward import gradients_by
 from tunecheck.probes.reference.forwards import PROMPT_TOKENS, first_tokens, logits_of
