@@ -33,6 +33,16 @@ TOKEN = "hf_" + "aB3dE6gH9" * 4
         (["curl", "https://h/x?access_token=abc&sig=q1w2"], ["abc", "q1w2"]),
         (["python", "t.py", "--ngc-key", RANDOM, "--key", RANDOM], [RANDOM]),
         (["curl", f"https://hooks.slack.com/services/T0/B0/{RANDOM}"], [RANDOM]),
+        (["curl", f"https://discord.com/api/webhooks/123/{RANDOM}"], [RANDOM]),
+        (["curl", "-u", "bob:pw1", "--proxy-user", "bob:pw2", "--user=bob:pw3"], ["pw1", "pw2", "pw3"]),
+        (["sshpass", "-p", "hunter2x", "ssh", "h", "python", "t.py"], ["hunter2x"]),
+        (["docker", "login", "-u", "bob", "-p", "hunter2x"], ["hunter2x"]),
+        (["/usr/bin/mysql", "-uroot", "-phunter2x"], ["hunter2x"]),
+        (["t", "-p", "S3cret!pw"], ["S3cret"]),
+        (["sh", "-c", "curl -u bob:pw1x9 h; sshpass -p 'hunter 2x' ssh h; python t.py"], ["pw1x9", "hunter", "2x"]),
+        (["t", "--pat", "aab", "--hf-pat=bbc", "GITHUB_PAT=ccd", "--otp", "123456"], ["aab", "bbc", "ccd", "123456"]),
+        (["t", "--api_keys", "kk1", "kk2", "--access-tokens=tt1,tt2", "HF_TOKENS=tt3"], ["kk1", "kk2", "tt1", "tt3"]),
+        (["t", "--passwords", "pw1", "pw2", "--fast", "--passkey", "kk1"], ["pw1", "pw2", "kk1"]),
     ],
 )
 def test_no_secret_of_a_command_line_is_shown(command, secrets):
@@ -52,6 +62,7 @@ def test_no_secret_of_a_command_line_is_shown(command, secrets):
         "the key: value; sort_key=name; unexpected token: end of file; passes: 3; PWD=/home/me",
         "tunecheck.listen.hf_trainer sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
         "https://example.com/a@b user@host --use_auth_token --fast",
+        "--max_tokens 512 --stop_tokens stop --keys a b --target_keys=q,k --compat=1 --pat 8 -u train.py -u 1000:1000",
         "monkey=3, missing key model.layers.10.selfAttention.o_proj.weight, token 20261128T081500Z",
     ],
 )
@@ -70,6 +81,7 @@ def test_what_only_sounds_like_a_secret_stays(text):
         "login failed: password: hunter2x",
         "HF_TOKEN: hunter2x",
         "Command '['curl', '--token', 'hunter2x']' returned 1",
+        "Command '['curl', '-u', 'bob:hunter2x']' returned 1",
         f"invalid token {RANDOM}",
         f"[('hub_token', '{RANDOM}')] of wandb.login(key='{RANDOM}')",
         *(
@@ -97,6 +109,19 @@ def test_a_value_that_the_process_was_given_is_masked_wherever_it_stands(monkeyp
 
     assert redacted("cannot log in with correct-horse and battery staple") == "cannot log in with REDACTED and REDACTED"
     assert redacted(f"finished in {os.getcwd()}") == f"finished in {os.getcwd()}"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["ssh", "-p", "22", "h", "mkdir", "-p", "/tmp/run1", "&&", "docker", "run", "-p", "8080:80", "-u", "1000:1000"],
+        ["python", "-u", "train.py", "-p", "tiny-llama-1b", "--num_tokens", "512", "--special_tokens", "<a>", "<b>"],
+        ["sshpass", "-f", "file", "ssh", "-p", "2222", "-path=x", "h"],
+    ],
+)
+def test_no_other_word_of_a_command_line_is_masked(command):
+    """A -p is a port, a folder or a model, if nothing logs in; a -u may be Python's."""
+    assert redaction.hidden_words(command) == command
 
 
 def test_traces_and_reports_are_redacted_at_any_depth():

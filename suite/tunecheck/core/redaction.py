@@ -4,6 +4,7 @@ Every writer goes through it: traces and JSON by `trace.spelled`, reports by `st
 `unexpected`, command lines by `shown`. Standard library only.
 """
 
+import contextlib
 import functools
 import os
 import re
@@ -15,11 +16,14 @@ MASK = "REDACTED"
 """A word that a shell, Markdown, JSON and XML show as it is."""
 _NOTHING = {"", "none", "true", "false", "null", MASK.lower()}
 
-_WORDS = "passw(?:or)?d|passphrase|passcode|secrets?|credentials?|creds|key|auth|jwt|bearer|cookie|token|pass|pwd"
+_WORDS = (
+    "(?:passw(?:or)?d|passphrase|passcode|secret|credential|cred|key|auth|jwt|bearer|cookie|token|pat|otp)s?|pass|pwd"
+)
 _SECRET_NAME = re.compile(rf"(?i)(?:{_WORDS})[_-]?[0-9]*$")
 _COMMON = re.compile(r".{,5}|[0-9.]*|[a-z]{,11}", re.DOTALL)
 _KEY_KINDS = {"api", "access", "secret", "private", "auth", "encryption", "master", "service", "account", "license"}
 _KEY_KINDS |= {"wandb", "hf", "openai", "anthropic", "aws", "azure", "google", "comet", "neptune"}
+_KEY_KINDS |= {"pass", "signing", "storage", "shared", "hub", "github", "gitlab", "gh"}
 _RANDOM = re.compile(r"(?=[^0-9]*[0-9])(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])[A-Za-z0-9+/=-]{20,}")
 """A value that nobody chose, which is a secret wherever a word for one stands before it."""
 _TEXT_TOKENS = {"pad", "eos", "bos", "unk", "sep", "cls", "mask", "stop", "end", "start", "image", "audio", "video"}
@@ -39,15 +43,21 @@ _SHAPES = re.compile(
 )
 _HINTS = (
     *("pass", "pwd", "secret", "cred", "key", "auth", "jwt", "bearer", "cookie", "token", "sig", "://", "hf_", "sk-"),
-    *("gho_", "ghp_", "ghr_", "ghs_", "ghu_", "github_pat", "glpat-", "nvapi-", "npm_", "npm-", "r8_", "r8-", "pypi"),
+    *("gho_", "ghp_", "ghr_", "ghs_", "ghu_", "-pat", "_pat", "glpat-", "nvapi-", "npm_", "npm-", "r8_", "r8-", "pypi"),
     *("api_org", "akia", "asia", "aiza", "ya29", "xox", "eyj", "gsk", "xai", "pplx", "_v1", "k_live", "k_test"),
-    *("whsec", "shpat", "dckr_pat", "glptt", "gocspx", "xapp", "sg."),
+    *("whsec", "shpat", "glptt", "gocspx", "xapp", "sg.", "otp", "-u"),
 )
 """One of these stands, in small letters, in every text that the expressions below may match."""
 _USER_OF_URL = re.compile(r"(?<=://)[^\s/?#\"'<>]+@")
-_HEADER = re.compile(  # and the signature of a URL
-    r"(?i)(\bauthorization\\?[\"']?\s*[:=]\s*\\?[\"']?(?:[a-z]+\s+)?|\bbearer\s+|[?&][\w-]*sig(?:nature)?=)([\w.~+/=%-]{4,})"
+_HEADER = re.compile(  # and the signature of a URL, and what webhooks are called by
+    r"(?i)(\bauthorization\\?[\"']?\s*[:=]\s*\\?[\"']?(?:[a-z]+\s+)?|\bbearer\s+|[?&][\w-]*sig(?:nature)?="
+    r"|://discord(?:app)?\.com/api/webhooks/[0-9]+/)([\w.~+/=%-]{4,})"
 )
+_LOGIN = re.compile(r"(?:-u|--(?:proxy-)?user)(?:[\"']?[=,\s]\s*[\"']?)[^\s:/\"']+:(?![0-9]+\b)([^\s\"']+)")
+"""As curl and others are given a name with a password; -u 1000:1000 is a user with a group."""
+_BY_P = re.compile(r"(?:.*/)?(?:login|sshpass|mysql\w*|mariadb|mongo\w*)")
+"""Commands whose -p is a password; elsewhere it may be a port, a path, a prompt."""
+_PASSWORD = re.compile(r"(?=.*[A-Za-z])(?=.*[0-9])(?=.*[!@#$%^&*?~])[^\s/]{8,}")
 _NAMED = re.compile(
     rf"""(?ix) (?<![\w.+-]) (?P<name>-{{0,2}} [\w.+-]{{0,60}}? (?:{_WORDS}) [_-]?[0-9]*)
     (?P<close> \\*["']?) (?P<sep> \s*(?:[=:]|%3D)\s* | ,?\s+ | , )
@@ -77,22 +87,41 @@ def hidden_words(command: Sequence[str]) -> list[str]:
     return [word.removesuffix(secret) + MASK if secret else _hidden(word, known) for word, secret in pairs]
 
 
-@functools.lru_cache(maxsize=4)  # a command may have a hundred thousand words
+@functools.lru_cache(maxsize=64)  # a command may have a hundred thousand words
 def _secrets_of(command: tuple[str, ...]) -> frozenset[str]:
-    return frozenset(secret for _, secret in _with_secrets(command))
+    found = {secret for _, secret in _with_secrets(command)}
+    for word in command:
+        if " -" in word[:4096]:  # sh -c "sshpass -p ..."
+            with contextlib.suppress(ValueError):
+                inner = shlex.shlex(word[:4096], posix=True, punctuation_chars=";&|()")
+                inner.whitespace_split, inner.commenters = True, ""
+                found |= _secrets_of(tuple(inner))
+    return frozenset(found)
 
 
 def _with_secrets(command: Sequence[str]) -> list[tuple[str, str]]:
     """Return each word with the secret that its own name, or the option before it, gives away; or with ""."""
-    pairs, option = [], ""
+    pairs, option, logs_in = [], "", any(map(_BY_P.fullmatch, command))
     for word in command:
         name, equals, value = word.partition("=")
-        if option and not word.startswith("--") and _is_secret(option, word):
-            pairs.append((word, word))
-        else:
-            pairs.append((word, value if equals and _is_secret(name, value) else ""))
-        option = word if word.startswith("-") and not equals else ""
+        secret = value if equals and _is_secret(name, value) else ""
+        if logs_in and re.match(r"-p(?![0-9]{,5}$|[\w-]*=|assw)", word):
+            secret = word[2:]
+        elif option and not word.startswith("--"):
+            secret = _after(option, word, logs_in=logs_in) or secret
+        pairs.append((word, secret))
+        if word.startswith("-") or not option.endswith("s"):  # --api_keys A B
+            option = word if word.startswith("-") and not equals else ""
     return pairs
+
+
+def _after(option: str, word: str, *, logs_in: bool) -> str:
+    """Return what of this word is a secret, as it stands after this option."""
+    if option == "-p":
+        secret = not re.fullmatch(r"[0-9:]{,11}|-.*", word) if logs_in else _PASSWORD.fullmatch(word)
+        return word if secret or _RANDOM.fullmatch(word) else ""
+    login = _LOGIN.fullmatch(f"{option} {word}")
+    return login[1] if login else word if _is_secret(option, word) else ""
 
 
 def _is_secret(name: str, value: str = "x") -> bool:
@@ -102,8 +131,12 @@ def _is_secret(name: str, value: str = "x") -> bool:
         return False
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().rstrip("0123456789_-.")
     *before, last = re.split(r"[-_.]+", words)
+    several, of_account = last.endswith("s") and last != "pass", bool(_KEY_KINDS.intersection(before[-1:]))
+    last = last.removesuffix("s") if several else last
     if _RANDOM.fullmatch(value):
         return True
+    if last.endswith(("pat", "otp")):  # not --compat; --pat 8 is short for --patience
+        return last in ("pat", "otp", "totp") and (option or of_account) and not re.fullmatch("[0-9]{,3}", value)
     if last.endswith("key"):
         kind = last.removesuffix("key") or "".join(before[-1:])
         return kind in _KEY_KINDS or (name.isupper() and bool(before))
@@ -111,7 +144,7 @@ def _is_secret(name: str, value: str = "x") -> bool:
         return option and words not in ("pwd", "oldpwd")
     if last.endswith("token"):  # <|im_end|>, [PAD] and 128001 are tokens of a text
         of_text = re.fullmatch(r"[0-9]+|[<\[].*[>\]]", value) is not None
-        return not of_text and not _TEXT_TOKENS.intersection(before[-1:])
+        return not of_text and (of_account if several else not _TEXT_TOKENS.intersection(before[-1:]))
     return True
 
 
@@ -133,6 +166,7 @@ def _hidden(text: str, known: Sequence[str]) -> str:
     if not any(map(text.lower().__contains__, _HINTS)):  # 2 us for a tensor's name; the expressions take 20
         return text
     text = _USER_OF_URL.sub(f"{MASK}@", _SHAPES.sub(MASK, text))
+    text = _LOGIN.sub(lambda match: match[0].removesuffix(match[1]) + MASK, text)
     return _NAMED.sub(_without_value, _HEADER.sub(rf"\1{MASK}", text))
 
 
