@@ -143,7 +143,10 @@ title "the job of n2 is cancelled while it trains"
     [[ -n $job ]] && break
     sleep 0.5
   done
-  sleep 12
+  for _ in $(seq 300); do # its folder is new; it trains once there is a trace
+    compgen -G "$(newest)/nodes/n2/*/*.jsonl" >/dev/null && break
+    sleep 0.2
+  done
   scancel "$job"
 ) &
 fleet "${ask[@]}" --nodes 'n[2-5]' "${tiny[@]}"

@@ -432,3 +432,23 @@ def test_one_answer_that_cannot_be_used_is_one_row(tmp_path, monkeypatch, change
     report = FLEETS.read(tmp_path / "fleet.json")
     assert [(row.place, row.outcome) for row in report.rows] == [("n1", "error"), ("n2", "pass")]
     assert "answer.json" in row_of(report, "n1").reason
+
+
+@pytest.mark.parametrize(("error", "status"), [(errno.ENOENT, 0), (errno.EACCES, 6)])
+def test_a_folder_that_cannot_be_looked_into_is_gone_or_a_row(tmp_path, monkeypatch, error, status):
+    """Pods come and go while a fleet is judged; the folder of another user may hold a failure."""
+    monkeypatch.setenv("TUNECHECK_HISTORY", str(tmp_path / "history.sqlite"))
+    for name in ("n1", "n2"):
+        pod(tmp_path, name, days_ago=0)
+    scandir = os.scandir
+
+    def looked(path):
+        if "n2" in str(path):
+            raise OSError(error, os.strerror(error), str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", looked)
+
+    assert main(["fleet", "--judge", str(tmp_path)]) == status
+    rows = {row.place: row.reason for row in FLEETS.read(tmp_path / "fleet.json").rows}
+    assert rows == {"n1": "", **({"n2": f"{tmp_path / 'n2'} cannot be read: Permission denied"} if status else {})}

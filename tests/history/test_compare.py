@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
+import shutil
 import time
 
 import pytest
@@ -20,7 +22,7 @@ from tunecheck.core.paths import baselines_folder, project_folder
 from tunecheck.core.trace import SCHEMA
 from tunecheck.history.baseline import baseline_file, baseline_for, read_baseline
 from tunecheck.history.entry import history_entry
-from tunecheck.history.remember import remember, with_history
+from tunecheck.history.remember import plan, prune, remember, with_history
 from tunecheck.history.store import Store, history_file
 from tunecheck.report.page import page_html, trends
 from tunecheck.results.stored import write_record
@@ -327,6 +329,27 @@ def test_a_dangling_link_stops_no_prune(reports, capsys):
     assert "kept, because it may be running: 20261101T013000Z-7" in told(capsys)
     names = ["20261101T013000Z-7", "20261103T013000Z-7", "20261105T013000Z-7"]
     assert sorted(path.name for path in reports.iterdir() if "sqlite" not in path.name) == names
+
+
+def test_a_session_that_vanishes_meanwhile_stops_no_prune(reports, capsys, monkeypatch):
+    """Two nightlies may share their reports; what cannot be looked into may be running."""
+    for number in (1, 2, 3):
+        write_session(reports, number)
+    what = plan(reports, keep=1)
+    shutil.rmtree(what.removed[0])
+
+    assert prune(what, Store(history_file())) > 0
+    assert "20261103T013000Z-7" in [path.name for path in reports.iterdir()]
+
+    (reports / "20261101T013000Z-7").mkdir()
+    monkeypatch.setattr(os, "listdir", refused)
+    assert main(["prune", "--keep", "1"]) == 0
+    assert "kept, because it may be running: 20261101T013000Z-7" in told(capsys)
+
+
+def refused(path):
+    """What the kernel says of another user's folder."""
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
 
 def test_no_command_prints_a_foreign_escape_sequence(reports, capsys):

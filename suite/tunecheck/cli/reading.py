@@ -11,7 +11,7 @@ from tunecheck.cli.run import add_answers
 from tunecheck.config.answers import read_ignored
 from tunecheck.core.errors import ConfigError, TraceError
 from tunecheck.core.evidence import RowShown
-from tunecheck.core.files import write_whole
+from tunecheck.core.files import listed, write_whole
 from tunecheck.core.paths import reports_folder
 from tunecheck.core.redaction import shown
 from tunecheck.core.spelling import nearest
@@ -58,7 +58,7 @@ def add_commands(commands: Any) -> None:
 
 def _last_session() -> Path:
     """Return the folder of the last session that left a trace. Raises ConfigError where there is none."""
-    folders = sorted({trace.parent for trace in reports_folder().glob("*/*.jsonl")})  # they are named by their time
+    folders = sorted({trace.parent for trace in listed(reports_folder(), "*/*.jsonl")})  # they are named by their time
     if not folders:
         raise ConfigError([f"{reports_folder()}: holds no session yet; for one: tunecheck watch -- python train.py"])
     return folders[-1]
@@ -68,7 +68,7 @@ def _traces(path: Path) -> list[Path]:
     """Return the traces of a session folder, the first one first; else this file. Raises TraceError without any."""
     if not path.is_dir():
         return [path]
-    if traces := sorted(path.glob("*.jsonl")):
+    if traces := listed(path, "*.jsonl"):
         return traces
     raise TraceError(f"{path}: holds no trace (*.jsonl); name a session folder, such as one in {reports_folder()}")
 

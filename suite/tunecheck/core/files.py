@@ -7,6 +7,7 @@ any other: OSError with `strerror`, or ValueError.
 
 import contextlib
 import errno
+import glob
 import json
 import os
 import stat
@@ -96,6 +97,14 @@ def read_text(path: Path, most_bytes: int) -> str:
 def read_json(path: Path, most_bytes: int = JSON_BYTES) -> Any:
     """Return the value of a JSON file. Raises OSError, and ValueError for what is no JSON."""
     return parse_json(read_bytes(path, most_bytes))
+
+
+def listed(folder: Path, pattern: str = "*") -> list[Path]:
+    """Return the paths below this folder that match, sorted; one that vanishes meanwhile, or may not be read, is none.
+
+    Path.glob raises an error for it, and another process may remove any session.
+    """
+    return sorted(folder / name for name in glob.iglob(pattern, root_dir=folder, include_hidden=True))
 
 
 def last_lines(path: Path, most: int, *, start: int = 0) -> list[str]:

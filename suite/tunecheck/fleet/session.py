@@ -11,7 +11,7 @@ from pkgutil import resolve_name
 
 from tunecheck.core import interrupts
 from tunecheck.core.errors import HistoryError, SuiteError, TraceError
-from tunecheck.core.files import write_whole
+from tunecheck.core.files import listed, write_whole
 from tunecheck.core.paths import reports_folder
 from tunecheck.core.text import human_seconds
 from tunecheck.fleet.engines import ENGINES, Engine, News
@@ -234,7 +234,8 @@ def gathered(folder: Path, nodes: str, silent_seconds: float) -> list[Heard]:
     many nodes there should be, or their names. Raises TraceError where there is no fleet.
     """
     said: dict[str, list[Heard]] = {}
-    fleets = _fleets(folder)
+    closed: list[OSError] = []
+    fleets = _fleets(folder, closed)
     for fleet in fleets:
         for one in _told(fleet, folder):
             said.setdefault(one.place.name, []).append(one)
@@ -253,14 +254,25 @@ def gathered(folder: Path, nodes: str, silent_seconds: float) -> list[Heard]:
             last.missing, last.answer = f"{reason}: status {last.answer.status} then", None
         found.append(last)
     there = {one.place.node for one in found}
-    return [*found, *map(Heard, _never_asked(there, nodes))]
+    return [*found, *map(Heard, [*_closed(folder, closed), *_never_asked(there, nodes)])]
 
 
-def _fleets(folder: Path) -> list[Path]:
+def _fleets(folder: Path, closed: list[OSError]) -> list[Path]:
+    """Return the folders of fleets; add the error of each folder that cannot be looked into."""
     if (folder / NODES_FOLDER).is_dir() or (folder / REQUEST_FILE).exists():
         return [folder]
-    requests, answers = folder.glob(f"**/{REQUEST_FILE}"), folder.glob(f"**/{NODES_FOLDER}/*/{ANSWER_FILE}")
-    return sorted({*(path.parent for path in requests), *(path.parents[2] for path in answers)})
+    walked = [(Path(at), names) for at, _, names in os.walk(folder, onerror=closed.append)]
+    fleets = {at for at, names in walked if REQUEST_FILE in names}
+    fleets |= {at.parents[1] for at, names in walked if ANSWER_FILE in names and at.parent.name == NODES_FOLDER}
+    return sorted(fleets)
+
+
+def _closed(folder: Path, errors: Iterable[OSError]) -> Iterator[Place]:
+    """Yield a place for each folder that may not be read, such as another user's: nobody knows who answered there."""
+    for error in errors:
+        if not isinstance(error, FileNotFoundError):  # another process has removed it
+            name = os.path.relpath(error.filename, folder)
+            yield Place(name=name, node=name, problem=f"{error.filename} cannot be read: {error.strerror}")
 
 
 def _told(fleet: Path, folder: Path) -> Iterator[Heard]:
@@ -285,8 +297,7 @@ def _told(fleet: Path, folder: Path) -> Iterator[Heard]:
 
 def _places(fleet: Path, request: Request | None, told: Iterable[Answer | NodeRow] = ()) -> dict[str, Place]:
     """Return the places of a fleet by its request, else by what was told of them, else by their folders."""
-    folders = sorted(path.name for path in (fleet / NODES_FOLDER).glob("*"))
-    found = {name: Place(name=name, node=name) for name in folders}
+    found = {path.name: Place(name=path.name, node=path.name) for path in listed(fleet / NODES_FOLDER)}
     found |= {one.place: Place(name=one.place, node=one.node, card=one.card) for one in told}
     return found | {place.name: place for place in (request.places if request else ())}
 
@@ -304,15 +315,16 @@ def _never_asked(there: Collection[str], nodes: str) -> list[Place]:
 def read_answers(folder: Path) -> dict[str, Answer]:
     """Return the answers in a fleet's folder; one that cannot be read is one with that problem."""
     found: dict[str, Answer] = {}
-    for own in sorted((folder / NODES_FOLDER).glob("*")):
-        path = own / ANSWER_FILE
-        if not path.is_file():
+    for path in listed(folder / NODES_FOLDER, f"*/{ANSWER_FILE}"):
+        name = path.parent.name
+        try:
+            at = path.stat().st_mtime
+        except OSError:  # it vanishes
             continue
         try:
-            found[own.name] = ANSWERS.read(path)
-            if found[own.name].place != own.name:
-                raise TraceError(f"{path}: is the answer of {found[own.name].place!r}; it must be that of {own.name!r}")
+            found[name] = ANSWERS.read(path)
+            if found[name].place != name:
+                raise TraceError(f"{path}: is the answer of {found[name].place!r}; it must be that of {name!r}")
         except TraceError as error:
-            name, at = own.name, path.stat().st_mtime
             found[name] = Answer(place=name, node=name, host="", began_at=at, ended_at=at, problem=str(error))
     return found

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tunecheck.core.errors import HistoryDamaged, HistoryError, SuiteError
+from tunecheck.core.files import listed
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.log import log
 from tunecheck.core.paths import evidence_folder
@@ -100,13 +101,13 @@ def rebuild(folder: Path) -> tuple[Path, int]:
     except HistoryDamaged as error:
         aside, entries = store.set_aside()
         log.warning(f"{error}\nset aside as {aside.name}, {len(entries)} entries read from it")
-    for path in sorted(folder.glob(f"*/{NODES_FOLDER}/*/{ANSWER_FILE}")):
+    for path in listed(folder, f"*/{NODES_FOLDER}/*/{ANSWER_FILE}"):
         try:
             entries += fleet_entries([ANSWERS.read(path)])
         except SuiteError as error:
             log.warning(f"{path.parent.name} of a fleet is left out: {error}")
     sessions = 0
-    for session in sorted(path for path in folder.glob("*/") if any(path.glob("*.jsonl"))):
+    for session in sorted({trace.parent for trace in listed(folder, "*/*.jsonl")}):
         found = entries_of(session)
         entries += found
         sessions += bool(found)
@@ -146,7 +147,7 @@ def plan(folder: Path, *, keep: int) -> Plan:
     """Plan to keep the last `keep` sessions and what may still be running. Raises SuiteError for committed evidence."""
     if folder.resolve().is_relative_to(evidence_folder()):
         raise SuiteError(f"{folder}: committed evidence is never pruned; remove it by git if it must go")
-    sessions = sorted(path for path in folder.glob("*/") if SESSION.fullmatch(path.name) and not path.is_symlink())
+    sessions = [path for path in listed(folder, "*/") if SESSION.fullmatch(path.name) and not path.is_symlink()]
     running = [path for path in sessions if _may_be_running(path)]
     ended = [path for path in sessions if path not in running]
     last = len(ended) - keep
@@ -161,11 +162,13 @@ def prune(what: Plan, store: Store) -> int:
 
 
 def _remove(session: Path) -> int:
-    size = sum(path.lstat().st_size for path in session.rglob("*") if not path.is_dir())
     leaving = session.with_name(f"{PRUNED}{session.name}")
     try:
         session.rename(leaving)
+        size = sum(path.lstat().st_size for path in leaving.rglob("*") if not path.is_dir())
         shutil.rmtree(leaving)
+    except FileNotFoundError:  # another prune has it
+        return 0
     except OSError as error:
         raise SuiteError(f"{session}: cannot be removed: {error.strerror}; its figures are in the history") from error
     return size
@@ -174,5 +177,8 @@ def _remove(session: Path) -> int:
 def _may_be_running(session: Path) -> bool:
     if (session / VERDICT_FILE).exists():
         return False
-    newest = max((path.lstat().st_mtime for path in session.iterdir()), default=session.stat().st_mtime)
+    try:
+        newest = max((path.lstat().st_mtime for path in session.iterdir()), default=session.stat().st_mtime)
+    except OSError:  # it changes while it is looked at, or is another user's
+        return True
     return time.time() - newest < UNFINISHED_SECONDS

@@ -7,7 +7,7 @@ from typing import Any
 
 from tunecheck.config.schema import Run
 from tunecheck.core.errors import HistoryError
-from tunecheck.core.files import read_json
+from tunecheck.core.files import listed, read_json
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.paths import evidence_folder, reports_folder
 from tunecheck.history.store import Store, history_file
@@ -66,9 +66,11 @@ def measured_peaks(fingerprint: str) -> dict[str, MeasuredPeak]:
     Only judged runs count: one that crashed may not have reached its peak. What cannot be read is skipped.
     """
     # not below a session: a fleet's has the verdicts of ten thousand nodes
-    verdicts = [*sorted(evidence_folder().glob("**/verdict.json")), *sorted(reports_folder().glob("*/verdict.json"))]
-    held = [peak for path in verdicts for peak in _peaks(path, path.stat().st_mtime_ns)]
-    found = [(started_at, peak_bytes, card) for started_at, peak_bytes, card, of in held if of == fingerprint]
+    verdicts = [*sorted(evidence_folder().glob("**/verdict.json")), *listed(reports_folder(), "*/verdict.json")]
+    found: list[tuple[str, int, str]] = []
+    for path in verdicts:
+        with suppress(OSError):  # it may be pruned meanwhile
+            found += [peak for *peak, of in _peaks(path, path.stat().st_mtime_ns) if of == fingerprint]
     with suppress(HistoryError):
         found += Store(history_file()).peaks(fingerprint)
     return {

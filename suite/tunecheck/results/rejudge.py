@@ -10,6 +10,7 @@ from tunecheck.config import with_limits
 from tunecheck.core.check import Check
 from tunecheck.core.errors import MissingEvidence, TraceError
 from tunecheck.core.evidence import PremisesOpen
+from tunecheck.core.files import listed
 from tunecheck.core.finding import Finding, Status
 from tunecheck.core.trace import Trace, read
 from tunecheck.results import Report, RunReport, summarize, verdict_of
@@ -66,7 +67,7 @@ def session_report(folder: Path) -> Report:
     """
     if (folder / VERDICT_FILE).exists():
         return VERDICTS.read(folder / VERDICT_FILE)
-    files = sorted(folder.glob("*.jsonl"))
+    files = listed(folder, "*.jsonl")
     if not files:
         raise TraceError(
             f"{folder}: holds neither {VERDICT_FILE} nor a trace (*.jsonl); name the folder of a session, such as "
