@@ -61,7 +61,7 @@ def test_no_secret_of_a_command_line_is_shown(command, secrets):
         "model.layers.0.self_attn.k_proj.weight: tokens=12, pad_token: <pad>, token 5, per_token: 0.25",
         "the key: value; sort_key=name; unexpected token: end of file; passes: 3; PWD=/home/me",
         "tunecheck.listen.hf_trainer sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
-        "https://example.com/a@b user@host --use_auth_token --fast",
+        "https://example.com/a@b user@host --use_auth_token --fast /etc/passwd:1: /data/token:12: not JSON",
         "--max_tokens 512 --stop_tokens stop --keys a b --target_keys=q,k --compat=1 --pat 8 -u train.py -u 1000:1000",
         "monkey=3, missing key model.layers.10.selfAttention.o_proj.weight, token 20261128T081500Z",
     ],

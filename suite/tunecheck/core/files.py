@@ -104,7 +104,9 @@ def listed(folder: Path, pattern: str = "*") -> list[Path]:
 
     Path.glob raises an error for it, and another process may remove any session.
     """
-    return sorted(folder / name for name in glob.iglob(pattern, root_dir=folder, include_hidden=True))
+    with contextlib.suppress(ValueError):  # a null character, which no path has
+        return sorted(folder / name for name in glob.iglob(pattern, root_dir=folder, include_hidden=True))
+    return []
 
 
 def last_lines(path: Path, most: int, *, start: int = 0) -> list[str]:

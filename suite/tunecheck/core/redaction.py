@@ -179,6 +179,8 @@ def _without_value(match: re.Match[str]) -> str:
         return match[0]
     if prose and not name.isupper() and "pass" not in name.lower() and not re.search(r"[0-9]|.{20}", value):
         return match[0]  # "invalid token: expected a word"
+    if prose and match.string[match.start() - 1 : match.start()] == "/":
+        return match[0]  # "/etc/passwd:1: no JSON"
     start, end = match.span("quoted" if match["quote"] else "bare")
     offset = match.start()
     return match[0][: start - offset] + MASK + match[0][end - offset :]
