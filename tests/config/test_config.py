@@ -668,6 +668,15 @@ def test_a_run_outside_a_tiers_folder_needs_a_tier(tmp_path, tier):
             load(path)
 
 
+@pytest.mark.parametrize(("text", "words"), [("", "a mapping"), ("- a", "a mapping"), ("a: [", "not valid YAML")])
+def test_a_broken_file_outside_a_tiers_folder_is_named_as_broken(tmp_path, text, words):
+    """Its tier cannot be read: that it lacks one would send the reader to the wrong line."""
+    (tmp_path / "mine.yaml").write_text(text)
+
+    with pytest.raises(ConfigError, match=words):
+        find_run(str(tmp_path / "mine.yaml"))
+
+
 def test_a_run_outside_a_tiers_folder_is_of_the_tier_that_its_file_names(tmp_path):
     """In any folder, with the same checks and the same fingerprint as in the tier's folder."""
     file = find_run(str(write(tmp_path, "tier: convergence\n" + BASE, "anywhere")))

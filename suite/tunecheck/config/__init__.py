@@ -86,7 +86,8 @@ def find_run(name: str, *, also: Collection[str] = ()) -> RunFile:
             raise ConfigError([f"there is no file {name!r}; `tunecheck list` shows the runs by name"])
         file = RunFile(Path(name))
         if file.tier not in TIERS:
-            raise ConfigError([f"{name}: tier: {_unknown_tier(file)}"])
+            unreadable = parse(file.path, shown(file.path)).problems
+            raise ConfigError(unreadable or [f"{name}: tier: {_unknown_tier(file)}"])
         return file
     sources = dict.fromkeys([*map(RunFile, run_files()), *run_sources()])  # a comparison by its file, too
     matches = [source for source in sources if name in (source.name, source.id)]
