@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 
@@ -119,6 +120,24 @@ def test_a_trace_that_may_not_be_read(capsys, tmp_path):
 
     assert main(["judge", str(path)]) == 4
     assert "cannot be read: Permission denied" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["rows", "judge", "explain", "page", "fallback-table", "compare", "fleet"])
+def test_a_session_of_another_user_is_named(capsys, monkeypatch, tmp_path, command):
+    """Only the owner can read a session's folder; root, as which these tests may run, reads all."""
+    stat = os.stat
+
+    def refused(path, *arguments, **settings):
+        if str(path).startswith(str(tmp_path / "theirs")):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return stat(path, *arguments, **settings)
+
+    monkeypatch.setattr(os, "stat", refused)
+    where = str(tmp_path / "theirs" / "20261128T000000Z-1")
+    asked = {"compare": [where], "fleet": ["--judge"]}.get(command, [])
+    assert main([command, *asked, where]) == 4
+    assert f"{where}"[:60] in (said := capsys.readouterr().err)
+    assert "Permission denied" in said
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from tunecheck.history.baseline import baseline_file, baseline_for, read_baselin
 from tunecheck.history.entry import history_entry
 from tunecheck.history.remember import plan, prune, remember, with_history
 from tunecheck.history.store import Store, history_file
+from tunecheck.memory import measured_peaks
 from tunecheck.report.page import page_html, trends
 from tunecheck.results.stored import write_record
 
@@ -342,14 +343,32 @@ def test_a_session_that_vanishes_meanwhile_stops_no_prune(reports, capsys, monke
     assert "20261103T013000Z-7" in [path.name for path in reports.iterdir()]
 
     (reports / "20261101T013000Z-7").mkdir()
-    monkeypatch.setattr(os, "listdir", refused)
+    monkeypatch.setattr(os, "stat", closed("20261101T013000Z-7/"))
     assert main(["prune", "--keep", "1"]) == 0
     assert "kept, because it may be running: 20261101T013000Z-7" in told(capsys)
 
 
-def refused(path):
-    """What the kernel says of another user's folder."""
-    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+@pytest.mark.parametrize("what", [baselines_folder, history_file])
+def test_a_closed_folder_of_baselines_or_of_the_store_costs_no_verdict(reports, monkeypatch, what):
+    """Like a store that cannot be used, it is a note; and a run's need is known from elsewhere."""
+    report, folder = write_session(reports, 1)
+    monkeypatch.setattr(os, "stat", closed(str(what())))
+
+    (note,) = with_history(report, folder).history_notes
+    assert "is not compared with previous sessions" in note
+    assert "Permission denied" in note
+    assert isinstance(measured_peaks("a fingerprint"), dict)
+
+
+def closed(folder, stat=os.stat):
+    """What the kernel says of what lies in another user's folder."""
+
+    def refused(path, *arguments, **settings):
+        if folder in str(path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return stat(path, *arguments, **settings)
+
+    return refused
 
 
 def test_no_command_prints_a_foreign_escape_sequence(reports, capsys):

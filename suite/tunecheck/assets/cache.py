@@ -114,7 +114,7 @@ def shelf(model: str, *, kind: str = "models", lock_seconds: float = LOCK_SECOND
     try:
         _acquire(lock, model, lock_seconds)
     except OSError as error:
-        if error.errno not in _READ_ONLY or not folder.is_dir():
+        if error.errno not in _READ_ONLY or not os.path.isdir(folder):  # False of a closed one
             raise WeightsUnavailable(
                 f"{model}: the cache folder {folder} cannot be used: {error.strerror}. "
                 "What to do: give write access to it, or set TUNECHECK_CACHE to another folder."

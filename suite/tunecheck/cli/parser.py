@@ -32,8 +32,8 @@ FLAG: dict[str, Any] = {"action": "store_true"}
 COUNT: dict[str, Any] = {"type": count_option, "metavar": "N"}
 TIME: dict[str, Any] = {"type": seconds_option, "metavar": "TIME"}
 """Keywords of `add_argument` for an option that takes a whole number, and for one that takes a time."""
-NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
-"""Errors that nothing but the name of a path causes, wherever it is looked at first."""
+NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES)
+"""Errors of a path that was named, wherever it is looked at first: another user's session, for one."""
 OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 """Errors of a disk, whatever a command line says."""
 

@@ -40,7 +40,7 @@ def with_history(report: Report, folder: Path) -> Report:
             found, note = compare_to_history(entry, store)
             comparisons += found
             notes += [note] if note else []
-        except HistoryError as error:
+        except (HistoryError, OSError) as error:
             notes.append(f"{entry.run} is not compared with previous sessions: {error}")
     return dataclasses.replace(report, figure_comparisons=tuple(comparisons), history_notes=tuple(notes))
 
@@ -175,9 +175,9 @@ def _remove(session: Path) -> int:
 
 
 def _may_be_running(session: Path) -> bool:
-    if (session / VERDICT_FILE).exists():
-        return False
     try:
+        if (session / VERDICT_FILE).exists():
+            return False
         newest = max((path.lstat().st_mtime for path in session.iterdir()), default=session.stat().st_mtime)
     except OSError:  # it changes while it is looked at, or is another user's
         return True

@@ -71,7 +71,7 @@ def measured_peaks(fingerprint: str) -> dict[str, MeasuredPeak]:
     for path in verdicts:
         with suppress(OSError):  # it may be pruned meanwhile
             found += [peak for *peak, of in _peaks(path, path.stat().st_mtime_ns) if of == fingerprint]
-    with suppress(HistoryError):
+    with suppress(HistoryError, OSError):
         found += Store(history_file()).peaks(fingerprint)
     return {
         card: MeasuredPeak(card=card, allocator_bytes=peak_bytes, measured_at=started_at[:10])
