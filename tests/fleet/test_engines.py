@@ -104,6 +104,7 @@ def job(tmp_path, log=None):
         ),
         ("COMPLETED", None, "a folder that the node does not share", False),
         ("FAILED", "no python\n", "the job ended without an answer (Slurm: FAILED): no python", False),
+        ("FAILED", "", "the job ended without an answer (Slurm: FAILED): its log is empty, as where", False),
         ("", "", "Slurm forgot the job", False),
     ],
 )

@@ -190,8 +190,9 @@ def _lost(state: str, job: Any) -> str:
     if not log.exists():
         unshared = f"its log is not in {log.parent}: a folder that the node does not share, or a node that never began"
         return f"{words}; {unshared}" if state not in ENDED else words
+    silent = "" if state in ENDED else f"its log is empty, as where {log.parent} is full"
     with contextlib.suppress(OSError):
-        words = ": ".join([words, *filter(None, [one_line("; ".join(last_lines(log, 2)), 300)])])
+        words = ": ".join(filter(None, [words, one_line("; ".join(last_lines(log, 2)), 300) or silent]))
     return words
 
 
