@@ -70,7 +70,8 @@ def measured_peaks(fingerprint: str) -> dict[str, MeasuredPeak]:
     found: list[tuple[str, int, str]] = []
     for path in verdicts:
         with suppress(OSError):  # it may be pruned meanwhile
-            found += [peak for *peak, of in _peaks(path, path.stat().st_mtime_ns) if of == fingerprint]
+            held = _peaks(path, path.stat().st_mtime_ns)
+            found += [(started_at, peak_bytes, card) for started_at, peak_bytes, card, of in held if of == fingerprint]
     with suppress(HistoryError, OSError):
         found += Store(history_file()).peaks(fingerprint)
     return {
