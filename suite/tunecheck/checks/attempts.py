@@ -1,6 +1,7 @@
 """The attempts of a trace, and the processes of the one that counts: pure functions of a trace, shared by checks."""
 
 import math
+from collections.abc import Iterable
 from typing import TypeVar
 
 from tunecheck.core.check import recorded, required
@@ -28,6 +29,11 @@ def finished(trace: Trace, purpose: AttemptPurpose) -> Attempt:
     found = trace.last(purpose)
     recorded(found.finished, f"the {purpose} attempt did not finish: it {found.ending}")
     return found
+
+
+def of_attempts(attempts: Iterable[Attempt], kind: type[R]) -> list[R]:
+    """Return all records of this kind of these attempts."""
+    return [record for attempt in attempts for record in attempt.all(kind)]
 
 
 def of_every_rank(trace: Trace, kind: type[R]) -> dict[int, list[R]]:

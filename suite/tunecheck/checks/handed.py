@@ -1,5 +1,6 @@
 """What a training that is not ours is handed: the state that it loads, its workers' batches, the scores of its loss."""
 
+from tunecheck.checks.attempts import of_attempts
 from tunecheck.core.check import Check, required, some
 from tunecheck.core.evidence import LossDivided, ScoresGiven, StateLoaded, StepInputs, WorkerBatches
 from tunecheck.core.finding import Finding
@@ -11,7 +12,6 @@ BY_REFERENCE = (
     "changes nothing."
 )
 ALL_FILTERED = "A filter keeps the keys that the model has, which is none of them: they have another prefix."
-NOTHING_YET = "there may be no weights to load yet"
 JUST_TAKEN = "a state dict that was taken just before may be loaded again unchanged"
 
 
@@ -29,7 +29,7 @@ class StateDictKeysMatch(Check):
     unexpected_keys in the return value of load_state_dict. Keep a best state by copy.deepcopy."""
 
     def judge(self, trace: Trace) -> Finding:
-        seen = [load for attempt in trace.attempts for load in attempt.all(StateLoaded)]
+        seen = of_attempts(trace.attempts, StateLoaded)
         required(trace.whole(StateLoaded) or seen, "the script loads no state dict into the trained model")
         problems = list[str]()
         for load in seen:
@@ -42,58 +42,57 @@ class StateDictKeysMatch(Check):
             return self.unless({detail: BY_REFERENCE}, "", meant=JUST_TAKEN)
         if (empty := [load for load in seen if not load.offered]) and not problems:
             detail = f"{empty[0].into}: an empty state dict is loaded, so that it keeps the weights that it had"
-            return self.unless({detail: ALL_FILTERED}, "", meant=NOTHING_YET)
+            return self.unless({detail: ALL_FILTERED}, "", meant="there may be no weights to load yet")
         return self.unless(problems, f"{sum(load.taken for load in seen)} tensors were loaded", compared=len(seen))
 
 
-OF_ITSELF = "A contrastive loss compares rows with themselves: both sides are the same embeddings, unmasked."
-CROSSED = "Outputs of shape [n, 1] meet targets of shape [n], and torch broadcasts both to [n, n]."
-NO_LIKELIHOODS = "nll_loss receives scores without a log_softmax over their classes. The loss has no lower bound."
-NO_PROBABILITIES = "Targets of a binary cross entropy are class numbers, or -1 and 1. The loss has no lower bound."
-VIEWED = "view(rows, classes, positions) mixes classes and positions, where transpose(1, 2) exchanges them."
-AXES = "A softmax in the loss, as of one distribution that kl_div compares, is over rows or positions, not classes."
-FLAT = "A temperature is taken for a scale: cosines are multiplied by 0.05, where they are to be divided by it."
-AGAIN = "One direction of a symmetric loss, or one head of several, is used twice in place of the other."
-MISPAIRED = "The targets assume another order of the pairs in the batch: side by side, or one half after the other."
 OUT_OF_REACH = "The output ends in a tanh, a sigmoid or a cosine, and the targets are of another scale."
 DOUBTFUL = {
-    "exchanged": ("scores whose classes and positions a view exchanges", "scores may lie in that order", VIEWED),
+    "exchanged": (
+        "scores whose classes and positions a view exchanges",
+        "scores may lie in that order",
+        "view(rows, classes, positions) mixes classes and positions, where transpose(1, 2) exchanges them.",
+    ),
     "of_itself": (
         "log-softmaxes of symmetric scores, in which each row scores itself highest",
         "a loss may leave each row's score with itself out afterwards",
-        OF_ITSELF,
+        "A contrastive loss compares rows with themselves: both sides are the same embeddings, unmasked.",
     ),
     "unnormalised": (
         "nll_loss of scores whose probabilities do not add up to 1",
         "nll_loss may serve to select values",
-        NO_LIKELIHOODS,
+        "nll_loss receives scores without a log_softmax over their classes. The loss has no lower bound.",
     ),
     "outside": (
         "binary cross entropies of targets below 0 or above 1",
         "targets above 1 may be meant to push scores, as noisy labels",
-        NO_PROBABILITIES,
+        "Targets of a binary cross entropy are class numbers, or -1 and 1. The loss has no lower bound.",
     ),
     "over_positions": (
         "log-softmaxes over a row's positions, of scores of the vocabulary",
         "positions may compete for a token",
-        AXES,
+        "A softmax in the loss, as of one distribution that kl_div compares, is over rows or positions, not classes.",
     ),
     "flat": (
         "log-softmaxes of scores within a range below 0.5, nearly flat at best",
         "a high temperature may be meant",
-        FLAT,
+        "A temperature is taken for a scale: cosines are multiplied by 0.05, where they are to be divided by it.",
     ),
     "again": (
         "cross entropies of the same scores and targets as another one",
         "a loss may count twice, as that of symmetric scores does",
-        AGAIN,
+        "One direction of a symmetric loss, or one head of several, is used twice in place of the other.",
     ),
     "mispaired": (
         "losses of pairs whose positives are two other texts, though each text is encoded twice",
         "a copy may be a negative on purpose",
-        MISPAIRED,
+        "The targets assume another order of the pairs in the batch: side by side, or one half after the other.",
     ),
-    "crossed": ("losses of each output with all targets", "all pairs may be meant", CROSSED),
+    "crossed": (
+        "losses of each output with all targets",
+        "all pairs may be meant",
+        "Outputs of shape [n, 1] meet targets of shape [n], and torch broadcasts both to [n, n].",
+    ),
 }
 """Field of ScoresGiven to what it shows, who does so on purpose, and the usual cause."""
 
@@ -109,8 +108,7 @@ class LossReceivesLogits(Check):
     needs = frozenset({"user_code"})
     meaning = f"""The model or the loss applies a softmax or a sigmoid before a loss function that applies its own.
     Gradients are then small, and the loss cannot come near 0. Or the targets of a loss of pairs are 0 and 1: pairs with
-    0 teach nothing, or the wrong thing. {OF_ITSELF} {NO_LIKELIHOODS} {NO_PROBABILITIES} {CROSSED} {VIEWED} {AXES}
-    {FLAT} {AGAIN} {MISPAIRED} {OUT_OF_REACH}"""
+    0 teach nothing, or the wrong thing. {" ".join(cause for *_, cause in DOUBTFUL.values())} {OUT_OF_REACH}"""
     remedy = """Pass logits to cross_entropy and binary_cross_entropy_with_logits. Pass log-probabilities to nll_loss.
     Use targets of -1 and 1 for losses of pairs. Score queries against documents. Mask the diagonal of scores among
     rows. Squeeze outputs to the shape of their targets. Scale targets to the range of the outputs."""
@@ -148,7 +146,6 @@ class WorkersDiffer(Check):
         return self.found(seen.alike < seen.rounds, detail, measured=seen.alike, limit=seen.rounds - 1)
 
 
-COUNT_MEANT = "some rows may count more than others on purpose"
 ONE_MEAN = Premise.CAUSAL_LM, Premise.TOKEN_MEAN_LOSS, Premise.GRADIENT_SUMMED
 """What holds if all losses are means of one kind."""
 SUMMED_IN_LOOP = "A loop calls backward on the mean of each micro-batch, and divides none of them by their number."
@@ -173,7 +170,7 @@ class LossNormalisedOverAccumulation(Check):
         several, uneven = seen[0].micro_batches, sum(window.uneven for window in seen)
         if uneven:
             detail = f"the losses of {several} micro-batches count differently, in {uneven} steps"
-            return self.at_most(uneven, 0, detail, meant=COUNT_MEANT)
+            return self.at_most(uneven, 0, detail, meant="some rows may count more than others on purpose")
         given = [step.digests for step in trace.records(StepInputs) if not step.opaque]
         again = bool(given) and all(len(digests) > len({*digests}) == 1 for digests in given)
         required(not again, "the passes of a step are over the same rows, as in adversarial training")

@@ -160,7 +160,6 @@ class LearningRateTrace(Check):
 NEVER_STEPS = "The loop computes gradients for an optimizer, and never calls its step."
 NEVER_LEARNS = "The loop steps an optimizer whose tensors are outside of every loss."
 MADE_ANEW = "The optimizer is made within the loop, so that its averages begin at 0 in each step."
-RESTS = "a further optimizer may be made for a later part of the training"
 
 
 class StepsApplied(Check):
@@ -206,7 +205,7 @@ class StepsApplied(Check):
         if trace.holds(Premise.STEPS_DECLARED):
             problems += range(abs(len(steps) - wanted))
         if within and not problems and (beside := self._beside(trace)):
-            return self.unless(beside, "", meant=RESTS)
+            return self.unless(beside, "", meant="a further optimizer may be made for a later part of the training")
         return self.found(within, detail, measured=skipped, limit=self.max_skipped, problems=problems)
 
     def _beside(self, trace: Trace) -> dict[str, str]:
@@ -294,7 +293,6 @@ UNREGISTERED = """Layers are kept in a plain list or dictionary: use ModuleList.
 KEPT_APART = "a part may be kept out of the model's state on purpose, as a fixed critic is"
 NO_GRADIENT = "A part of the model is outside the forward pass, runs under no_grad, or has its result detached."
 RATE_0 = "The learning rate is 0."
-WARMS_UP = "a warm-up may begin at 0, and may be stepped once per epoch"
 BOTH_0 = "Both factors of a product begin at 0, so that neither gets a gradient."
 MAY_WAKE = "a part may begin to learn later, or be kept out by a factor of 0"
 ROUNDS = "16-bit weights round small updates away."
@@ -337,7 +335,7 @@ class TrainableMoved(Check):
             waits = seen.rate_scheduled and not never and (not stepped or len(trace.steps) == 1)
             detail = f"no {why}, and the schedule is never stepped" if never else f"no {why}"
             detail += ", and the schedule was hardly stepped yet" if waits else ""
-            meant = WARMS_UP if waits else ""
+            meant = "a warm-up may begin at 0, and may be stepped once per epoch" if waits else ""
             return self.found(False, detail, measured=0.0, limit=limit, causes=[RATE_0], meant=meant)
         if moving == 1 and seen.unmoved and all(".lora_A." in name for name in seen.unmoved):
             raise NotApplicable(f"only one {why}; A has no gradient before B moves")

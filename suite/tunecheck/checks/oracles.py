@@ -260,7 +260,6 @@ class AccumulationOracle(WindowGradient):
         return self.at_most(worst.gradient_error, limit, detail, *finer, meant=meant, causes=causes)
 
 
-SUMMED = "the learning rate may be chosen for a sum over the ranks"
 RATIO_ERROR = 0.01
 """Of a gradient that a factor makes another one."""
 
@@ -291,7 +290,7 @@ class GradientsAveraged(WindowGradient):
         step, (error, ratio) = worst_of(errors.items(), key=lambda item: item[1][0])
         detail = f"step {step}: error {error:.3g} of the mean gradient of {len(ranks)} ranks' own rows"
         detail += "" if error <= limit else named_ratio(trace, step, ratio, 1.0)
-        meant = SUMMED if round(ratio, 2) == len(ranks) else ""
+        meant = "the learning rate may be chosen for a sum over the ranks" if round(ratio, 2) == len(ranks) else ""
         return self.at_most(error, limit, detail, meant=meant)
 
 

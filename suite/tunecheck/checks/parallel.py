@@ -22,7 +22,6 @@ MOST_SHARED = 9
 all are between two processes once in 1024 times."""
 PARTS = "processes that hold parts of one model are given the same rows"
 UNEVEN = "batches of as many tokens may be filled by other numbers of rows on each rank"
-OWN_SIZES = "each rank may be given a part of its own size"
 SOME_COLUMNS = "a column may be drawn at random on each rank"
 BY_STEPS = "a training that is counted in steps, not epochs, may draw rows by each rank's own seed"
 REPEATED_IN_DATA = "the data set may hold rows twice, next to each other"
@@ -145,7 +144,7 @@ class RowsTrainedOnce(Check):
         sizes, first = [seen.dataset_rows for seen in drawn], [seen.passes[0] for seen in drawn]
         if (uneven := max(sizes) - min(sizes)) > 1:
             detail = f"the ranks' data sets have {some([f'{size:,}' for size in sizes])} rows"
-            return self.at_most(uneven, 1, detail, meant=OWN_SIZES)
+            return self.at_most(uneven, 1, detail, meant="each rank may be given a part of its own size")
         size, filled = sizes[0], sum(seen.batch for seen in drawn)  # samplers fill the last batches with the first rows
         columns = [set(seen.columns) for seen in drawn]
         if uneven or not all(columns) or any(len(set(own)) < len(own) - filled for own in first):

@@ -7,7 +7,6 @@ from tunecheck.core.premises import Premise
 from tunecheck.core.row_spans import BEGUN_LATE, MAY_BEGIN_LATE
 from tunecheck.core.trace import Trace
 
-FILLED_UP = "a script may have its rows' filling learned"
 SHIFTED_TWICE = "The data set or the collator shifts labels, and the loss shifts them again."
 SEEN = "A mask that is not causal, or another operation across positions, shows the target."
 FURTHER_AHEAD = "a head may predict a token further ahead, as in multi-token prediction"
@@ -58,7 +57,7 @@ class NoLossOnPadding(Check):
         padded = required(padded, "no padded row reached the model with a mask")
         worst = worst_of(padded, key=lambda seen: seen.padding_share)
         detail = f"step {worst.step}: {worst.padding_share:.2g} of the gradient is at {worst.padded} padded positions"
-        meant = FILLED_UP if worst.padding_guessed else ""
+        meant = "a script may have its rows' filling learned" if worst.padding_guessed else ""
         rows, asked = (sum(getattr(seen, name) for seen in padded) for name in ("followed", "asked_behind"))
         if worst.padding_share <= self.max_share and asked > self.max_asked_share * rows and rows >= self.min_rows:
             detail = f"the last tokens of {asked} of {rows} rows are asked for the padding behind them"

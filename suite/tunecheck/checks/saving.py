@@ -4,21 +4,10 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 
-from tunecheck.checks.attempts import finished, of_every_rank
+from tunecheck.checks.attempts import finished, of_attempts, of_every_rank
+from tunecheck.core import evidence
 from tunecheck.core.check import Check, NumericCheck, holding, recorded, relative_error, required, some, worst_of
 from tunecheck.core.errors import MissingEvidence, NotApplicable
-from tunecheck.core.evidence import (
-    AttemptPurpose,
-    BestChosen,
-    Merged,
-    ReadBack,
-    RoundTrip,
-    Step,
-    Trained,
-    TrainerState,
-    Window,
-    Written,
-)
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Attempt, Trace
@@ -42,17 +31,17 @@ class AdapterRoundTrip(NumericCheck):
     max_error_16bit: float = 1e-6
 
     def judge(self, trace: Trace) -> Finding:
-        trace.all(Step)  # raises where no step was trained: B is still zero
-        seen, limit = trace.one(RoundTrip), self.limit(trace)
+        trace.all(evidence.Step)  # raises where no step was trained: B is still zero
+        seen, limit = trace.one(evidence.RoundTrip), self.limit(trace)
         problems = _not_the_trained(trace, seen, limit)
-        for again in (found for attempt in trace.made_for(AttemptPurpose.RESUME) for found in attempt.all(RoundTrip)):
+        for again in of_attempts(trace.made_for(evidence.AttemptPurpose.RESUME), evidence.RoundTrip):
             problems += [f"after the resume: {told}" for told in _not_the_trained(trace, again, limit)]
         detail = "; ".join(problems) or f"{seen.tensors} tensors, {seen.file_bytes:,} bytes"
         difference = seen.logit_difference
         return self.at_most(difference, limit, detail, problems=problems, compared=seen.tensors)
 
 
-def _not_the_trained(trace: Trace, seen: RoundTrip, limit: float) -> list[str]:
+def _not_the_trained(trace: Trace, seen: evidence.RoundTrip, limit: float) -> list[str]:
     """Return in words what a saved adapter has not of the trained one, or has more."""
     resting, settings = {name.replace(".default.", ".") for name in trace.run.rests}, seen.settings_differing
     tensors = {
@@ -89,7 +78,7 @@ class AdapterReadsBack(NumericCheck):
     """Effect of the adapters, on against off. Without one the comparison would prove nothing."""
 
     def judge(self, trace: Trace) -> Finding:
-        found, exact = finished(trace, AttemptPurpose.READ_BACK).all(ReadBack), []
+        found, exact = finished(trace, evidence.AttemptPurpose.READ_BACK).all(evidence.ReadBack), []
         seen, limit = recorded(found, "the read back attempt recorded no ReadBack")[-1], self.limit(trace)
         detail = f"{len(seen.files)} files, logits differ by {seen.logit_difference:.2g}"
         if seen.adapter_effect is not None:
@@ -129,7 +118,7 @@ class MergeKeepsFunction(NumericCheck):
     """Effect of the adapter, merged against left out. Without one the comparison would prove nothing."""
 
     def judge(self, trace: Trace) -> Finding:
-        found, limit = finished(trace, AttemptPurpose.MERGE).all(Merged), self.limit(trace)
+        found, limit = finished(trace, evidence.AttemptPurpose.MERGE).all(evidence.Merged), self.limit(trace)
         seen = recorded(found, "the merge attempt recorded no Merged")[-1]
         if seen.rounding is not None:
             limit = max(min(self.max_noise_factor * seen.rounding, limit), self.max_error_fp32)
@@ -166,7 +155,7 @@ class RepeatEquals(Check):
 
     def judge(self, trace: Trace) -> Finding:
         first = {step.step: step for step in trace.steps}
-        again = finished(trace, AttemptPurpose.REPEAT).all(Step)
+        again = finished(trace, evidence.AttemptPurpose.REPEAT).all(evidence.Step)
         recorded(len(again) >= trace.run.probes.repeat_steps, f"the repeated run took {len(again)} steps")
         different = _differing(first, again)
         detail = f"{len(again)} steps equal to the last bit"
@@ -198,21 +187,21 @@ class ResumeEquals(NumericCheck):
 
     def judge(self, trace: Trace) -> Finding:
         first = {step.step: step for step in trace.steps}
-        again, limit = finished(trace, AttemptPurpose.RESUME), self.limit(trace)
-        if repeats := [attempt for attempt in trace.made_for(AttemptPurpose.REPEAT) if attempt.finished]:
-            limit = limit if _differing(first, repeats[-1].all(Step)) else 0.0
-        worst, detail = _departure(trace, {0: again}, trace.records(TrainerState))
+        again, limit = finished(trace, evidence.AttemptPurpose.RESUME), self.limit(trace)
+        if repeats := [attempt for attempt in trace.made_for(evidence.AttemptPurpose.REPEAT) if attempt.finished]:
+            limit = limit if _differing(first, repeats[-1].all(evidence.Step)) else 0.0
+        worst, detail = _departure(trace, {0: again}, trace.records(evidence.TrainerState))
         if worst == 0:
-            detail = f"{len(again.all(Step))} steps equal from step {trace.run.probes.resume_from} on"
-        if worst <= limit and not again.all(Trained):
+            detail = f"{len(again.all(evidence.Step))} steps equal from step {trace.run.probes.resume_from} on"
+        if worst <= limit and not again.all(evidence.Trained):
             raise MissingEvidence("the resume attempt recorded no norms of its tensors")
-        norms = {name: norm for ended in again.all(Trained) for name, norm in ended.norms.items()}
-        pairs = {name: (norms.get(name, math.nan), norm) for name, norm in trace.one(Trained).norms.items()}
+        norms = {name: norm for ended in again.all(evidence.Trained) for name, norm in ended.norms.items()}
+        pairs = {name: (norms.get(name, math.nan), norm) for name, norm in trace.one(evidence.Trained).norms.items()}
         drifted = {name: relative_error(norm, wanted) for name, (norm, wanted) in pairs.items() if norm != wanted}
         if worst <= limit and drifted:
             name, worst = worst_of(drifted.items(), key=lambda item: item[1])
             detail += f"; {name} differs by {worst:.2g} after the last one"
-        same_scaler = all(ended.scaler == trace.one(Trained).scaler for ended in again.all(Trained))
+        same_scaler = all(ended.scaler == trace.one(evidence.Trained).scaler for ended in again.all(evidence.Trained))
         detail += "" if same_scaler else "; the gradient scaler's state differs"
         changed = () if same_scaler else ("scaler",)
         return self.at_most(worst, limit, detail, problems=changed)
@@ -237,7 +226,7 @@ class RescaleEquals(NumericCheck):
     max_error_16bit: float = 1e-2  # losses: 5.2e-4 measured over 47 steps, all weights in bf16
 
     def judge(self, trace: Trace) -> Finding:
-        saved, limit = of_every_rank(trace, TrainerState)[0], self.limit(trace)
+        saved, limit = of_every_rank(trace, evidence.TrainerState)[0], self.limit(trace)
         numbers = trace.run.probes.rescale_to
         found = {processes: _departure(trace, _rescaled(trace, processes), saved) for processes in numbers}
         processes = worst_of(found, key=lambda number: found[number][0])
@@ -253,20 +242,21 @@ class RescaleEquals(NumericCheck):
 
 def _rescaled(trace: Trace, processes: int) -> dict[int, Attempt]:
     """Return the attempt of so many processes from the checkpoint, by rank. Raises MissingEvidence where none ended."""
-    for attempt in trace.made_for(AttemptPurpose.RESCALE):
+    for attempt in trace.made_for(evidence.AttemptPurpose.RESCALE):
         if (attempt.start.changes.get("parallel") or {"processes": 1})["processes"] != processes:
             continue
         recorded(attempt.finished, f"{processes} processes did not finish after the resume: it {attempt.ending}")
-        ranks = {rank: attempt.of_rank(rank) for rank in range(processes) if not rank or rank in attempt.of_ranks}
-        if silent := [rank for rank in range(processes) if rank not in ranks or not ranks[rank].all(TrainerState)]:
-            raise MissingEvidence(f"rank {silent[0]} of {processes} did not record its resumed state")
-        return ranks
+        ranks = {rank: attempt.of_rank(rank) for rank in (0, *sorted(attempt.of_ranks))}
+        told = {rank: own for rank, own in ranks.items() if own.all(evidence.TrainerState)}
+        if silent := set(range(processes)) - told.keys():
+            raise MissingEvidence(f"rank {min(silent)} of {processes} did not record its resumed state")
+        return told
     raise MissingEvidence(f"no attempt of {processes} processes resumed from the checkpoint")
 
 
-def _departure(trace: Trace, again: dict[int, Attempt], saved: list[TrainerState]) -> tuple[float, str]:
+def _departure(trace: Trace, again: dict[int, Attempt], saved: list[evidence.TrainerState]) -> tuple[float, str]:
     """Return how far these ranks depart from the uninterrupted run, infinite for what must be equal, and where."""
-    first, steps = {step.step: step for step in trace.steps}, again[0].all(Step)
+    first, steps = {step.step: step for step in trace.steps}, again[0].all(evidence.Step)
     start = recorded(trace.run.probes.resume_from, "the header of the trace lacks probes.resume_from")
     end = trace.run.training.max_steps
     if [step.step for step in steps] != list(range(start, end)):
@@ -274,14 +264,14 @@ def _departure(trace: Trace, again: dict[int, Attempt], saved: list[TrainerState
     if missing := [step.step for step in steps if step.step not in first]:
         raise MissingEvidence(f"the uninterrupted run has no step {missing[0]}")
     for rank, attempt in again.items():
-        states = [seen.tensors | seen.settings for seen in (*saved[-1:], *attempt.all(TrainerState)[-1:])]
+        states = [seen.tensors | seen.settings for seen in (*saved[-1:], *attempt.all(evidence.TrainerState)[-1:])]
         before, after = states if len(states) == 2 else ({}, {})  # one of both was not looked at
         if lost := sorted(name for name in before | after if before.get(name) != after.get(name)):
             return math.inf, f"rank {rank} starts with values that differ from the saved ones: {some(lost)}"
-    rescaled = again[0].start.purpose == AttemptPurpose.RESCALE
-    recorded(not rescaled or again[0].all(Window), "one of the two runs did not record its rows")
-    rows = {seen.step: seen for seen in trace.records(Window)}
-    for seen in again[0].all(Window):
+    rescaled = again[0].start.purpose == evidence.AttemptPurpose.RESCALE
+    recorded(not rescaled or again[0].all(evidence.Window), "one of the two runs did not record its rows")
+    rows = {seen.step: seen for seen in trace.records(evidence.Window)}
+    for seen in again[0].all(evidence.Window):
         if seen.step in rows and seen.digests != (uninterrupted := rows[seen.step]).digests:
             return math.inf, f"step {seen.step} has rows {some(seen.rows)}, uninterrupted {some(uninterrupted.rows)}"
     comparable = not rescaled or "dropout" not in trace.run.features
@@ -297,7 +287,7 @@ def _departure(trace: Trace, again: dict[int, Attempt], saved: list[TrainerState
     return worst_of(departures, key=lambda departure: departure[0])
 
 
-def _differing(first: Mapping[int, Step], again: Iterable[Step]) -> list[str]:
+def _differing(first: Mapping[int, evidence.Step], again: Iterable[evidence.Step]) -> list[str]:
     """Return the steps whose loss or norm of the gradient has other bits; a norm that neither reports is the same."""
     found = []
     for step in again:
@@ -311,7 +301,7 @@ def _differing(first: Mapping[int, Step], again: Iterable[Step]) -> list[str]:
     return found
 
 
-def _difference(step: Step, other: Step, *, losses: bool = True) -> float:
+def _difference(step: evidence.Step, other: evidence.Step, *, losses: bool = True) -> float:
     """Return the relative difference of two losses, 0 where they are not compared; infinite where the rates differ."""
     if not relative_error(step.learning_rate, other.learning_rate) <= MAX_RATE_ERROR:
         return math.inf
@@ -319,7 +309,6 @@ def _difference(step: Step, other: Step, *, losses: bool = True) -> float:
 
 
 WORST_KEPT = "greater_is_better is wrong for metric_for_best_model: it defaults to True, unless the name ends in loss."
-OWN_METRIC = "a metric of the script's own may turn the sign"
 LOWER = re.compile("loss|perplexity|ppl|error|err|[cw]er|r?mse|mae|nll|bpc")
 """Words in the names of metrics of which less is better."""
 HIGHER = re.compile(
@@ -331,7 +320,6 @@ OTHERWISE_SAVED = "the trained weights may be saved by other means, or be of no 
 COPY_OF_START = "a copy of the start may be kept on purpose, and the trained weights be saved by other means"
 SAVED_FIRST = "The model is saved before the training, and never after it."
 FRESH_SAVED = "An adapter that was just made is saved in place of the trained one."
-FRESH_MEANT = "a new adapter may be kept for the next training"
 NEVER_UPDATED = "An average is never updated, or the base is loaded again and saved."
 OTHER_SAVED = "A teacher, or another model, is saved in place of the trained one."
 SWAPPED = "Copy and paste gave a tensor's name to another one."
@@ -355,14 +343,14 @@ class SavedAsTrained(Check):
     keep the trained weights. Call set_adapter before training. Compare the file with model.state_dict()."""
 
     def judge(self, trace: Trace) -> Finding:
-        for best in trace.records(BestChosen):
+        for best in trace.records(evidence.BestChosen):
             named = re.split(r"[\W\d_]+", best.metric.lower())
             lower, higher = (any(map(words.fullmatch, named)) for words in (LOWER, HIGHER))
             if (lower, higher) == (best.greater, not best.greater):
                 detail = f"the checkpoint with the {'highest' if lower else 'lowest'} {best.metric} counts as the best"
-                return self.unless({detail: WORST_KEPT}, "", meant=OWN_METRIC)
-        seen = [written for attempt in trace.attempts for written in attempt.all(Written)]
-        seen = required(seen, "no trained tensor was saved after the first step")
+                return self.unless({detail: WORST_KEPT}, "", meant="a metric of the script's own may turn the sign")
+        seen = of_attempts(trace.attempts, evidence.Written)
+        required(seen, "no trained tensor was saved after the first step")
         first, ended = [w for w in seen if w.first], [w for w in seen if w.lost]
         seen = [w for w in seen if not w.first and not w.lost]
         own = [written for written in seen if written.own]
@@ -371,7 +359,8 @@ class SavedAsTrained(Check):
         if not stale and not any(w.trained or w.other > len(w.earlier) for w in seen):
             stale = [w for w in seen if w.earlier]
         stale = stale or [w for w in seen if w.overwrites]
-        last = [w for attempt in trace.attempts if attempt is not trace.main for w in attempt.all(Written) if w in seen]
+        later = [attempt for attempt in trace.attempts if attempt is not trace.main]
+        last = [w for w in of_attempts(later, evidence.Written) if w in seen]
         kept_start = [w for w in last if len(w.earlier) > w.other]
         if not stale and kept_start and not any(w.trained for w in last):  # a checkpoint is no answer to that
             stale = kept_start
@@ -384,7 +373,7 @@ class SavedAsTrained(Check):
             return self.unless(told, "", meant=COPY_OF_START)
         if seen[-1:] and seen[-1].blank and not problems:
             told = {"the adapter that is saved last has never learned: all its B are 0": FRESH_SAVED}
-            return self.unless(told, "", meant=FRESH_MEANT)
+            return self.unless(told, "", meant="a new adapter may be kept for the next training")
         for all_files in ended if not problems else ():
             lost, kept = all_files.lost, all_files.trained
             words = f"{len(lost)} of {len(lost) + kept} trained tensors are in no file: {some(lost)}"
@@ -403,7 +392,7 @@ class SavedAsTrained(Check):
         if (base := max(w.without_adapters for w in others)) and not any(w.trained or w.other for w in others):
             problems.append(f"{base} plain base weights are saved, without what was trained")
             copied |= "adapters" not in trace.run.features or any(w.trained or w.other for w in seen)
-        merged = any(attempt.all(Merged) or attempt.all(ReadBack) for attempt in trace.attempts)
+        merged = any(attempt.all(evidence.Merged) or attempt.all(evidence.ReadBack) for attempt in trace.attempts)
         nothing_trained = not merged and not any(w.trained or w.other > w.resting for w in seen)
         if nothing_trained and (resting := max((w.resting for w in own), default=0)):
             problems.append(f"{resting} tensors belong to an untrained adapter, and no trained tensor is saved")

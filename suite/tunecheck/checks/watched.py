@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from tunecheck.checks.attempts import WITH_FIRST_LABELS, first_labels_counted
+from tunecheck.checks.attempts import WITH_FIRST_LABELS, first_labels_counted, of_attempts
 from tunecheck.core import evidence
 from tunecheck.core.check import Check, NumericCheck, enough, holding, relative_error, required, some, worst_of
 from tunecheck.core.errors import MissingEvidence, NotApplicable
@@ -37,30 +37,26 @@ LABEL_CAUSES = {
 ENDS_MASKED = "The padding token is also the end token, and both are masked, so that the model never learns to stop."
 ENDS_OTHERWISE = "rows may end with a mark of their own, and these tokens be padding that is attended to"
 LABELS_CUT = "Labels are truncated but tokens are not."
-MARKER_IS_PADDING = "The padding token is the mark that ends an answer, and every one of it is masked."
-BEGUN_AGAIN = "Prompt and answer are tokenized apart, each with special tokens: pass add_special_tokens=False."
-PROMPT_TWICE = "The prompt is put in front of a text that holds it already."
-USERS_LEARNED = "The mask is made for other roles, or inverted."
 DOUBTFUL = {
     "padding_ends": (
         "rows have a masked token of padding, which is attended to, behind what is supervised",
         "a script may attend to one token of padding, and end its answers otherwise",
-        MARKER_IS_PADDING,
+        "The padding token is the mark that ends an answer, and every one of it is masked.",
     ),
     "begins_again": (
         "rows begin with the start token, and have it again where the answer begins",
         "a start token may mark an answer",
-        BEGUN_AGAIN,
+        "Prompt and answer are tokenized apart, each with special tokens: pass add_special_tokens=False.",
     ),
     "begins_twice": (
         "rows begin with the same text twice",
         "a task may be to copy what is given",
-        PROMPT_TWICE,
+        "The prompt is put in front of a text that holds it already.",
     ),
     "users_learned": (
         "rows have the user's turns supervised, and the text before them or assistant turns masked",
         "a model may be trained to write as a user does",
-        USERS_LEARNED,
+        "The mask is made for other roles, or inverted.",
     ),
 }
 """Field of RowsGiven to what it shows, who does so on purpose, and the usual cause."""
@@ -79,8 +75,8 @@ class LabelsAsConfigured(Check):
 
     needs = ROWS_KNOWN | {"user_code"}
     meaning = f"""{LABEL_CAUSES[LABELS_SHIFTED]} {LABEL_CAUSES[PADDING_LEARNED]} {ENDS_MASKED} {LABELS_CUT} The response
-    template does not match some rows. {PROMPTS_LEARNED} {ANSWER_MASKED} {OTHER_TOKENIZER} {MARKER_IS_PADDING}
-    {BEGUN_AGAIN} {BEGUN_LATE} {USERS_LEARNED} {PROMPT_TWICE}"""
+    template does not match some rows. {PROMPTS_LEARNED} {ANSWER_MASKED} {OTHER_TOKENIZER}
+    {" ".join(cause for *_, cause in DOUBTFUL.values())} {BEGUN_LATE}"""
     remedy = """Compare labels with tokens: run tunecheck rows. Mask padding by the attention mask, not by the token id.
     Give the tokenizer a padding token of its own. Check the collator, and the {% generation %} marks of the
     template."""
@@ -312,8 +308,7 @@ class ExportReadsBack(NumericCheck):
     max_error_16bit: float = 0.05
 
     def judge(self, trace: Trace) -> Finding:
-        attempts = trace.made_for(evidence.AttemptPurpose.READ_BACK)
-        saved = [seen for attempt in attempts for seen in attempt.all(evidence.ReadBack)]
+        saved = of_attempts(trace.made_for(evidence.AttemptPurpose.READ_BACK), evidence.ReadBack)
         saved = required(saved, "the script saved no full model after training")
         seen, limit = worst_of(saved, key=lambda seen: seen.logit_difference), self.limit(trace)
         detail = f"{len(seen.files)} files, logits differ by {seen.logit_difference:.2g}"
@@ -383,7 +378,8 @@ class EvaluationReported(NumericCheck):
                 and e.rows < (e.dataset_rows or 0),
             }
             problems += [f"{e.split} after step {e.steps}: {sentence}" for sentence in holding(wrong)]
-        meant = "" if any(e.training_modules_during or e.weights_changed for e in seen) else OTHERWISE_EVALUATED
+        proven = any(e.training_modules_during or e.weights_changed for e in seen)
+        meant = "" if proven else "a script may report another mean, or that of some rows"
         told = [e for e in seen if e.reported_loss is not None and e.token_mean_loss is not None]
         errors = [(_evaluation_error(e, trace.run.smoothing), e) for e in told]
         other_loss = trace.why({Premise.TOKEN_MEAN_LOSS})
@@ -399,9 +395,6 @@ class EvaluationReported(NumericCheck):
         if not problems and limit < error <= MOST_BY_FIRST_LABELS * first:
             raise NotApplicable(detail + WITH_FIRST_LABELS)
         return self.at_most(error, limit, detail, problems=problems, meant=meant)
-
-
-OTHERWISE_EVALUATED = "a script may report another mean, or that of some rows"
 
 
 def _evaluation_error(seen: evidence.EvaluationSeen, smoothing: float) -> float:
