@@ -30,7 +30,6 @@ from tunecheck.report.page import PAGE_FILE, page_html, template
 from tunecheck.report.page.chart import (
     MOST_ROWS,
     Chart,
-    Limit,
     Series,
     figure,
     labelled,
@@ -209,7 +208,7 @@ def test_a_run_on_a_card_shows_its_memory_by_kind_and_its_ceiling(tmp_path):
         "reserved by the allocator",
         "live tensors, peak",
     ]
-    assert [limit.value for limit in memory.limits] == [pytest.approx(1000 / 1024)]
+    assert [*memory.limits.values()] == [pytest.approx(1000 / 1024)]
     assert memory.unit == "GiB"
     assert memory.series[0].points[0] == (5.0, 2600 / 1024)
     assert shown["Memory after each step"].series[0].points[-1][1] > 890
@@ -262,9 +261,9 @@ def test_the_limit_of_the_loss_is_drawn_where_a_check_gives_one():
     fall = Finding(check="loss_falls", status=Status.PASSED, measured=0.2, limit=0.25)
     probe = [found.loss for found in healthy().all(e.Evaluation) if found.split == "probe"]
 
-    assert charts(healthy(), [fall])[0].limits[0].value == pytest.approx(0.75 * probe[0])
-    assert charts(healthy(), [])[0].limits == ()
-    assert charts(with_record(healthy(), e.Evaluation, loss=math.nan), [fall])[0].limits == ()
+    assert [*charts(healthy(), [fall])[0].limits.values()] == [pytest.approx(0.75 * probe[0])]
+    assert charts(healthy(), [])[0].limits == {}
+    assert charts(with_record(healthy(), e.Evaluation, loss=math.nan), [fall])[0].limits == {}
 
 
 def test_gradient_norms_of_a_and_b_are_apart():
@@ -372,7 +371,7 @@ def test_figures_are_short(value, expected):
 
 def test_a_limit_is_in_the_frame_and_in_words():
     """Also when the curve is far from it."""
-    chart = dataclasses.replace(made_chart([(0, 1.0), (1, 2.0)]), limits=(Limit(name="ceiling", value=10.0),))
+    chart = dataclasses.replace(made_chart([(0, 1.0), (1, 2.0)]), limits={"ceiling": 10.0})
     drawn = str(svg(chart, 200))
     place = int(re.search(r'class="limit" d="M64 (\d+)H', drawn)[1])
 

@@ -131,19 +131,15 @@ class RowOrder(Check):
     remedy = "Derive the row order from the seed and the epoch alone."
 
     def judge(self, trace: Trace) -> Finding:
-        named, read = trace.one(Dataset).sha256, trace.one(DataSplit).dataset_sha256
-        problem = _epochs(trace.all(Window), trace.one(DataSplit).train_rows)
-        if named != read:
+        windows, split, named = trace.all(Window), trace.one(DataSplit), trace.one(Dataset).sha256
+        problem = _epochs(windows, split.train_rows)
+        if (read := split.dataset_sha256) != named:
             problem = f"the files read have the digest {read[:12]}, those of the trace {named[:12]}"
-        wrong = [window for window in trace.all(Window) if window.rows != window.expected_rows]
-        detail = f"{len(trace.all(Window))} steps with the prescribed rows"
-        if wrong:
+        detail = problem or f"{len(windows)} steps with the prescribed rows"
+        if wrong := [window for window in windows if window.rows != window.expected_rows]:
             detail = f"step {wrong[0].step}: rows {some(wrong[0].rows)}, prescribed {some(wrong[0].expected_rows)}"
-        elif problem:
-            detail = problem
-        rows = sum(len(window.rows) for window in trace.all(Window))
-        problems = (problem,) if problem else ()
-        return self.at_most(len(wrong), 0, detail, problems=problems, compared=rows)
+        rows = sum(len(window.rows) for window in windows)
+        return self.at_most(len(wrong), 0, detail, problems=[problem] if problem else (), compared=rows)
 
 
 def _epochs(windows: list[Window], train_rows: int) -> str:
@@ -151,11 +147,8 @@ def _epochs(windows: list[Window], train_rows: int) -> str:
 
     Only the windows before the first gap count: of a long run not all are audited.
     """
-    rows: list[str] = []
-    for number, window in enumerate(windows):
-        if window.step != number:
-            break
-        rows += [row for row in window.rows if row != "canary"]
+    audited = [window for number, window in enumerate(windows) if window.step == number]
+    rows = [row for window in audited for row in window.rows if row != "canary"]
     epochs = [rows[first : first + train_rows] for first in range(0, len(rows), max(1, train_rows))]
     for number, epoch in enumerate(epochs):
         if len(set(epoch)) != len(epoch):

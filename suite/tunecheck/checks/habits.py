@@ -13,11 +13,8 @@ from tunecheck.core.finding import Finding
 from tunecheck.core.trace import Trace
 
 OPAQUE = "the model is called with an object that tunecheck cannot look into, beside nothing that differs"
-
-
 NOT_LOADED = "A reference or a teacher is made of a configuration, and its weights are never loaded."
 RANDOM_TARGET = "a random network may be a target on purpose, as of a bonus for what is new"
-
 USUAL = {
     "lora_scale": (1 / 512, 64, "peft's default is 1, LoRA Without Regret has 32 at rank 1"),
     "dropout": (0, 0.8, "its paper drops half, AWD-LSTM 0.65 of a layer"),

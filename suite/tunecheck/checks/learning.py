@@ -217,7 +217,6 @@ class TextIsLanguage(Check):
         return self.at_most(-worst.mean_logprob, limit, detail, problems=problems)
 
     def _of(self, text: Generation, limit: float) -> list[str]:
-        """Return what is wrong with this text."""
         problems = []
         if not -text.mean_logprob <= limit:
             problems.append(f"{-text.mean_logprob:.2f} nats per generated token")
@@ -238,14 +237,13 @@ class CanaryLearned(Check):
     either failed."""
 
     def judge(self, trace: Trace) -> Finding:
-        answers = [g for g in trace.all(Generation) if g.expected]
-        before = [g for g in answers if g.when == "start"]
-        after = [g for g in answers if g.when == "end"]
-        recorded(before and after, "the canary was not generated before and after training")
-        known = before[-1].text.strip() == before[-1].expected
-        detail = f"before {before[-1].text[:80]!r}, after {after[-1].text[:80]!r}"
-        detail += "" if after[-1].ended else ", without an end token"
+        answers = {generation.when: generation for generation in trace.all(Generation) if generation.expected}
+        recorded(answers.keys() >= {"start", "end"}, "the canary was not generated before and after training")
+        before, after = answers["start"], answers["end"]
+        known = before.text.strip() == before.expected
+        detail = f"before {before.text[:80]!r}, after {after.text[:80]!r}"
+        detail += "" if after.ended else ", without an end token"
         detail += " (known before training: choose another canary)" if known else ""
-        told, wanted = after[-1].text.strip(), after[-1].expected
-        problems = holding({"no end": not after[-1].ended, "known": known})
+        told, wanted = after.text.strip(), after.expected
+        problems = holding({"no end": not after.ended, "known": known})
         return self.found(told == wanted, detail, measured=told, limit=wanted, problems=problems)

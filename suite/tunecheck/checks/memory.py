@@ -142,7 +142,6 @@ class VramCeiling(Check):
 
 
 def _others(phases: list[evidence.Phase]) -> str:
-    """Return the figures that are not judged, in MiB."""
     training = [phase for phase in phases if phase.name in evidence.TRAINING_PHASES]
     figures = {
         "loading took": [p.peak_allocated_bytes for p in phases if p.name == "load"],

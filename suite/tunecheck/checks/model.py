@@ -158,7 +158,6 @@ def _last_of_each_step(states: Iterable[evidence.TrainingState]) -> list[evidenc
 
 
 def _wrong_steps(states: Iterable[evidence.TrainingState]) -> dict[int, str]:
-    """Return the steps in which something is switched wrongly, and what."""
     wrong = {}
     for state in _last_of_each_step(states):
         switched = [(WHOLE if WHOLE in names else some(names), how) for names, how in _switches(state) if names]
@@ -168,7 +167,6 @@ def _wrong_steps(states: Iterable[evidence.TrainingState]) -> dict[int, str]:
 
 
 def _switches(state: evidence.TrainingState) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield the names of what is switched wrongly in a step, and how."""
     yield state.modules_in_eval, IN_EVAL
     yield state.adapters_disabled, "with adapters disabled"
     yield state.adapters_inactive, "with a different active adapter"
@@ -206,7 +204,6 @@ class ParametersCounted(Check):
 
 
 def _counted_wrongly(census: evidence.Census, wanted: int, total: int) -> Iterator[tuple[str, str]]:
-    """Yield which count differs from the arithmetic, and its cause."""
     trained = census.trainable_parameters
     if trained != wanted and trained == len(census.trainable):
         yield f"{trained:,} trained, which is the number of tensors, {wanted:,} by arithmetic", TENSORS_COUNTED
@@ -367,7 +364,6 @@ class WeightsChangeOnlyInSteps(Check):
 
 
 def _with_steps(changed: Mapping[str, int], names: Iterable[str]) -> list[str]:
-    """Return the names with the steps in or before which they first changed."""
     return [f"{name} before step {changed[name]}" for name in sorted(names)]
 
 

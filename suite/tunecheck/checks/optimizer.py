@@ -52,7 +52,6 @@ class OptimizerCoverage(Check):
 
 
 def _held_wrongly(trace: Trace, census: evidence.Census) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with the optimizer's tensors and groups, and its cause."""
     training, declared = trace.run.training, trace.holds(Premise.SETTINGS_DECLARED)
     held, wanted = Counter(census.optimized), set(census.trainable)
     learnt_beside = sum(seen.tensors for seen in trace.records(evidence.LearntBeside))
@@ -84,7 +83,6 @@ def _held_wrongly(trace: Trace, census: evidence.Census) -> Iterator[tuple[str, 
 
 
 def _without_gradient(trace: Trace) -> set[str]:
-    """Return the trained tensors that no step gave a gradient."""
     return set.intersection(*(set(seen.zero) for seen in trace.all(evidence.Gradients)))
 
 
@@ -209,7 +207,6 @@ class StepsApplied(Check):
         return self.found(within, detail, measured=skipped, limit=self.max_skipped, problems=problems)
 
     def _beside(self, trace: Trace) -> dict[str, str]:
-        """Return what is wrong with further optimizers, with its cause."""
         found = {}
         for seen in trace.records(evidence.OtherOptimizer):
             which = f"a further {seen.name} of {seen.tensors} tensors"

@@ -51,7 +51,6 @@ CAUSES = {
     NOT_RESTORED: "A sharpness-aware step (SAM) does not subtract its perturbation.",
     NEVER_ALLOCATED: "Nothing calls AdaLoRA's update_and_allocate.",
 }
-"""Fault to its cause."""
 HABITS = frozenset({DISCARDED, DISCARDED_CLIPPED, PILED_UP, PILED_UP_THERE, CLIPPED_NOTHING, NOT_RESTORED})
 HABITS |= {SCHEDULE_EARLY, SCHEDULE_TWICE}
 """What a training may do now and then: skip a bad batch, catch up with a schedule. Wrong only as a habit."""

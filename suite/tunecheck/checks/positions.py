@@ -1,5 +1,7 @@
 """At which positions a loss pulls: whatever it is, not at padding, and not towards the token that is read there."""
 
+from collections.abc import Sequence
+
 from tunecheck.core.check import Check, enough, required, worst_of
 from tunecheck.core.evidence import CallOrder, CutOff, PositionGradients, RowsUsed
 from tunecheck.core.finding import Finding
@@ -10,10 +12,7 @@ from tunecheck.core.trace import Trace
 SHIFTED_TWICE = "The data set or the collator shifts labels, and the loss shifts them again."
 SEEN = "A mask that is not causal, or another operation across positions, shows the target."
 FURTHER_AHEAD = "a head may predict a token further ahead, as in multi-token prediction"
-
-
 PADDING_ENDS = "the first token of padding may stand for a row's end"
-
 ONE_OFF = {
     "used_late": "the loss leaves out the first label",
     "used_behind": "the loss uses the scores behind the last label",
@@ -21,6 +20,10 @@ ONE_OFF = {
 """Field of PositionGradients to what it shows."""
 OTHER_WEIGHTS = "a loss may weigh the tokens of an answer on purpose"
 MASK_OFF = "A mask of answers is one position off from the scores that it is multiplied with."
+
+
+def _sums(steps: Sequence[PositionGradients], *fields: str) -> list[int]:
+    return [sum(getattr(seen, field) for seen in steps) for field in fields]
 
 
 class NoLossOnPadding(Check):
@@ -44,21 +47,18 @@ class NoLossOnPadding(Check):
     """Rows with padding behind them needed for a share."""
 
     def judge(self, trace: Trace) -> Finding:
-        answers, raising, own = (
-            sum(getattr(seen, name) for seen in trace.records(PositionGradients))
-            for name in ("answers", "raising", "raising_own")
-        )
+        steps = trace.records(PositionGradients)
+        answers, raising, own = _sums(steps, "answers", "raising", "raising_own")
         for field, words in ONE_OFF.items() if 2 * own <= raising else ():  # a loss without the shift is another fault
-            off = sum(getattr(seen, field) for seen in trace.records(PositionGradients))
+            (off,) = _sums(steps, field)
             if off > self.max_asked_share * answers and answers >= self.min_rows:
                 detail = f"{words} in {off} of {answers} answers"
                 return self.at_most(off / answers, self.max_asked_share, detail, meant=OTHER_WEIGHTS, causes=[MASK_OFF])
-        padded = [seen for seen in trace.records(PositionGradients) if seen.padded]
-        padded = required(padded, "no padded row reached the model with a mask")
+        padded = required([seen for seen in steps if seen.padded], "no padded row reached the model with a mask")
         worst = worst_of(padded, key=lambda seen: seen.padding_share)
         detail = f"step {worst.step}: {worst.padding_share:.2g} of the gradient is at {worst.padded} padded positions"
         meant = "a script may have its rows' filling learned" if worst.padding_guessed else ""
-        rows, asked = (sum(getattr(seen, name) for seen in padded) for name in ("followed", "asked_behind"))
+        rows, asked = _sums(padded, "followed", "asked_behind")
         if worst.padding_share <= self.max_share and asked > self.max_asked_share * rows and rows >= self.min_rows:
             detail = f"the last tokens of {asked} of {rows} rows are asked for the padding behind them"
             return self.at_most(asked / rows, self.max_asked_share, detail, meant=PADDING_ENDS)
@@ -80,7 +80,7 @@ class PaddingHidden(Check):
     def judge(self, trace: Trace) -> Finding:
         seen = [one for one in trace.records(PositionGradients) if one.padding_both_ways]
         seen = required(seen, "no row was seen to be padded in a model with attention in both directions")
-        shown, padded = (sum(getattr(one, name) for one in seen) for name in ("padding_shown", "padding_both_ways"))
+        shown, padded = _sums(seen, "padding_shown", "padding_both_ways")
         detail = f"attention reads {shown} of {padded} padded positions in {len(seen)} steps"
         return self.found(not shown, detail, measured=shown, limit=0)
 
@@ -138,14 +138,13 @@ class RowsReachLoss(Check):
             if used.beginnings == used.rows >= self.min_rows:
                 detail = f"all {used.rows} rows are learned from their first token on, and none to its end"
                 return self.at_most(used.rows, 0, detail, causes=[INVERTED])
-        seen = trace.records(PositionGradients)
-        marked = sum(one.marked for one in seen)
-        for field, words in TAGGED.items() if marked >= self.min_rows else ():
-            if (off := sum(getattr(one, field) for one in seen) / marked) > self.max_off_share:
-                detail = f"in {off:.0%} of {marked} rows of an encoder the loss uses the row {words}"
-                return self.at_most(off, self.max_off_share, detail, causes=[TAGS_OFF])
-        tokens = enough(sum(one.tokens for one in seen), self.min_tokens, "tokens of a causal model")
-        share = sum(one.unseen for one in seen) / tokens
+        known, unseen, marked, *off = _sums(trace.records(PositionGradients), "tokens", "unseen", "marked", *TAGGED)
+        for words, rows in zip(TAGGED.values(), off, strict=True) if marked >= self.min_rows else ():
+            if rows > self.max_off_share * marked:
+                detail = f"in {rows} of {marked} rows of an encoder the loss uses the row {words}"
+                return self.at_most(rows / marked, self.max_off_share, detail, causes=[TAGS_OFF])
+        tokens = enough(known, self.min_tokens, "tokens of a causal model")
+        share = unseen / tokens
         detail = f"{share:.1%} of {tokens} tokens stand behind the last position of their row that the loss uses"
         return self.at_most(share, self.max_unseen_share, detail)
 
@@ -174,14 +173,14 @@ class NoTargetLeakage(Check):
 
     def judge(self, trace: Trace) -> Finding:
         steps = trace.records(PositionGradients)
-        looked_at = sum(seen.raising for seen in steps)
+        looked_at, own, after_next = _sums(steps, "raising", "raising_own", "raising_second")
+        asked, seeing = _sums(steps, "asked_for_next", "seeing_next")
         positions = enough(looked_at, self.min_positions, "positions with both tokens and vocabulary logits")
-        share = sum(seen.raising_own for seen in steps) / positions
-        asked, seeing = (sum(getattr(seen, name) for seen in steps) for name in ("asked_for_next", "seeing_next"))
+        share = own / positions
         if asked and seeing / asked > self.max_seeing_share:
             detail = f"in {seeing} of {asked} rows the logits depend on the next token, which is their target"
             return self.at_most(seeing / asked, self.max_seeing_share, detail, causes=[SEEN])
-        if (second := sum(seen.raising_second for seen in steps) / positions) > self.max_second_share:
+        if (second := after_next / positions) > self.max_second_share:
             detail = f"{second:.1%} of {positions} positions have the token after the next one as their target"
             return self.at_most(second, self.max_second_share, detail, meant=FURTHER_AHEAD, causes=[SHIFTED_TWICE])
         detail = f"{share:.1%} of {positions} positions have their own input token as their target"

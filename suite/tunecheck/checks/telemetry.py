@@ -34,7 +34,6 @@ XIDS = {
     143: "the GPU could not be initialised",
     154: "the recovery action changed",
 }
-"""Error number to its meaning."""
 HARDWARE_XIDS = frozenset({46, 48, 62, 64, 74, 79, 94, 95, 109, 119, 120, 140, 143})
 """Those that put the GPU or its driver at fault. The sources disagree on many: DCGM's health watch, GCM, Azure's and
 Imbue's health checks and gpud's catalogue, read in November 2026. These are the ones that gpud's catalogue answers with

@@ -152,7 +152,6 @@ def fleet_html(report: FleetReport) -> str:
 
 
 def _broken(row: NodeRow) -> list[str]:
-    """Return the names of the checks that failed on this place, its own and the fleet's."""
     own = [name.partition(": ")[2] for name in row.failed]
     return [*dict.fromkeys([*(finding.check for finding in failures(row)), *own])]
 

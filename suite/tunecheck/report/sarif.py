@@ -83,7 +83,6 @@ def _result(view: RunView, finding: Finding, index: int) -> dict[str, Any]:
 
 
 def _configured(view: RunView) -> tuple[Place, ...]:
-    """Return the file that configures a run of the suite's own."""
     try:
         return (Place(what=view.name, file=str(find_run(view.name).path), line=1),)
     except SuiteError:

@@ -163,14 +163,12 @@ class _Printer:
             self.console.print()
 
     def notes(self, run: RunView) -> None:
-        """Print what is out of the ordinary, and why there is no judgement."""
         for kind, sentences in run.remarks.items():
             for sentence in sentences if kind != "CPU contention" or run.run.too_busy else ():
                 self.block(f"{run.name}: {sentence}", "yellow")
         self.reason(run)
 
     def reason(self, run: RunView) -> None:
-        """Print why there is no judgement, or no training to the end, if there is a reason."""
         if run.reason:
             self.block(f"{run.name}: {run.outcome}: {run.reason}", STYLES[run.outcome])
 
@@ -183,7 +181,6 @@ class _Printer:
                 self.block(f"UNJUDGED {run.name}: {group.names}", "yellow", self.text(group.reason))
 
     def failure(self, failure: Failure) -> None:
-        """Print a check that did not pass: its rule, what was measured, the likely cause and what to do."""
         style = "bold yellow" if failure.status == "SUSPECTED" else "bold red"
         title, *lines = failure.block(self.console.width).splitlines()
         self.console.print(self.text(f"{failure.status} {title}", style))
@@ -224,7 +221,6 @@ class _Printer:
 
 
 def _joined(texts: list[Text]) -> Text:
-    """Return the texts below each other, without the empty ones."""
     return Text("\n").join([text for text in texts if text])
 
 

@@ -100,7 +100,6 @@ class Unjudged(Frozen):
     checks: tuple[str, ...]
     reason: str
     expected: bool
-    """Whether the run itself rules them out."""
 
     @property
     def names(self) -> str:
@@ -119,7 +118,6 @@ class RunView(Frozen):
     probe_loss: str
     """Of the fixed probe batch before and after."""
     peak: str
-    """Its memory and what counted it."""
     tokens_per_second: str
     seconds: str
     reason: str

@@ -15,21 +15,8 @@ from tunecheck import __version__
 from tunecheck.checks import SUBJECTS
 from tunecheck.checks.telemetry import BUSY_SHARE_ON_CPU, BUSY_SHARE_ON_GPU, busy_words, others_busy_share
 from tunecheck.checks.utilization import timed, tokens_per_second
+from tunecheck.core import evidence
 from tunecheck.core.check import holding
-from tunecheck.core.evidence import (
-    AttemptOutcome,
-    AttemptPurpose,
-    Census,
-    Dataset,
-    Environment,
-    Evaluation,
-    Phase,
-    PremisesOpen,
-    Setup,
-    Step,
-    Weights,
-    outcome_words,
-)
 from tunecheck.core.finding import Domain, Finding, Status
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.premises import Premise
@@ -68,7 +55,6 @@ class Exit(IntEnum):
 Outcome = Literal["pass", "fail", "inconclusive", "error", "skipped"]
 """pass and fail were judged, inconclusive lacks evidence, error did not train to its end, skipped never began."""
 Verdict = Literal["pass", "fail", "inconclusive"]
-"""The verdict of a whole session."""
 
 
 class Tried(Frozen):
@@ -78,7 +64,6 @@ class Tried(Frozen):
     device: str
     outcome: str
     reason: str
-    """Why it was made."""
     seconds: float | None
     """None when it was cut off."""
 
@@ -117,7 +102,6 @@ class RunReport(Frozen):
     domain: Domain | Literal[""] = ""
     """What kept it from being trained to its end, see suite/tunecheck/results/domain.py; empty where nothing did."""
     evidence: str = ""
-    """Evidence for that domain."""
     device: str = ""
     """Where the attempt that counts ran: "cpu", "cuda:0 NVIDIA H200" or, with --vram-cap, "cuda:0 NVIDIA H200
     (capped at 8.0 GiB)", its fallback step in brackets too; empty when nothing ran."""
@@ -165,18 +149,18 @@ class RunReport(Frozen):
     @property
     def misconfigured(self) -> bool:
         """Whether it did not train because its configuration is wrong."""
-        return [tried.outcome for tried in self.trainings[-1:]] == [AttemptOutcome.MISCONFIGURED]
+        return [tried.outcome for tried in self.trainings[-1:]] == [evidence.AttemptOutcome.MISCONFIGURED]
 
     @property
     def trainings(self) -> list[Tried]:
         """Its attempts to train, in order."""
-        return [tried for tried in self.attempts if tried.purpose == AttemptPurpose.TRAIN]
+        return [tried for tried in self.attempts if tried.purpose == evidence.AttemptPurpose.TRAIN]
 
     @property
     def retries(self) -> list[str]:
         """A sentence for each training attempt that was repeated: "ran out of memory on cuda:0, repeated on cpu"."""
         return [
-            f"{outcome_words(first.outcome)} on {first.device}, repeated on {second.device}"
+            f"{evidence.outcome_words(first.outcome)} on {first.device}, repeated on {second.device}"
             for first, second in pairwise(self.trainings)
         ]
 
@@ -196,7 +180,7 @@ class RunReport(Frozen):
     @property
     def interrupted(self) -> bool:
         """Whether its last attempt was interrupted, or cut off with its session."""
-        cut_short = (AttemptOutcome.INTERRUPTED, AttemptOutcome.CUT_OFF)
+        cut_short = (evidence.AttemptOutcome.INTERRUPTED, evidence.AttemptOutcome.CUT_OFF)
         return any(tried.outcome in cut_short for tried in self.attempts[-1:])
 
     @property
@@ -235,14 +219,12 @@ class Report(Frozen):
     """UTC, ISO 8601."""
     seconds: float
     verdict: Verdict
-    environment: Environment = field(default_factory=dict)
+    environment: evidence.Environment = field(default_factory=dict)
     """As in the header of the traces."""
     command: str = ""
-    """The command line."""
     interrupted: bool = False
     runs: tuple[RunReport, ...] = ()
     figure_comparisons: tuple[FigureComparison, ...] = ()
-    """The runs' figures against their baselines."""
     problems: str = ""
     """What the watched processes trained unheard: "training not judged: 28 steps of AdamW (train.py:31)"."""
     history_notes: tuple[str, ...] = ()
@@ -305,17 +287,18 @@ def summarize(
     if outcome == "pass" and (lacking := without_core(trace, findings)):
         outcome, reason = "inconclusive", lacking
     unjudged = {finding.detail for finding in findings if finding.status is Status.UNJUDGED}
-    opened = dict.fromkeys(why for seen in trace.records(PremisesOpen) for why in seen.reasons.values())
+    opened = dict.fromkeys(why for seen in trace.records(evidence.PremisesOpen) for why in seen.reasons.values())
     failed = [finding for finding in findings if finding.status is Status.FAILED]
     if blamed := machine_fault(trace, failed):
         outcome, attribution = "error", blamed
         reason = reason or f"{', '.join(finding.check for finding in failed)} failed by a fault of the machine"
-    setup, weights = next(reversed(trace.records(Setup)), None), next(reversed(trace.records(Weights)), None)
-    data = next(reversed(trace.records(Dataset)), None)
-    steps = trace.records(Step)
+    setup = next(reversed(trace.records(evidence.Setup)), None)
+    weights = next(reversed(trace.records(evidence.Weights)), None)
+    data = next(reversed(trace.records(evidence.Dataset)), None)
+    steps = trace.records(evidence.Step)
     rate = tokens_per_second(steps)
-    peak_bytes, peak_kind = peak_of(trace.records(Phase))
-    probes = [evaluation.loss for evaluation in trace.records(Evaluation) if evaluation.split == "probe"]
+    peak_bytes, peak_kind = peak_of(trace.records(evidence.Phase))
+    probes = [evaluation.loss for evaluation in trace.records(evidence.Evaluation) if evaluation.split == "probe"]
     return RunReport(
         run=run.id,
         tier=run.tier,
@@ -358,8 +341,8 @@ def entry_of(trace: Trace) -> Entry | None:
     run = trace.run
     if (entry := waiting(run)) is None:
         return None
-    censuses, steps = trace.records(Census), trace.records(Step)
-    heldout = [evaluation.loss for evaluation in trace.records(Evaluation) if evaluation.split == "heldout"]
+    censuses, steps = trace.records(evidence.Census), trace.records(evidence.Step)
+    heldout = [evaluation.loss for evaluation in trace.records(evidence.Evaluation) if evaluation.split == "heldout"]
     rates = [run.rows_per_step / step.seconds for step in timed(steps)]
     return replace(
         entry,
@@ -369,7 +352,7 @@ def entry_of(trace: Trace) -> Entry | None:
         heldout_loss_end=heldout[-1] if len(heldout) > 1 else None,
         training_seconds=sum(step.seconds for step in steps) if steps else None,
         rows_per_second=median(rates) if rates else None,
-        pretrained=any(weights.pretrained for weights in trace.records(Weights)),
+        pretrained=any(weights.pretrained for weights in trace.records(evidence.Weights)),
     )
 
 
@@ -475,7 +458,7 @@ def _attempt(attempt: Attempt) -> Tried:
     )
 
 
-def peak_of(phases: Sequence[Phase]) -> tuple[int | None, str]:
+def peak_of(phases: Sequence[evidence.Phase]) -> tuple[int | None, str]:
     """Return the largest memory of these phases and what counted it: allocator, resident, or empty for nothing."""
     if allocated := [phase.peak_allocated_bytes for phase in phases if phase.peak_allocated_bytes is not None]:
         return max(allocated), "allocator"
@@ -484,23 +467,23 @@ def peak_of(phases: Sequence[Phase]) -> tuple[int | None, str]:
     return None, ""
 
 
-def _weights(weights: Weights) -> str:
+def _weights(weights: evidence.Weights) -> str:
     kind = "pretrained" if weights.pretrained else "random"
     parts = (weights.source, _pinned(weights), weights.sha256[:12], kind)
     # Random weights name themselves twice: their source is "random" too.
     return " ".join(part for part in dict.fromkeys(parts) if part)
 
 
-def data_words(data: Dataset) -> str:
+def data_words(data: evidence.Dataset) -> str:
     """Return source, identifier@revision, the start of the digest, numbers of rows."""
     return f"{data.source} {_pinned(data)} {data.sha256[:12]} {data.rows} + {data.heldout_rows} rows"
 
 
-def _pinned(found: Weights | Dataset) -> str:
+def _pinned(found: evidence.Weights | evidence.Dataset) -> str:
     return f"{found.identifier}@{found.revision}" if found.revision else found.identifier
 
 
-def _device(attempt: Attempt, setup: Setup | None) -> str:
+def _device(attempt: Attempt, setup: evidence.Setup | None) -> str:
     """Return the device that an attempt used, a GPU by name, else the one that it was given; with its fallback step.
 
     A cap is named, so that no result of a large GPU under --vram-cap reads as that of a small one.

@@ -14,7 +14,6 @@ class Answers(Frozen):
     ignore: Mapping[str, str] = field(default_factory=dict)
     """Check to the reason why what it finds is meant."""
     strict: bool = False
-    """Whether a suspicion fails."""
 
     def before(self, run: RunSnapshot) -> "Answers":
         """Return these answers and the run's own, where these say nothing else."""

@@ -22,7 +22,6 @@ class Contender(Frozen):
 
     trainer: str
     verdict: str
-    """The worst outcome of its turns."""
     failed: tuple[str, ...]
     """Checks that failed in any of them."""
     turns: int
@@ -109,11 +108,9 @@ def _contender(trainer: str, runs: Sequence[RunReport], first: Sequence[RunRepor
 
 
 WORST = ("fail", "error", "inconclusive", "skipped", "pass")
-"""Outcomes, the worst first."""
 
 
 def _whole(runs: Iterable[RunReport]) -> list[RunReport]:
-    """Return the turns that trained to their end."""
     ended = (run for run in runs if all(tried.outcome == AttemptOutcome.FINISHED for tried in run.trainings[-1:]))
     return [run for run in ended if run.losses]
 

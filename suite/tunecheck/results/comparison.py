@@ -67,7 +67,6 @@ def grouped(runs: Iterable[RunReport]) -> Iterator[tuple[tuple[str, str], list[R
 
 
 def _merit(run: RunReport) -> tuple[float, float]:
-    """Return the sort key: lower is better."""
     loss = run.entry.heldout_loss_end if run.entry else None
     perplexity = math.exp(min(loss, 700.0)) if loss is not None else math.inf
     return float(f"{perplexity:.3g}"), run.peak_bytes if run.peak_bytes is not None else math.inf

@@ -18,7 +18,6 @@ from tunecheck.core.trace import Trace
 from tunecheck.results.places import places_of
 
 Attribution = tuple[Domain, str]
-"""A domain and the evidence for it."""
 
 
 def attributed(trace: Trace, finding: Finding) -> Finding:

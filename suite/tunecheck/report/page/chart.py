@@ -4,7 +4,8 @@ A drawing has a few hundred bytes beside its points. Colours and fonts are the p
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import field
 from itertools import pairwise
 
 from tunecheck.core.frozen import Frozen
@@ -32,13 +33,6 @@ class Series(Frozen):
     """Pairs of points, each a bar from its start to its end, instead of one line through all of them."""
 
 
-class Limit(Frozen):
-    """A horizontal line at a check's limit."""
-
-    name: str
-    value: float
-
-
 class Chart(Frozen):
     """Curves over a common x; at least one of them has a point."""
 
@@ -47,16 +41,16 @@ class Chart(Frozen):
     unit: str
     """Of y."""
     series: tuple[Series, ...]
-    limits: tuple[Limit, ...] = ()
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """Horizontal lines by name, each at a check's limit."""
     note: str = ""
-    """Explanation below the chart; may be empty."""
     of_sessions: bool = False
     """Whether its points are those of many sessions, so that no single trace has them."""
 
     def words(self) -> str:
         """Return the chart in words: first, last, lowest and highest value of each curve."""
         parts = [f"{series.name}: {_course(series.points)}" for series in self.series]
-        parts += [f"{limit.name}: {figure(limit.value)}" for limit in self.limits]
+        parts += [f"{name}: {figure(value)}" for name, value in self.limits.items()]
         return f"{self.unit} over {self.x_name}. {'. '.join(parts)}."
 
     def rows(self, most: int = MOST_ROWS) -> list[tuple[str, ...]]:
@@ -71,7 +65,7 @@ class Chart(Frozen):
         """Return the scales of x and y: every curve and limit lies within them."""
         points = [point for series in self.series for point in series.points]
         xs = [x for x, _ in points]
-        ys = [y for _, y in filter(finite, points)] + [limit.value for limit in self.limits]
+        ys = [*(y for _, y in filter(finite, points)), *self.limits.values()]
         low, high = (min(ys), max(ys)) if ys else (0.0, 1.0)
         span = high - low if high - low > FLAT * abs(high) else abs(high)
         room = span * HEADROOM or 1.0

@@ -12,7 +12,7 @@ from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Attempt, Trace
 from tunecheck.history.entry import HistoryEntry, history_entry
 from tunecheck.history.store import Store, history_file
-from tunecheck.report.page.chart import Chart, Limit, Point, Series
+from tunecheck.report.page.chart import Chart, Point, Series
 from tunecheck.report.view import STATUS_TITLES, baseline_source
 from tunecheck.results import Report, RunReport
 from tunecheck.results.baseline import FIGURES, MOST_SESSIONS, Figure, FigureComparison
@@ -57,9 +57,9 @@ def _loss(main: Attempt, min_fall: float | str | None, unit: str) -> Chart:
         [(found.step, found.loss) for found in main.all(Evaluation) if found.split == split]
         for split in ("probe", "heldout")
     )
-    limits: tuple[Limit, ...] = ()
+    limits = {}
     if isinstance(min_fall, int | float) and probe and math.isfinite(probe[0][1]):
-        limits = (Limit(name="loss_falls: the probe batch must end at or below", value=probe[0][1] * (1 - min_fall)),)
+        limits["loss_falls: the probe batch must end at or below"] = probe[0][1] * (1 - min_fall)
     training = [(step.step, step.loss) for step in main.all(Step)]
     note = "The training loss scatters with its rows; the probe batch is always the same." if probe else ""
     curves = {"training": training, "probe batch": probe, "held-out rows": heldout}
@@ -72,7 +72,7 @@ def _norms(main: Attempt, clip: float | None) -> Chart:
     titles = {name: name.replace("lora_", "") if len(names) > 1 else "measured" for name in names}
     curves = {title: [(s, held[name]) for s, held in norms if name in held] for name, title in titles.items()}
     curves["as reported"] = [(step.step, step.gradient_norm) for step in main.all(Step)]
-    limits = (Limit(name="clipped to", value=clip),) if clip else ()
+    limits = {"clipped to": clip} if clip else {}
     note = "A has no gradient while B is zero: before the first step that changes B, and in it."
     note = note if "lora_A" in names else ""
     return _over_steps("Gradient norms", "norm before clipping", curves, limits=limits, note=note)
@@ -94,9 +94,9 @@ def _card_memory(main: Attempt, ceiling_mib: float | str | None) -> Chart:
         Series(name="live tensors, peak", points=tuple(live), steps=True),
     )
     series = tuple(found for found in curves if found.points)
-    limits: tuple[Limit, ...] = ()
-    if series and isinstance(ceiling_mib, int | float):
-        limits = (Limit(name="vram_ceiling, of the live tensors while training:", value=ceiling_mib * MIB / GIB),)
+    limits = {}
+    if isinstance(ceiling_mib, int | float):
+        limits["vram_ceiling, of the live tensors while training:"] = ceiling_mib * MIB / GIB
     note = "Bars are the peaks of a phase; GPU and process are sampled by the driver, five times a second."
     return Chart(title="GPU memory", x_name="seconds", unit="GiB", series=series, limits=limits, note=note)
 
@@ -127,11 +127,11 @@ def _trend(figure: Figure, held: Sequence[HistoryEntry], comparison: FigureCompa
     scale = MIB if figure.unit == "bytes" else 1
     points = tuple((place, entry.figures[figure.name] / scale) for place, entry in enumerate(held, start=1))
     series = [Series(name="each session", points=points)]
-    limits: tuple[Limit, ...] = ()
+    limits = {}
     if comparison is not None and comparison.median is not None and comparison.limit is not None:
         median = comparison.median / scale
         series.append(Series(name=baseline_source(comparison), points=((1, median), (len(held), median))))
-        limits = (Limit(name="regression beyond", value=comparison.limit / scale),)
+        limits["regression beyond"] = comparison.limit / scale
     return Chart(
         title=f"{figure.title[0].upper()}{figure.title[1:]} by session",
         x_name="session, the last one is this one",

@@ -93,7 +93,6 @@ class Answer(Frozen):
     uuid: str = ""
     """Of the card; empty on a CPU."""
     host: str
-    """The machine's own name."""
     tunecheck: str = __version__
     commit: str = ""
     """Of the checkout that it ran from; empty for an installed tunecheck."""
@@ -105,10 +104,8 @@ class Answer(Frozen):
     session: str = ""
     """Folder of its session, from the fleet's folder."""
     problem: str = ""
-    """Why there was no session."""
     runs: tuple[RunAnswer, ...] = ()
     history: tuple[dict[str, Any], ...] = ()
-    """Entries for the history."""
 
     def __post_init__(self) -> None:
         session = PurePosixPath(self.session)
@@ -134,7 +131,6 @@ class Heard:
     """In seconds since 1970; 0.0 for one that was not asked now."""
     answer: Answer | None = None
     missing: str = ""
-    """Why it has no answer."""
     gone: bool = False
     """Whether the node itself is gone, rather than busy: then it should take no further jobs."""
     clock: str = ""
@@ -198,7 +194,6 @@ class FleetReport(Frozen):
     command: str = ""
     verdict: Verdict
     status: int
-    """Exit status: that of the worst."""
     interrupted: bool = False
     rows: tuple[NodeRow, ...] = ()
     """The odd ones first."""
