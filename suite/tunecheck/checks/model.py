@@ -5,16 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from tunecheck.core import evidence
-from tunecheck.core.check import (
-    NOTHING_TRAINABLE,
-    Check,
-    NumericCheck,
-    holding,
-    nothing_trainable,
-    recorded,
-    said_once,
-    some,
-)
+from tunecheck.core.check import NOTHING_TRAINABLE, Check, NumericCheck, holding, recorded, said_once, some
 from tunecheck.core.errors import NotApplicable
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import OF_THE_RUN, Premise, Source
@@ -48,7 +39,7 @@ class TrainableSet(Check):
         census = trace.one(evidence.Census)
         share = census.trainable_parameters / max(1, census.total_parameters)
         numbers = f"{census.trainable_parameters:,} of {census.total_parameters:,} parameters trainable ({share:.2%})"
-        if nothing_trainable(trace) and not differing:
+        if not differing and not any(census.trainable for census in censuses):
             return self.found(False, f"{NOTHING_TRAINABLE} ({numbers})", measured=0, limit="at least 1")
         if not differing and trace.run.lora is not None and (lost := trace.run.lora.unmatched):
             detail = f"no module matches {' or '.join(lost)} of the adapter configuration; {numbers}"

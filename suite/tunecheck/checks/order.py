@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from tunecheck.core.check import Check, required
+from tunecheck.core.check import Check, holding, required
 from tunecheck.core.evidence import CallOrder, RanksScored, ScheduleTaken
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import Premise
@@ -154,22 +154,14 @@ def _faults(calls: Sequence[str], used: bool, *, one_pass: bool) -> Iterator[str
                 discarded = discarded or (fresh and not (again and (one_pass or clipped)))
                 fresh = used = clipped = piled = False
             case "step" | "idle step" | "skip":
-                if call == "step" and scaled:
-                    yield STEPPED_SCALED
-                if call == "step" and used:
-                    yield TWICE
-                if call == "step" and piled:
-                    yield PILED_UP
-                if call == "step" and fresh and steps:
-                    yield EARLY
-                steps += call == "step"
-                fresh, used, scaled, clipped, piled = False, call == "step", False, False, False
+                if stepped := call == "step":
+                    yield from holding({STEPPED_SCALED: scaled, TWICE: used, PILED_UP: piled, EARLY: fresh and steps})
+                    steps += 1
+                fresh, used, scaled, clipped, piled = False, stepped, False, False, False
             case "schedule":
                 schedules += 1
-                if schedules > 1:
-                    yield SCHEDULE_TWICE
-                if fresh and passes == 1 and "step" in calls[number:]:
-                    yield SCHEDULE_EARLY
+                early = fresh and passes == 1 and "step" in calls[number:]
+                yield from holding({SCHEDULE_TWICE: schedules > 1, SCHEDULE_EARLY: early})
             case "keep":
                 fresh = used = clipped = piled = False
             case "edit":

@@ -37,8 +37,7 @@ class AdapterRoundTrip(NumericCheck):
         for again in of_attempts(trace.made_for(evidence.AttemptPurpose.RESUME), evidence.RoundTrip):
             problems += [f"after the resume: {told}" for told in _not_the_trained(trace, again, limit)]
         detail = "; ".join(problems) or f"{seen.tensors} tensors, {seen.file_bytes:,} bytes"
-        difference = seen.logit_difference
-        return self.at_most(difference, limit, detail, problems=problems, compared=seen.tensors)
+        return self.at_most(seen.logit_difference, limit, detail, problems=problems, compared=seen.tensors)
 
 
 def _not_the_trained(trace: Trace, seen: evidence.RoundTrip, limit: float) -> list[str]:
@@ -203,8 +202,7 @@ class ResumeEquals(NumericCheck):
             detail += f"; {name} differs by {worst:.2g} after the last one"
         same_scaler = all(ended.scaler == trace.one(evidence.Trained).scaler for ended in again.all(evidence.Trained))
         detail += "" if same_scaler else "; the gradient scaler's state differs"
-        changed = () if same_scaler else ("scaler",)
-        return self.at_most(worst, limit, detail, problems=changed)
+        return self.at_most(worst, limit, detail, problems=() if same_scaler else ("scaler",))
 
 
 class RescaleEquals(NumericCheck):

@@ -98,8 +98,7 @@ class ThroughputSteady(Check):
             if least > 0 and (left <= limit or sure <= 0):
                 slowed = f"the host slowed down: the same piece of Python took {slower:+.1%}"
                 raise MissingEvidence(f"{detail}, but {slowed}")
-        reasons = throttled(trace)
-        return self.found(steady, "; ".join(filter(None, [detail, reasons])), measured=change, limit=limit)
+        return self.found(steady, "; ".join(filter(None, [detail, throttled(trace)])), measured=change, limit=limit)
 
     def _change(self, numbers: list[float], times: list[float]) -> tuple[float, float, float]:
         """Return the growth of these logarithms of seconds from first step to last, as a share, and its interval."""

@@ -98,9 +98,7 @@ def samples(trace: Trace, phases: Collection[str] = ()) -> list[DeviceSample]:
 
 def _during(attempt: Attempt, phases: Sequence[Phase]) -> list[DeviceSample]:
     spans = [(p.started_at, p.started_at + p.seconds) for p in phases if p.started_at is not None]
-    return [
-        s for s in attempt.all(DeviceSample) if any(s.at < end and s.at + s.seconds > start for start, end in spans)
-    ]
+    return [s for s in attempt.all(DeviceSample) if any(s.at < end and s.at + s.seconds > at for at, end in spans)]
 
 
 def _by_rank(look: Callable[[Trace], str]) -> Callable[[Trace], str]:

@@ -389,15 +389,14 @@ def status_of(outcomes: Collection[str], *, interrupted: bool, misconfigured: bo
 
     One that failed fails all; it is a pass when at least one passed and none was left unjudged.
     """
-    if "fail" in outcomes:
-        return Exit.FAIL
-    if interrupted:
-        return Exit.INTERRUPTED
-    if misconfigured:
-        return Exit.MISCONFIGURED
-    if set(outcomes) == {"skipped"}:
-        return Exit.TOO_SMALL
-    return Exit.PASS if "pass" in outcomes and set(outcomes) <= {"pass", "skipped"} else Exit.UNJUDGED
+    first = {
+        Exit.FAIL: "fail" in outcomes,
+        Exit.INTERRUPTED: interrupted,
+        Exit.MISCONFIGURED: misconfigured,
+        Exit.TOO_SMALL: set(outcomes) == {"skipped"},
+        Exit.PASS: "pass" in outcomes and set(outcomes) <= {"pass", "skipped"},
+    }
+    return next((status for status, applies in first.items() if applies), Exit.UNJUDGED)
 
 
 def verdict_by(status: int) -> Verdict:

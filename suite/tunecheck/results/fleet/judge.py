@@ -10,17 +10,7 @@ from typing import Any
 from tunecheck.core.finding import Domain, Finding, Status
 from tunecheck.core.text import human_seconds
 from tunecheck.results import Exit, status_of, verdict_by
-from tunecheck.results.fleet import (
-    NODE_NAME,
-    OVERDUE,
-    Answer,
-    FleetReport,
-    Heard,
-    NodeOutcome,
-    NodeRow,
-    Place,
-    RunAnswer,
-)
+from tunecheck.results.fleet import NODE_NAME, OVERDUE, Answer, FleetReport, Heard, NodeOutcome, NodeRow, RunAnswer
 from tunecheck.results.fleet.kinds import SPEED, Member, agreements, groups, outliers, slow, words
 
 FEWEST_FOR_A_MAJORITY = 3
@@ -40,7 +30,7 @@ def judge_fleet(heard: Collection[Heard], *, interrupted: bool = False, **about:
         remarks[place].append(remark)
     causes = _Causes(given)
     judged = {answer.place: _row(answer, findings[answer.place], remarks[answer.place], causes) for answer in given}
-    rows = [_lost(judged.get(one.place.name) or _silent(one.place), one) for one in heard]
+    rows = [_lost(judged.get(one.place.name) or _silent(one), one) for one in heard]
     rows.sort(key=lambda row: (not row.odd, _ORDER.index(row.outcome), natural(row.place)))
     notes = []  # what the headline does not say of places
     if out := [row.place for row in rows if row.outcome == "skipped" and row.status is None]:
@@ -229,7 +219,8 @@ def _lacks_gpu(run: RunAnswer) -> bool:
     return run.outcome == "fail" and not run.failed and bool(run.domain)
 
 
-def _silent(place: Place) -> NodeRow:
+def _silent(heard: Heard) -> NodeRow:
+    place = heard.place
     reason = place.problem or "it was not asked before the session ended"
     outcome: NodeOutcome = "skipped" if place.drained else "no answer"
     return NodeRow(place=place.name, node=place.node, card=place.card, outcome=outcome, reason=reason)
