@@ -1,5 +1,7 @@
 """The rows that the model received: split, template, supervised tokens, order."""
 
+from itertools import takewhile
+
 from tunecheck.checks.attempts import first_labels_counted
 from tunecheck.core.check import Check, required, some
 from tunecheck.core.evidence import Dataset, DataSplit, TokensReplaced, Window
@@ -147,8 +149,8 @@ def _epochs(windows: list[Window], train_rows: int) -> str:
 
     Only the windows before the first gap count: of a long run not all are audited.
     """
-    audited = [window for number, window in enumerate(windows) if window.step == number]
-    rows = [row for window in audited for row in window.rows if row != "canary"]
+    audited = takewhile(lambda numbered: numbered[0] == numbered[1].step, enumerate(windows))
+    rows = [row for _, window in audited for row in window.rows if row != "canary"]
     epochs = [rows[first : first + train_rows] for first in range(0, len(rows), max(1, train_rows))]
     for number, epoch in enumerate(epochs):
         if len(set(epoch)) != len(epoch):

@@ -389,14 +389,14 @@ def status_of(outcomes: Collection[str], *, interrupted: bool, misconfigured: bo
 
     One that failed fails all; it is a pass when at least one passed and none was left unjudged.
     """
-    first = {
+    precedence = {
         Exit.FAIL: "fail" in outcomes,
         Exit.INTERRUPTED: interrupted,
         Exit.MISCONFIGURED: misconfigured,
         Exit.TOO_SMALL: set(outcomes) == {"skipped"},
         Exit.PASS: "pass" in outcomes and set(outcomes) <= {"pass", "skipped"},
     }
-    return next((status for status, applies in first.items() if applies), Exit.UNJUDGED)
+    return next((status for status, holds in precedence.items() if holds), Exit.UNJUDGED)
 
 
 def verdict_by(status: int) -> Verdict:
