@@ -15,7 +15,6 @@ from tunecheck.core.check import (
     trains_16bit_weights,
     worst_of,
 )
-from tunecheck.core.errors import NotApplicable
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import PLAIN_BACKWARD, UNCHANGED, Premise
 from tunecheck.core.trace import Trace
@@ -194,8 +193,8 @@ class Fp16GradientsScaled(Check):
     def judge(self, trace: Trace) -> Finding:
         shares = [seen.subnormal for seen in trace.all(evidence.Gradients) if seen.subnormal is not None]
         least = min(required(shares, "nothing is computed in fp16"))
-        if any("scale" in seen.calls for seen in trace.records(evidence.CallOrder)):
-            raise NotApplicable("a GradScaler scales the loss")
+        scaled = any("scale" in seen.calls for seen in trace.records(evidence.CallOrder))
+        required(not scaled, "a GradScaler scales the loss")
         detail = f"no GradScaler, and {least:.0%} or more of the gradients' elements are below 6.1e-5 in each step"
         return self.at_most(least, self.max_share, detail)
 

@@ -8,7 +8,6 @@ from itertools import pairwise
 
 from tunecheck.core import evidence
 from tunecheck.core.check import Check, enough, holding, required, some
-from tunecheck.core.errors import NotApplicable
 from tunecheck.core.finding import Finding
 from tunecheck.core.trace import Trace
 
@@ -62,8 +61,7 @@ class UsualTensorsLearn(Check):
             f"an attribute that torch does not read is to freeze {some(seen.misfrozen)}, which learns": seen.misfrozen,
             f"{len(seen.adapted)} matrices learn beside their low-rank factors: {some(seen.adapted)}": seen.adapted,
         }
-        if not seen.frozen_tensors and not seen.misfrozen and not seen.adapted:
-            raise NotApplicable("nothing is frozen")
+        required(seen.frozen_tensors or seen.misfrozen or seen.adapted, "nothing is frozen")
         return self.unless(holding(wrong), f"none of {seen.frozen_tensors} frozen tensors seems to be as it was drawn")
 
 
@@ -101,8 +99,7 @@ class BatchesChange(Check):
         steps = enough(len(given), self.min_steps, "steps")
         different = len(set(batches))
         required(batches, "no micro-batch of a step is known")
-        if different == 1 and any(step.opaque for step in given):
-            raise NotApplicable(OPAQUE)
+        required(different > 1 or not any(step.opaque for step in given), OPAQUE)
         rows = [row for step in given for row in step.read if row.tokens > 1]
         if rows and all(row.different == 1 for row in rows):
             return self.at_most(len(rows), 0, f"each of {len(rows)} rows repeats one token", causes=[NO_TEXT])

@@ -114,8 +114,7 @@ class LossMoves(Check):
             fine = any(setup.precision == "fp32" for setup in trace.records(Setup)) and not trains_16bit_weights(trace)
             if not promised >= (self.min_expected_fp32 if fine else self.min_expected):  # nor where a rate is not known
                 raise NotApplicable(f"{detail}, and their gradients predict no larger change")
-            if not fine_digits:
-                raise NotApplicable(f"{detail}; 16 bit may round the change away")
+            required(fine_digits, f"{detail}; 16 bit may round the change away")
             detail += f", while rates and gradients predict a fall of {promised:.2g}"
         return self.found(spread > self.min_spread, detail, measured=spread, limit=self.min_spread)
 

@@ -279,8 +279,7 @@ class GradientsAveraged(WindowGradient):
     def judge(self, trace: Trace) -> Finding:
         ranks = [trace.of_rank(rank) for rank in of_every_rank(trace, Step)]
         for rank, own in enumerate(ranks):
-            if reason := own.why(self.needs):
-                raise NotApplicable(f"rank {rank}: {reason}")
+            required(not (reason := own.why(self.needs)), f"rank {rank}: {reason}")
         required(not (why := averaged_at_times(trace)), why)
         seen = [{one.step: one for one in rank.records(OwnRowsGradient)} for rank in ranks]
         steps = set.intersection(*map(set, seen)) - trace.skipped

@@ -61,9 +61,10 @@ class ReplicasEqual(Check):
             # as far as what a process exchanges with others is counted
             exchanged = [{seen.exchanges for seen in held.values()} for held in replicas.values()]
             communicate = any(None in exchanges or len(exchanges) > 1 for exchanges in exchanged)
-            if communicate and not (steps or one.wrapped or trace.holds(Premise.CAUSAL_LM)):
-                reason = "ranks start with different weights and communicate in each step, like parts of one model"
-                raise NotApplicable(reason)
+            parts = communicate and not (steps or one.wrapped or trace.holds(Premise.CAUSAL_LM))
+            required(
+                not parts, "ranks start with different weights and communicate in each step, like parts of one model"
+            )
             when = f"after {steps} steps" if steps else "before the first step"
             names = [name for name, digest in one.tensors.items() if other.tensors.get(name) != digest]
             names += sorted(other.tensors.keys() - one.tensors.keys())
