@@ -161,7 +161,6 @@ def _embeddings(model: Any) -> dict[str, int]:
 
 
 def _names(targets: Any, module: str) -> bool:
-    """Return whether a target of a LoraConfig names this module."""
     if isinstance(targets, str):
         return re.fullmatch(targets, module) is not None
     return any(module == target or module.endswith(f".{target}") for target in targets or ())

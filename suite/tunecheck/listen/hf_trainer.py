@@ -196,7 +196,6 @@ class TrainerHooks(StepMoments):
                 self.since = time.perf_counter()
 
     def _evaluation_begins(self, eval_dataset: Any = None, *_: Any, **__: Any) -> None:
-        """An evaluation begins; the later ones are not watched."""
         self.evaluations += 1
         begun = None
         if self.evaluations <= EVALUATIONS or self.listener.listening:

@@ -282,7 +282,6 @@ class Early:
 
 
 def _traces_of(options: Options, number: int) -> list[Path]:
-    """Return the traces of one training, one for each process."""
     every = (trace_file(options, number, rank) for rank in count())
     return list(takewhile(Path.exists, every))
 
@@ -325,5 +324,4 @@ def _merge(files: list[Path], traces: list[Trace]) -> None:
 
 
 def _files_written_later(trace: Trace) -> list[FileWritten]:
-    """Return the files that a process wrote when its training was over."""
     return [seen for attempt in trace.attempts if attempt is not trace.main for seen in attempt.all(FileWritten)]

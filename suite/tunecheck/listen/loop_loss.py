@@ -249,7 +249,6 @@ def _compared(given: dict[str, Any], labels: torch.Tensor, device: torch.device)
 
 
 def _of_its_tokens(batch: Batch) -> bool:
-    """Return whether every label is the token at its place."""
     return bool(((batch.labels == batch.input_ids) | (batch.labels == IGNORED)).all())
 
 

@@ -92,7 +92,6 @@ class _Together:
 
     @property
     def state(self) -> dict[Any, Any]:
-        """Return the state of all."""
         return {tensor: state for optimizer in self.parts for tensor, state in optimizer.state.items()}
 
 

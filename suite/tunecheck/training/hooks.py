@@ -443,7 +443,6 @@ def _sweep() -> None:
 
 
 def _hook_optimizers() -> None:
-    """Hear every optimizer's step."""
     from torch._compile import _disable_dynamo
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 

@@ -153,7 +153,5 @@ class WholeOptimizer:
 
 
 class _WholeState(UserDict[Any, dict[str, Any]]):
-    """Parameter to its state, whole."""
-
     def __getitem__(self, parameter: Any) -> dict[str, Any]:
         return {key: whole(value) for key, value in super().__getitem__(parameter).items()}
