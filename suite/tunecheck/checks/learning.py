@@ -89,11 +89,11 @@ class LossMoves(Check):
             meant = trace.why({Premise.GRADIENT_DUE})
             return self.found(False, detail, measured=spread, limit=self.min_spread, meant=meant)
         required(largest, "the loss is 0 in every step")
-        first, later = median(losses[: len(losses) // 3]), losses[len(losses) // 2 :]
-        last = median(later)
-        if first > 0 and min(later) > first and last > max(self.max_rise * first, first + self.min_risen):
+        first, half = median(losses[: len(losses) // 3]), losses[len(losses) // 2 :]
+        last = median(half)
+        if first > 0 and min(half) > first and last > max(self.max_rise * first, first + self.min_risen):
             detail = f"the loss rises from {first:.4g} to {last:.4g}, medians of the first {len(losses) // 3} steps and"
-            detail += f" the last {len(later)}"
+            detail += f" the last {len(half)}"
             rise, limit = last / first, self.max_rise
             return self.found(False, detail, measured=rise, limit=limit, meant=MAY_RISE, causes=[OVERSHOOTS])
         if all(largest <= self.max_rounding and step.gradient_norm <= self.max_rounding for step in steps):

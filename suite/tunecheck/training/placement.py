@@ -62,13 +62,17 @@ def activations_on_cpu(model: Any) -> AbstractContextManager[None]:
         expanded = any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.size(), strict=True))
         if expanded or tensor.untyped_storage()._cdata in weights:
             return None, tensor
-        return tensor.device, _copied(tensor, torch.device("cpu"), pinned=tensor.is_cuda)
+        return tensor.device, _to_host(tensor)
 
     def unpack(packed: tuple[torch.device | None, torch.Tensor]) -> torch.Tensor:
         device, tensor = packed
         return tensor if device is None else _copied(tensor, device)
 
     return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
+def _to_host(tensor: torch.Tensor) -> torch.Tensor:  # replaced where memory is predicted
+    return _copied(tensor, torch.device("cpu"), pinned=tensor.is_cuda)
 
 
 def _copied(tensor: torch.Tensor, device: torch.device, *, pinned: bool = False) -> torch.Tensor:
