@@ -157,6 +157,7 @@ class LearningRateTrace(Check):
 
 NEVER_STEPS = "The loop computes gradients for an optimizer, and never calls its step."
 NEVER_LEARNS = "The loop steps an optimizer whose tensors are outside of every loss."
+LATER = "a further optimizer may be made for a later part of the training"
 MADE_ANEW = "The optimizer is made within the loop, so that its averages begin at 0 in each step."
 
 
@@ -180,6 +181,9 @@ class StepsApplied(Check):
     """Steps after which a further optimizer is judged. Some step once every few steps of the model."""
 
     def judge(self, trace: Trace) -> Finding:
+        beside = self._beside(trace)
+        if beside and not trace.records(evidence.Step):  # nor is there one where the first one never stepped
+            return self.unless(beside, "", meant=LATER)
         wanted, steps = trace.run.training.max_steps, trace.steps
         skipped = sum(not step.applied for step in steps)
         excused = set(trace.skipped)
@@ -202,8 +206,8 @@ class StepsApplied(Check):
             raise MissingEvidence(f"the training did not finish: {detail}")
         if trace.holds(Premise.STEPS_DECLARED):
             problems += range(abs(len(steps) - wanted))
-        if within and not problems and (beside := self._beside(trace)):
-            return self.unless(beside, "", meant="a further optimizer may be made for a later part of the training")
+        if within and not problems and beside:
+            return self.unless(beside, "", meant=LATER)
         return self.found(within, detail, measured=skipped, limit=self.max_skipped, problems=problems)
 
     def _beside(self, trace: Trace) -> dict[str, str]:

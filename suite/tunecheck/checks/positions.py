@@ -65,19 +65,30 @@ class NoLossOnPadding(Check):
         return self.at_most(worst.padding_share, self.max_share, detail, meant=meant)
 
 
+OTHER_MASK = "Another tensor is passed as the mask, or it is made for other tokens."
+MAY_HIDE = "a script may hide tokens on purpose, so that the model does without them"
+
+
 class PaddingHidden(Check):
-    """Attention in both directions does not read padded positions.
+    """Attention in both directions does not read padded positions, and reads all others.
 
     Not judged for causal models, whose rows are padded on the right: no token reads what is behind it.
     """
 
     needs = frozenset({"user_code"})
     convention = "a model may learn to ignore its padding where every row is filled up to one length"
-    meaning = """The model is called without attention_mask, or with one of ones. Results of a row then depend on the
-    rows with which it is padded."""
+    meaning = f"""The model is called without attention_mask, or with one of ones. Results of a row then depend on the
+    rows with which it is padded. {OTHER_MASK}"""
     remedy = "Pass the tokenizer's attention_mask to the model, through the data set, the collator and each wrapper."
 
+    max_hidden_share: float = 0.1
+    """Share of the positions that hold text."""
+
     def judge(self, trace: Trace) -> Finding:
+        text, hidden = _sums(trace.records(PositionGradients), "text_both_ways", "text_hidden")
+        if hidden > (limit := self.max_hidden_share) * text:
+            detail = f"the attention mask hides {hidden} of {text} positions that hold text"
+            return self.at_most(hidden / text, limit, detail, meant=MAY_HIDE, causes=[OTHER_MASK])
         seen = [one for one in trace.records(PositionGradients) if one.padding_both_ways]
         seen = required(seen, "no row was seen to be padded in a model with attention in both directions")
         shown, padded = _sums(seen, "padding_shown", "padding_both_ways")

@@ -388,6 +388,7 @@ class Run(Section):
     @property
     def features(self) -> frozenset[str]:
         """Return the features by which checks decide whether they apply to this run."""
+        dropping = self.lora is not None and self.lora.dropout > 0  # of adapters: `uses_dropout` may say more
         flags = {
             "suite_rows": True,
             "adapters": self.lora is not None,
@@ -397,9 +398,9 @@ class Run(Section):
             "checkpointing": self.training.gradient_checkpointing,
             "parallel": self.parallel is not None,
             "sharded": self.parallel is not None and self.parallel.engine == "fsdp",
-            "oracle": bool(self.probes.oracle_steps) and not self.uses_dropout,
-            "dropout": self.uses_dropout,
-            "directional": self.probes.directional_gradient and not self.uses_dropout,
+            "oracle": bool(self.probes.oracle_steps) and not dropping,
+            "dropout": dropping,
+            "directional": self.probes.directional_gradient and not dropping,
             "several_steps": self.training.max_steps >= 5,
             "many_steps": self.training.max_steps >= 50,
             "long_run": self.training.max_steps >= 100,

@@ -184,14 +184,16 @@ class PositionProbe(Probe):
                 self.hooks.gradient(logits, partial(self._add_asked_behind, mask, read))
 
     def _look_at_mask(self, mask: torch.Tensor | None, real: torch.Tensor | None) -> None:
-        """Count padded positions, those that are not `real`, and those of them that the model's mask does not hide.
+        """Count padded positions, those that are not `real`, those of them that the model's mask shows, and real ones.
 
         If nothing tells what is real, the mask's own ends are the padding.
         """
         real = ~padded.outside(mask) if real is None and mask is not None and mask.ndim == 2 else real
         if real is not None and (mask is None or mask.shape == real.shape):
-            shown = ~real if mask is None else ~real & (mask != 0)
-            self._counts.update(padding_both_ways=int((~real).sum()), padding_shown=int(shown.sum()))
+            shown = torch.ones_like(real) if mask is None else mask != 0
+            self._counts.update(padding_both_ways=int((~real).sum()), padding_shown=int((~real & shown).sum()))
+            text = real[:, :-1] & real[:, 1:]  # the last one may be padding that counts as a row's end
+            self._counts.update(text_both_ways=int(text.sum()), text_hidden=int((text & ~shown[:, :-1]).sum()))
 
     def _returned_choices(self, _model: Any, _args: Any, out: Any) -> None:
         """Look at scores by which one of the positions may be chosen, as where an answer begins in a text."""

@@ -156,6 +156,10 @@ class PositionGradients(Record):
     """Padded positions of models whose attention reads in both directions."""
     padding_shown: int = 0
     """Those of them that no mask hides."""
+    text_both_ways: int = 0
+    """Positions of such models that hold text, without the last one of each row."""
+    text_hidden: int = 0
+    """Those of them that the mask hides."""
     padding_guessed: bool = False
     """Whether no object names the token of padding: rows end in more or less of it, and hold it nowhere else. Or the
     mask hides other tokens than those that are named."""
