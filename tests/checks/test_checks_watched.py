@@ -46,6 +46,7 @@ MEANT = {
     ("no_loss_on_padding", "a mask without the first label"),
     ("no_loss_on_padding", "a mask that goes on"),
     ("padding_hidden", "a mask of ones"),
+    ("padding_hidden", "a mask of other tokens"),
     ("better_answers_raised", "columns exchanged"),
     ("better_answers_raised", "half of the pairs"),
     ("evaluation_reported", "another loss"),
@@ -398,6 +399,7 @@ FAULTS = {
     },
     "padding_hidden": {
         "a mask of ones": lambda: watched(positions(padding_both_ways=40, padding_shown=40)),
+        "a mask of other tokens": lambda: watched(positions(text_both_ways=40, text_hidden=20)),
     },
     "rows_reach_loss": {
         "the first position": lambda: watched(positions(unseen=54)),
@@ -1120,6 +1122,14 @@ def test_an_optimizer_of_other_tensors(changes, status):
     """It may be made for later; few steps say nothing."""
     seen = {"name": "Adam", "tensors": 6, "steps": 6, "without_gradient": 0, "model_steps": 6, "waiting": 6} | changes
     assert CHECKS["steps_applied"]()(watched(e.OtherOptimizer(**seen))).status is status
+
+
+def test_an_optimizer_that_takes_the_place_of_one_that_never_stepped():
+    """It is made within the loop, beside one from before."""
+    trace = without(watched(e.OtherOptimizer(name="AdamW", tensors=6, model_steps=0, anew=True)), e.Step)
+    finding = CHECKS["steps_applied"]()(trace)
+    assert finding.status is Status.SUSPECTED
+    assert "takes the first one's place from step 0 on" in finding.detail
 
 
 @pytest.mark.parametrize(
