@@ -1054,18 +1054,27 @@ def read_rows(full, last, shorter=6, others=7):
         (read_rows(5, lambda number: 100 + number), Status.SUSPECTED),
         (read_rows(5, lambda number: 7), Status.PASSED),
         (read_rows(5, lambda number: 7 if number else 100), Status.PASSED),
+        (read_rows(7, lambda number: 7), Status.SUSPECTED),
         (read_rows(1, lambda number: 100), Status.UNJUDGED),
         (read_rows(5, lambda number: 100 + number, shorter=3, others=8), Status.UNJUDGED),
         (e.StepInputs(step=0, digests=("batch",)), Status.UNJUDGED),
     ],
-    ids=["cut off", "whole", "one by chance", "all but one shorter", "no end in common", "none was read"],
+    ids=[
+        "cut off",
+        "whole",
+        "one by chance",
+        "cut off before an end mark",
+        "all but one shorter",
+        "no end in common",
+        "none was read",
+    ],
 )
 def test_rows_of_another_objective_are_cut_off(step, status):
     """As many as long as the longest end otherwise than the shorter ones, which end alike."""
     trace = with_run(watched(step), premises=opened({"causal_lm": "only its own code knows the rows"}))
     finding = CHECKS["rows_whole"]()(trace)
     assert finding.status is status, finding.detail
-    assert status is not Status.SUSPECTED or "5 of 11 rows have 32 tokens" in finding.detail
+    assert status is not Status.SUSPECTED or re.search("5 of 11|7 of 13 rows have 32 tokens", finding.detail)
 
 
 @pytest.mark.parametrize(

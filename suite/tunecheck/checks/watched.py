@@ -195,6 +195,8 @@ ENDS_CUT = (
     "The length limit is shorter than many rows, and truncation is silent. The model then trains on answers without an "
     "end, or on no answers."
 )
+END_KEPT = "A tokenizer truncates most rows to one length, and keeps its last special token."
+ONE_LENGTH = "a task may have rows of one length, and a text's beginning may be all that matters"
 
 
 class RowsWhole(Check):
@@ -206,7 +208,7 @@ class RowsWhole(Check):
 
     needs = frozenset({"user_code"})
     convention = "the beginning of a row may be all that matters, as with titles"
-    meaning = f"{ENDS_CUT} {BEGINNINGS_CUT}"
+    meaning = f"{ENDS_CUT} {BEGINNINGS_CUT} {END_KEPT}"
     remedy = """Raise the length limit (max_length, cutoff_len), or drop rows that exceed it. Search the collator for
     slices."""
 
@@ -218,6 +220,8 @@ class RowsWhole(Check):
     """Truncated rows needed for a failure. Fewer may be chance."""
     min_alike: float = 0.9
     """Share of the shorter rows of another objective that end with one token."""
+    max_full_share: float = 0.5
+    """Share of the rows of another objective that are as long as the longest one. Texts differ in length."""
 
     def judge(self, trace: Trace) -> Finding:
         if reason := trace.why({Premise.CAUSAL_LM, Premise.ROWS_FOLLOWED}):
@@ -248,7 +252,12 @@ class RowsWhole(Check):
         """Judge rows of which only their tokens are known: truncation makes many as long as the longest one."""
         rows = list({row.digest: row for step in trace.records(evidence.StepInputs) for row in step.read}.values())
         required(len(rows) >= ENOUGH, reason)
-        (longest, _), *others = Counter(row.tokens for row in rows).most_common(2)
+        lengths = Counter(row.tokens for row in rows)
+        (_, alike), (most, full) = Counter(row.last for row in rows).most_common(1)[0], max(lengths.items())
+        if full > self.max_full_share * len(rows) and most >= ENOUGH and alike >= self.min_alike * len(rows):
+            detail = f"{full} of {len(rows)} rows have {most} tokens, the most of all, and all end alike"
+            return self.at_most(full / len(rows), self.max_full_share, detail, meant=ONE_LENGTH, causes=[END_KEPT])
+        (longest, _), *others = lengths.most_common(2)
         shorter = [row.last for row in rows if row.tokens < longest]
         piled_up = others and longest == max(row.tokens for row in rows)
         last, times = Counter(shorter).most_common(1)[0] if piled_up else (None, 0)
