@@ -95,6 +95,22 @@ def test_all_that_come_in_are_rows_and_the_files_are_written(ask):
     assert {"fleet.html", "drain.txt", "drain.json", "request.json"} <= {path.name for path in session.folder.iterdir()}
 
 
+def test_fewer_nodes_than_were_asked_for_are_told(ask):
+    """Those that there are are asked: any would do."""
+    report, _, _ = ask(new_request("slurm", EngineOptions(nodes="64"), ["quick"], ""))
+
+    assert "--nodes 64: 4 can be asked" in report.notes
+
+
+@pytest.mark.parametrize("nodes", ["0", "00", "100000", "9" * 5000])
+def test_a_number_of_nodes_that_no_cluster_has_is_a_usage_error(capsys, nodes):
+    """By every engine, and before a row is made for each."""
+    with pytest.raises(SystemExit) as ended:
+        main(["fleet", "--engine", "local", "--nodes", nodes, "quick"])
+    assert ended.value.code == 4
+    assert "from 1 to 99999" in capsys.readouterr().err
+
+
 def test_a_run_is_deterministic_unless_the_command_line_says_otherwise():
     """Without it no bits would be compared."""
     asked = new_request("local", EngineOptions(), ["quick"], "")

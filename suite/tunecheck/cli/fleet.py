@@ -9,6 +9,7 @@ from tunecheck.cli.parser import COUNT, TIME, as_json
 from tunecheck.cli.run import add_selection, forwarded
 from tunecheck.core.errors import ConfigError
 from tunecheck.core.redaction import shown
+from tunecheck.core.text import one_line
 from tunecheck.fleet.engines import ENGINES
 from tunecheck.fleet.request import REQUEST_FILE, EngineOptions, Request, read_request
 
@@ -21,9 +22,8 @@ def add_commands(commands: Any) -> None:
     add_selection(fleet, nargs="*")
     summaries = "; ".join(f"{name}: {engine.summary}" for name, engine in ENGINES.items())
     fleet.add_argument("--engine", choices=tuple(ENGINES), help=summaries)
-    fleet.add_argument(
-        "--nodes", default="all", help="all, a number, or names such as n[1-8],n12; --judge expects them"
-    )
+    named = "all, a number, or names such as n[1-8],n12; --judge expects them"
+    fleet.add_argument("--nodes", type=_nodes, default="all", help=named)
     fleet.add_argument("--cpus", **COUNT, help="CPU cores per GPU")
     fleet.add_argument("--time", **TIME, default=NODE_SECONDS, help="time limit per GPU (default 30min)")
     silent = "time after which silent nodes are reported (default 1h)"
@@ -39,6 +39,13 @@ def add_commands(commands: Any) -> None:
         "--judge", type=Path, metavar="SESSION", help="judge the answers of this session, without running anything"
     )
     fleet.executes(_fleet, leaves_files=True, begins_itself=True)
+
+
+def _nodes(text: str) -> str:
+    """Return which nodes are asked. Raises ArgumentTypeError for a number that no cluster has."""
+    if text.isdecimal() and not 0 < int(text[:6]) < 100_000:
+        raise argparse.ArgumentTypeError(f"{one_line(text, 40)!r} should be from 1 to 99999, where it is a number")
+    return text
 
 
 def _fleet(options: argparse.Namespace) -> int:
