@@ -87,9 +87,7 @@ class FleetSession:
         engine: Engine = resolve_name(entry.kind)(self.request.options, self.folder)
         places, held = engine.places(), read_answers(self.folder)
         usable, wanted = {place.node for place in places if not place.problem}, self.request.options.nodes
-        if (
-            wanted.isdecimal() and len(usable) < int(wanted) and self.request.engine != "local"
-        ):  # whose places are cards
+        if self.request.engine != "local" and wanted.isdecimal() and len(usable) < int(wanted):
             self._notes.append(f"--nodes {wanted}: {len(usable)} can be asked")
         listed, gone = {place.name for place in places}, f"{self.request.engine} no longer lists it"
         before = [place for place in _places(self.folder, self.request).values() if place.name not in listed]
