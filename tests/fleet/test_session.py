@@ -422,6 +422,19 @@ def test_every_place_that_was_ever_asked_is_a_row(tmp_path, monkeypatch, pods, n
     assert rows["n1"].age_seconds < 3600
 
 
+def test_a_request_that_cannot_be_read_is_a_row(tmp_path, monkeypatch):
+    """A copy that broke off: nobody knows whom it asked."""
+    monkeypatch.setenv("TUNECHECK_HISTORY", str(tmp_path / "history.sqlite"))
+    pod(tmp_path, "n1", days_ago=0)
+    (tmp_path / "n2" / "fleet-0").mkdir(parents=True)
+    (tmp_path / "n2" / "fleet-0" / "request.json").touch()
+
+    assert main(["fleet", "--judge", str(tmp_path)]) == 6
+    report = FLEETS.read(tmp_path / "fleet.json")
+    assert [(row.place, row.outcome) for row in report.rows] == [("fleet-0", "no answer"), ("n1", "pass")]
+    assert "request.json: cannot be read as JSON" in row_of(report, "fleet-0").reason
+
+
 def test_a_fleet_that_was_killed_is_judged_with_every_place_that_it_was_to_ask(ask, monkeypatch):
     """Also those whose turn had not come."""
     _, _, session = ask()

@@ -282,9 +282,12 @@ def _told(fleet: Path, folder: Path) -> Iterator[Heard]:
     """Yield what this fleet says of each of its places; session folders are made relative to `folder`."""
     asked_at, request, answers = 0.0, None, read_answers(fleet)
     rows: dict[str, NodeRow] = {}
-    with contextlib.suppress(TraceError, ValueError):  # its answers still count
+    try:
         request = read_request(fleet)
         asked_at = datetime.fromisoformat(request.started_at).timestamp()
+    except (TraceError, ValueError) as error:  # its answers still count
+        if not (answers or listed(fleet / NODES_FOLDER)):
+            yield Heard(Place(name=fleet.name, node=fleet.name), missing=str(error))
     with contextlib.suppress(TraceError):  # likewise; a fleet that was killed has none
         rows = {row.place: row for row in FLEETS.read(fleet / FLEET_FILE).rows if row.outcome == "no answer"}
     for name, place in _places(fleet, request, [*answers.values(), *rows.values()]).items():
