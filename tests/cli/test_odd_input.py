@@ -140,6 +140,19 @@ def test_a_session_of_another_user_is_named(capsys, monkeypatch, tmp_path, comma
     assert "Permission denied" in said
 
 
+@pytest.mark.parametrize("command", [["list"], ["run", "quick"], ["watch", "--", "true"], ["history"], ["rows"]])
+def test_a_current_folder_that_was_removed_is_named(capsys, monkeypatch, tmp_path, command):
+    """As a shell keeps it that stands in a workspace which was cleaned."""
+    for name in ("CONFIGS", "REPORTS", "HISTORY"):
+        monkeypatch.delenv(f"TUNECHECK_{name}", raising=False)
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+
+    assert main(command) == 4
+    assert "the current folder: No such file or directory" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

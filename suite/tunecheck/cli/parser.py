@@ -127,10 +127,12 @@ def _executed(parser: Parser, arguments: Sequence[str] | None, options: argparse
         missing = isinstance(error, WeightsUnavailable | DataError) and not isinstance(error, BadRow)
         return Exit.UNJUDGED if machine or missing else Exit.MISCONFIGURED
     except OSError as error:
-        if error.errno not in NO_PATH:
+        removed = error.errno == errno.ENOENT and error.filename is None  # os.getcwd alone names none
+        if error.errno not in NO_PATH and not removed:
             log.error(unexpected(error))
             return Exit.UNJUDGED
-        log.error(f"{one_line(str(error.filename), 100)}: {error.strerror}; use another path")
+        path = "the current folder" if removed else one_line(str(error.filename), 100)
+        log.error(f"{path}: {error.strerror}; use another path")
         return Exit.MISCONFIGURED
     except KeyboardInterrupt:
         log.error("interrupted")

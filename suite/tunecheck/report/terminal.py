@@ -202,7 +202,7 @@ class _Printer:
     def coverage(self, view: SessionView) -> None:
         """Print what was judged by subject, and in one line how much the runs themselves rule out."""
         judged = ", ".join(words.replace(" ", "\xa0") for words in view.coverage)  # kept with its count
-        for line in textwrap.wrap(judged, self.console.width - 8):
+        for line in textwrap.wrap(judged, max(self.console.width - 8, 20)):
             label = "judged: " if judged.startswith(line) else " " * 8
             self.console.print(self.laid_out(label + line.replace("\xa0", " "), "dim"))
         if view.unjudged_as_expected:
