@@ -797,6 +797,7 @@ def test_skips_errors_and_repeats_are_sentences() -> None:
 def test_the_last_line_is_the_whole_verdict(made: Report, last: str) -> None:
     """One line however narrow the terminal, for people and for grep."""
     assert shown(made, width=40).splitlines()[-1] == last
+    assert shown(made, width=1).splitlines()[-1] == last
 
 
 def test_data_is_never_markup_and_never_moves_the_cursor() -> None:
