@@ -14,6 +14,7 @@ from tunecheck.cli import main
 from tunecheck.config import find_run, load_run
 from tunecheck.core.errors import ConfigError
 from tunecheck.core.trace import SCHEMA, encode
+from tunecheck.memory import measured_peaks
 from tunecheck.memory.prediction import cached_prediction
 
 RUN = "quick/smollm2-135m-qlora"
@@ -151,6 +152,25 @@ def test_a_current_folder_that_was_removed_is_named(capsys, monkeypatch, tmp_pat
 
     assert main(command) == 4
     assert "the current folder: No such file or directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("variable", "command"),
+    [
+        ("CACHE", ["list", "--needs"]),
+        ("CACHE", ["fetch", "tiny-llama"]),
+        ("HISTORY", ["history"]),
+        ("CONFIGS", ["list"]),
+    ],
+)
+def test_a_home_that_nobody_knows_is_named(capsys, monkeypatch, variable, command):
+    """As of a container's user without a name; a session goes on without its history."""
+    monkeypatch.setenv(f"TUNECHECK_{variable}", "~nobody-of-that-name/x")
+
+    assert main(command) == 4
+    assert "~nobody-of-that-name/x: there is no such home directory; set HOME" in capsys.readouterr().err
+    if variable == "HISTORY":
+        assert isinstance(measured_peaks("a fingerprint"), dict)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,16 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 def cache_folder() -> Path:
     """Return the folder for converted models and data: $TUNECHECK_CACHE, else ~/.cache/tunecheck."""
-    return Path(os.environ.get("TUNECHECK_CACHE") or "~/.cache/tunecheck").expanduser()
+    return from_home(os.environ.get("TUNECHECK_CACHE") or "~/.cache/tunecheck")
+
+
+def from_home(named: str) -> Path:
+    """Return the path with its ~ replaced. Raises ConfigError where nobody knows that home: of a bare user number."""
+    try:
+        return Path(named).expanduser()
+    except RuntimeError as error:
+        remedy = "set HOME, or name a whole path ($TUNECHECK_CACHE is that of the cache)"
+        raise ConfigError([f"{named}: there is no such home directory; {remedy}"]) from error
 
 
 def checkout_folder() -> Path | None:
@@ -41,7 +50,7 @@ def configs_folders() -> tuple[Path, ...]:
     A user's own is $TUNECHECK_CONFIGS, else the project folder's configs/. Raises ConfigError if a named one is none.
     """
     named = os.environ.get("TUNECHECK_CONFIGS")
-    own = Path(named).expanduser().absolute() if named else project_folder() / "configs"
+    own = from_home(named).absolute() if named else project_folder() / "configs"
     there = os.path.isdir(own)  # False, too, for a path that is too long or may not be looked at
     if named and not there:
         raise ConfigError([f"{named}: there is no such folder; --configs or $TUNECHECK_CONFIGS names it"])

@@ -17,7 +17,7 @@ from typing import Any
 
 from tunecheck.core.errors import HistoryDamaged, HistoryError
 from tunecheck.core.files import ANY_BYTES, open_file
-from tunecheck.core.paths import reports_folder
+from tunecheck.core.paths import from_home, reports_folder
 from tunecheck.core.typed import MISFITS, build
 from tunecheck.history.entry import HistoryEntry, Key
 
@@ -46,7 +46,7 @@ _WAY_OUT = "`tunecheck history --rebuild` sets it aside and rebuilds it from the
 def history_file(folder: Path | None = None) -> Path:
     """Return the store's path: $TUNECHECK_HISTORY, else in this folder of sessions, by default the reports folder."""
     named = os.environ.get("TUNECHECK_HISTORY")
-    return Path(named).expanduser() if named else (folder or reports_folder()) / HISTORY_FILE
+    return from_home(named) if named else (folder or reports_folder()) / HISTORY_FILE
 
 
 class Store:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tunecheck.config.schema import Run
-from tunecheck.core.errors import HistoryError
+from tunecheck.core.errors import SuiteError
 from tunecheck.core.files import listed, read_json
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.paths import evidence_folder, reports_folder
@@ -72,7 +72,7 @@ def measured_peaks(fingerprint: str) -> dict[str, MeasuredPeak]:
         with suppress(OSError):  # it may be pruned meanwhile
             held = _peaks(path, path.stat().st_mtime_ns)
             found += [(started_at, peak_bytes, card) for started_at, peak_bytes, card, of in held if of == fingerprint]
-    with suppress(HistoryError, OSError):
+    with suppress(SuiteError, OSError):
         found += Store(history_file()).peaks(fingerprint)
     return {
         card: MeasuredPeak(card=card, allocator_bytes=peak_bytes, measured_at=started_at[:10])
