@@ -173,6 +173,15 @@ def test_a_home_that_nobody_knows_is_named(capsys, monkeypatch, variable, comman
         assert isinstance(measured_peaks("a fingerprint"), dict)
 
 
+def test_an_expectation_of_a_file_is_not_blamed_on_the_command_line(capsys, monkeypatch, tmp_path):
+    """Where nobody typed it."""
+    (tmp_path / "tunecheck.toml").write_text("[expect]\nnosuch = 1\n")
+    monkeypatch.chdir(tmp_path)
+
+    assert main(["watch", "--", "true"]) == 4
+    assert "tunecheck.toml: expect nosuch=1: no key is called 'nosuch'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -31,6 +31,8 @@ from tunecheck.results.stored import without_secrets, write_verdict
 from tunecheck.session import TierSession, written
 from tunecheck.session.options import CARD, IGNORE, REPEATED, RUN, SESSION_OPTIONS, SET
 
+ANSWERS_FILE = "[tool.tunecheck] or tunecheck.toml"
+
 
 def add_commands(commands: Any) -> None:
     """Add `run`, `bench` and `watch` to the command line."""
@@ -226,10 +228,10 @@ def _watch(options: argparse.Namespace) -> int:
     settings = settings_for(script, Path.cwd())
     steps = next(number for number in (options.steps, settings.steps, 10) if number is not None)
     if steps < 2:
-        where = "[tool.tunecheck] or tunecheck.toml: steps" if options.steps is None else "--steps"
+        where = f"{ANSWERS_FILE}: steps" if options.steps is None else "--steps"
         raise ConfigError([f"{where}: should be at least 2, because one step shows little (got {steps})"])
     of_file = [f"{key}={value}" for key, value in settings.expect.items()]
-    expected = {**read_expectations(of_file), **read_expectations(options.expect)}
+    expected = {**read_expectations(of_file, f"{ANSWERS_FILE}: expect"), **read_expectations(options.expect)}
     interrupts.work()
     folder = session_folder()
     listening = Options(

@@ -40,7 +40,7 @@ class Expectation:
         return JUDGED_BY.get(self.key, ("as_expected", *of_tensors))
 
 
-def read_expectations(given: Iterable[str]) -> dict[str, Any]:
+def read_expectations(given: Iterable[str], said: str = "--expect") -> dict[str, Any]:
     """Return key to value of these KEY=VALUE. Raises ConfigError with every problem."""
     values: dict[str, Any] = {}
     problems = []
@@ -48,16 +48,16 @@ def read_expectations(given: Iterable[str]) -> dict[str, Any]:
         key, equals, text = words.partition("=")
         if key not in EXPECTATIONS:
             known = nearest(key, EXPECTATIONS) or f"; known keys: {', '.join(EXPECTATIONS)}"
-            problems.append(f"--expect {words}: no key is called {key!r}{known}")
+            problems.append(f"{said} {words}: no key is called {key!r}{known}")
         elif not equals or not text:
-            problems.append(f"--expect {words}: has no value; for example --expect {key}={EXPECTATIONS[key].example}")
+            problems.append(f"{said} {words}: has no value; for example --expect {key}={EXPECTATIONS[key].example}")
         elif key in values:
-            problems.append(f"--expect {words}: {key} appears twice")
+            problems.append(f"{said} {words}: {key} appears twice")
         else:
             try:
                 values[key] = EXPECTATIONS[key].read(text)
             except ValueError as error:
-                problems.append(f"--expect {words}: {error}; for example {key}={EXPECTATIONS[key].example}")
+                problems.append(f"{said} {words}: {error}; for example {key}={EXPECTATIONS[key].example}")
     if problems:
         raise ConfigError(problems)
     return values
