@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+import torch._dynamo.utils
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tunecheck.core.trace import read
@@ -111,3 +112,20 @@ def test_a_command_that_loads_no_tunecheck_is_told_from_one_that_trains_nothing(
     [row] = report.runs
     assert row.outcome == "error"
     assert why in row.reason
+
+
+def test_a_step_that_is_compiled_whole_is_told(tmp_path, monkeypatch):
+    """No module is called where torch.compile has made one function of a step."""
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    hooks = LoopHooks(Options(folder=str(tmp_path), name="train", steps=3))
+    hooks.attach()
+    weight.square().sum().backward()
+    optimizer.step()
+    hooks.detach()
+
+    told = {}
+    for frames in ({}, {"total": 1}):
+        monkeypatch.setitem(torch._dynamo.utils.counters, "frames", frames)
+        told[bool(frames)] = "; torch.compile hides what it compiles" in hooks.why_not()
+    assert told == {False: False, True: True}

@@ -226,5 +226,7 @@ class LoopHooks:
             )
             return seen if self.differentiated and self.kind else ""
         if self.model is None:
-            return f"{self.unheard} stepped, but {self.why or 'no module was called with gradients'}"
+            compiled = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {}).get("frames")
+            hint = "; torch.compile hides what it compiles: compile the model alone, not its step" if compiled else ""
+            return f"{self.unheard} stepped, but {self.why or f'no module was called with gradients{hint}'}"
         return f"{self.unheard} stepped, but no optimizer holds parameters of the {type(self.model).__name__}"
