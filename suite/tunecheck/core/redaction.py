@@ -139,7 +139,7 @@ def _is_secret(name: str, value: str = "x") -> bool:
         return last in ("pat", "otp", "totp") and (option or of_account) and not re.fullmatch("[0-9]{,3}", value)
     if last.endswith("key"):
         kind = last.removesuffix("key") or "".join(before[-1:])
-        return kind in _KEY_KINDS or (name.isupper() and bool(before))
+        return kind in _KEY_KINDS or (name.isupper() and bool(before) and not several)
     if last in ("pass", "pwd"):
         return option and words not in ("pwd", "oldpwd")
     if last.endswith("token"):  # <|im_end|>, [PAD] and 128001 are tokens of a text
