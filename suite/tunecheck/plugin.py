@@ -338,10 +338,10 @@ class SessionHooks:
         self.listens = interrupts.listen() or self.listens
         try:
             self.session.open()
+            interrupts.work()  # a cancelled job ends like Ctrl-C: with a report
+            self.session.warm_up(selected)  # lets the imports of the training process begin
         except SuiteError as error:
             self.refuse([str(error)])
-        interrupts.work()  # a cancelled job ends like Ctrl-C: with a report
-        self.session.warm_up(selected)  # lets the imports of the training process begin
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:

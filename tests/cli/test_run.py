@@ -38,6 +38,16 @@ def given(monkeypatch):
     return arguments
 
 
+def test_a_cache_in_a_home_that_nobody_knows_is_a_wrong_request(tmp_path):
+    """It is looked at after the session's folder was made, and before anything trains."""
+    environment = {**os.environ, "TUNECHECK_CACHE": "~nobody-of-that-name/x", "TUNECHECK_REPORTS": str(tmp_path)}
+    command = [sys.executable, "-m", "tunecheck.cli", "run", "quick", *SETTINGS]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert "~nobody-of-that-name/x: there is no such home directory" in done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
