@@ -6,12 +6,11 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import peft.peft_model
 import torch
-import transformers.modeling_utils
 from peft import LoraConfig, get_peft_model
 from torch.nn.utils import clip_grad_norm_
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
@@ -19,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingA
 from tunecheck.core.paths import shipped_folder
 from tunecheck.core.trace import read
 from tunecheck.listen.expectations import read_expectations
-from tunecheck.listen.imports import hear
+from tunecheck.listen.imports import DATA_SETS, HEARD, hear
 from tunecheck.listen.options import Options
 from tunecheck.results import RunReport
 from tunecheck.results.rejudge import judged_again
@@ -130,10 +129,14 @@ def judged(script: Script, folder: Path, *, steps: int | None = None) -> RunRepo
     return judged_again(read(trace), [], trace_file=trace.name)
 
 
+HEARD_HERE = tuple(dict.fromkeys(library for library, _, _ in HEARD if library != DATA_SETS))
+"""Libraries of which watch listens to functions, without one that is not installed here."""
+
+
 @contextmanager
 def libraries_heard() -> Iterator[None]:
     """Listen to what is loaded and what libraries write, which the command does as they are imported."""
-    undo = [each for library in (torch, peft.peft_model, transformers.modeling_utils) for each in hear(library)]
+    undo = [each for name in HEARD_HERE for each in hear(import_module(name))]
     try:
         yield
     finally:
