@@ -112,7 +112,7 @@ class RowsReachLoss(Check):
 
     A position sees nothing behind it. Tokens behind the last position that the loss uses change no gradient. A pass
     that is made with gradients gets one. Where a row begins with a prompt, the loss uses the answer from its beginning.
-    Where an encoder tags words, the tags begin at the first word.
+    The tags of an encoder begin at the first word.
     """
 
     needs = frozenset({"user_code"})
