@@ -275,3 +275,23 @@ def test_a_loop_of_a_language_model_that_does_not_divide_is_named_as_a_trainer_i
     assert [finding.check for finding in roots] == ["loss_normalised_over_accumulation"] * (not divides)
     assert divides or roots[0].meaning.startswith("A loop calls backward")
     assert divides or "num_items_in_batch" not in roots[0].meaning
+
+
+class OfPairs(Trainer):
+    """Its collator gives pairs of tensors, which only its own compute_loss takes apart."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        """The loss of the pair."""
+        ids, labels = inputs
+        return model(ids, labels=labels)["loss"]
+
+    def get_train_dataloader(self):
+        """Batches that are no dictionaries."""
+        torch.manual_seed(0)
+        return [(torch.randint(0, 20, (2, 6)), torch.randint(0, 3, (2, 6))) for _ in range(8)]
+
+
+def test_batches_that_are_no_dictionaries_are_listened_to(tmp_path):
+    """The Trainer divides their loss itself, as it counts no items in them."""
+    by, _ = heard(tmp_path, OfPairs, Tagger)
+    assert by == ["the Trainer"]

@@ -407,8 +407,11 @@ def test_targets_out_of_reach(output, loss, targets, told):
 def test_a_softmax_of_cosines_is_not_flat(scale, flat):
     """Whatever is learned; a temperature of 1 is in use with many rows."""
     one, other = torch.randn(6, 8, requires_grad=True), torch.randn(6, 8, requires_grad=True)
-    for scores in (normalize(one) @ normalize(other).t() * scale, normalize(one) @ normalize(other).t() / (1 / scale)):
+    cosines = normalize(one) @ normalize(other).t()
+    scaled = (scale * normalize(one)) @ normalize(other).t()  # vectors of one length, which is not 1
+    for scores in (cosines * scale, cosines / (1 / scale), scaled):
         assert scores_given(cross_entropy(scores, torch.arange(6)), LossCalls()).flat == flat
+    assert not scores_given(cross_entropy((0.01 * normalize(one)) @ other.t(), torch.arange(6)), LossCalls()).flat
 
 
 @pytest.mark.parametrize(

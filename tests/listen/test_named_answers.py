@@ -175,7 +175,12 @@ def chat(text):
     return [{"role": "user", "content": "which?"}, {"role": "assistant", "content": text}]
 
 
-@pytest.mark.parametrize("form", [str, chat], ids=["text", "chats"])
+def ids(text):
+    """Its characters as tokens, behind one of padding, as a script keeps the rows that it has tokenized."""
+    return [0, *map(ord, text)]
+
+
+@pytest.mark.parametrize("form", [str, chat, ids], ids=["text", "chats", "tokens"])
 def test_the_first_data_set_tells_which_answer_is_the_better_one(form):
     """A later one may have been made of it, with its columns exchanged."""
     good, bad = (
@@ -185,7 +190,7 @@ def test_the_first_data_set_tells_which_answer_is_the_better_one(form):
     made(question=["?", "?"], chosen=[*map(form, good)], rejected=[*map(form, bad)])
     made(chosen=[*map(form, bad)], rejected=[*map(form, good)])
 
-    tell, where = answers_named(searched=False)
+    tell, where = answers_named(searched=False, decode=lambda rows: ["".join(map(chr, row[1:])) for row in rows])
 
     assert [*map(tell, (f"which? {good[0]}", f"which? {bad[1]}", "another text altogether"))] == [True, False, None]
     assert where == "'chosen' and 'rejected'"
@@ -196,7 +201,7 @@ def test_what_both_columns_hold_tells_nothing():
     one, other, last = "some words that are long", "other words that are as long", "a third answer of words"
     made(chosen=[one, last], rejected=[other, one])
 
-    tell, _ = answers_named(searched=False)
+    tell, _ = answers_named(searched=False, decode=str)
 
     assert [*map(tell, (one, other, last))] == [None, False, True]
 
@@ -208,4 +213,4 @@ def test_other_columns_are_not_kept():
         made(chosen=["a"], rejected=["b"])
 
     assert len(named_answers._made) == named_answers.MOST_DATA_SETS
-    assert answers_named(searched=False) is None, "too short to tell rows by"
+    assert answers_named(searched=False, decode=str) is None, "too short to tell rows by"

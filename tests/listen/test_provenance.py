@@ -169,6 +169,9 @@ WRONG = {
     "distilled over rows": lambda scores: torch.nn.functional.kl_div(
         log_softmax(scores, 0), logits().softmax(-1), reduction="batchmean"
     ),
+    "taught by logarithms": lambda scores: torch.nn.functional.kl_div(
+        log_softmax(scores, -1), logits().log_softmax(-1), reduction="batchmean"
+    ),
     "taught over rows": lambda scores: torch.nn.functional.kl_div(
         log_softmax(scores, -1), logits().log_softmax(0), reduction="batchmean", log_target=True
     ),

@@ -3,6 +3,7 @@
 `sources` names the object of each expectation, `premises` what is known about each premise of a check, and by whom.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
@@ -39,6 +40,8 @@ SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "co
 B_DRAWN = "init_lora_weights=False draws B at random, which peft has for tests"
 KEEP_THE_BASE = (True, False, "gaussian", "orthogonal", "eva")
 """Values of LoraConfig.init_lora_weights that move no part of the base into the adapters, as PiSSA's and OLoRA's do."""
+THAWED_BESIDE = re.compile(r"(norm|ln_|embed|wte|wpe|head)[^.]*\.weight$|bias$")
+"""Ends the names of tensors that scripts thaw by hand beside adapters, as LongLoRA (arXiv 2309.12307) does."""
 OF_ANY_TRAINING = {"adapters", "frozen", "trains_base", "quantized", "checkpointing", "dropout", "several_steps"}
 """Features that a training of another's has as a run of the suite has them."""
 
@@ -264,6 +267,8 @@ def described(model: Any) -> tuple[WatchedRun, dict[Premise, str]]:
     if lora is not None and folder is not None and (heads := drawn_heads(model, folder)):
         trained |= heads
         left_open[Premise.COUNT_DECLARED] = f"{min(heads)} is in no file, and is trained beside the adapters"
+    beside = [name for name, p in parameters.items() if p.requires_grad and name not in trained]
+    thawed = beside if lora is not None and all(map(THAWED_BESIDE.search, beside)) else []
     attention = attention_kernel(model)
     if attention not in ("sdpa", "eager", "flash_attention_2"):
         left_open[Premise.ATTENTION_DECLARED] = f"tunecheck does not know the kernels of attention {attention!r}"
@@ -288,6 +293,8 @@ def described(model: Any) -> tuple[WatchedRun, dict[Premise, str]]:
     presumed = opened([Premise.ARCHITECTURE_KNOWN], departure(model))
     presumed |= opened([Premise.ADAPTERS_FRESH], B_DRAWN if lora is not None and init is False else "")
     presumed |= opened([Premise.LOSS_REPEATABLE, Premise.ARCHITECTURE_KNOWN], other_kind(config))
+    by_hand = f"{some(thawed, 1)} may be trained beside the adapters on purpose" if thawed else ""
+    presumed |= opened([Premise.TRAINED_SET_DECLARED, Premise.COUNT_DECLARED], by_hand)
     run = _run_of(
         model=Model.model_construct(name=name, parameters=size, architecture=architecture, sources=[]),
         strategy=adapted if lora is not None else "full" if len(trained) == len(parameters) else "partial",

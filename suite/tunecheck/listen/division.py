@@ -5,7 +5,7 @@ ignores this number makes gradients too large. Division calls it again with othe
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from traceback import walk_stack
 from typing import Any
@@ -42,7 +42,7 @@ class Division:
 
     def before(self, model: Any, inputs: Any, *_: Any, num_items_in_batch: Any = None, **__: Any) -> None:
         """The loss of these inputs is about to be computed, which takes some of them out."""
-        if self._model is None:
+        if self._model is None and isinstance(inputs, Mapping):  # a compute_loss of the script's may take tuples
             self._model, self._given, self._items = model, dict(inputs), num_items_in_batch
 
     def computed(self, loss: torch.Tensor, micro_batches: int) -> None:

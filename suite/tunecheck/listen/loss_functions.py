@@ -47,7 +47,7 @@ a temperature of 0.5 have 4."""
 FEWEST_ROWS = 3
 """Of a square of scores; any two rows' likelihoods may come of symmetric ones."""
 MOST_ROUNDING = 1e-2
-"""Of a length that is 1, in 16 bit."""
+"""Of a length, in 16 bit."""
 
 
 @dataclass(slots=True)
@@ -72,6 +72,9 @@ class LossCalls:
         self.functions += 1
         target = named.get("target", given[1] if len(given) > 1 else None)
         if isinstance(target, torch.Tensor) and target.shape == scores.shape:
+            if name == "kl_div" and not named.get("log_target") and bool((target < 0).any()):
+                self.wrong.append("kl_div of logarithms as targets, without log_target")
+                return
             axes, others = _normalised(scores), _normalised(target if named.get("log_target") else target.log())
             if axes and others and axes.isdisjoint(others):
                 self.wrong.append(f"{name} of distributions over axis {min(axes)} and over axis {min(others)}")
@@ -154,7 +157,8 @@ def reach_of(edge: Any) -> tuple[float, float] | None:
         ends = [end for part in parts if part is not None for end in part]
         return None if None in parts or not ends else (min(ends), max(ends))
     if node is None or node.name() not in FACTORS:
-        return None if node is None else (-1.0, 1.0) if _is_cosine(node) else REACHES.get(node.name())
+        most = None if node is None else _largest_product(node)
+        return REACHES.get("" if node is None else node.name()) if most is None else (-most, most)
     (given, (other, _)), factor = node.next_functions, node._saved_other
     within = reach_of(given) if other is None and isinstance(factor, torch.Tensor) and factor.numel() == 1 else None
     if within is None or not float(factor):
@@ -164,23 +168,29 @@ def reach_of(edge: Any) -> tuple[float, float] | None:
     return low, high
 
 
-def _is_cosine(node: Any) -> bool:
-    """Return whether these are products of vectors of length 1."""
+def _largest_product(node: Any) -> float | None:
+    """Return how large products of vectors can be that have one length, as cosines have 1; None for others."""
+    pairs: Any = None
     if (axes := {"MmBackward0": (1, 0), "BmmBackward0": (2, 1)}.get(node.name())) is not None:
-        return all(map(_are_units, (node._saved_self, node._saved_mat2), axes))
-    product = node.next_functions[0][0] if node.name() == "SumBackward1" and len(node._saved_dim) == 1 else None
-    if product is None or product.name() != "MulBackward0":
-        return False
-    return all(map(_are_units, (product._saved_self, product._saved_other), 2 * node._saved_dim))
+        pairs = zip((node._saved_self, node._saved_mat2), axes, strict=True)
+    elif node.name() == "SumBackward1" and len(node._saved_dim) == 1:
+        product = node.next_functions[0][0]
+        if product is not None and product.name() == "MulBackward0":
+            pairs = zip((product._saved_self, product._saved_other), 2 * node._saved_dim, strict=True)
+    lengths = [_common_length(vectors, axis) for vectors, axis in pairs or ()]
+    known = [length for length in lengths if length is not None]
+    return math.prod(known) if known and known == lengths else None
 
 
-def _are_units(vectors: torch.Tensor | None, axis: int) -> bool:
-    """Return whether the vectors along this axis have length 1; a first one is looked at before all are."""
-    if vectors is None:
-        return False
-    found = vectors.detach().movedim(axis if axis < vectors.ndim else -1, -1)
-    parts = (part.norm(dim=-1, dtype=torch.float32) for part in (found.flatten(0, -2)[:1], found))
-    return all(bool(((length - 1).abs() <= MOST_ROUNDING).all()) for length in parts)
+def _common_length(vectors: torch.Tensor | None, axis: int) -> float | None:
+    """Return the length that all vectors along this axis have, None where they differ; two are looked at first."""
+    if vectors is None or not vectors.numel():
+        return None
+    found = vectors.detach().movedim(axis if axis < vectors.ndim else -1, -1).flatten(0, -2)
+    length = float(found[0].norm(dtype=torch.float32))
+    parts = (part.norm(dim=-1, dtype=torch.float32) for part in (found[-1:], found))
+    alike = all(bool(((each - length).abs() <= MOST_ROUNDING * length).all()) for each in parts)
+    return length if alike else None
 
 
 def _output_and_target(node: Any) -> tuple[Any, torch.Tensor | None]:

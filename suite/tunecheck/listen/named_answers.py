@@ -14,6 +14,7 @@ MOST_DATA_SETS, MOST_ROWS = 4, 20_000
 """Data sets whose columns are named so, the first ones that the script makes, and rows of each."""
 KEY = 12
 """Characters, without spaces, from where two answers begin to differ: by them a row is told to hold one of them."""
+Decode = Callable[[list[list[int]]], list[str]]
 _made: list[tuple[list[str], Any]] = []
 """Names of two columns, and the table that holds them."""
 
@@ -28,10 +29,11 @@ def data_set_made(dataset: Any, *_: Any, **__: Any) -> Any:
     return made
 
 
-def answers_named(*, searched: bool) -> tuple[Callable[[str], bool | None], str] | None:
+def answers_named(*, searched: bool, decode: Decode) -> tuple[Callable[[str], bool | None], str] | None:
     """Return what tells whether a text holds an answer that the data call the better one, None of others; and where.
 
-    None where no data set has such names. `searched` has the interpreter's own lists of rows looked at, too.
+    None where no data set has such names. `searched` has the interpreter's own lists of rows looked at, too. `decode`
+    makes text of answers that are token ids.
     """
     holders = [*_made]
     _made.clear()
@@ -42,7 +44,7 @@ def answers_named(*, searched: bool) -> tuple[Callable[[str], bool | None], str]
     better: dict[str, bool | None] = {}
     for (good, bad), rows in holders:
         own: dict[str, bool | None] = {}
-        for pair in _pairs(rows, good, bad):
+        for pair in _pairs(rows, good, bad, decode):
             for key, is_better in zip(pair, (True, False), strict=True):
                 own[key] = is_better if own.get(key, is_better) is is_better else None
         better = {**own, **better}  # what was made first was not made of the others
@@ -68,22 +70,24 @@ def _named(columns: Sequence[str]) -> list[str] | None:
     return None
 
 
-def _pairs(rows: Any, good: str, bad: str) -> Iterator[tuple[str, str]]:
+def _pairs(rows: Any, good: str, bad: str, decode: Decode) -> Iterator[tuple[str, str]]:
     """Yield the keys of both answers of each row, of a table of Arrow's or a list of mappings."""
     if isinstance(rows, list):
         columns: Any = ([row.get(name) for row in rows[:MOST_ROWS] if isinstance(row, dict)] for name in (good, bad))
     else:
         columns = (rows.column(name)[:MOST_ROWS].to_pylist() for name in (good, bad))
     for answers in zip(*columns, strict=True):
-        one, other = ("".join(_text(answer).split()) for answer in answers)
+        one, other = ("".join(_text(answer, decode).split()) for answer in answers)
         at = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
         keys = one[at : at + KEY], other[at : at + KEY]
         if all(len(key) == KEY for key in keys):
             yield keys
 
 
-def _text(answer: Any) -> str:
+def _text(answer: Any, decode: Decode) -> str:
     """Return an answer's text: of a chat, that of its last turn."""
+    if isinstance(answer, list) and answer and all(type(token) is int for token in answer):
+        return decode([answer])[0]
     if isinstance(answer, list) and answer:
         answer = answer[-1]
     if isinstance(answer, dict):

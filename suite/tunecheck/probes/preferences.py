@@ -5,6 +5,7 @@ Whatever the formula of a preference loss, its gradient by the scores of an answ
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -46,11 +47,12 @@ class PreferenceProbe(Probe):
         rows, self._rows = self._rows, []
         if not rows or session.answers_named is None or session.tokenizer is None:
             return
-        named = session.answers_named(searched=not all(raised for _, raised in rows))
+        decode = partial(session.tokenizer.batch_decode, skip_special_tokens=True)
+        named = session.answers_named(searched=not all(raised for _, raised in rows), decode=decode)
         if named is None:
             return
         tell, where = named
-        texts = session.tokenizer.batch_decode([tokens.tolist() for tokens, _ in rows], skip_special_tokens=True)
+        texts = decode([tokens.tolist() for tokens, _ in rows])
         told = Counter((tell(text), raised) for text, (_, raised) in zip(texts, rows, strict=True))
         if any(better is not None for better, _ in told):
             seen = PreferencesLearned(

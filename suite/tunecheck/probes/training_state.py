@@ -53,7 +53,10 @@ class TrainingStateProbe(Probe):
         self._unknown = not declares_mode and not causal
         """Whether the model is one that its script may freeze, thaw, switch and evaluate in part as it likes."""
         # where no object declares what learns, a callback may thaw a classifier's layers one after the other
-        declared = session.run.fact(Premise.TRAINED_SET_DECLARED).source in (Source.DECLARED, Source.EXPECTED)
+        source = session.run.fact(Premise.TRAINED_SET_DECLARED).source
+        if source is Source.PRESUMED:  # what learns beside it from the start is another check's
+            self._expected |= {name for name, _ in learning(session.model)}
+        declared = source in (Source.DECLARED, Source.EXPECTED)
         self._free = not causal and not (declares_mode and declared)
         # where nothing promises train mode, a module that drops nothing may stay in the mode that it was in
         self._resting = frozenset[str]()
