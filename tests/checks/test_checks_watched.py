@@ -34,6 +34,7 @@ WATCHED = {name for name, check in CHECKS.items() if check.features() & WATCHED_
 FEATURES = ("adapters", *sorted(WATCHED_FEATURES))
 MEANT = {
     ("rows_come_once", "a row twice"),
+    ("mask_and_positions", "positions from 1"),
     ("batches_change", "one batch"),
     ("batches_change", "one class"),
     ("batches_change", "one batch in each step"),
@@ -335,6 +336,7 @@ FAULTS = {
     },
     "mask_and_positions": {
         "padding that nobody names": lambda: watched(rows(padded_before=18)),
+        "positions from 1": lambda: watched(rows(positions_from=1)),
         "a prompt that is hidden": lambda: with_record(watched(), e.Window, 1, inputs={"text is hidden": "'What'"}),
     },
     "batch_as_configured": {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForSequenceClassification
@@ -41,3 +43,21 @@ def test_a_head_that_was_drawn_learns(settings, adapted, failed, tmp_path):
 
     assert {finding.check for finding in row.failed} == failed
     assert all("score.weight" in finding.detail for finding in row.failed)
+
+
+@pytest.mark.parametrize(
+    ("names", "failed"), [("norm", set()), ("norm|o_proj", {"trainable_set"})], ids=["norms", "and matrices"]
+)
+def test_what_is_thawed_by_hand_beside_adapters_is_asked_about(names, failed, tmp_path):
+    """Embeddings and norms may be meant, as LongLoRA has it. In fp32."""
+
+    def thaw_named(model):
+        for name, parameter in model.named_parameters():
+            if re.search(names, name):
+                parameter.requires_grad_(True)
+
+    row = judged(Script(rows=16, steps=4, adapted=[thaw_named]), tmp_path)
+
+    assert failed <= {finding.check for finding in row.failed}
+    assert failed or not row.failed, row.failed
+    assert ("trainable_set" in {finding.check for finding in row.suspected}) is not bool(failed)

@@ -215,6 +215,14 @@ def test_a_row_that_begins_again(ids, first, again):
     assert Row(ids, [IGNORED] * first + ids[first:], [1] * len(ids)).begins_again(BOS, {EOS}) is again
 
 
+@pytest.mark.parametrize(
+    ("positions", "first"), [(None, 0), ([0, 0, 0, 1], 0), ([1, 1, 1, 2], 1)], ids=["none", "from 0", "from 1"]
+)
+def test_where_positions_begin(positions, first):
+    """At the first token that is attended to; what padding has counts for nothing."""
+    assert Row([0, 0, 5, 6], [IGNORED] * 4, [0, 0, 1, 1], positions).first_position == first
+
+
 PROMPT = [*range(20, 30)]
 
 

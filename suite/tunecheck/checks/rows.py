@@ -17,24 +17,32 @@ PUNCTUATION = ".!?:;,\"')]}"
 """What text ends in by itself, with no mark behind it."""
 
 
+BEGIN_LATER = "Positions are counted from 1, or padding on the left is counted, too."
+MAY_BEGIN_LATER = "rows may go on behind a cache, or begin at positions that are drawn"
+
+
 class MaskAndPositions(Check):
     """The attention mask covers every token and no padding, and positions count up from each document's start.
 
     The mask may be 0 on padding alone: one token, repeated, at either end of the row. Explicit position ids rise by one
-    per token. In a packed row they restart at 0 with each document.
+    per token, from 0. In a packed row they restart at 0 with each document.
     """
 
     needs = frozenset({"user_code", Premise.CAUSAL_LM, Premise.POSITIONS_FOLLOWED})
-    meaning = """The attention mask was built from the labels, so that answers do not attend to their prompt. The mask
-    is all ones over left padding. position_ids are constant, so that the model cannot tell the order of tokens."""
+    meaning = f"""The attention mask was built from the labels, so that answers do not attend to their prompt. The mask
+    is all ones over left padding. position_ids are constant, so that the model cannot tell the order of tokens.
+    {BEGIN_LATER}"""
     remedy = "Build the mask from the row lengths. Omit position_ids, or count them up within each document."
 
     def judge(self, trace: Trace) -> Finding:
         windows = trace.all(evidence.Window)
         problems = {kind: (w.step, row) for w in reversed(windows) for kind, row in w.inputs.items()}
         told = [f"step {step}: {kind} (row beginning {row})" for kind, (step, row) in problems.items()]
-        rows = sum(len(window.rows) for window in windows)
-        if not told and (unnamed := trace.one(evidence.RowsGiven).padded_before):
+        rows, given = sum(len(window.rows) for window in windows), trace.one(evidence.RowsGiven)
+        if not told and (first := given.positions_from):
+            detail = f"the positions of all {rows} rows begin at {first} or later"
+            return self.at_most(first, 0, detail, meant=MAY_BEGIN_LATER, causes=[BEGIN_LATER])
+        if not told and (unnamed := given.padded_before):
             told = [f"{unnamed} of {rows} rows begin with a repeated token: left padding that is attended to"]
         return self.unless(told, f"{rows} rows, all fully attended to", compared=rows)
 

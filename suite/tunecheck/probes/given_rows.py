@@ -55,6 +55,7 @@ class GivenRowsProbe(Probe):
         """Fields of RowsGiven that count what single rows have."""
         self._spans: list[RowSpan] = []
         self._beginnings: list[given.Beginning] = []
+        self._first_positions: list[int] = []
         self._starts: set[Ids] = set()
         self._before_answers: set[Ids] = set()
         self._micro_batches = 0
@@ -92,6 +93,7 @@ class GivenRowsProbe(Probe):
                 for problem in as_given.input_problems(session.tokenizer):
                     inputs.setdefault(problem, repr(self._show(row.ids[:16])))
                 self._beginnings.append(row.beginning)
+                self._first_positions.append(as_given.first_position)
                 self._before_answers |= {row.before_answer} - {()}
                 self._spans.append(row.span(micro_batch=self._micro_batches, ends=self._marks, show=self._show))
                 named = self._padding not in (None, self._start, *self._ends) and not self._spans[-1].ended
@@ -132,6 +134,7 @@ class GivenRowsProbe(Probe):
             replayed=tuple(repr(self._show(ids[:16])) for ids in replayed),
             resumed_after=len(self._done),
             padded_before=given.padded_before(self._beginnings),
+            positions_from=min(self._first_positions, default=0),
             begun_late=given.begun_late(self._before_answers),
             **self._counts,
             expected={key: tuple(texts) for key, texts in self._unmet.items()},

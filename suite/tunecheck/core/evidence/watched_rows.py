@@ -72,6 +72,8 @@ class RowsGiven(Record):
     """Rows that are learned from their first token on, and none of whose last tokens is."""
     padded_before: int = 0
     """Rows that begin with padding which is attended to, of a token that no tokenizer names."""
+    positions_from: int = 0
+    """Lowest position at which a row begins, where all rows have positions of their own."""
     turns: int = 0
     """Turns of the model's own, in the chat template's words, in rows that are learned to their end."""
     turns_unfilled: int = 0

@@ -123,6 +123,11 @@ class Row:
         return again and ids[0] == start and learned == [*range(first, first + len(learned))]
 
     @property
+    def first_position(self) -> int:
+        """Return the position of the first token that is attended to; 0 where none is given."""
+        return next(compress(self.positions or (), self.mask), 0)
+
+    @property
     def begins_twice(self) -> bool:
         """Return whether the row begins with the same piece twice, as with a prompt before its prompt and answer."""
         for ids in (self.tokens, self.tokens[1:]):  # a start token may stand before the first
