@@ -273,3 +273,32 @@ def test_a_copy_of_the_model_is_no_part_of_it(tmp_path):
     hooks.detach()
     (path,) = tmp_path.glob("watch-*.jsonl")
     assert CHECKS["trainable_moved"]()(read(path)).status is Status.PASSED
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+def test_an_optimizer_that_accelerate_does_not_hold_back(prepared, tmp_path):
+    """It steps after each micro-batch, though accelerate is told to accumulate two."""
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState, GradientState
+
+    torch.manual_seed(0)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    model = accelerator.prepare(model)
+    optimizer = accelerator.prepare(optimizer) if prepared else optimizer
+    hooks = LoopHooks(Options(folder=str(tmp_path), name="script", steps=STEPS))
+    hooks.attach()
+    for _ in range(2 * STEPS):
+        with accelerator.accumulate(model):
+            accelerator.backward(model(torch.randn(8, 4)).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+    hooks.detach()
+    AcceleratorState._reset_state(True)  # of the whole process
+    GradientState._reset_state()
+    (path,) = tmp_path.glob("watch-*.jsonl")
+    finding = CHECKS["calls_in_order"]()(read(path))
+
+    assert finding.passed is prepared, finding.detail
+    assert ("the optimizer steps while accelerate accumulates" in finding.detail) is not prepared

@@ -23,6 +23,7 @@ STEPPED_SCALED = "the optimizer steps with scaled gradients"
 SCHEDULE_EARLY = "the schedule is stepped before the optimizer, which skips its first rate"
 SCHEDULE_TWICE = "the schedule is stepped twice per optimizer step"
 SCHEDULE_AHEAD = "the schedule has one step per optimizer step, but is stepped more often"
+UNPREPARED = "the optimizer steps while accelerate accumulates gradients"
 NOT_YET = "the schedule advances after each micro-batch: whether it is made for that shows when the training has ended"
 NOT_RESTORED = "weights are moved between two backward passes, and not moved back before the optimizer steps"
 NEVER_ALLOCATED = "AdaLoRA's update_and_allocate is never called, so no rank is pruned"
@@ -41,6 +42,7 @@ CAUSES = {
     TWICE: "The loop or a callback steps the optimizer a second time.",
     SCHEDULE_TWICE: "The loop or a callback steps the schedule a second time.",
     EARLY: "The optimizer steps within an accumulation.",
+    UNPREPARED: "The optimizer was not given to accelerator.prepare, which leaves out its steps until then.",
     SCHEDULE_EARLY: "scheduler.step runs before optimizer.step.",
     SCHEDULE_AHEAD: "The schedule is stepped once per micro-batch.",
     CLIPPED_EARLY: "Clipping runs after each micro-batch.",
@@ -139,6 +141,8 @@ def _faults(calls: Sequence[str], used: bool, *, one_pass: bool) -> Iterator[str
                 schedules = 0
             case "scale" | "unscale":
                 scaled = call == "scale"
+            case "accumulate":
+                yield UNPREPARED
             case "clip nothing":
                 yield CLIPPED_NOTHING
             case "clip" if scaled:

@@ -222,6 +222,8 @@ class RowsWhole(Check):
     """Share of the shorter rows of another objective that end with one token."""
     max_full_share: float = 0.5
     """Share of the rows of another objective that are as long as the longest one. Texts differ in length."""
+    min_pile: int = 4
+    """Rows of that length over those of any other. Rows that are whole may be of a few lengths, with most of one."""
 
     def judge(self, trace: Trace) -> Finding:
         if reason := trace.why({Premise.CAUSAL_LM, Premise.ROWS_FOLLOWED}):
@@ -254,7 +256,9 @@ class RowsWhole(Check):
         required(len(rows) >= ENOUGH, reason)
         lengths = Counter(row.tokens for row in rows)
         (_, alike), (most, full) = Counter(row.last for row in rows).most_common(1)[0], max(lengths.items())
-        if full > self.max_full_share * len(rows) and most >= ENOUGH and alike >= self.min_alike * len(rows):
+        next_most = max((times for tokens, times in lengths.items() if tokens != most), default=0)
+        stand_out = most >= ENOUGH and full > max(self.max_full_share * len(rows), self.min_pile * next_most)
+        if stand_out and alike >= self.min_alike * len(rows):
             detail = f"{full} of {len(rows)} rows have {most} tokens, the most of all, and all end alike"
             return self.at_most(full / len(rows), self.max_full_share, detail, meant=ONE_LENGTH, causes=[END_KEPT])
         (longest, _), *others = lengths.most_common(2)

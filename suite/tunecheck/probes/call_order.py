@@ -6,6 +6,7 @@ gradients themselves, of a few small tensors, since there are many ways to do it
 
 import math
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -188,6 +189,8 @@ class CallOrderProbe(Probe):
             self._look()
             if self._away and max(witness.away() for witness in self._witnesses) > self._away / 2:
                 self._note("unrestored move")
+            if _accumulates():
+                self._note("accumulate")
             self._in_optimizer, self._inside = True, []
         else:
             if optimizer not in self._others:
@@ -322,6 +325,12 @@ class _Other:
 def _version(gradient: Any) -> int:
     """Return how often the gradient was written to: of a DTensor its part on this device, which alone counts that."""
     return 0 if gradient is None else int(getattr(gradient, "_local_tensor", gradient)._version)
+
+
+def _accumulates() -> bool:
+    """Return whether accelerate, where it is in use, says that a step's gradients are not complete yet."""
+    held = getattr(getattr(sys.modules.get("accelerate.state"), "GradientState", None), "_shared_state", {})
+    return not held.get("sync_gradients", True)
 
 
 def _few(optimizer: Any) -> list[_Witness]:

@@ -265,10 +265,11 @@ class CallOrder(Record):
     step: int
     calls: tuple[str, ...]
     """forward, forward in eval mode, evaluate (a forward without gradients), backward, scale and unscale (of fp16's
-    gradient scaler), clip, step, idle step (without a gradient), skip (by the scaler), step of another optimizer,
-    used step of another optimizer (with gradients of its step before, and others on top), schedule, clear (of the
-    gradients), keep (a clear of gradients that the optimizer's state holds), edit (of them, by whatever else), move (of
-    the weights, by whatever else than the optimizer), unrestored move (which the optimizer's step still finds)."""
+    gradient scaler), clip, accumulate (a library says that more passes come before the step that follows), step, idle
+    step (without a gradient), skip (by the scaler), step of another optimizer, used step of another optimizer (with
+    gradients of its step before, and others on top), schedule, clear (of the gradients), keep (a clear of gradients
+    that the optimizer's state holds), edit (of them, by whatever else), move (of the weights, by whatever else than the
+    optimizer), unrestored move (which the optimizer's step still finds)."""
     clip_scale: float | None = None
     """The most that a clip left of the gradients' norm, from 0 to 1; None where none was clipped to a limit."""
 
