@@ -783,17 +783,21 @@ def test_a_model_may_offer_a_part_of_its_parameters(heard):
     assert finding.status is Status.PASSED, finding.detail
 
 
-@pytest.mark.parametrize("how", ["sorted", "two blocks", "shuffled", "few rows", "candidates", "two heads"])
+@pytest.mark.parametrize(
+    "how", ["sorted", "two blocks", "shuffled", "few rows", "candidates", "two heads", "one-hot", "smoothed one-hot"]
+)
 def test_rows_of_one_class_are_asked_about(how, heard):
     """Of candidates the first one may always be right; a second head may have classes, too."""
     rows = 18 if how == "few rows" else ROWS
     block = {"shuffled": 1, "two blocks": 20}.get(how, ROWS)
     classes = torch.arange(rows) // block % 3
     found = TensorDataset(torch.randn(rows, WIDTH), classes)
-    asked = how in ("sorted", "two blocks", "two heads")
+    asked = how in ("sorted", "two blocks", "two heads", "one-hot")
 
     def loss(model, x, y):
         scores = model(x)
+        if "one-hot" in how:
+            return cross_entropy(scores, torch.eye(scores.shape[-1])[y] * (0.9 if how[0] == "s" else 1) + 0.0)
         if how == "candidates":
             scores = torch.cat([scores[:, :1], scores @ scores.detach().t()], dim=1)
         return cross_entropy(scores, y) + (cross_entropy(model.body(x), torch.arange(len(x))) if "two" in how else 0)

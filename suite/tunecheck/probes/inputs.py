@@ -55,11 +55,16 @@ class StepInputsProbe(Probe):
     def _differentiated(self, tensors: Any, *_: Any, **__: Any) -> None:
         rows = {len(batch.keys) for batch in self._window}
         for node in islice(graph_of(getattr(tensors, "grad_fn", None)), MOST_NODES):
-            if node.name() != "NllLossBackward0":
+            hot = _one_hot(node)
+            if node.name() != "NllLossBackward0" and hot is None:
                 continue
-            targets, ignored = node._saved_target, node._saved_ignore_index
-            if targets.numel() in rows and _is_of_classes(node):
-                outputs = str(node._saved_self.shape[-1])
+            scores, targets, ignored = (
+                (node._saved_self, node._saved_target, node._saved_ignore_index)
+                if hot is None
+                else (hot, hot.argmax(dim=-1), IGNORED)
+            )
+            if targets.numel() in rows and _is_of_classes(node, scores.shape[-1]):
+                outputs = str(scores.shape[-1])
                 learned = targets[targets != ignored].tolist()
                 self._targets[outputs] = (*self._targets.get(outputs, ()), *learned)
             elif self._ends and len(rows) == 1 and not targets.numel() % min(rows):
@@ -80,13 +85,22 @@ class StepInputsProbe(Probe):
         self.emit(StepInputs(step=step, digests=digests, opaque=opaque, **more))
 
 
-def _is_of_classes(entropy: Any) -> bool:
+def _one_hot(node: Any) -> torch.Tensor | None:
+    """Return the targets, [rows, classes], that log-likelihoods are multiplied with where each row has one class."""
+    over = node.next_functions[0][0] if node.name() == "MulBackward0" else None
+    targets = node._saved_other if over is not None and over.name() == "LogSoftmaxBackward0" else None
+    if targets is None or targets.ndim != 2 or not bool(((targets == 0) | (targets == 1)).all()):
+        return None
+    return targets.detach() if bool((targets.sum(dim=-1) == 1).all()) else None
+
+
+def _is_of_classes(entropy: Any, classes: int) -> bool:
     """Return whether a linear layer that learns gives these scores: of candidates the first may always be right."""
     softmax = entropy.next_functions[0][0]
     layer = straight_back(softmax.next_functions[0])[0] if softmax.name() == "LogSoftmaxBackward0" else None
     edges = [edge[0] for edge in layer.next_functions if edge[0] is not None] if layer is not None else []
     edges += [edge.next_functions[0][0] for edge in edges if edge.name() in ("TBackward0", "ToCopyBackward0")]
-    return any(len(node.variable) == entropy._saved_self.shape[-1] for node in edges if hasattr(node, "variable"))
+    return any(len(node.variable) == classes for node in edges if hasattr(node, "variable"))
 
 
 MOST_ROWS, MOST_TOKENS = 4, 512
