@@ -30,6 +30,22 @@ class Reader(torch.nn.Module):
         return self.head(self.reads(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state)
 
 
+class Summary(BertModel):
+    """Returns the mean of a row, over its tokens or over all of its positions, and no positions."""
+
+    def __init__(self, masked):
+        torch.manual_seed(0)
+        sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+        super().__init__(BertConfig(vocab_size=12, **sizes), add_pooling_layer=False)
+        self.masked = masked
+
+    def forward(self, input_ids, attention_mask):
+        """Return [rows, width]."""
+        found = super().forward(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        weights = attention_mask if self.masked else torch.ones_like(attention_mask)
+        return (found * weights[..., None]).sum(dim=1) / weights.sum(dim=1, keepdim=True)
+
+
 def begins_and_ends(scores):
     """A choice among all positions, padding too, as transformers' own head has it."""
     begin, end = scores.unbind(dim=-1)
@@ -46,9 +62,9 @@ def values(scores):
     return (scores[..., 0] - 1).square().mean()
 
 
-def probed(loss):
+def probed(loss, model=None):
     """What the probe records of one step with this loss of a model."""
-    model, seen = Reader(), []
+    model, seen = model or Reader(), []
     probe = PositionProbe(seen.append)
     session = SimpleNamespace(
         model=model, called=model, entry=None, tokenizer=None, processes=1, run=SimpleNamespace(holds=lambda _: False)
@@ -68,6 +84,15 @@ def test_padding_among_which_a_position_is_chosen_may_be_learned(loss, padded):
 
     assert seen.padded == padded
     assert (seen.padding_share > 0) is bool(padded)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_padding_counts_in_a_summary_that_a_class_of_the_scripts_own_returns(masked):
+    """What its encoder returned is looked at in place of what it returns itself."""
+    seen = probed(lambda model: model(IDS, MASK).square().mean(), Summary(masked))
+
+    assert seen.padded == 5
+    assert (seen.padding_share > 1e-3) is not masked
 
 
 TAGGED = torch.tensor([[1, 5, 6, 7, 8, 2, 0], [1, 9, 6, 6, 2, 0, 0]])

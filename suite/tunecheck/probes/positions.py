@@ -89,7 +89,11 @@ class PositionProbe(Probe):
         """Rows that are asked for their next token, and those that see it."""
         self._asked: _Raised | None = None
         """A pass of which that is told when the step is over."""
+        self._passed: dict[int, torch.Tensor] = {}
+        """What a part of a model has made of its positions last, in the pass that is under way, by the model's id."""
         for model in self._models:
+            for part in model.children() if model not in self._around else ():
+                self.hooks.after(part, partial(self._keep_passed, id(model)))
             self.hooks.after(model, self._returned, with_kwargs=True)
         if self._models:
             self.hooks.after(session.model if session.entry is None else session.entry, self._returned_choices)
@@ -147,6 +151,10 @@ class PositionProbe(Probe):
         )
         self.emit(seen)
 
+    def _keep_passed(self, model: int, _part: Any, _args: Any, out: Any) -> None:
+        for found in filter(_learns, parts_of(out)):
+            self._passed[model] = found
+
     def _returned(self, model: Any, args: Any, given: dict[str, Any], out: Any) -> None:
         if not torch.is_grad_enabled():
             return
@@ -155,6 +163,9 @@ class PositionProbe(Probe):
         hidden = getattr(out, "last_hidden_state", None if model in self._around else logits)
         if isinstance(out, tuple) and model not in self._around and not model.config.is_encoder_decoder:
             hidden = next(filter(_learns, out), None)  # return_dict=False
+        passed = self._passed.pop(id(model), None)
+        if isinstance(out, torch.Tensor) and out.ndim == 2:  # a class of the script's own, which returns a summary
+            hidden = passed
         hidden = None if hasattr(out, "encoder_last_hidden_state") else hidden
         named = {**inspect.signature(model.forward).bind_partial(*args, **given).arguments, **given}
         mask, read = named.get("attention_mask"), named.get("input_ids", next(iter(args), None))
