@@ -1324,6 +1324,14 @@ def test_a_loss_that_no_step_moves(trace, status):
     assert finding.expected == (status is Status.UNJUDGED)
 
 
+def of_losses(losses):
+    """What loss_moves finds in a healthy training with these losses."""
+    trace = watched()
+    for step, loss in enumerate(losses):
+        trace = with_record(trace, e.Step, step, loss=loss)
+    return CHECKS["loss_moves"]()(trace)
+
+
 @pytest.mark.parametrize(
     ("losses", "status"),
     [
@@ -1336,10 +1344,7 @@ def test_a_loss_that_no_step_moves(trace, status):
 )
 def test_a_loss_that_comes_back(losses, status):
     """DPO whose reference is the policy itself moves within the steps of a batch, and begins at ln 2 with the next."""
-    trace = watched()
-    for step, loss in enumerate(losses):
-        trace = with_record(trace, e.Step, step, loss=loss)
-    finding = CHECKS["loss_moves"]()(trace)
+    finding = of_losses(losses)
 
     assert finding.status is status, finding.detail
     assert ("0.6931472, comes back to the last digit in steps [3]" in finding.detail) is (status is Status.SUSPECTED)
@@ -1358,10 +1363,7 @@ def test_a_loss_that_comes_back(losses, status):
 )
 def test_a_loss_that_rises_to_a_multiple(losses, status):
     """A rate that is a hundred times too high; a task that gets harder may rise as well."""
-    trace = watched()
-    for step, loss in enumerate(losses):
-        trace = with_record(trace, e.Step, step, loss=loss)
-    finding = CHECKS["loss_moves"]()(trace)
+    finding = of_losses(losses)
 
     assert finding.status is status, finding.detail
     assert ("rises from 1.1 to 2.9, medians" in finding.detail) is (status is Status.SUSPECTED)

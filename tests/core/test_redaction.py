@@ -114,7 +114,7 @@ def test_a_value_that_the_process_was_given_is_masked_wherever_it_stands(monkeyp
 @pytest.mark.parametrize(
     "command",
     [
-        ["ssh", "-p", "22", "h", "mkdir", "-p", "/tmp/run1", "&&", "docker", "run", "-p", "8080:80", "-u", "1000:1000"],
+        ["ssh", "-p", "22", "h", "mkdir", "-p", "out/run1", "&&", "docker", "run", "-p", "8080:80", "-u", "1000:1000"],
         ["python", "-u", "train.py", "-p", "tiny-llama-1b", "--num_tokens", "512", "--special_tokens", "<a>", "<b>"],
         ["sshpass", "-f", "file", "ssh", "-p", "2222", "-path=x", "h"],
     ],

@@ -220,3 +220,13 @@ def test_a_folder_without_runs_is_a_usage_error(installed, here):
         assert "no run of quick and convergence" in installed.tunecheck(here, "list", status=4).stderr
     finally:
         hidden.rename(shipped)
+
+
+def test_a_package_that_is_missing_is_named_with_what_installs_it():
+    """As where the wheel was installed with --no-deps. No traceback, whatever the command."""
+    code = "import sys; sys.modules['pydantic'] = None; from tunecheck.cli import main; sys.exit(main(['doctor']))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 4
+    assert f"pydantic is not installed in {sys.prefix}; run pip install pydantic" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -18,8 +18,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except ConfigError as error:  # of another package's checks
             print(f"tunecheck: {error}", file=sys.stderr)
             return 4
+        except ModuleNotFoundError as error:  # as where the wheel was installed without what it requires
+            if (error.name or "tunecheck").startswith("tunecheck"):
+                raise
+            print(
+                f"tunecheck: {error.name} is not installed in {sys.prefix}; run pip install {_missing() or error.name}",
+                file=sys.stderr,
+            )
+            return 4
         return run_command(parser(), arguments)
     finally:
         interrupts.close()
         if listening:
             interrupts.stop(at_exit=arguments is None)
+
+
+def _missing() -> str:
+    """Return the packages that tunecheck requires and this environment lacks, as a shell takes them."""
+    import re
+    import shlex
+    from contextlib import suppress
+    from importlib import metadata
+
+    lacking, required = list[str](), list[str]()
+    with suppress(metadata.PackageNotFoundError):  # of a clone that is not installed
+        required = metadata.requires("tunecheck") or []
+    for line in required:
+        requirement, _, condition = line.partition(";")
+        try:
+            metadata.distribution(re.split(r"[^\w.-]", requirement)[0])
+        except metadata.PackageNotFoundError:
+            lacking += [] if "extra ==" in condition else [requirement.strip()]
+    return " ".join(map(shlex.quote, lacking))
