@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -70,7 +71,7 @@ def _result(view: RunView, finding: Finding, index: int) -> dict[str, Any]:
     level = _LEVELS.get(finding.status)
     rows = failure(view.name, finding).rows if level else (("unjudged", finding.detail),)
     text = "\n".join([f"{view.name}: {finding.check}", *(f"{label}: {words}" for label, words in rows)])
-    places = finding.places or _configured(view)
+    places = finding.places or _configured(view.name)
     return {
         "ruleId": finding.check,
         "ruleIndex": index,
@@ -82,9 +83,10 @@ def _result(view: RunView, finding: Finding, index: int) -> dict[str, Any]:
     }
 
 
-def _configured(view: RunView) -> tuple[Place, ...]:
+@cache  # finding a run reads all runs' files
+def _configured(name: str) -> tuple[Place, ...]:
     try:
-        return (Place(what=view.name, file=str(find_run(view.name).path), line=1),)
+        return (Place(what=name, file=str(find_run(name).path), line=1),)
     except SuiteError:
         return ()
 
