@@ -38,6 +38,7 @@ MEANT = {
     ("batches_change", "one batch"),
     ("batches_change", "one class"),
     ("batches_change", "one batch in each step"),
+    ("batches_change", "a text that no pass reads"),
     ("rows_whole", "beginnings cut off"),
     ("rows_whole", "most answers cut off"),
     ("rows_whole", "some answers cut off"),
@@ -376,6 +377,9 @@ FAULTS = {
         "one class": lambda: watched(*of_classes([0] * 40)),
         "one batch in each step": lambda: watched(
             e.LossDivided(micro_batches=2, by="the loop"), *inputs(digests=lambda step: (f"batch {step}",) * 2)
+        ),
+        "a text that no pass reads": lambda: watched(
+            *inputs(), e.StepInputs(step=4, digests=("batch 9",), unread=("positive",))
         ),
     },
     "rows_whole": {

@@ -51,6 +51,7 @@ EXAMPLES: list[Record] = [
         written=(e.TargetWritten(tokens=4, digest="ab", ended=True),),
         read=(e.RowRead(digest="cd", tokens=7, last=2, different=3),),
         equal=("input_ids_j", "input_ids_k"),
+        unread=("positive",),
     ),
     e.BestChosen(metric="eval_loss", greater=False),
     e.FileWritten(path="/home/model.safetensors"),

@@ -70,6 +70,7 @@ REREAD = "The loader's iterator is created anew in each step, or the batch is re
 ONCE_A_STEP = "The next batch is fetched once in a step, not in the loop over its micro-batches."
 NO_TEXT = "Another column is given as the tokens, such as token_type_ids."
 COPIED = "The collator makes both inputs of a pair of one text."
+READ_TWICE = "Both passes of a pair are given the same tokens, as after copy and paste."
 VIEWS = "several views of one batch may be averaged"
 SORTED = "Rows are sorted by class and not shuffled, or all labels become one class."
 
@@ -83,8 +84,9 @@ class BatchesChange(Check):
 
     needs = frozenset({"unknown_rows"})
     convention = "one batch is overfitted on purpose, or the whole data set is one batch"
-    meaning = f"{REREAD} {ONCE_A_STEP} {SORTED} {COPIED} {NO_TEXT}"
-    remedy = "Create the iterator once per epoch, and take the next batch in each step. Shuffle. Count the labels."
+    meaning = f"{REREAD} {ONCE_A_STEP} {SORTED} {COPIED} {READ_TWICE} {NO_TEXT}"
+    remedy = """Create the iterator once per epoch, and take the next batch in each step. Shuffle. Count the labels. Give
+    the model each text of a pair."""
 
     min_steps: int = 3
     """Two steps may have equal batches by chance, in a data set of a few batches."""
@@ -106,6 +108,9 @@ class BatchesChange(Check):
         if all(step.equal for step in given):
             detail = f"the inputs {' and '.join(given[0].equal)} are equal in each of {steps} steps"
             return self.found(False, detail, measured=steps, limit=0, meant=VIEWS, causes=[COPIED])
+        if unread := [name for step in given for name in step.unread]:
+            detail = f"no pass reads {some(unread, 1)} of the loader, and two passes of a step read the same rows"
+            return self.at_most(len(unread), 0, detail, meant=VIEWS, causes=[READ_TWICE])
         detail = f"{different} different of {len(batches)} micro-batches in {steps} steps"
         for outputs in sorted({head for step in given for head in step.targets}) if different > 1 else ():
             learned = [target for step in given for target in step.targets.get(outputs, ())]

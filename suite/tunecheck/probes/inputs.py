@@ -1,10 +1,13 @@
 """What the model is given: digests of every batch, and a few rows for a person to read."""
 
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, islice, takewhile
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from tunecheck.core.evidence import RowPiece, RowRead, RowShown, StepInputs, TargetWritten
 from tunecheck.core.premises import Premise
@@ -17,6 +20,9 @@ from tunecheck.training.session import Session
 
 MOST_NODES = 64
 """Functions next to a loss among which its cross entropies are looked for."""
+FEWEST_TOKENS = 8
+"""Different numbers in a tensor of tokens, and its rows at least: of few kinds, as masks and segments are, nothing is
+told."""
 
 
 class StepInputsProbe(Probe):
@@ -29,19 +35,38 @@ class StepInputsProbe(Probe):
         known = session.run.holds(Premise.CAUSAL_LM) and session.run.holds(Premise.ROWS_FOLLOWED)
         models = [module for module in session.model.modules() if is_pretrained(module)]
         self._models = [] if known else models or [session.called]
-
-    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
-        self._read: dict[RowRead, None] = {}
-        for model in self._models if step < EARLY_STEPS else ():
-            self.hooks.before(model, self._called, with_kwargs=True)
-        self._window, self._targets = window, dict[str, tuple[int, ...]]()
-        self._written: list[TargetWritten] = []
+        self._yielded: defaultdict[str, set[str]] = defaultdict(set)
+        """Rows of tokens that loaders yield, by the names of their tensors."""
+        self._passes = Counter[tuple[int, str]]()
+        """Of each model and row of tokens the number of passes of one step that read it."""
         writes = bool(getattr(getattr(session.model, "config", None), "is_encoder_decoder", False))
         self._ends = end_tokens(session.tokenizer, session.model)[1] if writes else set[int]()
+        self._listen(0)
+
+    def _listen(self, step: int) -> None:
+        """Hear this step from the end of the one before on: a loop's begins within its first pass."""
+        self._read, self._now = dict[RowRead, None](), Counter[tuple[int, str]]()
+        self._targets: dict[str, tuple[int, ...]] = {}
+        self._written: list[TargetWritten] = []
+        if step < EARLY_STEPS and self._models:
+            self.hooks.function(_BaseDataLoaderIter, "__next__", after=self._yields)
+            for model in self._models:
+                self.hooks.before(model, self._called, with_kwargs=True)
+
+    def _yields(self, batch: Any, _iterator: Any) -> None:
+        for name, tensor in _named(batch):
+            if tensor.ndim == 2:  # a decoder reads all but the last token
+                self._yielded[name].update(*map(_rows_of_tokens, (tensor, tensor[:, :-1], tensor[:, 1:])))
+
+    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+        self._window = window
         self.hooks.function(torch.autograd, "backward", before=self._differentiated)
 
-    def _called(self, _model: Any, args: Any, given: dict[str, Any]) -> None:
+    def _called(self, model: Any, args: Any, given: dict[str, Any]) -> None:
         """Note the rows that a model learns from, where a mask tells their tokens from padding."""
+        if torch.is_grad_enabled():
+            given_rows = (row for held in tree_leaves((args, given)) for row in _rows_of_tokens(held))
+            self._now.update((id(model), row) for row in given_rows)
         ids, mask = given.get("input_ids", next(iter(args), None)), given.get("attention_mask")
         if not isinstance(ids, torch.Tensor) or not isinstance(mask, torch.Tensor) or ids.shape != mask.shape:
             return
@@ -77,12 +102,48 @@ class StepInputsProbe(Probe):
     def backward_end(self, session: Session, step: int) -> None:
         """Record this window, which a loop fills until now."""
         self.hooks.remove()
+        self._passes |= self._now
         digests = tuple(batch.digest for batch in session.window)
         opaque = any(batch.opaque for batch in session.window)
         written, read = tuple(self._written), tuple(self._read)
         equal = next((batch.equal for batch in session.window), ())
         more: dict[str, Any] = {"targets": self._targets, "written": written, "read": read, "equal": equal}
+        more["unread"] = self._unread() if step + 1 == EARLY_STEPS else ()
         self.emit(StepInputs(step=step, digests=digests, opaque=opaque, **more))
+        self._listen(step + 1)
+
+
+    def _unread(self) -> tuple[str, ...]:
+        """Return the tensors of tokens that no pass reads, of loaders whose other rows two passes of a step read."""
+        twice = sum(count > 1 for count in self._passes.values())
+        if not self._passes or 2 * twice < len(self._passes):
+            return ()
+        read = {row for _, row in self._passes}
+        return tuple(name for name, rows in self._yielded.items() if len(rows) >= FEWEST_TOKENS and not rows & read)
+
+
+def _named(held: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of a batch, each with its keys and places."""
+    if isinstance(held, torch.Tensor):
+        yield name, held
+    elif isinstance(held, Mapping):
+        for key, value in held.items():
+            yield from _named(value, f"{name}.{key}" if name else str(key))
+    elif isinstance(held, list | tuple):
+        for at, value in enumerate(held):
+            yield from _named(value, f"{name}[{at}]")
+
+
+def _rows_of_tokens(held: Any) -> Iterator[str]:
+    """Yield a digest of each row of a tensor of tokens, without what fills it up; nothing of other objects."""
+    if not isinstance(held, torch.Tensor) or held.ndim != 2 or held.is_floating_point():
+        return
+    rows = held.tolist()
+    if len({token for row in rows for token in row}) < FEWEST_TOKENS or min(map(min, rows)) < 0:
+        return
+    for row in rows:
+        kept = [token for token, _ in groupby(row)]
+        yield row_digest(kept)
 
 
 def _one_hot(node: Any) -> torch.Tensor | None:

@@ -43,6 +43,8 @@ class StepInputs(Record):
     """Rows with a mask that were read in an early step, where it is not known which rows are given."""
     equal: tuple[str, ...] = ()
     """Names of two inputs of tokens that are equal in the first micro-batch."""
+    unread: tuple[str, ...] = ()
+    """Tokens that a loader yields and no pass of the early steps reads, though each reads the others twice."""
 
 
 class RowsGiven(Record):
