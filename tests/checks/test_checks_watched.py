@@ -51,6 +51,7 @@ MEANT = {
     ("padding_hidden", "a mask of other tokens"),
     ("better_answers_raised", "columns exchanged"),
     ("better_answers_raised", "half of the pairs"),
+    ("better_answers_raised", "advantages"),
     ("evaluation_reported", "another loss"),
     ("evaluation_reported", "not a number"),
     ("evaluation_reported", "gradients"),
@@ -452,6 +453,7 @@ FAULTS = {
     "better_answers_raised": {
         "columns exchanged": lambda: watched(preferring(0, 24)),
         "half of the pairs": lambda: watched(preferring(10, 14)),
+        "advantages": lambda: watched(dataclasses.replace(preferring(0, 24), where="")),
     },
     "state_dict_keys_match": {
         "nothing of it": lambda: watched(loaded(taken=0)),

@@ -106,6 +106,33 @@ def test_a_loss_of_the_wrong_sign_is_asked_about(tmp_path):
     assert found.status is Status.SUSPECTED, found
 
 
+@pytest.mark.parametrize(
+    ("sign", "centred", "status"),
+    [(-1, True, Status.PASSED), (1, True, Status.SUSPECTED), (1, False, Status.UNJUDGED)],
+    ids=["an objective", "without its minus", "weights of rows"],
+)
+def test_rows_by_their_advantages(sign, centred, status, tmp_path):
+    """Factors of a loss whose mean is 0. In fp32."""
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=128, n_embd=32, n_layer=2, n_head=4, n_positions=64))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    watching = tunecheck.watch(
+        model=model, optimizer=optimizer, tokenizer=Letters(), folder=tmp_path / "report", steps=4, tell=False
+    )
+    with watching as told:
+        for _ in range(5):
+            ids, rewards = torch.randint(2, 128, (8, 12)), torch.rand(8)
+            advantages = (rewards - rewards.mean()) / rewards.std() if centred else rewards
+            likelihoods = scores_of_answers(model, ids)
+            ratios = (likelihoods - likelihoods.detach()).exp()
+            (sign * torch.min(ratios * advantages, ratios.clamp(0.8, 1.2) * advantages)).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    found = next(finding for finding in told.findings if finding.check == CHECK)
+
+    assert found.status is status, found
+
+
 def test_names_that_say_nothing_are_not_judged(tmp_path):
     """Nobody knows which of two answers is the better one."""
     found = preferring(tmp_path, *KINDS[0].values, ("b", "a"), data("a", "b"))

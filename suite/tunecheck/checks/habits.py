@@ -85,8 +85,8 @@ class BatchesChange(Check):
     needs = frozenset({"unknown_rows"})
     convention = "one batch is overfitted on purpose, or the whole data set is one batch"
     meaning = f"{REREAD} {ONCE_A_STEP} {SORTED} {COPIED} {READ_TWICE} {NO_TEXT}"
-    remedy = """Create the iterator once per epoch, and take the next batch in each step. Shuffle. Count the labels. Give
-    the model each text of a pair."""
+    remedy = """Create the iterator once per epoch, and take the next batch in each step. Shuffle. Count the labels.
+    Give the model each text of a pair."""
 
     min_steps: int = 3
     """Two steps may have equal batches by chance, in a data set of a few batches."""

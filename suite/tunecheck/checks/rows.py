@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from tunecheck.core import evidence
 from tunecheck.core.check import Check, enough, required
@@ -231,17 +232,22 @@ class PairsDiffer(Check):
         return self.at_most(share, limit, detail, problems=problems, causes=causes)
 
 
-class BetterAnswersRaised(Check):
-    """The loss raises answers that the data name chosen, and lowers those that they name rejected.
+A_COST = "the factors may be costs, which are to be lowered"
+NO_MINUS = "A policy's objective is minimised as it is: the minus before the advantages' product is missing."
 
-    Judged where two columns have such names, when the script makes its data set. A supervised loss may raise both.
+
+class BetterAnswersRaised(Check):
+    """The loss raises answers that the data name chosen or that have an advantage, and lowers the others.
+
+    Judged where two columns have such names, when the script makes its data set, and where the loss has a factor for
+    each row, with mean 0. A supervised loss may raise both.
     """
 
     needs = frozenset({"user_code"})
     without = evidence.PreferencesLearned, "no row holds an answer that the data name chosen or rejected"
     convention = "a script may learn the rejected answers on purpose, or its columns may be named the wrong way round"
-    meaning = """The two columns are exchanged: by a map, a rename, or the order in which a batch is unpacked. Or the
-    loss has a wrong sign: its two log ratios are exchanged, or the policy and its reference."""
+    meaning = f"""The two columns are exchanged: by a map, a rename, or the order in which a batch is unpacked. Or the
+    loss has a wrong sign: its two log ratios are exchanged, or the policy and its reference. {NO_MINUS}"""
     remedy = """Print one row as the loss gets it: the chosen answer and the rejected one. Then check each sign of the
     loss: it falls where the chosen answer gets likelier."""
 
@@ -262,4 +268,6 @@ class BetterAnswersRaised(Check):
         )
         detail = f"the loss lowers {seen.chosen_lowered} of {seen.chosen_lowered + seen.chosen_raised} better answers"
         detail += f" and raises {seen.rejected_raised} of {seen.rejected_raised + seen.rejected_lowered} worse ones"
-        return self.at_most(contrary / answers, self.max_contrary_share, f"{detail}, by columns {seen.where}")
+        detail += f", by columns {seen.where}" if seen.where else ", by advantages, which are factors in the loss"
+        more: dict[str, Any] = {} if seen.where else {"meant": A_COST, "causes": [NO_MINUS]}
+        return self.at_most(contrary / answers, self.max_contrary_share, detail, **more)

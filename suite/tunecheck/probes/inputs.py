@@ -112,7 +112,6 @@ class StepInputsProbe(Probe):
         self.emit(StepInputs(step=step, digests=digests, opaque=opaque, **more))
         self._listen(step + 1)
 
-
     def _unread(self) -> tuple[str, ...]:
         """Return the tensors of tokens that no pass reads, of loaders whose other rows two passes of a step read."""
         twice = sum(count > 1 for count in self._passes.values())

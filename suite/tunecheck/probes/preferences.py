@@ -1,10 +1,10 @@
-"""Which rows the loss of early steps makes likelier, and what the script's own data call them: chosen or rejected.
+"""Which rows the loss of early steps makes likelier, and what the script calls them: chosen, rejected, an advantage.
 
 Whatever the formula of a preference loss, its gradient by the scores of an answer says which way it goes.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 
 from tunecheck.core.evidence import PreferencesLearned
 from tunecheck.models.layer_names import is_pretrained
+from tunecheck.probes.reference.loss_graph import graph_of
 from tunecheck.probes.reference.own_tokens import tokens_and_numbers
 from tunecheck.training.data import Batch
 from tunecheck.training.events import EARLY_STEPS, Probe
@@ -22,6 +23,10 @@ OF_A_PASS, MOST_ROWS = 32, 256
 """Rows of a pass that are kept in mind, and of all of them."""
 ONE_WAY = 0.9
 """Of the sizes of a row's pulls, what their sum is at least where its answer as a whole is made likelier or not."""
+MOST_NODES = 256
+"""Functions next to a loss among which its factors of rows are looked for."""
+FEWEST_ROWS, MOST_MEAN = 4, 1e-3
+"""Rows whose factors may be advantages, and their mean at most, in standard deviations: advantages are centred."""
 
 
 class PreferenceProbe(Probe):
@@ -34,27 +39,35 @@ class PreferenceProbe(Probe):
         self._models = models or [session.called]
         self._rows: list[tuple[torch.Tensor, bool]] = []
         """Tokens of each row that the loss pulls one way, and whether it raises them."""
+        self._rated = Counter[tuple[bool | None, bool]]()
+        """Such rows, by whether their advantage is positive."""
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+        self._advantages: list[torch.Tensor] = []
         if step < EARLY_STEPS and session.answers_named is not None:
+            self.hooks.function(torch.autograd, "backward", before=self._differentiated)
             for model in self._models:
                 self.hooks.after(model, self._returned, with_kwargs=True)
+
+    def _differentiated(self, tensors: Any, *_: Any, **__: Any) -> None:
+        self._advantages = [*_advantages(getattr(tensors, "grad_fn", None))]
 
     def backward_end(self, session: Session, step: int) -> None:
         self.hooks.remove()
 
     def end(self, session: Session) -> None:
         rows, self._rows = self._rows, []
-        if not rows or session.answers_named is None or session.tokenizer is None:
-            return
-        decode = partial(session.tokenizer.batch_decode, skip_special_tokens=True)
-        named = session.answers_named(searched=not all(raised for _, raised in rows), decode=decode)
-        if named is None:
-            return
-        tell, where = named
-        texts = decode([tokens.tolist() for tokens, _ in rows])
-        told = Counter((tell(text), raised) for text, (_, raised) in zip(texts, rows, strict=True))
-        if any(better is not None for better, _ in told):
+        told, where = self._rated, ""
+        named = None
+        if rows and session.answers_named is not None and session.tokenizer is not None:
+            decode = partial(session.tokenizer.batch_decode, skip_special_tokens=True)
+            named = session.answers_named(searched=not all(raised for _, raised in rows), decode=decode)
+        if named is not None:
+            texts = decode([tokens.tolist() for tokens, _ in rows])
+            by_name = Counter((named[0](text), raised) for text, (_, raised) in zip(texts, rows, strict=True))
+            if any(better is not None for better, _ in by_name):
+                told, where = by_name, named[1]
+        if told:
             seen = PreferencesLearned(
                 where=where,
                 chosen_raised=told[True, True],
@@ -82,8 +95,25 @@ class PreferenceProbe(Probe):
         total, sizes = pulls.sum(dim=1), pulls.abs().sum(dim=1)
         one_way = (sizes > 0) & (total.abs() >= ONE_WAY * sizes)
         every = -(-len(read) // OF_A_PASS)  # rejected answers may lie behind all chosen ones
+        for factors in self._advantages:
+            if len(factors) == len(read):
+                self._rated.update(zip((factors[one_way] > 0).tolist(), (total[one_way] > 0).tolist(), strict=True))
         pulled = zip(read[one_way][::every].cpu(), (total[one_way][::every] > 0).tolist(), strict=True)
         self._rows += islice(pulled, MOST_ROWS - len(self._rows))
+
+
+def _advantages(function: Any) -> Iterator[torch.Tensor]:
+    """Yield the factors of a loss's rows that nothing learns from, and that are centred, as those of GRPO are."""
+    for node in islice(graph_of(function), MOST_NODES):
+        saved = (node._saved_self, node._saved_other) if node.name() == "MulBackward0" else ()
+        for factors in saved:
+            known = isinstance(factors, torch.Tensor) and not factors.requires_grad and factors.is_floating_point()
+            if not known or factors.ndim not in (1, 2) or len(factors) < FEWEST_ROWS:
+                continue
+            rows = factors.view(len(factors), -1).float()
+            spread = float(rows[:, 0].std())
+            if spread and bool((rows == rows[:, :1]).all()) and abs(float(rows[:, 0].mean())) <= MOST_MEAN * spread:
+                yield rows[:, 0]
 
 
 def _are_of_rows(read: torch.Tensor, shape: torch.Size) -> bool:

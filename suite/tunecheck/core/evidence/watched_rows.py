@@ -118,10 +118,10 @@ class PairsGiven(Record):
 
 
 class PreferencesLearned(Record):
-    """Which rows the loss of early steps makes likelier, of those that hold an answer which the data name."""
+    """Which rows the loss of early steps makes likelier, of those whose answers the data or the loss rate."""
 
     where: str
-    """The names of the two columns, the better one's first."""
+    """The names of the two columns, the better one's first; empty where advantages tell which rows are better."""
     chosen_raised: int
     chosen_lowered: int
     rejected_raised: int
