@@ -62,6 +62,7 @@ MEANT = {
     ("rows_reach_loss", "tags one late"),
     ("rows_reach_loss", "answers from their third token on"),
     ("loss_receives_logits", "rows against themselves"),
+    ("loss_receives_logits", "two temperatures"),
     ("loss_receives_logits", "outputs against all targets"),
     ("loss_receives_logits", "targets above 1"),
     ("loss_receives_logits", "logits in nll_loss"),
@@ -464,6 +465,7 @@ FAULTS = {
     "loss_receives_logits": {
         "probabilities": lambda: watched(e.ScoresGiven(functions=2, probabilities=("LogSoftmax of a Softmax",))),
         "rows against themselves": lambda: watched(e.ScoresGiven(functions=2, probabilities=(), of_itself=1)),
+        "two temperatures": lambda: watched(e.ScoresGiven(functions=2, probabilities=(), softened=1)),
         "logits in nll_loss": lambda: watched(e.ScoresGiven(functions=1, probabilities=(), unnormalised=1)),
         "targets above 1": lambda: watched(e.ScoresGiven(functions=0, probabilities=(), outside=1)),
         "outputs against all targets": lambda: watched(e.ScoresGiven(functions=0, probabilities=(), crossed=1)),

@@ -471,3 +471,19 @@ def test_a_texts_copy_is_its_positive(rows, order, halves, told):
     """Wherever it lies in the batch."""
     texts = torch.arange(rows)[:, None] + torch.arange(5)
     assert scores_given(views(texts, order, halves), LossCalls()).mispaired == told
+
+
+@pytest.mark.parametrize(
+    ("divided", "told"), [((2.0, 2.0), False), ((2.0, 1.0), True), ((1.0, 2.0), True)], ids=["both", "one", "the other"]
+)
+def test_a_temperature_that_softens_one_side_of_a_divergence(divided, told):
+    """By the logits of both, that are still there; without those nobody can tell. In fp32."""
+    torch.manual_seed(0)
+    student, teacher = torch.randn(4, 6, 50, requires_grad=True), 2 * torch.randn(4, 6, 50)
+    given = [(student / divided[0]).log_softmax(-1), (teacher / divided[1]).softmax(-1)]
+    calls, later = LossCalls(), LossCalls()
+    calls.called("kl_div", *given)
+    del teacher
+    later.called("kl_div", *given)
+
+    assert (calls.softened, later.softened) == (told, False)

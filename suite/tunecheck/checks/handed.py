@@ -88,6 +88,11 @@ DOUBTFUL = {
         "a copy may be a negative on purpose",
         "The targets assume another order of the pairs in the batch: side by side, or one half after the other.",
     ),
+    "softened": (
+        "divergences of outputs and targets that two temperatures soften",
+        "targets may be sharper on purpose",
+        "The temperature of a distillation divides the student's logits alone, or the teacher's.",
+    ),
     "crossed": (
         "losses of each output with all targets",
         "all pairs may be meant",

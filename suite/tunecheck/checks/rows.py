@@ -239,8 +239,8 @@ NO_MINUS = "A policy's objective is minimised as it is: the minus before the adv
 class BetterAnswersRaised(Check):
     """The loss raises answers that the data name chosen or that have an advantage, and lowers the others.
 
-    Judged where two columns have such names, when the script makes its data set, and where the loss has a factor for
-    each row, with mean 0. A supervised loss may raise both.
+    Two columns have such names when the script makes its data set. Or the loss has a factor for each row, with mean 0.
+    A supervised loss may raise both.
     """
 
     needs = frozenset({"user_code"})

@@ -16,6 +16,7 @@ from tunecheck.core.evidence import ScoresGiven
 from tunecheck.listen.loop_loss import ENTROPIES, FACTORS, JOINS, MOST_DIFFERENCE, VIEWS
 from tunecheck.listen.moments import SIGNS
 from tunecheck.probes.reference.loss_graph import gradients, graph_of, positives_without_twin, size_of, straight_back
+from tunecheck.probes.reference.measures import living
 
 OF_SCORES = {
     "LogSoftmaxBackward0": ("SoftmaxBackward0",),
@@ -56,6 +57,8 @@ class LossCalls:
 
     functions: int = 0
     wrong: list[str] = field(default_factory=list)
+    softened: bool | None = None
+    """Whether two temperatures make the first divergence's distributions of their logits."""
 
     def called(self, name: str, *given: Any, **named: Any) -> None:
         """Look at what this loss is about to be called with."""
@@ -75,10 +78,14 @@ class LossCalls:
             if name == "kl_div" and not named.get("log_target") and bool((target < 0).any()):
                 self.wrong.append("kl_div of logarithms as targets, without log_target")
                 return
-            axes, others = _normalised(scores), _normalised(target if named.get("log_target") else target.log())
+            logarithms = target if named.get("log_target") else target.log()
+            axes, others = _normalised(scores), _normalised(logarithms)
             if axes and others and axes.isdisjoint(others):
                 self.wrong.append(f"{name} of distributions over axis {min(axes)} and over axis {min(others)}")
                 return
+            alive = living(torch.Tensor) if self.softened is None else []
+            known = [each for one in (scores, logarithms) if (each := _temperature(one, alive)) is not None]
+            self.softened = self.softened or (len(known) == 2 and min(known) < (1 - MOST_OF_LOG_1) * max(known))
         made = straight_back((scores.grad_fn, 0))[0]
         if made is not None and made.name() in OF_SCORES["BinaryCrossEntropyWithLogitsBackward0"]:
             self.wrong.append(f"{name} of a {_plainly(made)}")
@@ -89,6 +96,28 @@ def _normalised(likelihoods: torch.Tensor) -> set[int]:
     axes = (axis for axis, size in enumerate(likelihoods.shape) if size > 1)
     found = likelihoods.detach().float()
     return {axis for axis in axes if bool((found.logsumexp(dim=axis).abs() <= MOST_OF_LOG_1).all())}
+
+
+def _temperature(likelihoods: torch.Tensor, alive: list[torch.Tensor]) -> float | None:
+    """Return by what the logits of these log-likelihoods were divided; None where no living tensor holds them.
+
+    The largest one counts: a variable may hold what was divided already.
+    """
+    wanted, found = _centred(likelihoods), list[float]()
+    for logits in alive:
+        if logits.numel() == likelihoods.numel() and logits.shape[-1:] == likelihoods.shape[-1:]:
+            given = _centred(logits)
+            slope = float((given * wanted).sum() / given.square().sum())
+            alike = slope > 0 and bool((wanted - slope * given).norm() <= MOST_ROUNDING * wanted.norm())
+            if alike and not _normalised(logits):  # as these log-likelihoods are themselves
+                found.append(1 / slope)
+    return max(found, default=None)
+
+
+def _centred(scores: torch.Tensor) -> torch.Tensor:
+    """Return the first rows of these, each with mean 0: logits and their log-likelihoods are then alike."""
+    rows = scores.detach().reshape(-1, scores.shape[-1])[:ROWS_SUMMED].float()
+    return rows - rows.mean(dim=-1, keepdim=True)
 
 
 def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
@@ -119,7 +148,7 @@ def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
                 counts["exchanged"] += given.name() == "LogSoftmaxBackward0" and _exchanged_by_view(given)
                 total = node._saved_self.detach()[:ROWS_SUMMED].float().logsumexp(dim=min(1, node._saved_self.ndim - 1))
                 counts["unnormalised"] += bool(total.abs().median() > MOST_OF_LOG_1)
-    more: dict[str, Any] = {**counts, "unreached": tuple(filter(None, unreached))}
+    more: dict[str, Any] = {**counts, "softened": int(calls.softened or 0), "unreached": tuple(filter(None, unreached))}
     return ScoresGiven(functions=functions + len(unreached), probabilities=tuple(found), **more)
 
 

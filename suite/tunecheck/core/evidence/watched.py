@@ -197,6 +197,8 @@ class ScoresGiven(Record):
     """Cross entropies of the same scores and targets as another one of the loss."""
     mispaired: int = 0
     """Those of pairs whose positives are two other texts, where each text is encoded twice."""
+    softened: int = 0
+    """Divergences of two distributions that are made of their logits by two temperatures."""
     unreached: tuple[str, ...] = ()
     """Losses most of whose targets lie out of the range of the outputs."""
 
