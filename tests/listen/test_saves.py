@@ -330,6 +330,24 @@ def test_a_base_whose_adapters_were_taken_off_is_told(leave, base):
     assert [seen.without_adapters for seen in records] == base
 
 
+@pytest.mark.parametrize("merges", [True, False])
+def test_adapters_that_a_merge_took_off_are_missing_in_a_save(merges):
+    """Its result is dropped, and the model that is saved holds none any more."""
+
+    def save_pretrained(self):
+        saves.written(get_peft_model_state_dict(self))
+
+    model = get_peft_model(torch.nn.Sequential(torch.nn.Linear(4, 3)), LoraConfig(target_modules=["0"]))
+    records = []
+    saves.watch(model, records.append)
+    learn(model)
+    if merges:
+        model.merge_and_unload()
+    save_pretrained(model)
+
+    assert [(seen.own, seen.tensors) for seen in records] == [(True, 0 if merges else 2)]
+
+
 @pytest.mark.parametrize("other_learns", [True, False])
 def test_a_base_beside_what_learns_elsewhere_is_told(other_learns, monkeypatch):
     """As of a soft prompt, beside another training of the same base, whose tensors are not this one's."""

@@ -316,6 +316,13 @@ HIGHER = re.compile(
 """The same for those of which more is."""
 OTHERWISE_SAVED = "the trained weights may be saved by other means, or be of no use any more"
 COPY_OF_START = "a copy of the start may be kept on purpose, and the trained weights be saved by other means"
+NOTHING_SAVED = (
+    "The adapter file is empty: its state dict was filtered twice, or merge_and_unload took the adapters off and what "
+    "it returns was dropped."
+)
+START_SAVED = "A state dict, or an average, from before the training was saved."
+BASE_SAVED = "unload removed the adapters, and the plain base was saved."
+RESTING_SAVED = "The saved adapter is not the active one that was trained."
 SAVED_FIRST = "The model is saved before the training, and never after it."
 FRESH_SAVED = "An adapter that was just made is saved in place of the trained one."
 NEVER_UPDATED = "An average is never updated, or the base is loaded again and saved."
@@ -333,12 +340,10 @@ class SavedAsTrained(Check):
     """
 
     needs = frozenset({"user_code"})
-    meaning = f"""The adapter file is empty, because its state dict was filtered twice. A state dict from before
-    training was saved. {SAVED_FIRST} {FRESH_SAVED} {NEVER_UPDATED} {OTHER_SAVED} {PART_SAVED} {SWAPPED}
-    {WORST_KEPT} unload removed the adapters, and the plain base was saved. The saved adapter is not the active one that
-    was trained."""
-    remedy = """Save the model without a state_dict of your own, or build it after training. Call merge_and_unload to
-    keep the trained weights. Call set_adapter before training. Compare the file with model.state_dict()."""
+    meaning = f"""{NOTHING_SAVED} {START_SAVED} {SAVED_FIRST} {FRESH_SAVED} {NEVER_UPDATED} {OTHER_SAVED} {PART_SAVED}
+    {SWAPPED} {WORST_KEPT} {BASE_SAVED} {RESTING_SAVED}"""
+    remedy = """Save the model without a state_dict of your own, or build it after training. Save what
+    merge_and_unload returns. Call set_adapter before training. Compare the file with model.state_dict()."""
 
     def judge(self, trace: Trace) -> Finding:
         for best in trace.records(evidence.BestChosen):
@@ -352,7 +357,7 @@ class SavedAsTrained(Check):
         first, ended = [w for w in seen if w.first], [w for w in seen if w.lost]
         seen = [w for w in seen if not w.first and not w.lost]
         own = [written for written in seen if written.own]
-        problems = ["save_pretrained wrote no tensors"] if any(not w.tensors for w in own) else []
+        problems = dict.fromkeys(["save_pretrained wrote no tensors"] * any(not w.tensors for w in own), NOTHING_SAVED)
         stale = proven = [w for w in own if w.earlier and not w.returned]
         if not stale and not any(w.trained or w.other > len(w.earlier) for w in seen):
             stale = [w for w in seen if w.earlier]
@@ -364,8 +369,9 @@ class SavedAsTrained(Check):
             stale = kept_start
         copied = not proven and any(w.other or w.returned or w.overwrites or w in kept_start for w in stale)
         if swapped := [name for written in seen for name in written.misnamed]:
-            problems.append(f"{len(swapped)} tensors are saved with another one's values: {some(swapped)}")
-        problems += [f"{len(w.earlier)} tensors still have their initial values: {some(w.earlier)}" for w in stale[-1:]]
+            problems[f"{len(swapped)} tensors are saved with another one's values: {some(swapped)}"] = SWAPPED
+        for old in (w.earlier for w in stale[-1:]):
+            problems[f"{len(old)} tensors still have their initial values: {some(old)}"] = START_SAVED
         if first and not problems:
             told = {f"the script itself saved {len(first[0].earlier)} tensors before the first step alone": SAVED_FIRST}
             return self.unless(told, "", meant=COPY_OF_START)
@@ -388,11 +394,13 @@ class SavedAsTrained(Check):
             return self.unless(told, "", meant=COPY_OF_START)
         others = last or seen  # a checkpoint is no answer to that, either
         if (base := max(w.without_adapters for w in others)) and not any(w.trained or w.other for w in others):
-            problems.append(f"{base} plain base weights are saved, without what was trained")
+            problems[f"{base} plain base weights are saved, without what was trained"] = BASE_SAVED
             copied |= "adapters" not in trace.run.features or any(w.trained or w.other for w in seen)
         merged = any(attempt.all(evidence.Merged) or attempt.all(evidence.ReadBack) for attempt in trace.attempts)
         nothing_trained = not merged and not any(w.trained or w.other > w.resting for w in seen)
         if nothing_trained and (resting := max((w.resting for w in own), default=0)):
-            problems.append(f"{resting} tensors belong to an untrained adapter, and no trained tensor is saved")
+            problems[f"{resting} tensors belong to an untrained adapter, and no trained tensor is saved"] = (
+                RESTING_SAVED
+            )
         meant = COPY_OF_START if copied and len(problems) == 1 else ""
         return self.unless(problems, f"up to {max(w.trained for w in seen)} trained tensors in a file", meant=meant)

@@ -190,7 +190,6 @@ class _Trained:
         lost = {name for name in distinct if values[name] not in found}
         earlier = {name for name in lost if self.before[name] in found - present}
         earlier |= {name for name in returned if values[name] in found}
-        # adapters that are gone were taken off, or merged
         alone = self._base and not found and not (now and not moved)
         of_base = len(self._base & digests.keys()) if alone else 0
         ends = [tensor for name, tensor in held.items() if "lora_B" in name]
@@ -219,7 +218,8 @@ class _Trained:
         if file and seen.trained:
             self._files.add(file)
         kind = tuple(map(bool, astuple(seen)))
-        told = seen.without_adapters or (moved and (found or (seen.own and not held)))
+        # adapters that are gone were taken off, or merged into a model that is another
+        told = seen.without_adapters or (moved and found) or (seen.own and not held and (moved or not now))
         self._told[kind] += 1
         if told and self._told[kind] <= ALIKE:
             self.tell(seen)
