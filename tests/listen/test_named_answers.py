@@ -107,15 +107,20 @@ def test_a_loss_of_the_wrong_sign_is_asked_about(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("sign", "centred", "status"),
-    [(-1, True, Status.PASSED), (1, True, Status.SUSPECTED), (1, False, Status.UNJUDGED)],
-    ids=["an objective", "without its minus", "weights of rows"],
+    ("sign", "centred", "maximize", "status"),
+    [
+        (-1, True, False, Status.PASSED),
+        (1, True, False, Status.SUSPECTED),
+        (1, True, True, Status.PASSED),
+        (1, False, False, Status.UNJUDGED),
+    ],
+    ids=["an objective", "without its minus", "that is maximised", "weights of rows"],
 )
-def test_rows_by_their_advantages(sign, centred, status, tmp_path):
+def test_rows_by_their_advantages(sign, centred, maximize, status, tmp_path):
     """Factors of a loss whose mean is 0. In fp32."""
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=128, n_embd=32, n_layer=2, n_head=4, n_positions=64))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, maximize=maximize)
     watching = tunecheck.watch(
         model=model, optimizer=optimizer, tokenizer=Letters(), folder=tmp_path / "report", steps=4, tell=False
     )

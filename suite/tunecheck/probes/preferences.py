@@ -44,6 +44,7 @@ class PreferenceProbe(Probe):
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         self._advantages: list[torch.Tensor] = []
+        self._way = -1 if any(group.get("maximize") for group in session.optimizer.param_groups) else 1
         if step < EARLY_STEPS and session.answers_named is not None:
             self.hooks.function(torch.autograd, "backward", before=self._differentiated)
             for model in self._models:
@@ -92,7 +93,7 @@ class PreferenceProbe(Probe):
 
     def _see(self, read: torch.Tensor, pulls: torch.Tensor) -> None:
         """Note the rows that are pulled one way, by how far each of their scores is raised: [rows, scores]."""
-        total, sizes = pulls.sum(dim=1), pulls.abs().sum(dim=1)
+        total, sizes = self._way * pulls.sum(dim=1), pulls.abs().sum(dim=1)
         one_way = (sizes > 0) & (total.abs() >= ONE_WAY * sizes)
         every = -(-len(read) // OF_A_PASS)  # rejected answers may lie behind all chosen ones
         for factors in self._advantages:
