@@ -107,16 +107,17 @@ def test_a_loss_of_the_wrong_sign_is_asked_about(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("sign", "centred", "maximize", "status"),
+    ("sign", "centred", "maximize", "size", "status"),
     [
-        (-1, True, False, Status.PASSED),
-        (1, True, False, Status.SUSPECTED),
-        (1, True, True, Status.PASSED),
-        (1, False, False, Status.UNJUDGED),
+        (-1, True, False, 8, Status.PASSED),
+        (1, True, False, 8, Status.SUSPECTED),
+        (1, True, False, 1, Status.SUSPECTED),
+        (1, True, True, 2, Status.PASSED),
+        (1, False, False, 8, Status.UNJUDGED),
     ],
-    ids=["an objective", "without its minus", "that is maximised", "weights of rows"],
+    ids=["an objective", "without its minus", "row by row", "that is maximised", "weights of rows"],
 )
-def test_rows_by_their_advantages(sign, centred, maximize, status, tmp_path):
+def test_rows_by_their_advantages(sign, centred, maximize, size, status, tmp_path):
     """Factors of a loss whose mean is 0. In fp32."""
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=128, n_embd=32, n_layer=2, n_head=4, n_positions=64))
@@ -128,9 +129,10 @@ def test_rows_by_their_advantages(sign, centred, maximize, status, tmp_path):
         for _ in range(5):
             ids, rewards = torch.randint(2, 128, (8, 12)), torch.rand(8)
             advantages = (rewards - rewards.mean()) / rewards.std() if centred else rewards
-            likelihoods = scores_of_answers(model, ids)
-            ratios = (likelihoods - likelihoods.detach()).exp()
-            (sign * torch.min(ratios * advantages, ratios.clamp(0.8, 1.2) * advantages)).mean().backward()
+            for rows, each in zip(ids.split(size), advantages.split(size), strict=True):
+                likelihoods = scores_of_answers(model, rows)
+                ratios = (likelihoods - likelihoods.detach()).exp()
+                (sign * torch.min(ratios * each, ratios.clamp(0.8, 1.2) * each)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
     found = next(finding for finding in told.findings if finding.check == CHECK)

@@ -3,10 +3,11 @@
 Whatever the formula of a preference loss, its gradient by the scores of an answer says which way it goes.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -43,7 +44,9 @@ class PreferenceProbe(Probe):
         """Such rows, by whether their advantage is positive."""
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
-        self._advantages: list[torch.Tensor] = []
+        self._advantages: dict[int, torch.Tensor] = {}
+        self._weighed: defaultdict[int, list[tuple[float, bool | None]]] = defaultdict(list)
+        """Factors of the rows of this step's passes, by their place in the loss, and which way each row is pulled."""
         self._way = -1 if any(group.get("maximize") for group in session.optimizer.param_groups) else 1
         if step < EARLY_STEPS and session.answers_named is not None:
             self.hooks.function(torch.autograd, "backward", before=self._differentiated)
@@ -51,10 +54,17 @@ class PreferenceProbe(Probe):
                 self.hooks.after(model, self._returned, with_kwargs=True)
 
     def _differentiated(self, tensors: Any, *_: Any, **__: Any) -> None:
-        self._advantages = [*_advantages(getattr(tensors, "grad_fn", None))]
+        self._advantages = dict(_factors(getattr(tensors, "grad_fn", None)))
 
     def backward_end(self, session: Session, step: int) -> None:
+        """Take factors that are centred, as those of GRPO are, for advantages."""
         self.hooks.remove()
+        for weighed in self._weighed.values():
+            factors, told = [factor for factor, _ in weighed], [pair for pair in weighed if pair[1] is not None]
+            centred = len(factors) >= FEWEST_ROWS and abs(fmean(factors)) <= MOST_MEAN * stdev(factors) > 0
+            along = sum((factor > 0) == raised for factor, raised in told)
+            if centred and not 1 - ONE_WAY < along / max(1, len(told)) < ONE_WAY:  # else they are of other rows
+                self._rated.update((factor > 0, bool(raised)) for factor, raised in told)
 
     def end(self, session: Session) -> None:
         rows, self._rows = self._rows, []
@@ -96,25 +106,24 @@ class PreferenceProbe(Probe):
         total, sizes = self._way * pulls.sum(dim=1), pulls.abs().sum(dim=1)
         one_way = (sizes > 0) & (total.abs() >= ONE_WAY * sizes)
         every = -(-len(read) // OF_A_PASS)  # rejected answers may lie behind all chosen ones
-        for factors in self._advantages:
+        for place, factors in self._advantages.items():
             if len(factors) == len(read):
-                self._rated.update(zip((factors[one_way] > 0).tolist(), (total[one_way] > 0).tolist(), strict=True))
+                raised = [
+                    up if known else None for up, known in zip((total > 0).tolist(), one_way.tolist(), strict=True)
+                ]
+                self._weighed[place] += zip(factors.tolist(), raised, strict=True)
         pulled = zip(read[one_way][::every].cpu(), (total[one_way][::every] > 0).tolist(), strict=True)
         self._rows += islice(pulled, MOST_ROWS - len(self._rows))
 
 
-def _advantages(function: Any) -> Iterator[torch.Tensor]:
-    """Yield the factors of a loss's rows that nothing learns from, and that are centred, as those of GRPO are."""
-    for node in islice(graph_of(function), MOST_NODES):
-        saved = (node._saved_self, node._saved_other) if node.name() == "MulBackward0" else ()
-        for factors in saved:
-            known = isinstance(factors, torch.Tensor) and not factors.requires_grad and factors.is_floating_point()
-            if not known or factors.ndim not in (1, 2) or len(factors) < FEWEST_ROWS:
-                continue
-            rows = factors.view(len(factors), -1).float()
-            spread = float(rows[:, 0].std())
-            if spread and bool((rows == rows[:, :1]).all()) and abs(float(rows[:, 0].mean())) <= MOST_MEAN * spread:
-                yield rows[:, 0]
+def _factors(function: Any) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield the factors of a loss's rows that nothing learns from, one a row, with their places among its functions."""
+    for place, node in enumerate(islice(graph_of(function), MOST_NODES)):
+        for factors in (node._saved_self, node._saved_other) if node.name() == "MulBackward0" else ():
+            if isinstance(factors, torch.Tensor) and not factors.requires_grad and factors.is_floating_point():
+                rows = factors.reshape(len(factors) if factors.ndim else 1, -1)
+                if rows.numel() and bool((rows == rows[:, :1]).all()):
+                    yield place, rows[:, 0]
 
 
 def _are_of_rows(read: torch.Tensor, shape: torch.Size) -> bool:
