@@ -16,6 +16,7 @@ from tunecheck.results.stored import without_secrets
 
 RANDOM = "Zx9Qw8Er7Ty6Ui5Op4As3Df2"
 TOKEN = "hf_" + "aB3dE6gH9" * 4
+HEX = "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.mark.parametrize(
@@ -42,6 +43,9 @@ TOKEN = "hf_" + "aB3dE6gH9" * 4
         (["sh", "-c", "curl -u bob:pw1x9 h; sshpass -p 'hunter 2x' ssh h; python t.py"], ["pw1x9", "hunter", "2x"]),
         (["t", "--pat", "aab", "--hf-pat=bbc", "GITHUB_PAT=ccd", "--otp", "123456"], ["aab", "bbc", "ccd", "123456"]),
         (["t", "--api_keys", "kk1", "kk2", "--access-tokens=tt1,tt2", "HF_TOKENS=tt3"], ["kk1", "kk2", "tt1", "tt3"]),
+        (["docker", "run", "--env=HF_TOKEN=word word2", "--env", "HF_TOKEN", RANDOM, "i"], ["word", RANDOM]),
+        (["curl", "-u", "bob:p@ss:w0rd", "-H", "Authorization: Bearer p@ss1"], ["w0rd", "p@ss1"]),
+        (["python", "-c", f"login('{HEX}'); wandb.login(key='hunter2x')"], [HEX, "hunter2x"]),
         (["t", "--passwords", "pw1", "pw2", "--fast", "--passkey", "kk1"], ["pw1", "pw2", "kk1"]),
     ],
 )
@@ -63,6 +67,7 @@ def test_no_secret_of_a_command_line_is_shown(command, secrets):
         "tunecheck.listen.hf_trainer sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
         "https://example.com/a@b user@host --use_auth_token --fast /etc/passwd:1: /data/token:12: not JSON",
         "--max_tokens 512 --stop_tokens stop --keys a b --target_keys=q,k --compat=1 --pat 8 -u train.py -u 1000:1000",
+        "('PASS', 'FAIL') ('token', 'label') ['token', 'tags'] --bypass=1 git commit: " + HEX,
         "SHAPE_KEYS = {, monkey=3, missing key model.layers.10.selfAttention.o_proj.weight, token 20261128T081500Z",
     ],
 )
@@ -89,6 +94,16 @@ def test_what_only_sounds_like_a_secret_stays(text):
             for kind in ("gsk_", "xai-", "pplx-", "wandb_v1_", "sk_live_", "GOCSPX-", "xapp-1-")
         ),
         "-----BEGIN RSA PRIVATE KEY-----\nhunter2x\n-----END RSA PRIVATE KEY-----",
+        "-----BEGIN PGP PRIVATE KEY BLOCK-----\nhunter2x\n-----END PGP PRIVATE KEY BLOCK-----",
+        "key=-----BEGIN%20RSA%20PRIVATE%20KEY-----%0Ahunter2x%0A-----END%20RSA%20PRIVATE%20KEY-----&y=1",
+        f"next=https%3A%2F%2Fbob%3Ahunter2x%40h%2Fx%3Ft%3D{TOKEN}%26api_key%3Dhunter2x",
+        f"'step 1\\n{TOKEN}\\napi_key=hunter2x\\nstep 2'",
+        f"\x1b[31m{TOKEN}\x1b[0m \x1b[1mapi_key\x1b[0m=hunter2x",
+        "{b'password': b'hunter2x'} password=b'hunter2x'",
+        "[('api_key', 'hunter2x')] environ['WANDB_API_KEY'] = 'hunter2x' setdefault(\"HF_TOKEN\", 'hunter2x')",
+        "password: |\n  hunter2x\nsteps: 3",
+        "password=(\n    'hunter2x'\n) password: str = 'hunter2x' password => 'hunter2x'",
+        "wrong password 'hunter2x' for bob; machine api login bob password hunter2x",
     ],
 )
 def test_no_secret_of_an_errors_text_is_shown(text):
@@ -108,6 +123,7 @@ def test_a_value_that_the_process_was_given_is_masked_wherever_it_stands(monkeyp
     monkeypatch.setattr("sys.argv", ["train.py", "--db-password", "battery staple"])
 
     assert redacted("cannot log in with correct-horse and battery staple") == "cannot log in with REDACTED and REDACTED"
+    assert redacted("q=battery%20staple") == "q=REDACTED"
     assert redacted(f"finished in {os.getcwd()}") == f"finished in {os.getcwd()}"
 
 

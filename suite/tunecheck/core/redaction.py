@@ -6,11 +6,15 @@ Every writer goes through it: traces and JSON by `trace.spelled`, reports by `st
 
 import contextlib
 import functools
+import json
 import os
 import re
 import shlex
 import sys
+import urllib.parse
 from collections.abc import Callable, Sequence
+
+from tunecheck.core.text import ESCAPE_SEQUENCE
 
 MASK = "REDACTED"
 """A word that a shell, Markdown, JSON and XML show as it is."""
@@ -24,44 +28,49 @@ _COMMON = re.compile(r".{,5}|[0-9.]*|[a-z]{,11}", re.DOTALL)
 _KEY_KINDS = {"api", "access", "secret", "private", "auth", "encryption", "master", "service", "account", "license"}
 _KEY_KINDS |= {"wandb", "hf", "openai", "anthropic", "aws", "azure", "google", "comet", "neptune"}
 _KEY_KINDS |= {"pass", "signing", "storage", "shared", "hub", "github", "gitlab", "gh"}
-_RANDOM = re.compile(r"(?=[^0-9]*[0-9])(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])[A-Za-z0-9+/=-]{20,}")
+_RANDOM = re.compile(r"(?=[^0-9]*[0-9])(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])[A-Za-z0-9+/=-]{20,}|[0-9a-f]{40}")
 """A value that nobody chose, which is a secret wherever a word for one stands before it."""
 _TEXT_TOKENS = {"pad", "eos", "bos", "unk", "sep", "cls", "mask", "stop", "end", "start", "image", "audio", "video"}
 _TEXT_TOKENS |= {"special", "target", "next", "first", "last", "new", "per", "prompt", "response"}
 """Tokens of a text, not of an account: pad_token."""
 
 _SHAPES = re.compile(
-    r"\bhf_(?:[A-Za-z0-9]{16,}|(?=[A-Za-z]*[0-9]|[a-z]*[A-Z])[A-Za-z0-9]{8,})"
-    r"|\bgh[pousr]_[A-Za-z0-9]{16,}|\bgithub_pat_\w{16,}|\bglpat-[\w-]{16,}"
-    r"|\bsk-[A-Za-z0-9_-]{16,}|\bnvapi-[\w-]{16,}|\b(?:npm|r8|pypi|api_org)[_-][A-Za-z0-9_-]{20,}"
-    r"|\b(?:gsk|xai|pplx|(?:wandb|tgp|dop)_v1|[prs]k_(?:live|test)|whsec|shpat|dckr_pat|glptt|GOCSPX)[_-][\w-]{16,}"
-    r"|\bxapp-[\w-]{10,}|\bSG\.[\w-]{16,}\.[\w-]{16,}|(?<=hooks\.slack\.com/services/)[\w/]+"
-    r"|\b(?:AKIA|ASIA)[0-9A-Z]{12,}|\bAIza[\w-]{30,}|\bya29\.[\w-]{16,}|\bxox[a-z]-[\w-]{10,}"
-    r"|\beyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)",
+    r"(?:\b|(?<=%[0-9A-Fa-f]{2})|(?<=\\[nrt]))(?:"  # behind an encoded character, too
+    r"hf_(?:[A-Za-z0-9]{16,}|(?=[A-Za-z]*[0-9]|[a-z]*[A-Z])[A-Za-z0-9]{8,})"
+    r"|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}"
+    r"|sk-[A-Za-z0-9_-]{16,}|nvapi-[\w-]{16,}|(?:npm|r8|pypi|api_org)[_-][A-Za-z0-9_-]{20,}"
+    r"|(?:gsk|xai|pplx|(?:wandb|tgp|dop)_v1|[prs]k_(?:live|test)|whsec|shpat|dckr_pat|glptt|GOCSPX)[_-][\w-]{16,}"
+    r"|xapp-[\w-]{10,}|SG\.[\w-]{16,}\.[\w-]{16,}"
+    r"|(?:AKIA|ASIA)[0-9A-Z]{12,}|AIza[\w-]{30,}|ya29\.[\w-]{16,}|xox[a-z]-[\w-]{10,}"
+    r"|eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?)"
+    r"|(?<=hooks\.slack\.com/services/)[\w/]+"
+    r"|-----BEGIN[A-Z0-9 +%]*PRIVATE[ +%20]+KEY[A-Z0-9 +%]*-----.*?(?:-----END[A-Z0-9 +%]*-----|$)",
     re.DOTALL,
 )
 _HINTS = (
     *("pass", "pwd", "secret", "cred", "key", "auth", "jwt", "bearer", "cookie", "token", "sig", "://", "hf_", "sk-"),
     *("gho_", "ghp_", "ghr_", "ghs_", "ghu_", "-pat", "_pat", "glpat-", "nvapi-", "npm_", "npm-", "r8_", "r8-", "pypi"),
     *("api_org", "akia", "asia", "aiza", "ya29", "xox", "eyj", "gsk", "xai", "pplx", "_v1", "k_live", "k_test"),
-    *("whsec", "shpat", "glptt", "gocspx", "xapp", "sg.", "otp", "-u"),
+    *("whsec", "shpat", "glptt", "gocspx", "xapp", "sg.", "otp", "-u", "%2f%2f"),
 )
 """One of these stands, in small letters, in every text that the expressions below may match."""
-_USER_OF_URL = re.compile(r"(?<=://)[^\s/?#\"'<>]+@")
+_USER_OF_URL = re.compile(r"(?<=://)[^\s/?#\"'<>]+@|(?i:(?<=%3A%2F%2F)(?:(?!%2F)[^\s/\"'<>&])+?%40)")
 _HEADER = re.compile(  # and the signature of a URL, and what webhooks are called by
     r"(?i)(\bauthorization\\?[\"']?\s*[:=]\s*\\?[\"']?(?:[a-z]+\s+)?|\bbearer\s+|[?&][\w-]*sig(?:nature)?="
-    r"|://discord(?:app)?\.com/api/webhooks/[0-9]+/)([\w.~+/=%-]{4,})"
+    r"|://discord(?:app)?\.com/api/webhooks/[0-9]+/|\blogin(?:\s+\S+\s+password\s+|\((?:\w+=)?\\*[\"']))"
+    r"([^\s\"',;&<>\\)\]}]{4,})"
 )
-_LOGIN = re.compile(r"(?:-u|--(?:proxy-)?user)(?:[\"']?[=,\s]\s*[\"']?)[^\s:/\"']+:(?![0-9]+\b)([^\s\"']+)")
+_LOGIN = re.compile(r"(?:-u|--(?:proxy-)?user)(?:[\"']?[=,\s]\s*[\"']?)[^\s:/\"']+:[\"']?(?![0-9]+\b)([^\s\"']+)")
 """As curl and others are given a name with a password; -u 1000:1000 is a user with a group."""
 _BY_P = re.compile(r"(?:.*/)?(?:login|sshpass|mysql\w*|mariadb|mongo\w*)")
 """Commands whose -p is a password; elsewhere it may be a port, a path, a prompt."""
 _PASSWORD = re.compile(r"(?=.*[A-Za-z])(?=.*[0-9])(?=.*[!@#$%^&*?~])[^\s/]{8,}")
 _NAMED = re.compile(
-    rf"""(?ix) (?<![\w.+-]) (?P<name>-{{0,2}} [\w.+-]{{0,60}}? (?:{_WORDS}) [_-]?[0-9]*)
-    (?P<close> \\*["']?) (?P<sep> \s*(?:[=:]|%3D)\s* | ,?\s+ | , )
-    (?: (?P<quote> \\*["']) (?P<quoted> .*?) (?P=quote) | (?P<bare> (?!--)[^\s"',;&)}}\]<>]+) )"""
+    rf"""(?ix) (?:(?<![\w.+\\%-]) | (?<=\\[nrt]) | (?<=%[0-9A-F]{{2}}) | (?<=[\\%])(?![nrt]|[0-9A-F]{{2}}))
+    (?P<name>-{{0,2}} [\w.+-]{{0,60}}? (?:{_WORDS}) [_-]?[0-9]*)
+    (?P<close> (?:\\*["'])?)
+    (?P<sep> \]?\s*(?:=> | :\s*\w+\s*= | :?=\s*\(? | :(?:\s*[|>][+-]?\s*\n)? | %3[AD])\s* | ,?\s+ | , )
+    (?: [bruf]{{0,2}}(?P<quote> \\*["']) (?P<quoted> .*?) (?P=quote) | (?P<bare> (?!--)[^\s"',;&)}}\]<>]+) )"""
 )
 
 
@@ -102,16 +111,20 @@ def _secrets_of(command: tuple[str, ...]) -> frozenset[str]:
 def _with_secrets(command: Sequence[str]) -> list[tuple[str, str]]:
     """Return each word with the secret that its own name, or the option before it, gives away; or with ""."""
     pairs, option, logs_in = [], "", any(map(_BY_P.fullmatch, command))
-    for word in command:
-        name, equals, value = word.partition("=")
-        secret = value if equals and _is_secret(name, value) else ""
+    for before, word in zip(["", *command], command, strict=False):
+        secret, rest = "", word
+        while not secret and "=" in rest:  # --env=HF_TOKEN=...
+            name, _, rest = rest.partition("=")
+            secret = rest if _is_secret(name, rest) else ""
         if logs_in and re.match(r"-p(?![0-9]{,5}$|[\w-]*=|assw)", word):
             secret = word[2:]
         elif option and not word.startswith("--"):
             secret = _after(option, word, logs_in=logs_in) or secret
+        elif _RANDOM.fullmatch(word) and _is_secret(before, word):
+            secret = word
         pairs.append((word, secret))
         if word.startswith("-") or not option.endswith("s"):  # --api_keys A B
-            option = word if word.startswith("-") and not equals else ""
+            option = word if word.startswith("-") and "=" not in word else ""
     return pairs
 
 
@@ -131,7 +144,7 @@ def _is_secret(name: str, value: str = "x") -> bool:
         return False
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().rstrip("0123456789_-.")
     *before, last = re.split(r"[-_.]+", words)
-    several, of_account = last.endswith("s") and last != "pass", bool(_KEY_KINDS.intersection(before[-1:]))
+    several, of_account = last.endswith("s") and not last.endswith("pass"), bool(_KEY_KINDS.intersection(before[-1:]))
     last = last.removesuffix("s") if several else last
     if _RANDOM.fullmatch(value):
         return True
@@ -140,8 +153,8 @@ def _is_secret(name: str, value: str = "x") -> bool:
     if last.endswith("key"):
         kind = last.removesuffix("key") or "".join(before[-1:])
         return kind in _KEY_KINDS or (name.isupper() and bool(before) and not several)
-    if last in ("pass", "pwd"):
-        return option and words not in ("pwd", "oldpwd")
+    if last in ("pass", "pwd", "bypass", "compass"):
+        return option and words not in ("pwd", "oldpwd", "bypass", "compass")
     if last.endswith("token"):  # <|im_end|>, [PAD] and 128001 are tokens of a text
         of_text = re.fullmatch(r"[0-9]+|[<\[].*[>\]]", value) is not None
         return not of_text and (of_account if several else not _TEXT_TOKENS.intersection(before[-1:]))
@@ -157,10 +170,14 @@ def _known_values(command: Sequence[str] = ()) -> list[str]:
     named += [secret for words in (sys.argv, command) for secret in _secrets_of(tuple(words))]
     rare = {value for value in named if not _COMMON.fullmatch(value)}
     paths = {value for value in rare if len(value) < 4096 and "\0" not in value and os.path.exists(value)}
-    return sorted(rare - paths, key=len)[::-1]
+    rare -= paths
+    rare |= {other for value in rare for other in (urllib.parse.quote(value, ""), json.dumps(value)[1:-1])}
+    return sorted(rare, key=len)[::-1]
 
 
 def _hidden(text: str, known: Sequence[str]) -> str:
+    if "\x1b" in text:  # a colour within hides a name or a shape
+        text = ESCAPE_SEQUENCE.sub("", text)
     for value in known:
         text = text.replace(value, MASK)
     if not any(map(text.lower().__contains__, _HINTS)):  # 2 us for a tensor's name; the expressions take 20
@@ -173,7 +190,10 @@ def _hidden(text: str, known: Sequence[str]) -> str:
 def _without_value(match: re.Match[str]) -> str:
     name, sep = match["name"], match["sep"]
     value = match["quoted"] if match["quote"] else match["bare"]
-    spaced, prose = "=" not in sep and ":" not in sep, ":" in sep and not match["quote"]
+    spaced, prose = not re.search("[=:%]", sep), ":" in sep and "=" not in sep and not match["quote"]
+    if match["quote"] and spaced:  # ("HF_TOKEN", "..."), wrong password '...'
+        pair = match["close"] and re.search(r"\(\\*[\"']$", match.string[: match.start()]) and "_" in name
+        spaced = not (pair or "passw" in name.lower())
     spaced = spaced and not name.startswith("-") and not _RANDOM.fullmatch(value)
     if spaced or not _is_secret(name, value):
         return match[0]

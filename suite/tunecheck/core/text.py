@@ -9,7 +9,7 @@ from typing import Any
 LONGEST_STEM = 150
 """A file's name has 255 bytes at most, and a device and endings are added."""
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-_ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 # C0 and C1 controls but tab and newline, marks that reorder text, and what XML 1.0 and UTF-8 do not allow.
 _UNPRINTABLE = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
@@ -78,7 +78,7 @@ def file_stem(name: str) -> str:
 
 def printable(text: str) -> str:
     """Return the text without escape sequences and control characters, safe in a terminal, Markdown and XML."""
-    return _UNPRINTABLE.sub("", _ESCAPE_SEQUENCE.sub("", text))
+    return _UNPRINTABLE.sub("", ESCAPE_SEQUENCE.sub("", text))
 
 
 def one_line(text: str, limit: int = 1000) -> str:
