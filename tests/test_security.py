@@ -6,6 +6,7 @@ import json
 import pickle
 import shutil
 import stat
+import subprocess
 import sys
 
 import pytest
@@ -87,12 +88,54 @@ def test_a_safetensors_header_of_any_length_is_an_error(tmp_path):
         resolve(run.model, allow_random=False)
 
 
+TOKEN = "hf_" + "aB3dE6gH9" * 4
+USAGE = [
+    ["run", "quick", "--set", f"model={TOKEN}"],
+    ["run", "quick", "-n", TOKEN],
+    ["run", "quick", "--vram-cap", TOKEN],
+    ["run", "quick", f"--hub={TOKEN}"],
+    ["prune", "--keep", TOKEN],
+    [TOKEN],
+]
+
+
+@pytest.mark.parametrize("words", USAGE, ids=lambda words: "-".join(words[:2] + words[2:3]).replace(TOKEN, "X"))
+def test_no_secret_of_a_wrong_command_is_printed(words, tmp_path):
+    """Neither by argparse, nor by pytest."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tunecheck.cli", *words], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 4
+    assert TOKEN not in done.stdout + done.stderr
+    assert "REDACTED" in done.stdout + done.stderr
+
+
+def test_no_secret_stands_in_a_log_that_is_kept(tmp_path, monkeypatch):
+    """Here in what both runs of --twice print."""
+    monkeypatch.setenv("TUNECHECK_REPORTS", str(tmp_path))
+    assert main(["watch", "--twice", "--", sys.executable, "-c", f"print('a', '{TOKEN}'[:40])"]) == 6
+    (log,) = tmp_path.glob("*/twice.log")
+
+    assert log.read_text() == "a REDACTED\n"
+
+
+@pytest.mark.parametrize("name", [TOKEN, "a/b"])
+def test_a_node_is_not_called_by_a_secret(name, tmp_path, monkeypatch, capsys):
+    """Its folder would be."""
+    monkeypatch.setenv("TUNECHECK_REPORTS", str(tmp_path))
+    monkeypatch.setenv("TUNECHECK_NODE", name)
+
+    assert main(["fleet", "--engine", "local", "quick"]) == 4
+    assert TOKEN not in capsys.readouterr().err
+
+
 def test_no_secret_of_a_watched_command_stands_in_any_file(tmp_path, monkeypatch, capfd):
     """Nor in what is printed, nor in a file's name; nobody else may read the session's folder."""
     monkeypatch.setenv("TUNECHECK_REPORTS", str(tmp_path / "reports"))
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary"))
     monkeypatch.setenv("MY_STORE_SECRET", "correct-horse")
-    secrets = ["hf_" + "aB3dE6gH9" * 4, "hunter2-long", "us3r:pa55", "plain-word", "correct-horse"]
+    secrets = [TOKEN, "hunter2-long", "us3r:pa55", "plain-word", "correct-horse"]
     words = [f"--hub_token={secrets[0]}", "--password", secrets[1], f"https://{secrets[2]}@host", secrets[4]]
     status = main(["watch", "--", "env", f"MY_TOKEN={secrets[3]}", sys.executable, "-c", "raise SystemExit(3)", *words])
     printed = "".join(capfd.readouterr())

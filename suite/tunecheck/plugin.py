@@ -179,7 +179,7 @@ def finding(run: Run, check: str, trace: Trace | str, pytestconfig: pytest.Confi
     found = attributed(trace, run.resolved_checks()[check](trace))
     session.rows.add(run.name, found)
     if check in run.ignore and found.status is Status.FAILED:
-        pytest.skip(f"ignored: {run.ignore[check]}")
+        pytest.skip(redacted(f"ignored: {run.ignore[check]}"))
     if found.status is not Status.UNJUDGED:
         return found
     if not trace.main.finished:
@@ -195,7 +195,7 @@ def report_once(config: pytest.Config, run: Run, problem: str) -> NoReturn:
     if run.name in reported:
         pytest.skip(f"{run.name} did not train: see its first check")
     reported.add(run.name)
-    pytest.fail(redacted(problem), pytrace=False)
+    pytest.fail(problem, pytrace=False)
 
 
 def require_passed(finding: Finding) -> None:

@@ -67,6 +67,7 @@ def test_no_secret_of_a_command_line_is_shown(command, secrets):
         "tunecheck.listen.hf_trainer sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
         "https://example.com/a@b user@host --use_auth_token --fast /etc/passwd:1: /data/token:12: not JSON",
         "--max_tokens 512 --stop_tokens stop --keys a b --target_keys=q,k --compat=1 --pat 8 -u train.py -u 1000:1000",
+        "sk-gpu-cluster-node-01-rack-17 npm-mirror-europe-west-2 pypi-server-production-01 xai-lab-node-0001-gpu-04",
         "('PASS', 'FAIL') ('token', 'label') ['token', 'tags'] --bypass=1 git commit: " + HEX,
         "SHAPE_KEYS = {, monkey=3, missing key model.layers.10.selfAttention.o_proj.weight, token 20261128T081500Z",
     ],

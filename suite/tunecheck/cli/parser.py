@@ -63,7 +63,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the usage and the error, below it the command's example, and exit."""
-        super().error(f"{message}\n{self.epilog}" if self.epilog else message)
+        super().error(redacted(f"{message}\n{self.epilog}" if self.epilog else message))
 
     def executes(self, command: Callable[[argparse.Namespace], int | None], **defaults: bool) -> None:
         """Have this function execute the command and return its status, None for 0; its result can be had as JSON."""
@@ -119,7 +119,7 @@ def _executed(parser: Parser, arguments: Sequence[str] | None, options: argparse
         with set_aside() if getattr(options, "json", False) else contextlib.nullcontext():
             return int(options.command(options) or 0)
     except ConfigError as error:
-        print(printable(redacted(str(error))), file=sys.stderr)
+        print(printable(str(error)), file=sys.stderr)
         return Exit.MISCONFIGURED
     except SuiteError as error:
         log.error(error)

@@ -4,8 +4,9 @@ import argparse
 import json
 import logging
 import os
+import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,7 +41,7 @@ def add_commands(commands: Any) -> None:
         "run", help="train and judge tiers or single runs", epilog="example: tunecheck run quick --set training.seed=3"
     )
     add_selection(run, nargs="+")
-    run.add_argument("-n", metavar="WORKERS", help="worker processes; auto means one per GPU")
+    run.add_argument("-n", metavar="WORKERS", type=_workers, help="worker processes; auto means one per GPU")
     run.add_argument("--ignore", **IGNORE)
     run.executes(_run, leaves_files=True, begins_itself=True)
 
@@ -80,9 +81,20 @@ def add_commands(commands: Any) -> None:
 def add_selection(parser: argparse.ArgumentParser, *, nargs: str) -> None:
     """Add what to run, the options of a session and -k."""
     parser.add_argument("what", nargs=nargs, metavar="TIER|RUN", help="a tier, or a run by its name, id or YAML file")
-    for flag, settings in SESSION_OPTIONS.items():  # pytest converts and validates the values
-        parser.add_argument(flag, **{name: value for name, value in settings.items() if name != "type"})
+    for flag, settings in SESSION_OPTIONS.items():  # pytest converts the values, and would show a wrong one as it is
+        kept = {"type": _checked(settings["type"])} if "type" in settings else {}
+        parser.add_argument(flag, **{**settings, **kept})
     parser.add_argument("-k", metavar="EXPRESSION", help="select runs and checks by name, in pytest syntax")
+
+
+def _checked(convert: Callable[[str], Any]) -> Callable[[str], str]:
+    return lambda text: (convert(text), text)[1]
+
+
+def _workers(text: str) -> str:
+    if not re.fullmatch("auto|logical|[0-9]{1,4}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} should be a number, or auto for one per GPU")
+    return text
 
 
 def forwarded(options: argparse.Namespace) -> list[str]:

@@ -1,13 +1,17 @@
 """Every error that a user may see. Each states the value, where it came from, the rule and the next step."""
 
 from tunecheck.core.finding import Domain
+from tunecheck.core.redaction import redacted
 
 TRAIN_EXTRA = "install the extra train: `pip install -e '.[train]'` in a clone, or `pip install 'WHEEL[train]'`"
 """The remedy where a library that trains is missing."""
 
 
 class SuiteError(Exception):
-    """Base of all errors that are messages for the user, shown without a traceback."""
+    """Base of all errors that are messages for the user, shown without a traceback and without secrets."""
+
+    def __str__(self) -> str:
+        return redacted(super().__str__())
 
 
 class ConfigError(SuiteError):

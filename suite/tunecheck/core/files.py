@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tunecheck.core.errors import SuiteError
+from tunecheck.core.redaction import redacted
 from tunecheck.core.text import human_bytes
 
 NO_SPACE_WORDS = ("No space left on device", "os error 28", "Disk quota exceeded")
@@ -60,6 +61,14 @@ def write_whole(path: Path, text: str) -> None:
             f"{path.parent}: {path.name} cannot be written ({error.strerror or error}); "
             "make room in that folder and make it writable, or name another one for the reports"
         ) from error
+
+
+def hide_secrets(log: Path) -> None:
+    """Rewrite the log of a process that has ended without its secrets, where it has any."""
+    with contextlib.suppress(OSError, SuiteError):
+        held = log.read_text("utf-8", errors="replace")
+        if (hidden := redacted(held)) != held:
+            write_whole(log, hidden)
 
 
 def open_file(path: Path, most_bytes: int) -> BinaryIO:

@@ -38,8 +38,8 @@ _SHAPES = re.compile(
     r"(?:\b|(?<=%[0-9A-Fa-f]{2})|(?<=\\[nrt]))(?:"  # behind an encoded character, too
     r"hf_(?:[A-Za-z0-9]{16,}|(?=[A-Za-z]*[0-9]|[a-z]*[A-Z])[A-Za-z0-9]{8,})"
     r"|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}"
-    r"|sk-[A-Za-z0-9_-]{16,}|nvapi-[\w-]{16,}|(?:npm|r8|pypi|api_org)[_-][A-Za-z0-9_-]{20,}"
-    r"|(?:gsk|xai|pplx|(?:wandb|tgp|dop)_v1|[prs]k_(?:live|test)|whsec|shpat|dckr_pat|glptt|GOCSPX)[_-][\w-]{16,}"
+    r"|(?:sk|nvapi|npm|r8|pypi|api_org|gsk|xai|pplx|(?:wandb|tgp|dop)_v1|[prs]k_(?:live|test)|whsec|shpat|dckr_pat"
+    r"|glptt|GOCSPX)[_-](?=[\w-]*?(?=[A-Za-z]*[0-9])[A-Za-z0-9]{12})[\w-]{16,}"  # sk-gpu-node-01-rack-17 is a node
     r"|xapp-[\w-]{10,}|SG\.[\w-]{16,}\.[\w-]{16,}"
     r"|(?:AKIA|ASIA)[0-9A-Z]{12,}|AIza[\w-]{30,}|ya29\.[\w-]{16,}|xox[a-z]-[\w-]{10,}"
     r"|eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?)"
@@ -48,8 +48,24 @@ _SHAPES = re.compile(
     re.DOTALL,
 )
 _HINTS = (
-    *("pass", "pwd", "secret", "cred", "key", "auth", "jwt", "bearer", "cookie", "token", "sig", "://", "hf_", "sk-"),
-    *("gho_", "ghp_", "ghr_", "ghs_", "ghu_", "-pat", "_pat", "glpat-", "nvapi-", "npm_", "npm-", "r8_", "r8-", "pypi"),
+    *(
+        "pass",
+        "pwd",
+        "secret",
+        "cred",
+        "key",
+        "auth",
+        "jwt",
+        "bearer",
+        "cookie",
+        "token",
+        "sig",
+        "://",
+        "hf_",
+        "sk-",
+        "sk_",
+    ),
+    *("gho_", "ghp_", "ghr_", "ghs_", "ghu_", "-pat", "_pat", "glpat-", "nvapi", "npm_", "npm-", "r8_", "r8-", "pypi"),
     *("api_org", "akia", "asia", "aiza", "ya29", "xox", "eyj", "gsk", "xai", "pplx", "_v1", "k_live", "k_test"),
     *("whsec", "shpat", "glptt", "gocspx", "xapp", "sg.", "otp", "-u", "%2f%2f"),
 )

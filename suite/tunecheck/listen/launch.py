@@ -18,6 +18,7 @@ from typing import IO
 from tunecheck.core import interrupts
 from tunecheck.core.errors import ConfigError, SuiteError, TraceError
 from tunecheck.core.evidence import AttemptEnd, AttemptOutcome, FileWritten, PremisesOpen, ProbeFailed, WindowEnded
+from tunecheck.core.files import hide_secrets
 from tunecheck.core.paths import python_path
 from tunecheck.core.premises import Premise, Source
 from tunecheck.core.redaction import hidden_words
@@ -183,6 +184,7 @@ def _rehearse(command: Sequence[str], options: Options) -> Rehearsal:
             return rehearse(options, run)
     finally:
         shutil.rmtree(folder / SCRATCH, ignore_errors=True)  # it holds a checkpoint
+        hide_secrets(folder / "twice.log")
 
 
 def rows_of(folder: Path, options: Options, status: int, unheard: str = "") -> list[RunReport]:

@@ -20,7 +20,7 @@ import psutil
 from tunecheck.core import interrupts
 from tunecheck.core.errors import Unsupported
 from tunecheck.core.evidence import AttemptCause, AttemptOutcome, Step
-from tunecheck.core.files import last_lines
+from tunecheck.core.files import hide_secrets, last_lines
 from tunecheck.core.fork_server import OFFLINE, hub_forbidden, start_method, warm_up
 from tunecheck.core.helper import die_with_parent
 from tunecheck.runner.outcome import Outcome, carried_out, crash_of, imported
@@ -78,7 +78,8 @@ def run_child(
     if outcome is None:
         began = log.exists()  # not where it ended before it could open its log
         tail = "\n".join(last_lines(log, TAIL_LINES, start=log_start)) if began else ""
-        return crash_of(process.exitcode, tail, began=began, served=served)
+        outcome = crash_of(process.exitcode, tail, began=began, served=served)
+    hide_secrets(log)
     return outcome
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tunecheck.core.errors import ConfigError
+from tunecheck.core.redaction import redacted
 from tunecheck.fleet import node
 from tunecheck.fleet.engines import News
 from tunecheck.fleet.request import EngineOptions, Request
@@ -35,7 +36,7 @@ class Local:
     def places(self) -> list[Place]:
         """Return the cards, by CUDA's order; without any, as many places on the processor as were asked for."""
         name = os.environ.get("TUNECHECK_NODE") or platform.node()  # a pod's own name is not that of its node
-        if "/" in name or "\0" in name or name in (".", ".."):
+        if "/" in name or "\0" in name or name in (".", "..") or redacted(name) != name:
             raise ConfigError([f"TUNECHECK_NODE={name!r}: should be the name of a node; it names a folder, too"])
         places = places_of(name, self._number)
         return places if self._cards else [replace(place, card=None) for place in places]
