@@ -40,7 +40,19 @@ def residual_too_large(session):
     session.model.get_decoder().layers[0].register_forward_hook(lambda _m, _args, out: out * SLIGHTLY)
 
 
+def product_too_large(session):
+    """Make the product of a frozen linear 2 % too large, which is not the last one of its shape."""
+    session.model.get_decoder().layers[0].mlp.up_proj.register_forward_hook(lambda _m, _args, out: out * SLIGHTLY)
+
+
+def gradient_too_large(session):
+    """Hand 2 % too much gradient down through a frozen linear."""
+    linear = session.model.get_decoder().layers[0].self_attn.o_proj
+    linear.register_full_backward_hook(lambda _m, gradients, _above: (gradients[0] * SLIGHTLY,))
+
+
 FORWARD = [embedding_too_large, head_too_large, logits_too_large, branch_too_large, residual_too_large]
+FORWARD += [product_too_large, gradient_too_large]
 
 
 @pytest.mark.parametrize("fault", FORWARD)
@@ -49,6 +61,15 @@ def test_two_percent_of_a_forward_pass_are_seen_in_bf16(tmp_path, fault):
     settings = ["training.max_steps=3", "training.precision=bf16"]
 
     assert "forward_matches_architecture" in failed(rehearsed(tmp_path, *settings, faults=(fault,)), *settings)
+
+
+@pytest.mark.parametrize("base", [(), ("strategy=lora", "quantization=null")], ids=["4 bit", "plain"])
+def test_a_frozen_product_is_held_to_its_weight_in_fp32(tmp_path, base):
+    """Adapters hide it from everything that looks at trained tensors."""
+    settings = ["training.max_steps=3", *base]
+
+    broken = failed(rehearsed(tmp_path, *settings, faults=(product_too_large,)), *settings)
+    assert broken == {"forward_matches_architecture"}
 
 
 def seeded_for_each_micro_batch(session):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from fake_cuda import CUDA, MIB, Segments, fake_card
@@ -42,6 +44,18 @@ def test_a_healthy_run_on_a_card_passes(trained):
 def test_the_same_number_of_tensors_is_alive_at_every_step(trained):
     """Of the trainer's pending numbers and of the probes'."""
     assert len({record.tensors for record in trained.all(LiveTensors)}) == 1
+
+
+def test_a_backward_pass_has_a_thread_of_its_own():
+    """As autograd's for a card: what belongs to one thread is not there."""
+    threads = []
+    with fake_card():
+        x = torch.ones(2, device=CUDA, requires_grad=True)
+        x.register_hook(lambda _: threads.append(threading.get_ident()))
+        x.sum().backward()
+
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from tunecheck.models.description import Architecture
 from tunecheck.models.layer_names import base_of
 from tunecheck.models.shapes import is_layer_linear, packed_bytes
 from tunecheck.probes.reference.backward import gradients_by
-from tunecheck.probes.reference.four_bit import is_packed, matrix, quantised, scales, statistics, unpack, values
+from tunecheck.probes.reference.four_bit import is_packed, matrix, quantised, scales, some_rows, statistics, values
 from tunecheck.probes.reference.measures import counted, dtype_name, relative_error, worst
 from tunecheck.probes.reference.vocabulary import vocabulary_size
 from tunecheck.probes.reference.weight_file import WeightFile, file_name
@@ -26,8 +26,6 @@ from tunecheck.training.restore import adapted_layers
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import whole
 
-ROWS_COMPARED = 8
-"""Rows of a quantised matrix compared at its start, middle and end: all of them would take 1 s for SmolLM2-135M."""
 ROWS_SOUGHT = 24
 """Rows of a tensor that are looked for under the file's other names."""
 COLUMNS_COMPARED = 8
@@ -168,10 +166,8 @@ def _quantization_error(parameter: Any, weights: WeightFile, name: str) -> float
     rows, columns = weights.shape(name)
     if tuple(parameter.quant_state.shape) != (rows, columns):
         return float("nan")
-    firsts = {0, (rows - ROWS_COMPARED) // 2 // ROWS_COMPARED * ROWS_COMPARED, rows - ROWS_COMPARED}
-    wanted = [weights.rows(name, first, first + ROWS_COMPARED).float().flatten() for first in firsts]
-    got = [unpack(parameter, first * columns, (first + ROWS_COMPARED) * columns).cpu() for first in firsts]
-    return relative_error(torch.cat(got), torch.cat(wanted))
+    taken, got = some_rows(parameter)
+    return relative_error(got.cpu(), torch.cat([weights.rows(name, part.start, part.stop).float() for part in taken]))
 
 
 def _is_tied(model: Any) -> bool:

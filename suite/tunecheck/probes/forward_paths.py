@@ -20,6 +20,7 @@ from tunecheck.core.evidence import CurrentWeights, ForwardPaths, ForwardReferen
 from tunecheck.models.layer_names import attention_of, stacked_layers
 from tunecheck.probes.reference.architecture import (
     WatchedAttention,
+    WatchedLinears,
     deviations,
     has_formulas,
     head_error,
@@ -81,8 +82,12 @@ class ForwardProbe(Probe):
             rows = (*session.batches.heldout, *session.batches.train)
             longest = torch.tensor([max((row.input_ids for row in rows), key=len)])
             whole = longest[:, :REFERENCE_TOKENS]
-            with recorded(session.model) as calls:
+            in_place = session.run.training.offload != "parameters"
+            with recorded(session.model) as calls, OwnHooks() as hooks:
+                linears = WatchedLinears(session.model, hooks) if in_place else None
                 logits = self._logits(session, whole, torch.ones_like(whole))
+            if linears is not None and (gains := linears.errors()):
+                exact["product_gain_error_at"], exact["product_gain_error"] = worst(gains)
             computed, finer = deviations(session.model, architecture, calls, logits)
             errors = computed | finer
             if session.precision != "fp32":  # in fp32 the relations' own limit is as fine
@@ -93,7 +98,7 @@ class ForwardProbe(Probe):
                     watched = WatchedAttention(session.model, architecture, lambda: [padless], hooks)
                     self._logits(session, *padless)
                 errors[f"first layer's attention of {longest.shape[1]} tokens"] = watched.seen()[1]
-            if session.run.training.offload != "parameters":  # a forward that ends in its middle would keep them here
+            if in_place:  # a forward that ends in its middle would keep them here
                 training = not session.run.uses_dropout
                 of_layers = partial(layer_errors, session.model, architecture, session.device, training=training)
                 widens = session.precision != "fp32" and not session.autocast

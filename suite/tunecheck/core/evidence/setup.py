@@ -233,6 +233,9 @@ class ForwardReference(Record):
     """Largest relative error of a relation that is computed in fp32, of the first layer and the head, or that is exact
     in 16 bit; taken in a 16-bit run alone."""
     fp32_error_at: str = ""
+    product_gain_error: float | None = None
+    """How far the product of a linear is off along that of its weight; None where no linear was looked at."""
+    product_gain_error_at: str = ""
     extreme_error: float | None = None
     """Largest relative error of sdpa by itself, at lengths and scores that may never come; where the model uses it."""
     extreme_error_at: str = ""

@@ -15,6 +15,7 @@ from unittest import mock
 import torch
 
 from tunecheck.models.description import Architecture
+from tunecheck.probes.reference.four_bit import is_packed, some_rows
 from tunecheck.probes.reference.measures import relative_error, worst
 from tunecheck.training.hooks import Hooks, OwnHooks
 from tunecheck.training.tensors import whole
@@ -140,6 +141,51 @@ def worst_gain(model: Any, architecture: Architecture, calls: Calls) -> tuple[fl
                 gains[name] = float((ratios.nanmedian(-1).values - 1).square().mean().sqrt())
     at, gain = worst(gains)
     return (gain if gains else None), at
+
+
+class WatchedLinears:
+    """How far the gain of each plain frozen linear is off in one call of the model, and that of its gradient.
+
+    It is that of the product's part along the product of the weight: rounding, up and down alike, hardly moves it. What
+    an adapter adds is not in it. Linears that learn are held to their weights elsewhere.
+    """
+
+    def __init__(self, model: Any, hooks: Hooks) -> None:
+        """Watches the next call, until the hooks are removed."""
+        self._given: dict[str, tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor]] = {}
+        self._gains: dict[str, float] = {}
+        for name, module in _modules(model).items():
+            while hasattr(module, "base_layer"):
+                module = module.base_layer
+            weight: Any = getattr(module, "weight", None)
+            plain = type(module) is torch.nn.Linear and weight.dim() == 2 and not hasattr(weight, "to_local")
+            held = (plain or is_packed(weight)) and not (weight.requires_grad or weight.is_meta)
+            if name.startswith("layers.") and held:
+                hooks.after(module, partial(self._note, name))
+
+    def errors(self) -> dict[str, float]:
+        """Return them by name; each linear is called once more for its gradient, with its last tokens."""
+        for name, (module, given, at, weight) in self._given.items():
+            with torch.enable_grad():
+                own = given.clone().requires_grad_(True)
+                out = module(own)
+            above = cotangent(out[..., at])
+            [got] = torch.autograd.grad(out, own, torch.zeros_like(out).index_copy(-1, at, above))
+            self._gains[f"{name}, its gradient,"] = _gain_error(got.float(), above.float() @ weight)
+        return self._gains
+
+    def _note(self, name: str, module: Any, args: Any, out: torch.Tensor) -> None:
+        with torch.no_grad(), torch.autocast(out.device.type, enabled=False):
+            given, (rows, weight) = args[0][:1].detach(), some_rows(module.weight)
+            at, weight = torch.tensor([row for part in rows for row in part], device=out.device), weight.to(out.device)
+            got = out[:1, :, at].float() - (0 if module.bias is None else module.bias.to(out.device)[at].float())
+            self._gains[name] = _gain_error(got, given.float() @ weight.T)
+            dtype = given.dtype if is_packed(module.weight) else module.weight.dtype
+            self._given[name] = module, given[:, -2:].to(dtype), at, weight
+
+
+def _gain_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    return abs(float(torch.where(wanted.any(), (got * wanted).sum() / wanted.square().sum(), 1.0)) - 1)
 
 
 class WatchedAttention:
