@@ -164,8 +164,12 @@ class WatchedLinears:
                 hooks.after(module, partial(self._note, name))
 
     def errors(self) -> dict[str, float]:
-        """Return them by name; each linear is called once more for its gradient, with its last tokens."""
+        """Return them by name; some layers' linears are called once more for their gradient, with their last tokens."""
+        layers = sorted({int(name.split(".")[1]) for name in self._given})
+        taken = {layers[at] for at in (0, len(layers) // 2, -1)} if layers else set()
         for name, (module, given, at, weight) in self._given.items():
+            if int(name.split(".")[1]) not in taken:  # all of SmolLM2-135M's take as long as half a step
+                continue
             with torch.enable_grad():
                 own = given.clone().requires_grad_(True)
                 out = module(own)
