@@ -209,6 +209,23 @@ def test_a_model_that_is_kept_as_it_was_before(early, then, told, tmp_path, monk
     assert [seen.first for seen in records if seen.first] == [True] * (early and told)
 
 
+@pytest.mark.parametrize("early", [True, False])
+def test_the_best_checkpoint_may_be_the_first_one(early, tmp_path, monkeypatch):
+    """A file that the script wrote then holds the same values; without one, a stale copy is saved."""
+    monkeypatch.setattr(saves, "_EARLY", [])
+    monkeypatch.setattr(saves, "_TRAINED", {})
+    records, model = [], Learner()
+    del model.beside
+    first = taken(model)
+    if early:
+        saves.written(first, tmp_path / "best")
+    saves.watch(model, records.append)
+    learn(model)
+    saves.written(first, tmp_path / "final")
+
+    assert [(bool(seen.earlier), seen.start) for seen in records] == [(not early, True)]
+
+
 class Apart(torch.nn.Module):
     """A body and its head, and a teacher that another file may hold."""
 

@@ -21,7 +21,6 @@ from torch.nn import Module
 
 from tunecheck.core.evidence import AttemptPurpose, FileWritten, Merged, ReadBack, Record, StateLoaded, Written
 from tunecheck.listen.options import rank_and_processes
-from tunecheck.listen.provenance import merged_into
 from tunecheck.listen.trained_model import Parts, anchor_of
 from tunecheck.models.layer_names import base_of
 from tunecheck.probes.reference.forwards import logits_of
@@ -188,7 +187,9 @@ class _Trained:
         by_value = {values[name]: name for name in distinct}
         wrong = ((name, by_value.get(given[name])) for name in sorted(moved & given.keys()))
         lost = {name for name in distinct if values[name] not in found}
-        earlier = {name for name in lost if self.before[name] in found - present}
+        starts = bool(distinct) and all(self.before[name] in found - present for name in distinct)
+        # the best checkpoint may be the first one
+        earlier = {name for name in lost if self.before[name] in found - present and not (starts and self._first)}
         earlier |= {name for name in returned if values[name] in found}
         alone = self._base and not found and not (now and not moved)
         of_base = len(self._base & digests.keys()) if alone else 0
@@ -201,7 +202,7 @@ class _Trained:
             trained=sum(values[name] in found for name in moved),
             earlier=tuple(sorted(earlier)),
             returned=bool(returned),
-            start=bool(distinct) and all(self.before[name] in found - present for name in distinct),
+            start=starts,
             overwrites=file in self._files and not any(values[name] in found for name in moved) and bool(earlier),
             other=len(found - of_others - {*values.values(), *self.before.values()}),
             resting=len(found & self._resting - {*values.values(), *self.before.values()}),
@@ -291,7 +292,6 @@ def merging(tuner: Any, *_: Any, **__: Any) -> Callable[[Any], None] | None:
     trained = _logits(found, heard.ids)
     with without_adapters(found):
         base = _logits(found, heard.ids)
-    merged_into(getattr(layer, "base_layer", layer) for layer in adapted_layers(found).values())
 
     def merged(model: Any) -> None:
         seen = Merged(
