@@ -255,7 +255,7 @@ def described(model: Any) -> tuple[WatchedRun, dict[Premise, str]]:
     if variant:
         left_open[Premise.BASE_FROM_FILE] = f"peft's {variant} may move a part of the base into the adapters"
     if provenance.trained_before(model, adapters=False):
-        left_open[Premise.BASE_FROM_FILE] = "an earlier training of this process trained the base"
+        left_open[Premise.BASE_FROM_FILE] = "an earlier training or merged adapters changed the base"
     quantization = quantization_of(model)
     if quantization is None and getattr(model.config, "quantization_config", None) is not None:
         left_open[Premise.BASE_PLAIN] = "tunecheck does not know the quantisation of the base"

@@ -237,6 +237,7 @@ HEARD = (
     ("transformers.configuration_utils", "PretrainedConfig.save_pretrained", "saves.describing"),
     ("transformers.configuration_utils", "PreTrainedConfig.save_pretrained", "saves.describing"),
     ("peft.peft_model", "PeftModel.load_adapter", "provenance.adapter_loading"),
+    ("peft.tuners.lora.model", "LoraModel.merge_and_unload", "provenance.merging"),
     ("peft.tuners.lora.model", "LoraModel.merge_and_unload", "saves.merging"),
     ("peft.optimizers.loraplus", "create_loraplus_optimizer", "provenance.lora_plus"),
     (DATA_SETS, "Dataset.__init__", "named_answers.data_set_made"),

@@ -143,9 +143,11 @@ def training_begins(model: Any) -> None:
     _TRAINED.update(m for m in model.modules() if any(tensor.requires_grad for tensor in own_parameters(m)))
 
 
-def merged_into(layers: Iterable[Any]) -> None:
-    """Adapters that learned were merged into these layers of the base."""
-    _TRAINED.update(layers)
+def merging(tuner: Any, *_: Any, **__: Any) -> None:
+    """A tuner of peft merges its adapters into their base: those of a training of this process, or of a file."""
+    from tunecheck.training.restore import adapted_layers  # brings torch
+
+    _TRAINED.update(getattr(layer, "base_layer", layer) for layer in adapted_layers(tuner).values())
 
 
 def trained_before(model: Any, *, adapters: bool) -> bool:
