@@ -74,6 +74,16 @@ def test_a_base_that_was_loaded_right_is_the_files(tmp_path: Any, kind: str, oth
     assert not seen.buffers_differing
 
 
+@pytest.mark.parametrize(("kept", "differing"), [(torch.bfloat16, 0), (torch.float8_e5m2, 1)])
+def test_a_base_may_have_been_read_in_16_bit(tmp_path: Any, kept: torch.dtype, differing: int) -> None:
+    """As where prepare_model_for_kbit_training raises it to fp32 again."""
+    model = loaded(tmp_path, "llama")
+    weight = model.model.embed_tokens.weight
+    weight.data = weight.data.to(kept).float()
+
+    assert len(fidelity(model, tmp_path).differing) == differing
+
+
 @pytest.mark.parametrize("kind", ["gpt_neox", "llama"])
 def test_a_vocabulary_that_grew_has_new_rows_beside_the_files(tmp_path: Any, kind: str) -> None:
     """Of a head that the file has by another name, too; one that is drawn anew is named."""
