@@ -83,6 +83,10 @@ MEANT = {
     ("written_answers_end", "no ends, all of one length"),
     ("written_answers_end", "none in half of the steps"),
     ("written_answers_end", "ends of a model of the script's own"),
+    ("written_answers_end", "padding is learned"),
+    ("written_answers_end", "two start tokens"),
+    ("rows_whole", "pairs cut off"),
+    ("pairs_differ", "questions again"),
     ("no_target_leakage", "labels that are shifted twice"),
     ("randomness_varies", "a seed in every step"),
     ("clipping_leaves_gradients", "to nearly nothing"),
@@ -252,14 +256,14 @@ def inputs(*, steps=4, digests=lambda step: (f"batch {2 * step}", f"batch {2 * s
     return [e.StepInputs(step=step, digests=digests(step), written=targets(step)) for step in range(steps)]
 
 
-def targets(step, *, ended=True):
+def targets(step, *, ended=True, **more):
     """What an encoder-decoder learns to write in this step of a healthy training, or without its ends."""
-    return tuple(target(f"{step} {number}", tokens=4 + number, ended=ended) for number in range(4))
+    return tuple(target(f"{step} {number}", tokens=4 + number, ended=ended, **more) for number in range(4))
 
 
-def target(digest, *, tokens, ended=False):
+def target(digest, *, tokens, ended=False, **more):
     """One target, which has no end."""
-    return e.TargetWritten(tokens=tokens, digest=digest, ended=ended)
+    return e.TargetWritten(tokens=tokens, digest=digest, ended=ended, **more)
 
 
 def writing(written_in):
@@ -360,6 +364,8 @@ FAULTS = {
         ),
         "none in half of the steps": lambda: watched(*writing(lambda step: targets(step, ended=step > 1))),
         "ends of a model of the script's own": lambda: watched(used(alike=12, loose=20)),
+        "padding is learned": lambda: watched(*writing(lambda step: targets(step, filled=3))),
+        "two start tokens": lambda: watched(*writing(lambda step: targets(step, begun=True))),
     },
     "as_expected": {
         "an end that is not learned": lambda: watched(rows(expected={**ALL_MET, "supervised": ("'an answer'",)})),
@@ -395,6 +401,10 @@ FAULTS = {
         ),
         "all of them, in a template that is learned": lambda: watched(
             rows(end_tokens_supervised=0, first_token_supervised=24), spans(cut, begin_alike=True)
+        ),
+        "pairs cut off": lambda: with_run(
+            watched(read_rows(24, lambda number: 100 + number, shorter=0)),
+            premises=opened({"causal_lm": "DPOTrainer trains another objective"}),
         ),
     },
     "no_loss_on_padding": {
@@ -449,6 +459,7 @@ FAULTS = {
     "pairs_differ": {
         "one column for both": lambda: watched(*(e.PairsGiven(step=step, pairs=4, alike=4) for step in range(3))),
         "prompts again": lambda: watched(e.PairsGiven(step=0, pairs=24, alike=0, prompts_again=20)),
+        "questions again": lambda: watched(e.PairsGiven(step=0, pairs=24, alike=0, questions_again=20)),
         "all rated alike": lambda: watched(e.AnswersRated(rows=400, kinds=("True",))),
     },
     "better_answers_raised": {
@@ -1576,6 +1587,12 @@ def test_16_bit_weights_that_lose_most_of_their_steps(share, peak, status):
 def test_a_schedule_may_end_a_little_before_the_training(made_for, steps):
     """As where the last window of an epoch is not counted."""
     assert CHECKS["schedule_ends"]()(watched(taken(made_for=made_for, taken=steps, optimizer_steps=steps))).passed
+
+
+@pytest.mark.parametrize(("idle", "status"), [(LORA[:1], Status.PASSED), (LORA, Status.SUSPECTED)])
+def test_many_tensors_without_a_gradient(idle, status):
+    """A head that is not used is a small part of what learns."""
+    assert CHECKS["trainable_moved"]()(with_record(watched(), e.Movement, idle=idle)).status is status
 
 
 def test_a_part_that_no_gradient_reaches():

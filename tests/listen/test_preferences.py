@@ -52,20 +52,21 @@ def conversations(prompts, answers):
 @pytest.mark.parametrize(
     ("prompts", "before", "again"),
     [
-        ([[*SYSTEM, 1, 2], [*SYSTEM, 3]], lambda prompt: prompt, 2),
-        ([[5, *SYSTEM, 1, 2], [5, *SYSTEM, 3]], lambda prompt: prompt[1:], 2),
-        ([[*SYSTEM, 1, 2], [*SYSTEM, 3]], lambda prompt: [], 0),
-        ([[*SYSTEM, 1, 2], [*SYSTEM, 3]], lambda prompt: prompt[4:], 0),
-        ([[7, 8, 1, 2], [3, 4, 5, 6]], lambda prompt: prompt, 0),
+        ([[*SYSTEM, 1, 2], [*SYSTEM, 3]], lambda prompt: prompt, (2, 0)),
+        ([[5, *SYSTEM, 1, 2], [5, *SYSTEM, 3]], lambda prompt: prompt[1:], (2, 0)),
+        ([[*SYSTEM, 1, 2], [*SYSTEM, 3]], lambda prompt: [], (0, 0)),
+        ([[*SYSTEM, 1, 2], [*SYSTEM, 3]], lambda prompt: prompt[4:], (0, 0)),
+        ([[7, 8, 1, 2], [3, 4, 5, 6]], lambda prompt: prompt, (0, 0)),
+        ([[7, 1, 2, 3, 4, 5, 9], [7, 2, 3, 4, 5, 6, 9]], lambda prompt: prompt[1:-1], (0, 2)),
     ],
-    ids=["whole", "without its start token", "answers", "answers that quote", "texts to go on with"],
+    ids=["whole", "without its start token", "answers", "answers that quote", "texts to go on with", "questions"],
 )
 def test_answers_that_begin_with_their_whole_prompt_are_counted(prompts, before, again):
     """Both of a pair; where no template writes the prompts, an answer may well take one up."""
     answers = [([*before(prompt), 11, number], [*before(prompt), 12]) for number, prompt in enumerate(prompts)]
     seen = pairs_of(0, [conversations(prompts, answers)], len(prompts))
 
-    assert (seen.pairs, seen.alike, seen.prompts_again) == (2, 0, again)
+    assert (seen.pairs, seen.alike, seen.prompts_again, seen.questions_again) == (2, 0, *again)
 
 
 def test_answers_of_other_lengths_are_not_alike():

@@ -110,22 +110,29 @@ class AnswersEnd(Check):
         return self.at_most(share, self.max_open_share, detail, meant=meant, causes=[NO_END])
 
 
+FILLED = "Label padding is not replaced by -100, and is trained on."
+BEGUN_TWICE = "Labels keep the start token: a collator compares them with bos_token_id. The decoder then reads two."
+
+
 class WrittenAnswersEnd(Check):
-    """An encoder-decoder's targets end with an end token, so that the model learns to stop.
+    """An encoder-decoder's targets end with one end token, so that the model learns to stop.
 
     If some have one, the longest others may be truncated. Equal targets count once. So do the answers that a causal
-    model of the script's own learns behind prompts. An end token stands nowhere within an answer.
+    model of the script's own learns behind prompts. An end token stands nowhere within an answer. No padding is learned
+    behind it. The targets do not begin with the start token, which the model puts before them.
     """
 
     needs = frozenset({"unknown_rows"})
     convention = "a target may need no end token, as where all have one length or a mark of their own"
-    meaning = f"{NO_END} Or the end token is the padding token, and is masked with it."
-    remedy = "Let the tokenizer add its special tokens to the targets, or append eos_token to each of them."
+    meaning = f"{NO_END} Or the end token is the padding token, and is masked with it. {FILLED} {BEGUN_TWICE}"
+    remedy = """Let the tokenizer add its special tokens to the targets, or append eos_token to each of them. Replace
+    label padding by -100."""
 
     max_open_share: float = 0.25
     """Share of the targets. Some data sets hold targets that were truncated earlier."""
     max_loose_share: float = 0.5
-    """Share of the answers behind prompts. It is near 0 with an end token, near 1 without."""
+    """Share of the answers behind prompts, near 0 with an end token and near 1 without, and of targets that are filled
+    up or begin twice."""
 
     def judge(self, trace: Trace) -> Finding:
         for used in trace.records(evidence.RowsUsed):
@@ -135,6 +142,13 @@ class WrittenAnswersEnd(Check):
                 return self.at_most(loose / used.answers, self.max_loose_share, detail)
         written = {target.digest: target for step in trace.all(evidence.StepInputs) for target in step.written}
         required(written, "no encoder-decoder with a known end token learns to write")
+        for found, what, cause in (
+            ([t for t in written.values() if t.filled > 1], "are followed by padding that is learned", FILLED),
+            ([t for t in written.values() if t.begun], "begin with the model's own start token", BEGUN_TWICE),
+        ):
+            if len(found) >= ENOUGH and (share := len(found) / len(written)) > self.max_loose_share:
+                detail = f"{len(found)} of {len(written)} targets {what}"
+                return self.at_most(share, self.max_loose_share, detail, causes=[cause])
         any_ended = any(target.ended for target in written.values())
         longest = max(target.tokens for target in written.values()) if any_ended else math.inf
         whole = [target.ended for target in written.values() if target.ended or target.tokens < longest]
@@ -194,6 +208,7 @@ ANSWERS_EQUAL = (
     "gradients cancel, and the loss stays at ln 2."
 )
 PROMPTS_TWICE = "Both columns hold whole conversations beside a prompt column."
+RESTATES = "an answer may begin with its question"
 LABELS_EQUAL = "Every label is the same, as bool() of any non-empty string is True."
 
 
@@ -222,12 +237,15 @@ class PairsDiffer(Check):
         seen = trace.records(evidence.PairsGiven)
         pairs = enough(sum(window.pairs for window in seen), ENOUGH, "pairs of answers")
         share = sum(window.alike for window in seen) / pairs
-        again = sum(window.prompts_again for window in seen)
-        detail = f"{share:.0%} of {pairs} pairs have two equal answers"
-        problems = range(again) if again > self.max_prompts_again_share * pairs else ()
+        again, asked = sum(window.prompts_again for window in seen), sum(window.questions_again for window in seen)
+        detail, most = f"{share:.0%} of {pairs} pairs have two equal answers", self.max_prompts_again_share
+        problems = range(again) if again > most * pairs else ()
         if problems:
             detail += f"; both answers of {again} pairs repeat the whole prompt"
         limit = self.max_alike_share
+        if share <= limit and not problems and asked > most * pairs:
+            detail = f"both answers of {asked} of {pairs} pairs begin with the text of their prompt"
+            return self.at_most(asked / pairs, most, detail, meant=RESTATES, causes=[PROMPTS_TWICE])
         causes = [ANSWERS_EQUAL] * (share > limit) + [PROMPTS_TWICE] * bool(problems)
         return self.at_most(share, limit, detail, problems=problems, causes=causes)
 

@@ -258,9 +258,11 @@ class RowsWhole(Check):
         (_, alike), (most, full) = Counter(row.last for row in rows).most_common(1)[0], max(lengths.items())
         next_most = max((times for tokens, times in lengths.items() if tokens != most), default=0)
         stand_out = most >= ENOUGH and full > max(self.max_full_share * len(rows), self.min_pile * next_most)
-        if stand_out and alike >= self.min_alike * len(rows):
-            detail = f"{full} of {len(rows)} rows have {most} tokens, the most of all, and all end alike"
-            return self.at_most(full / len(rows), self.max_full_share, detail, meant=ONE_LENGTH, causes=[END_KEPT])
+        end = "all" if alike >= self.min_alike * len(rows) else "not all"
+        if stand_out and (end == "all" or "pairs" in trace.run.features):  # a pair is no block of running text
+            detail = f"{full} of {len(rows)} rows have {most} tokens, the most of all, and {end} end alike"
+            causes = [END_KEPT if end == "all" else ENDS_CUT]
+            return self.at_most(full / len(rows), self.max_full_share, detail, meant=ONE_LENGTH, causes=causes)
         (longest, _), *others = lengths.most_common(2)
         shorter = [row.last for row in rows if row.tokens < longest]
         piled_up = others and longest == max(row.tokens for row in rows)

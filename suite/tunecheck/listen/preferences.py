@@ -1,6 +1,6 @@
 """Preference pairs in a Trainer's micro-batches, and rated answers. In the watched process only."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tunecheck.core.evidence import AnswersRated, PairsGiven
@@ -45,8 +45,8 @@ def pairs_of(step: int, micro_batches: Sequence[Mapping[str, Any]], rows: int | 
     as_long = [pair for pair in found if pair[0].shape == pair[1].shape]  # these alone may be alike
     alike = [bool((one == other).all()) for pair in as_long for one, other in zip(*pair, strict=True)]
     pairs = sum(len(chosen) for chosen, _ in found)
-    again = _prompts_again([half for given in micro_batches for half in _answers(given, rows)])
-    return PairsGiven(step=step, pairs=pairs, alike=sum(alike), prompts_again=again)
+    again, asked = _prompts_again([half for given in micro_batches for half in _answers(given, rows)])
+    return PairsGiven(step=step, pairs=pairs, alike=sum(alike), prompts_again=again, questions_again=asked)
 
 
 def _answers(given: Mapping[str, Any], rows: int | None) -> Iterator[tuple[list[int], list[int], list[int]]]:
@@ -62,17 +62,27 @@ def _answers(given: Mapping[str, Any], rows: int | None) -> Iterator[tuple[list[
         yield prompt, chosen, rejected
 
 
-def _prompts_again(pairs: Sequence[tuple[list[int], list[int], list[int]]]) -> int:
-    """Return in how many pairs both answers repeat the prompt, where prompts share a template's beginning."""
-    columns = list(zip(*(prompt for prompt, _, _ in pairs), strict=False))
-    shared = next((at for at, tokens in enumerate(columns) if len({*tokens}) > 1), len(columns))
-    if len(pairs) < 2 or shared < SHARED:
-        return 0
-    again = 0
-    for prompt, *answers in pairs:  # a prompt may lack its start token there, or its last one
-        parts = [prompt[first : len(prompt) - left] for first in (0, 1) for left in (0, 1)]
-        again += all(any(answer[: len(part)] == part for part in parts) for answer in answers)
-    return again
+def _prompts_again(pairs: Sequence[tuple[list[int], list[int], list[int]]]) -> tuple[int, int]:
+    """Return in how many pairs both answers repeat the prompt with its template, and in how many what is in that."""
+    begin, end = (_shared([prompt[::way] for prompt, _, _ in pairs]) for way in (1, -1))
+    again = asked = 0
+    for prompt, *answers in pairs if len(pairs) > 1 else ():
+
+        def begins(part: list[int], answers: Sequence[list[int]] = answers) -> bool:
+            return all(answer[: len(part)] == part for answer in answers)
+
+        # a prompt may lack its start token there, or its last one
+        whole = (prompt[first : len(prompt) - left] for first in (0, 1) for left in (0, 1))
+        again += begin >= SHARED and any(map(begins, whole))
+        inner = prompt[begin : len(prompt) - end - 1]
+        asked += begin > 0 and len(inner) >= SHARED and begins(inner)
+    return again, asked
+
+
+def _shared(rows: Iterable[list[int]]) -> int:
+    """Return how many tokens all rows have in common at their beginning."""
+    columns = list(zip(*rows, strict=False))
+    return next((at for at, tokens in enumerate(columns) if len({*tokens}) > 1), len(columns))
 
 
 def _halves(given: Mapping[str, Any], rows: int | None) -> tuple[Any, Any] | None:

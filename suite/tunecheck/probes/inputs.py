@@ -39,8 +39,10 @@ class StepInputsProbe(Probe):
         """Rows of tokens that loaders yield, by the names of their tensors."""
         self._passes = Counter[tuple[int, str]]()
         """Of each model and row of tokens the number of passes of one step that read it."""
-        writes = bool(getattr(getattr(session.model, "config", None), "is_encoder_decoder", False))
+        config = getattr(session.model, "config", None)
+        writes = bool(getattr(config, "is_encoder_decoder", False))
         self._ends = end_tokens(session.tokenizer, session.model)[1] if writes else set[int]()
+        self._start = getattr(config, "decoder_start_token_id", None)
         self._listen(0)
 
     def _listen(self, step: int) -> None:
@@ -93,11 +95,13 @@ class StepInputsProbe(Probe):
                 learned = targets[targets != ignored].tolist()
                 self._targets[outputs] = (*self._targets.get(outputs, ()), *learned)
             elif self._ends and len(rows) == 1 and not targets.numel() % min(rows):
-                for row in targets.view(min(rows), -1).tolist():
-                    kept = [token for token in row if token != ignored]
-                    last = [token for token, _ in groupby(kept)][-2:]  # padding that is learned may follow the end
-                    ended = not self._ends.isdisjoint(last)
-                    self._written.append(TargetWritten(tokens=len(kept), digest=row_digest(kept), ended=ended))
+                for row in targets.view(min(rows), -1):  # torch holds -100 without its sign, which no int equals
+                    kept = row[row != ignored].tolist()
+                    runs = [(token, len([*same])) for token, same in groupby(kept)]
+                    ended = not self._ends.isdisjoint(token for token, _ in runs[-2:])  # padding may follow the end
+                    filled = runs[-1][1] - (runs[-1][0] in self._ends) if ended else 0
+                    more = {"begun": kept[:1] == [self._start], "filled": filled}
+                    self._written.append(TargetWritten(tokens=len(kept), digest=row_digest(kept), ended=ended, **more))
 
     def backward_end(self, session: Session, step: int) -> None:
         """Record this window, which a loop fills until now."""

@@ -13,6 +13,10 @@ class TargetWritten(Frozen):
     digest: str
     ended: bool
     """Whether an end token is the last of them, padding that is learned left out."""
+    begun: bool = False
+    """Whether the first one is the start token, which the model itself puts before them."""
+    filled: int = 0
+    """How many are learned behind the end token."""
 
 
 class RowRead(Frozen):
@@ -115,6 +119,8 @@ class PairsGiven(Record):
     """Those of which both have the same tokens."""
     prompts_again: int = 0
     """Those of which both answers begin with the whole prompt again, whose beginning all prompts share."""
+    questions_again: int = 0
+    """The same without what all prompts begin and end with."""
 
 
 class PreferencesLearned(Record):
