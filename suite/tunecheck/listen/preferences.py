@@ -66,16 +66,11 @@ def _prompts_again(pairs: Sequence[tuple[list[int], list[int], list[int]]]) -> t
     """Return in how many pairs both answers repeat the prompt with its template, and in how many what is in that."""
     begin, end = (_shared([prompt[::way] for prompt, _, _ in pairs]) for way in (1, -1))
     again = asked = 0
-    for prompt, *answers in pairs if len(pairs) > 1 else ():
-
-        def begins(part: list[int], answers: Sequence[list[int]] = answers) -> bool:
-            return all(answer[: len(part)] == part for answer in answers)
-
-        # a prompt may lack its start token there, or its last one
-        whole = (prompt[first : len(prompt) - left] for first in (0, 1) for left in (0, 1))
-        again += begin >= SHARED and any(map(begins, whole))
+    for prompt, *answers in pairs if len(pairs) > 1 else ():  # a prompt may lack its start token there, or its last one
+        parts = [prompt[first : len(prompt) - left] for first in (0, 1) for left in (0, 1)]
+        again += begin >= SHARED and all(any(answer[: len(part)] == part for part in parts) for answer in answers)
         inner = prompt[begin : len(prompt) - end - 1]
-        asked += begin > 0 and len(inner) >= SHARED and begins(inner)
+        asked += begin > 0 and len(inner) >= SHARED and all(answer[: len(inner)] == inner for answer in answers)
     return again, asked
 
 

@@ -145,8 +145,7 @@ def _rows_of_tokens(held: Any) -> Iterator[str]:
     if len({token for row in rows for token in row}) < FEWEST_TOKENS or min(map(min, rows)) < 0:
         return
     for row in rows:
-        kept = [token for token, _ in groupby(row)]
-        yield row_digest(kept)
+        yield row_digest([token for token, _ in groupby(row)])
 
 
 def _one_hot(node: Any) -> torch.Tensor | None:
