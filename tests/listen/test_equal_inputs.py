@@ -36,7 +36,7 @@ def test_inputs_of_tokens_that_are_equal(inputs, equal):
 @pytest.mark.parametrize(
     ("passes", "told"),
     [
-        (("anchor", "anchor"), "no pass reads positive of the loader"),
+        (("anchor", "anchor"), "no pass reads ['positive'] of the loader"),
         (("anchor", "positive"), ""),
         (("anchor", "positive[:-1]"), ""),
         (("anchor",), ""),

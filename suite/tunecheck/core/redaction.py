@@ -48,26 +48,11 @@ _SHAPES = re.compile(
     re.DOTALL,
 )
 _HINTS = (
-    *(
-        "pass",
-        "pwd",
-        "secret",
-        "cred",
-        "key",
-        "auth",
-        "jwt",
-        "bearer",
-        "cookie",
-        "token",
-        "sig",
-        "://",
-        "hf_",
-        "sk-",
-        "sk_",
-    ),
+    *("pass", "pwd", "secret", "cred", "key", "auth", "jwt", "bearer", "cookie", "token", "sig", "://", "hf_"),
+    *("sk-", "sk_", "-u"),
     *("gho_", "ghp_", "ghr_", "ghs_", "ghu_", "-pat", "_pat", "glpat-", "nvapi", "npm_", "npm-", "r8_", "r8-", "pypi"),
     *("api_org", "akia", "asia", "aiza", "ya29", "xox", "eyj", "gsk", "xai", "pplx", "_v1", "k_live", "k_test"),
-    *("whsec", "shpat", "glptt", "gocspx", "xapp", "sg.", "otp", "-u", "%2f%2f"),
+    *("whsec", "shpat", "glptt", "gocspx", "xapp", "sg.", "otp", "%2f%2f"),
 )
 """One of these stands, in small letters, in every text that the expressions below may match."""
 _USER_OF_URL = re.compile(r"(?<=://)[^\s/?#\"'<>]+@|(?i:(?<=%3A%2F%2F)(?:(?!%2F)[^\s/\"'<>&])+?%40)")

@@ -6,7 +6,7 @@ from itertools import groupby, islice, takewhile
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import keystr, tree_leaves, tree_leaves_with_path
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from tunecheck.core.evidence import RowPiece, RowRead, RowShown, StepInputs, TargetWritten
@@ -56,9 +56,9 @@ class StepInputsProbe(Probe):
                 self.hooks.before(model, self._called, with_kwargs=True)
 
     def _yields(self, batch: Any, _iterator: Any) -> None:
-        for name, tensor in _named(batch):
-            if tensor.ndim == 2:  # a decoder reads all but the last token
-                self._yielded[name].update(*map(_rows_of_tokens, (tensor, tensor[:, :-1], tensor[:, 1:])))
+        for path, tensor in tree_leaves_with_path(dict(batch) if isinstance(batch, Mapping) else batch):
+            if isinstance(tensor, torch.Tensor) and tensor.ndim == 2:  # a decoder reads all but the last token
+                self._yielded[keystr(path)].update(*map(_rows_of_tokens, (tensor, tensor[:, :-1], tensor[:, 1:])))
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         self._window = window
@@ -123,18 +123,6 @@ class StepInputsProbe(Probe):
             return ()
         read = {row for _, row in self._passes}
         return tuple(name for name, rows in self._yielded.items() if len(rows) >= FEWEST_TOKENS and not rows & read)
-
-
-def _named(held: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a batch, each with its keys and places."""
-    if isinstance(held, torch.Tensor):
-        yield name, held
-    elif isinstance(held, Mapping):
-        for key, value in held.items():
-            yield from _named(value, f"{name}.{key}" if name else str(key))
-    elif isinstance(held, list | tuple):
-        for at, value in enumerate(held):
-            yield from _named(value, f"{name}[{at}]")
 
 
 def _rows_of_tokens(held: Any) -> Iterator[str]:
