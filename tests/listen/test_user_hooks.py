@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tunecheck.listen.user_code import noise_by_hooks
+from tunecheck.listen.user_code import noise_by_hooks, overrides
 
 
 def noisy(module, _, out):
@@ -68,3 +68,8 @@ def test_noise_in_training_alone_is_the_scripts_own(hook, told):
     model.model.layers[0].register_forward_hook(noisy)
     assert noise_by_hooks(model) == ""  # behind the embeddings
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_a_method_that_an_older_trainer_lacks_is_not_the_scripts():
+    """transformers 4.45 has no get_batch_samples."""
+    assert not overrides(object(), "get_batch_samples")

@@ -47,8 +47,8 @@ def of_trainer(trainer: Any) -> Iterator[UserCode]:
 
 
 def overrides(trainer: Any, method: str) -> bool:
-    """Return whether this method of a Trainer is the script's own."""
-    return code_of(method, getattr(trainer, method)) is not None
+    """Return whether this method of a Trainer is the script's own; older releases lack some."""
+    return hasattr(trainer, method) and code_of(method, getattr(trainer, method)) is not None
 
 
 def of_caller() -> Iterator[UserCode]:
