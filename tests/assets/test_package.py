@@ -173,7 +173,7 @@ def test_damage_that_cannot_be_mended_stays_an_error(wheel, at_once, monkeypatch
         ("/usr/bin/python: No module named pip", "/usr/bin/python: No module named pip"),
         ("ERROR: a\nERROR: b\nnote", "b"),
         ("WARNING: Retrying (Retry(total=4\nERROR: none found", "none found; the package index did not answer"),
-        ("ERROR: 403 for https://me:secret@index.example/simple", "403 for https://****@index.example/simple"),
+        ("ERROR: 403 for https://me:secret@index.example/simple", "403 for https://REDACTED@index.example/simple"),
     ],
 )
 def test_pips_reason_is_its_last_error(monkeypatch, wheel, stderr, reason):

@@ -1589,12 +1589,6 @@ def test_a_schedule_may_end_a_little_before_the_training(made_for, steps):
     assert CHECKS["schedule_ends"]()(watched(taken(made_for=made_for, taken=steps, optimizer_steps=steps))).passed
 
 
-@pytest.mark.parametrize(("idle", "status"), [(LORA[:1], Status.PASSED), (LORA, Status.SUSPECTED)])
-def test_many_tensors_without_a_gradient(idle, status):
-    """A head that is not used is a small part of what learns."""
-    assert CHECKS["trainable_moved"]()(with_record(watched(), e.Movement, idle=idle)).status is status
-
-
 def test_a_part_that_no_gradient_reaches():
     """Which may be meant; what does not move at all is told first."""
     trace = watched(e.CutOff(tensors=LORA_B[:2]))

@@ -316,8 +316,6 @@ class TrainableMoved(Check):
     min_share_16bit_weights: float = 0.1
     """The same with adapter_dtype: model in 16 bit, which loses small updates: 0.35 measured after four steps."""
 
-    max_idle_share: float = 1 / 3
-    """Share of the trained tensors that get no gradient in any step. Unused heads and poolers are few."""
     min_never_stepped: int = 8
     """Optimizer steps, all of a training, in which a schedule that holds the rate at 0 is never stepped."""
     min_share_of_16bit_steps: float = 0.5
@@ -390,9 +388,6 @@ class TrainableMoved(Check):
             detail = f"{len(names)} trained tensors get no gradient, though {whose} loss depends on them"
             detail += f": {some(names)}"
             return self.at_most(len(names), 0, detail, meant=meant, causes=[cause])
-        if not problems and (rest := len(seen.idle) / max(wanted, 1)) > self.max_idle_share:
-            detail += f": {some(seen.idle)}"
-            return self.at_most(rest, self.max_idle_share, detail, meant=MAY_WAKE, causes=[NO_GRADIENT])
         causes = [RATE_0] if resting == sorted(seen.unmoved) else ()
         if seen.unmoved and _without_gradient(trace).issuperset(seen.unmoved):
             detail, causes = f"{detail}; no step gave them a gradient", [NO_GRADIENT]

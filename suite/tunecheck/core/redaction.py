@@ -177,8 +177,8 @@ def _known_values(command: Sequence[str] = ()) -> list[str]:
 
 
 def _hidden(text: str, known: Sequence[str]) -> str:
-    if "\x1b" in text:  # a colour within hides a name or a shape
-        text = ESCAPE_SEQUENCE.sub("", text)
+    if "\x1b" in text and (plain := ESCAPE_SEQUENCE.sub("", text)) != text:  # a colour hides a name or a shape
+        return text if (masked := _hidden(plain, known)) == plain else masked
     for value in known:
         text = text.replace(value, MASK)
     if not any(map(text.lower().__contains__, _HINTS)):  # 2 us for a tensor's name; the expressions take 20
