@@ -105,7 +105,9 @@ def _temperature(likelihoods: torch.Tensor, alive: list[torch.Tensor]) -> float 
     """
     wanted, found = _centred(likelihoods), list[float]()
     for logits in alive:
-        if logits.numel() == likelihoods.numel() and logits.shape[-1:] == likelihoods.shape[-1:]:
+        plain = type(logits) is torch.Tensor and logits.layout is torch.strided and logits.is_floating_point()
+        here = plain and logits.device == likelihoods.device and logits.numel() == likelihoods.numel()
+        if here and logits.shape[-1:] == likelihoods.shape[-1:]:
             given = _centred(logits)
             slope = float((given * wanted).sum() / given.square().sum())
             alike = slope > 0 and bool((wanted - slope * given).norm() <= MOST_ROUNDING * wanted.norm())

@@ -158,9 +158,10 @@ def _difference(session: Session, parameter: Any, wanted: torch.Tensor, learns: 
         if not learns and any(token >= first for row in session.batches.train for token in row.input_ids):
             return f" ({NEW_TOKENS_FROZEN}: from {first} on)"
         held, wanted = held[:rows], wanted[:vocabulary]
-    # weights that were loaded in 16 bit may be raised to fp32, as prepare_model_for_kbit_training does
-    alike = (wanted, *(wanted.to(kind).to(held.dtype) for kind in (torch.bfloat16, torch.float16)))
-    return None if any(torch.equal(each, held) for each in alike) else ""
+    # a script may load weights in 16 bit and raise them to fp32, as prepare_model_for_kbit_training does
+    read = (None, torch.bfloat16, torch.float16)[: 1 if session.run.holds(Premise.DTYPES_DECLARED) else 3]
+    kinds = (wanted if kind is None else wanted.to(kind).to(held.dtype) for kind in read)
+    return None if any(torch.equal(each, held) for each in kinds) else ""
 
 
 def _quantization_error(parameter: Any, weights: WeightFile, name: str) -> float:

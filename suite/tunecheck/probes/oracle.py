@@ -70,7 +70,8 @@ class OracleProbe(Probe):
         if step == self._directional:
             with in_fp32(session.model) as wide:  # whatever the run's own arithmetic is
                 parameters = [wide.get(p, p) for p in self._parameters]
-                loss, gradients = _loss_and_gradients(parameters, partial(_window_loss_backward, session, window))
+                fine = partial(_window_loss_backward, session, window, cast=False)
+                loss, gradients = _loss_and_gradients(parameters, fine)
                 with torch.no_grad():
                     self._slope_error = _slope_error(session, window, [*map(whole, parameters)], gradients, loss)
 
@@ -149,17 +150,20 @@ def _slope_error(
         with kept_values(parameters):
             for parameter, gradient, norm in zip(parameters, gradients, norms, strict=True):
                 parameter.add_(side * gradient / norm.clamp(min=1e-30))
-            losses.append(_window_loss_backward(session, window))
+            losses.append(_window_loss_backward(session, window, cast=False))
     return abs((losses[0] - losses[1]) / (2 * width) - promised) / promised
 
 
-def _window_loss_backward(session: Session, window: Sequence[Batch], share: float = 1.0) -> float:
-    """This share of the mean negative log-likelihood per supervised token; its gradient is added to the parameters'."""
+def _window_loss_backward(session: Session, window: Sequence[Batch], share: float = 1.0, *, cast: bool = True) -> float:
+    """This share of the mean negative log-likelihood per supervised token; its gradient is added to the parameters'.
+
+    It is computed under the training's own autocast, unless `cast` is false.
+    """
     counted = [(row, int((row[1][1:] != IGNORED).sum())) for row in _documents(window)]
     rows, supervised = [row for row, learnt in counted if learnt], sum(learnt for _, learnt in counted)
     total = 0.0
     tokens = max(batch.input_ids.numel() for batch in window)
-    for logits, wanted in supervised_logits(session, rows, torch.float32, tokens):
+    for logits, wanted in supervised_logits(session, rows, torch.float32, tokens, cast=cast):
         # the cross entropy's own kernel, with its rounding: against logsumexp the gradient of SmolLM2 is off by 1e-4 on
         # a CPU, as much as the limit (49,152 classes summed in fp32). The evaluation's oracle does without, in fp64
         loss = -logits.log_softmax(dim=-1).gather(1, wanted[:, None]).sum() * share / supervised

@@ -7,7 +7,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
-from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -60,8 +59,9 @@ class PreferenceProbe(Probe):
         """Take factors that are centred, as those of GRPO are, for advantages."""
         self.hooks.remove()
         for weighed in self._weighed.values():
-            factors, told = [factor for factor, _ in weighed], [pair for pair in weighed if pair[1] is not None]
-            centred = len(factors) >= FEWEST_ROWS and abs(fmean(factors)) <= MOST_MEAN * stdev(factors) > 0
+            factors, told = torch.tensor([f for f, _ in weighed]), [pair for pair in weighed if pair[1] is not None]
+            spread = float(factors.std()) if len(factors) >= FEWEST_ROWS else 0.0
+            centred = abs(float(factors.mean())) <= MOST_MEAN * spread > 0
             along = sum((factor > 0) == raised for factor, raised in told)
             if centred and not 1 - ONE_WAY < along / max(1, len(told)) < ONE_WAY:  # else they are of other rows
                 self._rated.update((factor > 0, bool(raised)) for factor, raised in told)
@@ -120,8 +120,8 @@ def _factors(function: Any) -> Iterator[tuple[int, torch.Tensor]]:
     """Yield the factors of a loss's rows that nothing learns from, one a row, with their places among its functions."""
     for place, node in enumerate(islice(graph_of(function), MOST_NODES)):
         for factors in (node._saved_self, node._saved_other) if node.name() == "MulBackward0" else ():
-            if isinstance(factors, torch.Tensor) and not factors.requires_grad and factors.is_floating_point():
-                rows = factors.reshape(len(factors) if factors.ndim else 1, -1)
+            if isinstance(factors, torch.Tensor) and not factors.requires_grad and factors.ndim < 3:
+                rows = factors.reshape(len(factors) if factors.ndim else 1, -1).float()
                 if rows.numel() and bool((rows == rows[:, :1]).all()):
                     yield place, rows[:, 0]
 

@@ -17,7 +17,7 @@ from tunecheck.training.checkpoint import save_checkpoint as save_checkpoint
 from tunecheck.training.data import IGNORED, Batch, Tokens
 from tunecheck.training.events import Probes
 from tunecheck.training.hooks import tensors_of
-from tunecheck.training.load import DTYPES, apply_strategy, parts_of
+from tunecheck.training.load import apply_strategy, parts_of
 from tunecheck.training.placement import activations_on_cpu, as_forward, home, offload_parameters, whole_state
 from tunecheck.training.restore import model_mode
 from tunecheck.training.session import Session
@@ -107,7 +107,7 @@ def forward(session: Session, batch: Batch, supervised_tokens: int) -> torch.Ten
     padded = batch.tokens < batch.input_ids.numel()
     mask = batch.attention_mask if padded else None  # without a mask attention may take its fastest causal kernel
     elsewhere = session.run.training.offload == "activations"
-    with autocast(session), activations_on_cpu(session.model) if elsewhere else nullcontext():
+    with session.casting(), activations_on_cpu(session.model) if elsewhere else nullcontext():
         if (chunk_tokens := session.run.training.loss_chunk_tokens) is not None:
             return as_forward(
                 session.model, lambda: chunked_loss(session, batch, mask, supervised_tokens, chunk_tokens)
@@ -184,13 +184,6 @@ def save_adapter(session: Session, folder: Path) -> None:
     if session.ranks.rank == 0:
         session.model.save_pretrained(folder, safe_serialization=True, **state)
     session.ranks.wait()
-
-
-def autocast(session: Session) -> Any:
-    """Autocast in 16 bit for a base that learns, whose weights are fp32; adapters on a 16-bit base need none."""
-    if not session.run.trains_base or session.precision == "fp32":
-        return nullcontext()
-    return torch.autocast(session.device.type, DTYPES[session.precision])
 
 
 def decay_groups(model: Any, training: Training) -> list[dict[str, Any]]:

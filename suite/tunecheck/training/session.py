@@ -14,6 +14,9 @@ from tunecheck.training.data import Batch, Batches, Tokens
 from tunecheck.training.ranks import Exchange, Ranks
 from tunecheck.training.tensors import WholeModel
 
+AUTOCAST = {"bf16": "bfloat16", "fp16": "float16"}
+"""Precision to the name of the dtype that autocast casts to."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Session:
@@ -56,6 +59,8 @@ class Session:
     """The object that carries the training out, where the backend has one."""
     autocast: bool = False
     """Whether the model's own forward enters autocast, so that nobody can have it compute in fp32."""
+    cast: torch.dtype | None = None
+    """dtype to which a loop's own autocast around its passes casts; None without."""
     entry: Any = None
     """The module that each pass calls, where it is not the model."""
     replay: Callable[[], float] | None = None
@@ -70,6 +75,15 @@ class Session:
     def called(self) -> Any:
         """Return what every forward pass of the training calls."""
         return decoder_of(self.model if self.entry is None else self.entry)
+
+    def casting(self, on: bool = True) -> torch.autocast:
+        """Return the autocast that the training has around its passes, or none: weights in fp32 are rounded in it.
+
+        Updates that 16 bit round away then change nothing, so that other arithmetic gives another loss.
+        """
+        own = self.run.uses_autocast(self.precision) and not self.autocast
+        cast = self.cast or (getattr(torch, AUTOCAST[self.precision]) if own else None)
+        return torch.autocast(self.device.type, cast, enabled=on and cast is not None)
 
     @contextmanager
     def seen_whole(self) -> Iterator[None]:

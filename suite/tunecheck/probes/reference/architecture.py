@@ -154,22 +154,22 @@ class WatchedLinears:
         """Watches the next call, until the hooks are removed."""
         self._given: dict[str, tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor]] = {}
         self._gains: dict[str, float] = {}
-        for name, module in _modules(model).items():
+        modules = {name: module for name, module in _modules(model).items() if name.startswith("layers.")}
+        layers = sorted({int(name.split(".")[1]) for name in modules})
+        self._taken = {layers[at] for at in (0, len(layers) // 2, -1)} if layers else set[int]()
+        """Layers whose linears are called again: all of SmolLM2-135M's take as long as half a step."""
+        for name, module in modules.items():
             while hasattr(module, "base_layer"):
                 module = module.base_layer
             weight: Any = getattr(module, "weight", None)
             plain = type(module) is torch.nn.Linear and weight.dim() == 2 and not hasattr(weight, "to_local")
             held = (plain or is_packed(weight)) and not (weight.requires_grad or weight.is_meta)
-            if name.startswith("layers.") and held:
+            if held:
                 hooks.after(module, partial(self._note, name))
 
     def errors(self) -> dict[str, float]:
         """Return them by name; some layers' linears are called once more for their gradient, with their last tokens."""
-        layers = sorted({int(name.split(".")[1]) for name in self._given})
-        taken = {layers[at] for at in (0, len(layers) // 2, -1)} if layers else set()
         for name, (module, given, at, weight) in self._given.items():
-            if int(name.split(".")[1]) not in taken:  # all of SmolLM2-135M's take as long as half a step
-                continue
             with torch.enable_grad():
                 own = given.clone().requires_grad_(True)
                 out = module(own)
@@ -184,8 +184,9 @@ class WatchedLinears:
             at, weight = torch.tensor([row for part in rows for row in part], device=out.device), weight.to(out.device)
             got = out[:1, :, at].float() - (0 if module.bias is None else module.bias.to(out.device)[at].float())
             self._gains[name] = _gain_error(got, given.float() @ weight.T)
-            dtype = given.dtype if is_packed(module.weight) else module.weight.dtype
-            self._given[name] = module, given[:, -2:].to(dtype), at, weight
+            if int(name.split(".")[1]) in self._taken:
+                dtype = given.dtype if is_packed(module.weight) else module.weight.dtype
+                self._given[name] = module, given[:, -2:].to(dtype), at, weight
 
 
 def _gain_error(got: torch.Tensor, wanted: torch.Tensor) -> float:

@@ -46,7 +46,7 @@ def logits_at(model: Any, ids: torch.Tensor, wanted: torch.Tensor) -> torch.Tens
         narrowed.append(True)
         return args[0][wanted][None], *args[1:]
 
-    with OwnHooks() as hooks, torch.autocast(ids.device.type, enabled=False):
+    with OwnHooks() as hooks:
         if (head := model.get_output_embeddings()) is not None:
             hooks.before(head, narrow)
         logits: torch.Tensor = uncached(model, input_ids=ids).logits
@@ -84,14 +84,16 @@ def side_by_side(rows: Sequence[IdsAndLabels], tokens: int = 0) -> Iterator[IdsA
 
 
 def supervised_logits(
-    session: Session, rows: Sequence[IdsAndLabels], dtype: torch.dtype, tokens: int = 0
+    session: Session, rows: Sequence[IdsAndLabels], dtype: torch.dtype, tokens: int = 0, *, cast: bool = True
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield logits, [positions, vocabulary], and the tokens that they are to predict, of rows `side_by_side`."""
     for ids, labels in side_by_side(rows, tokens):
         wanted = labels[:, 1:].to(session.device)
         learnt = wanted != IGNORED
-        # the last token predicts nothing, and may be one more than the model has positions for
-        yield logits_at(session.model, ids[:, :-1].to(session.device), learnt).to(dtype), wanted[learnt]
+        with session.casting(cast):
+            # the last token predicts nothing, and may be one more than the model has positions for
+            logits = logits_at(session.model, ids[:, :-1].to(session.device), learnt)
+        yield logits.to(dtype), wanted[learnt]
 
 
 class FirstCall:
