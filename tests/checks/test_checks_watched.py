@@ -681,6 +681,19 @@ def test_what_some_rows_hold_is_no_fault(name, record):
     assert CHECKS[name]()(watched(record)).passed
 
 
+@pytest.mark.parametrize(
+    ("premises", "status"), [({}, Status.FAILED), (opened({"labels_known": "a loss of its own"}), Status.PASSED)]
+)
+def test_a_step_whose_samples_are_worth_the_same_is_none_of_the_adapters(premises, status):
+    """As in GRPO, whose first steps may have no gradient at all."""
+    trace = with_run(watched(), premises=BY_A_SCRIPT | premises)
+    none, first = ("q.lora_A.w", "q.lora_B.w"), ("q.lora_A.w",)
+    trace = with_record(trace, e.Gradients, 0, norms={"lora_A": 0.0, "lora_B": 0.0}, zero=none)
+    trace = with_record(trace, e.Gradients, 1, norms={"lora_A": 0.0, "lora_B": 1.0}, zero=first)
+    finding = CHECKS["lora_gradient_schedule"]()(trace)
+    assert finding.status is status, finding.detail
+
+
 def test_a_supervised_loss_may_raise_answers_of_both_names():
     """A language model may go on learning with all texts that there are."""
     both = e.PreferencesLearned(

@@ -131,7 +131,14 @@ def test_data_sets_are_known_by_what_they_hold(one, other, alike):
     assert (loaders.content_of(one) == loaders.content_of(other)) is alike
 
 
-@pytest.mark.parametrize("dataset", [[], Held([object()]), Held({}), object()])
+class Shown:
+    """An image of PIL's, which is told by its address."""
+
+    def __repr__(self):
+        return f"<PIL.Image.Image image mode=RGB size=32x32 at {hex(id(self))}>"
+
+
+@pytest.mark.parametrize("dataset", [[], Held([object()]), Held([Shown()]), Held({}), object()])
 def test_data_sets_that_hold_no_plain_rows_are_not_known(dataset):
     """Nothing is said of them."""
     assert loaders.content_of(dataset) == ()

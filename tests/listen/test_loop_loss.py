@@ -421,9 +421,17 @@ def test_a_softmax_of_cosines_is_not_flat(scale, flat):
         (lambda scores: log_softmax(scores, dim=-1), 9, 20, 0),
         (lambda scores: log_softmax(scores.transpose(1, 2), dim=1), 9, 20, 0),
         (lambda scores: log_softmax(scores.transpose(1, 2), dim=1), 9, 5, 0),
+        (lambda scores: log_softmax(scores.transpose(1, 2), dim=1), 8, 5, 0),
         (lambda scores: log_softmax(scores, dim=1), 2, 20, 0),
     ],
-    ids=["positions", "tokens", "tokens second", "tokens second, of the longest rows", "ends of a span"],
+    ids=[
+        "positions",
+        "tokens",
+        "tokens second",
+        "tokens second, of the longest rows",
+        "tokens without one for the mask",
+        "ends of a span",
+    ],
 )
 def test_scores_of_the_vocabulary_are_normalised_over_it(over, width, places, told):
     """A model reads nine tokens; which of five positions an answer begins and ends at is no token."""
@@ -477,8 +485,9 @@ def test_a_texts_copy_is_its_positive(rows, order, halves, told):
     ("divided", "told"), [((2.0, 2.0), False), ((2.0, 1.0), True), ((1.0, 2.0), True)], ids=["both", "one", "the other"]
 )
 def test_a_temperature_that_softens_one_side_of_a_divergence(divided, told):
-    """By the logits of both, that are still there; without those nobody can tell. In fp32."""
+    """By the logits of both, that are still there, among others; without those nobody can tell. In fp32."""
     torch.manual_seed(0)
+    others = torch.empty(4, 6, 50, device="meta"), torch.zeros(4, 6, 50).to_sparse(), torch.zeros(4, 6, 50)
     student, teacher = torch.randn(4, 6, 50, requires_grad=True), 2 * torch.randn(4, 6, 50)
     given = [(student / divided[0]).log_softmax(-1), (teacher / divided[1]).softmax(-1)]
     calls, later = LossCalls(), LossCalls()
@@ -486,4 +495,4 @@ def test_a_temperature_that_softens_one_side_of_a_divergence(divided, told):
     del teacher
     later.called("kl_div", *given)
 
-    assert (calls.softened, later.softened) == (told, False)
+    assert (calls.softened, later.softened, len(others)) == (told, False, 3)

@@ -302,3 +302,24 @@ def test_an_optimizer_that_accelerate_does_not_hold_back(prepared, tmp_path):
 
     assert finding.passed is prepared, finding.detail
     assert ("the optimizer steps while accelerate accumulates" in finding.detail) is not prepared
+
+
+def test_a_schedule_may_step_before_the_next_optimizer_does(tmp_path):
+    """Each optimizer's rates are those at its own step, as where a CRF learns faster than its encoder."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizers = [torch.optim.AdamW(part.parameters(), lr=rate) for part, rate in ((model[0], 1e-3), (model[2], 1e-1))]
+    schedules = [torch.optim.lr_scheduler.LambdaLR(each, lambda step: (step + 1) / 9) for each in optimizers]
+    hooks = LoopHooks(Options(folder=str(tmp_path), name="script", steps=STEPS))
+    hooks.attach()
+    for _ in range(STEPS):
+        nn.functional.cross_entropy(model(torch.randn(8, 4)), torch.randint(3, (8,))).backward()
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+    hooks.detach()
+
+    (path,) = tmp_path.glob("watch-*.jsonl")
+    found = CHECKS["updates_match_adamw"]()(read(path))
+    assert found.status is Status.PASSED, found.detail

@@ -40,14 +40,16 @@ def loaded(folder: Any, kind: str, **others: Any) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder)
 
 
-def fidelity(model: Any, folder: Any) -> Any:
-    """What the probe says of it."""
+def fidelity(model: Any, folder: Any, *, declared: bool = False) -> Any:
+    """What the probe says of it, in a training whose dtypes are declared, or not."""
     said: list[Any] = []
     session: Any = SimpleNamespace(
         folder=folder,
         model=model,
         batches=SimpleNamespace(train=[]),
-        run=SimpleNamespace(model=SimpleNamespace(architecture=architecture_of(model.config))),
+        run=SimpleNamespace(
+            model=SimpleNamespace(architecture=architecture_of(model.config)), holds=lambda premise: declared
+        ),
     )
     FidelityProbe(said.append).start(session)
     return said[0]
@@ -74,14 +76,18 @@ def test_a_base_that_was_loaded_right_is_the_files(tmp_path: Any, kind: str, oth
     assert not seen.buffers_differing
 
 
-@pytest.mark.parametrize(("kept", "differing"), [(torch.bfloat16, 0), (torch.float8_e5m2, 1)])
-def test_a_base_may_have_been_read_in_16_bit(tmp_path: Any, kept: torch.dtype, differing: int) -> None:
-    """As where prepare_model_for_kbit_training raises it to fp32 again."""
+@pytest.mark.parametrize(
+    ("kept", "declared", "differing"),
+    [(torch.bfloat16, False, 0), (torch.bfloat16, True, 1), (torch.float8_e5m2, False, 1)],
+    ids=["16 bit", "16 bit, declared in fp32", "8 bit"],
+)
+def test_a_script_may_read_its_base_in_16_bit(tmp_path: Any, kept: torch.dtype, declared: bool, differing: int) -> None:
+    """As where prepare_model_for_kbit_training raises it to fp32 again. The suite's own runs may not."""
     model = loaded(tmp_path, "llama")
     weight = model.model.embed_tokens.weight
     weight.data = weight.data.to(kept).float()
 
-    assert len(fidelity(model, tmp_path).differing) == differing
+    assert len(fidelity(model, tmp_path, declared=declared).differing) == differing
 
 
 @pytest.mark.parametrize("kind", ["gpt_neox", "llama"])

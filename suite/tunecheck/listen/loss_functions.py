@@ -34,6 +34,7 @@ REACHES = {
 OF_TERMS = *JOINS, "MeanBackward0", "MeanBackward1", "SumBackward0", "SumBackward1", "StackBackward0"
 """What joins the terms of a loss, behind which the script's own factor of a micro-batch may stand."""
 DIFFERENCES = "SubBackward0", "RsubBackward1"
+TURNS = "TransposeBackward0", "PermuteBackward0"
 OF_DIFFERENCES = "PowBackward0", "AbsBackward0"
 ELEMENTWISE = ("MseLossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0", *OF_DIFFERENCES)
 """Losses of an output and a target each, which torch stretches to one size."""
@@ -168,7 +169,8 @@ def _is_over_positions(softmax: Any) -> bool:
         return False
     tables = (node for node in graph_of(softmax) if node.name() == "EmbeddingBackward0")
     sizes = {table._saved_weight_sym_argsize_0 for table in tables}
-    return shape[2] in sizes and shape[1] not in sizes  # positions may have a table, and tokens may come second
+    turned = softmax.next_functions[0][0].name() in TURNS  # positions may have a table, and tokens may come second
+    return shape[2] in sizes and shape[1] not in sizes and not turned
 
 
 def terms_of(loss: torch.Tensor) -> Iterator[Any]:

@@ -67,6 +67,8 @@ class UpdateProbe(Probe):
         if step >= STEPS and not self._take_over(session):
             return
         self._before = _flat([p for _, p in self._followed])
+        # a schedule of one optimizer may step before the next optimizer does
+        self._declared = self._settings(session, session.run.training.rate(self._applied))
         factor = 1.0
         if (max_norm := session.run.training.max_grad_norm) is not None:
             present = [whole(p.grad).float().flatten() for p in self._all if p.grad is not None]
@@ -84,7 +86,7 @@ class UpdateProbe(Probe):
         self._applied += applied
         if not self._before:
             return
-        settings = self._settings(session, rate)
+        settings = self._declared
         betas = training.adam_beta1, training.adam_beta2
         known = session.run.holds(Premise.UPDATE_RULE_KNOWN)  # the betas of another rule may be one, or three
         if known and not session.run.holds(Premise.SETTINGS_DECLARED):  # a schedule of a single cycle changes them
