@@ -1,151 +1,66 @@
 """The table of checks, in the order of a training. One file per subject; a key is its class name in snake case."""
 
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any
 
-from tunecheck.checks import (
-    adapters,
-    data,
-    device,
-    evaluation,
-    forward,
-    gradients,
-    habits,
-    handed,
-    learning,
-    memory,
-    model,
-    optimizer,
-    oracles,
-    order,
-    parallel,
-    positions,
-    rows,
-    saving,
-    speed,
-    watched,
-)
 from tunecheck.core.check import NAMED, Check
 from tunecheck.core.extensions import EXTENSION_CHECKS, extensions
 from tunecheck.core.spelling import nearest
 
-_SUBJECT_OF: dict[type[Check], str] = {
-    device.HardwareHealthy: "machine",
-    device.DeviceAsConfigured: "machine",
-    memory.FallbackInOrder: "machine",
-    memory.FallbackStartsFresh: "machine",
-    device.DtypesAsConfigured: "machine",
-    gradients.Fp16GradientsScaled: "machine",
-    device.AttentionAsConfigured: "machine",
-    device.CheckpointingAsConfigured: "machine",
-    model.TrainableSet: "what learns",
-    model.ParametersCounted: "what learns",
-    optimizer.OptimizerCoverage: "what learns",
-    model.QuantizationAsConfigured: "base",
-    habits.UsualTensorsLearn: "base",
-    model.BaseMatchesFile: "base",
-    handed.StateDictKeysMatch: "base",
-    model.KernelAgrees: "base",
-    device.MatmulPrecision: "base",
-    forward.ForwardDeterministic: "forward",
-    forward.ForwardMatchesArchitecture: "forward",
-    forward.RowsIsolated: "forward",
-    forward.FirstLossBelowUniform: "forward",
-    adapters.AdaptersStartNeutral: "adapters",
-    adapters.AdaptersStartRandom: "adapters",
-    adapters.AdapterAlgebra: "adapters",
-    data.HeldoutIsDisjoint: "rows",
-    data.TokensMatchTemplate: "rows",
-    data.SupervisedTokens: "rows",
-    data.BatchesDiffer: "rows",
-    data.RowOrder: "rows",
-    watched.ResumedAsConfigured: "rows",
-    parallel.RowsTrainedOnce: "rows",
-    parallel.EpochsShuffled: "rows",
-    rows.MaskAndPositions: "rows",
-    watched.LabelsAsConfigured: "rows",
-    rows.BatchAsConfigured: "rows",
-    watched.RowsComeOnce: "rows",
-    habits.BatchesChange: "rows",
-    handed.WorkersDiffer: "rows",
-    watched.RowsWhole: "rows",
-    rows.AnswersEnd: "rows",
-    rows.WrittenAnswersEnd: "rows",
-    rows.PairsDiffer: "rows",
-    rows.BetterAnswersRaised: "rows",
-    positions.NoLossOnPadding: "rows",
-    positions.PaddingHidden: "rows",
-    positions.RowsReachLoss: "rows",
-    positions.NoTargetLeakage: "rows",
-    watched.AsExpected: "rows",
-    adapters.DropoutVaries: "forward",
-    habits.RandomnessVaries: "forward",
-    parallel.DropoutDiffersByRank: "forward",
-    gradients.GradientsCleared: "gradients",
-    order.CallsInOrder: "gradients",
-    model.StateInTraining: "forward",
-    handed.LossReceivesLogits: "loss",
-    handed.LossNormalisedOverAccumulation: "loss",
-    oracles.LossOracle: "loss",
-    watched.LossLogged: "loss",
-    oracles.AccumulationOracle: "loss",
-    oracles.GradientsAveraged: "loss",
-    gradients.WeightGradients: "gradients",
-    gradients.GradientMatchesLoss: "gradients",
-    gradients.RecomputationEquals: "gradients",
-    gradients.LoraGradientSchedule: "gradients",
-    parallel.ReplicasEqual: "gradients",
-    parallel.ShardsEven: "gradients",
-    gradients.GradientNormReported: "gradients",
-    habits.ClippingLeavesGradients: "gradients",
-    parallel.RanksReportAlike: "gradients",
-    watched.RatesAsConfigured: "optimizer",
-    optimizer.LearningRateTrace: "optimizer",
-    habits.ScheduleEnds: "optimizer",
-    optimizer.StepsApplied: "optimizer",
-    learning.LossMoves: "optimizer",
-    optimizer.UpdatesMatchAdamw: "optimizer",
-    gradients.Finite: "optimizer",
-    optimizer.TrainableMoved: "optimizer",
-    model.BaseUntouched: "base",
-    model.WeightsChangeOnlyInSteps: "base",
-    model.WeightsInUse: "base",
-    habits.EvaluationRowsUnseen: "evaluation",
-    evaluation.EvaluationOracle: "evaluation",
-    watched.EvaluationReported: "evaluation",
-    evaluation.EvaluationMode: "evaluation",
-    evaluation.PerplexityBelowVocabulary: "evaluation",
-    adapters.AdaptersApplied: "adapters",
-    parallel.SavedByOneRank: "saving",
-    saving.AdapterRoundTrip: "saving",
-    saving.AdapterReadsBack: "saving",
-    saving.MergeKeepsFunction: "saving",
-    watched.ExportReadsBack: "saving",
-    saving.SavedAsTrained: "saving",
-    habits.SettingsUsual: "learning",
-    memory.LiveTensorsFlat: "memory",
-    memory.MemoryFlat: "memory",
-    memory.VramCeiling: "memory",
-    memory.MemoryOrder: "memory",
-    speed.SecondsReported: "speed",
-    speed.ThroughputSteady: "speed",
-    parallel.RanksKeepPace: "speed",
-    speed.ModelFlopsUtilization: "speed",
-    memory.MemoryReturned: "memory",
-    memory.CardReturnsToBaseline: "memory",
-    learning.LossFalls: "learning",
-    learning.LossKeepsFalling: "learning",
-    learning.HeldoutImproves: "learning",
-    evaluation.GenerationIsGreedy: "learning",
-    learning.TextIsLanguage: "learning",
-    learning.CanaryLearned: "learning",
-    memory.FallbackEqualsReference: "learning",
-    saving.RepeatEquals: "repeats",
-    saving.ResumeEquals: "repeats",
-    saving.RescaleEquals: "repeats",
+_IN_ORDER = """
+machine: hardware_healthy, device_as_configured, fallback_in_order, fallback_starts_fresh, dtypes_as_configured
+machine: fp16_gradients_scaled, attention_as_configured, checkpointing_as_configured
+what learns: trainable_set, parameters_counted, optimizer_coverage
+base: quantization_as_configured, usual_tensors_learn, base_matches_file, state_dict_keys_match, kernel_agrees
+base: matmul_precision
+forward: forward_deterministic, forward_matches_architecture, rows_isolated, first_loss_below_uniform
+adapters: adapters_start_neutral, adapters_start_random, adapter_algebra
+rows: heldout_is_disjoint, tokens_match_template, supervised_tokens, batches_differ, row_order, resumed_as_configured
+rows: rows_trained_once, epochs_shuffled, mask_and_positions, labels_as_configured, batch_as_configured
+rows: rows_come_once, batches_change, workers_differ, rows_whole, answers_end, written_answers_end, pairs_differ
+rows: better_answers_raised, no_loss_on_padding, padding_hidden, rows_reach_loss, no_target_leakage, as_expected
+forward: dropout_varies, randomness_varies, dropout_differs_by_rank
+gradients: gradients_cleared, calls_in_order
+forward: state_in_training
+loss: loss_receives_logits, loss_normalised_over_accumulation, loss_oracle, loss_logged, accumulation_oracle
+loss: gradients_averaged
+gradients: weight_gradients, gradient_matches_loss, recomputation_equals, lora_gradient_schedule, replicas_equal
+gradients: shards_even, gradient_norm_reported, clipping_leaves_gradients, ranks_report_alike
+optimizer: rates_as_configured, learning_rate_trace, schedule_ends, steps_applied, loss_moves, updates_match_adamw
+optimizer: finite, trainable_moved
+base: base_untouched, weights_change_only_in_steps, weights_in_use
+evaluation: evaluation_rows_unseen, evaluation_oracle, evaluation_reported, evaluation_mode
+evaluation: perplexity_below_vocabulary
+adapters: adapters_applied
+saving: saved_by_one_rank, adapter_round_trip, adapter_reads_back, merge_keeps_function, export_reads_back
+saving: saved_as_trained
+learning: settings_usual
+memory: live_tensors_flat, memory_flat, vram_ceiling, memory_order
+speed: seconds_reported, throughput_steady, ranks_keep_pace, model_flops_utilization
+memory: memory_returned, card_returns_to_baseline
+learning: loss_falls, loss_keeps_falling, heldout_improves, generation_is_greedy, text_is_language, canary_learned
+learning: fallback_equals_reference
+repeats: repeat_equals, resume_equals, rescale_equals
+"""
+"""Subjects with their checks, in the order of a training: the first failure of a report is the nearest to the cause."""
+
+
+def _defined() -> Iterator[tuple[str, type[Check]]]:
+    """Yield the classes of this folder's files by their keys."""
+    for file in iter_modules(__path__):
+        for found in vars(import_module(f"{__name__}.{file.name}")).values():
+            if isinstance(found, type) and issubclass(found, Check):
+                yield found.key(), found
+
+
+_CLASSES = dict(_defined())
+_SUBJECT_OF = {
+    **{_CLASSES[name]: subject for subject, names in re.findall("(.+): (.+)", _IN_ORDER) for name in names.split(", ")},
     **{check: subject for subject, check in extensions(EXTENSION_CHECKS)},
 }
-"""Check to its subject, in the order of a training: the first failure of a report is the nearest to the cause."""
 CHECKS: dict[str, type[Check]] = {check.key(): check for check in _SUBJECT_OF}
 SUBJECTS: dict[str, str] = {check.key(): subject for check, subject in _SUBJECT_OF.items()}
 """Check to what it is about, in the words of a verdict."""
