@@ -259,9 +259,8 @@ def header_of(run: dict[str, Any], fingerprint: str, environment: dict[str, Any]
 
 def encode(record: evidence.Record, rank: int = 0) -> str:
     """Return a rank's record as one line of JSON. Non-finite numbers are spelled as text, since JSON has none."""
-    whose = {"rank": rank} if rank else {}
-    payload = {"kind": type(record).__name__, **whose, **dataclasses.asdict(record)}
-    return json.dumps(spelled(payload), allow_nan=False, ensure_ascii=False)
+    held = {"kind": type(record).__name__, **({"rank": rank} if rank else {}), **spelled(record)}
+    return json.dumps(held, allow_nan=False, ensure_ascii=False)
 
 
 def decode(line: str) -> tuple[int, evidence.Record]:

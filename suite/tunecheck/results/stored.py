@@ -3,7 +3,6 @@
 verdict.json, the whole report of a session for other programs, is one of them.
 """
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
@@ -19,7 +18,7 @@ R = TypeVar("R")
 
 def plain(record: Any) -> dict[str, Any]:
     """Return all fields as values of JSON, non-finite numbers as text."""
-    held: dict[str, Any] = spelled(dataclasses.asdict(record))
+    held: dict[str, Any] = spelled(record)
     return held
 
 
