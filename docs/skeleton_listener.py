@@ -11,12 +11,12 @@ from contextlib import contextmanager
 
 from tunecheck.core.premises import Premise
 from tunecheck.listen.batches import batch_of, unknown_batch
+from tunecheck.listen.declared import run_of_loop
 from tunecheck.listen.listener import Listener
-from tunecheck.listen.loop_declared import objective_of, run_of
 from tunecheck.listen.moments import StepMoments
 from tunecheck.listen.optimizers import highest_rate
 from tunecheck.listen.session import session_of
-from tunecheck.listen.trained_model import device_of
+from tunecheck.listen.trained_model import device_of, objective_of
 from tunecheck.listen.user_code import of_caller
 from tunecheck.training.hooks import Hooks
 
@@ -54,10 +54,10 @@ class EngineHooks(StepMoments):
     def on_batch(self, inputs):
         """A micro-batch is about to be trained on: the first one begins the training, the first of a window a step."""
         model, device = self.engine.model, device_of(self.engine.model)
-        objective = objective_of(model, inputs)  # why rows and loss are not those of a causal language model
+        objective = objective_of(model, [inputs])  # why rows and loss are not those of a causal language model
         batch = (unknown_batch if objective else batch_of)(inputs, device)
         if self.run is None:
-            self.run = run_of(model, self.engine.optimizer, self.listener, None, objective)
+            self.run = run_of_loop(model, self.engine.optimizer, self.listener, None, objective)
             session = session_of(self.run, model, [batch], optimizer=self.engine.optimizer)
             known = self.run.holds(Premise.UPDATE_RULE_KNOWN)
             self.listener.begin(session, "AdamW" if known else "")

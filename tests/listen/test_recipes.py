@@ -18,7 +18,7 @@ from tunecheck.core.evidence import BaseFidelity, RanksScored
 from tunecheck.core.finding import Status
 from tunecheck.listen.adapters import ranks_given, ranks_scored
 from tunecheck.listen.batches import batch_of
-from tunecheck.listen.loop_declared import cast_within
+from tunecheck.listen.loop_steps import cast_within
 from tunecheck.listen.trained_model import is_causal, trained_whole
 from tunecheck.listen.user_code import user_modules
 from tunecheck.probes.fidelity import _untied_head

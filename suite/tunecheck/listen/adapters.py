@@ -132,8 +132,11 @@ def trained_tensors(model: Any, config: Any) -> tuple[frozenset[str], int | None
             sizes[f"{BASE}{module}.lora_B.{ADAPTER}.bias"] = rows
         if lora.use_dora:
             sizes[f"{BASE}{module}.lora_magnitude_vector.{ADAPTER}.weight"] = rows
+    inner = r"\.(modules_to_save|original_module|token_adapter|base_layer)"
+    found = ((name, module) for name, module in model.named_modules() if isinstance(module, torch.nn.Embedding))
+    widths = {re.sub(inner, "", name.removeprefix(BASE)): module.embedding_dim for name, module in found}
     for target, learnt in learnt_tokens(config).items():
-        for module, width in _embeddings(model).items():
+        for module, width in widths.items():
             if _names([target], module):
                 sizes[f"{BASE}{module}.token_adapter.trainable_tokens_delta.{ADAPTER}"] = len(learnt) * width
     adapted = {f"{BASE}{module}.base_layer.bias" for module in targeted} if config.bias != "none" else ()
@@ -151,13 +154,6 @@ def learnt_tokens(config: Any) -> dict[str, list[int]]:
     """Return the tokens that a LoraConfig has learn beside its adapters, by the name of their embedding."""
     given = getattr(config, "trainable_token_indices", None) or {}
     return dict(given) if isinstance(given, dict) else {"embed_tokens": list(given)}
-
-
-def _embeddings(model: Any) -> dict[str, int]:
-    """Return name to width of every embedding of the base, adapted or not."""
-    inner = r"\.(modules_to_save|original_module|token_adapter|base_layer)"
-    found = ((name, module) for name, module in model.named_modules() if isinstance(module, torch.nn.Embedding))
-    return {re.sub(inner, "", name.removeprefix(BASE)): module.embedding_dim for name, module in found}
 
 
 def _names(targets: Any, module: str) -> bool:

@@ -9,11 +9,13 @@ from math import prod
 from pathlib import Path
 from typing import Any, Literal, Self
 
+import torch
+
 from tunecheck.config.schema import Data, Evaluate, Probes, Run, Training
 from tunecheck.core.check import some
 from tunecheck.core.errors import Unsupported
 from tunecheck.core.optimization import learning_rate
-from tunecheck.core.premises import OF_A_SCRIPT, OF_THE_RUN, Fact, Premise, Source, facts, opened
+from tunecheck.core.premises import OF_A_LOOP, OF_A_SCRIPT, OF_THE_RUN, Fact, Premise, Source, facts, opened
 from tunecheck.listen import provenance, trained_model
 from tunecheck.listen.adapters import (
     ADAPTER,
@@ -26,10 +28,12 @@ from tunecheck.listen.adapters import (
     trained_tensors,
 )
 from tunecheck.listen.expectations import EXPECTATIONS
+from tunecheck.listen.optimizers import adamw_settings, highest_rate
 from tunecheck.listen.options import rank_and_processes
 from tunecheck.listen.user_code import departure, noise_by_hooks, user_modules
 from tunecheck.models.description import Architecture, Model, Quantization
 from tunecheck.models.layer_names import attention_kernel, attention_of, stacked_layers, text_config
+from tunecheck.probes.reference.measures import living
 from tunecheck.probes.reference.weight_file import drawn_heads
 from tunecheck.training.restore import dropouts
 from tunecheck.training.tensors import learning
@@ -119,7 +123,11 @@ class WatchedRun(Run):
         self, *, training: WatchedTraining, left_open: dict[Premise, str], sources: dict[str, str], **others: Any
     ) -> Self:
         """Return this run with this optimisation, which leaves these premises open."""
-        known = known_by(sources, adapted=self.lora is not None) | self.premises | facts(OF_A_SCRIPT | left_open)
+        known = dict.fromkeys(Premise, Fact(source=Source.OBSERVED, where="the training's own objects and passes"))
+        where = {"training": sources.get("training.learning_rate", "the trainer")} | sources
+        for section in DECLARED_BY if self.lora is not None else ("training", "model"):
+            known |= dict.fromkeys(DECLARED_BY[section], Fact(source=Source.DECLARED, where=where[section]))
+        known |= self.premises | facts(OF_A_SCRIPT | left_open)
         return self.model_copy(update={"training": training, "premises": known, "sources": sources, **others})
 
     def expected_trainable(self, weights: Sequence[str]) -> set[str]:
@@ -162,35 +170,20 @@ class WatchedRun(Run):
         return frozenset(name for name, on in flags.items() if on)
 
 
-OF_ADAPTERS = {
-    *(Premise.TRAINED_SET_DECLARED, Premise.COUNT_DECLARED, Premise.ADAPTERS_ENUMERATED, Premise.ADAPTERS_FRESH),
+DECLARED_BY: dict[str, tuple[Premise, ...]] = {
+    "training": (
+        *(Premise.STEP_DECLARED, Premise.MEAN_DECLARED, Premise.LOSS_DECLARED, Premise.LOSS_UNSMOOTHED),
+        *(Premise.GRADIENTS_CLEARED_BEFORE, Premise.CHECKPOINTING_DECLARED, Premise.SETTINGS_DECLARED),
+        *(Premise.NORM_REPORTED, Premise.LOSS_REPORTED, Premise.TOKENS_REPORTED),
+        *(Premise.UPDATE_RULE_KNOWN, Premise.GROUPS_DECLARED, Premise.SCHEDULE_KNOWN),
+    ),
+    "model": (
+        *(Premise.ARCHITECTURE_KNOWN, Premise.ATTENTION_DECLARED, Premise.DEVICE_DECLARED),
+        *(Premise.BASE_FROM_FILE, Premise.BASE_PLAIN),
+    ),
+    "lora": (Premise.TRAINED_SET_DECLARED, Premise.COUNT_DECLARED, Premise.ADAPTERS_ENUMERATED, Premise.ADAPTERS_FRESH),
 }
-"""Premises that the adapters' configuration declares."""
-OF_MODEL = {
-    *(Premise.ARCHITECTURE_KNOWN, Premise.ATTENTION_DECLARED, Premise.DEVICE_DECLARED),
-    *(Premise.BASE_FROM_FILE, Premise.BASE_PLAIN),
-}
-"""Those that the model's configuration declares."""
-OF_TRAINER = {
-    *(Premise.STEP_DECLARED, Premise.MEAN_DECLARED, Premise.LOSS_DECLARED, Premise.LOSS_UNSMOOTHED),
-    *(Premise.GRADIENTS_CLEARED_BEFORE, Premise.CHECKPOINTING_DECLARED, Premise.SETTINGS_DECLARED),
-    *(Premise.NORM_REPORTED, Premise.LOSS_REPORTED, Premise.TOKENS_REPORTED),
-    *(Premise.UPDATE_RULE_KNOWN, Premise.GROUPS_DECLARED, Premise.SCHEDULE_KNOWN),
-}
-"""Those that the trainer's arguments declare, or the optimizer; what is left was seen in the training."""
-
-
-def known_by(sources: Mapping[str, str], *, adapted: bool) -> dict[Premise, Fact]:
-    """Return who declares each premise that nothing leaves open, of these objects that were read."""
-    trainer = sources.get("training") or sources.get("training.learning_rate", "the trainer")
-    told = {
-        **dict.fromkeys(Premise, Fact(source=Source.OBSERVED, where="the training's own objects and passes")),
-        **dict.fromkeys(OF_TRAINER, Fact(source=Source.DECLARED, where=trainer)),
-        **dict.fromkeys(OF_MODEL, Fact(source=Source.DECLARED, where=sources["model"])),
-    }
-    if adapted:
-        told |= dict.fromkeys(OF_ADAPTERS, Fact(source=Source.DECLARED, where=sources["lora"]))
-    return told
+"""Trainer's arguments or optimizer, model's and adapters' configuration to what each declares; the rest was seen."""
 
 
 def _run_of(**declared: Any) -> WatchedRun:
@@ -324,6 +317,36 @@ def _described_by_itself(model: Any, parameters: Mapping[str, Any]) -> WatchedRu
         premises={},
         sources={"model": f"{type(model).__name__}.named_parameters()"},
     )
+
+
+def run_of_loop(model: Any, optimizer: Any, listener: Any, autocast: torch.dtype | None, objective: str) -> WatchedRun:
+    """Return what the model and the optimizer of a loop declare."""
+    run, left_open = described(model)
+    left_open |= OF_A_LOOP | opened([Premise.CAUSAL_LM], objective)
+    settings, why = adamw_settings(optimizer, own=True)
+    left_open |= opened([Premise.UPDATE_RULE_KNOWN], why)
+    if any(scaler.is_enabled() for scaler in living(torch.amp.GradScaler)):
+        scaled = [Premise.LOSS_UNSCALED]
+        if not objective or any(group.get("fused") for group in optimizer.param_groups):
+            scaled.append(Premise.UPDATE_RULE_KNOWN)
+        left_open |= opened(scaled, "a GradScaler scales the loss, and a loop does not declare when it unscales")
+    if run.drops:
+        left_open[Premise.LOSS_REPEATABLE] = "the model has dropout, and a loop's passes cannot be repeated without it"
+    training = WatchedTraining.model_construct(
+        max_steps=listener.options.steps,
+        schedule_steps=listener.options.steps,
+        use_cache=bool(getattr(getattr(model, "config", None), "use_cache", False)),
+        **{"learning_rate": 1.0, **settings},
+        max_grad_norm=None,
+        precision={torch.bfloat16: "bf16", torch.float16: "fp16"}.get(
+            autocast or trained_model.dtype_of(model), "fp32"
+        ),
+        gradient_checkpointing=checkpoints(model),
+        attention=attention_kernel(model) if trained_model.is_transformers(model) else "",
+    )
+    training._rate = highest_rate(optimizer)
+    sources = {**run.sources, "training": f"parameter groups of the {type(optimizer).__name__}"}
+    return run.under(training=training, left_open=left_open, sources=sources, id=listener.run_id, trainer="a loop")
 
 
 def left_to_others() -> dict[Premise, str]:

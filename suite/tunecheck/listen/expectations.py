@@ -141,46 +141,34 @@ def _expression(text: str) -> str:
     return text
 
 
-EXPECTATIONS = {
-    one.key: one
-    for one in (
-        Expectation(
-            "supervised", _expression, "</answer>$", "every row has supervised text that matches this expression"
-        ),
-        Expectation(
-            "unsupervised", _expression, "Question:", "no row has supervised text that matches this expression"
-        ),
-        Expectation(
-            "trained", _expression, "lm_head", "tensors with a matching name are trained, and each of them changes"
-        ),
-        Expectation(
-            "frozen", _expression, "embed_tokens", "tensors with a matching name are not trained and do not change"
-        ),
-        Expectation(
-            "accumulation",
-            _whole(1),
-            "4",
-            "each optimizer step has this many micro-batches; the last one of an epoch may have fewer",
-        ),
-        Expectation(
-            "loss",
-            _one_of("token_mean"),
-            "token_mean",
-            "the script's own loss is the mean over the supervised tokens of a step",
-            premises=(Premise.LOSS_DECLARED, Premise.MEAN_DECLARED),
-        ),
-        Expectation("learning_rate", _positive, "2e-4", "peak learning rate of the schedule", "learning_rate"),
-        Expectation(
-            "schedule",
-            _one_of(*SCHEDULES),
-            "cosine",
-            f"schedule after the warm-up: {', '.join(SCHEDULES)}",
-            "lr_scheduler",
-        ),
-        Expectation(
-            "schedule_steps", _whole(1), "1000", "optimizer steps until the end of the schedule", "schedule_steps"
-        ),
-        Expectation("warmup_steps", _whole(0), "100", "warm-up steps in which the rate rises from 0", "warmup_steps"),
-    )
-}
+_ALL = (
+    Expectation("supervised", _expression, "</answer>$", "every row has supervised text that matches this expression"),
+    Expectation("unsupervised", _expression, "Question:", "no row has supervised text that matches this expression"),
+    Expectation(
+        "trained", _expression, "lm_head", "tensors with a matching name are trained, and each of them changes"
+    ),
+    Expectation(
+        "frozen", _expression, "embed_tokens", "tensors with a matching name are not trained and do not change"
+    ),
+    Expectation(
+        "accumulation",
+        _whole(1),
+        "4",
+        "each optimizer step has this many micro-batches; the last one of an epoch may have fewer",
+    ),
+    Expectation(
+        "loss",
+        _one_of("token_mean"),
+        "token_mean",
+        "the script's own loss is the mean over the supervised tokens of a step",
+        premises=(Premise.LOSS_DECLARED, Premise.MEAN_DECLARED),
+    ),
+    Expectation("learning_rate", _positive, "2e-4", "peak learning rate of the schedule", "learning_rate"),
+    Expectation(
+        "schedule", _one_of(*SCHEDULES), "cosine", f"schedule after the warm-up: {', '.join(SCHEDULES)}", "lr_scheduler"
+    ),
+    Expectation("schedule_steps", _whole(1), "1000", "optimizer steps until the end of the schedule", "schedule_steps"),
+    Expectation("warmup_steps", _whole(0), "100", "warm-up steps in which the rate rises from 0", "warmup_steps"),
+)
+EXPECTATIONS = {one.key: one for one in _ALL}
 """Key to what it means, in the order of the docs."""

@@ -186,6 +186,9 @@ def run_of(hooks: Any, state: Any, loader: Any) -> declared.WatchedRun:
     if weighted := weighted_sampler(loader):
         left_open[Premise.ROWS_DRAWN_ONCE] = f"{weighted} may draw a row several times"
     left_open = not_the_plain_loss(trainer) | left_open | opened([Premise.CAUSAL_LM], hooks.objective)
+    # as this Trainer has it: by their modules' classes and names
+    decayed = set() if hooks.own_optimizer else {*trainer.get_decay_parameter_names(model)}
+    learns = [name for name, p in model.named_parameters() if p.requires_grad]
     training = declared.WatchedTraining.model_construct(
         max_steps=min(hooks.listener.options.steps, total),
         first_step=state.global_step,
@@ -199,7 +202,7 @@ def run_of(hooks: Any, state: Any, loader: Any) -> declared.WatchedRun:
         gradient_accumulation_steps=args.gradient_accumulation_steps,
         lr_scheduler=declared.SCHEDULES.get(schedule, "constant"),
         **{"learning_rate": args.learning_rate, **settings},
-        weight_decay_on="all" if hooks.own_optimizer else _decayed(trainer),
+        weight_decay_on="all" if hooks.own_optimizer else tuple(n for n in learns if n in decayed),
         max_grad_norm=args.max_grad_norm or None,
         precision=precision_of(trainer),
         # LLaMA-Factory turns it on itself, and leaves the argument as it is
@@ -264,9 +267,3 @@ def not_the_plain_loss(trainer: Any) -> dict[Premise, str]:
         return {Premise.TOKEN_MEAN_LOSS: f"the loss is not the token mean: loss_type = {kind}"}
     adds = adds_to_loss(getattr(trainer.model, "config", None))
     return {Premise.TOKEN_MEAN_LOSS: "the router loss is added to the token loss"} if adds else {}
-
-
-def _decayed(trainer: Any) -> tuple[str, ...]:
-    """Return the names of the tensors that decay, as this Trainer has it: by their modules' classes and names."""
-    decayed = {*trainer.get_decay_parameter_names(trainer.model)}
-    return tuple(name for name, p in trainer.model.named_parameters() if p.requires_grad and name in decayed)

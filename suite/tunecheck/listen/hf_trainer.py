@@ -28,7 +28,7 @@ from tunecheck.listen.optimizers import without_rate
 from tunecheck.listen.options import Options
 from tunecheck.listen.preferences import answers_rated, declares_pairs, declares_ratings, pairs_of
 from tunecheck.listen.session import ROW_TOKENS
-from tunecheck.listen.trained_model import device_of, is_transformers, other_objective, own_objective
+from tunecheck.listen.trained_model import device_of, objective_of
 from tunecheck.listen.twice import keep_out_of_its_folders, keeps_checkpoint
 from tunecheck.listen.unheard import listened
 from tunecheck.listen.user_code import of_trainer, overrides
@@ -228,8 +228,7 @@ class TrainerHooks(StepMoments):
             return
         given, model = [named_inputs(inputs) for inputs in self.samples], self.trainer.model
         if self.first is None:
-            known = is_transformers(model)
-            self.objective = other_objective(model, given, type(self.trainer)) if known else own_objective(model)
+            self.objective = objective_of(model, given, type(self.trainer))
         read, device = unknown_batch if self.objective else batch_of, device_of(model)
         self.window = [read(inputs, device) for inputs in given]
         if self.begun:

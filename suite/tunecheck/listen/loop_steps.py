@@ -19,10 +19,10 @@ from tunecheck.core.errors import Unsupported
 from tunecheck.core.evidence import LoopEvaluations, LossDivided, OtherOptimizer
 from tunecheck.core.premises import Premise
 from tunecheck.listen.batches import inputs_of, unknown_batch
+from tunecheck.listen.declared import run_of_loop
 from tunecheck.listen.division import LoopDivision
 from tunecheck.listen.listener import Listener
 from tunecheck.listen.loaders import Evaluations
-from tunecheck.listen.loop_declared import cast_within, objective_of, run_of
 from tunecheck.listen.loop_loss import WEIGHED, Pass, loss_of, provisional, weighed_apart
 from tunecheck.listen.loss_functions import LossCalls, scores_given
 from tunecheck.listen.moments import LOSSES, StepMoments
@@ -30,13 +30,15 @@ from tunecheck.listen.optimizers import OtherOptimizers, Schedules, heard, highe
 from tunecheck.listen.options import rank_and_processes
 from tunecheck.listen.session import session_of
 from tunecheck.listen.settings import settings_of
-from tunecheck.listen.trained_model import anchor_of, device_of, is_causal, only_tokenizer, shared_loaders
+from tunecheck.listen.trained_model import anchor_of, device_of, is_causal, objective_of, only_tokenizer, shared_loaders
 from tunecheck.listen.unheard import listened
 from tunecheck.listen.user_code import is_held, of_caller
 from tunecheck.listen.user_writes import UserWrites
+from tunecheck.models.layer_names import decoder_of
+from tunecheck.training.data import Batch
 from tunecheck.training.events import at_work, probing
-from tunecheck.training.hooks import same_optimizer, tensors_of
-from tunecheck.training.restore import dropouts
+from tunecheck.training.hooks import OwnHooks, same_optimizer, tensors_of
+from tunecheck.training.restore import dropouts, model_mode, random_state, uncached, without_repacking
 
 NO_WHOLE_GRADIENT = "optimizers step within the backward pass, so the full gradient never exists"
 """What LOMO (arXiv 2306.09782) does."""
@@ -62,6 +64,21 @@ def _ours(call: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
+def cast_within(model: Any, batch: Batch) -> torch.dtype | None:
+    """Return the dtype to which the model's own forward casts, by a pass of one token; None without autocast."""
+    seen: list[torch.dtype | None] = []
+
+    def look(*_: Any) -> None:
+        kind = model.device.type
+        seen.append(torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None)
+
+    with OwnHooks() as hooks, model_mode(model, False), random_state(model.device), without_repacking(model):
+        hooks.before(decoder_of(model), look)
+        with torch.no_grad():
+            uncached(model, input_ids=batch.input_ids[:1, :1].to(model.device))
+    return seen[0] if seen else None
+
+
 class LoopSteps(StepMoments):
     """What a loop does with its model and optimizers, step by step."""
 
@@ -70,7 +87,7 @@ class LoopSteps(StepMoments):
         super().__init__()
         self.model, self.optimizers, self.hooks = loop.model, loop.optimizers, loop.hooks
         self.fewest = FEWEST_STEPS if loop.follows else 0
-        self.objective = objective_of(self.model, inputs := inputs_of(args, given))
+        self.objective = objective_of(self.model, [inputs := inputs_of(args, given)])
         """Why rows and loss are not those of a causal language model."""
         self.window = [(unknown_batch if self.objective else provisional)(inputs, device_of(self.model))]
         self.stepped: list[Any] = []
@@ -120,7 +137,7 @@ class LoopSteps(StepMoments):
 
         optimizer = together(self.optimizers)
         within = None if self.objective else cast_within(model, self.window[0])
-        self.run = run = run_of(model, optimizer, listener, within or self.autocast, self.objective)
+        self.run = run = run_of_loop(model, optimizer, listener, within or self.autocast, self.objective)
         held = {
             "optimizer": optimizer,
             "tokenizer": tokenizer or only_tokenizer(),

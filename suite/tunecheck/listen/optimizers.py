@@ -49,17 +49,20 @@ def adamw_settings(optimizer: Any, *, own: bool = False) -> tuple[dict[str, Any]
 
 def optimizers_of(model: Any) -> list[Any]:
     """Return the fewest optimizers that hold what the model learns, the one with most of it first; [] without any."""
-    missing = {id(p) for p in model.parameters() if p.requires_grad}
+    learns = {id(p) for p in model.parameters() if p.requires_grad}
     # an old one that is not yet collected holds the same tensors
-    waiting = [(optimizer, held_by(optimizer)) for optimizer in _all_optimizers()]
+    return fewest_with(learns, [(optimizer, held_by(optimizer)) for optimizer in _all_optimizers()])
+
+
+def fewest_with(missing: set[int], holders: Sequence[tuple[Any, set[int]]]) -> list[Any]:
+    """Return the fewest of these things that hold what they can of what is missing, the one with most of it first."""
     found = []
-    while waiting:
-        optimizer, held = max(waiting, key=lambda pair: len(pair[1] & missing))
+    while holders:
+        thing, held = max(holders, key=lambda pair: len(pair[1] & missing))
         if not held & missing:
             break
-        found.append(optimizer)
-        missing -= held
-        waiting = [pair for pair in waiting if pair[0] is not optimizer]
+        found.append(thing)
+        missing = missing - held
     return found
 
 

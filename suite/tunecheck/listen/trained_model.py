@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from traceback import walk_stack
 from typing import Any
 
@@ -13,7 +13,7 @@ from tunecheck.core.evidence import EvaluationRows
 from tunecheck.core.premises import Premise
 from tunecheck.listen.adapters import configs_of
 from tunecheck.listen.loaders import rows_of
-from tunecheck.listen.optimizers import held_by, optimizers_of
+from tunecheck.listen.optimizers import fewest_with, held_by, optimizers_of
 from tunecheck.models.layer_names import base_of, is_compiled, text_config
 from tunecheck.probes.reference.measures import living
 from tunecheck.training.hooks import tensors_of
@@ -51,13 +51,6 @@ def is_transformers(model: Any) -> bool:
     with contextlib.suppress(NotImplementedError):  # of a class of the script's own
         return hasattr(text_config(inner.config), "vocab_size") and inner.get_input_embeddings() is not None
     return False
-
-
-def own_objective(model: Any) -> str:
-    """Return why nobody can tell the rows and the loss of a model of the script's own."""
-    if is_compiled(model):
-        return f"torch.compile hides the modules of the {type(model._orig_mod).__name__} from hooks"
-    return f"only its own code defines the rows and the loss of a {type(model).__name__}"
 
 
 def only_tokenizer() -> Any:
@@ -118,12 +111,10 @@ def trained_whole(module: Any, *, again: bool = False) -> tuple[Any, str]:
         return None, f"no optimizer holds parameters of the {kind}"
     if held <= _parameters(module):
         return module, ""
-    around = [
-        (len(parameters), thing)
-        for thing in living(torch.nn.Module)
-        if thing is not module and held <= (parameters := _parameters(thing))
-    ]
-    return (min(around, key=lambda pair: pair[0])[1] if around else _parts_that_hold(optimizers, module)), ""
+    others = [(thing, _parameters(thing)) for thing in living(torch.nn.Module) if thing is not module]
+    others.sort(key=lambda pair: len(pair[1]))
+    whole = next((thing for thing, parameters in others if held <= parameters), None)
+    return (_parts_that_hold(optimizers, module, others) if whole is None else whole), ""
 
 
 class Parts(torch.nn.Module):
@@ -135,16 +126,10 @@ def anchor_of(model: Any) -> Any:
     return next(model.children()) if isinstance(model, Parts) else model
 
 
-def _parts_that_hold(optimizers: Sequence[Any], first: Any) -> Parts:
+def _parts_that_hold(optimizers: Sequence[Any], first: Any, others: Sequence[tuple[Any, set[int]]]) -> Parts:
     """Return the fewest modules that hold what these optimizers train, this one first, and what no module holds."""
-    parts, missing = [first], held_by(*optimizers) - _parameters(first)
-    waiting = [(thing, _parameters(thing)) for thing in living(torch.nn.Module) if thing is not first]
-    while missing:
-        thing, held = max(waiting, key=lambda pair: (len(pair[1] & missing), -len(pair[1])), default=(None, set[int]()))
-        if not held & missing:
-            break
-        parts.append(thing)
-        missing -= held
+    parts = [first, *fewest_with(held_by(*optimizers) - _parameters(first), others)]
+    missing = held_by(*optimizers).difference(*map(_parameters, parts))
     whole: Parts = type(" and ".join(dict.fromkeys(type(part).__name__ for part in parts)), (Parts,), {})()
     whole.training = first.training
     for at, part in enumerate(parts):
@@ -173,34 +158,40 @@ def dtype_of(model: Any) -> torch.dtype:
     return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
 
 
-def other_objective(model: Any, micro_batches: Sequence[Mapping[str, Any]], trainer: type) -> str:
-    """Return why this is not the training of a causal language model on its own tokens; "" where it is."""
-    own = next((base.__name__ for base in trainer.__mro__ if base.__module__.startswith("trl.")), "SFTTrainer")
+def objective_of(model: Any, micro_batches: Iterable[Mapping[str, Any]], trainer: type | None = None) -> str:
+    """Return why this is not the training of a causal language model on its own tokens; "" where it is.
+
+    A Trainer's micro-batches hold the labels; without one a loop may compute its loss from the logits.
+    """
+    if not (is_causal(model) if trainer is None else is_transformers(model)):
+        if is_compiled(model):
+            return f"torch.compile hides the modules of the {type(model._orig_mod).__name__} from hooks"
+        return f"only its own code defines the rows and the loss of a {type(model).__name__}"
+    of_trl = (base.__name__ for base in getattr(trainer, "__mro__", ()) if base.__module__.startswith("trl."))
+    own = next(of_trl, "SFTTrainer")
     if own != "SFTTrainer" and not own.startswith("_"):
         return f"{own} trains another objective than the mean token loss"
-    if reason := other_model(model):
-        return reason
-    for given in micro_batches:
-        ids, labels = given.get("input_ids"), given.get("labels")
-        if ids is None or labels is None:
-            return f"the model receives {', '.join(sorted(given))}, but not both input_ids and labels"
-        if reason := other_rows(given):
-            return reason
-        if labels.shape != ids.shape:
-            return f"labels of shape {list(labels.shape)} do not match tokens of shape {list(ids.shape)}"
-    return ""
+    each = (_other_rows(given, labelled=trainer is not None) for given in micro_batches)
+    return _other_model(model) or next(filter(None, each), "")
 
 
-def other_rows(given: Mapping[str, Any]) -> str:
+def _other_rows(given: Mapping[str, Any], *, labelled: bool) -> str:
     """Return why a model is not given rows of tokens alone, as where a row has several candidates, or a picture."""
-    if (ids := given.get("input_ids")) is None:
+    ids: Any = given.get("input_ids")
+    labels: Any = given.get("labels")
+    if labelled and (ids is None or labels is None):
+        return f"the model receives {', '.join(sorted(given))}, but not both input_ids and labels"
+    if ids is None:
         return "the model is called without input_ids, so its rows are unknown"
     if len(shape := list(getattr(ids, "shape", (1, 1)))) != 2:
         return f"the model receives tokens of shape {shape}, not of [rows, tokens]"
     # pixels, sound, embeddings; a mask may be of numbers, too
     numbers = [n for n, value in given.items() if getattr(value, "is_floating_point", bool)() and value.dim() > 1]
-    other = ", ".join(sorted(name for name in numbers if "mask" not in name))
-    return f"the model receives {other} besides tokens, which tunecheck cannot replay" if other else ""
+    if other := ", ".join(sorted(name for name in numbers if "mask" not in name)):
+        return f"the model receives {other} besides tokens, which tunecheck cannot replay"
+    if labelled and labels.shape != ids.shape:
+        return f"labels of shape {list(labels.shape)} do not match tokens of shape {shape}"
+    return ""
 
 
 def prepends(model: Any) -> bool:
@@ -208,7 +199,7 @@ def prepends(model: Any) -> bool:
     return any(getattr(config, "is_prompt_learning", False) for config in configs_of(model).values())
 
 
-def other_model(model: Any) -> str:
+def _other_model(model: Any) -> str:
     """Return why this model of transformers is no causal language model; "" where it may be one."""
     kind = type(base_of(model)).__name__
     if prepends(model):

@@ -31,6 +31,11 @@ from tunecheck.training.restore import having, model_mode
 from tunecheck.training.session import Session
 
 TRAINER_STATE = "trainer_state.json"
+SAME = (
+    *("max_steps", "learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "seed"),
+    *("gradient_accumulation_steps", "gradient_checkpointing"),
+)
+"""Settings of a run that the Trainer calls by the same names."""
 GIVEN = ("input_ids", "labels", "attention_mask")
 """What a collator gives the model."""
 
@@ -89,23 +94,15 @@ def arguments(kind: type[A], batches: Batches, precision: str, **more: Any) -> A
     training, on_gpu = batches.run.training, batches.device.type == "cuda"
     made = kind(
         output_dir=tempfile.gettempdir(),  # made if it is missing; nothing is written there
-        max_steps=training.max_steps,
+        **{name: getattr(training, name) for name in SAME},
         per_device_train_batch_size=training.micro_batch_size,
         per_device_eval_batch_size=batches.run.evaluation.batch_size,
-        gradient_accumulation_steps=training.gradient_accumulation_steps,
-        learning_rate=training.learning_rate,
         lr_scheduler_type="constant_with_warmup" if training.lr_scheduler == "constant" else training.lr_scheduler,
         warmup_steps=math.ceil(training.warmup_ratio * training.max_steps),
-        weight_decay=training.weight_decay,
-        adam_beta1=training.adam_beta1,
-        adam_beta2=training.adam_beta2,
-        adam_epsilon=training.adam_epsilon,
         optim="adamw_torch_fused" if on_gpu else "adamw_torch",
         max_grad_norm=training.max_grad_norm or 0.0,  # 0 is its word for not clipping
         bf16=batches.run.trains_base and precision == "bf16",  # autocast; adapters learn on a base that is bf16 itself
-        gradient_checkpointing=training.gradient_checkpointing,
         gradient_checkpointing_kwargs={"use_reentrant": False} if training.gradient_checkpointing else None,
-        seed=training.seed,
         use_cpu=not on_gpu,
         train_sampling_strategy="sequential",  # the rows are in their order already
         remove_unused_columns=False,
