@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -63,3 +64,24 @@ def test_a_text_of_a_pair_that_no_pass_reads(passes, told, tmp_path):
     finding = CHECKS["batches_change"]()(read(path))
 
     assert (finding.status, told in finding.detail) == (Status.SUSPECTED if told else Status.PASSED, True)
+
+
+class Picture:
+    """Pixels with a method of the name that arrays have, as PIL's images are."""
+
+    def __init__(self, pixels):
+        self.held = memoryview(pixels)  # as PIL's, nothing that we look into
+
+    def tobytes(self):
+        """Nobody calls this: it may read a file."""
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("value", "opaque"),
+    [(Picture(b"0123"), True), (numpy.arange(3), False), (numpy.array([Picture(b"01")], dtype=object), True)],
+    ids=["a picture", "numbers", "pictures in an array"],
+)
+def test_inputs_that_cannot_be_looked_into(value, opaque):
+    """Their content is no reason to call two batches equal, and looking at them calls none of their methods."""
+    assert unknown_batch({"images": [value]}, torch.device("cpu")).opaque is opaque

@@ -1,14 +1,14 @@
 """Micro-batches in the form that probes know, with the attention masks of packed rows. Imports torch."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import combinations
 from typing import Any, TypeGuard
 
 import torch
 
 from tunecheck.core.errors import Unsupported
-from tunecheck.probes.reference.measures import word_sums
+from tunecheck.listen.loaders import parts_of
 from tunecheck.training.data import IGNORED, Batch
 
 HIDDEN = -1.0
@@ -84,7 +84,7 @@ def unknown_batch(inputs: Any, device: torch.device) -> Batch:
     several = (value for value in inputs.values() if hasattr(value, "__len__") and getattr(value, "ndim", True))
     rows = next(map(len, several), 1)
     nothing = torch.zeros(rows, 1, dtype=torch.long, device=device)
-    content = list(_content(inputs))
+    content = list(parts_of(inputs))
     return Batch(
         keys=("?",) * rows,
         input_ids=nothing,
@@ -103,28 +103,3 @@ def _equal(inputs: Mapping[str, Any]) -> tuple[str, ...]:
     ids = [(name, value) for name, value in inputs.items() if "input_ids" in name and isinstance(value, torch.Tensor)]
     pairs = ((one, other) for (one, a), (other, b) in combinations(ids, 2) if a.shape == b.shape and torch.equal(a, b))
     return next(pairs, ())
-
-
-def _content(value: Any, depth: int = 6) -> Iterator[object]:
-    """Yield what tells this value from another; an ellipsis stands for what cannot be looked into."""
-    if isinstance(value, torch.Tensor) and value.layout is torch.sparse_coo:
-        yield from _content([value._indices(), value._values(), *value.shape], depth - 1)
-    elif isinstance(value, torch.Tensor):
-        yield value.dtype, tuple(value.shape)
-        readable = value.layout is torch.strided and value.device.type != "meta"
-        yield word_sums(value.detach().contiguous().view(-1).view(torch.uint8)) if readable else ...
-    elif isinstance(value, Mapping) and depth:
-        for key in value:
-            yield key
-            yield from _content(value[key], depth - 1)
-    elif isinstance(value, list | tuple) and depth:
-        for part in value:
-            yield from _content(part, depth - 1)
-    elif isinstance(value, str | int | float | None):
-        yield value
-    elif hasattr(value, "tobytes"):  # of NumPy
-        yield value.dtype, value.shape, hashlib.sha256(value.tobytes()).digest()
-    elif getattr(value, "__dict__", None) and not isinstance(value, torch.nn.Module) and depth:
-        yield from _content(vars(value), depth - 1)
-    else:
-        yield ...
