@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from tunecheck.config.schema import Run
 from tunecheck.core import evidence as e
 from tunecheck.core.evidence import Record
-from tunecheck.core.premises import OF_A_LOOP, OF_A_SCRIPT
 from tunecheck.core.trace import SCHEMA, Attempt, Trace
+from tunecheck.listen.premises import OF_A_LOOP, OF_A_SCRIPT
 
 R = TypeVar("R", bound=Record)
 

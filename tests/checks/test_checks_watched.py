@@ -26,8 +26,8 @@ from tunecheck.checks import CHECKS
 from tunecheck.core import evidence as e
 from tunecheck.core.check import UNWITNESSED
 from tunecheck.core.finding import Status
-from tunecheck.core.premises import OF_A_LOOP
 from tunecheck.core.trace import Trace
+from tunecheck.listen.premises import OF_A_LOOP
 
 WATCHED_FEATURES = {"user_code", "unknown_rows", "evaluates", "expectations", "resume_declared", "pairs"}
 WATCHED = {name for name, check in CHECKS.items() if check.features() & WATCHED_FEATURES and not check.across_ranks}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import tiny
@@ -16,9 +17,12 @@ from tunecheck.checks import CHECKS
 from tunecheck.config import find_run, load_run
 from tunecheck.core.evidence import BaseFidelity, RanksScored
 from tunecheck.core.finding import Status
-from tunecheck.listen.adapters import ranks_given, ranks_scored
+from tunecheck.core.premises import Premise, opened
+from tunecheck.listen import provenance
+from tunecheck.listen.adapters import Adapters, ranks_scored
 from tunecheck.listen.batches import batch_of
 from tunecheck.listen.loop_steps import cast_within
+from tunecheck.listen.premises import of_adapters
 from tunecheck.listen.trained_model import is_causal, trained_whole
 from tunecheck.listen.user_code import user_modules
 from tunecheck.probes.fidelity import _untied_head
@@ -151,10 +155,21 @@ def test_adalora_leaves_the_loss_unjudged():
     """It adds a penalty, and cuts ranks between the steps; LoRA does neither."""
     from peft import AdaLoraConfig, LoraConfig
 
-    left_open = ranks_given(AdaLoraConfig(total_step=4)).keys()
+    def left_open(config):
+        held = Adapters({"default": config}, config, "", None)
+        return opened(*of_adapters(None, SimpleNamespace(lora=None), held))
+
     for name in ("loss_oracle", "weights_change_only_in_steps"):
-        assert not CHECKS[name].needs.isdisjoint(left_open)
-    assert ranks_given(LoraConfig()) == ranks_given(None) == {}
+        assert not CHECKS[name].needs.isdisjoint(left_open(AdaLoraConfig(total_step=4)).keys())
+    assert left_open(LoraConfig()) == {}
+
+
+def test_loaded_adapters_of_parameters_are_not_fresh(model):
+    """They are not enumerated either: neither reason hides the other."""
+    config = SimpleNamespace(peft_type="LORA", target_parameters=["experts.down_proj"])
+    provenance.LOADED.add(model)
+    told = of_adapters(model, SimpleNamespace(lora=config), Adapters({"default": config}, config, "", None))
+    assert opened(*told).keys() == {Premise.ADAPTERS_ENUMERATED, Premise.ADAPTERS_FRESH}
 
 
 def test_tokens_that_a_data_set_keeps_are_no_leak():

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from tunecheck.listen.declared import architecture_of, stores_quantised
+from tunecheck.listen.declared import architecture_of
+from tunecheck.listen.premises import stores_quantised
 from tunecheck.probes.fidelity import FidelityProbe
 
 SHAPES = {

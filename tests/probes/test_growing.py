@@ -10,7 +10,7 @@ from bitsandbytes.nn import Linear4bit
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, WeightedRandomSampler
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tunecheck.listen.hf_declared import weighted_sampler
+from tunecheck.listen.premises import weighted_sampler
 from tunecheck.probes.movement import MovementProbe
 from tunecheck.probes.resources import LiveTensorProbe
 

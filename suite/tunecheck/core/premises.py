@@ -5,7 +5,7 @@ each premise into the trace, with who declares it and where, or why nobody does.
 premise, and suspects with a presumed one.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import TypeVar
 
@@ -168,38 +168,13 @@ PLAIN_BACKWARD = frozenset({Premise.CAUSAL_LM, Premise.GRADIENT_SUMMED, Premise.
 """What must hold for a step's gradient to be that of its forward passes."""
 UNCHANGED = frozenset({Premise.WEIGHTS_STILL, Premise.GRADIENTS_UNEDITED})
 """What must hold for a gradient that is not its loss's to be wrong: nobody changes either on purpose."""
-OF_A_SCRIPT = {
-    Premise.OPTIMIZER_OF_TRAINED: "a script may hand model.parameters() to an optimizer, and train again with it",
-    Premise.STEPS_DECLARED: "a script or its callbacks may end the training early",
-    Premise.EVERY_STEP_LEARNS: "some steps may have nothing to learn from, such as answers that are all as good",
-    Premise.ONE_CALL_PER_BATCH: "the loss may call the model again, for a teacher, a reference or a second view",
-    Premise.AVERAGED_EACH_STEP: "ranks may average every so many steps, or hold parts of one model",
-    Premise.SEED_DECLARED: "a script may seed for its adapters, and again for its rows",
-    Premise.SAVING_DECLARED: "only the script decides how its adapters are saved",
-    Premise.STATE_DECLARED: "a script may keep its best weights, an average or counts",
-    Premise.PRODUCTS_KNOWN: "no trained weight belongs to a module with a known product",
-    Premise.MERGED: "the script merged no adapters",
-    Premise.DTYPES_DECLARED: "no object declares the dtype of each part",
-    Premise.INTENT_DECLARED: "a script may break a convention on purpose",
-}
-"""What nobody declares of a training by a script of the user's."""
-OF_A_LOOP = {
-    Premise.STEP_DECLARED: "a loop carries out its own steps",
-    Premise.MEAN_DECLARED: "a loop may average the means of its micro-batches",
-    Premise.SETTINGS_DECLARED: "only the optimizer's groups declare rates and decays",
-    Premise.SCHEDULE_KNOWN: "a loop declares no schedule",
-    Premise.GRADIENTS_CLEARED_BEFORE: "a loop may clear gradients after a forward pass; accumulation_oracle judges it",
-    Premise.CHECKPOINTING_DECLARED: "only the model declares checkpointing in a loop",
-    Premise.TOKENS_REPORTED: "a loop reports no token count",
-    Premise.LOSS_REPORTED: "a loop has no standard log",
-    Premise.NORM_REPORTED: "a loop reports no norm; updates_match_adamw judges clipping",
-}
-"""What a loop, which has no trainer, does not declare either."""
+Reason = tuple[str, *tuple[Premise, ...]]
+"""Why premises are open, or "" where none is, and these premises."""
 
 
-def opened(premises: Iterable[Premise], reason: str) -> dict[Premise, str]:
-    """Return these premises as open for one reason; empty without a reason."""
-    return dict.fromkeys(premises, reason) if reason else {}
+def opened(*reasons: Reason) -> dict[Premise, str]:
+    """Return premise to why it is open; of several reasons the last one counts, and an empty one opens none."""
+    return {premise: why for why, *premises in reasons if why for premise in premises}
 
 
 def facts(reasons: Mapping[P, str], source: Source = Source.OPEN) -> dict[P, Fact]:

@@ -2,12 +2,11 @@
 
 import re
 from math import sqrt
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import torch
 
 from tunecheck.core.evidence import RanksScored
-from tunecheck.core.premises import Premise, opened
 from tunecheck.models.description import Lora
 
 ADAPTER = "default"
@@ -48,15 +47,15 @@ def configs_of(model: Any) -> dict[str, Any]:
     return next((configs for configs in held if isinstance(configs, dict)), {})  # a script may name its own thing so
 
 
+def kind_of(config: Any) -> str:
+    """Return peft's name of this kind of adapters; "" where there are none."""
+    kind = getattr(config, "peft_type", "")
+    return str(getattr(kind, "value", kind))
+
+
 def is_lora(config: Any) -> bool:
     """Return whether this configuration of peft is of LoRA adapters."""
-    return _kind(config) == "LORA"
-
-
-def other_kind(config: Any) -> str:
-    """Return why a pass through these adapters may not repeat; "" for LoRA's and without adapters."""
-    kind = _kind(config)
-    return f"{kind} adapters of peft may draw numbers or mix rows" if kind not in ("", "LORA", "ADALORA") else ""
+    return kind_of(config) == "LORA"
 
 
 def adapter_variant(model: Any) -> str:
@@ -66,18 +65,6 @@ def adapter_variant(model: Any) -> str:
     return next((name for name in names if not name.startswith("Dora")), "")
 
 
-def ranks_given(config: Any) -> dict[Premise, str]:
-    """Return the premises that AdaLoRA leaves open (arXiv 2303.10512), with the reason."""
-    if _kind(config) != "ADALORA":
-        return {}
-    added = "AdaLoRA adds a penalty to the loss"
-    cut = "AdaLoRA sets singular values to 0 after a step"
-    return {
-        **opened((Premise.TOKEN_MEAN_LOSS, Premise.GRADIENT_BY_FORWARD), added),
-        **opened((Premise.TRAINED_UNWRITTEN, Premise.UPDATE_RULE_KNOWN), cut),
-    }
-
-
 def ranks_scored(model: Any, steps: int) -> RanksScored | None:
     """Return what AdaLoRA's allocator has seen of this many steps; None of other adapters."""
     allocator: Any = getattr(getattr(model, "base_model", None), "rankallocator", None)
@@ -85,12 +72,6 @@ def ranks_scored(model: Any, steps: int) -> RanksScored | None:
     if config is None or steps >= config.total_step - config.tfinal:  # no scores are computed in the last steps
         return None
     return RanksScored(steps=steps, begins=config.tinit, scored=len(allocator.ipt))
-
-
-def _kind(config: Any) -> str:
-    """Return peft's name of this kind of adapters; "" where there are none."""
-    kind = getattr(config, "peft_type", "")
-    return str(getattr(kind, "value", kind))
 
 
 def adapters_of(config: Any, model: Any) -> WatchedLora:
@@ -112,6 +93,30 @@ def adapters_of(config: Any, model: Any) -> WatchedLora:
         unmatched=sorted(name for name in named if not any(_names([name], module) for module in modules)),
         token_indices=sorted({token for tokens in learnt_tokens(config).values() for token in tokens}),
     )
+
+
+class Adapters(NamedTuple):
+    """The adapters of a model of peft's; of others, into which they were injected, nobody knows what they are for."""
+
+    configs: dict[str, Any]
+    config: Any
+    """The only one's, of the name that get_peft_model gives; None for others."""
+    variant: str
+    lora: WatchedLora | None
+    """What that one declares, where it is of LoRA and computes as LoRA does."""
+
+    @classmethod
+    def of(cls, model: Any) -> Self:
+        """Return those of this model."""
+        configs = getattr(model, "peft_config", {}) if hasattr(model, "get_base_model") else {}
+        config, variant = configs.get(ADAPTER) if len(configs) == 1 else None, adapter_variant(model)
+        return cls(configs, config, variant, adapters_of(config, model) if is_lora(config) and not variant else None)
+
+    @property
+    def unknown(self) -> str:
+        """Why nobody knows which of them are trained."""
+        names = ", ".join(map(repr, self.configs))
+        return f"the model holds {names}, and no object declares which adapters are trained"
 
 
 def trained_tensors(model: Any, config: Any) -> tuple[frozenset[str], int | None]:

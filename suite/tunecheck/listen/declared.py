@@ -12,28 +12,16 @@ from typing import Any, Literal, Self
 import torch
 
 from tunecheck.config.schema import Data, Evaluate, Probes, Run, Training
-from tunecheck.core.check import some
 from tunecheck.core.errors import Unsupported
 from tunecheck.core.optimization import learning_rate
-from tunecheck.core.premises import OF_A_LOOP, OF_A_SCRIPT, OF_THE_RUN, Fact, Premise, Source, facts, opened
-from tunecheck.listen import provenance, trained_model
-from tunecheck.listen.adapters import (
-    ADAPTER,
-    WatchedLora,
-    adapter_variant,
-    adapters_of,
-    is_lora,
-    other_kind,
-    ranks_given,
-    trained_tensors,
-)
+from tunecheck.core.premises import OF_THE_RUN, Fact, Premise, Source, facts, opened
+from tunecheck.listen import premises, trained_model
+from tunecheck.listen.adapters import Adapters, WatchedLora, trained_tensors
 from tunecheck.listen.expectations import EXPECTATIONS
 from tunecheck.listen.optimizers import adamw_settings, highest_rate
-from tunecheck.listen.options import rank_and_processes
-from tunecheck.listen.user_code import departure, noise_by_hooks, user_modules
+from tunecheck.listen.user_code import noise_by_hooks
 from tunecheck.models.description import Architecture, Model, Quantization
-from tunecheck.models.layer_names import attention_kernel, attention_of, stacked_layers, text_config
-from tunecheck.probes.reference.measures import living
+from tunecheck.models.layer_names import attention_kernel, text_config
 from tunecheck.probes.reference.weight_file import drawn_heads
 from tunecheck.training.restore import dropouts
 from tunecheck.training.tensors import learning
@@ -41,9 +29,6 @@ from tunecheck.training.tensors import learning
 SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
 """transformers' schedules whose closed form is known here."""
 
-B_DRAWN = "init_lora_weights=False draws B at random, which peft has for tests"
-KEEP_THE_BASE = (True, False, "gaussian", "orthogonal", "eva")
-"""Values of LoraConfig.init_lora_weights that move no part of the base into the adapters, as PiSSA's and OLoRA's do."""
 THAWED_BESIDE = re.compile(r"(norm|ln_|embed|wte|wpe|head)[^.]*\.weight$|bias$")
 """Ends the names of tensors that scripts thaw by hand beside adapters, as LongLoRA (arXiv 2309.12307) does."""
 OF_ANY_TRAINING = {"adapters", "frozen", "trains_base", "quantized", "checkpointing", "dropout", "several_steps"}
@@ -123,11 +108,8 @@ class WatchedRun(Run):
         self, *, training: WatchedTraining, left_open: dict[Premise, str], sources: dict[str, str], **others: Any
     ) -> Self:
         """Return this run with this optimisation, which leaves these premises open."""
-        known = dict.fromkeys(Premise, Fact(source=Source.OBSERVED, where="the training's own objects and passes"))
-        where = {"training": sources.get("training.learning_rate", "the trainer")} | sources
-        for section in DECLARED_BY if self.lora is not None else ("training", "model"):
-            known |= dict.fromkeys(DECLARED_BY[section], Fact(source=Source.DECLARED, where=where[section]))
-        known |= self.premises | facts(OF_A_SCRIPT | left_open)
+        known = premises.known_by(sources, adapted=self.lora is not None) | self.premises
+        known |= facts(premises.OF_A_SCRIPT | left_open)
         return self.model_copy(update={"training": training, "premises": known, "sources": sources, **others})
 
     def expected_trainable(self, weights: Sequence[str]) -> set[str]:
@@ -170,22 +152,6 @@ class WatchedRun(Run):
         return frozenset(name for name, on in flags.items() if on)
 
 
-DECLARED_BY: dict[str, tuple[Premise, ...]] = {
-    "training": (
-        *(Premise.STEP_DECLARED, Premise.MEAN_DECLARED, Premise.LOSS_DECLARED, Premise.LOSS_UNSMOOTHED),
-        *(Premise.GRADIENTS_CLEARED_BEFORE, Premise.CHECKPOINTING_DECLARED, Premise.SETTINGS_DECLARED),
-        *(Premise.NORM_REPORTED, Premise.LOSS_REPORTED, Premise.TOKENS_REPORTED),
-        *(Premise.UPDATE_RULE_KNOWN, Premise.GROUPS_DECLARED, Premise.SCHEDULE_KNOWN),
-    ),
-    "model": (
-        *(Premise.ARCHITECTURE_KNOWN, Premise.ATTENTION_DECLARED, Premise.DEVICE_DECLARED),
-        *(Premise.BASE_FROM_FILE, Premise.BASE_PLAIN),
-    ),
-    "lora": (Premise.TRAINED_SET_DECLARED, Premise.COUNT_DECLARED, Premise.ADAPTERS_ENUMERATED, Premise.ADAPTERS_FRESH),
-}
-"""Trainer's arguments or optimizer, model's and adapters' configuration to what each declares; the rest was seen."""
-
-
 def _run_of(**declared: Any) -> WatchedRun:
     """Return the run of a model, which lacks its optimisation so far."""
     return WatchedRun.model_construct(
@@ -199,16 +165,13 @@ def _run_of(**declared: Any) -> WatchedRun:
 
 def described(model: Any) -> tuple[WatchedRun, dict[Premise, str]]:
     """Return what the model declares, and the premises that it leaves open. Raises Unsupported where FSDP shards it."""
-    parameters, left_open = dict(model.named_parameters()), left_to_others()
+    parameters = dict(model.named_parameters())
     if any(hasattr(p, "to_local") or getattr(p, "_is_flat_param", False) for p in parameters.values()):
         raise Unsupported("its parameters are sharded, which tunecheck does not support yet")
     if not trained_model.is_transformers(model):
-        return _described_by_itself(model, parameters), trained_model.BY_ITS_CODE | left_open
-    # those of a model of peft's: of others, into which they were injected, requires_grad alone tells what learns
-    adapters = getattr(model, "peft_config", {}) if hasattr(model, "get_base_model") else {}
-    config = adapters.get(ADAPTER) if len(adapters) == 1 else None  # the one that get_peft_model added
-    variant = adapter_variant(model)
-    lora = adapters_of(config, model) if is_lora(config) and not variant else None
+        return _described_by_itself(model, parameters), premises.OF_OWN_CODE | opened(*premises.of_processes())
+    adapters = Adapters.of(model)
+    config, lora = adapters.config, adapters.lora
     trained, elements = frozenset(name for name, p in parameters.items() if p.requires_grad), None
     rests, added = tuple[str, ...](), None
     if lora is not None:
@@ -219,89 +182,37 @@ def described(model: Any) -> tuple[WatchedRun, dict[Premise, str]]:
             elements = elements and elements - sum(parameters[name].numel() for name in rests)
     elif len(trained) == len(parameters):
         elements = base_parameters(model)
-    else:
-        left_open[Premise.TRAINED_SET_DECLARED] = "some tensors are frozen, and no object declares which"
-    if elements is None:
-        left_open[Premise.COUNT_DECLARED] = "no object declares the number of trained parameters"
-    left_open |= ranks_given(config)
-    if own := user_modules(model):
-        for premise in (Premise.BASE_UNWRITTEN, Premise.TRAINED_UNWRITTEN):
-            left_open[premise] = f"{trained_model.BY_ITS_CODE[premise]}: the model holds its own {own[0]}"
-    init = getattr(config, "init_lora_weights", True)
-    noise = noise_by_hooks(model)
-    left_open |= opened((Premise.LOSS_REPEATABLE, Premise.FORWARD_REPEATABLE), noise)
-    if hooked := sorted(name for name, p in parameters.items() if p._backward_hooks):
-        left_open[Premise.GRADIENTS_UNEDITED] = f"a hook may edit the gradients of {some(hooked, 1)}"
-    if lora is not None and getattr(config, "target_parameters", None):
-        why = "tunecheck does not enumerate the adapters of LoraConfig.target_parameters"
-        left_open[Premise.ADAPTERS_ENUMERATED] = why
-    elif lora is not None and model in provenance.LOADED:
-        left_open[Premise.ADAPTERS_FRESH] = "the adapters were loaded, not created"
-    elif lora is not None and provenance.trained_before(model, adapters=True):
-        left_open[Premise.ADAPTERS_FRESH] = "an earlier training of this process trained the adapters"
-    elif lora is not None and not isinstance(init, bool):
-        left_open[Premise.ADAPTERS_FRESH] = f"LoraConfig.init_lora_weights = {init!r} selects another initialisation"
-    inits = [getattr(held, "init_lora_weights", True) for held in adapters.values()]
-    if moving := [held for held in inits if held not in KEEP_THE_BASE]:
-        moves = f"LoraConfig.init_lora_weights = {moving[0]!r} moves part of the base into the adapters"
-        left_open[Premise.BASE_FROM_FILE] = moves
-    if variant:
-        left_open[Premise.BASE_FROM_FILE] = f"peft's {variant} may move a part of the base into the adapters"
-    if provenance.trained_before(model, adapters=False):
-        left_open[Premise.BASE_FROM_FILE] = "an earlier training or merged adapters changed the base"
-    quantization = quantization_of(model)
-    if quantization is None and getattr(model.config, "quantization_config", None) is not None:
-        left_open[Premise.BASE_PLAIN] = "tunecheck does not know the quantisation of the base"
-    folder = weights_folder(model)
-    if folder is None:
-        left_open[Premise.BASE_FROM_FILE] = "the safetensors file of the base is unknown"
-    elif quantization is None and stores_quantised(folder):
-        left_open[Premise.BASE_FROM_FILE] = "the file has quantised weights, the base does not"
-    if lora is not None and folder is not None and (heads := drawn_heads(model, folder)):
-        trained |= heads
-        left_open[Premise.COUNT_DECLARED] = f"{min(heads)} is in no file, and is trained beside the adapters"
-    beside = [name for name, p in parameters.items() if p.requires_grad and name not in trained]
+    quantization, folder, noise = quantization_of(model), weights_folder(model), noise_by_hooks(model)
+    heads = drawn_heads(model, folder) if lora is not None and folder is not None else frozenset[str]()
+    beside = [name for name, p in parameters.items() if p.requires_grad and name not in trained | heads]
     thawed = beside if lora is not None and all(map(THAWED_BESIDE.search, beside)) else []
-    attention = attention_kernel(model)
-    if attention not in ("sdpa", "eager", "flash_attention_2"):
-        left_open[Premise.ATTENTION_DECLARED] = f"tunecheck does not know the kernels of attention {attention!r}"
-    layers = stacked_layers(model)
-    if not layers:
-        left_open[Premise.CHECKPOINTING_DECLARED] = "no module list has the configured number of layers"
-    kinds = {type(found) for found in map(attention_of, layers) if found is not None}
-    if not kinds:
-        left_open[Premise.ATTENTION_DECLARED] = "no layer has an attention module"
-    elif own := [kind.__name__ for kind in kinds if not kind.forward.__module__.startswith("transformers.")]:
-        why = f"{own[0]} computes attention in its own code, whatever the configuration selects"
-        left_open[Premise.ATTENTION_DECLARED] = why
     sources = {"model": f"{type(model.config).__name__}, weights in {folder or 'no known file'}"}
-    if config is None and adapters:
-        why = f"the model holds {', '.join(map(repr, adapters))}, and no object declares which adapters are trained"
-        left_open[Premise.TRAINED_SET_DECLARED], sources["lora"] = why, f"none: {why}"
     if lora is not None:
         sources["lora"] = f"{type(config).__name__} of the {type(model).__name__}"
+    elif config is None and adapters.configs:
+        sources["lora"] = f"none: {adapters.unknown}"
     adapted = "qlora" if quantization is not None else "lora"
     name = Path(getattr(model.config, "_name_or_path", "") or type(model).__name__).name
     architecture, size = architecture_of(model.config), base_parameters(model)
-    presumed = opened([Premise.ARCHITECTURE_KNOWN], departure(model))
-    presumed |= opened([Premise.ADAPTERS_FRESH], B_DRAWN if lora is not None and init is False else "")
-    presumed |= opened([Premise.LOSS_REPEATABLE, Premise.ARCHITECTURE_KNOWN], other_kind(config))
-    by_hand = f"{some(thawed, 1)} may be trained beside the adapters on purpose" if thawed else ""
-    presumed |= opened([Premise.TRAINED_SET_DECLARED, Premise.COUNT_DECLARED], by_hand)
     run = _run_of(
         model=Model.model_construct(name=name, parameters=size, architecture=architecture, sources=[]),
         strategy=adapted if lora is not None else "full" if len(trained) == len(parameters) else "partial",
         lora=lora,
         quantization=quantization,
-        trained=trained,
+        trained=trained | heads,
         rests=rests,
         added=added,
         parameters=elements,
         drops=bool(noise) or any(True for _ in dropouts(model)),
-        premises=facts(presumed, Source.PRESUMED),
+        premises=facts(opened(*premises.presumed(model, adapters, thawed)), Source.PRESUMED),
         sources=sources,
     )
-    return run, left_open
+    return run, opened(
+        *premises.of_processes(),
+        *premises.of_model(model, run, noise),
+        *premises.of_adapters(model, run, adapters),
+        *premises.of_files(model, run, folder, heads),
+    )
 
 
 def _described_by_itself(model: Any, parameters: Mapping[str, Any]) -> WatchedRun:
@@ -322,16 +233,10 @@ def _described_by_itself(model: Any, parameters: Mapping[str, Any]) -> WatchedRu
 def run_of_loop(model: Any, optimizer: Any, listener: Any, autocast: torch.dtype | None, objective: str) -> WatchedRun:
     """Return what the model and the optimizer of a loop declare."""
     run, left_open = described(model)
-    left_open |= OF_A_LOOP | opened([Premise.CAUSAL_LM], objective)
     settings, why = adamw_settings(optimizer, own=True)
-    left_open |= opened([Premise.UPDATE_RULE_KNOWN], why)
-    if any(scaler.is_enabled() for scaler in living(torch.amp.GradScaler)):
-        scaled = [Premise.LOSS_UNSCALED]
-        if not objective or any(group.get("fused") for group in optimizer.param_groups):
-            scaled.append(Premise.UPDATE_RULE_KNOWN)
-        left_open |= opened(scaled, "a GradScaler scales the loss, and a loop does not declare when it unscales")
-    if run.drops:
-        left_open[Premise.LOSS_REPEATABLE] = "the model has dropout, and a loop's passes cannot be repeated without it"
+    left_open |= premises.OF_A_LOOP
+    left_open |= opened((objective, Premise.CAUSAL_LM), (why, Premise.UPDATE_RULE_KNOWN))
+    left_open |= opened(*premises.of_loop(optimizer, objective, drops=run.drops))
     training = WatchedTraining.model_construct(
         max_steps=listener.options.steps,
         schedule_steps=listener.options.steps,
@@ -347,14 +252,6 @@ def run_of_loop(model: Any, optimizer: Any, listener: Any, autocast: torch.dtype
     training._rate = highest_rate(optimizer)
     sources = {**run.sources, "training": f"parameter groups of the {type(optimizer).__name__}"}
     return run.under(training=training, left_open=left_open, sources=sources, id=listener.run_id, trainer="a loop")
-
-
-def left_to_others() -> dict[Premise, str]:
-    """Return the premises that other processes of the training leave open, with the reason."""
-    rank, processes = rank_and_processes()
-    own_rows = f"each of {processes} processes sees only its own rows" if processes > 1 else ""
-    no_files = f"process {rank} saves nothing; process 0 does" if rank else ""
-    return opened([Premise.EVERY_ROW_SEEN], own_rows) | opened([Premise.FILES_WRITTEN_HERE], no_files)
 
 
 def checkpoints(model: Any) -> bool:
@@ -417,12 +314,6 @@ def weights_folder(model: Any) -> Path | None:
         held = try_to_load_from_cache(name, "config.json", revision=revision)
         folder = Path(held).parent if isinstance(held, str) else Path("/nonexistent")
     return folder if name and any(folder.glob("*.safetensors")) else None
-
-
-def stores_quantised(folder: Path) -> bool:
-    """Return whether the model's own configuration file says that its weights are stored quantised."""
-    config = folder / "config.json"
-    return config.is_file() and '"quantization_config"' in config.read_text(encoding="utf-8")
 
 
 def base_parameters(model: Any) -> int:

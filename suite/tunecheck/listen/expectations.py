@@ -13,7 +13,7 @@ from typing import Any
 
 from tunecheck.checks.watched import JUDGED_BY
 from tunecheck.core.errors import ConfigError
-from tunecheck.core.premises import Fact, Premise, Source, facts, opened
+from tunecheck.core.premises import Fact, Premise, Source, facts
 from tunecheck.core.spelling import nearest
 
 SCHEDULES = ("linear", "cosine", "constant")
@@ -71,7 +71,7 @@ def declare(run: Any, expected: Mapping[str, Any], sizes: Mapping[str, int]) -> 
         run.sources[f"expected.{key}"] = where
         if expectation.sets:
             vars(run.training)[expectation.sets] = value
-        run.premises.update(facts(opened(expectation.premises, where), Source.EXPECTED))
+        run.premises.update(facts(dict.fromkeys(expectation.premises, where), Source.EXPECTED))
     if expected.keys() & {"trained", "frozen"}:
         _declare_tensors(run, expected, sizes)
     if expected.keys() & {"schedule", "schedule_steps", "warmup_steps", "learning_rate"}:

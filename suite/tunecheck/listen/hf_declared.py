@@ -13,7 +13,7 @@ from tunecheck.core.evidence import BestChosen, Rates, Record, ScheduleTaken, Wi
 from tunecheck.core.files import read_json
 from tunecheck.core.premises import Premise, opened
 from tunecheck.core.trace import read
-from tunecheck.listen import declared, provenance
+from tunecheck.listen import declared, premises, provenance
 from tunecheck.listen.optimizers import adamw_settings, made_for
 from tunecheck.listen.preferences import declares_pairs, declares_ratings
 from tunecheck.listen.session import session_of
@@ -175,17 +175,8 @@ def run_of(hooks: Any, state: Any, loader: Any) -> declared.WatchedRun:
         left_open[Premise.UPDATE_RULE_KNOWN] = why
         # a given one has groups as all others, whatever it computes
         left_open[Premise.SETTINGS_DECLARED if hooks.own_optimizer else Premise.GROUPS_DECLARED] = why
-    if state.global_step:
-        why = f"the training resumed at step {state.global_step}"
-        left_open = opened((Premise.ADAPTERS_FRESH, Premise.BASE_FROM_FILE, Premise.UPDATE_RULE_KNOWN), why) | left_open
-    if args.torch_compile:
-        why = f"torch.compile hides the modules of the {type(model).__name__} from hooks"
-        left_open |= opened((Premise.ATTENTION_DECLARED, Premise.CHECKPOINTING_DECLARED), why)
-    if args.max_grad_norm in (None, 0):
-        left_open[Premise.NORM_REPORTED] = "gradients are not clipped, so no norm is computed"
-    if weighted := weighted_sampler(loader):
-        left_open[Premise.ROWS_DRAWN_ONCE] = f"{weighted} may draw a row several times"
-    left_open = not_the_plain_loss(trainer) | left_open | opened([Premise.CAUSAL_LM], hooks.objective)
+    left_open = opened(*premises.of_loss(trainer, state.global_step)) | left_open
+    left_open |= opened(*premises.of_trainer(trainer, loader), (hooks.objective, Premise.CAUSAL_LM))
     # as this Trainer has it: by their modules' classes and names
     decayed = set() if hooks.own_optimizer else {*trainer.get_decay_parameter_names(model)}
     learns = [name for name, p in model.named_parameters() if p.requires_grad]
@@ -232,14 +223,6 @@ def run_of(hooks: Any, state: Any, loader: Any) -> declared.WatchedRun:
     )
 
 
-def weighted_sampler(loader: Any, depth: int = 6) -> str:
-    """Return the class of a sampler that draws rows repeatedly by given weights; "" without one."""
-    if isinstance(loader, torch.utils.data.WeightedRandomSampler) and loader.replacement:
-        return type(loader).__name__
-    within = (getattr(loader, name, None) for name in ("base_dataloader", "batch_sampler", "sampler") if depth)
-    return next(filter(None, (weighted_sampler(layer, depth - 1) for layer in within if layer is not None)), "")
-
-
 def rows_per_micro_batch(trainer: Any) -> int | None:
     """Return how many rows the arguments have each micro-batch take; None where a loader of other code decides."""
     args = trainer.args
@@ -247,23 +230,3 @@ def rows_per_micro_batch(trainer: Any) -> int | None:
     joined = getattr(args, "packing", False) or getattr(args, "padding_free", False)
     split = getattr(trainer.accelerator, "split_batches", False)
     return int(trainer._train_batch_size) if own and not joined and not split else None
-
-
-def adds_to_loss(config: Any) -> bool:
-    """Return whether the model adds a term of its own to the loss it returns: that of a router."""
-    return bool(getattr(config, "router_aux_loss_coef", 0) and getattr(config, "output_router_logits", False))
-
-
-def not_the_plain_loss(trainer: Any) -> dict[Premise, str]:
-    """Return the premises that a declared loss of another kind leaves open, with the reason."""
-    args = trainer.args
-    if smoothing := getattr(args, "label_smoothing_factor", 0):  # loss_oracle knows what such a loss is not
-        return {Premise.LOSS_UNSMOOTHED: f"the loss is smoothed: label_smoothing_factor = {smoothing}"}
-    if noise := getattr(args, "neftune_noise_alpha", None):
-        return {Premise.TOKEN_MEAN_LOSS: f"noise is added to the embeddings: neftune_noise_alpha = {noise}"}
-    if getattr(trainer, "compute_loss_func", None) is not None:
-        return {Premise.LOSS_DECLARED: "compute_loss_func declares the script's own loss"}
-    if (kind := getattr(args, "loss_type", None)) not in (None, "nll", "chunked_nll"):
-        return {Premise.TOKEN_MEAN_LOSS: f"the loss is not the token mean: loss_type = {kind}"}
-    adds = adds_to_loss(getattr(trainer.model, "config", None))
-    return {Premise.TOKEN_MEAN_LOSS: "the router loss is added to the token loss"} if adds else {}

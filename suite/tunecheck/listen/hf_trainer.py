@@ -27,6 +27,7 @@ from tunecheck.listen.moments import LOSSES, StepMoments
 from tunecheck.listen.optimizers import without_rate
 from tunecheck.listen.options import Options
 from tunecheck.listen.preferences import answers_rated, declares_pairs, declares_ratings, pairs_of
+from tunecheck.listen.premises import adds_to_loss
 from tunecheck.listen.session import ROW_TOKENS
 from tunecheck.listen.trained_model import device_of, objective_of
 from tunecheck.listen.twice import keep_out_of_its_folders, keeps_checkpoint
@@ -171,10 +172,9 @@ class TrainerHooks(StepMoments):
             self.knows_loss = True
             if why := another_kind(loss, self.passes):
                 reason = f"the script overrides compute_loss, and {why}; --expect loss=token_mean enables the check"
-                by_forward = [Premise.GRADIENT_BY_FORWARD] * (why == OUTSIDE_FORWARD)
                 # a loss that calls no cross entropy may read the labels in a way of its own
-                declared = [Premise.LOSS_DECLARED] * (why == OUTSIDE_ENTROPY)
-                self.listener.left_open(opened([Premise.TOKEN_MEAN_LOSS, *by_forward, *declared], reason))
+                other = {OUTSIDE_FORWARD: Premise.GRADIENT_BY_FORWARD, OUTSIDE_ENTROPY: Premise.LOSS_DECLARED}.get(why)
+                self.listener.left_open(opened((reason, Premise.TOKEN_MEAN_LOSS, other or Premise.TOKEN_MEAN_LOSS)))
             self.passes = []
 
     def _on_training_step(self, result: Any, *_: Any, **__: Any) -> None:
@@ -215,7 +215,7 @@ class TrainerHooks(StepMoments):
             return
         losses = ((name, value) for name, value in metrics.items() if name.endswith("_loss"))
         split, loss = next(losses, ("eval_loss", None))
-        if hf_declared.adds_to_loss(getattr(self.trainer.model, "config", None)):  # no logits tell the router's
+        if adds_to_loss(getattr(self.trainer.model, "config", None)):  # no logits tell the router's
             loss = None
         steps, split = self.trainer.state.global_step - self.first, split.removesuffix("_loss")
         self.listener.emit(EvaluationSeen(steps=steps, split=split, reported_loss=_number(loss), **seen))

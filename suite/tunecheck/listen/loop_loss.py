@@ -143,7 +143,7 @@ class Loss:
                 reason = "the loop's cross_entropy has class weights"
             reason = reason or WEIGHED * self.weighed
         premise = Premise.LABELS_KNOWN if reason == UNKNOWN and not declared else Premise.TOKEN_MEAN_LOSS
-        left_open = opened([premise], reason) | opened([Premise.GRADIENT_BY_FORWARD], FURTHER * self.further)
+        left_open = opened((reason, premise), (FURTHER * self.further, Premise.GRADIENT_BY_FORWARD))
         given = batch_of(each.given, device) if declared else batch
         # labels that are shifted already suit a loss of the loop's own, which does not shift them
         batch = batch if own and _of_its_tokens(batch) and not _of_its_tokens(given) else given
@@ -154,11 +154,11 @@ def not_followed(given: Mapping[str, Any], batch: Batch) -> dict[Premise, str]:
     """Return the premises that this micro-batch leaves open, with the reason; the model was called with `given`."""
     own = given.get("attention_mask")
     if given.get("past_key_values", given.get("cache")) is not None:  # its newer name
-        return opened((Premise.ROWS_FOLLOWED, Premise.POSITIONS_FOLLOWED), FROM_CACHE)
+        return opened((FROM_CACHE, Premise.ROWS_FOLLOWED, Premise.POSITIONS_FOLLOWED))
     if batch.sees is not None:
         return {Premise.ROWS_FOLLOWED: OWN_MASK}
     if getattr(own, "ndim", 2) > 2 and not is_of_pairs(own, batch.input_ids.shape[1]):
-        return opened((Premise.ROWS_FOLLOWED, Premise.POSITIONS_FOLLOWED), OWN_MASK)
+        return opened((OWN_MASK, Premise.ROWS_FOLLOWED, Premise.POSITIONS_FOLLOWED))
     mask, labels = batch.attention_mask, batch.labels
     if bool(((mask[:, :-1] == 0) & (mask[:, 1:] == 1) & (labels[:, 1:] != IGNORED)).any()):
         return {Premise.TOKEN_MEAN_LOSS: FROM_PADDING}

@@ -10,22 +10,12 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from tunecheck.core.evidence import EvaluationRows
-from tunecheck.core.premises import Premise
 from tunecheck.listen.adapters import configs_of
 from tunecheck.listen.loaders import rows_of
 from tunecheck.listen.optimizers import fewest_with, held_by, optimizers_of
 from tunecheck.models.layer_names import base_of, is_compiled, text_config
 from tunecheck.probes.reference.measures import living
 from tunecheck.training.hooks import tensors_of
-
-BY_ITS_CODE = {
-    Premise.BASE_UNWRITTEN: "the script may write to frozen tensors, such as running averages",
-    Premise.TRAINED_UNWRITTEN: "the script may write to its weights, to clip, normalise or average them",
-    Premise.TRAINED_SET_DECLARED: "only requires_grad declares which tensors are trained",
-    Premise.COUNT_DECLARED: "no object declares the number of trained parameters",
-    Premise.DEVICE_DECLARED: "no object declares the model's device",
-}
-"""What a model of the script's own may do, as far as anybody else knows."""
 
 
 def is_causal(module: Any) -> bool:

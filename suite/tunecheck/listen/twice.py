@@ -56,7 +56,7 @@ def rehearse(options: Options, run: Run) -> Rehearsal:
     again = replace(options, folder=str(scratch / "repeat"), purpose=AttemptPurpose.REPEAT.value)
     run(again)
     if (repeat := _trace(again)) is None:
-        return Rehearsal(replace(options, not_twice=opened((Premise.REPEATED, Premise.RESUMED), NOT_TWICE)))
+        return Rehearsal(replace(options, not_twice=opened((NOT_TWICE, Premise.REPEATED, Premise.RESUMED))))
     steps = repeat.run.training.max_steps
     options = replace(options, repeat_steps=steps)
     done, checkpoint = _checkpoint(Path(again.folder) / OUTPUT, repeat)
