@@ -53,6 +53,11 @@ DOUBTFUL = {
         "scores may lie in that order",
         "view(rows, classes, positions) mixes classes and positions, where transpose(1, 2) exchanges them.",
     ),
+    "cut_at_0": (
+        "functions of scores that are given none below 0",
+        "scores may count evidence, which is never negative",
+        "The model ends in a ReLU, or another activation. Its scores then cannot say no, and many get no gradient.",
+    ),
     "of_itself": (
         "log-softmaxes of symmetric scores, in which each row scores itself highest",
         "a loss may leave each row's score with itself out afterwards",

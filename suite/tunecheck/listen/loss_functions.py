@@ -31,6 +31,8 @@ REACHES = {
     **dict.fromkeys(("LogSoftmaxBackward0", "LogSigmoidBackward0"), (-math.inf, 0.0)),
 }
 """Functions to the range of their results, whatever they are given."""
+LEAST = "_saved_min", "_saved_min_val", "_saved_threshold"
+"""What functions keep of the number that their results are at least."""
 OF_TERMS = *JOINS, "MeanBackward0", "MeanBackward1", "SumBackward0", "SumBackward1", "StackBackward0"
 """What joins the terms of a loss, behind which the script's own factor of a micro-batch may stand."""
 DIFFERENCES = "SubBackward0", "RsubBackward1"
@@ -134,6 +136,7 @@ def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
         squashed = OF_SCORES.get(node.name())
         if squashed is not None:
             functions += 1
+            counts["cut_at_0"] += _is_cut_at_0(node)
             if node.name() == "LogSoftmaxBackward0":
                 within = reach_of(node.next_functions[0])
                 counts["of_itself"] += _highest_of_itself(node._saved_result)
@@ -160,6 +163,14 @@ def _is_same_entropy(node: Any, other: Any) -> bool:
     if node._saved_target.numel() < 2 or node._saved_self.shape != other._saved_self.shape:
         return False
     return torch.equal(node._saved_target, other._saved_target) and torch.equal(node._saved_self, other._saved_self)
+
+
+def _is_cut_at_0(node: Any) -> bool:
+    """Return whether scores are given that an activation has left nothing below 0."""
+    made = straight_back(node.next_functions[0])[0]
+    least = next((getattr(made, name) for name in LEAST if hasattr(made, name)), None)
+    cut = made is not None and made.name() in ("ReluBackward0", "AbsBackward0")
+    return cut or (isinstance(least, int | float) and least == 0)
 
 
 def _is_over_positions(softmax: Any) -> bool:

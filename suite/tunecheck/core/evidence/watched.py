@@ -199,6 +199,8 @@ class ScoresGiven(Record):
     """Those of pairs whose positives are two other texts, where each text is encoded twice."""
     softened: int = 0
     """Divergences of two distributions that are made of their logits by two temperatures."""
+    cut_at_0: int = 0
+    """Functions of scores that are given those of an activation, of which none is below 0."""
     unreached: tuple[str, ...] = ()
     """Losses most of whose targets lie out of the range of the outputs."""
 
