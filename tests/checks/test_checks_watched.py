@@ -67,6 +67,9 @@ MEANT = {
     ("loss_receives_logits", "targets above 1"),
     ("loss_receives_logits", "logits in nll_loss"),
     ("loss_receives_logits", "behind a ReLU"),
+    ("loss_receives_logits", "ends learn the starts"),
+    ("loss_receives_logits", "another policy's rows"),
+    ("loss_receives_logits", "noise drawn anew"),
     ("loss_receives_logits", "a view in place of a transpose"),
     ("labels_as_configured", "an end that is padding"),
     ("labels_as_configured", "a start within"),
@@ -115,6 +118,7 @@ MEANT = {
     ("schedule_ends", "never stepped"),
     ("settings_usual", "a share that is kept"),
     ("settings_usual", "betas exchanged"),
+    ("settings_usual", "norms decay"),
     ("settings_usual", "not a number"),
 }
 """Faults that some trainings mean."""
@@ -480,6 +484,9 @@ FAULTS = {
         "two temperatures": lambda: watched(e.ScoresGiven(functions=2, probabilities=(), softened=1)),
         "logits in nll_loss": lambda: watched(e.ScoresGiven(functions=1, probabilities=(), unnormalised=1)),
         "behind a ReLU": lambda: watched(e.ScoresGiven(functions=1, probabilities=(), cut_at_0=1)),
+        "ends learn the starts": lambda: watched(e.ScoresGiven(functions=2, probabilities=(), parts_alike=1)),
+        "another policy's rows": lambda: watched(e.ScoresGiven(functions=1, probabilities=(), off_policy=1)),
+        "noise drawn anew": lambda: watched(e.ScoresGiven(functions=1, probabilities=(), foreign=1)),
         "targets above 1": lambda: watched(e.ScoresGiven(functions=0, probabilities=(), outside=1)),
         "outputs against all targets": lambda: watched(e.ScoresGiven(functions=0, probabilities=(), crossed=1)),
         "positions that compete": lambda: watched(e.ScoresGiven(functions=1, probabilities=(), over_positions=1)),
@@ -496,6 +503,7 @@ FAULTS = {
     },
     "settings_usual": {
         "a share that is kept": lambda: watched(given(dropout=0.95)),
+        "norms decay": lambda: watched(given(norm_decay=0.01)),
         "betas exchanged": lambda: watched(given(adam_beta1=0.999, adam_beta2=0.9)),
         "not a number": lambda: watched(given(lora_scale=math.nan)),
     },

@@ -158,3 +158,30 @@ def test_rates_that_fall_with_depth_are_asked_about(key, rates, ratio):
 
     assert [setting.value for setting in found] == ([] if ratio is None else [pytest.approx(ratio)])
     assert all((setting.value > USUAL[setting.kind][1]) is (setting.value > 1) for setting in found)
+
+
+@pytest.mark.parametrize(
+    ("left_out", "decay"),
+    [
+        (("bias",), 0.1),
+        (("bias", "LayerNorm.weight"), 0.1),
+        (("bias", "norm.weight"), 0.0),
+        (("bias", "first_norm.weight"), 0.0),
+        ((), None),
+        (("norm",), None),
+    ],
+    ids=["biases alone", "names of another model", "both", "one norm", "nothing", "norms alone"],
+)
+def test_norms_that_decay_without_biases_are_asked_about(left_out, decay):
+    """As where a list of names is that of another model."""
+    model = nn.ModuleDict({"first": nn.Linear(4, 4), "first_norm": nn.LayerNorm(4), "last_norm": nn.LayerNorm(4)})
+    apart = {name: any(part in name for part in left_out) for name, _ in model.named_parameters()}
+    groups = [
+        {"params": [p for name, p in model.named_parameters() if apart[name] is kept], "weight_decay": 0.1 * (not kept)}
+        for kept in (True, False)
+    ]
+    seen = settings_of(model, [torch.optim.AdamW(groups)])
+
+    assert [setting.value for setting in seen.settings if setting.kind == "norm_decay"] == (
+        [] if decay is None else [decay]
+    )

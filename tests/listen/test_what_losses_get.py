@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
 import tunecheck
 from tunecheck.core.finding import Status
@@ -65,3 +65,149 @@ def test_scores_may_be_below_0(loss, last, status, heard):
 
     finding = heard("loss_receives_logits", model, of_step)
     assert finding.status is status, finding.detail
+
+
+class Diffusion(nn.Module):
+    """A network that learns the noise in a picture, within its own forward or given both."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(8, 1, 3, padding=1)
+        self.time = nn.Linear(1, 8)
+
+    def forward(self, x, t):
+        """Return what is to be the noise."""
+        return self.last(torch.relu(self.first(x) + self.time(t[:, None])[:, :, None, None]))
+
+
+class Within(Diffusion):
+    """One that adds the noise itself, and returns its loss."""
+
+    def forward(self, x):
+        """Return the loss of pictures."""
+        t, noise = torch.rand(len(x)), torch.randn_like(x)
+        share = t[:, None, None, None]
+        return mse_loss(super().forward(share.sqrt() * x + (1 - share).sqrt() * noise, t), noise)
+
+
+TARGETS = {
+    "noise": lambda x, noise, share: noise,
+    "velocity": lambda x, noise, share: share.sqrt() * noise - (1 - share).sqrt() * x,
+    "flow": lambda x, noise, share: noise - x,
+    "picture": lambda x, noise, share: x,
+    "drawn anew": lambda x, noise, share: torch.randn_like(x),
+    "other rows": lambda x, noise, share: noise.roll(1, 0),
+}
+
+
+@pytest.mark.parametrize("white", [True, False])
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_target_is_the_noise_that_was_added(white, target, heard):
+    """Or is made of it and the data, which may be noise themselves."""
+    model, batch = Diffusion(), list[torch.Tensor]()
+
+    def loss(step):
+        x = torch.randn(16, 1, 16, 16) if white else torch.randn(16, 1, 4, 4).repeat_interleave(4, 2).tile(4)
+        batch[:] = [x]  # as of a loader, which the loop holds
+        t, noise = torch.rand(16), torch.randn_like(x)
+        share = t[:, None, None, None]
+        learned = TARGETS[target](x, noise, share)
+        return mse_loss(model(share.sqrt() * x + (1 - share).sqrt() * noise, t), learned)
+
+    finding = heard("loss_receives_logits", model, loss)
+    wanted = Status.SUSPECTED if target in ("drawn anew", "other rows") else Status.PASSED
+    # nobody can tell of other targets, where they are no noise
+    assert finding.status is wanted or (wanted is Status.PASSED and finding.status is Status.UNJUDGED), finding.detail
+
+
+def test_a_network_may_add_the_noise_itself(heard):
+    """Its own input then holds none."""
+    model = Within()
+    finding = heard("loss_receives_logits", model, lambda step: model(torch.randn(16, 1, 16, 16)))
+    assert finding.status is Status.PASSED, finding.detail
+
+
+class Spans(nn.Module):
+    """Scores of where an answer begins and ends."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(8, 2)
+
+    def forward(self, x):
+        """Return both, one behind the other."""
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("copied", [True, False])
+@pytest.mark.parametrize(
+    "parts",
+    [
+        lambda both: [part.squeeze(-1) for part in both.split(1, dim=-1)],
+        lambda both: both.unbind(-1),
+        lambda both: (both[..., 0], both[..., 1]),
+        lambda both: [part.squeeze(2) for part in (both[:, :, :1], both[:, :, 1:])],
+    ],
+    ids=["split", "unbind", "select", "slice"],
+)
+def test_ends_learn_the_ends(parts, copied, heard):
+    """Not the starts once more."""
+    model = Spans()
+
+    def loss(step):
+        begin, end = parts(model(torch.randn(8, 12, 8)))
+        starts = torch.arange(8)
+        return cross_entropy(begin, starts) + cross_entropy(end, starts if copied else starts + 2)
+
+    finding = heard("loss_receives_logits", model, loss)
+    assert finding.status is (Status.SUSPECTED if copied else Status.PASSED), finding.detail
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [
+        lambda model, x: model(torch.cat([x, x + 0.1])).chunk(2),
+        lambda model, x: model(torch.stack([x, x + 0.1], dim=1)).unbind(1),
+        lambda model, x: ((rows := model(x)) @ rows.flip(0).t(), rows.flip(0) @ rows.t()),
+    ],
+    ids=["two views", "two views, side by side", "both directions"],
+)
+def test_two_views_learn_the_same(scores, heard):
+    """They are of one row."""
+    model = net(8)
+    finding = heard(
+        "loss_receives_logits",
+        model,
+        lambda step: sum(cross_entropy(each, torch.arange(8)) for each in scores(model, torch.randn(8, 8))),
+    )
+    assert finding.status is Status.PASSED, finding.detail
+
+
+@pytest.mark.parametrize("drops", [False, True])
+@pytest.mark.parametrize("stored", ["its own", "at a temperature", "of other rows", "of other actions"])
+def test_first_ratios_are_1(stored, drops, heard):
+    """Of fresh rows, before the first step. Dropout makes others."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Dropout(0.5 * drops), nn.Linear(32, 4))
+    kept: list[torch.Tensor] = []
+
+    def loss(step):
+        if step % 3 == 0:
+            states = 3 * torch.randn(64, 8)
+            with torch.no_grad():
+                scores = model(states) / (0.5 if stored == "at a temperature" else 1)
+            drawn = torch.distributions.Categorical(logits=scores)
+            actions = drawn.sample()
+            likelihoods = drawn.log_prob(actions)
+            likelihoods = likelihoods.roll(1) if stored == "of other rows" else likelihoods
+            kept[:] = states, (drawn.sample() if stored == "of other actions" else actions), likelihoods
+        states, actions, likelihoods = kept
+        now = torch.distributions.Categorical(logits=model(states)).log_prob(actions)
+        ratios, advantages = (now - likelihoods).exp(), torch.linspace(-1, 1, 64)
+        return -torch.min(ratios * advantages, ratios.clamp(0.8, 1.2) * advantages).mean()
+
+    finding = heard("loss_receives_logits", model, loss)
+    wanted = Status.PASSED if stored == "its own" else Status.SUSPECTED
+    assert finding.status is (Status.UNJUDGED if drops else wanted), finding.detail

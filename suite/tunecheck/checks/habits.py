@@ -23,6 +23,7 @@ USUAL = {
     "adam_beta2": (0.5, 1, "torch takes 0.999, GPT-3 0.95"),
     "adam_epsilon": (0, 0.01, "torch takes 1e-8, Rainbow 1.5e-4"),
     "weight_decay": (0, 2, "torch's AdamW takes 0.01, GPT-3 0.1, ViT 0.3, Grokking 1"),
+    "norm_decay": (0, 0, "BERT, GPT-3 and ViT leave out both, or neither"),
     "momentum": (0, 0.999, "SGD with 0.9 and nnU-Net with 0.99"),
     "rates_by_depth": (0, 1, "ULMFiT, BEiT and MAE take lower rates for lower layers"),
     "neftune_noise_alpha": (0, 100, "its paper takes 5 to 15"),
@@ -264,9 +265,10 @@ class SettingsUsual(Check):
 
     needs = frozenset({"user_code"})
     without = (evidence.SettingsGiven, "nobody read the settings")
-    convention = "a study may take a setting to its extremes"
+    convention = "a study may take a setting to its extremes, or let norms decay"
     meaning = """A number has another meaning: a share that is kept, a percent, a temperature in place of a scale. Or
-    two arguments are exchanged, or a digit is missing."""
+    two arguments are exchanged, or a digit is missing. Or the names that are to have no decay are those of another
+    model: its norms are not called LayerNorm."""
     remedy = "Read what the library takes the argument for. Print it as the training has it."
 
     def judge(self, trace: Trace) -> Finding:
@@ -279,5 +281,6 @@ class SettingsUsual(Check):
             least, most, source = USUAL[setting.kind]
             value = max(setting.value, warmed_up) if one_rate and setting.kind == "adam_rate" else setting.value
             if not least <= value <= most:
-                problems.append(f"{setting.where} is {value:g}, usually {least:g} to {most:g}: {source}")
+                usual = f"{least:g} to {most:g}" if least < most else f"{least:g}"
+                problems.append(f"{setting.where} is {value:g}, usually {usual}: {source}")
         return self.unless(problems, f"{len(settings)} settings are as usual", most=2)

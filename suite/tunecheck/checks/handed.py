@@ -58,6 +58,21 @@ DOUBTFUL = {
         "scores may count evidence, which is never negative",
         "The model ends in a ReLU, or another activation. Its scores then cannot say no, and many get no gradient.",
     ),
+    "parts_alike": (
+        "pairs of cross entropies that train two parts of one output on the same targets",
+        "an output may hold several models that are to learn the same",
+        "Copied code trains the scores of an answer's end on its start, or one head on another one's labels.",
+    ),
+    "off_policy": (
+        "losses of a policy whose clipped ratios are not 1 before the first step",
+        "rows may be another policy's, as with replayed ones",
+        "Stored likelihoods are not those of the policy: other positions, another temperature, or other actions.",
+    ),
+    "foreign": (
+        "losses whose targets are noise that the network's inputs do not hold",
+        "random numbers may be learned to measure a step's time",
+        "The noise is drawn again for the target, or its rows come in another order than in the input.",
+    ),
     "of_itself": (
         "log-softmaxes of symmetric scores, in which each row scores itself highest",
         "a loss may leave each row's score with itself out afterwards",
@@ -112,7 +127,8 @@ class LossReceivesLogits(Check):
 
     Cross entropies and log-softmaxes receive logits, not probabilities, and scores of other rows, not of rows with
     themselves. Losses of pairs receive targets of -1 and 1, binary cross entropies those from 0 to 1. Most targets
-    lie where outputs can reach. kl_div receives two distributions over one axis.
+    lie where outputs can reach. kl_div receives two distributions over one axis. Noise that is to be found is in an
+    input. The clipped ratios of a policy begin at 1.
     """
 
     needs = frozenset({"user_code"})

@@ -45,6 +45,8 @@ NO_WHOLE_GRADIENT = "optimizers step within the backward pass, so the full gradi
 CLIPPED_IN_WINDOW = "gradients are clipped before the last backward pass of a step, and are not the sum over its rows"
 MOST_NORM_ERROR = 1e-3
 """Of the norm that a loop clips by, against that of all gradients in float64."""
+MOST_OFF, MOST_OFF_16BIT = 0.05, 0.2
+"""Of a ratio of likelihoods in two passes over the same tokens, how far it is from 1 by rounding alone."""
 FEWEST_STEPS = 3
 """Of a training that follows another, which is told then: a shorter one may be an inner loop."""
 
@@ -110,8 +112,9 @@ class LoopSteps(StepMoments):
         self.evaluations: list[tuple[int, bool]] = []
         """Steps before each pass without gradients, and whether the model drops in it."""
         counting = [m for m in self.model.modules() if getattr(m, "num_batches_tracked", None) is not None]
-        noisy = [*self.dropping, *counting]
-        self.loaded = [Evaluations(self.model, noisy, lambda: self.step)] if noisy else []
+        self.noisy = [*self.dropping, *counting]
+        """Those, and modules that normalise by their batches."""
+        self.loaded = [Evaluations(self.model, self.noisy, lambda: self.step)] if self.noisy else []
         """Evaluations that draw their batches from loaders."""
         self.thread = get_ident()
         """In which the model is trained."""
@@ -200,6 +203,7 @@ class LoopSteps(StepMoments):
         if not self.begun or self.done_backward or tensor.numel() != 1:
             return
         if not (self.step or self.window):
+            self.loss_calls.repeats = self._repeats()
             self.listener.emit(scores_given(tensor, self.loss_calls))
         if self.objective:
             # of losses whose gradients were cleared again, as those of a bad batch, nothing is left in the step
@@ -218,6 +222,13 @@ class LoopSteps(StepMoments):
             self.passes = [each for each in self.passes if each not in loss.passes]
         if self.division is not None:
             self.division.differentiates(tensor, self.model, own_pass)
+
+    def _repeats(self) -> float:
+        """Return how far ratios of the model's likelihoods in two passes may be from 1; 0 where it draws anew."""
+        if any(part.training for part in self.noisy):
+            return 0.0
+        exact = self.autocast is None and {p.dtype for p in self.model.parameters()} == {torch.float32}
+        return MOST_OFF if exact else MOST_OFF_16BIT
 
     def _on_differentiated(self, *_: Any, **__: Any) -> None:
         self.differentiating = False
@@ -354,7 +365,7 @@ class LoopSteps(StepMoments):
         self.hooks.remove()
         weakref.finalize(anchor_of(self.model), self.listener.tried, self._tell_schedules).atexit = False
         self.model = self.norm = None
-        self.optimizers, self.window, self.losses = [], [], []
+        self.optimizers, self.window, self.losses, self.noisy = [], [], [], []
 
     def close(self, error: BaseException | None) -> None:
         """End the trace of a loop that has ended, or raised this."""

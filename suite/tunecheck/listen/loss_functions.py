@@ -15,7 +15,14 @@ import torch
 from tunecheck.core.evidence import ScoresGiven
 from tunecheck.listen.loop_loss import ENTROPIES, FACTORS, JOINS, MOST_DIFFERENCE, VIEWS
 from tunecheck.listen.moments import SIGNS
-from tunecheck.probes.reference.loss_graph import gradients, graph_of, positives_without_twin, size_of, straight_back
+from tunecheck.probes.reference.loss_graph import (
+    STRAIGHT,
+    gradients,
+    graph_of,
+    positives_without_twin,
+    size_of,
+    straight_back,
+)
 from tunecheck.probes.reference.measures import living
 
 OF_SCORES = {
@@ -35,6 +42,21 @@ LEAST = "_saved_min", "_saved_min_val", "_saved_threshold"
 """What functions keep of the number that their results are at least."""
 OF_TERMS = *JOINS, "MeanBackward0", "MeanBackward1", "SumBackward0", "SumBackward1", "StackBackward0"
 """What joins the terms of a loss, behind which the script's own factor of a micro-batch may stand."""
+OF_PARTS = "SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0", "SelectBackward0", "SliceBackward0"
+"""Functions that take a part of a tensor along one axis."""
+FEWEST_TARGETS = 4
+"""Equal targets of two parts of one output."""
+RATIOS = "ExpBackward0", "DivBackward0"
+"""What makes the ratio of two likelihoods."""
+SHARE_OFF = 0.2
+"""Of ratios that are further from 1 than rounding has them."""
+FEWEST_OF_A_ROW, BY_CHANCE, ONE_COPY = 256, 4.0, 0.999
+"""Numbers of a row whose correlation tells something; how many standard errors of it come by chance in no row; and that
+of a copy."""
+READ = ("_saved_input", 0), ("_saved_mat1", 1), ("_saved_self", 0)
+"""What layers keep of what they are given, and its place among a function's edges."""
+SPREAD, PEAK = (0.8, 1.2), (2.5, 3.5)
+"""Standard deviation and kurtosis of numbers that randn draws, also where an offset is added to them."""
 DIFFERENCES = "SubBackward0", "RsubBackward1"
 TURNS = "TransposeBackward0", "PermuteBackward0"
 OF_DIFFERENCES = "PowBackward0", "AbsBackward0"
@@ -60,6 +82,8 @@ class LossCalls:
 
     functions: int = 0
     wrong: list[str] = field(default_factory=list)
+    repeats: float = 0.0
+    """How far a ratio of two passes of the model may be from 1 by rounding; 0 where it drops, or is not known."""
     softened: bool | None = None
     """Whether two temperatures make the first divergence's distributions of their logits."""
 
@@ -130,9 +154,16 @@ def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
     functions, found, counts = calls.functions, calls.wrong[:1], Counter[str]()
     entropies = list[Any]()
     unreached = [lie for node in terms_of(tensor) if (lie := _unreached(tensor, node)) is not None]
+    foreign = [told for node in terms_of(tensor) if (told := _is_foreign_noise(node)) is not None]
+    functions, counts["foreign"] = functions + len(foreign), sum(foreign)
     for node in islice(graph_of(tensor.grad_fn), MOST_NODES):
         counts["crossed"] += _crossed(node)
         counts["outside"] += node.name().startswith("BinaryCrossEntropy") and _learns_outside(tensor, node)
+        ratio = _clipped_ratio(node)
+        if ratio is not None and calls.repeats:
+            functions += 1
+            off = (ratio.detach().float() - 1).abs() > calls.repeats
+            counts["off_policy"] += bool(off.float().mean() > SHARE_OFF)
         squashed = OF_SCORES.get(node.name())
         if squashed is not None:
             functions += 1
@@ -149,6 +180,7 @@ def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
                 bounded = given.name() == "LogSoftmaxBackward0" and straight_back(given.next_functions[0])[0]
                 found += ["cross_entropy of a Sigmoid"] if bounded and bounded.name() == "SigmoidBackward0" else []
                 counts["again"] += any(_is_same_entropy(node, other) for other in entropies)
+                counts["parts_alike"] += any(_are_parts_alike(node, other) for other in entropies)
                 counts["mispaired"] += positives_without_twin(node)
                 entropies.append(node)
                 counts["exchanged"] += given.name() == "LogSoftmaxBackward0" and _exchanged_by_view(given)
@@ -163,6 +195,40 @@ def _is_same_entropy(node: Any, other: Any) -> bool:
     if node._saved_target.numel() < 2 or node._saved_self.shape != other._saved_self.shape:
         return False
     return torch.equal(node._saved_target, other._saved_target) and torch.equal(node._saved_self, other._saved_self)
+
+
+def _are_parts_alike(node: Any, other: Any) -> bool:
+    """Return whether two cross entropies have equal targets, and scores that are two parts of one output's last axis.
+
+    Parts along another axis are of other rows, or views of one row, which may well have the same targets.
+    """
+    target, parts = node._saved_target, [_part_of(entropy) for entropy in (node, other)]
+    alike = target.numel() >= FEWEST_TARGETS and torch.equal(target, other._saved_target)
+    if not alike or None in parts or parts[0] != parts[1] or len(target.unique()) < 2:
+        return False
+    return not torch.equal(node._saved_self, other._saved_self)
+
+
+def _part_of(entropy: Any) -> Any:
+    """Return the function of whose result's last axis these scores are a part; None for others."""
+    edge = entropy.next_functions[0][0].next_functions[0]
+    while edge[0] is not None and (edge[0].name() in STRAIGHT or edge[0].name() in OF_PARTS):
+        if edge[0].name() in OF_PARTS:
+            made, axis = edge[0].next_functions[0], getattr(edge[0], "_saved_dim", None)
+            told = made[0]._input_metadata[made[1]].shape if made[0] is not None else ()
+            if axis is not None and len(told) > 1 and axis % 2**64 in (len(told) - 1, 2**64 - 1):
+                return straight_back(made)
+        edge = edge[0].next_functions[0]
+    return None
+
+
+def _clipped_ratio(node: Any) -> torch.Tensor | None:
+    """Return the ratios of likelihoods that a policy's loss clips around 1; None of other functions."""
+    if node.name() != "ClampBackward1" or node._saved_min is None or node._saved_max is None:
+        return None
+    made = straight_back(node.next_functions[0])[0]
+    around_1 = 0 < node._saved_min < 1 < node._saved_max <= 2
+    return node._saved_self if around_1 and made is not None and made.name() in RATIOS else None
 
 
 def _is_cut_at_0(node: Any) -> bool:
@@ -269,6 +335,42 @@ def _unreached(tensor: torch.Tensor, node: Any) -> str | None:
         return ""
     ends = f"{float(target.min()):g} to {float(target.max()):g}"
     return f"{_plainly(node)} of outputs that reach {within[0]:g} to {within[1]:g}, and targets from {ends}"
+
+
+def _is_foreign_noise(node: Any) -> bool | None:
+    """Return whether a loss's target is noise that is in nothing its network reads; None where nobody can tell.
+
+    Nor is it in another tensor that lives, as a velocity is made of noise and data.
+    """
+    edge, target = _output_and_target(node)
+    if target is None or target.ndim < 3 or len(target) < FEWEST_TARGETS or not target.is_floating_point():
+        return None
+    rows = _centred(target.reshape(len(target), -1))
+    spread, size = rows.std(), rows.shape[1]
+    drawn = SPREAD[0] < spread < SPREAD[1] and PEAK[0] < (rows / spread).pow(4).mean() < PEAK[1]
+    neighbours = (rows[:, 1:] * rows[:, :-1]).mean().abs() / spread**2  # alike in pictures and series
+    if size < FEWEST_OF_A_ROW or not drawn or neighbours > BY_CHANCE / rows.numel() ** 0.5:
+        return None
+
+    def shares(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.cosine_similarity(rows, _centred(tensor.reshape(len(target), -1)), dim=1).abs()
+
+    least = BY_CHANCE / size**0.5
+    read = [shares(given) for given in _read_by(edge[0], target.numel())]
+    if not read or any(bool((found > least).any()) for found in read):
+        return False if read else None
+    alive = (each for each in living(torch.Tensor) if each.shape == target.shape and each.device == target.device)
+    made = (shares(each) for each in alive if each.is_floating_point() and not each.requires_grad)
+    return not any(least < found.median() < ONE_COPY for found in made)
+
+
+def _read_by(function: Any, size: int) -> Iterator[torch.Tensor]:
+    """Yield the tensors of this size, in which nothing learns, that layers behind this function multiply."""
+    for node in graph_of(function):
+        for name, place in READ:
+            given = getattr(node, name, None) if place < len(node.next_functions) else None
+            if isinstance(given, torch.Tensor) and given.numel() == size and node.next_functions[place][0] is None:
+                yield given.detach()
 
 
 def _exchanged_by_view(softmax: Any) -> bool:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from math import sqrt
+from statistics import median_low
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ def settings_of(
     for optimizer in optimizers:
         found += _of_groups(optimizer, rate, pretrained)
         found += _of_depth(model, optimizer)
+        found += _of_decay(model, optimizer) if arguments is None else ()  # a library's list of names is its own
     each = dict.fromkeys((kind, float(value), where) for kind, value, where in found)
     return SettingsGiven(settings=tuple(Setting(kind=kind, value=value, where=where) for kind, value, where in each))
 
@@ -73,6 +75,24 @@ def _of_depth(model: Any, optimizer: Any) -> Iterator[Given]:
     if len(in_order) >= FEWEST_RATES and in_order[-1] and sorted(in_order) in (in_order, in_order[::-1]):
         where = f"{type(optimizer).__name__}'s rate of the first layers over that of the last ones"
         yield "rates_by_depth", in_order[0] / in_order[-1], where
+
+
+def _of_decay(model: Any, optimizer: Any) -> Iterator[Given]:
+    """Yield the decay of most norms' weights where that of all biases is 0."""
+    decays = {id(p): group.get("weight_decay") or 0.0 for group in optimizer.param_groups for p in group["params"]}
+    norms, biases = list[float](), list[float]()
+    for module in model.modules():
+        weight, bias = (module._parameters.get(name) for name in ("weight", "bias"))
+        if weight is not None and id(weight) in decays and weight.ndim == 1 and "norm" in type(module).__name__.lower():
+            norms.append(decays[id(weight)])
+        elif weight is not None and bias is not None and id(bias) in decays:
+            biases.append(decays[id(bias)])
+    if biases and not any(biases):
+        yield (
+            "norm_decay",
+            median_low(norms or [0.0]),
+            f"{type(optimizer).__name__}'s weight_decay of norms, not of biases,",
+        )
 
 
 def _of_arguments(arguments: Any) -> Iterator[Given]:

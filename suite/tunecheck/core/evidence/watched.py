@@ -201,6 +201,12 @@ class ScoresGiven(Record):
     """Divergences of two distributions that are made of their logits by two temperatures."""
     cut_at_0: int = 0
     """Functions of scores that are given those of an activation, of which none is below 0."""
+    parts_alike: int = 0
+    """Cross entropies of two parts of one output that have the same targets."""
+    off_policy: int = 0
+    """Ratios that a policy's loss clips, and that are not 1 before the first step."""
+    foreign: int = 0
+    """Losses whose targets are noise that is in nothing the network reads."""
     unreached: tuple[str, ...] = ()
     """Losses most of whose targets lie out of the range of the outputs."""
 

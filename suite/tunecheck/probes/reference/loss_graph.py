@@ -13,7 +13,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
 
 _MOVES = "View UnsafeView ReshapeAlias Unsqueeze Squeeze Slice Select Index Transpose Permute Clone Alias ToCopy"
-STRAIGHT = frozenset(f"{name}Backward0" for name in _MOVES.split())
+STRAIGHT = frozenset(["SqueezeBackward1", *(f"{name}Backward0" for name in _MOVES.split())])
 """What selects, moves or casts scores, and computes nothing of them."""
 COUPLES_ROWS = "BatchNorm"
 """In the names of functions that couple rows by the statistics of a batch."""
