@@ -94,7 +94,8 @@ class Check(Frozen, ABC):
         except MissingEvidence as error:
             if reason := trace.why(self.needs, Source.PRESUMED):  # what could not be read may not be there
                 return self._unjudged(reason, expected=True)
-            nothing = isinstance(error, NothingCompared) and nothing_trainable(trace)
+            censuses = trace.records(Census) if isinstance(error, NothingCompared) else []
+            nothing = censuses and not any(census.trainable for census in censuses)
             return self._unjudged(NOTHING_TRAINABLE if nothing else str(error))
         except Exception as error:  # a number that no training records: one odd trace must not end the judging
             return self._unjudged(f"this check cannot read the trace: {described(error)}")
@@ -221,12 +222,6 @@ def knows_model(trace: Trace) -> bool:
 
 
 NOTHING_TRAINABLE = "no parameter of the model requires a gradient"
-
-
-def nothing_trainable(trace: Trace) -> bool:
-    """Return whether the model was looked at, and had no parameter that requires a gradient."""
-    censuses = trace.records(Census)
-    return bool(censuses) and not any(census.trainable for census in censuses)
 
 
 def said_once(problems: Iterable[tuple[object, str, str]]) -> dict[str, str]:

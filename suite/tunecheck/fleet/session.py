@@ -323,14 +323,12 @@ def read_answers(folder: Path) -> dict[str, Answer]:
     found: dict[str, Answer] = {}
     for path in listed(folder / NODES_FOLDER, f"*/{ANSWER_FILE}"):
         name = path.parent.name
-        try:
+        with contextlib.suppress(OSError):  # it vanishes
             at = path.stat().st_mtime
-        except OSError:  # it vanishes
-            continue
-        try:
-            found[name] = ANSWERS.read(path)
-            if found[name].place != name:
-                raise TraceError(f"{path}: is the answer of {found[name].place!r}; it must be that of {name!r}")
-        except TraceError as error:
-            found[name] = Answer(place=name, node=name, host="", began_at=at, ended_at=at, problem=str(error))
+            try:
+                found[name] = ANSWERS.read(path)
+                if found[name].place != name:
+                    raise TraceError(f"{path}: is the answer of {found[name].place!r}; it must be that of {name!r}")
+            except TraceError as error:
+                found[name] = Answer(place=name, node=name, host="", began_at=at, ended_at=at, problem=str(error))
     return found

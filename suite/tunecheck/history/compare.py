@@ -105,8 +105,6 @@ def _compared(name: str, first: _Side, second: _Side, store: Store) -> Compariso
 def _incomparable(a: HistoryEntry | None, b: HistoryEntry | None) -> str:
     if a is None or b is None:
         return "the training of one of them did not finish"
-    if not (a.key.fingerprint and b.key.fingerprint):
-        return "one of them, by an older tunecheck, does not say what was trained: watch it again"
     pairs = {
         "they trained different things (fingerprints {} and {})": (a.key.fingerprint, b.key.fingerprint),
         "they ran on different devices ({} and {})": (a.key.device, b.key.device),
