@@ -118,16 +118,13 @@ def _lack_of_memory_is_told() -> AbstractContextManager[Any]:
 
     @contextmanager
     def passing(*args: Any, **kwargs: Any) -> Iterator[None]:
-        lack: Exception | None = None
-        with noting(*args, **kwargs):
-            try:
-                yield
-            except Exception as error:
-                if not ran_out(error):
-                    raise
-                lack = error
-        if lack is not None:
-            raise lack
+        try:
+            yield
+        except Exception as error:
+            if ran_out(error):
+                raise
+            with noting(*args, **kwargs):
+                raise
 
     return mock.patch.object(core_model_loading, "log_conversion_errors", passing)
 
