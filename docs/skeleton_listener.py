@@ -11,11 +11,9 @@ from contextlib import contextmanager
 
 from tunecheck.core.premises import Premise
 from tunecheck.listen.batches import batch_of, unknown_batch
-from tunecheck.listen.declared import run_of_loop
-from tunecheck.listen.listener import Listener
-from tunecheck.listen.moments import StepMoments
+from tunecheck.listen.declared import run_of_loop, session_of
+from tunecheck.listen.listener import Listener, StepMoments
 from tunecheck.listen.optimizers import highest_rate
-from tunecheck.listen.session import session_of
 from tunecheck.listen.trained_model import device_of, objective_of
 from tunecheck.listen.user_code import of_caller
 from tunecheck.training.hooks import Hooks

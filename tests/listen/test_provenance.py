@@ -16,8 +16,7 @@ from torch.nn.functional import (
 from torch.utils.data import IterableDataset
 
 from tunecheck.listen.loaders import MOST_BATCHES, batches_of_workers, delivering
-from tunecheck.listen.loss_functions import LossCalls, scores_given
-from tunecheck.listen.moments import LOSSES
+from tunecheck.listen.loss_functions import LOSSES, LossCalls, scores_given
 from tunecheck.listen.provenance import loading, loads_of
 from tunecheck.training.hooks import Hooks
 

@@ -16,7 +16,6 @@ from tunecheck.core.trace import read
 from tunecheck.listen import declared, premises, provenance
 from tunecheck.listen.optimizers import adamw_settings, made_for
 from tunecheck.listen.preferences import declares_pairs, declares_ratings
-from tunecheck.listen.session import session_of
 from tunecheck.listen.settings import settings_of
 from tunecheck.listen.trained_model import device_of, dtype_of, is_transformers, only_tokenizer
 from tunecheck.models.layer_names import attention_kernel
@@ -74,7 +73,7 @@ def _rates(trainer: Any, own_optimizer: bool) -> Iterator[Rates]:
 def session(hooks: Any, given: dict[str, Any], state: Any) -> Session:
     """Return the training as a session, its run the one that its objects declare."""
     trainer = hooks.trainer
-    return session_of(
+    return declared.session_of(
         run_of(hooks, state, given.get("train_dataloader")),
         trainer.model,
         hooks.window,

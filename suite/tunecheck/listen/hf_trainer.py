@@ -18,17 +18,16 @@ from tunecheck.core.evidence import EvaluationRows, EvaluationSeen, Logged, Loss
 from tunecheck.core.premises import Premise, opened
 from tunecheck.listen import hf_declared
 from tunecheck.listen.batches import batch_of, named_inputs, unknown_batch
+from tunecheck.listen.declared import ROW_TOKENS
 from tunecheck.listen.division import Division
-from tunecheck.listen.listener import Listener
+from tunecheck.listen.listener import Listener, StepMoments
 from tunecheck.listen.loaders import rows_of
 from tunecheck.listen.loop_loss import OUTSIDE_ENTROPY, OUTSIDE_FORWARD, Pass, another_kind, not_followed
-from tunecheck.listen.loss_functions import LossCalls, scores_given
-from tunecheck.listen.moments import LOSSES, StepMoments
+from tunecheck.listen.loss_functions import LOSSES, LossCalls, scores_given
 from tunecheck.listen.optimizers import without_rate
 from tunecheck.listen.options import Options
 from tunecheck.listen.preferences import answers_rated, declares_pairs, declares_ratings, pairs_of
 from tunecheck.listen.premises import adds_to_loss
-from tunecheck.listen.session import ROW_TOKENS
 from tunecheck.listen.trained_model import device_of, objective_of
 from tunecheck.listen.twice import keep_out_of_its_folders, keeps_checkpoint
 from tunecheck.listen.unheard import listened

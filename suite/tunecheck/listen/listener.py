@@ -5,6 +5,7 @@ An error in here is recorded and stops the listening, never the training.
 
 import hashlib
 import json
+import math
 import os
 import sys
 import time
@@ -338,3 +339,51 @@ class Learning:
         active = [(layer, "_active_adapter", self._active[name]) for name, layer in layers if name in self._active]
         learns = ((p, "requires_grad", name in self._names) for name, p in self._model.named_parameters())
         return having([*active, *learns])
+
+
+class StepMoments:
+    """The step that is being trained: its window, losses, gradient norm, rate and clock."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.window: list[Batch] = []
+        self.losses: list[Any] = []
+        self.norm: Any = None
+        """Norm that the training itself computed to clip; None without."""
+        self.rate = self.own_norm = math.nan
+        self.begun = self.done_backward = self.without_rate = False
+        self.seconds = self.since = 0.0
+
+    def step_begins(self, listener: Listener) -> None:
+        """Tell the listener that the window is about to be trained on, and start the clock."""
+        self.losses, self.norm, self.done_backward, self.begun = [], None, False, True
+        listener.step_begin(self.step, self.window)
+        self.seconds, self.since = 0.0, time.perf_counter()
+
+    def stop_clock(self) -> None:
+        """Count what has passed as the training's own."""
+        self.seconds += time.perf_counter() - self.since
+
+    def gradients_complete(self, listener: Listener, model: Any) -> None:
+        """Tell the listener that the window's gradients are complete, and the step's rate; it is not timed."""
+        self.stop_clock()
+        norms = [norm(p.grad) for p in model.parameters() if p.grad is not None]
+        self.own_norm = math.hypot(*norms) if norms else 0.0
+        listener.backward_end(self.step, self.rate)
+        self.since = time.perf_counter()
+
+    def step_ends(self, listener: Listener, *, applied: bool, supervised_tokens: int | None = None) -> None:
+        """Tell the listener what the step came to, with the number of tokens that the training counts itself."""
+        own = sum(batch.supervised_tokens for batch in self.window)
+        step = Step(
+            step=self.step,
+            loss=float(sum(self.losses)),
+            learning_rate=self.rate,
+            gradient_norm=self.own_norm if self.norm is None else float(self.norm),
+            supervised_tokens=own if supervised_tokens is None else supervised_tokens,
+            tokens=sum(batch.tokens for batch in self.window),
+            applied=applied,
+            seconds=self.seconds,
+            without_rate=self.without_rate,
+        )
+        listener.step_end(step)

@@ -19,16 +19,14 @@ from tunecheck.core.errors import Unsupported
 from tunecheck.core.evidence import LoopEvaluations, LossDivided, OtherOptimizer
 from tunecheck.core.premises import Premise
 from tunecheck.listen.batches import inputs_of, unknown_batch
-from tunecheck.listen.declared import run_of_loop
+from tunecheck.listen.declared import run_of_loop, session_of
 from tunecheck.listen.division import LoopDivision
-from tunecheck.listen.listener import Listener
+from tunecheck.listen.listener import Listener, StepMoments
 from tunecheck.listen.loaders import Evaluations
 from tunecheck.listen.loop_loss import WEIGHED, Pass, loss_of, provisional, weighed_apart
-from tunecheck.listen.loss_functions import LossCalls, scores_given
-from tunecheck.listen.moments import LOSSES, StepMoments
+from tunecheck.listen.loss_functions import LOSSES, LossCalls, scores_given
 from tunecheck.listen.optimizers import OtherOptimizers, Schedules, heard, highest_rate, together, without_rate
 from tunecheck.listen.options import rank_and_processes
-from tunecheck.listen.session import session_of
 from tunecheck.listen.settings import settings_of
 from tunecheck.listen.trained_model import anchor_of, device_of, is_causal, objective_of, only_tokenizer, shared_loaders
 from tunecheck.listen.unheard import listened

@@ -14,7 +14,6 @@ import torch
 
 from tunecheck.core.evidence import ScoresGiven
 from tunecheck.listen.loop_loss import ENTROPIES, FACTORS, JOINS, MOST_DIFFERENCE, VIEWS
-from tunecheck.listen.moments import SIGNS
 from tunecheck.probes.reference.loss_graph import (
     STRAIGHT,
     gradients,
@@ -25,6 +24,10 @@ from tunecheck.probes.reference.loss_graph import (
 )
 from tunecheck.probes.reference.measures import living
 
+SIGNS = {"cosine_embedding_loss": 2, "margin_ranking_loss": 2, "hinge_embedding_loss": 1, "soft_margin_loss": 1}
+"""Loss of torch.nn.functional whose targets are -1 or 1 to the place of these among its arguments."""
+LOSSES = ("kl_div", *SIGNS)
+"""Losses that leave nothing of their own in the graph, and are heard as they are called."""
 OF_SCORES = {
     "LogSoftmaxBackward0": ("SoftmaxBackward0",),
     "BinaryCrossEntropyWithLogitsBackward0": ("SoftmaxBackward0", "SigmoidBackward0"),
