@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tunecheck.listen.user_writes import IN_PLACE, UserWrites
+from tunecheck.listen.user_code import IN_PLACE, UserWrites
 
 BEFORE = [getattr(torch.Tensor, name) for name in IN_PLACE]
 

@@ -30,8 +30,7 @@ from tunecheck.listen.options import rank_and_processes
 from tunecheck.listen.settings import settings_of
 from tunecheck.listen.trained_model import anchor_of, device_of, is_causal, objective_of, only_tokenizer, shared_loaders
 from tunecheck.listen.unheard import listened
-from tunecheck.listen.user_code import is_held, of_caller
-from tunecheck.listen.user_writes import UserWrites
+from tunecheck.listen.user_code import UserWrites, is_held, of_caller
 from tunecheck.models.layer_names import decoder_of
 from tunecheck.training.data import Batch
 from tunecheck.training.events import at_work, probing
