@@ -34,9 +34,6 @@ from tunecheck.training.tensors import learning
 
 ROW_TOKENS = 64
 """Tokens that a probe's own row has at least, where the model has positions for them: a shorter one is repeated."""
-SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
-"""transformers' schedules whose closed form is known here."""
-
 THAWED_BESIDE = re.compile(r"(norm|ln_|embed|wte|wpe|head)[^.]*\.weight$|bias$")
 """Ends the names of tensors that scripts thaw by hand beside adapters, as LongLoRA (arXiv 2309.12307) does."""
 OF_ANY_TRAINING = {"adapters", "frozen", "trains_base", "quantized", "checkpointing", "dropout", "several_steps"}

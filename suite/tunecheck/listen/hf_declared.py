@@ -156,9 +156,6 @@ def run_of(hooks: Any, state: Any, loader: Any) -> declared.WatchedRun:
     described, left_open = declared.described(model)
     total = state.max_steps
     schedule = _word(args.lr_scheduler_type)
-    if hooks.own_schedule or schedule not in declared.SCHEDULES:
-        which = "the script's own schedule" if hooks.own_schedule else f"the schedule {schedule!r}"
-        left_open[Premise.SCHEDULE_KNOWN] = f"tunecheck does not know the closed form of {which}"
     settings, why = {name: getattr(args, name) for name in ADAMW_ARGUMENTS}, ""
     optimizer = inner_optimizer(trainer.optimizer)
     rates = [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups]
@@ -170,12 +167,11 @@ def run_of(hooks: Any, state: Any, loader: Any) -> declared.WatchedRun:
         why = "the optimizer's parameter groups have different rates"
     if hooks.own_optimizer or len(set(rates)) > 1:  # the argument is not what the script declares them by
         settings["learning_rate"] = float(rates[0] or 1.0)
-    if why:
-        left_open[Premise.UPDATE_RULE_KNOWN] = why
-        # a given one has groups as all others, whatever it computes
-        left_open[Premise.SETTINGS_DECLARED if hooks.own_optimizer else Premise.GROUPS_DECLARED] = why
     left_open = opened(*premises.of_loss(trainer, state.global_step)) | left_open
-    left_open |= opened(*premises.of_trainer(trainer, loader), (hooks.objective, Premise.CAUSAL_LM))
+    # a given optimizer has groups as all others, whatever it computes
+    other = Premise.SETTINGS_DECLARED if hooks.own_optimizer else Premise.GROUPS_DECLARED
+    left_open |= opened((why, Premise.UPDATE_RULE_KNOWN, other), (hooks.objective, Premise.CAUSAL_LM))
+    left_open |= opened(*premises.of_trainer(trainer, loader, "" if hooks.own_schedule else schedule))
     # as this Trainer has it: by their modules' classes and names
     decayed = set() if hooks.own_optimizer else {*trainer.get_decay_parameter_names(model)}
     learns = [name for name, p in model.named_parameters() if p.requires_grad]
@@ -190,7 +186,7 @@ def run_of(hooks: Any, state: Any, loader: Any) -> declared.WatchedRun:
         use_cache=bool(getattr(getattr(model, "config", None), "use_cache", False)),
         micro_batch_size=args.per_device_train_batch_size,
         gradient_accumulation_steps=args.gradient_accumulation_steps,
-        lr_scheduler=declared.SCHEDULES.get(schedule, "constant"),
+        lr_scheduler=premises.SCHEDULES.get(schedule, "constant"),
         **{"learning_rate": args.learning_rate, **settings},
         weight_decay_on="all" if hooks.own_optimizer else tuple(n for n in learns if n in decayed),
         max_grad_norm=args.max_grad_norm or None,

@@ -67,6 +67,8 @@ DECLARED_BY: dict[str, tuple[Premise, ...]] = {
     "lora": (Premise.TRAINED_SET_DECLARED, Premise.COUNT_DECLARED, Premise.ADAPTERS_ENUMERATED, Premise.ADAPTERS_FRESH),
 }
 """Trainer's arguments or optimizer, model's and adapters' configuration to what each declares; the rest was seen."""
+SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
+"""transformers' schedules whose closed form is known here."""
 KEEP_THE_BASE = (True, False, "gaussian", "orthogonal", "eva")
 """Values of LoraConfig.init_lora_weights that move no part of the base into the adapters, as PiSSA's and OLoRA's do."""
 
@@ -173,9 +175,12 @@ def presumed(model: Any, adapters: Adapters, thawed: list[str]) -> Iterator[Reas
         yield why, Premise.TRAINED_SET_DECLARED, Premise.COUNT_DECLARED
 
 
-def of_trainer(trainer: Any, loader: Any) -> Iterator[Reason]:
-    """Yield what a Trainer's arguments, and the loader of its rows, leave open."""
+def of_trainer(trainer: Any, loader: Any, schedule: str) -> Iterator[Reason]:
+    """Yield what a Trainer's arguments, the loader of its rows and its schedule ("" for a given one) leave open."""
     args, model = trainer.args, trainer.model
+    if schedule not in SCHEDULES:
+        which = f"the schedule {schedule!r}" if schedule else "the script's own schedule"
+        yield f"tunecheck does not know the closed form of {which}", Premise.SCHEDULE_KNOWN
     if args.torch_compile:
         why = f"torch.compile hides the modules of the {type(model).__name__} from hooks"
         yield why, Premise.ATTENTION_DECLARED, Premise.CHECKPOINTING_DECLARED
