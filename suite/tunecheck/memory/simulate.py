@@ -101,11 +101,10 @@ class Offloaded:
         self._used(self._rest, output)
         return output
 
-    def _enter(self, group: _Group, _module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _enter(self, group: _Group, _module: Any, inputs: tuple[Any, ...]) -> None:
         self._gather(group)
-        if not (inputs and torch.is_grad_enabled() and inputs[0].requires_grad):
-            return inputs
-        return (_AtEnd.apply(partial(self._after_backward, group), inputs[0]), *inputs[1:])  # type: ignore[no-untyped-call]
+        if inputs and torch.is_grad_enabled() and inputs[0].requires_grad:
+            inputs[0].register_hook(lambda _: self._after_backward(group))
 
     def _leave(self, group: _Group, _module: Any, _inputs: Any, output: Any) -> None:
         self._used(group, output if isinstance(output, torch.Tensor) else output[0])
@@ -142,20 +141,6 @@ class Offloaded:
                 group.gathered.append(torch.empty_like(parameter))
             del arrived
         self._live.hold(group.gathered, GATHERED)
-
-
-class _AtEnd(torch.autograd.Function):
-    """Identity that calls the function when the gradient of the tensor is complete."""
-
-    @staticmethod
-    def forward(ctx: Any, function: Callable[[], None], tensor: torch.Tensor) -> torch.Tensor:
-        ctx.function = function
-        return tensor
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        ctx.function()
-        return None, *gradients
 
 
 def simulated(run: str) -> Simulation:
