@@ -288,7 +288,7 @@ def test_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_hub_without_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the wheel alone is installed: doctor has to say what is missing."""
     monkeypatch.setattr(doctor, "distribution_version", lambda name: None)
-    monkeypatch.setattr(network, "hub_offline", lambda: pytest.fail("imports the client"))
+    monkeypatch.setattr("huggingface_hub.is_offline_mode", lambda: pytest.fail("imports the client"))
     diagnosis = bad(doctor.hub())
     assert diagnosis == warning("hub", "not asked: huggingface-hub is not installed", TRAIN_EXTRA)
 
@@ -428,7 +428,7 @@ def test_examine_deep(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is looked at, in the order in which a person would mend it."""
     monkeypatch.setattr(doctor, "probe", lambda: machine(CARD))
     monkeypatch.setattr(doctor, "torch_view", lambda: torch_with(CARD))
-    monkeypatch.setattr(network, "hub_offline", lambda: True)
+    monkeypatch.setattr("huggingface_hub.is_offline_mode", lambda: True)
     diagnoses = doctor.examine(cached=True)
     topics = [
         "driver",

@@ -116,9 +116,9 @@ def deliver(source: HubSource, wanted: Wanted) -> ModelFolder:
 
 def offline() -> str | None:
     """Return why no request to the hub is worth making; None when it can be reached. Takes 2 s at most."""
-    from huggingface_hub import constants
+    from huggingface_hub import constants, is_offline_mode
 
-    if network.hub_offline():
+    if is_offline_mode():
         return "HF_HUB_OFFLINE is set"
     return network.hub_problem(constants.ENDPOINT)
 

@@ -312,9 +312,9 @@ def hub() -> Iterator[Diagnosis]:
     if distribution_version("huggingface-hub") is None:
         yield warning("hub", "not asked: huggingface-hub is not installed", TRAIN_EXTRA)
         return
-    from huggingface_hub import constants
+    from huggingface_hub import constants, is_offline_mode
 
-    if network.hub_offline():
+    if is_offline_mode():
         yield ok("hub", "not asked: HF_HUB_OFFLINE (or TRANSFORMERS_OFFLINE) is set")
     elif problem := network.hub_problem(constants.ENDPOINT):
         unneeded = "nothing to do when the weights are cached or come from a package"

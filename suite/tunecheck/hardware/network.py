@@ -11,13 +11,6 @@ CONNECT_SECONDS = 2.0
 _PORTS = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
 
 
-def hub_offline() -> bool:
-    """Return whether HF_HUB_OFFLINE (or TRANSFORMERS_OFFLINE) forbids the hub to this process."""
-    from huggingface_hub import constants
-
-    return bool(constants.HF_HUB_OFFLINE)
-
-
 @functools.cache
 def hub_problem(endpoint: str) -> str | None:
     """Return why the hub at this endpoint is out of reach; None when it is not. A session sees one state of it."""
