@@ -15,7 +15,7 @@ from tunecheck.config import find_run, load_run
 from tunecheck.core.errors import MissingEvidence, SuiteError
 from tunecheck.core.evidence import Evaluation
 from tunecheck.core.finding import Finding, Status
-from tunecheck.core.trace import Trace
+from tunecheck.core.trace import Trace, spelled
 
 QUICK, CONVERGENCE = "quick/smollm2-135m-qlora", "convergence/smollm2-135m-qlora"
 DEVICES, PRECISIONS = ("cpu", "cuda"), ("fp32", "bf16", "fp16")
@@ -112,7 +112,7 @@ def _hardware(device: str) -> dict[str, Any]:
     hardware = probe()
     if not hardware.visible_gpus:
         raise SuiteError("--device cuda needs a GPU that CUDA shows to this process; `tunecheck doctor` says why not")
-    return {"environment": hardware.to_json(), "gpu": True, "cards": (hardware.visible_gpus[0].uuid,)}
+    return {"environment": spelled(hardware), "gpu": True, "cards": (hardware.visible_gpus[0].uuid,)}
 
 
 def smoke_test_failed(trace: Trace) -> bool:

@@ -13,7 +13,7 @@ from tunecheck.core.errors import MissingEvidence, NotApplicable, SuiteError
 from tunecheck.core.evidence import Record
 from tunecheck.core.finding import Finding, Status
 from tunecheck.core.log import log, on_terminal
-from tunecheck.core.trace import Trace
+from tunecheck.core.trace import Trace, spelled
 from tunecheck.core.trace import read as read_trace
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def train(run: Run, folder: str | Path) -> Trace:
         require_usable(hardware)
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    runner = Runner(folder=path, environment=hardware.to_json(), gpu=bool(hardware.visible_gpus))
+    runner = Runner(folder=path, environment=spelled(hardware), gpu=bool(hardware.visible_gpus))
     with nullcontext() if log.hasHandlers() else on_terminal():
         return runner.execute(run)
 

@@ -15,6 +15,7 @@ from fake_nvml import GIB, UUIDS, answer, card, error, fake_pynvml
 
 from tunecheck import hardware
 from tunecheck.core import helper
+from tunecheck.core.trace import spelled
 from tunecheck.hardware import NvmlState, host, nvml, probe, visible_devices
 from tunecheck.hardware.facts import Gpu, NvmlView
 from tunecheck.hardware.nvml import read_nvml
@@ -418,7 +419,7 @@ def test_to_json_is_plain_and_complete(install: Any, monkeypatch: pytest.MonkeyP
     """Only JSON types, every field, and the variables as they were."""
     install(card())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    payload = probe().to_json()
+    payload = spelled(probe())
     assert json.loads(json.dumps(payload)) == payload
     assert set(payload) == set(hardware.Hardware.__dataclass_fields__)
     assert payload["nvml_state"] == "works"

@@ -1,9 +1,6 @@
 """Description of a machine as frozen data. What could not be read is None, never a guess."""
 
-import dataclasses
-import json
 from enum import StrEnum
-from typing import Any, cast
 
 from tunecheck.core.evidence import CardProcess
 from tunecheck.core.frozen import Frozen
@@ -133,7 +130,3 @@ class Hardware(NvmlView):
     def usable_gpus(self) -> tuple[Gpu, ...]:
         """Return those of them that allow compute."""
         return tuple(gpu for gpu in self.visible_gpus if gpu.compute_mode != "prohibited")
-
-    def to_json(self) -> dict[str, Any]:
-        """Return all fields as plain JSON types."""
-        return cast(dict[str, Any], json.loads(json.dumps(dataclasses.asdict(self))))

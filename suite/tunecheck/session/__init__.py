@@ -19,7 +19,7 @@ from tunecheck.core.files import write_whole
 from tunecheck.core.finding import Domain
 from tunecheck.core.log import log
 from tunecheck.core.paths import session_folder
-from tunecheck.core.trace import Trace
+from tunecheck.core.trace import Trace, spelled
 from tunecheck.core.unexpected import unexpected
 from tunecheck.hardware import Hardware, look_again, probe
 from tunecheck.hardware.contention import CpuContention, recent_busy_cores
@@ -150,7 +150,7 @@ class TierSession:
     @property
     def _environment(self) -> dict[str, Any]:
         measured = {"vram_cap_bytes": self.vram_cap_bytes, "others_busy_cores": self._others_busy_cores}
-        return {**self.hardware.to_json(), **measured}
+        return {**spelled(self.hardware), **measured}
 
     def _look_again(self) -> Hardware:
         """Read the GPUs' present state. Raises GpuUnusable when there are some that no run can use."""
