@@ -7,7 +7,7 @@ gradients themselves, of a few small tensors, since there are many ways to do it
 import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -100,7 +100,7 @@ class CallOrderProbe(Probe):
         hooks.function(scaler, "unscale_", before=self._look, after=self._on_unscaled)
         hooks.function(scaler, "step", before=self._on_scaler, after=self._on_scaler_done)
         for kind in _with_a_step(LRScheduler):
-            hooks.function(kind, "step", before=self._on_schedule, after=self._on_scheduled)
+            hooks.function(kind, "step", before=self._on_schedule)
 
     def _note(self, call: str) -> None:
         if self._in_optimizer:
@@ -214,11 +214,11 @@ class CallOrderProbe(Probe):
         self._note("step" if any(witness.held for witness in self._witnesses) else "idle step")
         self._remember()
 
-    def _on_schedule(self, schedule: Any, *given: Any, **named: Any) -> None:
+    def _on_schedule(self, schedule: Any, *given: Any, **named: Any) -> Callable[[Any], None] | None:
         """Note the outermost call for our optimizer; not the one that makes a schedule, nor one that names the step."""
         first = getattr(schedule, "_step_count", 1) == 0
         if self._in_schedule or first or given or named or not self._is_own(schedule.optimizer):
-            return
+            return None
         self._in_schedule = True
         self._look()
         if id(schedule) not in self._schedules:
@@ -226,9 +226,7 @@ class CallOrderProbe(Probe):
         # accelerate steps a schedule once for each process
         if self._schedules[0] == id(schedule) and int(os.environ.get("WORLD_SIZE") or 1) == 1:
             self._note("schedule")
-
-    def _on_scheduled(self, *_: Any, **__: Any) -> None:
-        self._in_schedule = False
+        return lambda _: setattr(self, "_in_schedule", False)
 
 
 class _Witness:
