@@ -218,16 +218,12 @@ def inverse_frequencies(architecture: Architecture) -> torch.Tensor | None:
         case "linear":
             return (plain / float(scaling["factor"])).float()
         case "llama3":
-            return _as_llama_3(plain, scaling).float()
+            # those that turn less than `low_freq_factor` times in the first context are divided, and blended up to high
+            turns = scaling["original_max_position_embeddings"] * plain / (2 * math.pi)
+            low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+            kept: torch.Tensor = ((turns - low) / (high - low)).clamp(0, 1)
+            return (kept * plain + (1 - kept) * plain / float(scaling["factor"])).float()
     return None
-
-
-def _as_llama_3(plain: torch.Tensor, scaling: dict[str, Any]) -> torch.Tensor:
-    """Divide frequencies that turn less than `low_freq_factor` times in the first context, and blend up to the high."""
-    turns = scaling["original_max_position_embeddings"] * plain / (2 * math.pi)
-    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-    kept: torch.Tensor = ((turns - low) / (high - low)).clamp(0, 1)
-    return kept * plain + (1 - kept) * plain / float(scaling["factor"])
 
 
 class QuantizationProbe(Probe):

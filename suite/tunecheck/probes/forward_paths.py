@@ -7,6 +7,7 @@ which binary numbers take without rounding, and each module's product must follo
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -118,7 +119,8 @@ class ForwardProbe(Probe):
         """Count layer calls during the second step, of a single one during that."""
         self._counted = min(1, session.run.training.max_steps - 1)
         if step == self._counted:
-            self._calls = self._recomputed = 0
+            self._counts = Counter(calls=0, recomputed=0, head_tokens=0, cached_calls=0)
+            """By fields of LayerCalls."""
             layers = stacked_layers(session.model)
             self._layers = len(layers)
             attentions = [attention_of(layer) for layer in layers]
@@ -135,7 +137,6 @@ class ForwardProbe(Probe):
                     session.model, architecture, lambda: [(b.input_ids, b.attention_mask) for b in window], self.hooks
                 )
             self._kernels, self._dtypes = set[str](), set[str]()
-            self._head_tokens = self._cached_calls = 0
             self.hooks.before(session.model.get_output_embeddings(), self._note_tokens)
             self._products: dict[str, set[str]] = {"_proj": set(), "lora_A.default": set()}
             for name, module in (named for layer in layers for named in layer.named_modules()):
@@ -152,27 +153,24 @@ class ForwardProbe(Probe):
             seen = LayerCalls(
                 layers=self._layers,
                 micro_batches=len(session.exchange.share(session.window)),
-                calls=self._calls,
-                recomputed=self._recomputed,
                 attention_kernels=tuple(sorted(self._kernels)),
                 hidden_dtypes=tuple(sorted(self._dtypes)),
                 product_dtypes=tuple(sorted(self._products["_proj"])),
                 adapter_dtypes=tuple(sorted(self._products["lora_A.default"])),
-                head_tokens=self._head_tokens,
-                cached_calls=self._cached_calls,
+                **self._counts,
                 attention_rows=rows,
                 attention_error=error,
             )
             self.emit(seen)
 
     def _count(self, *_: object) -> None:
-        self._calls += 1
-        self._recomputed += torch._C._current_graph_task_id() != -1  # -1 where no backward pass is under way
+        under_way = torch._C._current_graph_task_id() != -1  # -1 where no backward pass is
+        self._counts.update(calls=1, recomputed=under_way)
 
     def _note(self, _module: object, args: tuple[torch.Tensor, ...], others: dict[str, object]) -> None:
         self._dtypes.add(dtype_name(args[0].dtype))
         # transformers 5.24 calls the argument otherwise than the releases before it
-        self._cached_calls += any(hasattr(value, "get_seq_length") for value in others.values())
+        self._counts["cached_calls"] += any(hasattr(value, "get_seq_length") for value in others.values())
 
     @contextmanager
     def _noting_kernels(self) -> Iterator[None]:
@@ -186,7 +184,7 @@ class ForwardProbe(Probe):
         self._kernels |= {f"sdpa:{name}" for name in kernels or {"math"}} if called else kernels or {"eager"}
 
     def _note_tokens(self, _module: object, args: tuple[torch.Tensor, ...]) -> None:
-        self._head_tokens = max(self._head_tokens, math.prod(args[0].shape[:-1]))
+        self._counts["head_tokens"] = max(self._counts["head_tokens"], math.prod(args[0].shape[:-1]))
 
     def _logits(self, session: Session, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Return the logits in train mode, the training path itself, or with dropout in eval mode."""
