@@ -49,7 +49,6 @@ class _Group:
     parameters: list[torch.nn.Parameter]
     gathered: list[torch.Tensor] = field(default_factory=list)
     """Copies on the GPU; empty while the parameters are not used."""
-    in_backward: bool = False
     reduced: bool = False
     """Whether its gradients of this micro-batch have left the GPU."""
 
@@ -110,19 +109,14 @@ class Offloaded:
         self._used(group, output if isinstance(output, torch.Tensor) else output[0])
 
     def _used(self, group: _Group, output: Any) -> None:
-        """Free the group after its forward pass; a recomputed one is followed by its backward pass."""
-        if not group.in_backward:
+        """Free the group after its forward pass; one in the backward pass is recomputed, and followed by its own."""
+        if torch._C._current_graph_task_id() == -1:
             group.gathered.clear()
             if output.requires_grad:
-                output.register_hook(lambda _: self._before_backward(group))
-
-    def _before_backward(self, group: _Group) -> None:
-        group.in_backward = True
-        self._gather(group)
+                output.register_hook(lambda _: self._gather(group))
 
     def _after_backward(self, group: _Group) -> None:
         group.gathered.clear()
-        group.in_backward = False
         gradients = [p.grad for p in group.parameters if p.grad is not None]
         if group.reduced or not gradients:
             return
