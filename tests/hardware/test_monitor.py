@@ -18,9 +18,8 @@ from metered import UUID, sample
 
 from tunecheck.core.evidence import CardProcess, DeviceSample, Health, Record, Telemetry
 from tunecheck.hardware import monitor
-from tunecheck.hardware.monitor import Meter
-from tunecheck.hardware.monitor.card import Card, merged, thinned
-from tunecheck.hardware.monitor.sampler import commands, watch
+from tunecheck.hardware.monitor import Meter, merged, thinned
+from tunecheck.hardware.monitor.sampler import Card, commands, watch
 
 MIB = 2**20
 BINDINGS = Path(__file__).parents[1] / "fake_bindings"

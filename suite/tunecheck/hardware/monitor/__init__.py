@@ -3,17 +3,23 @@
 import contextlib
 import subprocess
 import time
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 
 from tunecheck.core.errors import TraceError
 from tunecheck.core.evidence import DeviceSample, Health, Record, Telemetry
 from tunecheck.core.files import last_lines
 from tunecheck.core.helper import command_for, helper_environment, kill, signal_name
 from tunecheck.core.trace import decode
-from tunecheck.hardware.monitor.card import thinned
 
 ANSWER_SECONDS = 10.0
 """Timeout for start and end of the sampling process: a healthy driver needs less than a second."""
+MOST_SAMPLES = 300
+"""Samples kept per attempt: one a second for a short one, one in half a minute for three hours; 100 kB in a trace."""
+MAXIMA = ("used_bytes", "process_bytes", "temperature_celsius")
+"""Figures of which a merged sample has the largest, None when none is known."""
 
 
 class Meter:
@@ -108,3 +114,30 @@ class Meter:
             with contextlib.suppress(TraceError):
                 records.append(decode(line)[1])
         return records
+
+
+def thinned(samples: Sequence[DeviceSample], most: int = MOST_SAMPLES) -> list[DeviceSample]:
+    """Merge neighbouring samples until at most this many are left. No maximum and no Xid is lost."""
+    group = -(-len(samples) // most) or 1
+    return [merged(samples[first : first + group]) for first in range(0, len(samples), group)]
+
+
+def merged(samples: Sequence[DeviceSample]) -> DeviceSample:
+    """Merge consecutive samples, at least one: maxima, mean clock, counts of clock reasons, each process once."""
+    first, last = samples[0], samples[-1]
+    seen = [process for sample in samples for process in sample.others]
+    known = {name: [held for one in samples if (held := getattr(one, name)) is not None] for name in MAXIMA}
+    clocks = [(sample.sm_clock_mhz, sample.readings) for sample in samples if sample.sm_clock_mhz is not None]
+    reasons = [sample.clock_reasons for sample in samples if sample.clock_reasons is not None]
+    return DeviceSample(
+        at=first.at,
+        seconds=last.at + last.seconds - first.at,
+        readings=sum(sample.readings for sample in samples),
+        **{name: max(values, default=None) for name, values in known.items()},
+        process_seen=any(sample.process_seen for sample in samples),
+        sm_clock_mhz=fmean([clock for clock, _ in clocks], [weight for _, weight in clocks]) if clocks else None,
+        clock_reasons=dict(sum(map(Counter, reasons), Counter())) if reasons else None,
+        others=tuple({process.pid: process for process in sorted(seen, key=lambda p: p.used_bytes or 0)}.values()),
+        xids=tuple(xid for sample in samples for xid in sample.xids),
+        events=tuple(event for sample in samples for event in sample.events),
+    )
