@@ -47,8 +47,9 @@ NOT_DETERMINISTIC = frozenset(
 )
 """Operators whose CUDA kernel raises under torch.use_deterministic_algorithms, as its documentation lists them; cumsum
 for floating numbers alone."""
-COPIES = ("aten::copy_", "aten::_to_copy", "aten::set_", "aten::_foreach_copy_")
-"""Operators that take tensors of card and host together; of an index, the indices may be the host's."""
+COPIES = ("aten::copy_", "aten::_to_copy", "aten::set_", "aten::_foreach_copy_", "aten::_foreach_norm")
+"""Operators that take tensors of card and host together, or go through a list one by one where it has both; of an
+index, the indices may be the host's."""
 INDICES = ("aten::index", "aten::_index_put_impl_", "aten::_unsafe_index")
 RANDOM = ("aten::native_dropout", "aten::bernoulli", "aten::rand", "aten::normal", "aten::uniform", "aten::multinomial")
 MAKERS = ("new_tensor", "new_zeros", "new_ones", "new_full", "new_empty")
@@ -114,6 +115,8 @@ class Card(LiveStorages):
         self._blocks: dict[int, tuple[bool, int, int, int]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if args and isinstance(args[0], int | float) and str(func._schema.arguments[0].type) == "Tensor":
+            args = torch.tensor(args[0]), *args[1:]  # a graph keeps a number as a tensor, of which modes get the number
         given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         held = [x for x in given if self.holds(x)]
         if not (held or self.making or (self.inheriting and not given)):

@@ -15,6 +15,8 @@ from torch.nn.functional import (
     normalize,
     smooth_l1_loss,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tunecheck.checks import CHECKS
 from tunecheck.core.premises import Premise
@@ -30,7 +32,9 @@ from tunecheck.listen.loop_loss import (
     loss_of,
     not_followed,
 )
-from tunecheck.listen.loss_functions import LossCalls, scores_given
+from tunecheck.listen.loss_functions import LossCalls, _normalised, scores_given
+from tunecheck.probes.positions import _used
+from tunecheck.probes.reference.measures import PART
 from tunecheck.training.data import IGNORED
 
 CPU = torch.device("cpu")
@@ -496,3 +500,39 @@ def test_a_temperature_that_softens_one_side_of_a_divergence(divided, told):
     later.called("kl_div", *given)
 
     assert (calls.softened, later.softened, len(others)) == (told, False, 3)
+
+
+class Largest(TorchDispatchMode):
+    """Notes the largest tensor that is made in the block."""
+
+    size = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Look at what an operator makes, but for views of what it is given."""
+        out = func(*args, **(kwargs or {}))
+        given, made = ([x for x in tree_leaves(held) if isinstance(x, torch.Tensor)] for held in ((args, kwargs), out))
+        known = {x.untyped_storage()._cdata for x in given}
+        self.size = max([self.size, *(x.numel() for x in made if x.untyped_storage()._cdata not in known)])
+        return out
+
+
+def test_scores_over_a_large_vocabulary_are_not_copied_whole():
+    """A copy of them in fp32 may be gigabytes of a card that the training fills."""
+    classes = 2 * PART // 3
+    logits = torch.randn(1, 4, classes, requires_grad=True) * 1
+    each = Pass({"input_ids": IDS[:1], "attention_mask": MASK[:1]})
+    each.returned((logits,))
+    loss = cross_entropy(logits[0, :-1], LABELS[0, 1:])
+    likelihoods = logits[:, :-1].log_softmax(dim=-1)
+    targets = likelihoods.detach().exp()
+    with Largest() as seen:
+        found = loss_of(loss, [each])
+        axes = _normalised(likelihoods)
+    made = seen.size
+    with Largest() as seen:
+        used = _used(targets)
+
+    assert [entropy for _, entropy, _ in found.entropies] == [loss.grad_fn]
+    assert axes == {2}
+    assert used.all()
+    assert max(made, seen.size) <= PART < targets.numel()

@@ -86,6 +86,13 @@ def test_padding_among_which_a_position_is_chosen_may_be_learned(loss, padded):
     assert (seen.padding_share > 0) is bool(padded)
 
 
+def test_a_gradient_that_a_scaler_has_overflow_says_nothing_of_padding():
+    """That step is left out, and the scale is lowered."""
+    seen = probed(lambda model: values(model(IDS, MASK)) * 1e38 * 1e38)
+
+    assert (seen.padded, seen.padding_share) == (0, 0.0)
+
+
 @pytest.mark.parametrize("masked", [True, False])
 def test_padding_counts_in_a_summary_that_a_class_of_the_scripts_own_returns(masked):
     """What its encoder returned is looked at in place of what it returns itself."""

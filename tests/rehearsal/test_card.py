@@ -8,11 +8,16 @@ import pytest
 import torch
 from fake_cuda import CUDA, MIB, Segments, fake_card
 from rehearsing import failed, findings, rehearsed, slow
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 import tunecheck
 from tunecheck.core.evidence import LiveTensors, Phase, ProbeFailed, Setup, Step
 from tunecheck.core.finding import Status
 from tunecheck.core.paths import shipped_folder
+from tunecheck.core.premises import Premise
+from tunecheck.core.trace import read
+from tunecheck.listen.declared import described
 from tunecheck.probes import gradients
 from tunecheck.training import native
 
@@ -135,6 +140,91 @@ def test_a_loop_of_anothers_is_watched_on_the_card(tmp_path):
 
     assert {f.check: f.detail for f in watched.findings if f.status is Status.FAILED} == {}
     assert len([f for f in watched.findings if f.passed]) > 20
+
+
+class Moved(torch.autograd.Function):
+    """To another device, and its gradient back."""
+
+    @staticmethod
+    def forward(ctx, x, device):
+        """Copy it there."""
+        ctx.back = x.device.type
+        return x.to(device)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Copy it back."""
+        return gradient.to(ctx.back), None
+
+
+def on_device(module, device):
+    """Have the module compute there, its inputs moved within its call, as accelerate does for a `device_map`."""
+    own = module.to(device).forward
+
+    def moved(value):
+        if not isinstance(value, torch.Tensor) or value.device.type == device:
+            return value
+        return Moved.apply(value, device) if value.is_floating_point() else value.to(device)
+
+    module.forward = lambda *args, **given: own(*tree_map(moved, args), **tree_map(moved, given))
+
+
+@pytest.mark.parametrize("adapted", [True, False])
+def test_a_model_on_two_devices_is_watched(tmp_path, adapted):
+    """Host and card stand for two cards: what computes with tensors of both raises."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = shipped_folder() / "configs" / "models" / "tiny-llama"
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    model.config.tie_word_embeddings = False
+    rows = ["one two three four five six seven", "the quick brown fox jumps over the lazy dog", "a b c d e f", "x y z"]
+    with fake_card():
+        for part in (model.model.layers[-1], model.model.norm, model.lm_head):
+            on_device(part, "cuda")
+        if adapted:
+            model = get_peft_model(
+                model, LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj", "down_proj"])
+            )
+        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+        with tunecheck.watch(model=model, optimizer=optimizer, tokenizer=tokenizer, folder=tmp_path) as watched:
+            for step in range(6):
+                batch = tokenizer(rows[step % 2 :: 2], return_tensors="pt", padding=True)
+                labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+                model(**batch, labels=labels.to("cuda")).loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    (trace,) = tmp_path.rglob("watch-*.jsonl")
+    assert [(record.probe, record.error) for record in read(trace).main.all(ProbeFailed)] == []
+    assert {f.check for f in watched.findings if f.status is Status.FAILED} == {
+        "device_as_configured"
+    }  # a part was left
+    assert len([f for f in watched.findings if f.passed]) > 20
+
+
+class Spread(TorchFunctionMode):
+    """Has tensors say that they lie on two cards, by the number of their dimensions."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        """Answer for a tensor's device."""
+        if func == torch.Tensor.device.__get__:
+            return torch.device("cuda", args[0].ndim % 2)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_model_on_several_cards_declares_no_device():
+    """A `device_map` places it: none of its tensors was left behind."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(shipped_folder() / "configs" / "models" / "tiny-llama")
+    with Spread():
+        _, left_open = described(model)
+    _, alone = described(model)
+
+    assert left_open[Premise.DEVICE_DECLARED] == "the model lies on several GPUs"
+    assert Premise.DEVICE_DECLARED not in alone
 
 
 ROUNDINGS = {"dequantised": 1.65e-3, "tensor cores": 3.2e-3, "SIMT": 3.65e-3}

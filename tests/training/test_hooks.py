@@ -223,6 +223,38 @@ def test_a_hook_is_no_part_of_what_is_compiled(monkeypatch):
     assert not hooks.error
 
 
+def test_a_hook_is_no_part_of_what_a_cuda_graph_captures(monkeypatch):
+    """Whatever reads a tensor meanwhile has the capture fail, and so the training."""
+    model, called = Model(), []
+    with Hooks() as hooks:
+        hooks.after(model.linear, lambda *_: called.append("captured"))
+        for name in ("is_initialized", "is_current_stream_capturing"):
+            monkeypatch.setattr(torch.cuda, name, lambda: True)
+        model(torch.ones(1, 4))
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        assert not called
+        model(torch.ones(1, 4))
+
+    assert called == ["captured"]
+
+
+def test_what_a_gradients_hook_computes_is_not_cast():
+    """Where backward is called within autocast."""
+    model, seen = Model(), []
+
+    def note(gradient):
+        seen.append((gradient.float() @ torch.ones(4, 4)).dtype)
+
+    with Hooks() as hooks, torch.autocast("cpu", torch.bfloat16):
+        out = model(torch.ones(1, 4))
+        hooks.gradient(out, note)
+        out.sum().backward()
+        assert torch.is_autocast_enabled("cpu")
+        assert (torch.ones(4, 4) @ torch.ones(4, 4)).dtype is torch.bfloat16
+
+    assert seen == [torch.float32]
+
+
 def test_a_hook_before_sees_what_the_modules_own_hooks_hand_on():
     """And is no hook of the module while that computes, nor while it rests."""
     seen, within = [], []

@@ -11,7 +11,7 @@ import pytest
 import torch
 from peft import LoraConfig, inject_adapter_in_model
 
-from tunecheck.training.restore import model_mode, unprinted, without_adapters
+from tunecheck.training.restore import model_mode, random_state, unprinted, without_adapters
 
 
 class Carries(torch.nn.Module):
@@ -81,3 +81,22 @@ def test_only_this_thread_prints_nothing(capsys):
     print("after")
 
     assert capsys.readouterr().out == "of the script\nafter\n"
+
+
+def test_the_random_states_of_all_gpus_are_put_back(monkeypatch):
+    """A model may lie on several of them, the first part of it on the host."""
+    states = {0: torch.zeros(2, dtype=torch.uint8), 1: torch.ones(2, dtype=torch.uint8)}
+    fakes = {
+        "is_initialized": lambda: True,
+        "device_count": lambda: len(states),
+        "get_rng_state": lambda device: states[device].clone(),
+        "set_rng_state": lambda state, device: states.update({device: state}),
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+
+    with random_state(torch.device("cpu")):
+        states[1] += 1
+        states[0] += 5
+
+    assert [state.tolist() for state in states.values()] == [[0, 0], [1, 1]]

@@ -14,6 +14,7 @@ from tunecheck.core.premises import Premise, opened
 from tunecheck.listen.batches import batch_of, is_of_pairs
 from tunecheck.probes.reference.forwards import parts_of
 from tunecheck.probes.reference.loss_graph import gradients, graph_of, straight_back
+from tunecheck.probes.reference.measures import PART
 from tunecheck.training.data import IGNORED, Batch
 
 UNKNOWN = "the loop computes its loss from the logits in a way that tunecheck does not follow"
@@ -88,7 +89,7 @@ class Pass:
         scores, target = scores.view(rows, -1, classes), target.view(rows, -1)
         width = target.shape[1]
         for first in range(positions - width + 1):
-            if _same(logits[0, first], scores[0, 0]) and _same(logits[:, first : first + width], scores):
+            if _same(logits[:1, first], scores[:1, 0]) and all(map(_same, logits[:, first : first + width], scores)):
                 labels = torch.full((rows, ids.shape[1] + 1), IGNORED, dtype=torch.long, device=target.device)
                 at = left_out + first + 1
                 labels[:, at : at + width] = target.masked_fill(target == entropy._saved_ignore_index, IGNORED)
@@ -97,7 +98,11 @@ class Pass:
 
 
 def _same(logits: torch.Tensor, scores: torch.Tensor) -> bool:
-    return bool(((logits.to(scores.dtype).log_softmax(dim=-1) - scores).abs() <= MOST_DIFFERENCE).all())
+    """Return whether these are the log-likelihoods of these logits; in parts, as a copy of all may take gigabytes."""
+    parts = (torch.split(each, max(1, PART // each.shape[-1])) for each in (logits, scores))
+    pairs = zip(*parts, strict=True)
+    apart = [(each.to(other).log_softmax(dim=-1) - other).abs().amax() for each, other in pairs]
+    return bool(torch.stack(apart).amax() <= MOST_DIFFERENCE)
 
 
 @dataclass(slots=True)

@@ -123,9 +123,12 @@ class LossCalls:
 
 def _normalised(likelihoods: torch.Tensor) -> set[int]:
     """Return the axes over which these logarithms are of probabilities."""
-    axes = (axis for axis, size in enumerate(likelihoods.shape) if size > 1)
-    found = likelihoods.detach().float()
-    return {axis for axis in axes if bool((found.logsumexp(dim=axis).abs() <= MOST_OF_LOG_1).all())}
+    axes = {axis for axis, size in enumerate(likelihoods.shape) if size > 1}
+    for axis in tuple(axes):  # all along it, a few of the others: a copy of all may take gigabytes
+        some = tuple(slice(None if at == axis else ROWS_SUMMED) for at in range(likelihoods.ndim))
+        found = likelihoods.detach()[some].float().logsumexp(dim=axis)
+        axes -= set() if bool((found.abs() <= MOST_OF_LOG_1).all()) else {axis}
+    return axes
 
 
 def _temperature(likelihoods: torch.Tensor, alive: list[torch.Tensor]) -> float | None:

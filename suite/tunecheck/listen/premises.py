@@ -100,6 +100,8 @@ def of_model(model: Any, run: Any, noise: str) -> Iterator[Reason]:
     if own := user_modules(model):
         for premise in (Premise.BASE_UNWRITTEN, Premise.TRAINED_UNWRITTEN):
             yield f"{OF_OWN_CODE[premise]}: the model holds its own {own[0]}", premise
+    if len(places := {p.device for p in model.parameters()}) > 1 and {place.type for place in places} == {"cuda"}:
+        yield "the model lies on several GPUs", Premise.DEVICE_DECLARED
     yield noise, Premise.LOSS_REPEATABLE, Premise.FORWARD_REPEATABLE
     if hooked := sorted(name for name, p in model.named_parameters() if p._backward_hooks):
         yield f"a hook may edit the gradients of {some(hooked, 1)}", Premise.GRADIENTS_UNEDITED

@@ -149,7 +149,9 @@ def _recorded(session: Session, modules: Collection[str]) -> Iterator[dict[str, 
             module = session.model.get_submodule(f"base_model.model.{name}")
             base = getattr(module, "base_layer", module)
             # a copy each, since the layer may add to an output in place, as Falcon's does
-            hooks.after(base, lambda _m, args, out, name=name: calls[name].extend((args[0], out.clone())))
+            hooks.after(
+                base, lambda _m, args, out, name=name: calls[name].extend((args[0].to(out.device), out.clone()))
+            )
             hooks.after(module, lambda _m, _args, out, name=name: calls[name].append(out.clone()))
         yield calls
 

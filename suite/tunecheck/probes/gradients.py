@@ -64,13 +64,13 @@ class GradientProbe(Probe):
 
     def backward_end(self, session: Session, step: int) -> None:
         gradients = [whole(p).new_zeros(()) if p.grad is None else whole(p.grad) for _, p in self._trainable]
-        norms = torch.stack([norm.float() for norm in torch._foreach_norm(gradients)])
-        thawed = [whole(p.grad).norm().float() for _, p in self._frozen if p.requires_grad and p.grad is not None]
+        norms = torch.stack([norm.to(self._norms) for norm in torch._foreach_norm(gradients)])
+        thawed = [whole(p.grad).norm().to(norms) for _, p in self._frozen if p.requires_grad and p.grad is not None]
         later = torch.stack([norms.new_zeros(()), *thawed]).norm()
         share = norms.new_full((), math.nan)
         if session.precision == "fp16":
             counts = [torch.stack([(g != 0).sum(), ((g != 0) & (g.abs() < SMALLEST)).sum()]) for g in gradients]
-            elements, small = torch.stack(counts).sum(dim=0)
+            elements, small = torch.stack([count.to(norms.device) for count in counts]).sum(dim=0)
             share = small / elements
         record = partial(
             Gradients,
@@ -293,7 +293,7 @@ class WeightGradientProbe(Probe):
         if not torch.is_grad_enabled():
             return
         sums.called.add(id(module))
-        given = [args[0].detach()]
+        given = [args[0].detach().to(out.device)]  # which a hook of accelerate's may do within the call
         if type(module) is torch.nn.Embedding and isinstance(sums.rows, slice):
             occurring = given[0].unique()
             sums.rows = occurring[evenly(len(occurring), ROWS)]

@@ -119,8 +119,9 @@ class PositionProbe(Probe):
             self._looks_ahead, self._ahead = False, self._asked.ahead()
         if session.run.holds(Premise.CAUSAL_LM):
             self._compare_with_labels(session.window)
-        if self._chosen_among:  # of which padding is one that is not to be chosen
-            self._counts["padded"], self._at_padding = 0, 0.0
+        # where one of the positions is chosen padding is not to be, and a scaler may be too high for 16 bit
+        if self._chosen_among or not math.isfinite(self._everywhere):
+            self._counts["padded"], self._at_padding, self._everywhere = 0, 0.0, 0.0
         share = self._at_padding / self._everywhere if self._everywhere else 0.0
         seen = PositionGradients(
             step=step,
@@ -168,7 +169,11 @@ class PositionProbe(Probe):
             hidden = passed
         hidden = None if hasattr(out, "encoder_last_hidden_state") else hidden
         named = {**inspect.signature(model.forward).bind_partial(*args, **given).arguments, **given}
-        mask, read = named.get("attention_mask"), named.get("input_ids", next(iter(args), None))
+        read: Any = named.get("input_ids", next(iter(args), None))
+        mask = named.get("attention_mask")
+        call, scores = Call(model, args, given, read), logits if isinstance(logits, torch.Tensor) else hidden
+        if isinstance(scores, torch.Tensor):  # of a model on several GPUs the last one's
+            read, mask = (each.to(scores.device) if isinstance(each, torch.Tensor) else each for each in (read, mask))
         if isinstance(read, torch.Tensor):
             self._by_model |= logits is not None or (hidden is not None and model is not self._part)
             if model not in self._around and _reads(model, {False}):
@@ -187,9 +192,11 @@ class PositionProbe(Probe):
             self._add_at_padding(mask, hidden)
         vocabulary = int(getattr(text_config(model.config), "vocab_size", 0)) or math.inf
         if model.config.is_encoder_decoder:  # that makes its decoder's tokens of the labels, unless it is given them
-            read = given.get("decoder_input_ids")
-        if _learns(logits) and _of_positions(read, logits) and logits.shape[-1] >= vocabulary:
-            self.hooks.gradient(logits, partial(self._add_raised, Call(model, args, given, read)))
+            decoded: Any = given.get("decoder_input_ids")
+            call = replace(call, read=decoded)
+        if _learns(logits) and _of_positions(call.read, logits) and logits.shape[-1] >= vocabulary:
+            read = call.read.to(logits.device)
+            self.hooks.gradient(logits, partial(self._add_raised, call))
             self.hooks.gradient(logits, partial(self._note_used, read, mask))
             if _of_positions(mask, logits) and not model.config.is_encoder_decoder:
                 self.hooks.gradient(logits, partial(self._add_asked_behind, mask, read))
@@ -290,14 +297,14 @@ class PositionProbe(Probe):
                 self._add_norms(padding, raised.call.by_row(way.gradient))
             self._counted.append((raised.telling, raised.own, raised.second))
             if raised.ask_for_next:
-                self._keep(raised.call.rows, (raised.call.by_row(way.gradient) != 0).any(dim=-1))
+                self._keep(raised.rows, _used(raised.call.by_row(way.gradient)))
             if self._looks_ahead and raised.ask_for_next:
                 self._looks_ahead, self._ahead = False, raised.ahead(way)
             return
 
     def _look_behind(self, way: Scored, *, turned: bool) -> None:
         """Count tokens as `_add_unseen` does; those behind the last used position where it sees none of them."""
-        used, read = (way.gradient != 0).any(dim=-1).view_as(way.read), way.read
+        used, read = _used(way.gradient).view_as(way.read), way.read
         used, read = (used.t(), read.t()) if turned else (used, read)
         at = int(used.any(dim=0).nonzero().max()) if bool(used.any()) else read.shape[1]
         behind = at + 1 < read.shape[1] and bool(used[:, at].all())
@@ -332,19 +339,20 @@ class PositionProbe(Probe):
 
     def _add_norms(self, padding: torch.Tensor, gradient: torch.Tensor) -> None:
         self._counts["padded"] += int(padding.sum())
-        squares = gradient.detach().float().square().reshape(*padding.shape, -1).sum(dim=-1)
-        self._at_padding += float(squares[padding].sum())
+        placed = gradient.detach().reshape(*padding.shape, -1)
+        squares = torch.linalg.vector_norm(placed, dim=-1, dtype=torch.float32).square()
+        self._at_padding += float(squares[padding.to(squares.device)].sum())
         self._everywhere += float(squares.sum())
 
     def _add_unseen(self, real: torch.Tensor, gradient: torch.Tensor) -> None:
         """Count tokens, and those behind the last position of their row that the loss uses: it depends on none."""
-        used = (gradient.detach() != 0).any(dim=-1)
+        used = _used(gradient)
         real = real & used.any(dim=1, keepdim=True)
         self._counts.update(tokens=int(real.sum()), unseen=int((real & ~padded.up_to_last(used)).sum()))
 
     def _add_marked(self, read: torch.Tensor, real: torch.Tensor, gradient: torch.Tensor) -> None:
         """Count rows between two marks that the loss uses in part, and those used from or up to one mark alone."""
-        used, rows = (gradient.detach() != 0).any(dim=-1) & real, torch.arange(len(read), device=read.device)
+        used, rows = _used(gradient) & real, torch.arange(len(read), device=read.device)
         first, last = real.int().argmax(dim=1), real.shape[1] - 1 - real.flip(1).int().argmax(dim=1)
         alike = [read[rows, end] == read[rows, end].mode().values for end in (first, last)]
         number, tokens = used.sum(dim=1), real.sum(dim=1)
@@ -369,13 +377,14 @@ class PositionProbe(Probe):
             self._counts.update(followed=len(found), asked_behind=int((telling & (raised == padding)).sum()))
 
     def _note_used(self, read: torch.Tensor, mask: torch.Tensor | None, gradient: torch.Tensor) -> None:
-        self._used.append((read, (gradient.amax(dim=-1) != 0) | (gradient.amin(dim=-1) != 0)))
+        self._used.append((read, _used(gradient)))
         self._keep(*self._used[-1], mask)
 
     def _compare_with_labels(self, window: Sequence[Batch]) -> None:
         """Count answers behind a prompt that is not learned, and those used from one position too late, or too far."""
         for read, used in self._used:
-            batch = next((b for b in window if b.input_ids.shape == read.shape and b.input_ids.equal(read)), None)
+            of_shape = (b for b in window if b.input_ids.shape == read.shape)
+            batch = next((b for b in of_shape if b.input_ids.equal(read.to(b.labels.device))), None)
             if batch is None:
                 continue
             for labels, places in zip(batch.labels, used, strict=True):
@@ -394,8 +403,8 @@ class PositionProbe(Probe):
             if turned.ask_for_later:
                 found, self._own_call, self._turned = turned, turned.call, turned.call.turned
         if found.call is self._own_call and found.ask_for_next:
-            self._add_unseen(padded.tokens(found.call.rows, None), found.call.by_row(gradient))
-            self._keep(found.call.rows, (found.call.by_row(gradient) != 0).any(dim=-1))
+            self._add_unseen(padded.tokens(found.rows, None), found.call.by_row(gradient))
+            self._keep(found.rows, _used(found.call.by_row(gradient)))
         self._counted.append((found.telling, found.own, found.second))
         if self._looks_ahead and self._asked is None and found.ask_for_next:
             self._asked = found
@@ -413,7 +422,7 @@ class _Raised:
     """Which tokens a gradient by scores raises, or alone lowers, where the next token is another: [rows, positions]."""
 
     def __init__(self, call: Call, gradient: torch.Tensor) -> None:
-        read = call.rows
+        self.rows = read = call.rows.to(gradient.device)
         self.call, self.every = call, -(-read.numel() // LOOKED_AT)
         looked_at = call.by_row(gradient.detach())[:, : -1 : self.every]
         telling, raised = _raised_by(looked_at)
@@ -428,14 +437,14 @@ class _Raised:
 
         By the loss's graph, else every second row by another call.
         """
-        everywhere = torch.zeros_like(self.call.rows[:, 1:], dtype=torch.bool)
+        everywhere = torch.zeros_like(self.rows[:, 1:], dtype=torch.bool)
         everywhere[:, :: self.every] = self.asked
         at = int(everywhere[::2].sum(dim=0).argmax())
         if way is None:
             seeing, asked = self.call.rows_that_see(at), everywhere[::2, at]
         else:
             seeing, asked = way.rows_that_see(at, turned=self.call.turned), everywhere[:, at]
-        return (0, 0) if seeing is None else (int(asked.sum()), int((seeing & asked).sum()))
+        return (0, 0) if seeing is None else (int(asked.sum()), int((seeing.to(asked.device) & asked).sum()))
 
     @property
     def ask_for_next(self) -> bool:
@@ -455,6 +464,11 @@ def _rows_used(read: torch.Tensor, used: torch.Tensor, mask: torch.Tensor | None
     labels[:, 1:] = torch.where(used[:, :-1], read[:, 1:], IGNORED)
     rows = zip(*(part.tolist() for part in (read, labels, padded.tokens(read, mask).int())), strict=True)
     return [Row(*row) for row in rows if {*row[1]} != {IGNORED}]
+
+
+def _used(gradient: torch.Tensor) -> torch.Tensor:
+    """Return where a gradient is not 0, [rows, positions], without another tensor of its size."""
+    return (gradient.detach().amax(dim=-1) != 0) | (gradient.detach().amin(dim=-1) != 0)
 
 
 def _raised_by(gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -103,6 +103,7 @@ class PreferenceProbe(Probe):
 
     def _see(self, read: torch.Tensor, pulls: torch.Tensor) -> None:
         """Note the rows that are pulled one way, by how far each of their scores is raised: [rows, scores]."""
+        pulls = pulls.to(read.device)
         total, sizes = self._way * pulls.sum(dim=1), pulls.abs().sum(dim=1)
         one_way = (sizes > 0) & (total.abs() >= ONE_WAY * sizes)
         every = -(-len(read) // OF_A_PASS)  # rejected answers may lie behind all chosen ones

@@ -72,7 +72,8 @@ class UpdateProbe(Probe):
         factor = 1.0
         if (max_norm := session.run.training.max_grad_norm) is not None:
             present = [whole(p.grad).float().flatten() for p in self._all if p.grad is not None]
-            norm = float(torch.stack([g.dot(g) for g in present]).sum().sqrt()) if present else 0.0
+            squares = [g.dot(g).to(present[0].device) for g in present]
+            norm = float(torch.stack(squares).sum().sqrt()) if present else 0.0
             factor = min(max_norm / (norm + 1e-6), 1.0)
         self._clipped = factor < 1
         gradients = iter(_flat([p.grad for _, p in self._followed if p.grad is not None]))

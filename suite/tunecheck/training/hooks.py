@@ -45,11 +45,18 @@ def _out_of_modes() -> AbstractContextManager[object]:
 
 
 def _is_traced() -> Callable[[], bool]:
-    """Return what tells whether torch traces the present call: by torch.compile, which answers it, export or jit."""
+    """Return what tells whether torch records the present call, of which it computes nothing that could be read.
+
+    By torch.compile, which answers it, export, jit or the capture of a CUDA graph.
+    """
     torch = sys.modules.get("torch")
     compiling = getattr(getattr(torch, "compiler", None), "is_compiling", bool)
-    tracing = getattr(getattr(torch, "_C", None), "_get_tracing_state", nothing)
-    return lambda: compiling() or tracing() is not None
+    tracing, cuda = getattr(getattr(torch, "_C", None), "_get_tracing_state", nothing), getattr(torch, "cuda", None)
+    return lambda: (
+        compiling()
+        or tracing() is not None
+        or (cuda is not None and cuda.is_initialized() and cuda.is_current_stream_capturing())
+    )
 
 
 def nothing(*_: Any, **__: Any) -> None:
@@ -103,7 +110,10 @@ class Hooks(ExitStack):
 
     def gradient(self, tensor: Any, call: Call) -> None:
         """Call this with the tensor's gradient."""
-        self.callback(tensor.register_hook(self.guarded(call)).remove)
+        from tunecheck.training.restore import uncast  # brings torch
+
+        called = self.guarded(uncast(tensor.device.type)(call))
+        self.callback(tensor.register_hook(called).remove)
 
     def optimizer_steps(self, before: Call, after: Call) -> None:
         """Call these before and after each step of any optimizer; what the first returns are its new arguments."""

@@ -187,10 +187,26 @@ def having(attributes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
 @contextmanager
 def random_state(device: torch.device) -> Iterator[None]:
     """Put the random states back after the block: torch's of CPU and GPU, Python's and numpy's."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), ExitStack() as stack:
+    gpus: Any = torch.cuda  # a model may lie on several; a generator's state is the host's, and needs no context there
+    used = range(gpus.device_count()) if device.type == "cuda" or gpus.is_initialized() else ()
+    with torch.random.fork_rng(devices=used), ExitStack() as stack:
         stack.callback(random.setstate, random.getstate())  # a model's forward may draw from these, too
         stack.callback(np.random.set_state, np.random.get_state())
         yield
+
+
+@contextmanager
+def uncast(kind: str) -> Iterator[None]:
+    """Compute in the block as it is written: autograd's threads have a caller's autocast, and another dtype for it.
+
+    torch.autocast would clear the casts of weights that it keeps.
+    """
+    casts = torch.is_autocast_enabled(kind)
+    torch.set_autocast_enabled(kind, False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(kind, casts)
 
 
 class _Muted:

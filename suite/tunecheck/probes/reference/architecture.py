@@ -66,7 +66,7 @@ def recorded(model: Any) -> AbstractContextManager[Calls]:
 def _first_row(given: torch.Tensor, out: Any) -> Kept:
     if isinstance(out, tuple):  # cosines and sines
         return out[0][0].detach().float(), out[1][0].detach().float()
-    row = given[0].detach()
+    row = given[0].detach().to(out.device)
     return row.float() if row.is_floating_point() else row, out[0].detach().float()
 
 
@@ -114,7 +114,7 @@ def head_error(model: Any, calls: Calls) -> dict[str, float]:
         return {}
     sampled = slice(None, None, -(-len(head.weight) // HEAD_ROWS))
     wide = {n: p.detach()[sampled].float() for n, p in head._parameters.items() if p is not None}
-    given = calls["head"][0][[0, -1]]
+    given = calls["head"][0][[0, -1]].to(head.weight.device)
     with mock.patch.dict(head._parameters, wide), torch.no_grad(), torch.autocast(given.device.type, enabled=False):
         wanted = given @ head.weight.T if head.bias is None else given @ head.weight.T + head.bias
         return {"head": relative_error(head(given), wanted)}
@@ -180,7 +180,7 @@ class WatchedLinears:
 
     def _note(self, name: str, module: Any, args: Any, out: torch.Tensor) -> None:
         with torch.no_grad(), torch.autocast(out.device.type, enabled=False):
-            given, (rows, weight) = args[0][:1].detach(), some_rows(module.weight)
+            given, (rows, weight) = args[0][:1].detach().to(out.device), some_rows(module.weight)
             at, weight = torch.tensor([row for part in rows for row in part], device=out.device), weight.to(out.device)
             got = out[:1, :, at].float() - (0 if module.bias is None else module.bias.to(out.device)[at].float())
             self._gains[name] = _gain_error(got, given.float() @ weight.T)

@@ -195,7 +195,14 @@ class _Comparison:
             hooks.before(layer.mlp.down_proj, stop)
             for name, linear in linears.items():  # what they make of one token tells the shape and the dtype
                 weight = getattr(linear, "weight", linear)
-                kind = name, type(linear), getattr(linear, "out_features", linear), getattr(weight, "dtype", linear)
+                kind = (
+                    name,
+                    type(linear),
+                    *(
+                        getattr(held, key, linear)
+                        for held, key in ((linear, "out_features"), (weight, "dtype"), (weight, "device"))
+                    ),
+                )
                 if kind in alike:
                     hooks.enter_context(mock.patch.object(linear, "forward", lambda *_, kind=kind, **__: alike[kind]))
                 hooks.before(linear, lambda _m, args: (args[0][:, :1], *args[1:]))
@@ -241,7 +248,8 @@ def _norm_errors(decoder: Any, architecture: Architecture, hidden: torch.Tensor)
     for name, norm in decoder.named_modules():
         if not name.endswith("norm") or getattr(norm, "weight", None) is None:  # DeLoRA's are kept numbers
             continue
-        given, copy = hidden.detach().requires_grad_(True), hidden.detach().double().requires_grad_(True)
+        here = hidden.detach().to(norm.weight.device)
+        given, copy = here.detach().requires_grad_(True), here.double().requires_grad_(True)
         with torch.enable_grad():
             got = norm(given)
             wanted = normalised(copy, whole(norm.weight).detach().double(), architecture)

@@ -44,13 +44,13 @@ def logits_at(model: Any, ids: torch.Tensor, wanted: torch.Tensor) -> torch.Tens
         if not args or args[0].shape[:-1] != wanted.shape:
             return None
         narrowed.append(True)
-        return args[0][wanted][None], *args[1:]
+        return args[0][wanted.to(args[0].device)][None], *args[1:]
 
     with OwnHooks() as hooks:
         if (head := model.get_output_embeddings()) is not None:
             hooks.before(head, narrow)
         logits: torch.Tensor = uncached(model, input_ids=ids).logits
-    return logits[0] if narrowed else logits[wanted]
+    return logits[0] if narrowed else logits[wanted.to(logits.device)]
 
 
 def parts_of(out: Any) -> Iterable[Any]:
@@ -93,7 +93,7 @@ def supervised_logits(
         with session.casting(cast):
             # the last token predicts nothing, and may be one more than the model has positions for
             logits = logits_at(session.model, ids[:, :-1].to(session.device), learnt)
-        yield logits.to(dtype), wanted[learnt]
+        yield logits.to(dtype), wanted[learnt].to(logits.device)
 
 
 class FirstCall:

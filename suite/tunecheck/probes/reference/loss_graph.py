@@ -60,7 +60,7 @@ class Scored(NamedTuple):
     def _pull(self, places: torch.Tensor) -> torch.Tensor | None:
         """Return how much the scores at these places depend on the token at each; None where the graph refuses."""
         classes = torch.arange(self.gradient.shape[-1], device=places.device).cos()  # no plain sum: it may be constant
-        given = (places[..., None] * classes).to(self.gradient.dtype).reshape(self.gradient.shape)
+        given = (places[..., None] * classes).to(self.gradient).reshape(self.gradient.shape)
         given = given if self.classes_last else given.movedim(-1, 1)
         found = gradients(self.edge, [GradientEdge(self.embedding, 0)], given)
         return None if found is None else torch.linalg.vector_norm(found[0].float(), dim=-1)

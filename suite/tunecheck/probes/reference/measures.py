@@ -214,7 +214,7 @@ def relative_difference(value: torch.Tensor, wanted: torch.Tensor) -> float:
 
 def relative_error(got: torch.Tensor, wanted: torch.Tensor, least: torch.Tensor | float = 0.0) -> float:
     """Norm of the difference over that of `wanted`, which is at least `least`; 0 where both are equal, or nothing."""
-    got, wanted = got.detach(), wanted.detach()
+    got, wanted = got.detach(), wanted.detach().to(got.device)
     difference = (got - wanted).norm()
     return float(torch.where(difference == 0, 0.0, difference / wanted.norm().clamp(min=least)))
 
@@ -225,8 +225,9 @@ def differences(got: Iterable[torch.Tensor], wanted: Iterable[torch.Tensor]) -> 
     One after the other: all differences at once would be another copy of the model where the base learns.
     """
     moved = ((a, b.to(a.device)) for a, b in zip(got, wanted, strict=True))  # what is wanted may lie on the CPU
-    pairs = [((a - b).float().norm(), b.norm().float()) for a, b in moved]
-    return torch.stack([difference for difference, _ in pairs]), torch.stack([norm for _, norm in pairs])
+    pairs = [torch.stack([(a - b).float().norm(), b.norm().float()]) for a, b in moved]
+    errors, norms = torch.stack([pair.to(pairs[0].device) for pair in pairs], dim=1)
+    return errors, norms
 
 
 def worst(errors: Mapping[str, float], none: float = math.nan) -> tuple[str, float]:
