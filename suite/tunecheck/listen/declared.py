@@ -40,8 +40,8 @@ OF_ANY_TRAINING = {"adapters", "frozen", "trains_base", "quantized", "checkpoint
 """Features that a training of another's has as a run of the suite has them."""
 
 
-class WatchedTraining(Training):
-    """The optimisation, as far as it is declared."""
+class WatchedTraining(Training, frozen=False):
+    """The optimisation, as far as it is declared; what it only shows in its course comes later."""
 
     schedule_steps: int
     """Steps that the schedule is made for; `max_steps` are those that are listened to."""
@@ -70,8 +70,8 @@ class WatchedTraining(Training):
         )
 
 
-class WatchedRun(Run):
-    """A training that is not ours, described in the words of a run."""
+class WatchedRun(Run, frozen=False):
+    """A training that is not ours, described in the words of a run; what is expected of it comes later."""
 
     tier: Literal["watch"] = "watch"  # type: ignore[assignment]
     strategy: str

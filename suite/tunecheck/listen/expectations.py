@@ -65,12 +65,12 @@ def read_expectations(given: Iterable[str], said: str = "--expect") -> dict[str,
 
 def declare(run: Any, expected: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
     """Have this run, of a model with tensors of these sizes, declare what is expected beside what its objects do."""
-    vars(run)["expected"] = dict(expected)  # frozen, and known only now
+    run.expected = dict(expected)
     for key, value in expected.items():
         expectation, where = EXPECTATIONS[key], f"--expect {key}={value}"
         run.sources[f"expected.{key}"] = where
         if expectation.sets:
-            vars(run.training)[expectation.sets] = value
+            setattr(run.training, expectation.sets, value)
         run.premises.update(facts(dict.fromkeys(expectation.premises, where), Source.EXPECTED))
     if expected.keys() & {"trained", "frozen"}:
         _declare_tensors(run, expected, sizes)
@@ -85,15 +85,15 @@ def _declare_tensors(run: Any, expected: Mapping[str, Any], sizes: Mapping[str, 
     before = set(run.trained)
     known = run.holds(Premise.TRAINED_SET_DECLARED)
     if not known and learns | rests == sizes.keys():  # by both together every tensor is declared
-        known, before, vars(run)["parameters"] = True, set(), None
+        known, before, run.parameters = True, set(), None
     if known:
         fact = Fact(source=Source.EXPECTED, where="--expect trained=... and frozen=...")
         run.premises[Premise.TRAINED_SET_DECLARED] = fact
     after = (before | learns) - rests
     if run.parameters is not None:
-        vars(run)["added"] = run.parameters if run.lora else 0
-        vars(run)["parameters"] += sum(sizes[n] for n in after - before) - sum(sizes.get(n, 0) for n in before - after)
-    vars(run).update(trained=frozenset(after), rests=tuple(sorted(before & rests)))
+        run.added = run.parameters if run.lora else 0
+        run.parameters += sum(sizes[n] for n in after - before) - sum(sizes.get(n, 0) for n in before - after)
+    run.trained, run.rests = frozenset(after), tuple(sorted(before & rests))
 
 
 def _open_schedule(run: Any, expected: Mapping[str, Any]) -> None:

@@ -150,10 +150,10 @@ class Listener:
         run: Any = session.run
         declare(run, self.options.expect, {name: p.numel() for name, p in session.model.named_parameters()})
         run.premises.update(facts(self.options.not_twice))
-        # frozen, as a run of the suite is
         limits = {name: own for name, own in self.options.limits.items() if problem_with(name, run.features) is None}
-        vars(run).update(ignore=self.options.ignore, strict=self.options.strict, checks=limits)
-        vars(run.probes).update(repeat_steps=self.options.repeat_steps, resume_from=self.options.resume_from)
+        run.ignore, run.strict, run.checks = self.options.ignore, self.options.strict, limits
+        again = {"repeat_steps": self.options.repeat_steps, "resume_from": self.options.resume_from}
+        run.probes = run.probes.model_copy(update=again)
         provenance.training_begins(session.model)
         self._session = session
         described = {**run.model_dump(mode="json", warnings=False), "features": sorted(run.features)}

@@ -234,7 +234,7 @@ class LoopSteps(StepMoments):
     def _on_clip(self, parameters: Any, max_norm: float, *_: Any, **__: Any) -> None:
         """Gradients are about to be clipped: they are complete. Those of an unknown model may be clipped in parts."""
         if self.begun and not self.objective:
-            vars(self.run.training)["max_grad_norm"] = float(max_norm)  # frozen, and known only now
+            self.run.training.max_grad_norm = float(max_norm)
             self._backward_end()
             self.clipped = True
 
