@@ -114,21 +114,20 @@ def factor_of_mean(loss: torch.Tensor) -> float | None:
     means, waiting = list[float](), list[tuple[Any, float]]([(loss.grad_fn, 1.0)])
     while waiting:
         node, factor = waiting.pop()
-        if _is_mean(node):
+        name, reduction = "" if node is None else node.name(), getattr(node, "_saved_reduction", None)
+        if reduction is not None:
+            means += [abs(factor)] if REDUCTIONS[reduction] == "mean" else []
+        elif name == "MeanBackward0" and node._saved_self_sym_numel > 1:
             means.append(abs(factor))
-            continue
-        if node is not None and node.name() == "SumBackward0":
-            if (mean := _mean_of_sum(loss, node)) is not None:
-                means.append(mean)
-            continue
-        if node is None or node.name() not in JOINS:
-            continue
-        if node.name() in FACTORS:
-            (_, (other, _)), by = node.next_functions, node._saved_other
-            if other is not None or not isinstance(by, torch.Tensor) or by.numel() != 1 or not by:
-                return None
-            factor *= float(by) if node.name() == "MulBackward0" else 1 / float(by)
-        waiting += [(following, factor) for following, _ in node.next_functions]
+        elif name == "SumBackward0" and (mean := _mean_of_sum(loss, node)) is not None:
+            means.append(mean)
+        elif name in JOINS:
+            if name in FACTORS:
+                (_, (other, _)), by = node.next_functions, node._saved_other
+                if other is not None or not isinstance(by, torch.Tensor) or by.numel() != 1 or not by:
+                    return None
+                factor *= float(by) if name == "MulBackward0" else 1 / float(by)
+            waiting += [(following, factor) for following, _ in node.next_functions]
     return max(means, default=None)
 
 
@@ -152,14 +151,6 @@ def _counted(entropy: Any, shares: torch.Tensor) -> float:
     """Return the sum of these shares of the loss, without those of targets that are ignored."""
     ignored = getattr(entropy, "_saved_ignore_index", None)
     return float(shares.sum() if ignored is None else shares[entropy._saved_target != ignored].sum())
-
-
-def _is_mean(node: Any) -> bool:
-    """Return whether this is a mean over several numbers, by itself or within a loss."""
-    reduction = getattr(node, "_saved_reduction", None)
-    if reduction is not None:
-        return REDUCTIONS[reduction] == "mean"
-    return node is not None and node.name() == "MeanBackward0" and node._saved_self_sym_numel > 1
 
 
 def _may_be_called(trainer: Any) -> bool:

@@ -32,7 +32,7 @@ from tunecheck.listen.trained_model import device_of, objective_of
 from tunecheck.listen.twice import keep_out_of_its_folders, keeps_checkpoint
 from tunecheck.listen.unheard import listened
 from tunecheck.listen.user_code import of_trainer, overrides
-from tunecheck.probes.reference.measures import digest
+from tunecheck.probes.reference.measures import digests
 from tunecheck.training.data import IGNORED
 from tunecheck.training.hooks import Hooks, inner_optimizer, nothing, rate_of
 
@@ -336,7 +336,7 @@ class WatchedEvaluation:
         """`due` are the rows that it must take, None where nobody knows."""
         self._due, self._modules = due, list(model.modules())
         self._learning = [p for p in model.parameters() if p.requires_grad]
-        self._before = [digest(p) for p in self._learning]
+        self._before = digests(self._learning)
         self._training, self._gradients, self._seen = 0, False, True
         self.labels: Any = None
         """Those of the batch that is evaluated now, where the model is not given them."""
@@ -383,7 +383,7 @@ class WatchedEvaluation:
             "dataset_rows": self._due,
             "training_modules_during": self._training,
             "gradients_enabled": self._gradients,
-            "weights_changed": [digest(p) for p in self._learning] != self._before,
+            "weights_changed": digests(self._learning) != self._before,
         }
 
     def _means(self, at: int) -> tuple[float, float]:
