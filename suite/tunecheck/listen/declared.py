@@ -324,12 +324,8 @@ def weights_folder(model: Any) -> Path | None:
 def base_parameters(model: Any) -> int:
     """Return the number of the base's parameters, packed ones counted with their unpacked number."""
     adapters = (".lora_", ".modules_to_save.", ".trainable_tokens_")
-    counted = 0
-    for name, parameter in model.named_parameters():
-        if not any(part in name for part in adapters):
-            state = getattr(parameter, "quant_state", None)
-            counted += prod(state.shape) if state is not None else parameter.numel()
-    return counted
+    own = [p for name, p in model.named_parameters() if not any(part in name for part in adapters)]
+    return sum(prod(p.quant_state.shape) if getattr(p, "quant_state", None) is not None else p.numel() for p in own)
 
 
 class GivenRows:

@@ -106,12 +106,9 @@ def rows_done(state: Any, trace: Path) -> tuple[float, frozenset[str]]:
         return 0.0, frozenset()
     since = done - round(done * share / epoch)
     rows = set[str]()
-    for path in sorted(trace.parent.glob("watch-*.jsonl")):
-        if path != trace:
-            earlier = read(path)
-            first = earlier.run.training.first_step
-            windows = earlier.main.all(Window)
-            rows |= {row for w in windows if since <= first + w.step < done for row in w.rows}
+    for earlier in (read(path) for path in sorted(trace.parent.glob("watch-*.jsonl")) if path != trace):
+        first, windows = earlier.run.training.first_step, earlier.main.all(Window)
+        rows |= {row for w in windows if since <= first + w.step < done for row in w.rows}
     return share, frozenset(rows)
 
 

@@ -323,8 +323,9 @@ def _plain(value: Any) -> bool:
 
 
 def _number(value: Any) -> float | None:
+    """Return this as a number; None where it is none."""
     try:
-        return None if value is None else float(value)
+        return float(value)
     except (TypeError, ValueError):
         return None
 

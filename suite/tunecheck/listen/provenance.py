@@ -1,5 +1,6 @@
 """Where a model's tensors and rates come from: loads, earlier trainings, LoRA+. Imports nothing of its own."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,20 +69,17 @@ def loads_of(model: Any) -> Iterator[StateLoaded]:
 
 def _fitting(offered: Iterable[str], missing: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield each missing name with an offered one that differs by a prefix, or by one part: an adapter's name."""
-    by_end: dict[str, list[str]] = {}
+    by_end: defaultdict[str, list[str]] = defaultdict(list)
     held = set(offered)
     shortened = {rest: name for name in held for rest in _less_one_part(name)}
     for name in held:
-        by_end.setdefault(".".join(name.split(".")[-2:]), []).append(name)
+        by_end[".".join(name.split(".")[-2:])].append(name)
     for name in missing:
         within = next((rest for rest in _less_one_part(name) if rest in held), shortened.get(name))
-        if within is not None:
-            yield name, within
-            continue
-        for other in by_end.get(".".join(name.split(".")[-2:]), ()):
-            if name.endswith(f".{other}") or other.endswith(f".{name}"):
-                yield name, other
-                break
+        alike = by_end[".".join(name.split(".")[-2:])]
+        around = (other for other in alike if name.endswith(f".{other}") or other.endswith(f".{name}"))
+        if (found := within or next(around, None)) is not None:
+            yield name, found
 
 
 def _less_one_part(name: str) -> Iterator[str]:

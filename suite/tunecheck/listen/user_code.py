@@ -202,11 +202,8 @@ class UserWrites:
         return [WrittenByScript(lines=lines)] if lines else []
 
     def _wrote(self, result: Any, *tensors: Any, **_: Any) -> None:
-        for tensor in tensors:
-            if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-                continue
-            if (name := self._held.get(_storage(tensor))) is None:
-                continue
+        plain = (tensor for tensor in tensors if type(tensor) in (torch.Tensor, torch.nn.Parameter))
+        for name in filter(None, (self._held.get(_storage(tensor)) for tensor in plain)):
             if line := _line_of_script():
                 self._now[name] = line
             else:
