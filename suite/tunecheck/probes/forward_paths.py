@@ -36,7 +36,7 @@ from tunecheck.probes.reference.measures import dtype_name, relative_error, wors
 from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe
 from tunecheck.training.hooks import Hooks, OwnHooks
-from tunecheck.training.restore import dropouts
+from tunecheck.training.restore import dropouts, kept_values
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import own_parameters, whole
 
@@ -51,6 +51,10 @@ class ForwardProbe(Probe):
     emits = (ForwardPaths, ForwardReference, LayerCalls)
 
     def start(self, session: Session) -> None:
+        with _speaking(session.model):
+            self._compare(session)
+
+    def _compare(self, session: Session) -> None:
         """Compare logits of rows that differ in one respect each."""
         architecture = session.run.model.architecture
         known = has_formulas(architecture, session.model)
@@ -190,6 +194,17 @@ class ForwardProbe(Probe):
         """Return the logits in train mode, the training path itself, or with dropout in eval mode."""
         training = not session.run.uses_dropout
         return logits_of(session.model, ids.to(session.device), training=training, mask=mask.to(session.device))
+
+
+@contextmanager
+def _speaking(model: Any) -> Iterator[None]:
+    """Have a head of zeros, as some trainings begin with, tell rows apart in the block."""
+    weight = getattr(model.get_output_embeddings(), "weight", None)
+    silent = [] if weight is None or whole(weight).any() else [weight]
+    with kept_values(silent):
+        for matrix in silent:
+            torch.nn.init.normal_(matrix, std=matrix.shape[-1] ** -0.5)
+        yield
 
 
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
