@@ -4,7 +4,6 @@ Switches are judged against what they must be, not against what they were before
 that leaves the model in eval mode changes nothing that a later look could compare with.
 """
 
-from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from math import prod
 from typing import Any
@@ -102,7 +101,6 @@ class TrainingStateProbe(Probe):
             if healthy and self._seen and not self._unknown:
                 self._record(step, random_state="")
 
-        calls = Counter[int]()
         before: Seen = {}
 
         def begin(*_: object) -> None:
@@ -110,7 +108,6 @@ class TrainingStateProbe(Probe):
             self._reference = not torch.is_grad_enabled()  # a look at what the model says without its adapters
             if self._reference:
                 return
-            calls.clear()
             if not self._forwards and not begun:  # a seed may be set since the step began
                 self._state = random_digest(session.device)
             self._forwards += 1
@@ -125,9 +122,9 @@ class TrainingStateProbe(Probe):
                 self._without_gradient.append(self._seen)
                 self._seen = before
 
-        def look_again(module: object, *_: object) -> None:
-            calls[id(module)] += not self._reference
-            if calls[id(module)] > 1:  # recomputed for the backward pass, which begins at the last layer
+        def look_again(*_: object) -> None:
+            # recomputed in a backward pass, which begins at the last layer
+            if not self._reference and torch._C._current_graph_task_id() != -1:
                 look()
 
         # a call of a loop's model itself has begun already when its step does
