@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import html
+import json
 import os
 
 import pytest
@@ -114,6 +116,62 @@ def test_no_secret_of_an_errors_text_is_shown(text):
     assert "hunter2x" not in line
     assert RANDOM not in line
     assert TOKEN not in line
+
+
+NAMES = ("password", "hub_token", "DB_PASSWORD", "WANDB_API_KEY", "client_secret", "smtp-pass", "verification_code")
+VALUES = ("hunter2x", "swordfish", "correct horse battery", "p@ss&w0rd!x", RANDOM)
+PLACES = {
+    "YAML": lambda name, value: redacted(f"run:\n  {name}: {value}  # mine\n  steps: 3"),
+    "an item of Kubernetes": lambda name, value: redacted(f"- name: {name}\n  value: {value}\n"),
+    "a dump of the environment": lambda name, value: redacted(f"HOME=/root\n{name}={value}\nSHLVL=1"),
+    "INI": lambda name, value: redacted(f"[default]\n{name} = {value}\n"),
+    "JSON": lambda name, value: redacted(json.dumps({name: value, "n": 1})),
+    "JSON in JSON": lambda name, value: redacted(json.dumps(json.dumps({"env_vars": {name: value}}))),
+    "JSON in XML": lambda name, value: redacted(html.escape(json.dumps({name: value}))),
+    "JSON in XML by numbers": lambda name, value: redacted(json.dumps({name: value}).replace('"', "&#34;")),
+    "a pair of JSON": lambda name, value: redacted(json.dumps({"name": name, "value": value})),
+    "an element of XML": lambda name, value: redacted(f"<{name}>{html.escape(value)}</{name}>"),
+    "an attribute of XML": lambda name, value: redacted(f'<job {name}="{html.escape(value)}"/>'),
+    "a line of Python": lambda name, value: redacted(f"    os.environ.setdefault({name!r}, {value!r})"),
+    "a login": lambda name, value: redacted(f"huggingface_hub.login({value!r}); smtp.login('bob', {value!r})"),
+    "a pair of a login": lambda name, value: redacted(f"get(url, auth=('bob', {value!r}))"),
+    "an exception": lambda name, value: redacted(f"ValueError: wrong {name} {value!r} in {{{name!r}: {value!r}}}"),
+    "an option": lambda name, value: shown(["t.py", f"--{name}", value, "--pin", value, f"--mfa={value}"]),
+    "an option for the environment": lambda name, value: shown(
+        ["sky", "launch", "--env", name.upper(), value, "x.yaml"]
+    ),
+    "an option of docker": lambda name, value: shown(["docker", "run", "-e", f"{name}={value}", "image"]),
+    "-p beside a user": lambda name, value: shown(["dump", "-u", "bob", "-p", value, "table"]),
+    "-u with a user": lambda name, value: shown(["curl", "-u", f"bob:{value}", "https://h/x"]),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_no_planted_secret_is_shown(place):
+    """Whatever its name and its value, be it words in a row."""
+    texts = [(value, PLACES[place](name, value)) for name in NAMES for value in VALUES]
+
+    assert [
+        text for value, text in texts if any(f"{word}" in text for word in (*value.split(), html.escape(value)))
+    ] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "--max-tokens 512 --max_new_tokens=64 --pin-memory --pin_memory True --pin 1 --env WORLD_SIZE 4",
+        "pad_token=<eos> eos_token='</s>' token_mean loss: token_mean pin_memory=True pad_token: &lt;pad&gt;",
+        "password_hash = sha256\nloss: 2.31, token accuracy 0.8\npassed: 12\nkeyboard: us\ntext_key = prompt text",
+        "exit code: 3 login node: n01 login(node) trainer.login() oauth login (RFC 8628) def login(user): author('x')",
+        "token = tokens[0]\npassword = getpass()\napi_key = os.environ.get('X')\nhub_token: str | None = None",
+        "primary_key: row id\nvocab_key: text\nauth: none\n<token>text</token>",
+        "unexpected keyword argument 'password' KeyError: 'HF_TOKEN' choose from 'api_key', 'x'",
+    ],
+)
+def test_no_ordinary_text_is_masked(text):
+    """Tokens of a text, code that reads a secret, names without a value."""
+    assert redacted(text) == text
+    assert redacted(f"step: 1\n{text}\nstep: 2") == f"step: 1\n{text}\nstep: 2"
 
 
 def test_a_value_that_the_process_was_given_is_masked_wherever_it_stands(monkeypatch):

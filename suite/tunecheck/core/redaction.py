@@ -18,16 +18,18 @@ from tunecheck.core.text import ESCAPE_SEQUENCE
 
 MASK = "REDACTED"
 """A word that a shell, Markdown, JSON and XML show as it is."""
-_NOTHING = {"", "none", "true", "false", "null", MASK.lower()}
+_NOTHING = {"", "none", "true", "false", "null", "str", MASK.lower()}
 
 _WORDS = (
-    "(?:passw(?:or)?d|passphrase|passcode|secret|credential|cred|key|auth|jwt|bearer|cookie|token|pat|otp)s?|pass|pwd"
+    "(?:passw(?:or)?[dt]|passphrase|passcode|secret|credential|cred|key|auth|jwt|bearer|cookie|token|pat|otp|pin|mfa)s?"
+    "|pass|pwd|(?:access|auth|mfa|otp|pin|security|verification)[_-]?code"
 )
+_QUOTE = r"\\*[\"'] | &(?:quot|apos|\#0*3[49]|\#x2[27]);"
 _SECRET_NAME = re.compile(rf"(?i)(?:{_WORDS})[_-]?[0-9]*$")
 _COMMON = re.compile(r".{,5}|[0-9.]*|[a-z]{,11}", re.DOTALL)
 _KEY_KINDS = {"api", "access", "secret", "private", "auth", "encryption", "master", "service", "account", "license"}
-_KEY_KINDS |= {"wandb", "hf", "openai", "anthropic", "aws", "azure", "google", "comet", "neptune"}
-_KEY_KINDS |= {"pass", "signing", "storage", "shared", "hub", "github", "gitlab", "gh"}
+_KEY_KINDS |= {"wandb", "hf", "openai", "anthropic", "aws", "azure", "google", "comet", "neptune", "bearer"}
+_KEY_KINDS |= {"db", "smtp", "admin", "root", "pass", "signing", "storage", "shared", "hub", "github", "gitlab", "gh"}
 _RANDOM = re.compile(r"(?=[^0-9]*[0-9])(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])[A-Za-z0-9+/=-]{20,}|[0-9a-f]{40}")
 """A value that nobody chose, which is a secret wherever a word for one stands before it."""
 _TEXT_TOKENS = {"pad", "eos", "bos", "unk", "sep", "cls", "mask", "stop", "end", "start", "image", "audio", "video"}
@@ -52,16 +54,28 @@ _HINTS = (
     *("sk-", "sk_", "-u"),
     *("gho_", "ghp_", "ghr_", "ghs_", "ghu_", "-pat", "_pat", "glpat-", "nvapi", "npm_", "npm-", "r8_", "r8-", "pypi"),
     *("api_org", "akia", "asia", "aiza", "ya29", "xox", "eyj", "gsk", "xai", "pplx", "_v1", "k_live", "k_test"),
-    *("whsec", "shpat", "glptt", "gocspx", "xapp", "sg.", "otp", "%2f%2f"),
+    *("whsec", "shpat", "glptt", "gocspx", "xapp", "sg.", "otp", "pin", "mfa", "login", "code", "%2f%2f"),
 )
 """One of these stands, in small letters, in every text that the expressions below may match."""
 _USER_OF_URL = re.compile(r"(?<=://)[^\s/?#\"'<>]+@|(?i:(?<=%3A%2F%2F)(?:(?!%2F)[^\s/\"'<>&])+?%40)")
 _HEADER = re.compile(  # and the signature of a URL, and what webhooks are called by
     r"(?i)(\bauthorization\\?[\"']?\s*[:=]\s*\\?[\"']?(?:[a-z]+\s+)?|\bbearer\s+|[?&][\w-]*sig(?:nature)?="
-    r"|://discord(?:app)?\.com/api/webhooks/[0-9]+/|\blogin(?:\s+\S+\s+password\s+|\((?:\w+=)?\\*[\"']))"
+    r"|://discord(?:app)?\.com/api/webhooks/[0-9]+/|\blogin\s+\S+\s+password\s+)"
     r"([^\s\"',;&<>\\)\]}]{4,})"
 )
-_LOGIN = re.compile(r"(?:-u|--(?:proxy-)?user)(?:[\"']?[=,\s]\s*[\"']?)[^\s:/\"']+:[\"']?(?![0-9]+\b)([^\s\"']+)")
+_CALL = re.compile(r"(?i)\b(?:\w*login|\w*BasicAuth|auth(?:enticate)?)(?:\s*=\s*)?\([^()\n]+")
+_ARGUMENT = re.compile(  # in quotes, or with digits
+    rf"(?x)(?:(?<![=\w]) | (?<=\bkey=)) (?P<quote> {_QUOTE}) .+? (?P=quote) | (?<=[(,\ ]) [A-Za-z]*[0-9]\w* (?=[),]|$)"
+)
+_ELEMENT = re.compile(r"(?:<|&lt;)(?P<name>[\w.-]+)(?P<sep>>|&gt;)(?P<value>[^<]{1,200}?)(?=(?:<|&lt;)/(?P=name))")
+_LINE = re.compile(  # a value that goes on to the end of its line
+    r"""(?mx) ^ [ \t]* (?:-[ ])? (?:(?:export|set|name:)[ ])? (?P<name> [\w.-]+)
+    (?P<sep> (?:\s+value)?:[ \t]+ | [ \t]*=[ \t]*)
+    (?P<value> (?!["'|>&[{(]) [^\s#]\S* (?:[ \t]+ [^\s#]\S*)*) (?<![,{(\[]) [ \t]* (?:\#.*)? $"""
+)
+_CODE = re.compile(r"[A-Za-z_][\w.]*(?:[(\[][\w.]*)+$|.*\w[(\[]|.*\s[=|]\s|.*[\s(=][\"']")
+_COMMAND = re.compile(r"\S+\s(?:.*\s)?(?:-|\S*[/=]|\S+\.\w+(?:\s|$))")  # behind NAME=value
+_LOGIN = re.compile(r"(?:-u|--(?:proxy-)?user)(?:[\"']?[=,\s]\s*[\"']?)[^\s:/\"']+:[\"']?(?![0-9]{1,5}\b)([^\s\"']+)")
 """As curl and others are given a name with a password; -u 1000:1000 is a user with a group."""
 _BY_P = re.compile(r"(?:.*/)?(?:login|sshpass|mysql\w*|mariadb|mongo\w*)")
 """Commands whose -p is a password; elsewhere it may be a port, a path, a prompt."""
@@ -69,9 +83,10 @@ _PASSWORD = re.compile(r"(?=.*[A-Za-z])(?=.*[0-9])(?=.*[!@#$%^&*?~])[^\s/]{8,}")
 _NAMED = re.compile(
     rf"""(?ix) (?:(?<![\w.+\\%-]) | (?<=\\[nrt]) | (?<=%[0-9A-F]{{2}}) | (?<=[\\%])(?![nrt]|[0-9A-F]{{2}}))
     (?P<name>-{{0,2}} [\w.+-]{{0,60}}? (?:{_WORDS}) [_-]?[0-9]*)
-    (?P<close> (?:\\*["'])?)
-    (?P<sep> \]?\s*(?:=> | :\s*\w+\s*= | :?=\s*\(? | :(?:\s*[|>][+-]?\s*\n)? | %3[AD])\s* | ,?\s+ | , )
-    (?: [bruf]{{0,2}}(?P<quote> \\*["']) (?P<quoted> .*?) (?P=quote) | (?P<bare> (?!--)[^\s"',;&)}}\]<>]+) )"""
+    (?P<close> (?:{_QUOTE})?)
+    (?P<sep> \]?\s*(?:=> | ,?\s*(?:{_QUOTE})?value(?:{_QUOTE})?\s*[:=] | :\s*\w+\s*= | :?=\s*\(?
+     | :(?:\s*[|>][+-]?\s*\n)? | %3[AD])\s* | ,?\s+ | , )
+    (?: [bruf]{{0,2}}(?P<quote> {_QUOTE}) (?P<quoted> .*?) (?P=quote) | (?P<bare> (?!--)[^\s"',;&)}}\]<>]+) )"""
 )
 
 
@@ -112,7 +127,9 @@ def _secrets_of(command: tuple[str, ...]) -> frozenset[str]:
 def _with_secrets(command: Sequence[str]) -> list[tuple[str, str]]:
     """Return each word with the secret that its own name, or the option before it, gives away; or with ""."""
     pairs, option, logs_in = [], "", any(map(_BY_P.fullmatch, command))
-    for before, word in zip(["", *command], command, strict=False):
+    sets = () if {"docker", "podman"}.intersection(command) else ("-e", "--env", "set", "setenv", "setx")
+    asks = logs_in or re.search(r"(?<!sudo) (?:-u|-U|--user(?:name)?) [A-Za-z][\w@-]* ", " ".join([*command, ""]))
+    for first, before, word in zip(["", "", *command], ["", *command], command, strict=False):
         secret, rest = "", word
         while not secret and "=" in rest:  # --env=HF_TOKEN=...
             name, _, rest = rest.partition("=")
@@ -120,8 +137,8 @@ def _with_secrets(command: Sequence[str]) -> list[tuple[str, str]]:
         if logs_in and re.match(r"-p(?![0-9]{,5}$|[\w-]*=|assw)", word):
             secret = word[2:]
         elif option and not word.startswith("--"):
-            secret = _after(option, word, logs_in=logs_in) or secret
-        elif _RANDOM.fullmatch(word) and _is_secret(before, word):
+            secret = _after(option, word, logs_in=bool(asks)) or secret
+        elif (_RANDOM.fullmatch(word) or first in sets) and word[:1] != "-" and _is_secret(before, word):
             secret = word
         pairs.append((word, secret))
         if word.startswith("-") or not option.endswith("s"):  # --api_keys A B
@@ -131,10 +148,10 @@ def _with_secrets(command: Sequence[str]) -> list[tuple[str, str]]:
 
 def _after(option: str, word: str, *, logs_in: bool) -> str:
     """Return what of this word is a secret, as it stands after this option."""
-    if option == "-p":
-        secret = not re.fullmatch(r"[0-9:]{,11}|-.*", word) if logs_in else _PASSWORD.fullmatch(word)
+    if option.lower() == "-p":  # not out/run1
+        secret = not re.fullmatch(r"[0-9:]{,11}|-.*|.*/.*", word) if logs_in else _PASSWORD.fullmatch(word)
         return word if secret or _RANDOM.fullmatch(word) else ""
-    login = _LOGIN.fullmatch(f"{option} {word}")
+    login = option in ("-u", "--user", "--proxy-user") and re.fullmatch(r"(?s)[^\s:/]+:(?![0-9]{1,5}\b)(.+)", word)
     return login[1] if login else word if _is_secret(option, word) else ""
 
 
@@ -149,15 +166,16 @@ def _is_secret(name: str, value: str = "x") -> bool:
     last = last.removesuffix("s") if several else last
     if _RANDOM.fullmatch(value):
         return True
-    if last.endswith(("pat", "otp")):  # not --compat; --pat 8 is short for --patience
-        return last in ("pat", "otp", "totp") and (option or of_account) and not re.fullmatch("[0-9]{,3}", value)
+    if last.endswith(short := ("pat", "otp", "totp", "pin", "mfa")):  # not --compat; --pat 8 is short for --patience
+        of_account |= last == "mfa" or value[3:].isdecimal()
+        return last in short and (option or of_account) and not re.fullmatch("[0-9]{,3}", value)
     if last.endswith("key"):
         kind = last.removesuffix("key") or "".join(before[-1:])
         return kind in _KEY_KINDS or (name.isupper() and bool(before) and not several)
     if last in ("pass", "pwd", "bypass", "compass"):
-        return option and words not in ("pwd", "oldpwd", "bypass", "compass")
+        return (option or of_account or before[-1:] == ["ssh"]) and words not in ("pwd", "oldpwd", "bypass", "compass")
     if last.endswith("token"):  # <|im_end|>, [PAD] and 128001 are tokens of a text
-        of_text = re.fullmatch(r"[0-9]+|[<\[].*[>\]]", value) is not None
+        of_text = re.fullmatch(r"[0-9]{,5}|[<\[].*[>\]]" if of_account else r"[0-9]+|[<\[].*[>\]]", value) is not None
         return not of_text and (of_account if several else not _TEXT_TOKENS.intersection(before[-1:]))
     return True
 
@@ -185,18 +203,32 @@ def _hidden(text: str, known: Sequence[str]) -> str:
         return text
     text = _USER_OF_URL.sub(f"{MASK}@", _SHAPES.sub(MASK, text))
     text = _LOGIN.sub(lambda match: match[0].removesuffix(match[1]) + MASK, text)
+    text = _CALL.sub(lambda call: _ARGUMENT.sub(MASK, call[0]), text)
+    text = _LINE.sub(_without_line, _ELEMENT.sub(_without_line, text))
     return _NAMED.sub(_without_value, _HEADER.sub(rf"\1{MASK}", text))
+
+
+def _without_line(match: re.Match[str]) -> str:
+    name, value = match["name"], match["value"]
+    stays = (_COMMAND if match["sep"] == "=" else _CODE).match(value) or not re.search("[_-]|[A-Z]|pass|secret", name)
+    begin, end = (at - match.start() for at in match.span("value"))
+    return match[0] if stays or not _is_secret(name, value) else match[0][:begin] + MASK + match[0][end:]
 
 
 def _without_value(match: re.Match[str]) -> str:
     name, sep = match["name"], match["sep"]
     value = match["quoted"] if match["quote"] else match["bare"]
-    spaced, prose = not re.search("[=:%]", sep), ":" in sep and "=" not in sep and not match["quote"]
+    spaced, prose = not re.search("[=:%]", sep), re.fullmatch(r"[^=v]*:[^=]*", sep) and not match["quote"]
     if match["quote"] and spaced:  # ("HF_TOKEN", "..."), wrong password '...'
-        pair = match["close"] and re.search(r"\(\\*[\"']$", match.string[: match.start()]) and "_" in name
-        spaced = not (pair or "passw" in name.lower())
+        named = re.search("(?i)pass[wp]|[a-z][_-][a-z]", name)
+        begun = match["close"] and re.search(r"\(\\*[\"']$", match.string[: match.start()])
+        spaced = not (named and (begun or "," not in sep))
     spaced = spaced and not name.startswith("-") and not _RANDOM.fullmatch(value)
-    if spaced or not _is_secret(name, value):
+    if (
+        spaced
+        or not _is_secret(name, value)
+        or (_CODE.fullmatch(value) and match.string[match.end() : match.end() + 1] in ")]'\"")
+    ):
         return match[0]
     if prose and not name.isupper() and "pass" not in name.lower() and not re.search(r"[0-9]|.{20}", value):
         return match[0]  # "invalid token: expected a word"
