@@ -261,6 +261,23 @@ def test_a_deterministic_run_in_16_bit_uses_no_kernel_that_a_card_lacks(tmp_path
     assert failed(trace, *settings) <= UNLIKE_A_CARD
 
 
+def test_a_model_that_is_recomputed_whole_is_watched(tmp_path):
+    """On a card that happens in a thread of autograd's own, which is none of the script's."""
+    torch.manual_seed(0)
+    with fake_card():
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 3)).to("cuda")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        with tunecheck.watch(model=model, optimizer=optimizer, folder=tmp_path) as watched:
+            for _ in range(4):
+                out = torch.utils.checkpoint.checkpoint(model, torch.randn(6, 4).to("cuda"), use_reentrant=False)
+                torch.nn.functional.cross_entropy(out, torch.tensor([0, 1, 2, 0, 1, 2]).to("cuda")).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    assert {f.check for f in watched.findings if f.status is Status.FAILED} == set()
+    assert len([f for f in watched.findings if f.passed]) > 5
+
+
 @slow
 @pytest.mark.parametrize("steps", [5, 8, 9, 11, 20])
 def test_no_number_of_steps_looks_like_a_leak(tmp_path, steps):

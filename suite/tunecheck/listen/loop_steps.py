@@ -158,6 +158,8 @@ class LoopSteps(StepMoments):
     def forward(self, args: Any, given: dict[str, Any]) -> None:
         """A pass with gradients begins."""
         if self.listener.listening and self.thread != get_ident():
+            if torch._C._current_graph_task_id() != -1:  # of a checkpoint around the model, in autograd's own thread
+                return
             raise Unsupported("another thread calls the model with gradients, too: its passes cannot be told apart")
         if self.stepped:  # not every optimizer steps each time
             self._stepped()
