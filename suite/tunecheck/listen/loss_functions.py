@@ -19,6 +19,7 @@ from tunecheck.probes.reference.loss_graph import (
     gradients,
     graph_of,
     positives_without_twin,
+    saved,
     size_of,
     straight_back,
 )
@@ -56,7 +57,7 @@ SHARE_OFF = 0.2
 FEWEST_OF_A_ROW, BY_CHANCE, ONE_COPY = 256, 4.0, 0.999
 """Numbers of a row whose correlation tells something; how many standard errors of it come by chance in no row; and that
 of a copy."""
-READ = ("_saved_input", 0), ("_saved_mat1", 1), ("_saved_self", 0)
+READ = ("input", 0), ("mat1", 1), ("self", 0)
 """What layers keep of what they are given, and its place among a function's edges."""
 SPREAD, PEAK = (0.8, 1.2), (2.5, 3.5)
 """Standard deviation and kurtosis of numbers that randn draws, also where an offset is added to them."""
@@ -374,8 +375,9 @@ def _read_by(function: Any, size: int) -> Iterator[torch.Tensor]:
     """Yield the tensors of this size, in which nothing learns, that layers behind this function multiply."""
     for node in graph_of(function):
         for name, place in READ:
-            given = getattr(node, name, None) if place < len(node.next_functions) else None
-            if isinstance(given, torch.Tensor) and given.numel() == size and node.next_functions[place][0] is None:
+            learns = node.next_functions[place : place + 1] != ((None, 0),)
+            given = None if learns else saved(node, name)
+            if isinstance(given, torch.Tensor) and given.numel() == size:
                 yield given.detach()
 
 

@@ -13,7 +13,7 @@ import torch
 
 from tunecheck.core.evidence import PreferencesLearned
 from tunecheck.models.layer_names import is_pretrained
-from tunecheck.probes.reference.loss_graph import graph_of
+from tunecheck.probes.reference.loss_graph import graph_of, saved
 from tunecheck.probes.reference.own_tokens import tokens_and_numbers
 from tunecheck.training.data import Batch
 from tunecheck.training.events import EARLY_STEPS, Probe
@@ -120,7 +120,7 @@ class PreferenceProbe(Probe):
 def _factors(function: Any) -> Iterator[tuple[int, torch.Tensor]]:
     """Yield the factors of a loss's rows that nothing learns from, one a row, with their places among its functions."""
     for place, node in enumerate(islice(graph_of(function), MOST_NODES)):
-        for factors in (node._saved_self, node._saved_other) if node.name() == "MulBackward0" else ():
+        for factors in (saved(node, "self"), saved(node, "other")) if node.name() == "MulBackward0" else ():
             if isinstance(factors, torch.Tensor) and not factors.requires_grad and factors.ndim < 3:
                 rows = factors.reshape(len(factors) if factors.ndim else 1, -1).float()
                 if rows.numel() and bool((rows == rows[:, :1]).all()):

@@ -107,6 +107,15 @@ def _way_back(edge: Any, ends: Collection[Any] = ()) -> list[Any]:
     return way
 
 
+def saved(node: Any, name: str) -> Any:
+    """Return what a function keeps by this name for its backward pass.
+
+    None where a hook brings it back, as a checkpoint's does: it would compute a layer once more, and keep all of that.
+    """
+    held = getattr(node, f"_raw_saved_{name}", None)
+    return getattr(node, f"_saved_{name}", None) if getattr(held, "unpack_hook", None) is None else None
+
+
 def size_of(edge: Any) -> int:
     """Return how many numbers a function gave; 0 where torch does not tell."""
     told = getattr(edge[0], "_input_metadata", ())
