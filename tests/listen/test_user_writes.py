@@ -61,6 +61,15 @@ def restored(model, kept):
         parameter.data.copy_(kept[name])
 
 
+def moved(model, kept):
+    """To other memory; what is at the former place is written to, as by a tensor that an allocator puts there."""
+    left = [parameter.data for parameter in model.parameters()]
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+    for tensor in left:
+        tensor.zero_()
+
+
 def cast(model, kept):
     """To 16 bit and back."""
     model.bfloat16().float()
@@ -70,7 +79,7 @@ def cast(model, kept):
     ("write", "own"),
     [
         *((write, True) for write in (lookahead, lists, clipped, noise)),
-        *((write, False) for write in (loaded, initialised, restored, cast)),
+        *((write, False) for write in (loaded, initialised, restored, moved, cast)),
     ],
 )
 def test_the_scripts_own_lines_are_told(model, write, own):

@@ -167,8 +167,8 @@ class UserWrites:
     def __init__(self, model: Any, failed: Callable[[str], None]) -> None:
         self._hooks = Hooks(failed)
         self._trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        self._held = {_storage(p): name for name, p in self._trained}
-        """Address of a tensor's memory to its name."""
+        self._held = {_storage(p): (name, p) for name, p in self._trained}
+        """Address of a tensor's memory to its name and itself, which may leave it to others."""
         self._now: dict[str, str] = {}
         self._lines: dict[str, str] = {}
         self._others: set[str] = set()
@@ -178,7 +178,7 @@ class UserWrites:
     def begin(self) -> None:
         """A step has ended."""
         self._states.append(self._state())
-        self._held = {_storage(p): name for name, p in self._trained}
+        self._held = {_storage(p): (name, p) for name, p in self._trained}
         for name in IN_PLACE:
             self._hooks.function(torch.Tensor, name, after=self._wrote)
         for name in OF_LISTS:
@@ -202,8 +202,9 @@ class UserWrites:
         return [WrittenByScript(lines=lines)] if lines else []
 
     def _wrote(self, result: Any, *tensors: Any, **_: Any) -> None:
-        plain = (tensor for tensor in tensors if type(tensor) in (torch.Tensor, torch.nn.Parameter))
-        for name in filter(None, (self._held.get(_storage(tensor)) for tensor in plain)):
+        plain = [_storage(tensor) for tensor in tensors if type(tensor) in (torch.Tensor, torch.nn.Parameter)]
+        held = ((at, *self._held[at]) for at in plain if at in self._held)
+        for name in (name for at, name, own in held if _storage(own) == at):
             if line := _line_of_script():
                 self._now[name] = line
             else:
