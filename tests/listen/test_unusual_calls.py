@@ -130,15 +130,6 @@ def test_losses_of_micro_batches_that_count_differently(how, asked, tmp_path):
     assert [finding.check for finding in row.suspected] == [asked] * bool(asked)
 
 
-def test_a_compiled_model_hides_its_layers_calls(tmp_path):
-    """A Trainer compiles what it calls, not the model that it was given."""
-    row = judged(Script(**SHORT, arguments={"torch_compile": True, "torch_compile_backend": "eager"}), tmp_path)
-    unjudged = {finding.check: finding.detail for finding in row.unjudged}
-
-    assert [finding.detail for finding in row.failed] == []
-    assert unjudged["attention_as_configured"].startswith("torch.compile hides the modules")
-
-
 def test_a_base_into_which_adapters_were_merged_is_not_that_of_its_file():
     """Those that learned in an earlier training of this process, or come from a file."""
     model, _ = Script(steps=1).model_and_tokenizer()

@@ -16,6 +16,7 @@ import torch
 
 from tunecheck.listen.problems import say
 from tunecheck.listen.unheard import told
+from tunecheck.models.layer_names import as_written, is_compiled
 from tunecheck.training.events import probing
 from tunecheck.training.hooks import Hooks, inner_optimizer, nothing, tensors_of
 
@@ -41,7 +42,7 @@ class LoopHooks:
     ) -> None:
         self.follows = follows
         """Whether another training of this process was listened to before, whose model may still be called."""
-        self.options, self.model, self.tokenizer = options, model, tokenizer
+        self.options, self.model, self.tokenizer = options, as_written(model), tokenizer
         self.optimizers: list[Any] = [] if optimizer is None else [inner_optimizer(optimizer)]
         self.steps: LoopSteps | None = None
         """What hears the steps of the model, once it is found: the model is no longer held here."""
@@ -94,13 +95,14 @@ class LoopHooks:
         from tunecheck.listen.optimizers import optimizers_of
         from tunecheck.listen.trained_model import called_by_name, is_causal, trained_whole
 
+        hidden, module = is_compiled(module), as_written(module)
         if is_causal(module) and not args and given.get("input_ids") is None:
             return False  # its rows begin outside of it, as those of a captioner do: what calls it is the model
         if self.follows and not optimizers_of(module):
             return False
         self.looks -= not is_causal(module)
         by_name = called_by_name(module) if args or given.get("input_ids") is not None else None
-        self.model, self.why = trained_whole(by_name or module, again=module is self.candidate())
+        self.model, self.why = trained_whole(by_name or module, again=hidden or module is self.candidate())
         self.kind = type(module).__name__
         if self.model is not None and is_causal(self.model) and module is self.model.get_input_embeddings():
             self.model = None  # what the script makes of its outputs is what the model gets
@@ -116,7 +118,7 @@ class LoopHooks:
         from tunecheck.listen.trained_model import called_by_name, is_transformers
 
         own = not is_transformers(self.model) and any(module is part for part in self.model.modules())
-        return module is self.model or own or called_by_name(module) is self.model
+        return as_written(module) is self.model or own or called_by_name(module) is self.model
 
     def _hook(self, module: Any) -> None:
         self._found()

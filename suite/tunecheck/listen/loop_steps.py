@@ -31,7 +31,7 @@ from tunecheck.listen.settings import settings_of
 from tunecheck.listen.trained_model import anchor_of, device_of, is_causal, objective_of, only_tokenizer, shared_loaders
 from tunecheck.listen.unheard import listened
 from tunecheck.listen.user_code import UserWrites, is_held, of_caller
-from tunecheck.models.layer_names import decoder_of
+from tunecheck.models.layer_names import as_written, decoder_of
 from tunecheck.training.data import Batch
 from tunecheck.training.events import at_work, probing
 from tunecheck.training.hooks import OwnHooks, same_optimizer, tensors_of
@@ -126,7 +126,7 @@ class LoopSteps(StepMoments):
         """Hook what a step consists of, and let the probes look; `entry` is what each pass calls."""
         model, hooks, listener = self.model, self.hooks, self.listener
         hooks.after(entry, partial(self._on_returned, False))
-        by_name = entry is not model and is_causal(model)  # its part returns no scores
+        by_name = as_written(entry) is not model and is_causal(model)  # its part returns no scores
         if by_name and (head := model.get_output_embeddings()) is not None:
             hooks.after(head, partial(self._on_returned, True))
         hooks.function(torch.Tensor, "backward", before=self._on_backward, after=self._on_differentiated)
@@ -137,7 +137,7 @@ class LoopSteps(StepMoments):
 
         optimizer = together(self.optimizers)
         within = None if self.objective else cast_within(model, self.window[0])
-        self.run = run = run_of_loop(model, optimizer, listener, within or self.autocast, self.objective)
+        self.run = run = run_of_loop(model, entry, optimizer, listener, within or self.autocast, self.objective)
         held = {
             "optimizer": optimizer,
             "tokenizer": tokenizer or only_tokenizer(),

@@ -15,7 +15,7 @@ from tunecheck.listen import provenance
 from tunecheck.listen.adapters import Adapters, kind_of
 from tunecheck.listen.options import rank_and_processes
 from tunecheck.listen.user_code import departure, user_modules
-from tunecheck.models.layer_names import attention_kernel, attention_of, stacked_layers
+from tunecheck.models.layer_names import as_written, attention_kernel, attention_of, hides_calls, stacked_layers
 from tunecheck.probes.reference.measures import living
 
 OF_A_SCRIPT = {
@@ -179,17 +179,22 @@ def presumed(model: Any, adapters: Adapters, thawed: list[str]) -> Iterator[Reas
 
 def of_trainer(trainer: Any, loader: Any, schedule: str) -> Iterator[Reason]:
     """Yield what a Trainer's arguments, the loader of its rows and its schedule ("" for a given one) leave open."""
-    args, model = trainer.args, trainer.model
+    args = trainer.args
     if schedule not in SCHEDULES:
         which = f"the schedule {schedule!r}" if schedule else "the script's own schedule"
         yield f"tunecheck does not know the closed form of {which}", Premise.SCHEDULE_KNOWN
-    if args.torch_compile:
-        why = f"torch.compile hides the modules of the {type(model).__name__} from hooks"
-        yield why, Premise.ATTENTION_DECLARED, Premise.CHECKPOINTING_DECLARED
+    yield from of_compiled(trainer.model_wrapped)
     if args.max_grad_norm in (None, 0):
         yield "gradients are not clipped, so no norm is computed", Premise.NORM_REPORTED
     if weighted := weighted_sampler(loader):
         yield f"{weighted} may draw a row several times", Premise.ROWS_DRAWN_ONCE
+
+
+def of_compiled(called: Any) -> Iterator[Reason]:
+    """Yield what torch.compile leaves open of what each pass calls, or of a part of it."""
+    if (part := next((part for part in called.modules() if hides_calls(part)), None)) is not None:
+        why = f"torch.compile hides the modules of the {type(as_written(part)).__name__} from hooks"
+        yield why, Premise.ATTENTION_DECLARED, Premise.CHECKPOINTING_DECLARED
 
 
 def weighted_sampler(loader: Any, depth: int = 6) -> str:

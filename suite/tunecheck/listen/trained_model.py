@@ -13,7 +13,7 @@ from tunecheck.core.evidence import EvaluationRows
 from tunecheck.listen.adapters import configs_of
 from tunecheck.listen.loaders import rows_of
 from tunecheck.listen.optimizers import fewest_with, held_by, optimizers_of
-from tunecheck.models.layer_names import base_of, is_compiled, text_config
+from tunecheck.models.layer_names import base_of, text_config
 from tunecheck.probes.reference.measures import living
 from tunecheck.training.hooks import tensors_of
 
@@ -86,7 +86,8 @@ def called_by_name(module: Any) -> Any:
 def trained_whole(module: Any, *, again: bool = False) -> tuple[Any, str]:
     """Return the module, this or one around it, that holds all that its optimizer trains; or None and why not.
 
-    `again`: it was called before. What it holds was then found, unless it only ever calls that one's `forward`.
+    `again`: it was called before. What it holds was then found, unless it only ever calls that one's `forward`, or
+    torch.compile hides it.
     """
     if is_causal(module):
         return module, ""
@@ -94,7 +95,7 @@ def trained_whole(module: Any, *, again: bool = False) -> tuple[Any, str]:
     optimizers = optimizers_of(module)
     held = held_by(*optimizers)
     # a model that is called inside is found there, unless the optimizer trains nothing but what stands around it
-    inside = [] if is_compiled(module) else [part for part in module.modules() if is_causal(part)]
+    inside = [part for part in module.modules() if is_causal(part)]
     if inside and not again and not (held and all(held.isdisjoint(_parameters(part)) for part in inside)):
         return None, f"the model inside the {kind} was not called"
     if not optimizers:
@@ -154,8 +155,6 @@ def objective_of(model: Any, micro_batches: Iterable[Mapping[str, Any]], trainer
     A Trainer's micro-batches hold the labels; without one a loop may compute its loss from the logits.
     """
     if not (is_causal(model) if trainer is None else is_transformers(model)):
-        if is_compiled(model):
-            return f"torch.compile hides the modules of the {type(model._orig_mod).__name__} from hooks"
         return f"only its own code defines the rows and the loss of a {type(model).__name__}"
     of_trl = (base.__name__ for base in getattr(trainer, "__mro__", ()) if base.__module__.startswith("trl."))
     own = next(of_trl, "SFTTrainer")

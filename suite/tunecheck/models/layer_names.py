@@ -48,12 +48,23 @@ def decoder_layers(model: Any, at_least: int) -> Any:
 
 def decoder_of(model: Any) -> Any:
     """Return what every forward pass of a training calls: the decoder, or the model where it names none."""
-    return model if is_compiled(model) else getattr(model, "get_decoder", lambda: None)() or model
+    return model if hides_calls(model) else getattr(model, "get_decoder", lambda: None)() or model
 
 
 def is_compiled(model: Any) -> bool:
     """Return whether this is torch.compile's module around another, into which no hook sees."""
     return "_orig_mod" in getattr(model, "_modules", ())
+
+
+def as_written(model: Any) -> Any:
+    """Return the model inside of torch.compile's module, and any other as it is."""
+    return model._orig_mod if is_compiled(model) else model
+
+
+def hides_calls(module: Any) -> bool:
+    """Return whether torch.compile hides what happens within a call of this module from hooks."""
+    own_forward = getattr(vars(module).get("forward"), "_torchdynamo_orig_callable", None)
+    return is_compiled(module) or own_forward is not None or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def is_pretrained(module: Any) -> bool:

@@ -14,10 +14,11 @@ from typing import Any, TypeGuard
 from weakref import ref
 
 import torch
+from torch.utils._pytree import tree_map
 
 from tunecheck.core.evidence import PositionGradients, RowsUsed
 from tunecheck.core.premises import Premise
-from tunecheck.models.layer_names import is_pretrained, text_config
+from tunecheck.models.layer_names import as_written, hides_calls, is_pretrained, text_config
 from tunecheck.probes.reference import padded
 from tunecheck.probes.reference.forwards import parts_of
 from tunecheck.probes.reference.given import Row, begun_late, end_tokens, ends_of, special_tokens
@@ -39,6 +40,8 @@ FEWEST_TELLING = 16
 """Positions by which rows are told from columns, and one pass from another."""
 FEWEST_TAGS = 3
 """Positions of a row that the loss uses, more than a summary and its neighbour."""
+ROWS_AGAIN = 8
+"""Rows at most of a pass that is made again."""
 LOOKED_AT = 512
 """Positions of a pass at most whose gradient by the logits is searched for the token that it raises."""
 
@@ -55,7 +58,7 @@ class PositionProbe(Probe):
         ends = (end_tokens(named, session.model)[0] for named in (session.tokenizer, None))  # and the model's own
         self._ends = torch.tensor(sorted(set[int]().union(*ends)), dtype=torch.long)
         self._models = [module for module in session.model.modules() if is_pretrained(module)]
-        by_name = session.run.holds(Premise.CAUSAL_LM) and session.entry is not session.model
+        by_name = session.run.holds(Premise.CAUSAL_LM) and as_written(session.entry) is not session.model
         self._part = session.entry if by_name else None
         """What is called of a model whose own scores are then not seen, as its forward is called by name."""
         self._tables = [m for m in session.model.modules() if getattr(m, "padding_idx", None) is not None]
@@ -102,6 +105,8 @@ class PositionProbe(Probe):
             self.hooks.after(session.called, self._returned_places)
             for table in self._tables:
                 self.hooks.before(table, self._looked_up)
+        if hides_calls(session.called) and not step:
+            self.hooks.after(session.called, self._see_uncompiled, with_kwargs=True)
         self._has_hooks = False
         """Whether the script's own code is called in the backward pass, so that no part of that is made twice."""
         self.hooks.function(torch.Tensor, "register_hook", before=self._hooked)
@@ -279,6 +284,18 @@ class PositionProbe(Probe):
         model = held()  # a hook that is taken back stays, in a cycle of its own, until it is collected
         with at_work(), as_found(model), random_state(tensors.device):
             for ways in scores_of(tensors):
+                self._look_at_ways(model, ways)
+
+    def _see_uncompiled(self, model: Any, args: Any, given: dict[str, Any], _out: Any) -> None:
+        """Look at the scores of the model's own loss in a pass that is not compiled: what is compiled has no graph."""
+        if self._by_graph or not torch.is_grad_enabled():
+            return
+        tensors = [value for value in (*args, *given.values()) if isinstance(value, torch.Tensor) and value.ndim]
+        few = {id(value): value[:ROWS_AGAIN] for value in tensors if len(value) == len(tensors[0])}
+        args, given = tree_map(lambda value: few.get(id(value), value), (args, given))
+        with at_work(), as_found(model), random_state(tensors[0].device):
+            loss = next((part for part in parts_of(model(*args, **given)) if getattr(part, "ndim", 1) == 0), None)
+            for ways in scores_of(loss) if loss is not None and loss.requires_grad else ():
                 self._look_at_ways(model, ways)
 
     def _look_at_ways(self, model: Any, ways: Sequence[Scored]) -> None:

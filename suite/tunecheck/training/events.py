@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import traceback
 from collections import defaultdict
@@ -34,9 +35,26 @@ def at_work() -> Iterator[None]:
     global _working
     before, _working = _working, True
     try:
-        yield
+        with _uncompiled():
+            yield
     finally:
         _working = before
+
+
+def _uncompiled() -> AbstractContextManager[object]:
+    """Have what the script compiled run as it was written in the block.
+
+    torch.compile keeps a few versions of a function, one for each kind of call, and gives up after these: passes of our
+    own would take the training's place.
+    """
+    if "torch._dynamo.eval_frame" not in sys.modules:
+        return nullcontext()
+    import torch
+    from torch._C._dynamo.eval_frame import get_eval_frame_callback
+
+    if get_eval_frame_callback():  # we are called from what is compiled
+        return nullcontext()
+    return torch.compiler.set_stance("force_eager")  # type: ignore[no-any-return]
 
 
 class Probe:

@@ -14,7 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -109,11 +109,11 @@ class Hooks(ExitStack):
         self.callback(_hook(module, "after", leave, always=True))
 
     def gradient(self, tensor: Any, call: Call) -> None:
-        """Call this with the tensor's gradient."""
+        """Call this with the tensor's gradient, which what torch compiled may leave out."""
         from tunecheck.training.restore import uncast  # brings torch
 
         called = self.guarded(uncast(tensor.device.type)(call))
-        self.callback(tensor.register_hook(called).remove)
+        self.callback(tensor.register_hook(lambda given: None if given is None else called(given)).remove)
 
     def optimizer_steps(self, before: Call, after: Call) -> None:
         """Call these before and after each step of any optimizer; what the first returns are its new arguments."""
@@ -233,6 +233,18 @@ _CODES = {0: _plain.__code__, 1: _decorated(nothing).__code__}
 """Code that stands in for a function's own, by the number of variables of its closure, which cannot change."""
 
 
+def _stood_in(function: Any, code: CodeType, told: Call) -> Callable[[], None]:
+    """Have this function call `told`, and return what undoes it; the function stays the object that it is."""
+    before = function.__code__, function.__kwdefaults__
+    function.__kwdefaults__ = {"_told": told}
+    function.__code__ = code.replace(co_name=function.__name__, co_filename=before[0].co_filename)
+
+    def undo() -> None:
+        function.__code__, function.__kwdefaults__ = before
+
+    return undo
+
+
 def stand_in(owner: Any, name: str, tells: Call) -> Callable[[], None]:
     """Have each call of this function go to `tells`, which gets the function first. Return what undoes it.
 
@@ -315,8 +327,8 @@ _HOOKED: dict[int, _Hooked] = {}
 """Address of a module to what is hooked of it; that of None to what is called before every module's forward."""
 _UNHOOKED = _Hooked(None)
 """Stands for what is hooked of a module of which nothing is."""
-_REPLACED: list[Call] = []
-"""torch's own function, while ours is in its place."""
+_REPLACED: list[Callable[[], None]] = []
+"""Puts torch's own code of a module's call back, while ours is in its place."""
 
 
 def _hooked_of(module: Any) -> _Hooked:
@@ -343,18 +355,25 @@ def _hook(module: Any, when: str, call: Call, with_kwargs: bool = False, always:
 
 
 def _patch() -> None:
-    """Have every module's call pass through ours."""
-    from torch.nn import Module
+    """Have every module's call pass through ours.
+
+    The function stays the object that it is: torch.compile knows it, and neither compiles ours nor compiles anything
+    anew when ours is gone. Within what it compiles, and while it does, ours does nothing.
+    """
+    import torch
+    from torch._C._dynamo import eval_frame as frames
 
     if _REPLACED:
         return
-    call_impl: Call = Module._call_impl
-    traced = _is_traced()
-    _REPLACED.append(call_impl)
+    function: Any = torch.nn.Module._wrapped_call_impl
+    while (code := _CODES.get(len(function.__code__.co_freevars))) is None:  # another's, around torch's
+        function = function.__wrapped__
+    call_impl: Call = FunctionType(function.__code__, function.__globals__, closure=function.__closure__)
+    # what is compiled evaluates the first of these alone; the second has no frame that could be compiled
+    compiling, within_compiled, traced = torch.compiler.is_compiling, frames.get_eval_frame_callback, _is_traced()
 
-    @functools.wraps(call_impl)
     def looked_up(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if traced():
+        if compiling() or within_compiled() or traced():
             return call_impl(self, *args, **kwargs)
         hooked, first = _hooked_of(self), _hooked_of(None)
         if hooked is first is _UNHOOKED:
@@ -364,6 +383,10 @@ def _patch() -> None:
         for entry in tuple(first.before.values()):  # it may hook this very module, from its next call on
             entry(self, args, kwargs)
         try:
+            if self._compiled_call_impl is not None:  # torch compiles its own hooks, too
+                for entry in before:
+                    entry(self, args, kwargs)
+                before = ()
             with _behind_own_hooks(self, before):
                 result = call_impl(self, *args, **kwargs)
         except Exception:
@@ -377,7 +400,9 @@ def _patch() -> None:
         return result
 
     unblamed(looked_up)
-    Module._call_impl = looked_up  # type: ignore[method-assign]
+    skipped = frames._FrameAction.SKIP, frames._FrameAction.DEFAULT
+    frames.set_code_exec_strategy(looked_up.__code__, frames._FrameExecStrategy(*skipped))
+    _REPLACED.append(_stood_in(function, code, looked_up))
 
 
 class _Last:
@@ -446,10 +471,7 @@ def _sweep() -> None:
     if _HOOKED or (_OPTIMIZERS and not _STEPS):
         _patch()
     elif _REPLACED:
-        from torch.nn import Module
-
-        if vars(Module._call_impl).get("__wrapped__") is _REPLACED[0]:  # nobody else has replaced ours
-            Module._call_impl = _REPLACED.pop()  # type: ignore[method-assign]
+        _REPLACED.pop()()
 
 
 def _hook_optimizers() -> None:
