@@ -45,8 +45,15 @@ MEANT = {
     ("rows_whole", "all of them, by a declared length"),
     ("rows_whole", "all of them, in a template that is learned"),
     ("no_loss_on_padding", "of what seems to be padding"),
+    ("no_loss_on_padding", "unknown tokens"),
+    ("no_loss_on_padding", "one token"),
+    ("no_loss_on_padding", "one token again and again"),
+    ("no_loss_on_padding", "labels of CTC that are filled up"),
     ("no_loss_on_padding", "a mask without the first label"),
     ("no_loss_on_padding", "a mask that goes on"),
+    ("rows_whole", "targets cut off"),
+    ("padding_hidden", "generating behind padding"),
+    ("no_target_leakage", "targets of the input's column"),
     ("padding_hidden", "a mask of ones"),
     ("padding_hidden", "a mask of other tokens"),
     ("better_answers_raised", "columns exchanged"),
@@ -282,6 +289,11 @@ def logged(trace, factor=1.0):
     return [e.Logged(steps=number, loss=factor * loss) for number, loss in enumerate(losses, start=1)]
 
 
+def learned(**changes):
+    """The targets of a healthy training's vocabulary, with changes."""
+    return e.TokensLearned(**{"outputs": 500, "rows": 32, "targets": 400, "most": 30, "unknown": 4, **changes})
+
+
 def preferring(right, contrary):
     """As many answers of each of two columns that the loss pulls as their names have it, and the other way."""
     pulls = {"chosen_raised": right, "chosen_lowered": contrary, "rejected_raised": contrary, "rejected_lowered": right}
@@ -411,18 +423,28 @@ FAULTS = {
             watched(read_rows(24, lambda number: 100 + number, shorter=0)),
             premises=opened({"causal_lm": "DPOTrainer trains another objective"}),
         ),
+        "targets cut off": lambda: watched(
+            *writing(lambda step: [target(f"{step} {at}", tokens=8, ended=True) for at in range(4)])
+        ),
     },
     "no_loss_on_padding": {
         "labels of padding": lambda: watched(positions(padding_share=0.3)),
         "not a number": lambda: watched(positions(padding_share=math.nan)),
         "in one step alone": lambda: watched(positions(), positions(step=1, padding_share=0.02)),
         "of what seems to be padding": lambda: watched(positions(padding_share=0.3, padding_guessed=True)),
+        "unknown tokens": lambda: watched(learned(unknown=240)),
+        "one token": lambda: watched(learned(most=390)),
+        "one token again and again": lambda: watched(learned(runs=20)),
+        "labels of CTC that are filled up": lambda: watched(learned(spelt=24)),
         "a mask without the first label": lambda: watched(positions(answers=12, used_late=12)),
         "a mask that goes on": lambda: watched(positions(answers=12, used_behind=7)),
     },
     "padding_hidden": {
         "a mask of ones": lambda: watched(positions(padding_both_ways=40, padding_shown=40)),
         "a mask of other tokens": lambda: watched(positions(text_both_ways=40, text_hidden=20)),
+        "generating behind padding": lambda: watched(
+            e.StepInputs(step=0, digests=("batch",), continued=8, behind_padding=6)
+        ),
     },
     "rows_reach_loss": {
         "the first position": lambda: watched(positions(unseen=54)),
@@ -432,6 +454,7 @@ FAULTS = {
         "answers from their third token on": lambda: of_unknown_labels(used(begun_late=2)),
     },
     "no_target_leakage": {
+        "targets of the input's column": lambda: watched(*writing(lambda step: targets(step, copied=True))),
         "labels that are not shifted": lambda: watched(positions(raising_own=40)),
         "a mask that is not causal": lambda: watched(positions(asked_for_next=4, seeing_next=4)),
         "labels that are shifted twice": lambda: watched(positions(raising_own=0, raising_second=38, asked_for_next=0)),

@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 
 from tunecheck.core.check import Check, enough, required, worst_of
-from tunecheck.core.evidence import CallOrder, CutOff, PositionGradients, RowsUsed
+from tunecheck.core.evidence import CallOrder, CutOff, PositionGradients, RowsUsed, StepInputs, TokensLearned
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import Premise
 from tunecheck.core.row_spans import BEGUN_LATE, MAY_BEGIN_LATE
 from tunecheck.core.trace import Trace
 
 SHIFTED_TWICE = "The data set or the collator shifts labels, and the loss shifts them again."
+COPIED = "The targets are read from the column of the inputs, so that the model learns to repeat its input."
+REPEATS = "an autoencoder is to repeat its input, and a correction may change little"
 SEEN = "A mask that is not causal, or another operation across positions, shows the target."
 FURTHER_AHEAD = "a head may predict a token further ahead, as in multi-token prediction"
 PADDING_ENDS = "the first token of padding may stand for a row's end"
@@ -19,6 +21,10 @@ ONE_OFF = {
 }
 """Field of PositionGradients to what it shows."""
 OTHER_WEIGHTS = "a loss may weigh the tokens of an answer on purpose"
+LEARNED_ALIKE = (
+    "Padding or placeholders have labels, or the labels of CTC are padded. Or the vocabulary lacks most words."
+)
+RESTS = "a signal may rest, as silence does, and classes may be unequal"
 MASK_OFF = "A mask of answers is one position off from the scores that it is multiplied with."
 
 
@@ -29,12 +35,13 @@ def _sums(steps: Sequence[PositionGradients], *fields: str) -> list[int]:
 class NoLossOnPadding(Check):
     """Padded positions contribute no gradient, and no row's last token is asked for what follows it.
 
-    A loss that selects one position out of all positions is exempt.
+    A loss that selects one position out of all positions is exempt. Targets of a vocabulary of more than 256 tokens
+    are not one token again and again, nor mostly one token, nor unknown.
     """
 
     needs = frozenset({"user_code"})
     meaning = f"""Padding has labels. A term of the loss, such as smoothing or a divergence, is not masked. A mean runs
-    over all positions. The last position of a right-padded row is used as its last token. {MASK_OFF}"""
+    over all positions. The last position of a right-padded row is used as its last token. {MASK_OFF} {LEARNED_ALIKE}"""
     remedy = """Multiply each term of the loss and each mean by attention_mask. Read a row's last token at
     attention_mask.sum(1) - 1."""
 
@@ -45,6 +52,14 @@ class NoLossOnPadding(Check):
     """Share of the rows with padding behind them whose last token is asked for it. It is 0 or 1."""
     min_rows: int = 4
     """Rows with padding behind them needed for a share."""
+    max_runs_share: float = 0.25
+    """Runs of at least 16 equal targets over rows. A text has such a run now and then, as a table."""
+    max_alike_share: float = 0.9
+    """Share of the targets that are one token. A stop word is one in twenty."""
+    max_unknown_share: float = 0.5
+    """Share of the targets that are the tokenizer's unknown token."""
+    min_alike: int = 8
+    """Runs, or rows of CTC, needed for a question; of targets as many times as many."""
 
     def judge(self, trace: Trace) -> Finding:
         steps = trace.records(PositionGradients)
@@ -54,7 +69,20 @@ class NoLossOnPadding(Check):
             if off > self.max_asked_share * answers and answers >= self.min_rows:
                 detail = f"{words} in {off} of {answers} answers"
                 return self.at_most(off / answers, self.max_asked_share, detail, meant=OTHER_WEIGHTS, causes=[MASK_OFF])
-        padded = required([seen for seen in steps if seen.padded], "no padded row reached the model with a mask")
+        padded = [seen for seen in steps if seen.padded]
+        if all(seen.padding_share <= self.max_share for seen in padded):
+            for seen in trace.records(TokensLearned):
+                few = seen.targets < self.min_alike**2
+                for number, of, limit, words in (
+                    (seen.spelt, seen.spelt, 0, "rows of CTC: labels of one length, filled up with one token"),
+                    (0 if few else seen.unknown, seen.targets, self.max_unknown_share, "targets: unknown tokens"),
+                    (0 if few else seen.most, seen.targets, self.max_alike_share, "targets: one and the same token"),
+                    (seen.runs, seen.rows, self.max_runs_share, "rows: runs of at least 16 equal targets"),
+                ):
+                    if number >= self.min_alike and number > limit * of:
+                        detail = f"{number} in {of} {words}"
+                        return self.at_most(number / of, limit, detail, meant=RESTS, causes=[LEARNED_ALIKE])
+        required(padded, "no padded row reached the model with a mask")
         worst = worst_of(padded, key=lambda seen: seen.padding_share)
         detail = f"step {worst.step}: {worst.padding_share:.2g} of the gradient is at {worst.padded} padded positions"
         meant = "a script may have its rows' filling learned" if worst.padding_guessed else ""
@@ -66,25 +94,35 @@ class NoLossOnPadding(Check):
 
 
 OTHER_MASK = "Another tensor is passed as the mask, or it is made for other tokens."
+PADDED_RIGHT = "A decoder's prompts are padded on the right, so that it goes on behind padding."
+MAY_GO_ON = "a model may be trained to answer at a fixed position"
 MAY_HIDE = "a script may hide tokens on purpose, so that the model does without them"
 
 
 class PaddingHidden(Check):
     """Attention in both directions does not read padded positions, and reads all others.
 
-    Not judged for causal models, whose rows are padded on the right: no token reads what is behind it.
+    Not judged for causal models, whose rows are padded on the right: no token reads what is behind it. But they
+    generate behind text, not behind padding.
     """
 
     needs = frozenset({"user_code"})
     convention = "a model may learn to ignore its padding where every row is filled up to one length"
     meaning = f"""The model is called without attention_mask, or with one of ones. Results of a row then depend on the
-    rows with which it is padded. {OTHER_MASK}"""
-    remedy = "Pass the tokenizer's attention_mask to the model, through the data set, the collator and each wrapper."
+    rows with which it is padded. {OTHER_MASK} {PADDED_RIGHT}"""
+    remedy = """Pass the tokenizer's attention_mask to the model, through the data set, the collator and each wrapper.
+    To generate, set padding_side="left"."""
 
     max_hidden_share: float = 0.1
     """Share of the positions that hold text."""
 
     def judge(self, trace: Trace) -> Finding:
+        inputs = trace.records(StepInputs)
+        if behind := sum(step.behind_padding for step in inputs):
+            detail = (
+                f"{behind} of {sum(step.continued for step in inputs)} rows that generate() goes on with end in padding"
+            )
+            return self.at_most(behind, 0, detail, meant=MAY_GO_ON, causes=[PADDED_RIGHT])
         text, hidden = _sums(trace.records(PositionGradients), "text_both_ways", "text_hidden")
         if hidden > (limit := self.max_hidden_share) * text:
             detail = f"the attention mask hides {hidden} of {text} positions that hold text"
@@ -163,12 +201,13 @@ class RowsReachLoss(Check):
 class NoTargetLeakage(Check):
     """Each position predicts a token that it cannot read.
 
-    The target is neither the position's own input nor a next token that attention already shows.
+    The target is neither the position's own input nor a next token that attention already shows. An encoder does not
+    read the targets that its decoder is to write.
     """
 
     needs = frozenset({"user_code"})
     meaning = f"""The loss does not shift labels. A decoder gets its labels as input. Labels were copied after tokens
-    were masked. {SHIFTED_TWICE} {SEEN} The model then learns to copy, and its loss falls very fast."""
+    were masked. {SHIFTED_TWICE} {SEEN} {COPIED} The model then learns to copy, and its loss falls very fast."""
     remedy = """Shift labels against logits once. Clone the labels before masking tokens. Pass is_causal=True. Search
     the model for other operations across positions: a mean, a convolution, a normalisation."""
 
@@ -178,11 +217,21 @@ class NoTargetLeakage(Check):
     """Share of the same positions. It is near 1 if labels are shifted twice, else 0."""
     min_positions: int = 16
     """Positions needed for a share."""
+    max_copied_share: float = 0.75
+    """Share of the targets that stand in their input, at its beginning or as half of it. An extract is shorter."""
+    min_copied: int = 8
+    """Those needed for a share."""
     max_seeing_share: float = 0.5
     """Share of the rows whose next token was exchanged. It is 0 for a causal model and 1 without a mask. Experts with a
     capacity may drop another token."""
 
     def judge(self, trace: Trace) -> Finding:
+        targets = [target for step in trace.records(StepInputs) for target in step.written]
+        written = {target.digest: target.copied for target in targets if target.copied is not None}
+        if (copied := sum(written.values())) > max(self.max_copied_share * len(written), self.min_copied - 1):
+            detail = f"{copied} of {len(written)} targets stand in the rows that the encoder reads"
+            limit = self.max_copied_share
+            return self.at_most(copied / len(written), limit, detail, meant=REPEATS, causes=[COPIED])
         steps = trace.records(PositionGradients)
         looked_at, own, after_next = _sums(steps, "raising", "raising_own", "raising_second")
         asked, seeing = _sums(steps, "asked_for_next", "seeing_next")

@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from tunecheck.checks.attempts import WITH_FIRST_LABELS, first_labels_counted, of_attempts
@@ -203,7 +203,7 @@ class RowsWhole(Check):
     """Rows reach the model whole, without truncation at either end.
 
     Not judged for plain text whose rows begin differently, or when the end token is unknown. Rows of another objective
-    are compared with each other: the longest ones end as shorter ones do.
+    are compared with each other: the longest ones end as shorter ones do. So are the targets of an encoder-decoder.
     """
 
     needs = frozenset({"user_code"})
@@ -226,6 +226,11 @@ class RowsWhole(Check):
     """Rows of that length over those of any other. Rows that are whole may be of a few lengths, with most of one."""
 
     def judge(self, trace: Trace) -> Finding:
+        written = {t.digest: t.tokens for step in trace.records(evidence.StepInputs) for t in step.written if t.ended}
+        if (pile := self._pile(written.values())) is not None:
+            detail = f"{pile[1]} of {len(written)} targets have {pile[0]} tokens, the most of all, and an end token"
+            limit = self.max_full_share
+            return self.at_most(pile[1] / len(written), limit, detail, meant=ONE_LENGTH, causes=[END_KEPT])
         if reason := trace.why({Premise.CAUSAL_LM, Premise.ROWS_FOLLOWED}):
             return self._by_last_tokens(trace, reason)
         required(not (reason := trace.why({Premise.END_KNOWN})), reason)
@@ -250,19 +255,25 @@ class RowsWhole(Check):
         fits = share <= self.max_cut_share or cut < self.min_cut
         return self.found(fits, detail, measured=share, limit=self.max_cut_share, causes=[ENDS_CUT])
 
+    def _pile(self, lengths: Collection[int]) -> tuple[int, int] | None:
+        """Return the most tokens of a row, and how many rows have so many; None where that is nothing unusual."""
+        counts = Counter(lengths)
+        most, full = max(counts.items(), default=(0, 0))
+        next_most = max((times for tokens, times in counts.items() if tokens != most), default=0)
+        stands_out = full > max(self.max_full_share * len(lengths), self.min_pile * next_most)
+        return (most, full) if most >= ENOUGH <= len(lengths) and stands_out else None
+
     def _by_last_tokens(self, trace: Trace, reason: str) -> Finding:
         """Judge rows of which only their tokens are known: truncation makes many as long as the longest one."""
         rows = list({row.digest: row for step in trace.records(evidence.StepInputs) for row in step.read}.values())
         required(len(rows) >= ENOUGH, reason)
         lengths = Counter(row.tokens for row in rows)
-        (_, alike), (most, full) = Counter(row.last for row in rows).most_common(1)[0], max(lengths.items())
-        next_most = max((times for tokens, times in lengths.items() if tokens != most), default=0)
-        stand_out = most >= ENOUGH and full > max(self.max_full_share * len(rows), self.min_pile * next_most)
+        (_, alike), pile = Counter(row.last for row in rows).most_common(1)[0], self._pile([r.tokens for r in rows])
         end = "all" if alike >= self.min_alike * len(rows) else "not all"
-        if stand_out and (end == "all" or "pairs" in trace.run.features):  # a pair is no block of running text
-            detail = f"{full} of {len(rows)} rows have {most} tokens, the most of all, and {end} end alike"
+        if pile is not None and (end == "all" or "pairs" in trace.run.features):  # a pair is no block of running text
+            detail = f"{pile[1]} of {len(rows)} rows have {pile[0]} tokens, the most of all, and {end} end alike"
             causes = [END_KEPT if end == "all" else ENDS_CUT]
-            return self.at_most(full / len(rows), self.max_full_share, detail, meant=ONE_LENGTH, causes=causes)
+            return self.at_most(pile[1] / len(rows), self.max_full_share, detail, meant=ONE_LENGTH, causes=causes)
         (longest, _), *others = lengths.most_common(2)
         shorter = [row.last for row in rows if row.tokens < longest]
         piled_up = others and longest == max(row.tokens for row in rows)

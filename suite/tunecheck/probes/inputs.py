@@ -1,5 +1,6 @@
 """What the model is given: digests of every batch, and a few rows for a person to read."""
 
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, islice, takewhile
@@ -9,10 +10,11 @@ import torch
 from torch.utils._pytree import keystr, tree_leaves, tree_leaves_with_path
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from tunecheck.core.evidence import RowPiece, RowRead, RowShown, StepInputs, TargetWritten
+from tunecheck.core.evidence import RowPiece, RowRead, RowShown, StepInputs, TargetWritten, TokensLearned
 from tunecheck.core.premises import Premise
 from tunecheck.models.layer_names import is_pretrained
-from tunecheck.probes.reference.given import Row, Show, end_tokens, row_digest, rows_of
+from tunecheck.probes.reference import padded
+from tunecheck.probes.reference.given import Row, Show, end_tokens, row_digest, rows_of, special_tokens
 from tunecheck.probes.reference.loss_graph import graph_of, straight_back
 from tunecheck.training.data import IGNORED, Batch
 from tunecheck.training.events import EARLY_STEPS, Probe
@@ -22,13 +24,47 @@ MOST_NODES = 64
 """Functions next to a loss among which its cross entropies are looked for."""
 FEWEST_TOKENS = 8
 """Different numbers in a tensor of tokens, and its rows at least: of few kinds, as masks and segments are, nothing is
-told."""
+told. Also the tokens of a target that is seen to be copied, and those at most in front of a row's beginning."""
+
+
+MOST_CLASSES, LONG_RUN = 256, 16
+"""Scores of a position at most that may be letters, tags or bytes, and equal tokens in a row that no text has."""
+
+
+class _Tokens:
+    """What is counted of the targets of one vocabulary."""
+
+    def __init__(self) -> None:
+        self.rows = self.spelt = 0
+        self.times, self.runs, self.within = Counter[int](), Counter[int](), Counter[int]()
+        """Of each token how often it comes, its long runs, and how often it comes in these."""
+
+    def add(self, row: list[int]) -> None:
+        """Count these targets of a row."""
+        self.rows += 1
+        self.times.update(row)
+        for token, size in ((token, len([*same])) for token, same in groupby(row)):
+            if size >= LONG_RUN:
+                self.runs[token] += 1
+                self.within[token] += size
+
+    def record(self, outputs: int, unknown: set[int]) -> TokensLearned:
+        """Return what was counted."""
+        return TokensLearned(
+            outputs=outputs,
+            rows=self.rows,
+            targets=self.times.total(),
+            most=max(self.times.values(), default=0),
+            unknown=sum(self.times[token] for token in unknown),
+            runs=max((n for token, n in self.runs.items() if 2 * self.within[token] >= self.times[token]), default=0),
+            spelt=self.spelt,
+        )
 
 
 class StepInputsProbe(Probe):
     """Notes the digests of every step's batches, and the targets of their rows: steps are compared in any training."""
 
-    emits = (StepInputs,)
+    emits = StepInputs, TokensLearned
 
     def start(self, session: Session) -> None:
         """List the models, those inside of others too: a loss may call them by themselves."""
@@ -41,6 +77,9 @@ class StepInputsProbe(Probe):
         """Of each model and row of tokens the number of passes of one step that read it."""
         config = getattr(session.model, "config", None)
         writes = bool(getattr(config, "is_encoder_decoder", False))
+        self._tokens = defaultdict[int, _Tokens](_Tokens)
+        known_marks = special_tokens(session.tokenizer, "pad", "bos", "eos")
+        self._unknown = special_tokens(session.tokenizer, "unk") - known_marks
         self._ends = end_tokens(session.tokenizer, session.model)[1] if writes else set[int]()
         self._start = getattr(config, "decoder_start_token_id", None)
         self._listen(0)
@@ -50,6 +89,11 @@ class StepInputsProbe(Probe):
         self._read, self._now = dict[RowRead, None](), Counter[tuple[int, str]]()
         self._targets: dict[str, tuple[int, ...]] = {}
         self._written: list[TargetWritten] = []
+        self._source: list[list[int]] = []
+        """What an encoder read last."""
+        self._continued = Counter(continued=0)
+        if step < EARLY_STEPS and (generation := sys.modules.get("transformers.generation")) is not None:
+            self.hooks.function(generation.GenerationMixin, "generate", before=self._continues)
         if step < EARLY_STEPS and self._models:
             self.hooks.function(_BaseDataLoaderIter, "__next__", after=self._yields)
             for model in self._models:
@@ -60,8 +104,15 @@ class StepInputsProbe(Probe):
             if isinstance(tensor, torch.Tensor) and tensor.ndim == 2:  # a decoder reads all but the last token
                 self._yielded[keystr(path)].update(*map(_rows_of_tokens, (tensor, tensor[:, :-1], tensor[:, 1:])))
 
+    def _continues(self, model: Any, *args: Any, attention_mask: Any = None, **_: Any) -> None:
+        """Count the rows that a decoder goes on with, and those that end in padding."""
+        if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 2:
+            shown = attention_mask[:, -1] != 0
+            if not getattr(model.config, "is_encoder_decoder", False):
+                self._continued.update(continued=len(shown), behind_padding=int((~shown).sum()))
+
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
-        self._window = window
+        self._window, self._early = window, step < EARLY_STEPS
         self.hooks.function(torch.autograd, "backward", before=self._differentiated)
 
     def _called(self, model: Any, args: Any, given: dict[str, Any]) -> None:
@@ -70,9 +121,11 @@ class StepInputsProbe(Probe):
             given_rows = (row for held in tree_leaves((args, given)) for row in _rows_of_tokens(held))
             self._now.update((id(model), row) for row in given_rows)
         ids, mask = given.get("input_ids", next(iter(args), None)), given.get("attention_mask")
-        if not isinstance(ids, torch.Tensor) or not isinstance(mask, torch.Tensor) or ids.shape != mask.shape:
+        if not isinstance(ids, torch.Tensor) or ids.ndim != 2 or ids.is_floating_point() or not torch.is_grad_enabled():
             return
-        if ids.ndim != 2 or ids.is_floating_point() or not torch.is_grad_enabled():
+        if self._ends and given.get("encoder_hidden_states") is None:
+            self._source = ids.tolist()
+        if not isinstance(mask, torch.Tensor) or ids.shape != mask.shape:
             return
         for row, keep in zip(ids.tolist(), (mask != 0).tolist(), strict=True):
             if tokens := [token for token, real in zip(row, keep, strict=True) if real]:
@@ -82,6 +135,7 @@ class StepInputsProbe(Probe):
     def _differentiated(self, tensors: Any, *_: Any, **__: Any) -> None:
         rows = {len(batch.keys) for batch in self._window}
         for node in islice(graph_of(getattr(tensors, "grad_fn", None)), MOST_NODES):
+            self._count_spelt(node)
             hot = _one_hot(node)
             if node.name() != "NllLossBackward0" and hot is None:
                 continue
@@ -90,18 +144,38 @@ class StepInputsProbe(Probe):
                 if hot is None
                 else (hot, hot.argmax(dim=-1), IGNORED)
             )
+            if len(rows) == 1 and not targets.numel() % min(rows) and targets.numel() > min(rows) and self._early:
+                many = scores.shape[-1] > MOST_CLASSES and _is_of_classes(node, scores.shape[-1])
+                for row in targets.view(min(rows), -1) if many else ():
+                    self._tokens[scores.shape[-1]].add(row[row != ignored].tolist())
             if targets.numel() in rows and _is_of_classes(node, scores.shape[-1]):
                 outputs = str(scores.shape[-1])
                 learned = targets[targets != ignored].tolist()
                 self._targets[outputs] = (*self._targets.get(outputs, ()), *learned)
             elif self._ends and len(rows) == 1 and not targets.numel() % min(rows):
-                for row in targets.view(min(rows), -1):  # torch holds -100 without its sign, which no int equals
+                sources = self._source if len(self._source) == min(rows) else [None] * min(rows)
+                # torch holds -100 without its sign, which no int equals
+                for row, source in zip(targets.view(min(rows), -1), sources, strict=True):
                     kept = row[row != ignored].tolist()
                     runs = [(token, len([*same])) for token, same in groupby(kept)]
                     ended = not self._ends.isdisjoint(token for token, _ in runs[-2:])  # padding may follow the end
                     filled = runs[-1][1] - (runs[-1][0] in self._ends) if ended else 0
-                    more = {"begun": kept[:1] == [self._start], "filled": filled}
+                    more: dict[str, Any] = {"begun": kept[:1] == [self._start], "filled": filled}
+                    if source is not None:
+                        more["copied"] = _is_part([token for token in kept if token not in self._ends], source)
                     self._written.append(TargetWritten(tokens=len(kept), digest=row_digest(kept), ended=ended, **more))
+
+    def _count_spelt(self, node: Any) -> None:
+        """Count rows of CTC whose targets all have one length, and end in more or less of one token."""
+        targets, lengths = (getattr(node, f"_saved_{name}", None) for name in ("targets", "target_lengths"))
+        if self._early and targets is not None and lengths is not None and len({*map(int, lengths)}) == 1:
+            rows = targets.view(len(lengths), -1)[:, : int(lengths[0])]
+            self._tokens[node._saved_log_probs.shape[-1]].spelt += len(rows) * (padded.fill_of(rows) is not None)
+
+    def end(self, session: Session) -> None:
+        """Tell what was counted of the targets."""
+        for outputs, tokens in self._tokens.items():
+            self.emit(tokens.record(outputs, self._unknown))
 
     def backward_end(self, session: Session, step: int) -> None:
         """Record this window, which a loop fills until now."""
@@ -112,7 +186,7 @@ class StepInputsProbe(Probe):
         written, read = tuple(self._written), tuple(self._read)
         equal = next((batch.equal for batch in session.window), ())
         more: dict[str, Any] = {"targets": self._targets, "written": written, "read": read, "equal": equal}
-        more["unread"] = self._unread() if step + 1 == EARLY_STEPS else ()
+        more |= {"unread": self._unread() if step + 1 == EARLY_STEPS else (), **self._continued}
         self.emit(StepInputs(step=step, digests=digests, opaque=opaque, **more))
         self._listen(step + 1)
 
@@ -123,6 +197,13 @@ class StepInputsProbe(Probe):
             return ()
         read = {row for _, row in self._passes}
         return tuple(name for name, rows in self._yielded.items() if len(rows) >= FEWEST_TOKENS and not rows & read)
+
+
+def _is_part(target: list[int], source: list[int]) -> bool:
+    """Return whether a target stands in a row of tokens as it is, at its beginning or as half of it."""
+    size = len(target)
+    at = next((at for at in range(len(source) - size + 1) if source[at : at + size] == target), None)
+    return at is not None and size >= FEWEST_TOKENS and (at <= FEWEST_TOKENS or 2 * size >= len(source))
 
 
 def _rows_of_tokens(held: Any) -> Iterator[str]:

@@ -17,6 +17,9 @@ class TargetWritten(Frozen):
     """Whether the first one is the start token, which the model itself puts before them."""
     filled: int = 0
     """How many are learned behind the end token."""
+    copied: bool | None = None
+    """Whether they stand as they are in the row that the encoder reads: at its beginning, or as half of it. None where
+    that is not looked at."""
 
 
 class RowRead(Frozen):
@@ -49,6 +52,27 @@ class StepInputs(Record):
     """Names of two inputs of tokens that are equal in the first micro-batch."""
     unread: tuple[str, ...] = ()
     """Tokens that a loader yields and no pass of the early steps reads, though each reads the others twice."""
+    continued: int = 0
+    """Rows that a decoder alone was to go on with."""
+    behind_padding: int = 0
+    """Those of them that end in padding."""
+
+
+class TokensLearned(Record):
+    """The targets of one vocabulary in early steps, as the loss's graph tells them."""
+
+    outputs: int
+    """Scores of a position."""
+    rows: int
+    targets: int
+    most: int
+    """Those that are one token, the most frequent one."""
+    unknown: int
+    """Those that the tokenizer has no piece for."""
+    runs: int = 0
+    """Times that one token comes again and again, where it hardly comes otherwise."""
+    spelt: int = 0
+    """Rows of CTC that all have one length and end in more or less of one token."""
 
 
 class RowsGiven(Record):

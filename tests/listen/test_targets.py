@@ -1,0 +1,162 @@
+"""Targets that are cut off, copied or filled up, and rows that a model is to go on with. Tiny models, fp32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, ctc_loss
+from torch.nn.utils.rnn import pad_sequence
+from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
+
+from tunecheck.checks import CHECKS
+from tunecheck.core.finding import Status
+from tunecheck.core.trace import read
+from tunecheck.listen.loop import LoopHooks
+from tunecheck.listen.options import Options
+
+TOKENS, WIDTH, ROWS, STEPS = 300, 16, 6, 5
+PAD, END = 0, 1
+
+
+def judged(check, tmp_path, model, step, *, steps=STEPS):
+    """Train this model by these losses, and return the finding of a check."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    hooks = LoopHooks(Options(folder=str(tmp_path), name="script", steps=steps))
+    hooks.attach()
+    for _ in range(steps):
+        step(model).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    hooks.detach()
+    (path,) = tmp_path.glob("watch-*.jsonl")
+    return CHECKS[check]()(read(path))
+
+
+def expect(finding, words):
+    """Hold a finding to be a question with these words, or none without any."""
+    assert (finding.status is Status.SUSPECTED) is bool(words), finding.detail
+    assert words in finding.detail
+
+
+def texts(least, most):
+    """Return rows of random tokens, without padding and end."""
+    return [torch.randint(3, TOKENS, (int(torch.randint(least, most, ())),)) for _ in range(ROWS)]
+
+
+def encoder_decoder():
+    """Return a tiny T5."""
+    torch.manual_seed(0)
+    sizes = {"d_model": WIDTH, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
+    return T5ForConditionalGeneration(T5Config(vocab_size=TOKENS, decoder_start_token_id=PAD, **sizes))
+
+
+@pytest.mark.parametrize(
+    ("cut", "check", "words"),
+    [
+        (lambda row, target: target, "rows_whole", ""),
+        (lambda row, target: target[:9], "rows_whole", "targets have 10 tokens, the most of all, and an end token"),
+        (lambda row, target: target, "no_target_leakage", ""),
+        (lambda row, target: row, "no_target_leakage", "targets stand in the rows that the encoder reads"),
+        (lambda row, target: row[2:11], "no_target_leakage", "targets stand in the rows that the encoder reads"),
+        (lambda row, target: row[10:14], "no_target_leakage", ""),
+        (lambda row, target: torch.where(torch.rand(row.shape) < 0.2, PAD + 2, row), "no_target_leakage", ""),
+    ],
+    ids=["whole", "cut off", "summaries", "the input", "its beginning", "an extract", "an input with other words"],
+)
+def test_targets_of_an_encoder_decoder(cut, check, words, tmp_path):
+    """Cut off before a kept end, or read from the column of the inputs."""
+
+    def step(model):
+        rows = texts(20, 40)
+        targets = [torch.cat([cut(*pair), torch.tensor([END])]) for pair in zip(rows, texts(8, 30), strict=True)]
+        ids = pad_sequence(rows, batch_first=True, padding_value=PAD)
+        labels = pad_sequence(targets, batch_first=True, padding_value=-100)
+        return model(input_ids=ids, attention_mask=(ids != PAD).long(), labels=labels).loss
+
+    expect(judged(check, tmp_path, encoder_decoder(), step), words)
+
+
+@pytest.mark.parametrize(
+    ("side", "words"), [("left", ""), ("right", "rows that generate() goes on with end in padding")]
+)
+def test_rows_that_a_decoder_goes_on_with(side, words, tmp_path):
+    """Behind padding on the right it goes on with padding."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": WIDTH, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=TOKENS, pad_token_id=PAD, eos_token_id=END, **sizes)
+
+    def step(model):
+        ids = pad_sequence(texts(3, 9), batch_first=True, padding_value=PAD, padding_side=side)
+        mask = (ids != PAD).long()
+        written = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=4, do_sample=True)
+        mask = torch.cat([mask, torch.ones_like(written[:, ids.shape[1] :])], dim=1)
+        scores = model(input_ids=written, attention_mask=mask).logits[:, :-1].log_softmax(-1)
+        each = scores.gather(2, written[:, 1:, None])[:, ids.shape[1] - 1 :, 0]
+        return -(torch.randn(ROWS, 1) * each).mean()
+
+    expect(judged("padding_hidden", tmp_path, LlamaForCausalLM(config), step), words)
+
+
+class Own(nn.Module):
+    """A causal model of a script's own, of which nothing is known but its scores."""
+
+    def __init__(self, tokens=TOKENS):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.mix, self.head = nn.Embedding(tokens, WIDTH), nn.GRU(WIDTH, WIDTH), nn.Linear(WIDTH, tokens)
+
+    def forward(self, ids):
+        """Return scores, [rows, positions, tokens]."""
+        return self.head(self.mix(self.table(ids).transpose(0, 1))[0].transpose(0, 1))
+
+
+def next_tokens(model, ids):
+    """Return the mean loss of each row's next tokens, without those of -100."""
+    return cross_entropy(model(ids.clamp(min=0))[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
+def rows_of_patches(*, learned):
+    """Return texts behind a place for a picture, which is one token again and again."""
+    rows = [torch.cat([torch.full((20,), 2), text, torch.tensor([END])]) for text in texts(8, 20)]
+    ids = pad_sequence(rows, batch_first=True, padding_value=-100)
+    return ids if learned else torch.where(ids == 2, -100, ids)
+
+
+def resting(rows=ROWS):
+    """Return codes of a signal that rests now and then, and takes the same code elsewhere, too."""
+    codes = torch.randint(0, 4, (rows, 64))
+    codes[:, 20:30] = 3
+    return codes
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (lambda: rows_of_patches(learned=True), "runs of at least 16 equal targets"),
+        (lambda: rows_of_patches(learned=False), ""),
+        (lambda: pad_sequence(texts(8, 40), batch_first=True, padding_value=-100), ""),
+        (resting, ""),
+        (lambda: torch.where(torch.rand(ROWS, 24) < 0.96, 2, torch.randint(3, TOKENS, (ROWS, 24))), "one and the same"),
+    ],
+    ids=["placeholders", "placeholders that are not learned", "texts", "a signal", "words that are unknown"],
+)
+def test_targets_that_are_one_token(rows, words, tmp_path):
+    """Again and again, or nearly all."""
+    expect(judged("no_loss_on_padding", tmp_path, Own(), lambda model: next_tokens(model, rows())), words)
+
+
+@pytest.mark.parametrize(("spelt", "words"), [(True, "labels of one length, filled up"), (False, "")])
+def test_labels_of_ctc(spelt, words, tmp_path):
+    """Which end in padding, and whose lengths are that of the longest one."""
+    torch.manual_seed(0)
+
+    def step(model):
+        labels = [torch.randint(2, 30, (int(torch.randint(4, 12, ())),)) for _ in range(ROWS)]
+        targets = pad_sequence(labels, batch_first=True, padding_value=1)
+        lengths = torch.tensor([targets.shape[1] if spelt else len(row) for row in labels])
+        scores = model(torch.randn(40, ROWS, WIDTH)).log_softmax(-1)
+        return ctc_loss(scores, targets, torch.full((ROWS,), 40), lengths)
+
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 30))
+    expect(judged("no_loss_on_padding", tmp_path, model, step), words)
