@@ -54,6 +54,8 @@ MEANT = {
     ("rows_whole", "targets cut off"),
     ("padding_hidden", "generating behind padding"),
     ("no_target_leakage", "targets of the input's column"),
+    ("no_target_leakage", "a mask that is a token"),
+    ("no_target_leakage", "tokens that are not masked"),
     ("padding_hidden", "a mask of ones"),
     ("padding_hidden", "a mask of other tokens"),
     ("better_answers_raised", "columns exchanged"),
@@ -454,6 +456,8 @@ FAULTS = {
         "answers from their third token on": lambda: of_unknown_labels(used(begun_late=2)),
     },
     "no_target_leakage": {
+        "a mask that is a token": lambda: watched(positions(masked=40, masks_asked=4)),
+        "tokens that are not masked": lambda: watched(positions(masked=40, unmasked=60)),
         "targets of the input's column": lambda: watched(*writing(lambda step: targets(step, copied=True))),
         "labels that are not shifted": lambda: watched(positions(raising_own=40)),
         "a mask that is not causal": lambda: watched(positions(asked_for_next=4, seeing_next=4)),

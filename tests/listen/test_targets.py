@@ -7,7 +7,14 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, ctc_loss
 from torch.nn.utils.rnn import pad_sequence
-from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from tunecheck.checks import CHECKS
 from tunecheck.core.finding import Status
@@ -160,3 +167,59 @@ def test_labels_of_ctc(spelt, words, tmp_path):
 
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 30))
     expect(judged("no_loss_on_padding", tmp_path, model, step), words)
+
+
+ITEMS = 40
+
+
+class Both(nn.Module):
+    """A masked model of items of a script's own, as BERT4Rec: 0 is padding, and the last one the mask."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.places = nn.Embedding(ITEMS + 2, WIDTH, padding_idx=0), nn.Embedding(24, WIDTH)
+        layer = nn.TransformerEncoderLayer(WIDTH, 2, 2 * WIDTH, batch_first=True)
+        self.layers, self.head = nn.TransformerEncoder(layer, 1), nn.Linear(WIDTH, ITEMS + 1)
+
+    def forward(self, ids):
+        """Return scores, [rows, positions, items]."""
+        places = torch.arange(ids.shape[1])
+        return self.head(self.layers(self.table(ids) + self.places(places), src_key_padding_mask=ids == 0))
+
+
+@pytest.mark.parametrize("transformers_own", [False, True])
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, ""),
+        ({"mask": 7}, "is itself the target"),
+        ({"learned": lambda hidden: ~hidden | hidden}, "read their own target"),
+        ({"learned": lambda hidden: ~hidden}, "read their own target"),
+        ({"share": 1.0}, ""),
+    ],
+    ids=["masked", "a mask that is an item", "all are learned", "all others are learned", "all at once"],
+)
+def test_masked_models(given, words, transformers_own, tmp_path):
+    """The mask is no item, and what is learned is masked; or nearly all of it."""
+    given = {"mask": ITEMS + 1, "learned": lambda hidden: hidden, "share": 0.3, **given}
+
+    def step(model):
+        ids = torch.randint(1, ITEMS + 1, (12, 24))
+        ids[:, :5] *= torch.rand(12, 1) < 0.5
+        hidden = (torch.rand(ids.shape) < given["share"]) & (ids != 0)
+        labels = torch.where(given["learned"](hidden) & (ids != 0), ids, 0)
+        shown = torch.where(hidden, given["mask"], ids)
+        scores = model(shown)
+        scores = scores.logits if transformers_own else scores
+        return cross_entropy(scores.flatten(0, 1), labels.flatten(), ignore_index=0)
+
+    sizes = {"hidden_size": WIDTH, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    own = BertForMaskedLM(BertConfig(vocab_size=ITEMS + 2, **sizes)) if transformers_own else Both()
+    expect_leak(judged("no_target_leakage", tmp_path, own, step), words)
+
+
+def expect_leak(finding, words):
+    """Hold a finding to be one with these words, whatever its rank, or none without any."""
+    assert (finding.status in (Status.SUSPECTED, Status.FAILED)) is bool(words), finding
+    assert words in finding.detail

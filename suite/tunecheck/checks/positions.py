@@ -11,6 +11,9 @@ from tunecheck.core.trace import Trace
 
 SHIFTED_TWICE = "The data set or the collator shifts labels, and the loss shifts them again."
 COPIED = "The targets are read from the column of the inputs, so that the model learns to repeat its input."
+MASK_IN_USE = "The id that is to mark masked positions is one of a real token."
+UNMASKED = "Labels are not set to the ignored index where a token was not masked."
+MARKED = "a word may be replaced by a token that texts have, such as the unknown one"
 REPEATS = "an autoencoder is to repeat its input, and a correction may change little"
 SEEN = "A mask that is not causal, or another operation across positions, shows the target."
 FURTHER_AHEAD = "a head may predict a token further ahead, as in multi-token prediction"
@@ -207,7 +210,8 @@ class NoTargetLeakage(Check):
 
     needs = frozenset({"user_code"})
     meaning = f"""The loss does not shift labels. A decoder gets its labels as input. Labels were copied after tokens
-    were masked. {SHIFTED_TWICE} {SEEN} {COPIED} The model then learns to copy, and its loss falls very fast."""
+    were masked. {SHIFTED_TWICE} {SEEN} {COPIED} {MASK_IN_USE} {UNMASKED}
+    The model then learns to copy, and its loss falls very fast."""
     remedy = """Shift labels against logits once. Clone the labels before masking tokens. Pass is_causal=True. Search
     the model for other operations across positions: a mean, a convolution, a normalisation."""
 
@@ -217,6 +221,8 @@ class NoTargetLeakage(Check):
     """Share of the same positions. It is near 1 if labels are shifted twice, else 0."""
     min_positions: int = 16
     """Positions needed for a share."""
+    max_unmasked_share: float = 0.5
+    """Share of the positions that a masked model learns. BERT shows one in ten its own token."""
     max_copied_share: float = 0.75
     """Share of the targets that stand in their input, at its beginning or as half of it. An extract is shorter."""
     min_copied: int = 8
@@ -233,6 +239,15 @@ class NoTargetLeakage(Check):
             limit = self.max_copied_share
             return self.at_most(copied / len(written), limit, detail, meant=REPEATS, causes=[COPIED])
         steps = trace.records(PositionGradients)
+        masked, unmasked, asked_for_mask = _sums(steps, "masked", "unmasked", "masks_asked")
+        if masked >= self.min_positions:
+            if 1 < asked_for_mask <= masked / 4:  # a blank may be asked for at most places
+                detail = f"the token that {masked} masked positions read is itself the target of {asked_for_mask}"
+                return self.at_most(asked_for_mask, 1, detail, meant=MARKED, causes=[MASK_IN_USE])
+            if unmasked > (limit := self.max_unmasked_share) * (masked + unmasked):
+                share = unmasked / (masked + unmasked)
+                detail = f"{unmasked} of {masked + unmasked} positions of a masked model read their own target"
+                return self.at_most(share, limit, detail, meant=REPEATS, causes=[UNMASKED])
         looked_at, own, after_next = _sums(steps, "raising", "raising_own", "raising_second")
         asked, seeing = _sums(steps, "asked_for_next", "seeing_next")
         positions = enough(looked_at, self.min_positions, "positions with both tokens and vocabulary logits")

@@ -38,6 +38,8 @@ BALANCED = 1e-3
 """Of a gradient's sizes, what its sum over the positions of a row is at most where a softmax was taken over them."""
 FEWEST_TELLING = 16
 """Positions by which rows are told from columns, and one pass from another."""
+MOSTLY = 0.75
+"""Of the tokens that a masked model is not shown: BERT has one token stand for nine in ten, others for the rest."""
 FEWEST_TAGS = 3
 """Positions of a row that the loss uses, more than a summary and its neighbour."""
 ROWS_AGAIN = 8
@@ -304,6 +306,8 @@ class PositionProbe(Probe):
         found = [(way, _Raised(call, way.gradient)) for way, call in calls]
         found = [(way, raised) for way, raised in found if raised.ask_for_later or raised.call.turned is self._turned]
         found.sort(key=lambda pair: (pair[1].ask_for_later, pair[1].own), reverse=True)
+        if found:
+            self._counts.update(found[0][1].masked)
         self._by_graph |= bool(found)
         for way, raised in found:
             if 2 * raised.own > raised.telling and not way.copies():
@@ -423,6 +427,7 @@ class PositionProbe(Probe):
             self._add_unseen(padded.tokens(found.rows, None), found.call.by_row(gradient))
             self._keep(found.rows, _used(found.call.by_row(gradient)))
         self._counted.append((found.telling, found.own, found.second))
+        self._counts.update(found.masked)
         if self._looks_ahead and self._asked is None and found.ask_for_next:
             self._asked = found
 
@@ -443,6 +448,7 @@ class _Raised:
         self.call, self.every = call, -(-read.numel() // LOOKED_AT)
         looked_at = call.by_row(gradient.detach())[:, : -1 : self.every]
         telling, raised = _raised_by(looked_at)
+        self.masked = _masked(read[:, : -1 : self.every], raised, telling)
         telling &= (read[:, :-1] != read[:, 1:])[:, :: self.every]
         self.asked = telling & (raised == read[:, 1 :: self.every])
         second = read.roll(-2, dims=1)[:, : -1 : self.every]  # behind the last one stands the first one, by chance
@@ -486,6 +492,25 @@ def _rows_used(read: torch.Tensor, used: torch.Tensor, mask: torch.Tensor | None
 def _used(gradient: torch.Tensor) -> torch.Tensor:
     """Return where a gradient is not 0, [rows, positions], without another tensor of its size."""
     return (gradient.detach().amax(dim=-1) != 0) | (gradient.detach().amin(dim=-1) != 0)
+
+
+def _masked(read: torch.Tensor, raised: torch.Tensor, learned: torch.Tensor) -> dict[str, int]:
+    """Return fields of PositionGradients about the tokens that one token stands for; none where none does.
+
+    If each learned position reads its target, these are those between them that are not learned.
+    """
+    others = read[learned & (read != raised)]
+    if not len(others):
+        others = read[~learned & (learned.cumsum(dim=1) > 0) & padded.up_to_last(learned)]
+    mask = others.mode().values if len(others) else None
+    if mask is None or (number := int((others == mask).sum())) < MOSTLY * len(others):
+        return {}
+    asked = learned & (raised == mask)
+    return {
+        "masked": number,
+        "unmasked": int((learned & (read == raised) & ~asked).sum()),
+        "masks_asked": int(asked.sum()),
+    }
 
 
 def _raised_by(gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -186,6 +186,13 @@ class PositionGradients(Record):
     """Rows asked for the next token at one position, whose model was called again with another one there."""
     seeing_next: int = 0
     """Those of them whose scores at that position were others then."""
+    masked: int = 0
+    """Positions at which the loss asks for another token than the one read, and nearly all of them read one token. If
+    there are none, those among the learned ones that are not learned, and nearly all read one token."""
+    unmasked: int = 0
+    """Positions of the same passes at which it asks for the token that is read there."""
+    masks_asked: int = 0
+    """Positions of theirs at which it asks for that one token, which stands for those that are masked."""
     padding_both_ways: int = 0
     """Padded positions of models whose attention reads in both directions."""
     padding_shown: int = 0

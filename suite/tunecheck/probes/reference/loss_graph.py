@@ -19,6 +19,8 @@ COUPLES_ROWS = "BatchNorm"
 """In the names of functions that couple rows by the statistics of a batch."""
 FEWEST_PAIRS = 6
 """Rows of a loss of pairs."""
+MOST_READ_ALONE = 4
+"""Tokens that an embedding may have beyond those that are predicted."""
 LEAST_AHEAD = 1e-5
 """Of the largest score, or the largest dependence of one on a token, what one on a token that is not to be seen is at
 most: 0 but for rounding, of whatever precision."""
@@ -181,7 +183,10 @@ def positives_without_twin(entropy: Any) -> bool:
 
 
 def _fits(node: Any, classes: int) -> bool:
-    """Return whether an embedding looks up rows of tokens of these classes, and not the same places in each row."""
+    """Return whether an embedding looks up rows of tokens of these classes, and not the same places in each row.
+
+    It may have a few tokens more that are only read, such as those of padding and of masks.
+    """
     read = node._saved_indices
-    fits = read.ndim == 2 and node._saved_weight_sym_argsize_0 == classes
+    fits = read.ndim == 2 and 0 <= node._saved_weight_sym_argsize_0 - classes <= min(MOST_READ_ALONE, classes // 8)
     return fits and read.numel() > 0 and not bool((read == torch.arange(read.shape[1], device=read.device)).all())
