@@ -24,28 +24,21 @@ from tunecheck.probes.reference.forwards import parts_of
 from tunecheck.probes.reference.given import Row, begun_late, end_tokens, ends_of, special_tokens
 from tunecheck.probes.reference.loss_graph import Scored, scores_of
 from tunecheck.probes.reference.own_tokens import Call, tokens_and_numbers
+from tunecheck.probes.reference.raised import FEWEST_TELLING, Raised, raised_by
 from tunecheck.training.data import IGNORED, Batch
 from tunecheck.training.events import EARLY_STEPS, Probe, at_work
 from tunecheck.training.hooks import Hooks
 from tunecheck.training.restore import as_found, random_state
 from tunecheck.training.session import Session
 
-NEARLY_ALL = 0.9
-"""Of the positions that are looked at: so many are asked for their next token where a model learns to predict it."""
 MOST_CHOICES = 4
 """Scores of a position at most by which positions may be chosen: an answer's beginning and its end are two."""
 BALANCED = 1e-3
 """Of a gradient's sizes, what its sum over the positions of a row is at most where a softmax was taken over them."""
-FEWEST_TELLING = 16
-"""Positions by which rows are told from columns, and one pass from another."""
-MOSTLY = 0.75
-"""Of the tokens that a masked model is not shown: BERT has one token stand for nine in ten, others for the rest."""
 FEWEST_TAGS = 3
 """Positions of a row that the loss uses, more than a summary and its neighbour."""
 ROWS_AGAIN = 8
 """Rows at most of a pass that is made again."""
-LOOKED_AT = 512
-"""Positions of a pass at most whose gradient by the logits is searched for the token that it raises."""
 
 
 class PositionProbe(Probe):
@@ -92,7 +85,7 @@ class PositionProbe(Probe):
         """Whether the loss's graph told of the scores, so that what the model returns is not looked at."""
         self._ahead = 0, 0
         """Rows that are asked for their next token, and those that see it."""
-        self._asked: _Raised | None = None
+        self._asked: Raised | None = None
         """A pass of which that is told when the step is over."""
         self._passed: dict[int, torch.Tensor] = {}
         """What a part of a model has made of its positions last, in the pass that is under way, by the model's id."""
@@ -303,7 +296,7 @@ class PositionProbe(Probe):
     def _look_at_ways(self, model: Any, ways: Sequence[Scored]) -> None:
         """Look at scores by the tokens that they are to predict, else by those that their model may just copy."""
         calls = [(way, Call(model, (), {}, way.read, turned)) for way in ways for turned in (False, True)]
-        found = [(way, _Raised(call, way.gradient)) for way, call in calls]
+        found = [(way, Raised(call, way.gradient)) for way, call in calls]
         found = [(way, raised) for way, raised in found if raised.ask_for_later or raised.call.turned is self._turned]
         found.sort(key=lambda pair: (pair[1].ask_for_later, pair[1].own), reverse=True)
         if found:
@@ -394,7 +387,7 @@ class PositionProbe(Probe):
         last = padded.outside(mask)[:, 1:] & (mask[:, :-1] != 0) & ~torch.isin(read[:, 1:], self._ends.to(read.device))
         found, padding = gradient.detach()[:, :-1][last], read[:, 1:][last]
         if len(found):
-            telling, raised = _raised_by(found)
+            telling, raised = raised_by(found)
             self._counts.update(followed=len(found), asked_behind=int((telling & (raised == padding)).sum()))
 
     def _note_used(self, read: torch.Tensor, mask: torch.Tensor | None, gradient: torch.Tensor) -> None:
@@ -418,9 +411,9 @@ class PositionProbe(Probe):
 
     def _add_raised(self, call: Call, gradient: torch.Tensor) -> None:
         """Count the positions whose next token is another, and those of them that are to read their own token."""
-        found = _Raised(call, gradient)
+        found = Raised(call, gradient)
         if call is self._own_call and not found.ask_for_later:  # unless its rows are columns
-            turned = _Raised(replace(call, turned=not call.turned), gradient)
+            turned = Raised(replace(call, turned=not call.turned), gradient)
             if turned.ask_for_later:
                 found, self._own_call, self._turned = turned, turned.call, turned.call.turned
         if found.call is self._own_call and found.ask_for_next:
@@ -440,47 +433,6 @@ class PositionProbe(Probe):
         return raising, own, second
 
 
-class _Raised:
-    """Which tokens a gradient by scores raises, or alone lowers, where the next token is another: [rows, positions]."""
-
-    def __init__(self, call: Call, gradient: torch.Tensor) -> None:
-        self.rows = read = call.rows.to(gradient.device)
-        self.call, self.every = call, -(-read.numel() // LOOKED_AT)
-        looked_at = call.by_row(gradient.detach())[:, : -1 : self.every]
-        telling, raised = _raised_by(looked_at)
-        self.masked = _masked(read[:, : -1 : self.every], raised, telling)
-        telling &= (read[:, :-1] != read[:, 1:])[:, :: self.every]
-        self.asked = telling & (raised == read[:, 1 :: self.every])
-        second = read.roll(-2, dims=1)[:, : -1 : self.every]  # behind the last one stands the first one, by chance
-        own, second = raised == read[:, : -1 : self.every], ~self.asked & (raised == second)
-        self.telling, self.own, self.second = (int((telling & places).sum()) for places in (telling, own, second))
-
-    def ahead(self, way: Scored | None = None) -> tuple[int, int]:
-        """Return how many rows are asked for the next token at the position where most are, and how many see it.
-
-        By the loss's graph, else every second row by another call.
-        """
-        everywhere = torch.zeros_like(self.rows[:, 1:], dtype=torch.bool)
-        everywhere[:, :: self.every] = self.asked
-        at = int(everywhere[::2].sum(dim=0).argmax())
-        if way is None:
-            seeing, asked = self.call.rows_that_see(at), everywhere[::2, at]
-        else:
-            seeing, asked = way.rows_that_see(at, turned=self.call.turned), everywhere[:, at]
-        return (0, 0) if seeing is None else (int(asked.sum()), int((seeing.to(asked.device) & asked).sum()))
-
-    @property
-    def ask_for_next(self) -> bool:
-        """Return whether a model learns to predict its next tokens by this."""
-        return int(self.asked.sum()) > NEARLY_ALL * self.telling
-
-    @property
-    def ask_for_later(self) -> bool:
-        """Return whether these rows are told to be rows, by targets that are the next tokens, or those behind them."""
-        asked = int(self.asked.sum()) + self.second
-        return self.telling >= FEWEST_TELLING and asked > NEARLY_ALL * self.telling
-
-
 def _rows_used(read: torch.Tensor, used: torch.Tensor, mask: torch.Tensor | None) -> list[Row]:
     """Return the rows of which the loss uses a position, with the tokens that it is asked for there as labels."""
     labels = torch.full_like(read, IGNORED)
@@ -492,32 +444,6 @@ def _rows_used(read: torch.Tensor, used: torch.Tensor, mask: torch.Tensor | None
 def _used(gradient: torch.Tensor) -> torch.Tensor:
     """Return where a gradient is not 0, [rows, positions], without another tensor of its size."""
     return (gradient.detach().amax(dim=-1) != 0) | (gradient.detach().amin(dim=-1) != 0)
-
-
-def _masked(read: torch.Tensor, raised: torch.Tensor, learned: torch.Tensor) -> dict[str, int]:
-    """Return fields of PositionGradients about the tokens that one token stands for; none where none does.
-
-    If each learned position reads its target, these are those between them that are not learned.
-    """
-    others = read[learned & (read != raised)]
-    if not len(others):
-        others = read[~learned & (learned.cumsum(dim=1) > 0) & padded.up_to_last(learned)]
-    mask = others.mode().values if len(others) else None
-    if mask is None or (number := int((others == mask).sum())) < MOSTLY * len(others):
-        return {}
-    asked = learned & (raised == mask)
-    return {
-        "masked": number,
-        "unmasked": int((learned & (read == raised) & ~asked).sum()),
-        "masks_asked": int(asked.sum()),
-    }
-
-
-def _raised_by(gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return where a gradient by scores raises a token, and which most; or alone lowers, as a rejected answer's."""
-    lowers_one = ((gradient > 0).sum(dim=-1) == 1) & ((gradient < 0).sum(dim=-1) > 1)
-    falling, raised = gradient.min(dim=-1)
-    return falling < 0, torch.where(lowers_one, gradient.argmax(dim=-1), raised)
 
 
 def _learns(tensor: Any) -> TypeGuard[torch.Tensor]:
