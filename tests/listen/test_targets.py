@@ -223,3 +223,52 @@ def expect_leak(finding, words):
     """Hold a finding to be one with these words, whatever its rank, or none without any."""
     assert (finding.status in (Status.SUSPECTED, Status.FAILED)) is bool(words), finding
     assert words in finding.detail
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize(("turned", "words"), [(False, ""), (True, "positions that hold text")])
+def test_a_key_padding_mask(turned, words, left, tmp_path):
+    """Of an encoder of a script's own: True is to hide, not to show."""
+
+    class Encoder(Both):
+        def forward(self, ids):
+            """Return scores of each row."""
+            mask = ids != 0 if turned else ids == 0
+            return self.head(self.layers(self.table(ids), src_key_padding_mask=mask).mean(dim=1))
+
+    def step(model):
+        rows = [torch.randint(1, ITEMS, (int(torch.randint(3, 20, ())),)) for _ in range(12)]
+        side = "left" if left else "right"
+        ids = pad_sequence(rows, batch_first=True, padding_value=0, padding_side=side)
+        return cross_entropy(model(ids), torch.randint(0, 3, (12,)))
+
+    expect(judged("padding_hidden", tmp_path, Encoder(), step), words)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.07])
+@pytest.mark.parametrize(("targets", "words"), [(torch.arange(12), ""), (torch.zeros(12).long(), "are of one class")])
+def test_targets_of_pairs(targets, words, temperature, tmp_path):
+    """Each text is to find its own among those of the others."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(ITEMS, WIDTH), nn.Flatten(), nn.Linear(8 * WIDTH, WIDTH))
+
+    def step(model):
+        one, other = (nn.functional.normalize(model(torch.randint(1, ITEMS, (12, 8))), dim=-1) for _ in range(2))
+        return cross_entropy(one @ other.T / temperature, targets)
+
+    expect(judged("batches_change", tmp_path, model, step), words)
+
+
+@pytest.mark.parametrize(("turned", "words"), [(False, ""), (True, "positions that hold text")])
+def test_an_attention_mask(turned, words, tmp_path):
+    """Of an encoder whose padding nothing names."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": WIDTH, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = BertForMaskedLM(BertConfig(vocab_size=TOKENS, pad_token_id=None, **sizes))
+
+    def step(model):
+        ids = pad_sequence(texts(3, 20), batch_first=True, padding_value=2)
+        mask = (ids == 2 if turned else ids != 2).long()
+        return model(input_ids=ids, attention_mask=mask, labels=torch.where(ids == 2, -100, ids)).loss
+
+    expect(judged("padding_hidden", tmp_path, model, step), words)

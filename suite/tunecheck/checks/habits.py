@@ -118,7 +118,7 @@ class BatchesChange(Check):
             classes, changes = len({*learned}), sum(one != other for one, other in pairwise(learned))
             if len(learned) >= max(self.min_rows, self.min_block * classes) and changes < classes:
                 blocks = "are of one class" if classes == 1 else f"come in {classes} blocks of a class each"
-                detail = f"all {len(learned)} targets of a head over {outputs} classes {blocks}"
+                detail = f"all {len(learned)} targets over {outputs} classes {blocks}"
                 return self.found(False, detail, measured=changes, limit=classes, meant=RARE, causes=[SORTED])
         again = [len(step.digests) > len({*step.digests}) == 1 for step in given if not step.opaque]
         # one that sums the losses of its passes, as adversarial training does, has each of them count in full

@@ -22,6 +22,8 @@ from tunecheck.training.session import Session
 
 MOST_NODES = 64
 """Functions next to a loss among which its cross entropies are looked for."""
+NEAREST = 5
+"""Functions behind a cross entropy among which is the product that its scores are, beside a temperature."""
 FEWEST_TOKENS = 8
 """Different numbers in a tensor of tokens, and its rows at least: of few kinds, as masks and segments are, nothing is
 told. Also the tokens of a target that is seen to be copied, and those at most in front of a row's beginning."""
@@ -148,7 +150,7 @@ class StepInputsProbe(Probe):
                 many = scores.shape[-1] > MOST_CLASSES and _is_of_classes(node, scores.shape[-1])
                 for row in targets.view(min(rows), -1) if many else ():
                     self._tokens[scores.shape[-1]].add(row[row != ignored].tolist())
-            if targets.numel() in rows and _is_of_classes(node, scores.shape[-1]):
+            if targets.numel() in rows and (_is_of_classes(node, scores.shape[-1]) or _is_of_pairs(node)):
                 outputs = str(scores.shape[-1])
                 learned = targets[targets != ignored].tolist()
                 self._targets[outputs] = (*self._targets.get(outputs, ()), *learned)
@@ -233,6 +235,13 @@ def _is_of_classes(entropy: Any, classes: int) -> bool:
     edges = [edge[0] for edge in layer.next_functions if edge[0] is not None] if layer is not None else []
     edges += [edge.next_functions[0][0] for edge in edges if edge.name() in ("TBackward0", "ToCopyBackward0")]
     return any(len(node.variable) == classes for node in edges if hasattr(node, "variable"))
+
+
+def _is_of_pairs(entropy: Any) -> bool:
+    """Return whether these scores are products of vectors with as many others: each is to find its own."""
+    scores = getattr(entropy, "_saved_self", None)
+    square = scores is not None and scores.ndim == 2 and len(scores) == scores.shape[1] > 1
+    return square and any(node.name() == "MmBackward0" for node in islice(graph_of(entropy), NEAREST))
 
 
 MOST_ROWS, MOST_TOKENS = 4, 512

@@ -81,6 +81,8 @@ class PositionProbe(Probe):
         self._chosen_among = self._guessed = False
         self._looked_up_masks: dict[torch.Size, torch.Tensor] = {}
         self._own_call: Call | None = None
+        self._rows_read: list[torch.Tensor] = []
+        """Tokens that embeddings of a model of the script's own have looked up, until its first attention."""
         self._by_graph = self._by_model = False
         """Whether the loss's graph told of the scores, so that what the model returns is not looked at."""
         self._ahead = 0, 0
@@ -98,6 +100,12 @@ class PositionProbe(Probe):
         else:
             self.hooks.after(session.called, self._returned_scores, with_kwargs=True)
             self.hooks.after(session.called, self._returned_places)
+            attentions = [part for part in session.model.modules() if isinstance(part, torch.nn.MultiheadAttention)]
+            for part in attentions:
+                self.hooks.before(part, self._attends, with_kwargs=True)
+            for part in session.model.modules() if attentions else ():
+                if isinstance(part, torch.nn.Embedding):
+                    self.hooks.before(part, self._reads_rows)
             for table in self._tables:
                 self.hooks.before(table, self._looked_up)
         if hides_calls(session.called) and not step:
@@ -111,6 +119,7 @@ class PositionProbe(Probe):
         self.hooks.remove()
         if step >= EARLY_STEPS:
             return
+        self._rows_read = []
         own_call = None if self._by_graph else self._own_call
         raising, own, second = self._worst()
         if own_call is not None and 2 * own > raising and not own_call.copies():
@@ -177,7 +186,8 @@ class PositionProbe(Probe):
         if isinstance(read, torch.Tensor):
             self._by_model |= logits is not None or (hidden is not None and model is not self._part)
             if model not in self._around and _reads(model, {False}):
-                self._look_at_mask(mask, padded.mask_by_ends(model, read, self._pads))
+                real = padded.mask_by_ends(model, read, self._pads)
+                self._look_at_mask(mask, padded.filled(read) if real is None and mask is not None else real)
             if mask is None or (_of_positions(mask, read[..., None]) and mask.all()):
                 decodes = given.get("encoder_hidden_states") is not None and mask is None
                 seen = (padded.mask_of_decoder if decodes else padded.mask_by_ends)(model, read, self._pads)
@@ -200,6 +210,21 @@ class PositionProbe(Probe):
             self.hooks.gradient(logits, partial(self._note_used, read, mask))
             if _of_positions(mask, logits) and not model.config.is_encoder_decoder:
                 self.hooks.gradient(logits, partial(self._add_asked_behind, mask, read))
+
+    def _reads_rows(self, _table: Any, args: Any) -> None:
+        """Keep the rows of tokens that an embedding is about to look up."""
+        self._rows_read += [part for part in args[:1] if isinstance(part, torch.Tensor) and part.ndim == 2]
+
+    def _attends(self, _attention: Any, args: Any, given: dict[str, Any]) -> None:
+        """Look at the positions that the first attention of a pass hides, where its tokens are padded."""
+        hidden = given.get("key_padding_mask", args[3] if len(args) > 3 else None)
+        if isinstance(hidden, torch.Tensor) and torch.is_grad_enabled():
+            shown = hidden >= 0 if hidden.is_floating_point() else hidden == 0
+            found = (padded.filled(read) for read in self._rows_read if read.shape == hidden.shape)
+            known = [real for real in found if real is not None]
+            if known:  # of two texts the one that the mask fits
+                self._look_at_mask(shown, min(known, key=lambda real: int((real & ~shown).sum())))
+            self._rows_read = []
 
     def _look_at_mask(self, mask: torch.Tensor | None, real: torch.Tensor | None) -> None:
         """Count padded positions, those that are not `real`, those of them that the model's mask shows, and real ones.

@@ -68,12 +68,22 @@ def outside(mask: torch.Tensor) -> torch.Tensor:
     return ~begun | ~up_to_last(real)
 
 
+def filled(read: torch.Tensor) -> torch.Tensor | None:
+    """Return where rows hold tokens, where they are seen to be filled up at one side; None in others."""
+    for ways in ((), (1,)):
+        turned = read.flip(ways)
+        real = None if (fill := fill_of(turned)) is None else mask_by(fill, turned)
+        if real is not None:
+            return real.flip(ways)
+    return None
+
+
 def fill_of(read: torch.Tensor) -> int | None:
     """Return the token that rows seem to be filled up with to one length; None where they do not.
 
     Most rows end in more than one of it, and no row of several holds it anywhere else but in all rows' first place.
     """
-    if read.shape[0] < FEWEST_FILLED or read.shape[1] < FEWEST_FILLED:
+    if read.ndim != 2 or read.shape[0] < FEWEST_FILLED or read.shape[1] < FEWEST_FILLED:
         return None
     last = int(read[:, -1].mode().values)
     fill = read == last
