@@ -62,7 +62,11 @@ def encoder_decoder():
     ("cut", "check", "words"),
     [
         (lambda row, target: target, "rows_whole", ""),
-        (lambda row, target: target[:9], "rows_whole", "targets have 10 tokens, the most of all, and an end token"),
+        (
+            lambda row, target: target[:9],
+            "rows_whole",
+            "targets have 10 tokens, the most of all, and have an end token",
+        ),
         (lambda row, target: target, "no_target_leakage", ""),
         (lambda row, target: row, "no_target_leakage", "targets stand in the rows that the encoder reads"),
         (lambda row, target: row[2:11], "no_target_leakage", "targets stand in the rows that the encoder reads"),

@@ -144,8 +144,7 @@ def _labels_lost(rows: Iterable[evidence.RowSpan]) -> str:
     others = {row.behind for row in answers if row.column < column}
     if len(cut) < FEWEST_CUT or len({row.behind for row in cut}) < 2 or len(others) != 1:
         return ""
-    end = f"end at column {column} of their batch, before their tokens do"
-    return f"the labels of {len(cut)} of {len(answers)} rows {end}"
+    return f"the labels of {len(cut)} of {len(answers)} rows end at column {column}, before their tokens do"
 
 
 REPLAYED = "A resume replays rows."
@@ -228,9 +227,7 @@ class RowsWhole(Check):
     def judge(self, trace: Trace) -> Finding:
         written = {t.digest: t.tokens for step in trace.records(evidence.StepInputs) for t in step.written if t.ended}
         if (pile := self._pile(written.values())) is not None:
-            detail = f"{pile[1]} of {len(written)} targets have {pile[0]} tokens, the most of all, and an end token"
-            limit = self.max_full_share
-            return self.at_most(pile[1] / len(written), limit, detail, meant=ONE_LENGTH, causes=[END_KEPT])
+            return self._piled(pile, len(written), "targets", "have an end token", END_KEPT)
         if reason := trace.why({Premise.CAUSAL_LM, Premise.ROWS_FOLLOWED}):
             return self._by_last_tokens(trace, reason)
         required(not (reason := trace.why({Premise.END_KNOWN})), reason)
@@ -257,11 +254,14 @@ class RowsWhole(Check):
 
     def _pile(self, lengths: Collection[int]) -> tuple[int, int] | None:
         """Return the most tokens of a row, and how many rows have so many; None where that is nothing unusual."""
-        counts = Counter(lengths)
-        most, full = max(counts.items(), default=(0, 0))
-        next_most = max((times for tokens, times in counts.items() if tokens != most), default=0)
+        (most, full), *others = sorted(Counter(lengths).items(), reverse=True) or [(0, 0)]
+        next_most = max((times for _, times in others), default=0)
         stands_out = full > max(self.max_full_share * len(lengths), self.min_pile * next_most)
         return (most, full) if most >= ENOUGH <= len(lengths) and stands_out else None
+
+    def _piled(self, pile: tuple[int, int], rows: int, kind: str, ends: str, cause: str) -> Finding:
+        detail = f"{pile[1]} of {rows} {kind} have {pile[0]} tokens, the most of all, and {ends}"
+        return self.at_most(pile[1] / rows, self.max_full_share, detail, meant=ONE_LENGTH, causes=[cause])
 
     def _by_last_tokens(self, trace: Trace, reason: str) -> Finding:
         """Judge rows of which only their tokens are known: truncation makes many as long as the longest one."""
@@ -271,9 +271,7 @@ class RowsWhole(Check):
         (_, alike), pile = Counter(row.last for row in rows).most_common(1)[0], self._pile([r.tokens for r in rows])
         end = "all" if alike >= self.min_alike * len(rows) else "not all"
         if pile is not None and (end == "all" or "pairs" in trace.run.features):  # a pair is no block of running text
-            detail = f"{pile[1]} of {len(rows)} rows have {pile[0]} tokens, the most of all, and {end} end alike"
-            causes = [END_KEPT if end == "all" else ENDS_CUT]
-            return self.at_most(pile[1] / len(rows), self.max_full_share, detail, meant=ONE_LENGTH, causes=causes)
+            return self._piled(pile, len(rows), "rows", f"{end} end alike", END_KEPT if end == "all" else ENDS_CUT)
         (longest, _), *others = lengths.most_common(2)
         shorter = [row.last for row in rows if row.tokens < longest]
         piled_up = others and longest == max(row.tokens for row in rows)
