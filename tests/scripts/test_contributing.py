@@ -167,8 +167,8 @@ def a_check(copy: Copy) -> None:
     copy.add("suite/tunecheck/checks/optimizer.py", CHECK)
     copy.insert(
         "suite/tunecheck/checks/__init__.py",
-        '    optimizer.OptimizerCoverage: "what learns",',
-        '    optimizer.RatesBelowOne: "what learns",\n',
+        "base: quantization_as_configured",
+        "what learns: rates_below_one\n",
     )
     test, after = "tests/checks/test_checks.py", '    "optimizer_coverage": {'
     copy.insert(
