@@ -766,7 +766,7 @@ EVIDENCE = {
     "state_in_training": ("Step TrainingState", ""),
     "loss_oracle": ("Oracle Setup Step", "Oracle.loss Step.loss"),
     "accumulation_oracle": ("Oracle Setup Step", "Oracle.gradient_error Oracle.worst_gradient_error"),
-    "weight_gradients": ("Step WeightGradient", "WeightGradient.error"),
+    "weight_gradients": ("Setup Step WeightGradient", "WeightGradient.error"),
     "lora_gradient_schedule": ("Gradients Step", "Gradients.norms@0,1 Step.learning_rate@1"),
     "gradient_norm_reported": ("Gradients Setup Step", "Gradients.norms Step.gradient_norm"),
     "learning_rate_trace": ("Step", "Step.learning_rate"),

@@ -11,7 +11,15 @@ import pytest
 import torch
 from peft import LoraConfig, inject_adapter_in_model
 
-from tunecheck.training.restore import model_mode, random_state, unprinted, without_adapters
+from tunecheck.training.restore import (
+    MATMULS,
+    exact_products,
+    model_mode,
+    products,
+    random_state,
+    unprinted,
+    without_adapters,
+)
 
 
 class Carries(torch.nn.Module):
@@ -100,3 +108,24 @@ def test_the_random_states_of_all_gpus_are_put_back(monkeypatch):
         states[0] += 5
 
     assert [state.tolist() for state in states.values()] == [[0, 0], [1, 1]]
+
+
+@pytest.mark.parametrize("newer", [True, False], ids=["newer names", "older functions"])
+def test_products_keep_their_bits_in_the_block_alone(newer):
+    """Whatever a script allows them to lose, and by whichever of torch's two interfaces: after one the other raises."""
+    before = [backend.fp32_precision for backend in MATMULS]
+    try:
+        if newer:
+            MATMULS[0].fp32_precision = "tf32"
+        else:
+            torch.set_float32_matmul_precision("medium")
+        allowed = products()
+        with exact_products(), exact_products():
+            assert {backend.fp32_precision for backend in MATMULS} == {"ieee"}
+            assert products() == allowed
+        assert products() == allowed == tuple(backend.fp32_precision for backend in MATMULS)
+        assert allowed[0] == "tf32"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        for backend, precision in zip(MATMULS, before, strict=True):
+            backend.fp32_precision = precision

@@ -31,7 +31,7 @@ class EvaluationOracle(NumericCheck):
 
     def judge(self, trace: Trace) -> Finding:
         audits, problems, lines, errors = trace.all(EvaluationAudit), list[object](), [], []
-        exact = trace.one(Setup).precision == "fp32"
+        exact = trace.one(Setup).exact
         for audit in audits:
             lines.append(
                 f"{audit.split}: reported {audit.reported_loss:.6f} over {audit.reported_tokens} tokens, "

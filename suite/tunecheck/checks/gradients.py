@@ -58,13 +58,14 @@ class WeightGradients(Check):
         skipped = trace.skipped
         seen = [seen for seen in trace.all(evidence.WeightGradient) if seen.linears and seen.step not in skipped]
         seen = required(seen, "no trained linear was called as a module in an applied step")
-        worst = worst_of(seen, key=lambda gradient: gradient.error / self._limit(gradient))
+        worst = worst_of(seen, key=lambda gradient: gradient.error / self._limit(trace, gradient))
         detail = f"worst of {sum(gradient.linears for gradient in seen)}: {worst.worst} in step {worst.step}, "
         detail += f"off by {worst.error:.3g} ({some(worst.dtypes)})"
-        return self.at_most(worst.error, self._limit(worst), detail)
+        return self.at_most(worst.error, self._limit(trace, worst), detail)
 
-    def _limit(self, gradient: evidence.WeightGradient) -> float:
-        return self.max_error_fp32 if gradient.dtypes == ("float32",) else self.max_error_16bit
+    def _limit(self, trace: Trace, gradient: evidence.WeightGradient) -> float:
+        fine = gradient.dtypes == ("float32",) and not trace.one(evidence.Setup).rounds_products
+        return self.max_error_fp32 if fine else self.max_error_16bit
 
 
 class GradientMatchesLoss(Check):

@@ -188,7 +188,7 @@ class WindowGradient(NumericCheck):
 
     def limit(self, trace: Trace) -> float:
         """Return the limit for the precision, and for the depth of the model where it rounds."""
-        if trace.run.lora is None and trace.one(Setup).precision != "fp32":
+        if trace.run.lora is None and not trace.one(Setup).exact:
             return self.max_error_autocast
         limit = super().limit(trace)
         return limit if limit == self.max_error_fp32 else limit * max(1.0, math.sqrt(trace.run.layers / ROUNDED_LAYERS))

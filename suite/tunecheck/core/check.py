@@ -279,7 +279,7 @@ class NumericCheck(Check):
         # A base in 8 bit rounds what a layer is given to 127 steps in fp32 too. Two orders of a sum that differ in the
         # last place then differ by a step somewhere (LLM.int8, arXiv 2208.07339).
         in_8_bit = any("int8" in census.frozen_dtypes for census in trace.records(Census))
-        fine = trace.one(Setup).precision == "fp32" and not in_8_bit
+        fine = trace.one(Setup).exact and not in_8_bit
         return self.max_error_fp32 if fine else self.max_error_16bit
 
 

@@ -47,7 +47,14 @@ from tunecheck.runner.setup import setup_of
 from tunecheck.training.data import Batch
 from tunecheck.training.events import Probes, at_work
 from tunecheck.training.hooks import inner_optimizer, let_through, located
-from tunecheck.training.restore import adapted_layers, having, random_state, unprinted, without_repacking
+from tunecheck.training.restore import (
+    adapted_layers,
+    exact_products,
+    having,
+    random_state,
+    unprinted,
+    without_repacking,
+)
 from tunecheck.training.session import Session
 
 
@@ -56,7 +63,7 @@ def _unseen(model: Any) -> Iterator[None]:
     """Hide the probes' writes to weights from autograd, whose graph may hold them already, and drop warnings."""
     filters: Any = warnings.filters
     dropping = ("ignore", None, Warning, None, 0)  # unlike catch_warnings, this forgets none that was shown
-    with without_repacking(model), unprinted(), ExitStack() as stack:
+    with without_repacking(model), unprinted(), exact_products(), ExitStack() as stack:
         filters.insert(0, dropping)
         stack.callback(filters.remove, dropping)
         for weight in model.parameters():

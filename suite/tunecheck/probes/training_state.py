@@ -23,7 +23,7 @@ from tunecheck.probes.reference.weight_file import WeightFile
 from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe
 from tunecheck.training.hooks import tensors_of
-from tunecheck.training.restore import adapted_layers, dropouts
+from tunecheck.training.restore import adapted_layers, dropouts, products
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import learning, own_parameters
 
@@ -67,7 +67,7 @@ class TrainingStateProbe(Probe):
         # of several adapters, and of one by another name, the script's own choice is all that declares which learns
         layers = {} if session.run.lora is not None else adapted_layers(session.model)
         self._active = {name: list(layer.active_adapters) for name, layer in layers.items()}
-        self._matmul = torch.get_float32_matmul_precision()
+        self._products = products()
         declared, recomputed = session.run.training.gradient_checkpointing, dict(_recomputed(session.model))
         # some of the layers may be, and of a model that is not known those of a part
         as_found = not causal or any(recomputed.values()) == declared
@@ -170,7 +170,7 @@ class TrainingStateProbe(Probe):
             trainable = {name for name, parameter in parameters if parameter.requires_grad}
             yield from (("frozen", name) for name in sorted(self._expected - trainable))
             yield from (("unfrozen", name) for name in sorted(trainable - self._expected))
-        yield from (("settings", words) for words in _wrong_settings(session, adapted, self._matmul))
+        yield from (("settings", words) for words in _wrong_settings(session, adapted, self._products))
         now = ((name, on) for name, on in _recomputed(session.model) if on != self._recomputed.get(name, on))
         yield from (("settings", f"gradient checkpointing is {'on' if on else 'off'} in {name}") for name, on in now)
 
@@ -209,7 +209,7 @@ def _recomputed(model: Any) -> Iterator[tuple[str, bool]]:
     yield from ((name, bool(layer.gradient_checkpointing)) for name, layer in layers)
 
 
-def _wrong_settings(session: Session, adapted: Named, matmul: str) -> Iterator[str]:
+def _wrong_settings(session: Session, adapted: Named, rounded: tuple[str, ...]) -> Iterator[str]:
     """Yield in words what of torch and of the model is switched otherwise than the run says."""
     run, kind = session.run, session.device.type
     autocast = run.uses_autocast(session.precision)
@@ -218,8 +218,8 @@ def _wrong_settings(session: Session, adapted: Named, matmul: str) -> Iterator[s
     declared = run.training.attention  # of a model that is not known, nothing
     if declared and (attention := attention_kernel(session.model)) != declared:
         yield f"the layers call {attention} attention"
-    if (now := torch.get_float32_matmul_precision()) != matmul:
-        yield f"the precision of fp32 products is {now!r}, at the start {matmul!r}"
+    if (now := products()) != rounded:
+        yield f"products of fp32 matrices are rounded to {now}, at the start {rounded} (on a card, on the CPU)"
     if run.lora is not None:
         for name, scaling in ((name, layer.scaling) for name, layer in adapted if hasattr(layer, "scaling")):
             own = scaling.get(TRAINED_ADAPTER)

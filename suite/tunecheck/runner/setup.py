@@ -11,6 +11,7 @@ from tunecheck.hardware.host import distribution_version
 from tunecheck.hardware.torch_facts import device_facts
 from tunecheck.models.layer_names import attention_kernel
 from tunecheck.training.load import chosen_kernel
+from tunecheck.training.restore import EXACT, products
 from tunecheck.training.session import Session
 
 LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", "tokenizers", "safetensors", "trl")
@@ -50,7 +51,8 @@ def setup_of(session: Any, cap_bytes: int | None, *, declared_optimizer: str) ->
         declared_optimizer=declared_optimizer,
         workarounds=session.workarounds,
         numerics={
-            "tf32_matmul": torch.backends.cuda.matmul.allow_tf32,
+            "tf32_matmul": products()[0] == "tf32",
+            "rounds_products": products()[session.device.type == "cpu"] not in EXACT,
             "tf32_cudnn": torch.backends.cudnn.allow_tf32,
             "deterministic": torch.are_deterministic_algorithms_enabled(),
             **_attention_kernels(session),

@@ -18,6 +18,9 @@ import torch
 
 from tunecheck.models.layer_names import base_of
 
+MATMULS: Any = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+EXACT = {"none", "ieee"}
+
 
 @contextmanager
 def model_mode(model: Any, training: bool) -> Iterator[None]:
@@ -293,3 +296,32 @@ def widened_bytes(model: Any) -> int:
     """Return the bytes that `in_fp32` takes while it lasts."""
     tensors = chain(model.parameters(), model.buffers())
     return sum(4 * tensor.numel() for tensor in tensors if tensor.dtype in HALVES)
+
+
+_SCRIPTS: list[tuple[str, ...]] = []
+"""How the script has products rounded, while ours are not."""
+
+
+def products() -> tuple[str, ...]:
+    """Return to what the script lets torch round products of fp32 matrices, on a card and on a CPU.
+
+    "none" and "ieee" stand for no rounding. After newer names than `allow_tf32` are set, the older functions raise.
+    """
+    return _SCRIPTS[0] if _SCRIPTS else tuple(backend.fp32_precision for backend in MATMULS)
+
+
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Have products of fp32 matrices keep all of their bits in the block, whatever the script allows."""
+    before = products()
+    if _SCRIPTS or not {*before} - EXACT:
+        yield
+        return
+    _SCRIPTS.append(before)
+    for backend in MATMULS:
+        backend.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        for backend, precision in zip(MATMULS, _SCRIPTS.pop(), strict=True):
+            backend.fp32_precision = precision

@@ -29,6 +29,16 @@ class Setup(Record):
     declared_optimizer: str
     """Class of the optimizer that the trainer declares (tunecheck.config.trainers)."""
 
+    @property
+    def rounds_products(self) -> bool:
+        """Return whether products of fp32 matrices may lose bits, as a script allows: TF32 on a card, bf16 on a CPU."""
+        return bool(self.numerics.get("rounds_products", False))
+
+    @property
+    def exact(self) -> bool:
+        """Return whether the training computes with all the bits of fp32."""
+        return self.precision == "fp32" and not self.rounds_products
+
 
 class Weights(Record):
     """Where the model came from."""
