@@ -1811,6 +1811,20 @@ def test_a_list_that_is_emptied_again_is_no_leak(tensors, status):
 
 
 @pytest.mark.parametrize(
+    ("last", "learning", "status"),
+    [(33, 24, Status.SUSPECTED), (33, 40, Status.UNJUDGED), (20, 40, Status.PASSED)],
+    ids=["more than learn", "a critic's loop", "nothing of it"],
+)
+def test_what_a_late_optimizer_brings_is_not_judged(last, learning, status):
+    """The variables of its loop appear once; a model that is kept in each step brings more tensors than it trains."""
+    seen = healthy().all(e.LiveTensors)[0]
+    counts = ((3, 20, 12), (5, last, learning))
+    samples = [dataclasses.replace(seen, step=step, tensors=n, learning=known) for step, n, known in counts]
+    trace = with_run(adding(without(healthy(), e.LiveTensors), *samples), features=list(FEATURES), premises=BY_A_SCRIPT)
+    assert CHECKS["live_tensors_flat"]()(trace).status is status
+
+
+@pytest.mark.parametrize(
     ("unmoved", "rule_known", "status"),
     [((0,), False, Status.PASSED), ((0,), True, Status.FAILED), ((4,), False, Status.FAILED)],
     ids=["an own warm-up", "a known rule", "in the middle"],

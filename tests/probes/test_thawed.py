@@ -120,3 +120,23 @@ def test_a_copy_of_the_weights_is_told_from_what_leaks():
     kept = torch.randn(7, 7)
     assert grown(start) == (7, 2, 6)
     assert len(learnt) + len(kept) == 9
+
+
+def test_a_model_that_begins_to_learn_late_is_no_leak():
+    """Its optimizer's state and its gradients are not counted; optimizers that are kept in a list are."""
+    model, critic = Classifier(), Classifier()
+    session = SimpleNamespace(model=model, optimizer=torch.optim.AdamW(model.parameters()), device=torch.device("cpu"))
+    values = torch.optim.AdamW(critic.parameters())
+    gc.collect()
+    start = _of_anothers(session, [0])["tensors"]
+    assert _of_anothers(session, [0])["learning"] == 0
+
+    def learnt(optimizer):
+        critic(torch.randn(3, 4), torch.zeros(3, dtype=torch.long))["loss"].backward()
+        optimizer.step()
+        return _of_anothers(session, [0])["tensors"] - start
+
+    assert learnt(values) == 0
+    assert _of_anothers(session, [0])["learning"] == 4
+    kept = [torch.optim.AdamW(critic.parameters()) for _ in range(3)]
+    assert [learnt(optimizer) for optimizer in kept] == [8, 16, 24]

@@ -14,6 +14,7 @@ from tunecheck.core.trace import Attempt, Trace
 from tunecheck.core.trend import block_medians, trend
 
 LOSSES_ADDED = "A sum of losses is kept with its graph: total += loss, without item() or detach()."
+LATE = "an optimizer first stepped between two samples, and its loop brings fewer tensors than it trains"
 LONG_GRAPH = "an objective may reach over many steps, or a sum be emptied with the next epoch"
 
 ALLOCATOR_ERROR = "OutOfMemoryError:"
@@ -60,8 +61,10 @@ class LiveTensorsFlat(Check):
             detail = f"after step {last.step}, the graphs of {last.graphs} earlier steps are alive"
             share, limit = last.graphs / last.step, self.max_graphs
             return self.found(False, detail, measured=share, limit=limit, meant=LONG_GRAPH, causes=[LOSSES_ADDED])
-        growth = grown / steps if last.tensors > samples[-2].tensors else 0.0  # a leak rises to the end
         hooks = last.hooks - first.hooks
+        # as a critic's: the variables of its loop are there from now on, a leaked model would bring all its weights
+        required(hooks > 0 or not 0 < grown < last.learning - first.learning, LATE)
+        growth = grown / steps if last.tensors > samples[-2].tensors else 0.0  # a leak rises to the end
         if hooks > 0:
             detail += f"; {hooks} more hooks on the model"
         return self.at_most(growth, self.max_growth, detail, problems=range(max(0, hooks)))

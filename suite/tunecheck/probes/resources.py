@@ -53,12 +53,18 @@ class LiveTensorProbe(Probe):
 def _of_anothers(session: Session, ends: list[int]) -> dict[str, int]:
     """Return what is alive in a training of another's, less what comes with tensors that begin to learn late.
 
-    An optimizer may keep a history, too, as L-BFGS does.
+    They may be another model's, as a critic's. An optimizer may keep a history, too, as L-BFGS does.
     """
-    model, known = session.model, living(torch.Tensor)
-    held = tree_leaves(list(session.optimizer.state.values()))
+    things: list[Any] = living((torch.Tensor, torch.optim.Optimizer))
+    model = session.model
+    known = [thing for thing in things if isinstance(thing, torch.Tensor)]
+    others = [thing.state for thing in things if isinstance(thing, torch.optim.Optimizer)]
+    # of a tensor that several optimizers hold, one state: a script may keep optimizers in a list
+    states = {key: state for each in (*others, session.optimizer.state) for key, state in each.items()}
+    held = tree_leaves([*session.optimizer.state.values(), *states.values()])
     own = [leaf for leaf in held if isinstance(leaf, torch.Tensor) and leaf.device == session.device]
-    addresses = {address(tensor) for tensor in (*own, *(p.grad for p in model.parameters() if p.grad is not None))}
+    leaves = (tensor for tensor in (*known, *model.parameters()) if tensor.is_leaf and tensor.requires_grad)
+    addresses = {address(tensor) for tensor in (*own, *(p.grad for p in leaves if p.grad is not None))}
     alive = {at: size for at, size in live_storages(session.device.type, known).items() if at not in addresses}
     parameters = [p for _, p in model.named_parameters(remove_duplicate=False) if p.is_floating_point()]
     buffers = sum(b.is_floating_point() for b in model.buffers())
@@ -66,7 +72,9 @@ def _of_anothers(session: Session, ends: list[int]) -> dict[str, int]:
     whole, trained = _copies(parameters, found), _copies(learnt, found)
     copied = whole * (len(parameters) + buffers) + (trained - whole) * len(learnt)
     size, graphs = sum(alive.values()), len(_steps_in_graphs(known, ends))
-    return {"tensors": len(alive), "bytes": size, "copies": trained, "copied": copied, "graphs": graphs}
+    learning = sum(bool(state) for state in states.values())
+    counts = {"tensors": len(alive), "bytes": size, "copies": trained, "copied": copied}
+    return {**counts, "graphs": graphs, "learning": learning}
 
 
 def _steps_in_graphs(tensors: list[torch.Tensor], ends: list[int]) -> set[int]:

@@ -45,6 +45,8 @@ class LiveTensors(Record):
     """Tensors of these copies, and of what else of the model was copied with them."""
     graphs: int = 0
     """Steps before the present one whose functions are still in a graph of autograd's."""
+    learning: int = 0
+    """Tensors that have a state in an optimizer of the process; 0 where nobody looked."""
 
 
 class StepTimes(Record):
