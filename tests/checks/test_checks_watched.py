@@ -491,6 +491,9 @@ FAULTS = {
     "pairs_differ": {
         "one column for both": lambda: watched(*(e.PairsGiven(step=step, pairs=4, alike=4) for step in range(3))),
         "prompts again": lambda: watched(e.PairsGiven(step=0, pairs=24, alike=0, prompts_again=20)),
+        "prompts again, pair by pair": lambda: watched(
+            *(e.PairsGiven(step=step, pairs=1, alike=0, prompts_again=min(step, 1)) for step in range(6))
+        ),
         "questions again": lambda: watched(e.PairsGiven(step=0, pairs=24, alike=0, questions_again=20)),
         "all rated alike": lambda: watched(e.AnswersRated(rows=400, kinds=("True",))),
     },

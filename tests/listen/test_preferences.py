@@ -18,7 +18,7 @@ JOINED = {"input_ids": torch.cat([CHOSEN, REJECTED])}
 @pytest.mark.parametrize("given", [APART, JOINED], ids=["apart", "joined"])
 def test_pairs_are_counted(given):
     """With keys of their own, or joined as TRL's collators do."""
-    seen = pairs_of(3, [given, given], 2)
+    seen = pairs_of(3, [given, given], 2, [])
 
     assert (seen.step, seen.pairs, seen.alike) == (3, 4, 2)
 
@@ -28,7 +28,7 @@ def test_pairs_are_counted(given):
 )
 def test_what_is_not_joined_has_no_pairs(given, rows):
     """An epoch's last micro-batch may have fewer rows."""
-    assert pairs_of(0, [given], rows) is None
+    assert pairs_of(0, [given], rows, []) is None
 
 
 SYSTEM = [7, 8, 9, 10]
@@ -64,14 +64,25 @@ def conversations(prompts, answers):
 def test_answers_that_begin_with_their_whole_prompt_are_counted(prompts, before, again):
     """Both of a pair; where no template writes the prompts, an answer may well take one up."""
     answers = [([*before(prompt), 11, number], [*before(prompt), 12]) for number, prompt in enumerate(prompts)]
-    seen = pairs_of(0, [conversations(prompts, answers)], len(prompts))
+    seen = pairs_of(0, [conversations(prompts, answers)], len(prompts), [])
 
     assert (seen.pairs, seen.alike, seen.prompts_again, seen.questions_again) == (2, 0, *again)
 
 
+def test_the_prompts_of_earlier_windows_tell_what_all_begin_with():
+    """Where a window has one pair, and only there: the rows of a window may come of one source."""
+    prompts, before = [[*SYSTEM, 1, 2], [*SYSTEM, 3], [*SYSTEM, 4, 5]], []
+    one_by_one = [pairs_of(0, [conversations([each], [([*each, 11], [*each, 12])])], 1, before) for each in prompts]
+
+    assert [seen.prompts_again for seen in one_by_one] == [0, 1, 1]
+    others = conversations([[5, 6, 1, 2], [5, 6, 3]], [([11], [13]), ([12], [14])])
+    assert pairs_of(0, [others], 2, before).prompts_again == 0
+    assert len(before) == 5
+
+
 def test_answers_of_other_lengths_are_not_alike():
     """However they are padded."""
-    seen = pairs_of(0, [{"chosen_input_ids": CHOSEN, "rejected_input_ids": REJECTED[:, :2]}], 2)
+    seen = pairs_of(0, [{"chosen_input_ids": CHOSEN, "rejected_input_ids": REJECTED[:, :2]}], 2, [])
 
     assert (seen.pairs, seen.alike) == (2, 0)
 

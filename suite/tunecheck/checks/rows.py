@@ -235,10 +235,12 @@ class PairsDiffer(Check):
             kinds, causes = len(rated.kinds), [LABELS_EQUAL]
             return self.found(kinds > 1, detail, measured=kinds, limit=2, compared=rated.rows, causes=causes)
         seen = trace.records(evidence.PairsGiven)
-        pairs = enough(sum(window.pairs for window in seen), ENOUGH, "pairs of answers")
-        share = sum(window.alike for window in seen) / pairs
+        pairs, most = sum(window.pairs for window in seen), self.max_prompts_again_share
         again, asked = sum(window.prompts_again for window in seen), sum(window.questions_again for window in seen)
-        detail, most = f"{share:.0%} of {pairs} pairs have two equal answers", self.max_prompts_again_share
+        # no chance has two answers begin with a whole prompt
+        enough(pairs, ENOUGH // 2 if max(again, asked) > most * pairs else ENOUGH, "pairs of answers")
+        share = sum(window.alike for window in seen) / pairs
+        detail = f"{share:.0%} of {pairs} pairs have two equal answers"
         problems = range(again) if again > most * pairs else ()
         if problems:
             detail += f"; both answers of {again} pairs repeat the whole prompt"

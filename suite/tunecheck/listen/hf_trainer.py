@@ -67,6 +67,8 @@ class TrainerHooks(StepMoments):
         self.shown: torch.Tensor | None = None
         """Tokens of the first row, by which models are compared after the training."""
         self.samples: list[Any] = []
+        self.pairs: list[Any] = []
+        """The last pairs of answers."""
         self.objective = ""
         """Why rows and loss are not those of a causal language model."""
         self.items: Any = None
@@ -244,7 +246,7 @@ class TrainerHooks(StepMoments):
             self.listener.look(EvaluationRows, lambda: shared_rows(self.trainer))
         self.step = state.global_step - self.first
         if declares_pairs(self.trainer.train_dataset):
-            pairs = pairs_of(self.step, given, hf_declared.rows_per_micro_batch(self.trainer))
+            pairs = pairs_of(self.step, given, hf_declared.rows_per_micro_batch(self.trainer), self.pairs)
             self.listener.emit(*filter(None, [pairs]))
         elif not self.step and declares_ratings(self.trainer.train_dataset) and given:
             self.listener.emit(*filter(None, [answers_rated(self.trainer.train_dataset, given[0])]))

@@ -7,6 +7,10 @@ from tunecheck.core.evidence import AnswersRated, PairsGiven
 
 SHARED = 4
 """Tokens that all prompts of a window begin with, where a template writes them: one of them, and a role."""
+KEPT = 8
+"""Pairs that are kept in mind, where a window has one alone: several tell what all prompts have in common."""
+Answers = tuple[list[int], ...]
+"""Tokens of a prompt, and of its two answers."""
 NAMES = ("input_ids", "ids", "")
 """What is behind `chosen_` and `rejected_` in a column of answers, tokens before text."""
 
@@ -37,19 +41,26 @@ def answers_rated(dataset: Any, given: Mapping[str, Any]) -> AnswersRated | None
     return AnswersRated(rows=len(dataset), kinds=tuple(sorted(map(str, dataset.unique("label")))))
 
 
-def pairs_of(step: int, micro_batches: Sequence[Mapping[str, Any]], rows: int | None) -> PairsGiven | None:
-    """Return the pairs of a window, and how many have equal answers; None without. TRL puts chosen answers first."""
+def pairs_of(
+    step: int, micro_batches: Sequence[Mapping[str, Any]], rows: int | None, before: list[Answers]
+) -> PairsGiven | None:
+    """Return the pairs of a window, and how many have equal answers; None without. TRL puts chosen answers first.
+
+    The window's pairs are added to those `before`.
+    """
     found = [pair for given in micro_batches if (pair := _halves(given, rows)) is not None]
     if not found:
         return None
     as_long = [pair for pair in found if pair[0].shape == pair[1].shape]  # these alone may be alike
     alike = [bool((one == other).all()) for pair in as_long for one, other in zip(*pair, strict=True)]
     pairs = sum(len(chosen) for chosen, _ in found)
-    again, asked = _prompts_again([half for given in micro_batches for half in _answers(given, rows)])
+    now = [half for given in micro_batches for half in _answers(given, rows)]
+    again, asked = _prompts_again(now, now if len(now) > 1 else [*before, *now])
+    before[:] = [*before, *now][-KEPT:]
     return PairsGiven(step=step, pairs=pairs, alike=sum(alike), prompts_again=again, questions_again=asked)
 
 
-def _answers(given: Mapping[str, Any], rows: int | None) -> Iterator[tuple[list[int], list[int], list[int]]]:
+def _answers(given: Mapping[str, Any], rows: int | None) -> Iterator[Answers]:
     """Yield the prompt of each pair and its two answers, where a mask tells the answers, as TRL's collators have it."""
     mask, seen = given.get("completion_mask"), given.get("attention_mask")
     if mask is None or seen is None or rows is None or len(mask) != 2 * rows:
@@ -62,11 +73,14 @@ def _answers(given: Mapping[str, Any], rows: int | None) -> Iterator[tuple[list[
         yield prompt, chosen, rejected
 
 
-def _prompts_again(pairs: Sequence[tuple[list[int], list[int], list[int]]]) -> tuple[int, int]:
-    """Return in how many pairs both answers repeat the prompt with its template, and in how many what is in that."""
-    begin, end = (_shared([prompt[::way] for prompt, _, _ in pairs]) for way in (1, -1))
+def _prompts_again(pairs: Sequence[Answers], known: Sequence[Answers]) -> tuple[int, int]:
+    """Return in how many pairs both answers repeat the prompt with its template, and in how many what is in that.
+
+    What the prompts of the `known` pairs have in common is the template.
+    """
+    begin, end = (_shared([prompt[::way] for prompt, *_ in known]) for way in (1, -1))
     again = asked = 0
-    for prompt, *answers in pairs if len(pairs) > 1 else ():  # a prompt may lack its start token there, or its last one
+    for prompt, *answers in pairs if len(known) > 1 else ():  # a prompt may lack its start token there, or its last one
         parts = [prompt[first : len(prompt) - left] for first in (0, 1) for left in (0, 1)]
         again += begin >= SHARED and all(any(answer[: len(part)] == part for part in parts) for answer in answers)
         inner = prompt[begin : len(prompt) - end - 1]
