@@ -1471,6 +1471,25 @@ def test_a_model_that_drops_may_be_trained_in_eval_mode_on_purpose(dropping, sta
     assert ("which disables dropout: h.0.drop" in finding.detail) is bool(dropping)
 
 
+@pytest.mark.parametrize(
+    ("ratios", "changes", "premises", "status"),
+    [
+        (1, {}, BY_A_LOOP, Status.SUSPECTED),
+        (0, {}, BY_A_LOOP, Status.FAILED),
+        (1, {"adapters_disabled": ("h.0",)}, BY_A_LOOP, Status.FAILED),
+        (1, {}, BY_A_SCRIPT, Status.FAILED),
+    ],
+    ids=["a policy", "another loss", "and more", "a trainer's"],
+)
+def test_a_policy_may_be_trained_in_eval_mode_on_purpose(ratios, changes, premises, status):
+    """The likelihoods of its samples are those of the same function then. A trainer sets train mode."""
+    trace = with_run(watched(e.ScoresGiven(functions=2, probabilities=(), ratios=ratios)), premises=premises)
+    for number in range(len(trace.all(e.TrainingState))):
+        trace = with_record(trace, e.TrainingState, number, modules_in_eval=("h.0.drop",), **changes)
+
+    assert CHECKS["state_in_training"]()(trace).status is status
+
+
 @pytest.mark.parametrize(("steps", "status"), [((0, 1, 2, 3, 4, 5), Status.SUSPECTED), ((0,), Status.PASSED)])
 def test_a_normalisation_that_has_seen_no_batch(steps, status):
     """In every step, since an evaluation may come before the first one."""

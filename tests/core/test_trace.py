@@ -85,7 +85,9 @@ EXAMPLES: list[Record] = [
     e.OtherModelDrops(model="Teacher", drawn=True),
     e.TokensReplaced(step=2, read="Who"),
     e.LearntBeside(tensors=2),
-    e.ScoresGiven(functions=2, probabilities=("LogSoftmax of a Softmax",), softened=1, cut_at_0=1, off_policy=2),
+    e.ScoresGiven(
+        functions=2, probabilities=("LogSoftmax of a Softmax",), softened=1, cut_at_0=1, ratios=2, off_policy=2
+    ),
     e.WorkerBatches(workers=2, rounds=5, distinct=4, alike=1),
     e.LossDivided(micro_batches=4, by="compute_loss"),
     e.PairsGiven(step=1, pairs=4, alike=1),

@@ -140,6 +140,28 @@ def test_rows_by_their_advantages(sign, centred, maximize, size, status, tmp_pat
     assert found.status is status, found
 
 
+@pytest.mark.parametrize(("clips", "status"), [(True, Status.SUSPECTED), (False, Status.FAILED)])
+def test_a_policy_may_learn_in_eval_mode(clips, status, tmp_path):
+    """Its ratios would be noise in train mode; a loss of its own data has none. In fp32."""
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=128, n_embd=32, n_layer=2, n_head=4, n_positions=64)).eval()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    watching = tunecheck.watch(
+        model=model, optimizer=optimizer, tokenizer=Letters(), folder=tmp_path / "report", steps=4, tell=False
+    )
+    with watching as told:
+        for _ in range(5):
+            likelihoods, advantages = scores_of_answers(model, torch.randint(2, 128, (8, 12))), torch.randn(8)
+            ratios = (likelihoods - likelihoods.detach()).exp()
+            clipped = torch.min(ratios * advantages, ratios.clamp(0.8, 1.2) * advantages)
+            (-(clipped if clips else likelihoods)).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    found = next(finding for finding in told.findings if finding.check == "state_in_training")
+
+    assert found.status is status, found
+
+
 def test_names_that_say_nothing_are_not_judged(tmp_path):
     """Nobody knows which of two answers is the better one."""
     found = preferring(tmp_path, *KINDS[0].values, ("b", "a"), data("a", "b"))

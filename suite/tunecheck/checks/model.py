@@ -135,8 +135,12 @@ class StateInTraining(Check):
             detail += f"; the last {last} of {learnt} batches of the training dropped nothing and took no statistics"
             return self.at_most(last, 0, detail, meant=QUIET_PHASE, causes=[LEFT_IN_EVAL])
         never = all([how for names, how in _switches(state) if names] == [IN_EVAL] for state in steps)
-        causes = [NEVER_TRAINING] * (len(problems) == 1 and never)
-        return self.at_most(len(problems), 0, detail, compared=forwards, causes=causes)
+        only = len(problems) == 1 and never
+        # a policy's new likelihoods and the old ones are those of one function only without dropout
+        policy = any(seen.ratios for seen in trace.records(evidence.ScoresGiven))
+        meant = WITHOUT_DROPOUT if only and policy and not trace.holds(Premise.STEP_DECLARED) else ""
+        causes = [NEVER_TRAINING] * only
+        return self.at_most(len(problems), 0, detail, compared=forwards, meant=meant, causes=causes)
 
 
 WHOLE = "the model"

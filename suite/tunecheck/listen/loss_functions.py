@@ -167,6 +167,7 @@ def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
         counts["crossed"] += _crossed(node)
         counts["outside"] += node.name().startswith("BinaryCrossEntropy") and _learns_outside(tensor, node)
         ratio = _clipped_ratio(node)
+        counts["ratios"] += ratio is not None
         if ratio is not None and calls.repeats:
             functions += 1
             off = (ratio.detach().float() - 1).abs() > calls.repeats

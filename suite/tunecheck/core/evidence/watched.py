@@ -203,6 +203,8 @@ class ScoresGiven(Record):
     """Functions of scores that are given those of an activation, of which none is below 0."""
     parts_alike: int = 0
     """Cross entropies of two parts of one output that have the same targets."""
+    ratios: int = 0
+    """Ratios of likelihoods that the loss clips around 1, as a policy's does."""
     off_policy: int = 0
     """Ratios that a policy's loss clips, and that are not 1 before the first step."""
     foreign: int = 0
