@@ -48,6 +48,7 @@ EXAMPLES: list[Record] = [
         digests=("0123456789ab",),
         opaque=True,
         targets={"3": (0, 2)},
+        aims=("ef",),
         written=(e.TargetWritten(tokens=4, digest="ab", ended=True, begun=True, filled=2, copied=True),),
         read=(e.RowRead(digest="cd", tokens=7, last=2, different=3),),
         equal=("input_ids_j", "input_ids_k"),

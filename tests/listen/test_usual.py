@@ -10,7 +10,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
-from torch.nn.functional import cross_entropy, mse_loss, nll_loss
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss, nll_loss
 from torch.utils.data import DataLoader, TensorDataset
 from transformers import (
     AutoModelForCausalLM,
@@ -803,6 +803,34 @@ def test_rows_of_one_class_are_asked_about(how, heard):
         return cross_entropy(scores, y) + (cross_entropy(model.body(x), torch.arange(len(x))) if "two" in how else 0)
 
     finding = heard("batches_change", lambda: steps(Net(), DataLoader(found, 8, shuffle=how == "shuffled"), loss=loss))
+    assert finding.status is (Status.SUSPECTED if asked else Status.PASSED), finding.detail
+
+
+AGES = torch.randn(ROWS, generator=torch.Generator().manual_seed(0))
+OLD = (AGES > 0).float()
+
+
+@pytest.mark.parametrize(
+    ("targets", "stay", "asked"),
+    [
+        (OLD, True, True),
+        (OLD, False, False),
+        (AGES, True, True),
+        (AGES.sort().values, True, False),
+        (torch.ones(ROWS), True, False),
+        ((torch.arange(ROWS) // 6).float() % 2, True, False),
+        ((torch.arange(ROWS) % 3 == 0).float(), True, False),
+        (torch.arange(ROWS).roll(6).float(), True, False),
+    ],
+    ids=["classes", "that change", "ages", "sorted", "true ones", "true and made ones", "in turn", "numbers of rows"],
+)
+@pytest.mark.parametrize("loss", [binary_cross_entropy_with_logits, mse_loss])
+def test_targets_of_one_batch_are_asked_about(targets, stay, asked, loss, heard):
+    """The same for other inputs. A GAN and a contrastive loss have such targets, of a pattern."""
+    batch, found = 12, torch.randn(ROWS, WIDTH)
+    rows = [(found[at : at + batch], targets[0 if stay else at :][:batch]) for at in range(0, ROWS - batch + 1, 4)]
+    finding = heard("batches_change", lambda: steps(Net(), rows, loss=lambda model, x, y: loss(model(x)[:, 0], y)))
+
     assert finding.status is (Status.SUSPECTED if asked else Status.PASSED), finding.detail
 
 

@@ -73,19 +73,22 @@ NO_TEXT = "Another column is given as the tokens, such as token_type_ids."
 COPIED = "The collator makes both inputs of a pair of one text."
 READ_TWICE = "Both passes of a pair are given the same tokens, as after copy and paste."
 VIEWS = "several views of one batch may be averaged"
+ONE_SLICE = "The targets are sliced without the batch's number, or read once before the loop."
+NOISED = "one batch may be trained on with other noise, or another view, in each step"
 SORTED = "Rows are sorted by class and not shuffled, or all labels become one class."
 
 
 class BatchesChange(Check):
     """Steps train on different batches, whose rows are of more than one class, and not sorted by class.
 
-    So do the micro-batches of a step whose losses are averaged. Two inputs of tokens, as of a pair of answers, differ,
-    and so do the tokens of a row. rows_come_once compares the rows of language models.
+    So do the micro-batches of a step whose losses are averaged, and the targets of different inputs. Two inputs of
+    tokens, as of a pair of answers, differ, and so do the tokens of a row. rows_come_once compares the rows of language
+    models.
     """
 
     needs = frozenset({"unknown_rows"})
     convention = "one batch is overfitted on purpose, or the whole data set is one batch"
-    meaning = f"{REREAD} {ONCE_A_STEP} {SORTED} {COPIED} {READ_TWICE} {NO_TEXT}"
+    meaning = f"{REREAD} {ONCE_A_STEP} {SORTED} {ONE_SLICE} {COPIED} {READ_TWICE} {NO_TEXT}"
     remedy = """Create the iterator once per epoch, and take the next batch in each step. Shuffle. Count the labels.
     Give the model each text of a pair."""
 
@@ -120,6 +123,10 @@ class BatchesChange(Check):
                 blocks = "are of one class" if classes == 1 else f"come in {classes} blocks of a class each"
                 detail = f"all {len(learned)} targets over {outputs} classes {blocks}"
                 return self.found(False, detail, measured=changes, limit=classes, meant=RARE, causes=[SORTED])
+        aims = [step.aims for step in given if step.aims]
+        if different == len(batches) and len(aims) > self.min_steps and len({*aims}) == 1:
+            detail = f"the inputs differ, and the targets are the same in each of {len(aims)} steps"
+            return self.found(False, detail, measured=1, limit="above 1", meant=NOISED, causes=[ONE_SLICE])
         again = [len(step.digests) > len({*step.digests}) == 1 for step in given if not step.opaque]
         # one that sums the losses of its passes, as adversarial training does, has each of them count in full
         if different > 1 and again and all(again) and any(seen.by for seen in trace.records(evidence.LossDivided)):

@@ -15,7 +15,7 @@ from tunecheck.core.premises import Premise
 from tunecheck.models.layer_names import is_pretrained
 from tunecheck.probes.reference import padded
 from tunecheck.probes.reference.given import Row, Show, end_tokens, row_digest, rows_of, special_tokens
-from tunecheck.probes.reference.loss_graph import graph_of, straight_back
+from tunecheck.probes.reference.loss_graph import graph_of, saved, straight_back
 from tunecheck.training.data import IGNORED, Batch
 from tunecheck.training.events import EARLY_STEPS, Probe
 from tunecheck.training.session import Session
@@ -90,6 +90,7 @@ class StepInputsProbe(Probe):
         """Hear this step from the end of the one before on: a loop's begins within its first pass."""
         self._read, self._now = dict[RowRead, None](), Counter[tuple[int, str]]()
         self._targets: dict[str, tuple[int, ...]] = {}
+        self._aims: list[str] = []
         self._written: list[TargetWritten] = []
         self._source: list[list[int]] = []
         """What an encoder read last."""
@@ -138,6 +139,9 @@ class StepInputsProbe(Probe):
         rows = {len(batch.keys) for batch in self._window}
         for node in islice(graph_of(getattr(tensors, "grad_fn", None)), MOST_NODES):
             self._count_spelt(node)
+            aims = saved(node, "target")
+            if isinstance(aims, torch.Tensor) and aims.numel() in rows and not aims.requires_grad:
+                self._aims += [row_digest(held)] if _are_drawn(held := aims.flatten().tolist()) else []
             hot = _one_hot(node)
             if node.name() != "NllLossBackward0" and hot is None:
                 continue
@@ -188,7 +192,11 @@ class StepInputsProbe(Probe):
         written, read = tuple(self._written), tuple(self._read)
         equal = next((batch.equal for batch in session.window), ())
         more: dict[str, Any] = {"targets": self._targets, "written": written, "read": read, "equal": equal}
-        more |= {"unread": self._unread() if step + 1 == EARLY_STEPS else (), **self._continued}
+        more |= {
+            "aims": tuple(self._aims),
+            "unread": self._unread() if step + 1 == EARLY_STEPS else (),
+            **self._continued,
+        }
         self.emit(StepInputs(step=step, digests=digests, opaque=opaque, **more))
         self._listen(step + 1)
 
@@ -199,6 +207,19 @@ class StepInputsProbe(Probe):
             return ()
         read = {row for _, row in self._passes}
         return tuple(name for name, rows in self._yielded.items() if len(rows) >= FEWEST_TOKENS and not rows & read)
+
+
+def _are_drawn(targets: list[float]) -> bool:
+    """Return whether these targets seem to be of rows that were drawn.
+
+    Others may be the same in each step: one class, blocks of classes, classes in turn, and numbers of the rows.
+    """
+    kinds, runs, size = len({*targets}), sum(1 for _ in groupby(targets)), len(targets)
+    numbers = kinds == size and all(float(target).is_integer() for target in targets)
+    if size <= FEWEST_TOKENS or kinds == 1 or numbers or sorted(targets) in (targets, targets[::-1]):
+        return False
+    in_turn = any(targets[period:] == targets[:-period] for period in range(1, size // 2 + 1))
+    return not in_turn and runs > min(2 * kinds, 3 * size // 4)
 
 
 def _is_part(target: list[int], source: list[int]) -> bool:

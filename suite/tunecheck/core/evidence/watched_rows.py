@@ -44,6 +44,8 @@ class StepInputs(Record):
     """Whether the model is also given an object whose contents are unknown, so that equal digests prove nothing."""
     targets: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Number of a linear head's classes to those of its rows, where each row has one."""
+    aims: tuple[str, ...] = ()
+    """Digests of a loss's targets, one number for each row, where they follow no pattern."""
     written: tuple[TargetWritten, ...] = ()
     """The targets of an encoder-decoder whose end token is known."""
     read: tuple[RowRead, ...] = ()
