@@ -843,6 +843,7 @@ def test_passes_over_the_same_rows_are_no_accumulation():
     [
         ({}, Status.PASSED),
         ({"drawn": ("head.weight",)}, Status.SUSPECTED),
+        ({"at_0": ("positions",)}, Status.SUSPECTED),
         ({"layers_rest": True}, Status.SUSPECTED),
         ({"frozen_tensors": 0}, Status.UNJUDGED),
         ({"frozen_tensors": 0, "misfrozen": ("body",)}, Status.SUSPECTED),

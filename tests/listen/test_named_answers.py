@@ -112,12 +112,14 @@ def test_a_loss_of_the_wrong_sign_is_asked_about(tmp_path):
         (-1, True, False, 8, Status.PASSED),
         (1, True, False, 8, Status.SUSPECTED),
         (1, True, False, 1, Status.SUSPECTED),
+        (-1, True, False, 1, Status.PASSED),
         (1, True, True, 2, Status.PASSED),
         (1, False, False, 8, Status.UNJUDGED),
     ],
-    ids=["an objective", "without its minus", "row by row", "that is maximised", "weights of rows"],
+    ids=["an objective", "without its minus", "row by row", "a row each", "that is maximised", "weights of rows"],
 )
-def test_rows_by_their_advantages(sign, centred, maximize, size, status, tmp_path):
+@pytest.mark.parametrize("joined", [False, True])
+def test_rows_by_their_advantages(sign, centred, maximize, size, joined, status, tmp_path):
     """Factors of a loss whose mean is 0. In fp32."""
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=128, n_embd=32, n_layer=2, n_head=4, n_positions=64))
@@ -129,10 +131,15 @@ def test_rows_by_their_advantages(sign, centred, maximize, size, status, tmp_pat
         for _ in range(5):
             ids, rewards = torch.randint(2, 128, (8, 12)), torch.rand(8)
             advantages = (rewards - rewards.mean()) / rewards.std() if centred else rewards
+            losses = []
             for rows, each in zip(ids.split(size), advantages.split(size), strict=True):
                 likelihoods = scores_of_answers(model, rows)
                 ratios = (likelihoods - likelihoods.detach()).exp()
-                (sign * torch.min(ratios * each, ratios.clamp(0.8, 1.2) * each)).sum().backward()
+                losses.append((sign * torch.min(ratios * each, ratios.clamp(0.8, 1.2) * each)).sum())
+                if not joined:
+                    losses.pop().backward()
+            if joined:
+                (torch.stack(losses).sum() / 8).backward()
             optimizer.step()
             optimizer.zero_grad()
     found = next(finding for finding in told.findings if finding.check == CHECK)

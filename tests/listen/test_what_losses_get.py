@@ -211,3 +211,39 @@ def test_first_ratios_are_1(stored, drops, heard):
     finding = heard("loss_receives_logits", model, loss)
     wanted = Status.PASSED if stored == "its own" else Status.SUSPECTED
     assert finding.status is (Status.UNJUDGED if drops else wanted), finding.detail
+
+
+class Positions(nn.Module):
+    """A network with a table of positions, and one that rests."""
+
+    def __init__(self, table, *, learns):
+        super().__init__()
+        torch.manual_seed(0)
+        self.positions = nn.Parameter(table, requires_grad=learns)
+        self.unit = nn.Parameter(torch.zeros(1, 1, 8), requires_grad=False)  # of which one may be left out
+        self.layer = nn.Linear(8, 3)
+
+    def forward(self, x):
+        """Return scores of each place."""
+        return self.layer(x + self.positions + self.unit)
+
+
+@pytest.mark.parametrize(
+    ("table", "learns", "status"),
+    [
+        (torch.zeros(1, 12, 8), False, Status.SUSPECTED),
+        (torch.zeros(1, 12, 8), True, Status.PASSED),
+        (torch.arange(96.0).sin().view(1, 12, 8), False, Status.PASSED),
+    ],
+    ids=["zeros", "learns", "sines"],
+)
+def test_a_frozen_table_is_no_zeros(table, learns, status, heard):
+    """It adds nothing then."""
+    model = Positions(table, learns=learns)
+
+    def loss(step):
+        x = torch.randn(4, 12, 8)
+        return cross_entropy(model(x).flatten(0, 1), x[..., :3].argmax(-1).flatten())
+
+    finding = heard("usual_tensors_learn", model, loss)
+    assert finding.status is status, finding.detail

@@ -80,6 +80,7 @@ class MovementProbe(Probe):
             and (name in heads or (not name.startswith(adapted) and _is_as_built(tensor)))
             and ".original_module." not in name
         }
+        self._at_0 = {name for name, _ in _frozen_at_0(session.model)}
         self._misfrozen = tuple(_misfrozen(session.model))
         packed = [(n, m.bias) for n, m in session.model.named_modules() if is_packed(m._parameters.get("weight"))]
         self._biases = {f"{n}.bias": b.detach().clone() for n, b in packed if b is not None and not b.requires_grad}
@@ -140,6 +141,7 @@ class MovementProbe(Probe):
             rate_scheduled=any(group.get("initial_lr") for group in session.optimizer.param_groups),
             below_last_digit=small,
             drawn=tuple(sorted(self._drawn & now.keys() - {*changed})),
+            at_0=tuple(sorted(self._at_0 & now.keys() - {*changed})),
             misfrozen=self._misfrozen,
             adapted=tuple(_adapted(self._trainable)),
             added=tuple(sorted(token for token in self._read if token >= self._held)),
@@ -197,6 +199,15 @@ def _rows_held(session: Session) -> float:
     own = {id(p) for p in held if p.ndim == 2}
     names = (file_name(name) for name, p in session.model.named_parameters() if id(p) in own)
     return min([vocabulary_size(session.folder), *(file.shape(name)[0] for name in names if name in file)])
+
+
+def _frozen_at_0(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the frozen matrices of zeros that no file brought: of a low-rank product one may rest."""
+    of_files = {id(p) for module in model.modules() if is_pretrained(module) for p in module.parameters()}
+    for name, p in model.named_parameters():
+        several = sum(size > 1 for size in p.shape) > 1 and id(p) not in of_files and LOW_RANK not in name.lower()
+        if several and not p.requires_grad and p.is_floating_point() and not sample(p).any() and not p.any():
+            yield name, p
 
 
 def _misfrozen(model: Any) -> Iterator[str]:

@@ -4,7 +4,7 @@ Whatever the formula of a preference loss, its gradient by the scores of an answ
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -23,7 +23,7 @@ OF_A_PASS, MOST_ROWS = 32, 256
 """Rows of a pass that are kept in mind, and of all of them."""
 ONE_WAY = 0.9
 """Of the sizes of a row's pulls, what their sum is at least where its answer as a whole is made likelier or not."""
-MOST_NODES = 256
+MOST_NODES = 1024
 """Functions next to a loss among which its factors of rows are looked for."""
 FEWEST_ROWS, MOST_MEAN = 4, 1e-3
 """Rows whose factors may be advantages, and their mean at most, in standard deviations: advantages are centred."""
@@ -43,7 +43,11 @@ class PreferenceProbe(Probe):
         """Such rows, by whether their advantage is positive."""
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
-        self._advantages: dict[int, torch.Tensor] = {}
+        self._passes: dict[int, list[torch.Tensor]] = {}
+        """Number of the function behind the scores of each pass of this step to the factors of its rows in the loss.
+
+        A loss may join those of several passes.
+        """
         self._weighed: defaultdict[int, list[tuple[float, bool | None]]] = defaultdict(list)
         """Factors of the rows of this step's passes, by their place in the loss, and which way each row is pulled."""
         self._way = -1 if any(group.get("maximize") for group in session.optimizer.param_groups) else 1
@@ -53,7 +57,19 @@ class PreferenceProbe(Probe):
                 self.hooks.after(model, self._returned, with_kwargs=True)
 
     def _differentiated(self, tensors: Any, *_: Any, **__: Any) -> None:
-        self._advantages = dict(_factors(getattr(tensors, "grad_fn", None)))
+        for node, factors in _factors(self._until_scores(getattr(tensors, "grad_fn", None))):
+            numbers = (each._sequence_nr() for each in self._until_scores(node))
+            of = [self._passes[number] for number in numbers if number in self._passes]
+            if len(of) == 1:
+                of[0].append(factors)
+
+    def _until_scores(self, function: Any) -> Iterator[Any]:
+        """Yield the functions of a loss up to the scores of its passes."""
+        ends = set[Any]()
+        for node in islice(graph_of(function, ends), MOST_NODES):
+            if node._sequence_nr() in self._passes:
+                ends.add(node)
+            yield node
 
     def backward_end(self, session: Session, step: int) -> None:
         """Take factors that are centred, as those of GRPO are, for advantages."""
@@ -99,15 +115,16 @@ class PreferenceProbe(Probe):
             return
         read, (scores,) = found
         if scores.requires_grad and int(read.min()) >= 0:  # else those are labels, of a model that is given embeddings
-            self.hooks.gradient(scores, lambda gradient: self._see(read, pulls(read, gradient)))
+            factors = self._passes[scores.grad_fn._sequence_nr()] = []
+            self.hooks.gradient(scores, lambda gradient: self._see(read, pulls(read, gradient), factors))
 
-    def _see(self, read: torch.Tensor, pulls: torch.Tensor) -> None:
+    def _see(self, read: torch.Tensor, pulls: torch.Tensor, advantages: list[torch.Tensor]) -> None:
         """Note the rows that are pulled one way, by how far each of their scores is raised: [rows, scores]."""
         pulls = pulls.to(read.device)
         total, sizes = self._way * pulls.sum(dim=1), pulls.abs().sum(dim=1)
         one_way = (sizes > 0) & (total.abs() >= ONE_WAY * sizes)
         every = -(-len(read) // OF_A_PASS)  # rejected answers may lie behind all chosen ones
-        for place, factors in self._advantages.items():
+        for place, factors in enumerate(advantages):
             if len(factors) == len(read):
                 raised = [
                     up if known else None for up, known in zip((total > 0).tolist(), one_way.tolist(), strict=True)
@@ -117,14 +134,14 @@ class PreferenceProbe(Probe):
         self._rows += islice(pulled, MOST_ROWS - len(self._rows))
 
 
-def _factors(function: Any) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield the factors of a loss's rows that nothing learns from, one a row, with their places among its functions."""
-    for place, node in enumerate(islice(graph_of(function), MOST_NODES)):
+def _factors(functions: Iterable[Any]) -> Iterator[tuple[Any, torch.Tensor]]:
+    """Yield the factors of a loss's rows that nothing learns from, one a row, with the functions that multiply."""
+    for node in functions:
         for factors in (saved(node, "self"), saved(node, "other")) if node.name() == "MulBackward0" else ():
             if isinstance(factors, torch.Tensor) and not factors.requires_grad and factors.ndim < 3:
                 rows = factors.reshape(len(factors) if factors.ndim else 1, -1).float()
                 if rows.numel() and bool((rows == rows[:, :1]).all()):
-                    yield place, rows[:, 0]
+                    yield node, rows[:, 0]
 
 
 def _are_of_rows(read: torch.Tensor, shape: torch.Size) -> bool:

@@ -202,6 +202,8 @@ class Movement(Record):
     """Trainable tensors in fp32, the last digit of most of whose weights exceeds the rate, or every tensor's change."""
     drawn: tuple[str, ...] = ()
     """Frozen matrices with the values that were drawn when their module was built, and that no file brought."""
+    at_0: tuple[str, ...] = ()
+    """Frozen matrices of zeros that no file brought."""
     adapted: tuple[str, ...] = ()
     """Matrices that learn beside low-rank factors of their own."""
     misfrozen: tuple[str, ...] = ()
