@@ -40,6 +40,7 @@ MEANT = {
     ("batches_change", "one batch in each step"),
     ("batches_change", "targets of the first batch"),
     ("batches_change", "a text that no pass reads"),
+    ("batches_change", "targets in another order"),
     ("rows_whole", "beginnings cut off"),
     ("rows_whole", "most answers cut off"),
     ("rows_whole", "some answers cut off"),
@@ -79,6 +80,7 @@ MEANT = {
     ("loss_receives_logits", "behind a ReLU"),
     ("loss_receives_logits", "ends learn the starts"),
     ("loss_receives_logits", "another policy's rows"),
+    ("loss_receives_logits", "a policy that is its own reference"),
     ("loss_receives_logits", "noise drawn anew"),
     ("loss_receives_logits", "a view in place of a transpose"),
     ("labels_as_configured", "an end that is padding"),
@@ -415,6 +417,9 @@ FAULTS = {
         "a text that no pass reads": lambda: watched(
             *inputs(), e.StepInputs(step=4, digests=("batch 9",), unread=("positive",))
         ),
+        "targets in another order": lambda: watched(
+            *(e.StepInputs(step=step, digests=(f"batch {step}",), paired=False) for step in range(3))
+        ),
     },
     "rows_whole": {
         "beginnings cut off": lambda: watched(spans(lambda number: {"tokens": 64} if number % 3 else {})),
@@ -522,6 +527,10 @@ FAULTS = {
         "logits in nll_loss": lambda: watched(e.ScoresGiven(functions=1, probabilities=(), unnormalised=1)),
         "behind a ReLU": lambda: watched(e.ScoresGiven(functions=1, probabilities=(), cut_at_0=1)),
         "ends learn the starts": lambda: watched(e.ScoresGiven(functions=2, probabilities=(), parts_alike=1)),
+        "a policy that is its own reference": lambda: watched(
+            e.ScoresGiven(functions=2, probabilities=()),
+            e.ScoresGiven(functions=1, probabilities=(), without_reference=1),
+        ),
         "another policy's rows": lambda: watched(e.ScoresGiven(functions=1, probabilities=(), off_policy=1)),
         "noise drawn anew": lambda: watched(e.ScoresGiven(functions=1, probabilities=(), foreign=1)),
         "targets above 1": lambda: watched(e.ScoresGiven(functions=0, probabilities=(), outside=1)),

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
+from torch.utils.data import DataLoader, TensorDataset
 
 import tunecheck
 from tunecheck.core.finding import Status
 
-STEPS = 4
+STEPS = 5
 
 
 @pytest.fixture
@@ -247,3 +250,74 @@ def test_a_frozen_table_is_no_zeros(table, learns, status, heard):
 
     finding = heard("usual_tensors_learn", model, loss)
     assert finding.status is status, finding.detail
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_reference_is_no_other_name_of_the_policy(own, heard):
+    """It stays as it was while that moves."""
+    model = net(4)
+    reference = model if own else copy.deepcopy(model)
+
+    def loss(step):
+        states, actions = torch.randn(16, 8), torch.randint(0, 4, (16, 1))
+        with torch.no_grad():
+            fixed = reference(states).log_softmax(-1).gather(1, actions)
+        now = model(states).log_softmax(-1).gather(1, actions)
+        ratios = (now - now.detach()).exp()
+        return ((fixed - now).exp() - (fixed - now) - 1 - ratios * torch.linspace(-1, 1, 16)[:, None]).mean()
+
+    finding = heard("loss_receives_logits", model, loss)
+    assert finding.status is (Status.SUSPECTED if own else Status.PASSED), finding.detail
+
+
+ORDERS = {
+    "the loader's": lambda x, y, order: (x, y),
+    "both in another": lambda x, y, order: (x[order], y[order]),
+    "inputs in another": lambda x, y, order: (x[order], y),
+    "targets in another": lambda x, y, order: (x, y[order]),
+    "mixed": lambda x, y, order: (0.7 * x + 0.3 * x[order], y),
+}
+
+
+@pytest.mark.parametrize("number", [False, True])
+@pytest.mark.parametrize("put", ORDERS)
+def test_targets_come_in_the_order_of_their_rows(put, number, heard):
+    """Whether they are classes or numbers."""
+    torch.manual_seed(1)
+    model, rows = net(5), torch.randn(16 * STEPS + 16, 8)
+    targets = rows.sum(1) if number else rows[:, :5].argmax(1)
+    batches = iter(DataLoader(TensorDataset(rows, targets), 16))
+
+    def loss(step):
+        x, y = ORDERS[put](*next(batches), torch.randperm(16))
+        return mse_loss(model(x)[:, 0], y) if number else cross_entropy(model(x), y)
+
+    finding = heard("batches_change", model, loss)
+    wrong = put in ("inputs in another", "targets in another")
+    assert finding.status is (Status.SUSPECTED if wrong else Status.PASSED), finding.detail
+
+
+@pytest.mark.parametrize("put", ["back", "mixed", "two passes", "a weighted sum"])
+def test_an_order_may_be_put_back(put, heard):
+    """Or the targets belong to a mixture."""
+    torch.manual_seed(1)
+    model, rows = net(5), torch.randn(16 * STEPS + 16, 8)
+    batches = iter(DataLoader(TensorDataset(rows, rows[:, :5].argmax(1)), 16))
+
+    def loss(step):
+        (x, y), order = next(batches), torch.randperm(16)
+        if put == "back":  # as behind a sort by length
+            return cross_entropy(model(x[order])[order.argsort()], y)
+        if put == "mixed":
+            scores = model(0.7 * x + 0.3 * x[order])
+            return 0.7 * cross_entropy(scores, y) + 0.3 * cross_entropy(scores, y[order])
+        if put == "a weighted sum":
+            scores = model(x)  # a share of 1
+            return 1.0 * cross_entropy(scores, y) + 0.0 * cross_entropy(scores, y[order])
+        scores, others = model(x), model(x[order])
+        return (
+            cross_entropy(scores, y) + 0.1 * (scores.softmax(-1) - others.softmax(-1)[order.argsort()]).square().mean()
+        )
+
+    finding = heard("batches_change", model, loss)
+    assert finding.status is Status.PASSED, finding.detail

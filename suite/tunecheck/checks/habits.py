@@ -74,6 +74,8 @@ ONCE_A_STEP = "The next batch is fetched once in a step, not in the loop over it
 NO_TEXT = "Another column is given as the tokens, such as token_type_ids."
 COPIED = "The collator makes both inputs of a pair of one text."
 READ_TWICE = "Both passes of a pair are given the same tokens, as after copy and paste."
+SHUFFLED = "Inputs or targets alone are put in another order, as by a permutation or a sort."
+CONTROL = "targets may be exchanged on purpose, as for a control or a penalty"
 VIEWS = "several views of one batch may be averaged"
 ONE_SLICE = "The targets are sliced without the batch's number, or read once before the loop."
 NOISED = "one batch may be trained on with other noise, or another view, in each step"
@@ -83,14 +85,14 @@ SORTED = "Rows are sorted by class and not shuffled, or all labels become one cl
 class BatchesChange(Check):
     """Steps train on different batches, whose rows are of more than one class, and not sorted by class.
 
-    So do the micro-batches of a step whose losses are averaged, and the targets of different inputs. Two inputs of
-    tokens, as of a pair of answers, differ, and so do the tokens of a row. rows_come_once compares the rows of language
-    models.
+    So do the micro-batches of a step whose losses are averaged, and the targets of different inputs. Targets come in
+    the order of their rows. Two inputs of tokens, as of a pair of answers, differ, and so do the tokens of a row.
+    rows_come_once compares the rows of language models.
     """
 
     needs = frozenset({"unknown_rows"})
     convention = "one batch is overfitted on purpose, or the whole data set is one batch"
-    meaning = f"{REREAD} {ONCE_A_STEP} {SORTED} {ONE_SLICE} {COPIED} {READ_TWICE} {NO_TEXT}"
+    meaning = f"{REREAD} {ONCE_A_STEP} {SORTED} {ONE_SLICE} {SHUFFLED} {COPIED} {READ_TWICE} {NO_TEXT}"
     remedy = """Create the iterator once per epoch, and take the next batch in each step. Shuffle. Count the labels.
     Give the model each text of a pair."""
 
@@ -108,6 +110,10 @@ class BatchesChange(Check):
         different = len(set(batches))
         required(batches, "no micro-batch of a step is known")
         required(different > 1 or not any(step.opaque for step in given), OPAQUE)
+        told = [step.paired for step in given if step.paired is not None]
+        if len(told) > 1 and not any(told):
+            detail = f"in {len(told)} steps, targets of the loader come in another order than the rows that are read"
+            return self.at_most(len(told), 0, detail, meant=CONTROL, causes=[SHUFFLED])
         rows = [row for step in given for row in step.read if row.tokens > 1]
         if rows and all(row.different == 1 for row in rows):
             return self.at_most(len(rows), 0, f"each of {len(rows)} rows repeats one token", causes=[NO_TEXT])

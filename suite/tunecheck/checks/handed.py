@@ -68,6 +68,11 @@ DOUBTFUL = {
         "rows may be another policy's, as with replayed ones",
         "Stored likelihoods are not those of the policy: other positions, another temperature, or other actions.",
     ),
+    "without_reference": (
+        "divergences of a policy from a reference that still equals it after some steps",
+        "a reference may follow the policy in each step",
+        "The reference of the KL penalty is the policy itself: another name for it, where a copy is needed.",
+    ),
     "foreign": (
         "losses whose targets are noise that the network's inputs do not hold",
         "random numbers may be learned to measure a step's time",

@@ -24,7 +24,7 @@ from tunecheck.listen.division import LoopDivision
 from tunecheck.listen.listener import Listener, StepMoments
 from tunecheck.listen.loaders import Evaluations
 from tunecheck.listen.loop_loss import WEIGHED, Pass, loss_of, provisional, weighed_apart
-from tunecheck.listen.loss_functions import LOSSES, LossCalls, scores_given
+from tunecheck.listen.loss_functions import LOSSES, LossCalls, penalties_of, scores_given
 from tunecheck.listen.optimizers import OtherOptimizers, Schedules, heard, highest_rate, together, without_rate
 from tunecheck.listen.options import rank_and_processes
 from tunecheck.listen.settings import settings_of
@@ -204,6 +204,8 @@ class LoopSteps(StepMoments):
         if not (self.step or self.window):
             self.loss_calls.repeats = self._repeats()
             self.listener.emit(scores_given(tensor, self.loss_calls))
+        elif self.step == FEWEST_STEPS and not self.window and self.rate > 0:
+            self.listener.emit(penalties_of(tensor))
         if self.objective:
             # of losses whose gradients were cleared again, as those of a bad batch, nothing is left in the step
             self.losses = [tensor.detach()]

@@ -230,6 +230,23 @@ def _part_of(entropy: Any) -> Any:
     return None
 
 
+def penalties_of(loss: torch.Tensor) -> ScoresGiven:
+    """Return how many divergences from a reference are in a later step's loss, and how many of them are from itself.
+
+    Those are exponentials of a fixed likelihood less a learned one, as of GRPO's penalty. A policy's ratio has the
+    learned one first, and is 1 at first.
+    """
+    found = Counter[str]()
+    for node in islice(graph_of(loss.grad_fn), MOST_NODES):
+        before = node.next_functions[0][0] if node.name() == "ExpBackward0" else None
+        if before is not None and before.name() == "SubBackward0" and node._saved_result.numel() > 1:
+            (fixed, _), (learned, _) = before.next_functions
+            if fixed is None and learned is not None:
+                found["functions"] += 1
+                found["without_reference"] += bool((node._saved_result == 1).all())
+    return ScoresGiven(functions=found["functions"], probabilities=(), without_reference=found["without_reference"])
+
+
 def _clipped_ratio(node: Any) -> torch.Tensor | None:
     """Return the ratios of likelihoods that a policy's loss clips around 1; None of other functions."""
     if node.name() != "ClampBackward1" or node._saved_min is None or node._saved_max is None:

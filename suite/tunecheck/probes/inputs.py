@@ -1,7 +1,7 @@
 """What the model is given: digests of every batch, and a few rows for a person to read."""
 
 import sys
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, islice, takewhile
 from typing import Any
@@ -16,6 +16,7 @@ from tunecheck.models.layer_names import is_pretrained
 from tunecheck.probes.reference import padded
 from tunecheck.probes.reference.given import Row, Show, end_tokens, row_digest, rows_of, special_tokens
 from tunecheck.probes.reference.loss_graph import graph_of, saved, straight_back
+from tunecheck.probes.reference.measures import evenly
 from tunecheck.training.data import IGNORED, Batch
 from tunecheck.training.events import EARLY_STEPS, Probe
 from tunecheck.training.session import Session
@@ -24,6 +25,8 @@ MOST_NODES = 64
 """Functions next to a loss among which its cross entropies are looked for."""
 NEAREST = 5
 """Functions behind a cross entropy among which is the product that its scores are, beside a temperature."""
+FEWEST_ROWS, OF_A_ROW = 4, 64
+"""Rows that tell an order, and numbers of each that are looked at."""
 FEWEST_TOKENS = 8
 """Different numbers in a tensor of tokens, and its rows at least: of few kinds, as masks and segments are, nothing is
 told. Also the tokens of a target that is seen to be copied, and those at most in front of a row's beginning."""
@@ -75,6 +78,8 @@ class StepInputsProbe(Probe):
         self._models = [] if known else models or [session.called]
         self._yielded: defaultdict[str, set[str]] = defaultdict(set)
         """Rows of tokens that loaders yield, by the names of their tensors."""
+        self._batches = deque[list[torch.Tensor]](maxlen=2)
+        """Tensors of the last batches of loaders, one of which may be drawn ahead."""
         self._passes = Counter[tuple[int, str]]()
         """Of each model and row of tokens the number of passes of one step that read it."""
         config = getattr(session.model, "config", None)
@@ -97,12 +102,18 @@ class StepInputsProbe(Probe):
         self._continued = Counter(continued=0)
         if step < EARLY_STEPS and (generation := sys.modules.get("transformers.generation")) is not None:
             self.hooks.function(generation.GenerationMixin, "generate", before=self._continues)
+        self._orders: dict[tuple[int, ...], list[torch.Tensor]] = {}
+        """Orders in which passes with gradients read the rows of a batch, and that batch."""
+        self._outputs, self._paired = set[int](), list[bool | None]()
+        """Numbers of the functions that gave their outputs, and whether a loss's targets have the order of its rows."""
         if step < EARLY_STEPS and self._models:
             self.hooks.function(_BaseDataLoaderIter, "__next__", after=self._yields)
             for model in self._models:
                 self.hooks.before(model, self._called, with_kwargs=True)
+                self.hooks.after(model, self._returned)
 
     def _yields(self, batch: Any, _iterator: Any) -> None:
+        self._batches.append([held for held in tree_leaves(batch) if _has_rows(held)])
         for path, tensor in tree_leaves_with_path(dict(batch) if isinstance(batch, Mapping) else batch):
             if isinstance(tensor, torch.Tensor) and tensor.ndim == 2:  # a decoder reads all but the last token
                 self._yielded[keystr(path)].update(*map(_rows_of_tokens, (tensor, tensor[:, :-1], tensor[:, 1:])))
@@ -123,6 +134,10 @@ class StepInputsProbe(Probe):
         if torch.is_grad_enabled():
             given_rows = (row for held in tree_leaves((args, given)) for row in _rows_of_tokens(held))
             self._now.update((id(model), row) for row in given_rows)
+            read = [held for held in tree_leaves((args, given)) if _has_rows(held)]
+            for batch in self._batches:
+                orders = (_order(each, held) for each in batch for held in read)
+                self._orders |= {order: batch for order in orders if order}
         ids, mask = given.get("input_ids", next(iter(args), None)), given.get("attention_mask")
         if not isinstance(ids, torch.Tensor) or ids.ndim != 2 or ids.is_floating_point() or not torch.is_grad_enabled():
             return
@@ -135,7 +150,14 @@ class StepInputsProbe(Probe):
                 count, last, different = len(tokens), tokens[-1], len({*tokens})
                 self._read[RowRead(digest=row_digest(tokens), tokens=count, last=last, different=different)] = None
 
+    def _returned(self, _model: Any, _args: Any, out: Any) -> None:
+        made = (held.grad_fn for held in tree_leaves(out) if isinstance(held, torch.Tensor))
+        self._outputs.update(function._sequence_nr() for function in made if function is not None)
+
     def _differentiated(self, tensors: Any, *_: Any, **__: Any) -> None:
+        if len(self._orders) == 1:  # else there are several passes
+            self._paired.append(_are_paired(getattr(tensors, "grad_fn", None), self._outputs, *self._orders.popitem()))
+        self._orders = {}
         rows = {len(batch.keys) for batch in self._window}
         for node in islice(graph_of(getattr(tensors, "grad_fn", None)), MOST_NODES):
             self._count_spelt(node)
@@ -192,8 +214,10 @@ class StepInputsProbe(Probe):
         written, read = tuple(self._written), tuple(self._read)
         equal = next((batch.equal for batch in session.window), ())
         more: dict[str, Any] = {"targets": self._targets, "written": written, "read": read, "equal": equal}
+        told = [each for each in self._paired if each is not None]
         more |= {
             "aims": tuple(self._aims),
+            "paired": any(told) if told else None,
             "unread": self._unread() if step + 1 == EARLY_STEPS else (),
             **self._continued,
         }
@@ -227,6 +251,49 @@ def _is_part(target: list[int], source: list[int]) -> bool:
     size = len(target)
     at = next((at for at in range(len(source) - size + 1) if source[at : at + size] == target), None)
     return at is not None and size >= FEWEST_TOKENS and (at <= FEWEST_TOKENS or 2 * size >= len(source))
+
+
+def _has_rows(held: Any) -> bool:
+    return isinstance(held, torch.Tensor) and held.ndim > 0 and len(held) >= FEWEST_ROWS and held.numel() > 0
+
+
+def _looks_of(tensor: torch.Tensor) -> list[tuple[float, ...]]:
+    """Return some numbers of each row, evenly spread."""
+    rows = tensor.detach().reshape(len(tensor), -1)
+    return [*map(tuple, rows[:, evenly(rows.shape[1], OF_A_ROW)].tolist())]
+
+
+def _order(batch: torch.Tensor, read: torch.Tensor) -> tuple[int, ...]:
+    """Return the rows of a batch in the order in which they are read; nothing where others are, or two are alike."""
+    if batch.shape != read.shape or batch.is_floating_point() != read.is_floating_point():
+        return ()
+    places = {row: at for at, row in enumerate(_looks_of(batch))}
+    order = [places.get(row, -1) for row in _looks_of(read)]
+    return () if sorted(order) != [*range(len(batch))] else tuple(order)
+
+
+def _are_paired(function: Any, outputs: set[int], order: Sequence[int], batch: Sequence[torch.Tensor]) -> bool | None:
+    """Return whether a loss has targets of a batch in the order in which its rows are read, or in another one.
+
+    None where it has none of the batch's, or where outputs are put in another order.
+    """
+    told, ends = list[bool](), set[Any]()
+    for node in islice(graph_of(function, ends), MOST_NODES):
+        if node._sequence_nr() in outputs:
+            ends.add(node)
+        elif node.name().startswith(("Index", "Gather")):
+            return None
+        target = getattr(node, "_saved_target", None)
+        for each in batch if _has_rows(target) else ():
+            if len(each) != len(target) or each.numel() != target.numel() or len(target) != len(order):
+                continue
+            rows, learned = _looks_of(each), _looks_of(target)
+            moved = len({*rows}) >= FEWEST_ROWS and sorted(rows) == sorted(learned)
+            if [rows[at] for at in order] == learned:
+                told.append(True)
+            elif rows == learned or moved:
+                told.append(False)
+    return any(told) if told else None
 
 
 def _rows_of_tokens(held: Any) -> Iterator[str]:

@@ -207,6 +207,8 @@ class ScoresGiven(Record):
     """Ratios of likelihoods that the loss clips around 1, as a policy's does."""
     off_policy: int = 0
     """Ratios that a policy's loss clips, and that are not 1 before the first step."""
+    without_reference: int = 0
+    """Divergences from a reference that has the policy's own likelihoods, after steps that moved its weights."""
     foreign: int = 0
     """Losses whose targets are noise that is in nothing the network reads."""
     unreached: tuple[str, ...] = ()

@@ -54,6 +54,8 @@ class StepInputs(Record):
     """Names of two inputs of tokens that are equal in the first micro-batch."""
     unread: tuple[str, ...] = ()
     """Tokens that a loader yields and no pass of the early steps reads, though each reads the others twice."""
+    paired: bool | None = None
+    """Whether losses have targets in the order of the rows that the model reads; None where nobody can tell."""
     continued: int = 0
     """Rows that a decoder alone was to go on with."""
     behind_padding: int = 0
