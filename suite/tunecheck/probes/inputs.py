@@ -283,7 +283,7 @@ def _are_paired(function: Any, outputs: set[int], order: Sequence[int], batch: S
             ends.add(node)
         elif node.name().startswith(("Index", "Gather")):
             return None
-        target = getattr(node, "_saved_target", None)
+        target: Any = saved(node, "target")
         for each in batch if _has_rows(target) else ():
             if len(each) != len(target) or each.numel() != target.numel() or len(target) != len(order):
                 continue

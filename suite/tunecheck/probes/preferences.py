@@ -14,6 +14,7 @@ import torch
 from tunecheck.core.evidence import PreferencesLearned
 from tunecheck.models.layer_names import is_pretrained
 from tunecheck.probes.reference.loss_graph import graph_of, saved
+from tunecheck.probes.reference.measures import living
 from tunecheck.probes.reference.own_tokens import tokens_and_numbers
 from tunecheck.training.data import Batch
 from tunecheck.training.events import EARLY_STEPS, Probe
@@ -80,7 +81,8 @@ class PreferenceProbe(Probe):
             centred = abs(float(factors.mean())) <= MOST_MEAN * spread > 0
             along = sum((factor > 0) == raised for factor, raised in told)
             if centred and not 1 - ONE_WAY < along / max(1, len(told)) < ONE_WAY:  # else they are of other rows
-                self._rated.update((factor > 0, bool(raised)) for factor, raised in told)
+                way = -1 if 2 * along < len(told) and _are_negated(factors) else 1
+                self._rated.update((way * factor > 0, bool(raised)) for factor, raised in told)
 
     def end(self, session: Session) -> None:
         rows, self._rows = self._rows, []
@@ -114,7 +116,8 @@ class PreferenceProbe(Probe):
         if found is None or len(found[1]) > 1:
             return
         read, (scores,) = found
-        if scores.requires_grad and int(read.min()) >= 0:  # else those are labels, of a model that is given embeddings
+        # else those are labels, of a model that is given embeddings
+        if scores.grad_fn is not None and int(read.min()) >= 0:
             factors = self._passes[scores.grad_fn._sequence_nr()] = []
             self.hooks.gradient(scores, lambda gradient: self._see(read, pulls(read, gradient), factors))
 
@@ -142,6 +145,13 @@ def _factors(functions: Iterable[Any]) -> Iterator[tuple[Any, torch.Tensor]]:
                 rows = factors.reshape(len(factors) if factors.ndim else 1, -1).float()
                 if rows.numel() and bool((rows == rows[:, :1]).all()):
                     yield node, rows[:, 0]
+
+
+def _are_negated(factors: torch.Tensor) -> bool:
+    """Return whether these are the negatives of a tensor that the script holds: `-advantages * ratio` has them so."""
+    alive = (each for each in living(torch.Tensor) if each.numel() == len(factors) and each.is_floating_point())
+    held = [-each.detach().flatten().float().cpu() for each in alive]
+    return any(torch.equal(each, factors) or torch.equal(each.flip(0), factors) for each in held)  # of joined losses
 
 
 def _are_of_rows(read: torch.Tensor, shape: torch.Size) -> bool:
