@@ -149,7 +149,8 @@ def _factors(functions: Iterable[Any]) -> Iterator[tuple[Any, torch.Tensor]]:
 
 def _are_negated(factors: torch.Tensor) -> bool:
     """Return whether these are the negatives of a tensor that the script holds: `-advantages * ratio` has them so."""
-    alive = (each for each in living(torch.Tensor) if each.numel() == len(factors) and each.is_floating_point())
+    alive = (each for each in living(torch.Tensor) if type(each) is torch.Tensor and each.numel() == len(factors))
+    alive = (each for each in alive if each.layout is torch.strided and each.is_floating_point() and not each.is_meta)
     held = [-each.detach().flatten().float().cpu() for each in alive]
     return any(torch.equal(each, factors) or torch.equal(each.flip(0), factors) for each in held)  # of joined losses
 
