@@ -239,12 +239,12 @@ def penalties_of(loss: torch.Tensor) -> ScoresGiven:
     found = Counter[str]()
     for node in islice(graph_of(loss.grad_fn), MOST_NODES):
         before = node.next_functions[0][0] if node.name() == "ExpBackward0" else None
-        result = None if before is None or before.name() != "SubBackward0" else saved(node, "result")
-        if result is not None and result.numel() > 1:
-            (fixed, _), (learned, _) = before.next_functions
-            if fixed is None and learned is not None:
-                found["functions"] += 1
-                found["without_reference"] += bool((result == 1).all())
+        if before is None or before.name() != "SubBackward0":
+            continue
+        ((fixed, _), (learned, _)), result = before.next_functions, saved(node, "result")
+        if fixed is None and learned is not None and result is not None and result.numel() > 1:
+            found["functions"] += 1
+            found["without_reference"] += bool((result == 1).all())
     return ScoresGiven(functions=found["functions"], probabilities=(), without_reference=found["without_reference"])
 
 
