@@ -862,6 +862,7 @@ def test_passes_over_the_same_rows_are_no_accumulation():
     ids=[
         "healthy",
         "a head",
+        "a table of zeros",
         "no layer",
         "nothing is frozen",
         "an attribute in vain",
