@@ -140,3 +140,23 @@ def test_a_model_that_begins_to_learn_late_is_no_leak():
     assert _of_anothers(session, [0])["learning"] == 4
     kept = [torch.optim.AdamW(critic.parameters()) for _ in range(3)]
     assert [learnt(optimizer) for optimizer in kept] == [8, 16, 24]
+
+
+@pytest.mark.parametrize(("leaked", "asked"), [(0, False), (3, True)])
+def test_a_critic_that_steps_from_the_fifth_step_on(leaked, asked, tmp_path):
+    """What is kept in each step beside it is asked about as ever."""
+    torch.manual_seed(0)
+    model, critic, kept = Classifier(), Classifier(), []
+    optimizer, values = (torch.optim.AdamW(each.parameters()) for each in (model, critic))
+    watching = tunecheck.watch(model=model, optimizer=optimizer, folder=tmp_path / "report", steps=6, tell=False)
+    with watching as told:
+        for step in range(8):
+            given = torch.randn(8, 4), torch.arange(8) % 2
+            for net, each in ((model, optimizer), (critic, values))[: 1 + (step > 3)]:
+                net(*given)["loss"].backward()
+                each.step()
+                each.zero_grad()
+            kept += [torch.randn(5) for _ in range(leaked)]
+    found = next(finding for finding in told.findings if finding.check == "live_tensors_flat")
+
+    assert (found.status.value == "suspected") is asked, found.detail

@@ -229,7 +229,7 @@ class CallOrderProbe(Probe):
         return lambda _: setattr(self, "_in_schedule", False)
 
 
-class _Witness:
+class Witness:
     """A small trained tensor: what its gradient was when it was last looked at."""
 
     def __init__(self, parameter: Any, optimizer: Any) -> None:
@@ -242,6 +242,10 @@ class _Witness:
         self._gradient: Any = None
         self._weights = parameter.detach().clone()
         self.begin()
+
+    def copies(self) -> list[torch.Tensor]:
+        """Return what is kept of the tensor."""
+        return [held for held in (self._weights, self._gradient) if held is not None]
 
     def touched(self) -> bool:
         """Return whether the gradient was written to, replaced or removed; does not wait for a GPU."""
@@ -331,11 +335,11 @@ def _accumulates() -> bool:
     return not held.get("sync_gradients", True)
 
 
-def _few(optimizer: Any) -> list[_Witness]:
+def _few(optimizer: Any) -> list[Witness]:
     """Return some of the smaller tensors that the optimizer trains, from all over the model."""
     trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     small = sorted(range(len(trained)), key=lambda at: trained[at].numel())[: max(1, len(trained) // 2)]
-    return [_Witness(trained[at], optimizer) for at in sorted(small)[:: max(1, len(small) // WITNESSES)]]
+    return [Witness(trained[at], optimizer) for at in sorted(small)[:: max(1, len(small) // WITNESSES)]]
 
 
 def _with_a_step(kind: type[Any]) -> Iterator[type[Any]]:

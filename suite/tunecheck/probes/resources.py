@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from tunecheck.core.evidence import LiveTensors
 from tunecheck.core.premises import Premise
+from tunecheck.probes.call_order import Witness
 from tunecheck.probes.reference.loss_graph import graph_of
 from tunecheck.probes.reference.measures import address, live_storages, live_tensors, living
 from tunecheck.training.events import Probe
@@ -55,13 +56,14 @@ def _of_anothers(session: Session, ends: list[int]) -> dict[str, int]:
 
     They may be another model's, as a critic's. An optimizer may keep a history, too, as L-BFGS does.
     """
-    things: list[Any] = living((torch.Tensor, torch.optim.Optimizer))
+    things: list[Any] = living((torch.Tensor, torch.optim.Optimizer, Witness))
     model = session.model
     known = [thing for thing in things if isinstance(thing, torch.Tensor)]
     others = [thing.state for thing in things if isinstance(thing, torch.optim.Optimizer)]
     # of a tensor that several optimizers hold, one state: a script may keep optimizers in a list
     states = {key: state for each in (*others, session.optimizer.state) for key, state in each.items()}
     held = tree_leaves([*session.optimizer.state.values(), *states.values()])
+    held += [copy for thing in things if isinstance(thing, Witness) for copy in thing.copies()]  # our own
     own = [leaf for leaf in held if isinstance(leaf, torch.Tensor) and leaf.device == session.device]
     leaves = (tensor for tensor in (*known, *model.parameters()) if tensor.is_leaf and tensor.requires_grad)
     addresses = {address(tensor) for tensor in (*own, *(p.grad for p in leaves if p.grad is not None))}
