@@ -11,9 +11,9 @@ from torch.utils._pytree import tree_leaves
 
 from tunecheck.core.evidence import LiveTensors
 from tunecheck.core.premises import Premise
-from tunecheck.probes.call_order import Witness
 from tunecheck.probes.reference.loss_graph import graph_of
 from tunecheck.probes.reference.measures import address, live_storages, live_tensors, living
+from tunecheck.probes.reference.witness import Witness
 from tunecheck.training.events import Probe
 from tunecheck.training.session import Session
 
