@@ -63,7 +63,7 @@ class LiveTensorsFlat(Check):
             return self.found(False, detail, measured=share, limit=limit, meant=LONG_GRAPH, causes=[LOSSES_ADDED])
         hooks = last.hooks - first.hooks
         # as a critic's: the variables of its loop are there from now on, a leaked model would bring all its weights
-        required(hooks > 0 or not 0 < grown < last.learning - first.learning, LATE)
+        required(hooks > 0 or not self.max_growth * steps < grown < last.learning - first.learning, LATE)
         growth = grown / steps if last.tensors > samples[-2].tensors else 0.0  # a leak rises to the end
         if hooks > 0:
             detail += f"; {hooks} more hooks on the model"
