@@ -34,6 +34,8 @@ from tunecheck.core import evidence as e
 from tunecheck.core.errors import ConfigError, SuiteError
 from tunecheck.core.finding import Finding, Status
 from tunecheck.core.paths import project_folder
+from tunecheck.core.trace import spelled
+from tunecheck.hardware import probe
 from tunecheck.runner import Runner
 
 RESULTS = project_folder() / "reports" / "detection"
@@ -154,14 +156,13 @@ def test_cuda_without_a_gpu_is_a_usage_error(monkeypatch, capsys, tmp_path):
 
 def test_a_study_on_a_gpu_trains_on_the_first_that_cuda_shows(monkeypatch, tmp_path):
     """With its uuid, by which its health is watched, and its facts in the trace."""
-    gpus = ["GPU-a", "GPU-b"]
-    hardware = SimpleNamespace(
-        visible_gpus=tuple(SimpleNamespace(uuid=uuid) for uuid in gpus), to_json=lambda: {"gpus": gpus}
-    )
+    hardware = probe()
+    gpus = tuple(SimpleNamespace(uuid=uuid) for uuid in ("GPU-a", "GPU-b"))
+    monkeypatch.setattr(type(hardware), "visible_gpus", gpus)
     monkeypatch.setattr("tunecheck.hardware.probe", lambda: hardware)
 
     on_gpu, on_cpu = (Runner(folder=tmp_path, **trials._hardware(device)) for device in ("cuda", "cpu"))
-    assert (on_gpu.environment, on_gpu.gpu, on_gpu.cards) == ({"gpus": gpus}, True, ("GPU-a",))
+    assert (on_gpu.environment, on_gpu.gpu, on_gpu.cards) == (spelled(hardware), True, ("GPU-a",))
     assert (on_cpu.environment, on_cpu.gpu, on_cpu.cards) == ({}, False, ())
 
 

@@ -188,7 +188,10 @@ def test_targets_of_a_decoder_without_ends_are_asked_about(ends, by_loop, tmp_pa
     row = judged(script, tmp_path)
 
     assert row.failed == []
-    assert [finding.check for finding in row.suspected] == ["written_answers_end"] * (not ends)
+    copied = "no_target_leakage"  # its rows are their own targets
+    assert [finding.check for finding in row.suspected if finding.check != copied] == ["written_answers_end"] * (
+        not ends
+    )
 
 
 @pytest.mark.parametrize(

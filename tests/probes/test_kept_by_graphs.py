@@ -6,6 +6,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from tunecheck.probes.preferences import _factors
+from tunecheck.probes.reference.loss_graph import graph_of
 
 
 def test_the_factors_of_rows_are_read_without_computing_a_layer_again():
@@ -17,7 +18,7 @@ def test_the_factors_of_rows_are_read_without_computing_a_layer_again():
         return (x * weights).exp() * weights
 
     out = checkpoint(layer, torch.ones(2, 3, requires_grad=True), use_reentrant=False)
-    found = dict(_factors((out * advantages).sum().grad_fn))
+    found = dict(_factors(graph_of((out * advantages).sum().grad_fn)))
 
     assert len(calls) == 1
     assert [factors.tolist() for factors in found.values()] == [[1.0, -1.0]]

@@ -236,14 +236,14 @@ def _described_by_itself(model: Any, parameters: Mapping[str, Any]) -> WatchedRu
 
 
 def run_of_loop(
-    model: Any, entry: Any, optimizer: Any, listener: Any, autocast: torch.dtype | None, objective: str
+    model: Any, optimizer: Any, listener: Any, autocast: torch.dtype | None, objective: str, entry: Any = None
 ) -> WatchedRun:
-    """Return what the model and the optimizer of a loop declare; `entry` is what each pass calls."""
+    """Return what the model and the optimizer of a loop declare; `entry` is what each pass calls, if not the model."""
     run, left_open = described(model)
     settings, why = adamw_settings(optimizer, own=True)
     left_open |= premises.OF_A_LOOP
     left_open |= opened((objective, Premise.CAUSAL_LM), (why, Premise.UPDATE_RULE_KNOWN))
-    left_open |= opened(*premises.of_loop(optimizer, objective, drops=run.drops), *premises.of_compiled(entry))
+    left_open |= opened(*premises.of_loop(optimizer, objective, drops=run.drops), *premises.of_compiled(entry or model))
     training = WatchedTraining.model_construct(
         max_steps=listener.options.steps,
         schedule_steps=listener.options.steps,

@@ -137,7 +137,7 @@ class LoopSteps(StepMoments):
 
         optimizer = together(self.optimizers)
         within = None if self.objective else cast_within(model, self.window[0])
-        self.run = run = run_of_loop(model, entry, optimizer, listener, within or self.autocast, self.objective)
+        self.run = run = run_of_loop(model, optimizer, listener, within or self.autocast, self.objective, entry)
         held = {
             "optimizer": optimizer,
             "tokenizer": tokenizer or only_tokenizer(),

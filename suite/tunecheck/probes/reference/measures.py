@@ -168,8 +168,10 @@ def live_storages(device_type: str, known: list[torch.Tensor] | None = None) -> 
 
 
 def address(tensor: torch.Tensor) -> int:
-    """Return where a tensor's storage lies; of a sparse one, that of its values."""
-    return (tensor if tensor.layout is torch.strided else tensor.coalesce().values()).untyped_storage().data_ptr()
+    """Return where a tensor's storage lies, of a sparse one that of its values; 0 of one that torch.func transforms."""
+    with suppress(RuntimeError):
+        return (tensor if tensor.layout is torch.strided else tensor.coalesce().values()).untyped_storage().data_ptr()
+    return 0
 
 
 LOOKED_FOR = torch.nn.Module, torch.optim.Optimizer, LRScheduler, DataLoader, torch.amp.GradScaler
