@@ -243,7 +243,10 @@ def run_of_loop(
     settings, why = adamw_settings(optimizer, own=True)
     left_open |= premises.OF_A_LOOP
     left_open |= opened((objective, Premise.CAUSAL_LM), (why, Premise.UPDATE_RULE_KNOWN))
-    left_open |= opened(*premises.of_loop(optimizer, objective, drops=run.drops), *premises.of_compiled(entry or model))
+    left_open |= opened(
+        *premises.of_loop(optimizer, objective, drops=run.drops),
+        *premises.of_compiled(model if entry is None else entry),
+    )
     training = WatchedTraining.model_construct(
         max_steps=listener.options.steps,
         schedule_steps=listener.options.steps,
