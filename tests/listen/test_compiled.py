@@ -49,6 +49,14 @@ class Own(torch.nn.Module):
         return scores, cross_entropy(scores.flatten(0, 1), labels.flatten())
 
 
+class OfOne(Own):
+    """The same, which takes a batch as one dictionary."""
+
+    def forward(self, batch: Any, labels: torch.Tensor | None = None) -> Any:
+        """Return scores and loss."""
+        return super().forward(batch["ids"], batch["labels"])
+
+
 def llama() -> Any:
     """Make a model of transformers."""
     size = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -98,6 +106,8 @@ def trained(make: Any, compiled: Any, ahead: int = 1) -> tuple[list[float], int]
         rows = torch.randint(VOCABULARY, (4, 17))
         if make is llama:
             loss = called(input_ids=rows, labels=rows).loss
+        elif make is OfOne:
+            loss = called({"ids": rows[:, :-1].contiguous(), "labels": rows[:, 1:].contiguous()})[1]
         else:
             loss = called(rows[:, :-1].contiguous(), rows[:, ahead : 16 + ahead].contiguous())[1]
         loss.backward()
@@ -120,7 +130,7 @@ def heard(folder: Any, *training: Any, **how: Any) -> tuple[Any, Any]:
     return result, row
 
 
-TRAININGS = [*((Own, way) for way in WAYS), (llama, "whole"), (llama, "forward")]
+TRAININGS = [*((Own, way) for way in WAYS), (llama, "whole"), (llama, "forward"), (OfOne, "whole")]
 
 
 @pytest.mark.parametrize(("make", "way"), TRAININGS, ids=lambda given: getattr(given, "__name__", given))

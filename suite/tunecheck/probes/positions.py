@@ -8,13 +8,14 @@ import inspect
 import math
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeGuard
 from weakref import ref
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from tunecheck.core.evidence import PositionGradients, RowsUsed
 from tunecheck.core.premises import Premise
@@ -308,13 +309,15 @@ class PositionProbe(Probe):
 
     def _see_uncompiled(self, model: Any, args: Any, given: dict[str, Any], _out: Any) -> None:
         """Look at the scores of the model's own loss in a pass that is not compiled: what is compiled has no graph."""
-        if self._by_graph or not torch.is_grad_enabled():
+        tensors = [value for value in tree_leaves((args, given)) if isinstance(value, torch.Tensor) and value.ndim]
+        if self._by_graph or not torch.is_grad_enabled() or not tensors:
             return
-        tensors = [value for value in (*args, *given.values()) if isinstance(value, torch.Tensor) and value.ndim]
         few = {id(value): value[:ROWS_AGAIN] for value in tensors if len(value) == len(tensors[0])}
         args, given = tree_map(lambda value: few.get(id(value), value), (args, given))
         with at_work(), as_found(model), random_state(tensors[0].device):
-            loss = next((part for part in parts_of(model(*args, **given)) if getattr(part, "ndim", 1) == 0), None)
+            loss = None
+            with suppress(Exception):  # a model may refuse fewer rows, as one that carries a state of each
+                loss = next((part for part in parts_of(model(*args, **given)) if getattr(part, "ndim", 1) == 0), None)
             for ways in scores_of(loss) if loss is not None and loss.requires_grad else ():
                 self._look_at_ways(model, ways)
 
