@@ -61,8 +61,10 @@ def heard(folder, set_up):
 
 @pytest.fixture(autouse=True)
 def settings(monkeypatch):
-    """Have linears multiply as a card does, and put torch's settings back."""
+    """Have linears multiply as a card does, begin as a new process does, and put torch's settings back."""
     everywhere, before = torch.backends.fp32_precision, [backend.fp32_precision for backend in MATMULS]
+    for backend in (torch.backends, *MATMULS):
+        backend.fp32_precision = "none"
     monkeypatch.setattr(torch.nn.functional, "linear", lambda x, weight, bias=None: Rounded.apply(x, weight))
     yield
     torch.backends.fp32_precision = everywhere
