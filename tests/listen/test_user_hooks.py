@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.scripts.script import Script, judged
 from tunecheck.listen.user_code import noise_by_hooks, overrides
 
 
@@ -68,6 +69,13 @@ def test_noise_in_training_alone_is_the_scripts_own(hook, told):
     model.model.layers[0].register_forward_hook(noisy)
     assert noise_by_hooks(model) == ""  # behind the embeddings
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_a_full_training_with_declared_noise_passes(tmp_path):
+    """The noise is in what the embedding returns, which is then no product of its weights."""
+    row = judged(Script(lora=None, arguments={"neftune_noise_alpha": 5}, rows=20, steps=4), tmp_path)
+
+    assert row.outcome == "pass", [(finding.check, finding.detail) for finding in row.failed]
 
 
 def test_a_method_that_an_older_trainer_lacks_is_not_the_scripts():

@@ -221,7 +221,8 @@ def of_loss(trainer: Any, resumed_at: int) -> Iterator[Reason]:
     if (kind := getattr(args, "loss_type", None)) not in (None, "nll", "chunked_nll"):
         yield f"the loss is not the token mean: loss_type = {kind}", Premise.TOKEN_MEAN_LOSS
     if noise := getattr(args, "neftune_noise_alpha", None):
-        yield f"noise is added to the embeddings: neftune_noise_alpha = {noise}", Premise.TOKEN_MEAN_LOSS
+        why = f"noise is added to the embeddings: neftune_noise_alpha = {noise}"
+        yield why, Premise.TOKEN_MEAN_LOSS, Premise.FORWARD_REPEATABLE
     if getattr(trainer, "compute_loss_func", None) is not None:
         yield "compute_loss_func declares the script's own loss", Premise.LOSS_DECLARED
     if smoothing := getattr(args, "label_smoothing_factor", 0):  # loss_oracle knows what such a loss is not
