@@ -1,4 +1,4 @@
-"""Which checkpoint a Trainer's arguments name to resume from: none is guessed where none is there."""
+"""Which checkpoint a Trainer resumes from, and which rows of an epoch are to come: none is guessed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tunecheck.listen.hf_declared import declared_resume
+from benchmarks.scripts.script import Script, judged
+from tunecheck.listen.hf_declared import declared_resume, rows_done
 
 
 @pytest.fixture
@@ -38,3 +39,22 @@ def test_nothing_was_saved_yet(tmp_path):
     """A first start of a script that is to go on where it ended."""
     arguments = SimpleNamespace(output_dir=str(tmp_path / "new"), resume_from_checkpoint=True)
     assert declared_resume(arguments) == 0
+
+
+def test_rows_that_a_loader_drops_belong_to_no_epoch(tmp_path):
+    """Of 12 rows in batches of 5, the third batch of the training begins the second epoch. In fp32."""
+    arguments = {"dataloader_drop_last": True, "per_device_train_batch_size": 5, "gradient_accumulation_steps": 1}
+    row = judged(Script(arguments=arguments, rows=12, steps=4), tmp_path)
+
+    assert [*row.failed, *row.suspected] == []
+    assert "10 rows of an epoch" in next(f.detail for f in row.findings if f.check == "rows_come_once")
+
+
+@pytest.mark.parametrize(("step", "epoch", "share"), [(0, 0.0, 1 / 6), (2, 1.0, 1 / 6), (3, 1.5, 7 / 12)])
+def test_what_was_done_and_what_is_dropped_does_not_come(step, epoch, share, tmp_path):
+    """Of 12 rows in batches of 5, ten make an epoch, and one that is half done has five left."""
+    arguments = SimpleNamespace(dataloader_drop_last=True, train_batch_size=5, world_size=1)
+    trainer = SimpleNamespace(args=arguments, train_dataset=range(12))
+    state = SimpleNamespace(global_step=step, epoch=epoch)
+
+    assert rows_done(trainer, state, tmp_path / "watch-1.jsonl") == (pytest.approx(share), frozenset())

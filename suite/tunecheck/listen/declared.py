@@ -343,7 +343,7 @@ class GivenRows:
         rows = [Tokens("?", (*ids.tolist(),), (*labels.tolist(),)) for ids, labels in unpadded(window) if len(ids)]
         self.dataset = dataset
         self.done_share, self.done_rows = done
-        """What the training that this one resumes did of its first epoch: the share, and digests of rows."""
+        """The share of the first epoch that does not come, and digests of rows that were trained before a resume."""
         self.train = rows
         first, last = rows[0], rows[-1]
         other = last if last is not first else Tokens("?", first.input_ids[::-1], first.labels[::-1])

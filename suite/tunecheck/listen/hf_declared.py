@@ -80,7 +80,7 @@ def session(hooks: Any, given: dict[str, Any], state: Any) -> Session:
         optimizer=inner_optimizer(trainer.optimizer),
         tokenizer=tokenizer_of(trainer),
         dataset=trainer.train_dataset,
-        done=rows_done(state, hooks.listener.path),
+        done=rows_done(trainer, state, hooks.listener.path),
         scheduler=given.get("lr_scheduler"),
         scaler=getattr(trainer.accelerator, "scaler", None),
         save_adapter=lambda _, folder: trainer._save(str(folder)),
@@ -98,18 +98,23 @@ def tokenizer_of(trainer: Any) -> Any:
     return only_tokenizer()
 
 
-def rows_done(state: Any, trace: Path) -> tuple[float, frozenset[str]]:
-    """Return the share of this epoch that was done before a resume, and its rows, where this command trained them."""
-    done, epoch = state.global_step, float(state.epoch or 0)
-    share = epoch - math.floor(epoch + 1e-6)
+def rows_done(trainer: Any, state: Any, trace: Path) -> tuple[float, frozenset[str]]:
+    """Return the share of this epoch that is not to come, and its rows that this command trained before a resume.
+
+    It was done before a resume, or the loader drops it.
+    """
+    done, epoch, args = state.global_step, float(state.epoch or 0), trainer.args
+    share, dropped = epoch - math.floor(epoch + 1e-6), 0.0
+    if args.dataloader_drop_last and (size := getattr(trainer.train_dataset, "__len__", int)()):
+        dropped = size % (args.train_batch_size * args.world_size) / size
     if not done or share < 1e-6:
-        return 0.0, frozenset()
+        return dropped, frozenset()
     since = done - round(done * share / epoch)
     rows = set[str]()
     for earlier in (read(path) for path in sorted(trace.parent.glob("watch-*.jsonl")) if path != trace):
         first, windows = earlier.run.training.first_step, earlier.main.all(Window)
         rows |= {row for w in windows if since <= first + w.step < done for row in w.rows}
-    return share, frozenset(rows)
+    return 1 - (1 - share) * (1 - dropped), frozenset(rows)
 
 
 def declared_resume(args: Any) -> int:
