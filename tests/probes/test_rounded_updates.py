@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from tunecheck.probes.movement import _is_below_last_digit
-from tunecheck.probes.updates import _relative, explained
+from tunecheck.probes.reference.measures import relative_error
+from tunecheck.probes.updates import CANCELLED, explained
 
 RATE, STEPS = 2e-4, 3
 
@@ -31,7 +32,7 @@ def test_a_step_of_bf16_weights_is_held_to_what_rounding_explains(times, least, 
         predicted = before.float() * (1 - RATE * 0.1) - RATE * corrected
         after = weight.detach().float()
         wanted = explained(after, before.float(), predicted, torch.bfloat16) - before.float()
-        error = _relative(after - before.float(), wanted, wanted.numel() * RATE**2)
+        error = relative_error(after - before.float(), wanted, CANCELLED * wanted.numel() ** 0.5 * RATE)
 
         assert least <= error <= most
 

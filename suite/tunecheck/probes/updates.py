@@ -99,8 +99,8 @@ class UpdateProbe(Probe):
             for new, old, own, (_, p) in zip(after, before, predicted, self._followed, strict=True)
         ]
         errors = {
-            name: _relative(*pair, own**2 * len(pair[0]))
-            for (name, _), (own, _), pair in zip(self._followed, settings, moves, strict=True)
+            name: relative_error(got.double(), own.double(), CANCELLED * usual * len(got) ** 0.5)
+            for (name, _), (usual, _), (got, own) in zip(self._followed, settings, moves, strict=True)
         }
         at, error = worst(errors)
         pulled = [(g != 0, got != 0) for g, (got, _) in zip(self._gradients, moves, strict=True) if g is not None]
@@ -178,7 +178,8 @@ class UpdateProbe(Probe):
         errors = [0.0] * len(averages)  # what has not stepped has none
         for kind, (ours, theirs) in enumerate(zip((self._m, self._v), averages, strict=False)):
             for at, average in theirs.items():
-                errors.append(_relative(average, ours[at], 0.0 if kind else float(self._v[at].double().sum())))
+                least = 0.0 if kind else CANCELLED * float(self._v[at].double().sum()) ** 0.5
+                errors.append(relative_error(average.double(), ours[at].double(), least))
         return max(map(or_infinite, errors), default=float("nan"))
 
 
@@ -207,11 +208,3 @@ def _flat(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     if len({part.device for part in parts}) > 1:
         parts = [part.cpu() for part in parts]
     return [*torch.split(torch.cat(parts).cpu().float(), [len(part) for part in parts])] if parts else []
-
-
-def _relative(value: torch.Tensor, wanted: torch.Tensor, usual: float) -> float:
-    """Norm of the difference over the wanted one's norm, in float64; 0 when they are equal, both nothing included.
-
-    `usual` is the square of the norm where nothing cancels.
-    """
-    return relative_error(value.double(), wanted.double(), CANCELLED * usual**0.5)
