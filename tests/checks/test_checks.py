@@ -169,7 +169,6 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
     "attention_as_configured": {
         ("eager took over", "the layers call eager"): having(e.ForwardPaths, attention="eager"),
         ("eager all the same", "ran eager"): having(e.LayerCalls, attention_kernels=("eager",)),
-        ("no attention", "no kernel"): having(e.LayerCalls, attention_kernels=()),
         ("a cache in training", "4 forwards of its layers filled"): having(e.LayerCalls, cached_calls=4),
         ("flash not installed", "call sdpa"): asking(training={"attention": "flash_attention_2"}),
     },

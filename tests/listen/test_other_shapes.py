@@ -26,6 +26,8 @@ from transformers import (
 )
 
 import tunecheck
+from benchmarks.scripts import architectures
+from benchmarks.scripts.script import judged
 from tunecheck.core.finding import Status
 from tunecheck.training.restore import uncached
 
@@ -280,3 +282,26 @@ def test_a_mask_that_hides_something_is_never_left_out():
     ids = tokens(1, 4)
     with pytest.raises(TypeError, match="attention_mask"):
         uncached(Given(forward=lambda input_ids: ()), input_ids=ids, attention_mask=torch.tensor([[1, 1, 0, 0]]))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "adapters"), [("deepseek_v32", False), ("deepseek_v32", True), ("afmoe", False)]
+)
+def test_what_a_model_only_chooses_by_needs_no_gradient(model_type, adapters, tmp_path):
+    """An indexer chooses the tokens to attend to without gradients, a bias the experts: neither learns, in any run."""
+    if model_type not in architectures.architectures():
+        pytest.skip("this transformers has no such model")
+    row = judged(architectures.training(model_type, adapters=adapters), tmp_path)
+
+    assert [(finding.check, finding.detail) for finding in (*row.failed, *row.suspected)] == []
+
+
+def test_the_attention_of_a_hybrid_is_seen_behind_layers_without_a_softmax(tmp_path, monkeypatch):
+    """The first layer's is linear, and calls no kernel."""
+    if "bailing_hybrid" not in architectures.architectures():
+        pytest.skip("this transformers has no such model")
+    monkeypatch.setitem(architectures.SIZES, "layer_group_size", 2)
+    row = judged(architectures.training("bailing_hybrid"), tmp_path)
+
+    seen = next(finding for finding in row.findings if finding.check == "attention_as_configured")
+    assert (seen.status, seen.detail.startswith("configured sdpa, a training step ran sdpa:")) == (Status.PASSED, True)

@@ -678,6 +678,17 @@ def test_the_graph_of_a_step_is_freed(how, heard):
     assert finding.status is (Status.SUSPECTED if how in ("sum", "average") else Status.PASSED), finding.detail
 
 
+def test_no_batch_of_an_earlier_step_is_kept_alive(heard):
+    """Batches are kept to be compared with what passes read, and no longer."""
+    views = TensorDataset(torch.randn(ROWS, WIDTH), torch.randn(ROWS, WIDTH))
+
+    def loss(model, one, other):
+        return mse_loss(model(one), model(other).detach())
+
+    finding = heard("live_tensors_flat", lambda: steps(Net(), DataLoader(views, 8), loss=loss))
+    assert finding.status is Status.PASSED, finding.detail
+
+
 @pytest.mark.parametrize("mode", ["eval", "train"])
 def test_an_evaluation_is_in_eval_mode(mode, heard):
     """Where the model drops."""

@@ -134,8 +134,9 @@ class AttentionAsConfigured(Check):
             return self.found(named == wanted, detail, measured=named, limit=wanted)
         calls = trace.one(LayerCalls)
         kernels = calls.attention_kernels
-        as_configured = bool(kernels) and all(kernel.startswith(KERNELS[wanted]) for kernel in kernels)
-        detail = f"configured {wanted}, a training step ran {(ran := some(kernels) or 'no kernel at all')}"
+        required(kernels, "no layer computes a softmax over what it attends to")
+        as_configured = all(kernel.startswith(KERNELS[wanted]) for kernel in kernels)
+        detail = f"configured {wanted}, a training step ran {(ran := some(kernels))}"
         cached = calls.cached_calls if not trace.run.training.use_cache else 0
         if cached:
             detail += f"; {cached} forwards of its layers filled an unused key-value cache"

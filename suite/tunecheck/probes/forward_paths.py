@@ -147,7 +147,8 @@ class ForwardProbe(Probe):
                 for ending, seen in self._products.items():
                     if name.endswith(ending):
                         self.hooks.after(module, lambda _m, _args, out, seen=seen: seen.add(dtype_name(out.dtype)))
-            for attention in [inner for inner in attentions if inner is not None][:1]:
+            # a hybrid's first layers may have another attention, without a softmax
+            for attention in {type(inner): inner for inner in reversed(attentions) if inner is not None}.values():
                 self.hooks.around(attention, self._noting_kernels)
 
     def backward_end(self, session: Session, step: int) -> None:
@@ -185,7 +186,8 @@ class ForwardProbe(Probe):
             yield
         names = {operator.overloadpacket.__name__ for operator in operators}
         kernels = {name for name in names if "attention" in name or "flash_attn" in name}
-        self._kernels |= {f"sdpa:{name}" for name in kernels or {"math"}} if called else kernels or {"eager"}
+        eager = {"eager"} if any("softmax" in name for name in names) else set()
+        self._kernels |= {f"sdpa:{name}" for name in kernels or {"math"}} if called else kernels or eager
 
     def _note_tokens(self, _module: object, args: tuple[torch.Tensor, ...]) -> None:
         self._counts["head_tokens"] = max(self._counts["head_tokens"], math.prod(args[0].shape[:-1]))

@@ -27,7 +27,7 @@ from tunecheck.training.events import Probe, probing
 from tunecheck.training.hooks import OwnHooks
 from tunecheck.training.restore import having, in_fp32, model_mode, own_gradients, random_state, uncached
 from tunecheck.training.session import Session
-from tunecheck.training.tensors import gradients_of, learning, own_parameters, whole
+from tunecheck.training.tensors import gradients_of, learning, own_parameters, undifferentiated, whole
 
 SMALLEST = torch.finfo(torch.float16).smallest_normal
 READ_EVERY = 10
@@ -50,7 +50,7 @@ class GradientProbe(Probe):
     emits = (Gradients,)
 
     def start(self, session: Session) -> None:
-        self._trainable = learning(session.model)
+        self._trainable, self._never = learning(session.model), undifferentiated(session.model)
         self._frozen = [(name, p) for name, p in session.model.named_parameters() if not p.requires_grad]
         self._waiting: list[Callable[..., Gradients]] = []
         # One buffer: a tensor for each waiting step would count as one that stays alive.
@@ -94,7 +94,7 @@ class GradientProbe(Probe):
             for name, norm in norms.items():
                 groups[_group(name)] = math.hypot(groups.get(_group(name), 0.0), norm)
             seen = record(
-                zero=tuple(name for name, norm in norms.items() if norm == 0),
+                zero=tuple(name for name, norm in norms.items() if norm == 0 and name not in self._never),
                 nonfinite=tuple(name for name, norm in norms.items() if not math.isfinite(norm)),
                 norms=groups,
                 subnormal=None if math.isnan(row[-1]) else row[-1],

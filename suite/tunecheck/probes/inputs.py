@@ -102,6 +102,8 @@ class StepInputsProbe(Probe):
         self._continued = Counter(continued=0)
         if step < EARLY_STEPS and (generation := sys.modules.get("transformers.generation")) is not None:
             self.hooks.function(generation.GenerationMixin, "generate", before=self._continues)
+        if step >= EARLY_STEPS:  # no batch is kept alive that nobody looks at
+            self._batches.clear()
         self._orders: dict[tuple[int, ...], list[torch.Tensor]] = {}
         """Orders in which passes with gradients read the rows of a batch, and that batch."""
         self._outputs, self._paired = set[int](), list[bool | None]()

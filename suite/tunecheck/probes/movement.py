@@ -19,7 +19,7 @@ from tunecheck.training.events import Probe
 from tunecheck.training.hooks import rate_of
 from tunecheck.training.restore import adapted_layers
 from tunecheck.training.session import Session
-from tunecheck.training.tensors import learning, own_parameters, whole
+from tunecheck.training.tensors import learning, own_parameters, undifferentiated, whole
 
 ADDED_TOKENS = ".trainable_tokens_delta."
 """In the names of the rows that peft trains of an embedding."""
@@ -55,7 +55,8 @@ class MovementProbe(Probe):
         self._read: set[int] = set()
         self._held = _rows_held(session) if table is not None else math.inf
         """Rows of the embedding that the base's file has."""
-        self._idle = set() if session.run.holds(Premise.CAUSAL_LM) else {name for name, _ in self._trainable}
+        named = {name for name, _ in self._trainable}
+        self._idle = named & undifferentiated(session.model) if session.run.holds(Premise.CAUSAL_LM) else named
         """Tensors that need not move: a model that is not known may have parts that take no part."""
         self._reached: set[str] = set()
         """Those that backward gave a gradient, of 0 too."""
@@ -101,7 +102,8 @@ class MovementProbe(Probe):
         for name, part in self._parts.items():
             if part.grad is not None:
                 learning = whole(part.grad) != 0
-                self._learnt[name] |= learning.any(0) if name in self._columns else learning.flatten(1).any(1)
+                by_row = learning.reshape(len(learning), -1).any(1)
+                self._learnt[name] |= learning.any(0) if name in self._columns else by_row
 
     def end(self, session: Session) -> None:
         # Names are looked up afresh: a tensor that was exchanged for another must show as changed.
@@ -118,7 +120,8 @@ class MovementProbe(Probe):
         after = {name: live.get(name, old) for name, old in self._trainable}
         appeared = [name for name in now if name not in self._frozen and name not in after]
         unused = {name for name, rows in self._learnt.items() if not rows.any()}
-        idle = self._idle | {name for name in unused if "expert" in name or ADDED_TOKENS in name}
+        chosen = {name for name in unused if "expert" in name or ADDED_TOKENS in name or self._parts[name].dim() == 1}
+        idle = self._idle | chosen
         rates = {name: self._rates.get(id(p)) for name, p in self._trainable}
         # an optimizer may scale its rate by what it finds, as Prodigy (arXiv 2306.06101) does: no step was larger
         taken = max((self._median_change(name, p) for name, p in after.items()), default=0.0) or math.inf
@@ -262,15 +265,19 @@ def _learning_in_part(model: Any, lookup: Any) -> dict[str, torch.Tensor]:
     """The trainable tensors of which a window may give a part alone a gradient, but for `lookup` and the head.
 
     Tables that are looked up (positions, kinds of token), added tokens, and experts, to which no token may be routed.
+    Vectors beside the weights of transformers' modules, too: of gates, which saturate, or for a choice of experts.
     """
+    own = [m._parameters for m in model.modules() if type(m).__module__.startswith("transformers.")]
+    beside = [p for held in own for name, p in held.items() if name not in ("weight", "bias")]
+    vectors = {id(p) for p in beside if p is not None and p.dim() == 1}
     whole_or_known = {id(_head(model)), id(lookup)}
     tables = {id(p) for m in model.modules() if isinstance(m, torch.nn.Embedding) for p in own_parameters(m)}
     return {
         name: p
         for name, p in model.named_parameters()
         if p.requires_grad
-        and p.dim() > 1
-        and (id(p) in tables - whole_or_known or ".experts." in name or ADDED_TOKENS in name)
+        and (p.dim() > 1 or id(p) in vectors)
+        and (id(p) in tables - whole_or_known | vectors or ".experts." in name or ADDED_TOKENS in name)
     }
 
 

@@ -55,6 +55,25 @@ def learning(model: Any) -> list[tuple[str, Any]]:
     return [(name, p) for name, p in model.named_parameters() if p.requires_grad and id(p) in offered]
 
 
+def undifferentiated(model: Any) -> frozenset[str]:
+    """Return the tensors of modules that transformers' own classes compute without gradients.
+
+    What chooses the tokens of a sparse attention, as DeepSeek V3.2's indexer, is one.
+    """
+    found = [(name, module) for name, module in model.named_modules() if _computes_without_gradients(type(module))]
+    return frozenset(f"{name}.{tensor}" for name, module in found for tensor, _ in module.named_parameters())
+
+
+def _computes_without_gradients(kind: type) -> bool:
+    forward = getattr(kind, "forward", None) if kind.__module__.startswith("transformers.") else None
+    while forward is not None:  # what torch.no_grad() decorates holds it
+        cells = getattr(forward, "__closure__", None) or ()
+        if any(isinstance(getattr(cell.cell_contents, "__self__", None), torch.no_grad) for cell in cells):
+            return True
+        forward = getattr(forward, "__wrapped__", None)
+    return False
+
+
 def gradients_of(parameters: Iterable[Any]) -> list[torch.Tensor]:
     """Return the gradient of each parameter, whole; where there is none, zeros."""
     return [torch.zeros_like(whole(p)) if p.grad is None else whole(p.grad) for p in parameters]
