@@ -79,6 +79,7 @@ EXAMPLES: list[Record] = [
     e.BaseTokens(tokens=60, other=59, example="'a' is 3 in the rows, and 5 to the base"),
     e.ScheduleTaken(made_for=12, taken=24, optimizer_steps=12),
     e.OtherOptimizer(name="Adam", tensors=6, steps=0, without_gradient=0, model_steps=6, waiting=5),
+    e.OtherOptimizer(name="Adam", tensors=6, model_steps=1, unheld=4),
     e.RanksScored(steps=10, begins=4, scored=12),
     e.Written(own=True, tensors=8, trained=7, earlier=LORA[:1], other=0, misnamed=("B of A",)),
     e.WrittenByScript(lines={LORA[0]: "train.py:40"}),
@@ -90,6 +91,7 @@ EXAMPLES: list[Record] = [
     e.ScoresGiven(
         functions=2, probabilities=("LogSoftmax of a Softmax",), softened=1, cut_at_0=1, ratios=2, off_policy=2
     ),
+    e.ScoresGiven(functions=1, probabilities=(), same_rows=1, of_one=1, by_zeros=1),
     e.WorkerBatches(workers=2, rounds=5, distinct=4, alike=1),
     e.LossDivided(micro_batches=4, by="compute_loss"),
     e.PairsGiven(step=1, pairs=4, alike=1),

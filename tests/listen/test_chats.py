@@ -60,6 +60,8 @@ def row_of(how, number, tokenizer):
         ("<|assistant|>\n", how == "all"),
         (f"It is {number + number % 7}.", how != "the user alone"),
     ]
+    if "the answer is" in how:
+        turns.insert(3 if "shown" in how else 1, (turns[-1][0], False))
     ids = [start]
     labels = [IGNORED]
     for text, learned in turns:
@@ -73,7 +75,8 @@ def row_of(how, number, tokenizer):
 @pytest.mark.parametrize(
     ("how", "told"),
     [
-        *(("the answer", ""), ("all", ""), ("a learned end is padding", "")),
+        *(("the answer", ""), ("all", ""), ("a learned end is padding", ""), ("the answer is quoted", "")),
+        ("the answer is shown", "have their answer in the prompt"),
         ("user and answer", "the user's turns supervised"),
         ("the user alone", "the user's turns supervised"),
         ("a start within", "have it again where the answer begins"),

@@ -32,6 +32,34 @@ def judged(tmp_path, train, check="calls_in_order"):
     return CHECKS[check]()(read(path))
 
 
+@pytest.mark.parametrize(
+    ("held", "suspected"),
+    [("the critic's", False), ("the first's", True), ("the first's twice", False), ("all", False)],
+)
+def test_an_optimizer_holds_its_own_model(held, suspected, tmp_path):
+    """Not the tensors of the first one alone: several losses of one model may have an optimizer each."""
+    torch.manual_seed(0)
+    made, critic = nn.Linear(4, 4), nn.Linear(4, 1)
+    of = {"the critic's": [critic], "the first's": [made], "the first's twice": [made], "all": [made, critic]}[held]
+    first = torch.optim.Adam(made.parameters(), lr=1e-3)
+    second = torch.optim.Adam([p for network in of for p in network.parameters()], lr=1e-3)
+    hooks = LoopHooks(Options(folder=str(tmp_path), name="script", steps=STEPS))
+    hooks.attach()
+    for _ in range(STEPS):
+        first.zero_grad()
+        made(torch.randn(8, 4)).square().mean().backward()
+        first.step()
+        second.zero_grad()
+        learns = made if held == "the first's twice" else critic
+        (learns(torch.randn(8, 4)) - 1).square().mean().backward()
+        second.step()
+    hooks.detach()
+    (path,) = tmp_path.glob("watch-*.jsonl")
+    finding = CHECKS["steps_applied"]()(read(path))
+    assert (finding.status is Status.SUSPECTED) is suspected, finding.detail
+    assert ("2 others have gradients and no optimizer" in finding.detail) is suspected
+
+
 def fakes(made):
     """A batch of the generator's."""
     return made(torch.randn(8, 4))

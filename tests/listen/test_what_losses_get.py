@@ -216,6 +216,82 @@ def test_first_ratios_are_1(stored, drops, heard):
     assert finding.status is (Status.UNJUDGED if drops else wanted), finding.detail
 
 
+def small_head(model):
+    """Make the head's rows of one small length, as an orthogonal start of 0.01 does."""
+    nn.init.orthogonal_(model[-1].weight, 0.01)
+
+
+@pytest.mark.parametrize("head", [lambda model: nn.init.zeros_(model[-1].weight), small_head], ids=["zeros", "small"])
+def test_scores_are_flat_at_first_where_a_head_begins_small(head, heard):
+    """It grows: its length bounds nothing."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.LayerNorm(32), nn.Linear(32, 3, bias=False))
+    head(model)
+
+    def loss(step):
+        x = torch.randn(16, 8)
+        return cross_entropy(model(x), x[:, :3].argmax(1))
+
+    finding = heard("loss_receives_logits", model, loss)
+    assert finding.status is Status.PASSED, finding.detail
+
+
+SIMILAR = {
+    "others": lambda rows: (rows[::2] * rows[1::2]).sum(1),
+    "the same": lambda rows: (rows[::2] * rows[::2]).sum(1),
+    "the same, by torch": lambda rows: nn.functional.cosine_similarity(rows[::2], rows[::2]),
+    "distances": lambda rows: 2 - (rows[::2] * rows[::2]).sum(1) - 2 * (rows[::2] * rows[1::2]).sum(1),
+    "by a loss of torch": lambda rows: (
+        2 - nn.functional.cosine_embedding_loss(rows[::2], rows[1::2], torch.ones(8), reduction="none")
+    ),
+}
+
+
+@pytest.mark.parametrize("of", SIMILAR)
+def test_similarities_are_those_of_two_rows(of, heard):
+    """Those of rows with themselves are 1."""
+    model = net(8)
+
+    def loss(step):
+        similar = SIMILAR[of](nn.functional.normalize(model(torch.randn(16, 8))))
+        return (20 * (similar[:, None] - similar)).logsumexp(0).mean() + 1e-3 * similar.mean()
+
+    finding = heard("loss_receives_logits", model, loss)
+    assert (finding.status is Status.SUSPECTED) is of.startswith("the same"), finding.detail
+
+
+@pytest.mark.parametrize("tokens", ["all", "some", "none"])
+def test_a_mask_leaves_something_of_a_loss(tokens, heard):
+    """Of zeros alone nothing is learned."""
+    model, mask = net(), torch.full((16,), float(tokens == "all"))
+    mask[:5] = float(tokens != "none")
+
+    def loss(step):
+        x = torch.randn(16, 8)
+        return (cross_entropy(model(x), x[:, :3].argmax(1), reduction="none") * mask).mean()
+
+    finding = heard("loss_moves", model, loss)
+    assert finding.detail.endswith("nothing is learned; the loss is multiplied by zeros") is (tokens == "none")
+    assert finding.status is (Status.FAILED if tokens == "none" else Status.PASSED), finding.detail
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+@pytest.mark.parametrize("pairs", [1, 8])
+def test_pairs_of_a_batch_are_negatives_of_each_other(pairs, by_hand, heard):
+    """A batch of one pair has none."""
+    model = net(8)
+
+    def loss(step):
+        rows = model(torch.randn(pairs, 8))
+        scores = rows @ model(torch.randn(pairs, 8)).t()
+        entropy = (scores.logsumexp(1) - scores.diagonal()).mean()
+        return entropy if by_hand else cross_entropy(scores, torch.arange(pairs))
+
+    finding = heard("loss_moves", model, loss)
+    assert finding.detail.endswith("a softmax in it is over one score") is (pairs == 1)
+    assert finding.status is (Status.FAILED if pairs == 1 else Status.PASSED), finding.detail
+
+
 class Positions(nn.Module):
     """A network with a table of positions, and one that rests."""
 

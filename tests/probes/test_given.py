@@ -9,6 +9,7 @@ import pytest
 from tunecheck.core.row_spans import LABELS_SHIFTED, label_problem
 from tunecheck.probes.reference.given import (
     Row,
+    at_one_distance,
     begun_late,
     end_tokens,
     padded_before,
@@ -242,6 +243,32 @@ PROMPT = [*range(20, 30)]
 def test_a_row_that_begins_twice(ids, twice):
     """With its prompt, and again with the prompt of the text behind it."""
     assert Row(ids, list(ids), [1] * len(ids)).begins_twice is twice
+
+
+@pytest.mark.parametrize(
+    ("prompts", "found"),
+    [
+        (lambda at, answer: [*range(40, 45 + at), *answer, *PROMPT], 6),
+        (lambda at, answer: [*answer, *range(40, 45), *PROMPT], 6),
+        (lambda at, answer: [*range(40, 45 + at), *answer, *range(40, 40 + at), *PROMPT], 0),
+        (lambda at, answer: [*range(40, 45 + at), *PROMPT], 0),
+        (lambda at, answer: [50, 51, 60, 51, 70, 51, *PROMPT], 0),
+        (lambda at, answer: [*(answer if at < 3 else [90]), *PROMPT], 0),
+        (lambda at, answer: PROMPT[:2], 0),
+    ],
+    ids=["behind its question", "first", "somewhere", "nowhere", "choices", "in some rows", "shorter than it"],
+)
+def test_answers_that_prompts_show(prompts, found):
+    """All at one distance, as one line of a template shows them; choices stand at one each."""
+    shown = []
+    for at in range(6):
+        answer = [50 + 10 * (at % 3), 51]
+        ids = [BOS, *prompts(at, answer), *answer, EOS]
+        labels = [IGNORED] * (len(ids) - 3) + ids[-3:]
+        shown.append(Row(ids, labels, [1] * len(ids)).shown_before({EOS}))
+    assert at_one_distance(shown) == found
+    assert not at_one_distance(shown[::3])  # of one answer
+    assert not at_one_distance([])
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,11 @@ DOUBTFUL = {
         "a loss may leave each row's score with itself out afterwards",
         "A contrastive loss compares rows with themselves: both sides are the same embeddings, unmasked.",
     ),
+    "same_rows": (
+        "similarities of normalised rows with themselves, which are all 1",
+        "the formula of a distance may hold such ones",
+        "Both sides of a similarity are the same variable, or the same slice of it.",
+    ),
     "unnormalised": (
         "nll_loss of scores whose probabilities do not add up to 1",
         "nll_loss may serve to select values",
@@ -147,7 +152,7 @@ class LossReceivesLogits(Check):
     def judge(self, trace: Trace) -> Finding:
         given = trace.records(ScoresGiven)
         functions = sum(seen.functions for seen in given)
-        if not any(seen.crossed or seen.outside for seen in given):
+        if not any(getattr(seen, field) for seen in given for field in DOUBTFUL):
             required(functions, "no torch function that expects logits was found in the loss")
         wrong = [name for seen in given for name in seen.probabilities]
         if not wrong and (unreached := [told for seen in given for told in seen.unreached]):

@@ -158,6 +158,7 @@ class LearningRateTrace(Check):
 NEVER_STEPS = "The loop computes gradients for an optimizer, and never calls its step."
 NEVER_LEARNS = "The loop steps an optimizer whose tensors are outside of every loss."
 LATER = "a further optimizer may be made for a later part of the training"
+SAME_TENSORS = "An optimizer is made of the tensors of another one's model, as after copy and paste."
 MADE_ANEW = "The optimizer is made within the loop, so that its averages begin at 0 in each step."
 
 
@@ -169,7 +170,7 @@ class StepsApplied(Check):
 
     needs = frozenset()
     meaning = f"""The run ended early. The gradient scaler skips steps after fp16 overflow. The schedule ended before
-    the training. {NEVER_STEPS} {NEVER_LEARNS} {MADE_ANEW}"""
+    the training. {NEVER_STEPS} {NEVER_LEARNS} {MADE_ANEW} {SAME_TENSORS}"""
     remedy = """Use bf16. Check the gradient norms of the skipped steps. Build the schedule for all optimizer steps of
     all epochs."""
 
@@ -214,7 +215,10 @@ class StepsApplied(Check):
         found = {}
         for seen in trace.records(evidence.OtherOptimizer):
             which = f"a further {seen.name} of {seen.tensors} tensors"
-            if seen.anew:
+            if seen.unheld:
+                others = f"{seen.unheld} others have gradients and no optimizer"
+                found[f"{which} holds those of the first one; {others}"] = SAME_TENSORS
+            elif seen.anew:
                 found[f"{which} takes the first one's place from step {seen.model_steps} on"] = MADE_ANEW
             elif not seen.steps and self.min_steps_beside <= seen.waiting >= seen.model_steps - 1:
                 how = f"they have gradients in {seen.waiting} of {seen.model_steps} steps"

@@ -14,6 +14,7 @@ from tunecheck.core.finding import Finding
 from tunecheck.core.premises import ROWS_KNOWN, Premise
 from tunecheck.core.row_spans import (
     BEGUN_LATE,
+    DOUBTFUL,
     ENOUGH,
     LABELS_SHIFTED,
     MAY_BEGIN_LATE,
@@ -37,29 +38,6 @@ LABEL_CAUSES = {
 ENDS_MASKED = "The padding token is also the end token, and both are masked, so that the model never learns to stop."
 ENDS_OTHERWISE = "rows may end with a mark of their own, and these tokens be padding that is attended to"
 LABELS_CUT = "Labels are truncated but tokens are not."
-DOUBTFUL = {
-    "padding_ends": (
-        "rows have a masked token of padding, which is attended to, behind what is supervised",
-        "a script may attend to one token of padding, and end its answers otherwise",
-        "The padding token is the mark that ends an answer, and every one of it is masked.",
-    ),
-    "begins_again": (
-        "rows begin with the start token, and have it again where the answer begins",
-        "a start token may mark an answer",
-        "Prompt and answer are tokenized apart, each with special tokens: pass add_special_tokens=False.",
-    ),
-    "begins_twice": (
-        "rows begin with the same text twice",
-        "a task may be to copy what is given",
-        "The prompt is put in front of a text that holds it already.",
-    ),
-    "users_learned": (
-        "rows have the user's turns supervised, and the text before them or assistant turns masked",
-        "a model may be trained to write as a user does",
-        "The mask is made for other roles, or inverted.",
-    ),
-}
-"""Field of RowsGiven to what it shows, who does so on purpose, and the usual cause."""
 PROMPTS_LEARNED = "Prompts are supervised though only answers are declared."
 OTHER_TOKENIZER = "The tokenizer belongs to another model."
 ANSWER_MASKED = "The text whose labels are masked as the prompt holds the answer, too."
@@ -69,8 +47,8 @@ class LabelsAsConfigured(Check):
     """Labels are the input tokens at the same positions; the model shifts them.
 
     Padding and prompts declared as masked are not supervised, and the end token is. Tokens come from the base model's
-    own vocabulary. Only a row begins with the start token, no answer within it, and no row with its prompt twice. A
-    user's turn is supervised only beside all others.
+    own vocabulary. Only a row begins with the start token, no answer within it, and no row with its prompt twice. No
+    prompt shows its answer. A user's turn is supervised only beside all others.
     """
 
     needs = ROWS_KNOWN | {"user_code"}
@@ -147,6 +125,8 @@ def _labels_lost(rows: Iterable[evidence.RowSpan]) -> str:
     return f"the labels of {len(cut)} of {len(answers)} rows end at column {column}, before their tokens do"
 
 
+ONE_ROW = "The data set returns one row, whatever its index."
+CUT_ALIKE = "every row is truncated, maybe before the rows differ"
 REPLAYED = "A resume replays rows."
 
 
@@ -155,7 +135,7 @@ class RowsComeOnce(Check):
 
     needs = frozenset({"user_code", Premise.CAUSAL_LM, Premise.EVERY_ROW_SEEN, Premise.ROWS_DRAWN_ONCE})
     meaning = f"""Each step creates the loader or its iterator anew. A seed is reset. A sampler draws with replacement.
-    {REPLAYED} Some rows are then trained twice, others never."""
+    {ONE_ROW} {REPLAYED} Some rows are then trained twice, others never."""
     remedy = "Create the iterator once per epoch. Do not reseed in the loop. Check the sampler for replacement=True."
 
     def judge(self, trace: Trace) -> Finding:
@@ -164,10 +144,10 @@ class RowsComeOnce(Check):
         required(len(digests) >= 2, "only one micro-batch: it has no other to equal")
         if seen.dataset_rows != 1 and len({row for window in windows for row in window.rows}) == 1 and seen.rows >= FEW:
             spans = [given.rows for given in trace.records(evidence.RowSpans) if given.end_tokens]
-            if any(cut_off(rows, trace.run.longest)[1] >= seen.rows for rows in spans):
-                raise NotApplicable("every row is truncated before the rows differ; see rows_whole")
+            cut = any(cut_off(rows, trace.run.longest)[1] >= seen.rows for rows in spans)
             detail = f"all {seen.rows} rows are equal, from a data set of {seen.dataset_rows or 'unknown many'} rows"
-            return self.at_most(seen.rows - 1, 0, detail, meant="" if seen.dataset_rows else SAME_BATCH)
+            meant = CUT_ALIKE if cut else "" if seen.dataset_rows else SAME_BATCH
+            return self.at_most(seen.rows - 1, 0, detail, meant=meant, causes=[ONE_ROW])
         if seen.uncertain and not seen.repeated:
             if len(set(digests)) == 1:
                 alike = f"all {len(digests)} micro-batches are equal"

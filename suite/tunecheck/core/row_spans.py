@@ -9,6 +9,34 @@ LABELS_SHIFTED = "labels are the next tokens"
 PADDING_LEARNED = "padding is supervised"
 BEGUN_LATE = "The prompt's length counts more tokens than the prompt has in the row."
 MAY_BEGIN_LATE = "a field of one length may stand between a template and each answer"
+DOUBTFUL = {
+    "padding_ends": (
+        "rows have a masked token of padding, which is attended to, behind what is supervised",
+        "a script may attend to one token of padding, and end its answers otherwise",
+        "The padding token is the mark that ends an answer, and every one of it is masked.",
+    ),
+    "begins_again": (
+        "rows begin with the start token, and have it again where the answer begins",
+        "a start token may mark an answer",
+        "Prompt and answer are tokenized apart, each with special tokens: pass add_special_tokens=False.",
+    ),
+    "begins_twice": (
+        "rows begin with the same text twice",
+        "a task may be to copy what is given",
+        "The prompt is put in front of a text that holds it already.",
+    ),
+    "answers_shown": (
+        "rows have their answer in the prompt, too, at one distance before it",
+        "a task may be to repeat what is given",
+        "The prompt is made of the field that holds the answer.",
+    ),
+    "users_learned": (
+        "rows have the user's turns supervised, and the text before them or assistant turns masked",
+        "a model may be trained to write as a user does",
+        "The mask is made for other roles, or inverted.",
+    ),
+}
+"""Field of RowsGiven to what it shows, who does so on purpose, and the usual cause."""
 ENOUGH = 8
 """Rows of which a share says something."""
 ROWS_OF_AN_ORDER = 6

@@ -273,8 +273,10 @@ class LoopSteps(StepMoments):
         why = f"from step {self.step} another {kind} trains the model: only earlier steps are judged"
         self.listener.left_open({Premise.TRAINED_SET_DECLARED: why})
         if self.step < FEWEST_STEPS and kind in [type(own).__name__ for own in self.optimizers]:
-            held = len(tensors_of(optimizer))
-            self.listener.emit(OtherOptimizer(name=kind, tensors=held, model_steps=self.step, anew=True))
+            held, unheld = tensors_of(optimizer), self.others.unheld(optimizer)
+            if unheld is None or unheld:
+                more: dict[str, Any] = {"anew": True} if unheld is None else {"unheld": unheld}
+                self.listener.emit(OtherOptimizer(name=kind, tensors=len(held), model_steps=self.step, **more))
         self._let_go()
 
     @_ours

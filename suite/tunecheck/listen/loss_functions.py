@@ -163,8 +163,12 @@ def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
     unreached = [lie for node in terms_of(tensor) if (lie := _unreached(tensor, node)) is not None]
     foreign = [told for node in terms_of(tensor) if (told := _is_foreign_noise(node)) is not None]
     functions, counts["foreign"] = functions + len(foreign), sum(foreign)
+    counts["by_zeros"] = sum(map(_multiplies_by_0, terms_of(tensor)))
+    similar = list[bool]()
     for node in islice(graph_of(tensor.grad_fn), MOST_NODES):
         counts["crossed"] += _crossed(node)
+        counts["of_one"] += _is_of_one(node)
+        similar += [told for told in [_is_of_itself(node)] if told is not None]
         counts["outside"] += node.name().startswith("BinaryCrossEntropy") and _learns_outside(tensor, node)
         ratio = _clipped_ratio(node)
         counts["ratios"] += ratio is not None
@@ -194,6 +198,7 @@ def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
                 counts["exchanged"] += given.name() == "LogSoftmaxBackward0" and _exchanged_by_view(given)
                 total = node._saved_self.detach()[:ROWS_SUMMED].float().logsumexp(dim=min(1, node._saved_self.ndim - 1))
                 counts["unnormalised"] += bool(total.abs().median() > MOST_OF_LOG_1)
+    counts["same_rows"] = sum(similar) if all(similar) else 0  # distances hold a row's product with itself, too
     more: dict[str, Any] = {**counts, "softened": int(calls.softened or 0), "unreached": tuple(filter(None, unreached))}
     return ScoresGiven(functions=functions + len(unreached), probabilities=tuple(found), **more)
 
@@ -305,17 +310,57 @@ def reach_of(edge: Any) -> tuple[float, float] | None:
 
 
 def _largest_product(node: Any) -> float | None:
-    """Return how large products of vectors can be that have one length, as cosines have 1; None for others."""
-    pairs: Any = None
+    """Return how large products of vectors can be that have one length, as cosines have 1; None for others.
+
+    A tensor that learns itself, as a layer's weight, has no length that stays: it may be 0 at first.
+    """
+    pairs, edges = None, node.next_functions
     if (axes := {"MmBackward0": (1, 0), "BmmBackward0": (2, 1)}.get(node.name())) is not None:
         pairs = zip((node._saved_self, node._saved_mat2), axes, strict=True)
-    elif node.name() == "SumBackward1" and len(node._saved_dim) == 1:
-        product = node.next_functions[0][0]
-        if product is not None and product.name() == "MulBackward0":
-            pairs = zip((product._saved_self, product._saved_other), 2 * node._saved_dim, strict=True)
-    lengths = [_common_length(vectors, axis) for vectors, axis in pairs or ()]
+    elif (product := _summed_product(node)) is not None:
+        pairs = zip((product._saved_self, product._saved_other), 2 * node._saved_dim, strict=True)
+        edges = product.next_functions
+    if pairs is None or any(map(_learns_itself, edges)):
+        return None
+    lengths = [_common_length(vectors, axis) for vectors, axis in pairs]
     known = [length for length in lengths if length is not None]
     return math.prod(known) if known and known == lengths else None
+
+
+def _summed_product(node: Any) -> Any:
+    """Return the function of the products that are summed along one axis; None for others."""
+    product = node.next_functions[0][0] if node.name() == "SumBackward1" and len(node._saved_dim) == 1 else None
+    return product if product is not None and product.name() == "MulBackward0" else None
+
+
+def _learns_itself(edge: Any) -> bool:
+    node = straight_back(edge)[0]
+    turned = node is not None and node.name() == "TBackward0"
+    return hasattr(straight_back(node.next_functions[0])[0] if turned else node, "variable")
+
+
+def _is_of_itself(node: Any) -> bool | None:
+    """Return whether similarities are those of rows of length 1 with themselves; None of what is no similarity."""
+    one, other = (saved(_summed_product(node), name) for name in ("self", "other"))
+    if one is None or other is None or one.ndim < 2 or len(one) < FEWEST_ROWS or one.shape != other.shape:
+        return None
+    length = _common_length(one, node._saved_dim[0]) if torch.equal(one, other) else None
+    return length is not None and abs(length - 1) <= MOST_ROUNDING
+
+
+def _is_of_one(node: Any) -> bool:
+    """Return whether a softmax of the loss is over one score."""
+    if node.name() == "LogSoftmaxBackward0":
+        shape, over = node._saved_result.shape, node._saved_dim
+        return bool(shape[over if over < len(shape) else -1] == 1)
+    return node.name() == "LogsumexpBackward0" and size_of(node.next_functions[0]) == node._saved_result.numel()
+
+
+def _multiplies_by_0(node: Any) -> bool:
+    """Return whether what learns is multiplied by a tensor of several numbers, all 0."""
+    factors = zip(node.next_functions, ("other", "self"), strict=False) if node.name() == "MulBackward0" else ()
+    others = [saved(node, name) for (made, _), name in factors if made is not None]
+    return len(others) == 1 and others[0] is not None and others[0].numel() > 1 and not bool(others[0].any())
 
 
 def _common_length(vectors: torch.Tensor | None, axis: int) -> float | None:

@@ -114,6 +114,7 @@ class OtherOptimizers:
         self._beside = [p for optimizer in own for p in tensors_of(optimizer) if id(p) not in inside]
         self._own, self._idle = type(own[0]).__name__, 0
         others = [optimizer for optimizer in _all_optimizers() if held.isdisjoint(held_by(optimizer))]
+        self._equal = WeakSet(optimizer for optimizer in _all_optimizers() if held == held_by(optimizer))
         self._seen: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary((other, Counter()) for other in others)
         # gradients that are there may be those of an earlier training in this process
         self._waiting = {id(other): _waiting_of(other) for other in others}
@@ -133,6 +134,12 @@ class OtherOptimizers:
             (before, count), now = self._waiting[id(optimizer)], _waiting_of(optimizer)
             seen["waiting"] += now[0]() is not None and (now[0]() is not before() or now[1] != count)
             self._waiting[id(optimizer)] = now
+
+    def unheld(self, optimizer: Any) -> int | None:
+        """Return how many tensors have gradients and no optimizer; None if this one was not beside the model's own."""
+        held = held_by(*_all_optimizers())
+        waiting = [p for p in living(torch.nn.Parameter) if p.grad is not None and id(p) not in held]
+        return len(waiting) if optimizer in self._equal else None
 
     def records(self) -> list[OtherOptimizer]:
         """Return what each of them did, once."""

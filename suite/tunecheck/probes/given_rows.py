@@ -58,6 +58,8 @@ class GivenRowsProbe(Probe):
         self._first_positions: list[int] = []
         self._starts: set[Ids] = set()
         self._before_answers: set[Ids] = set()
+        self._shown: list[tuple[Ids, set[int]]] = []
+        """Answers behind prompts, each with the distances at which its prompt shows it."""
         self._micro_batches = 0
         self._ends, self._marks = given.end_tokens(session.tokenizer, session.model)
         self._start = getattr(session.tokenizer, "bos_token_id", None)
@@ -95,6 +97,7 @@ class GivenRowsProbe(Probe):
                 self._beginnings.append(row.beginning)
                 self._first_positions.append(as_given.first_position)
                 self._before_answers |= {row.before_answer} - {()}
+                self._shown += [row.shown_before(self._marks)] if row.before_answer else []
                 self._spans.append(row.span(micro_batch=self._micro_batches, ends=self._marks, show=self._show))
                 named = self._padding not in (None, self._start, *self._ends) and not self._spans[-1].ended
                 self._counts["padding_ends"] += named and as_given.padding_ends(self._padding)
@@ -136,6 +139,7 @@ class GivenRowsProbe(Probe):
             padded_before=given.padded_before(self._beginnings),
             positions_from=min(self._first_positions, default=0),
             begun_late=given.begun_late(self._before_answers),
+            answers_shown=given.at_one_distance(self._shown),
             **self._counts,
             expected={key: tuple(texts) for key, texts in self._unmet.items()},
         )

@@ -86,6 +86,8 @@ class OtherOptimizer(Record):
     """Steps of the model's own before which a tensor of it had a gradient other than zero."""
     anew: bool = False
     """Whether it takes the place of one of the model's own, of the same class, after these few steps."""
+    unheld: int = 0
+    """Tensors with gradients that no optimizer holds, where this one holds those of the model's own."""
 
 
 class RanksScored(Record):
@@ -209,6 +211,12 @@ class ScoresGiven(Record):
     """Ratios that a policy's loss clips, and that are not 1 before the first step."""
     without_reference: int = 0
     """Divergences from a reference that has the policy's own likelihoods, after steps that moved its weights."""
+    same_rows: int = 0
+    """Similarities of rows of length 1 with themselves, if the loss has no others."""
+    of_one: int = 0
+    """Softmaxes over one score, whose likelihood is 1 whatever it is."""
+    by_zeros: int = 0
+    """Factors of terms of the loss that are 0 everywhere, as masks."""
     foreign: int = 0
     """Losses whose targets are noise that is in nothing the network reads."""
     unreached: tuple[str, ...] = ()

@@ -122,6 +122,8 @@ class RowsGiven(Record):
     """Rows that begin with a piece of some tokens, and with the same one again behind it."""
     begun_late: int = 0
     """Tokens by which all answers begin behind what stands in front of each, as the end of a template does."""
+    answers_shown: int = 0
+    """Rows whose answers, which differ, stand in their prompts, too, all at one distance before the answer."""
     padding_ends: int = 0
     """Rows in which a token of padding that is attended to, and not learned, follows what is learned."""
     expected: dict[str, tuple[str, ...]] = field(default_factory=dict)

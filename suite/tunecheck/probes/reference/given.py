@@ -85,6 +85,14 @@ class Row:
         before = list(takewhile(lambda pair: pair[1] == IGNORED, self.kept))
         return tuple(token for token, _ in before[: -MOST_LATE - TEMPLATE_END - 1 : -1]) if before != self.kept else ()
 
+    def shown_before(self, marks: Collection[int]) -> tuple[tuple[int, ...], set[int]]:
+        """Return the learned tokens without marks, and at which distances before the first its prompt has them, too."""
+        first = next(at for at, (_, label) in enumerate(self.kept) if label != IGNORED)
+        answer = tuple(token for token, label in self.kept[first:] if label != IGNORED and token not in marks)
+        size, prompt = len(answer), self.tokens[:first]
+        begins = (at for at in range(first - size + 1) if size and prompt[at] == answer[0])
+        return answer, {first - at - size for at in begins if prompt[at : at + size] == answer}
+
     @property
     def beginning(self) -> Beginning:
         """Return the token that the real ones begin with, how often it comes there unlearned, and the one behind."""
@@ -184,6 +192,12 @@ def padded_before(beginnings: Sequence[Beginning]) -> int:
         if many and len(starts) == 1 and len(set(runs)) >= FEWEST_RUNS and starts != {padding}:
             return len(runs)
     return 0
+
+
+def at_one_distance(shown: Sequence[tuple[tuple[int, ...], set[int]]]) -> int:
+    """Return how many answers there are if prompts show all of them at one distance, and not all are the same."""
+    places = [distances for _, distances in shown]
+    return len(shown) if len({answer for answer, _ in shown}) > 1 and set.intersection(*places) else 0
 
 
 def begun_late(before: Collection[tuple[int, ...]]) -> int:
