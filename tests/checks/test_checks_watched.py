@@ -74,7 +74,6 @@ MEANT = {
     ("rows_reach_loss", "answers from their third token on"),
     ("rows_come_once", "one row alone, cut off"),
     ("loss_receives_logits", "rows against themselves"),
-    ("loss_receives_logits", "similarities of rows with themselves"),
     ("loss_receives_logits", "two temperatures"),
     ("loss_receives_logits", "outputs against all targets"),
     ("loss_receives_logits", "targets above 1"),
@@ -528,9 +527,6 @@ FAULTS = {
     "loss_receives_logits": {
         "probabilities": lambda: watched(e.ScoresGiven(functions=2, probabilities=("LogSoftmax of a Softmax",))),
         "rows against themselves": lambda: watched(e.ScoresGiven(functions=2, probabilities=(), of_itself=1)),
-        "similarities of rows with themselves": lambda: watched(
-            e.ScoresGiven(functions=0, probabilities=(), same_rows=1)
-        ),
         "two temperatures": lambda: watched(e.ScoresGiven(functions=2, probabilities=(), softened=1)),
         "logits in nll_loss": lambda: watched(e.ScoresGiven(functions=1, probabilities=(), unnormalised=1)),
         "behind a ReLU": lambda: watched(e.ScoresGiven(functions=1, probabilities=(), cut_at_0=1)),

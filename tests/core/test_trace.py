@@ -91,7 +91,7 @@ EXAMPLES: list[Record] = [
     e.ScoresGiven(
         functions=2, probabilities=("LogSoftmax of a Softmax",), softened=1, cut_at_0=1, ratios=2, off_policy=2
     ),
-    e.ScoresGiven(functions=1, probabilities=(), same_rows=1, of_one=1, by_zeros=1),
+    e.ScoresGiven(functions=1, probabilities=(), of_itself=1, nothing=("it is multiplied by zeros",)),
     e.WorkerBatches(workers=2, rounds=5, distinct=4, alike=1),
     e.LossDivided(micro_batches=4, by="compute_loss"),
     e.PairsGiven(step=1, pairs=4, alike=1),

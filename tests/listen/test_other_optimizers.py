@@ -57,7 +57,7 @@ def test_an_optimizer_holds_its_own_model(held, suspected, tmp_path):
     (path,) = tmp_path.glob("watch-*.jsonl")
     finding = CHECKS["steps_applied"]()(read(path))
     assert (finding.status is Status.SUSPECTED) is suspected, finding.detail
-    assert ("2 others have gradients and no optimizer" in finding.detail) is suspected
+    assert ("and 2 with gradients have none" in finding.detail) is suspected
 
 
 def fakes(made):

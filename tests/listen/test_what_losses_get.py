@@ -271,7 +271,7 @@ def test_a_mask_leaves_something_of_a_loss(tokens, heard):
         return (cross_entropy(model(x), x[:, :3].argmax(1), reduction="none") * mask).mean()
 
     finding = heard("loss_moves", model, loss)
-    assert finding.detail.endswith("nothing is learned; the loss is multiplied by zeros") is (tokens == "none")
+    assert finding.detail.endswith("nothing is learned; it is multiplied by zeros") is (tokens == "none")
     assert finding.status is (Status.FAILED if tokens == "none" else Status.PASSED), finding.detail
 
 
@@ -288,7 +288,7 @@ def test_pairs_of_a_batch_are_negatives_of_each_other(pairs, by_hand, heard):
         return entropy if by_hand else cross_entropy(scores, torch.arange(pairs))
 
     finding = heard("loss_moves", model, loss)
-    assert finding.detail.endswith("a softmax in it is over one score") is (pairs == 1)
+    assert finding.detail.endswith("a softmax of it is over one score") is (pairs == 1)
     assert finding.status is (Status.FAILED if pairs == 1 else Status.PASSED), finding.detail
 
 

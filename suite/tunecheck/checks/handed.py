@@ -79,14 +79,9 @@ DOUBTFUL = {
         "The noise is drawn again for the target, or its rows come in another order than in the input.",
     ),
     "of_itself": (
-        "log-softmaxes of symmetric scores, in which each row scores itself highest",
+        "scores of rows with themselves, which are 1, or the highest of each row",
         "a loss may leave each row's score with itself out afterwards",
-        "A contrastive loss compares rows with themselves: both sides are the same embeddings, unmasked.",
-    ),
-    "same_rows": (
-        "similarities of normalised rows with themselves, which are all 1",
-        "the formula of a distance may hold such ones",
-        "Both sides of a similarity are the same variable, or the same slice of it.",
+        "A similarity or a contrastive loss compares rows with themselves: both sides are the same embeddings.",
     ),
     "unnormalised": (
         "nll_loss of scores whose probabilities do not add up to 1",

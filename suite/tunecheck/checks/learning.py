@@ -38,17 +38,7 @@ class LossFalls(Check):
 
 COMES_BACK = "a loss may be bounded, or be compared with a copy that is renewed on purpose"
 MAY_RISE = "a task may get harder, as with an adversary, a curriculum, or a term whose weight grows"
-NOTHING_LEFT = {
-    "by_zeros": (
-        "the loss is multiplied by zeros",
-        "The mask of the loss is 0 everywhere: what it looks for in the rows is in none, as after a special token.",
-    ),
-    "of_one": (
-        "a softmax in it is over one score",
-        "A contrastive loss gets batches of one pair, or a cross entropy a head of one output.",
-    ),
-}
-"""Field of ScoresGiven to what it tells of a loss that teaches nothing, and the cause."""
+NOTHING_LEFT = "A mask of the loss is 0 everywhere, a batch holds one pair, or a cross entropy is of one output."
 OVERSHOOTS = "The learning rate is too high for these weights, and each step overshoots."
 
 
@@ -64,7 +54,7 @@ class LossMoves(Check):
     needs = frozenset({"user_code", "several_steps"})
     meaning = f"""The loss compares the model with itself instead of a frozen copy. DPO with the policy as its reference
     stays at ln 2. Or the loss does not depend on the trained weights: its weight (beta) is 0, or all samples have equal
-    rewards. {" ".join(cause for _, cause in NOTHING_LEFT.values())} {OVERSHOOTS}"""
+    rewards. {NOTHING_LEFT} {OVERSHOOTS}"""
     remedy = """Create the reference by a deep copy before the first step. After some steps, print both sides of the
     comparison, and the rewards of some samples."""
 
@@ -96,10 +86,9 @@ class LossMoves(Check):
         spread = (max(losses) - min(losses)) / largest if largest else 0.0
         detail = f"the losses of {len(steps)} steps differ by {spread:.2g} of {largest:.6g}"
         if spread <= self.min_spread and not any(step.gradient_norm for step in steps):
-            given, meant = trace.records(ScoresGiven), trace.why({Premise.GRADIENT_DUE})
-            why = [told for field, told in NOTHING_LEFT.items() if any(getattr(seen, field) for seen in given)]
-            detail = "; ".join([f"{detail}, and every gradient is 0: nothing is learned", *(words for words, _ in why)])
-            causes = [cause for _, cause in why]
+            why = [told for seen in trace.records(ScoresGiven) for told in seen.nothing]
+            causes, meant = [NOTHING_LEFT] * bool(why), trace.why({Premise.GRADIENT_DUE})
+            detail = "; ".join([f"{detail}, and every gradient is 0: nothing is learned", *why])
             return self.found(False, detail, measured=spread, limit=self.min_spread, meant=meant, causes=causes)
         required(largest, "the loss is 0 in every step")
         first, half = median(losses[: len(losses) // 3]), losses[len(losses) // 2 :]

@@ -216,8 +216,7 @@ class StepsApplied(Check):
         for seen in trace.records(evidence.OtherOptimizer):
             which = f"a further {seen.name} of {seen.tensors} tensors"
             if seen.unheld:
-                others = f"{seen.unheld} others have gradients and no optimizer"
-                found[f"{which} holds those of the first one; {others}"] = SAME_TENSORS
+                found[f"{which} has the first one's, and {seen.unheld} with gradients have none"] = SAME_TENSORS
             elif seen.anew:
                 found[f"{which} takes the first one's place from step {seen.model_steps} on"] = MADE_ANEW
             elif not seen.steps and self.min_steps_beside <= seen.waiting >= seen.model_steps - 1:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from tunecheck.core.errors import Unsupported
-from tunecheck.core.evidence import LoopEvaluations, LossDivided, OtherOptimizer
+from tunecheck.core.evidence import LoopEvaluations, LossDivided
 from tunecheck.core.premises import Premise
 from tunecheck.listen.batches import inputs_of, unknown_batch
 from tunecheck.listen.declared import run_of_loop, session_of
@@ -273,10 +273,7 @@ class LoopSteps(StepMoments):
         why = f"from step {self.step} another {kind} trains the model: only earlier steps are judged"
         self.listener.left_open({Premise.TRAINED_SET_DECLARED: why})
         if self.step < FEWEST_STEPS and kind in [type(own).__name__ for own in self.optimizers]:
-            held, unheld = tensors_of(optimizer), self.others.unheld(optimizer)
-            if unheld is None or unheld:
-                more: dict[str, Any] = {"anew": True} if unheld is None else {"unheld": unheld}
-                self.listener.emit(OtherOptimizer(name=kind, tensors=len(held), model_steps=self.step, **more))
+            self.listener.emit(*self.others.takes_over(optimizer, self.step))
         self._let_go()
 
     @_ours

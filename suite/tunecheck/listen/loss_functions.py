@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from tunecheck.core.check import holding
 from tunecheck.core.evidence import ScoresGiven
 from tunecheck.listen.loop_loss import ENTROPIES, FACTORS, JOINS, MOST_DIFFERENCE, VIEWS
 from tunecheck.probes.reference.loss_graph import (
@@ -50,10 +51,8 @@ OF_PARTS = "SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0", "Sele
 """Functions that take a part of a tensor along one axis."""
 FEWEST_TARGETS = 4
 """Equal targets of two parts of one output."""
-RATIOS = "ExpBackward0", "DivBackward0"
-"""What makes the ratio of two likelihoods."""
-SHARE_OFF = 0.2
-"""Of ratios that are further from 1 than rounding has them."""
+RATIOS, SHARE_OFF = ("ExpBackward0", "DivBackward0"), 0.2
+"""What makes the ratio of two likelihoods, and the share of ratios further from 1 than rounding has them."""
 FEWEST_OF_A_ROW, BY_CHANCE, ONE_COPY = 256, 4.0, 0.999
 """Numbers of a row whose correlation tells something; how many standard errors of it come by chance in no row; and that
 of a copy."""
@@ -72,12 +71,9 @@ MOST_OF_LOG_1 = 0.05
 """Logarithm of the sum of probabilities at most, which 16 bit round, and to which a script may add a little."""
 ROWS_SUMMED = 64
 FLAT = 0.5
-"""Range of the scores in a softmax that is nearly flat at best: no likelihood is 1.7 times another. SimCLR's cosines at
-a temperature of 0.5 have 4."""
-FEWEST_ROWS = 3
-"""Of a square of scores; any two rows' likelihoods may come of symmetric ones."""
-MOST_ROUNDING = 1e-2
-"""Of a length, in 16 bit."""
+"""Range of the scores in a softmax that is nearly flat at best. SimCLR's cosines at a temperature of 0.5 have 4."""
+FEWEST_ROWS, MOST_ROUNDING = 3, 1e-2
+"""Rows of a square of scores, since any two may come of symmetric ones; and the rounding of a length in 16 bit."""
 
 
 @dataclass(slots=True)
@@ -163,8 +159,7 @@ def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
     unreached = [lie for node in terms_of(tensor) if (lie := _unreached(tensor, node)) is not None]
     foreign = [told for node in terms_of(tensor) if (told := _is_foreign_noise(node)) is not None]
     functions, counts["foreign"] = functions + len(foreign), sum(foreign)
-    counts["by_zeros"] = sum(map(_multiplies_by_0, terms_of(tensor)))
-    similar = list[bool]()
+    similar, empty = list[bool](), any(map(_multiplies_by_0, terms_of(tensor)))
     for node in islice(graph_of(tensor.grad_fn), MOST_NODES):
         counts["crossed"] += _crossed(node)
         counts["of_one"] += _is_of_one(node)
@@ -198,9 +193,12 @@ def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
                 counts["exchanged"] += given.name() == "LogSoftmaxBackward0" and _exchanged_by_view(given)
                 total = node._saved_self.detach()[:ROWS_SUMMED].float().logsumexp(dim=min(1, node._saved_self.ndim - 1))
                 counts["unnormalised"] += bool(total.abs().median() > MOST_OF_LOG_1)
-    counts["same_rows"] = sum(similar) if all(similar) else 0  # distances hold a row's product with itself, too
+    counts["of_itself"] += sum(similar) if all(similar) else 0  # distances hold a row's product with itself, too
+    why = {"it is multiplied by zeros": empty, "a softmax of it is over one score": counts.pop("of_one")}
     more: dict[str, Any] = {**counts, "softened": int(calls.softened or 0), "unreached": tuple(filter(None, unreached))}
-    return ScoresGiven(functions=functions + len(unreached), probabilities=tuple(found), **more)
+    return ScoresGiven(
+        functions=functions + len(unreached), probabilities=tuple(found), nothing=(*holding(why),), **more
+    )
 
 
 def _is_same_entropy(node: Any, other: Any) -> bool:
@@ -310,18 +308,15 @@ def reach_of(edge: Any) -> tuple[float, float] | None:
 
 
 def _largest_product(node: Any) -> float | None:
-    """Return how large products of vectors can be that have one length, as cosines have 1; None for others.
-
-    A tensor that learns itself, as a layer's weight, has no length that stays: it may be 0 at first.
-    """
+    """Return how large products of vectors can be that have one length, as cosines have 1; None for others."""
     pairs, edges = None, node.next_functions
     if (axes := {"MmBackward0": (1, 0), "BmmBackward0": (2, 1)}.get(node.name())) is not None:
         pairs = zip((node._saved_self, node._saved_mat2), axes, strict=True)
     elif (product := _summed_product(node)) is not None:
         pairs = zip((product._saved_self, product._saved_other), 2 * node._saved_dim, strict=True)
         edges = product.next_functions
-    if pairs is None or any(map(_learns_itself, edges)):
-        return None
+    if pairs is None or any(hasattr(straight_back(edge)[0], "variable") for edge in edges):
+        return None  # a weight's own length changes, and may be 0 at first
     lengths = [_common_length(vectors, axis) for vectors, axis in pairs]
     known = [length for length in lengths if length is not None]
     return math.prod(known) if known and known == lengths else None
@@ -331,12 +326,6 @@ def _summed_product(node: Any) -> Any:
     """Return the function of the products that are summed along one axis; None for others."""
     product = node.next_functions[0][0] if node.name() == "SumBackward1" and len(node._saved_dim) == 1 else None
     return product if product is not None and product.name() == "MulBackward0" else None
-
-
-def _learns_itself(edge: Any) -> bool:
-    node = straight_back(edge)[0]
-    turned = node is not None and node.name() == "TBackward0"
-    return hasattr(straight_back(node.next_functions[0])[0] if turned else node, "variable")
 
 
 def _is_of_itself(node: Any) -> bool | None:
@@ -351,9 +340,8 @@ def _is_of_itself(node: Any) -> bool | None:
 def _is_of_one(node: Any) -> bool:
     """Return whether a softmax of the loss is over one score."""
     if node.name() == "LogSoftmaxBackward0":
-        shape, over = node._saved_result.shape, node._saved_dim
-        return bool(shape[over if over < len(shape) else -1] == 1)
-    return node.name() == "LogsumexpBackward0" and size_of(node.next_functions[0]) == node._saved_result.numel()
+        return not bool(node._saved_result.any())
+    return bool(node.name() == "LogsumexpBackward0" and size_of(node.next_functions[0]) == node._saved_result.numel())
 
 
 def _multiplies_by_0(node: Any) -> bool:

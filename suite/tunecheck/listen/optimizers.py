@@ -135,11 +135,13 @@ class OtherOptimizers:
             seen["waiting"] += now[0]() is not None and (now[0]() is not before() or now[1] != count)
             self._waiting[id(optimizer)] = now
 
-    def unheld(self, optimizer: Any) -> int | None:
-        """Return how many tensors have gradients and no optimizer; None if this one was not beside the model's own."""
-        held = held_by(*_all_optimizers())
-        waiting = [p for p in living(torch.nn.Parameter) if p.grad is not None and id(p) not in held]
-        return len(waiting) if optimizer in self._equal else None
+    def takes_over(self, optimizer: Any, step: int) -> list[OtherOptimizer]:
+        """Return what one of the model's tensors leaves to none, or that it is new; nothing of others."""
+        held, anew = held_by(*_all_optimizers()), optimizer not in self._equal
+        unheld = 0 if anew else sum(p.grad is not None and id(p) not in held for p in living(torch.nn.Parameter))
+        name, size = type(optimizer).__name__, len(tensors_of(optimizer))
+        found = OtherOptimizer(name=name, tensors=size, model_steps=step, anew=anew, unheld=unheld)
+        return [found] if anew or unheld else []
 
     def records(self) -> list[OtherOptimizer]:
         """Return what each of them did, once."""

@@ -59,7 +59,6 @@ class GivenRowsProbe(Probe):
         self._starts: set[Ids] = set()
         self._before_answers: set[Ids] = set()
         self._shown: list[tuple[Ids, set[int]]] = []
-        """Answers behind prompts, each with the distances at which its prompt shows it."""
         self._micro_batches = 0
         self._ends, self._marks = given.end_tokens(session.tokenizer, session.model)
         self._start = getattr(session.tokenizer, "bos_token_id", None)

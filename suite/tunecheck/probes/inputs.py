@@ -322,9 +322,8 @@ def _is_of_classes(entropy: Any, classes: int) -> bool:
     """Return whether a linear layer that learns gives these scores: of candidates the first may always be right."""
     softmax = entropy.next_functions[0][0]
     layer = straight_back(softmax.next_functions[0])[0] if softmax.name() == "LogSoftmaxBackward0" else None
-    edges = [edge[0] for edge in layer.next_functions if edge[0] is not None] if layer is not None else []
-    edges += [edge.next_functions[0][0] for edge in edges if edge.name() in ("TBackward0", "ToCopyBackward0")]
-    return any(len(node.variable) == classes for node in edges if hasattr(node, "variable"))
+    given = map(straight_back, layer.next_functions if layer is not None else ())
+    return any(len(node.variable) == classes for node, _ in given if hasattr(node, "variable"))
 
 
 def _is_of_pairs(entropy: Any) -> bool:

@@ -175,50 +175,34 @@ class OtherModelDrops(Record):
 
 
 class ScoresGiven(Record):
-    """What the cross entropies and log-softmaxes of the loss are computed of, as its graph tells."""
+    """What the cross entropies and log-softmaxes of the loss are computed of, as its graph tells.
+
+    DOUBTFUL of loss_receives_logits says what most of these numbers count.
+    """
 
     functions: int
     """Functions that expect scores, or log-likelihoods."""
     probabilities: tuple[str, ...]
     """Of those that are given probabilities: what the graph calls the two functions."""
     crossed: int = 0
-    """Losses of each output of a model with each of as many targets, as torch stretches [n, 1] and [n] to [n, n]."""
     unnormalised: int = 0
-    """Negative log-likelihoods of scores that are no logarithms of probabilities."""
     outside: int = 0
-    """Binary cross entropies that learn targets below 0 or above 1."""
     of_itself: int = 0
-    """Log-softmaxes of scores of rows with one another, in which each row scores itself highest."""
     exchanged: int = 0
-    """Negative log-likelihoods whose scores a view gave their classes second, where they had them last."""
     flat: int = 0
-    """Log-softmaxes of scores whose range is so small that no likelihood is far above another."""
     over_positions: int = 0
-    """Log-softmaxes over the positions of a row, of scores of the tokens that the model reads."""
     again: int = 0
-    """Cross entropies of the same scores and targets as another one of the loss."""
     mispaired: int = 0
-    """Those of pairs whose positives are two other texts, where each text is encoded twice."""
     softened: int = 0
-    """Divergences of two distributions that are made of their logits by two temperatures."""
     cut_at_0: int = 0
-    """Functions of scores that are given those of an activation, of which none is below 0."""
     parts_alike: int = 0
-    """Cross entropies of two parts of one output that have the same targets."""
     ratios: int = 0
     """Ratios of likelihoods that the loss clips around 1, as a policy's does."""
     off_policy: int = 0
-    """Ratios that a policy's loss clips, and that are not 1 before the first step."""
     without_reference: int = 0
-    """Divergences from a reference that has the policy's own likelihoods, after steps that moved its weights."""
-    same_rows: int = 0
-    """Similarities of rows of length 1 with themselves, if the loss has no others."""
-    of_one: int = 0
-    """Softmaxes over one score, whose likelihood is 1 whatever it is."""
-    by_zeros: int = 0
-    """Factors of terms of the loss that are 0 everywhere, as masks."""
+    nothing: tuple[str, ...] = ()
+    """Why the loss teaches nothing, by its own functions."""
     foreign: int = 0
-    """Losses whose targets are noise that is in nothing the network reads."""
     unreached: tuple[str, ...] = ()
     """Losses most of whose targets lie out of the range of the outputs."""
 

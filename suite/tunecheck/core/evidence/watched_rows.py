@@ -80,7 +80,7 @@ class TokensLearned(Record):
 
 
 class RowsGiven(Record):
-    """The rows of all windows of the first epoch, each known by its tokens."""
+    """The rows of all windows of the first epoch, each known by its tokens; DOUBTFUL says what some numbers count."""
 
     rows: int
     dataset_rows: int | None
@@ -115,17 +115,12 @@ class RowsGiven(Record):
     turns_unopened: int = 0
     """Rows with the mark of a user's turn and none of the model's own."""
     users_learned: int = 0
-    """Rows whose user's turns are learned, and what stands before them, or a turn of the model's own, is not."""
     begins_again: int = 0
-    """Rows that begin with the start token and have it again where their answer begins."""
     begins_twice: int = 0
-    """Rows that begin with a piece of some tokens, and with the same one again behind it."""
     begun_late: int = 0
     """Tokens by which all answers begin behind what stands in front of each, as the end of a template does."""
     answers_shown: int = 0
-    """Rows whose answers, which differ, stand in their prompts, too, all at one distance before the answer."""
     padding_ends: int = 0
-    """Rows in which a token of padding that is attended to, and not learned, follows what is learned."""
     expected: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Expectation of the learned text to what rows learn that do not meet it; only those that could be compared."""
 

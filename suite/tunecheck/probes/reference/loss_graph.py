@@ -12,7 +12,7 @@ import torch
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
 
-_MOVES = "View UnsafeView ReshapeAlias Unsqueeze Squeeze Slice Select Index Transpose Permute Clone Alias ToCopy"
+_MOVES = "View UnsafeView ReshapeAlias Unsqueeze Squeeze Slice Select Index T Transpose Permute Clone Alias ToCopy"
 STRAIGHT = frozenset(["SqueezeBackward1", *(f"{name}Backward0" for name in _MOVES.split())])
 """What selects, moves or casts scores, and computes nothing of them."""
 COUPLES_ROWS = "BatchNorm"
