@@ -9,7 +9,7 @@ import pytest
 from tunecheck.core.row_spans import LABELS_SHIFTED, label_problem
 from tunecheck.probes.reference.given import (
     Row,
-    at_one_distance,
+    answers_shown,
     begun_late,
     end_tokens,
     padded_before,
@@ -245,6 +245,7 @@ def test_a_row_that_begins_twice(ids, twice):
     assert Row(ids, list(ids), [1] * len(ids)).begins_twice is twice
 
 
+@pytest.mark.parametrize("late", [0, 2])
 @pytest.mark.parametrize(
     ("prompts", "found"),
     [
@@ -258,17 +259,17 @@ def test_a_row_that_begins_twice(ids, twice):
     ],
     ids=["behind its question", "first", "somewhere", "nowhere", "choices", "in some rows", "shorter than it"],
 )
-def test_answers_that_prompts_show(prompts, found):
-    """All at one distance, as one line of a template shows them; choices stand at one each."""
-    shown = []
+def test_answers_that_prompts_show(prompts, found, late):
+    """All at one distance, as one line of a template shows them; choices stand at one each. Its end may be learned."""
+    rows = []
     for at in range(6):
         answer = [50 + 10 * (at % 3), 51]
         ids = [BOS, *prompts(at, answer), *answer, EOS]
-        labels = [IGNORED] * (len(ids) - 3) + ids[-3:]
-        shown.append(Row(ids, labels, [1] * len(ids)).shown_before({EOS}))
-    assert at_one_distance(shown) == found
-    assert not at_one_distance(shown[::3])  # of one answer
-    assert not at_one_distance([])
+        labels = [IGNORED] * (len(ids) - 3 - late) + ids[-3 - late :]
+        rows.append(Row(ids, labels, [1] * len(ids)).prompt_and_answer({EOS}))
+    assert answers_shown(rows) == found
+    assert not answers_shown(rows[::3])  # of one answer
+    assert not answers_shown([])
 
 
 @pytest.mark.parametrize(

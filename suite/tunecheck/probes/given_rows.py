@@ -58,7 +58,7 @@ class GivenRowsProbe(Probe):
         self._first_positions: list[int] = []
         self._starts: set[Ids] = set()
         self._before_answers: set[Ids] = set()
-        self._shown: list[tuple[Ids, set[int]]] = []
+        self._answered: list[tuple[Ids, Ids]] = []
         self._micro_batches = 0
         self._ends, self._marks = given.end_tokens(session.tokenizer, session.model)
         self._start = getattr(session.tokenizer, "bos_token_id", None)
@@ -96,7 +96,7 @@ class GivenRowsProbe(Probe):
                 self._beginnings.append(row.beginning)
                 self._first_positions.append(as_given.first_position)
                 self._before_answers |= {row.before_answer} - {()}
-                self._shown += [row.shown_before(self._marks)] if row.before_answer else []
+                self._answered += [row.prompt_and_answer(self._marks)] if row.before_answer else []
                 self._spans.append(row.span(micro_batch=self._micro_batches, ends=self._marks, show=self._show))
                 named = self._padding not in (None, self._start, *self._ends) and not self._spans[-1].ended
                 self._counts["padding_ends"] += named and as_given.padding_ends(self._padding)
@@ -138,7 +138,7 @@ class GivenRowsProbe(Probe):
             padded_before=given.padded_before(self._beginnings),
             positions_from=min(self._first_positions, default=0),
             begun_late=given.begun_late(self._before_answers),
-            answers_shown=given.at_one_distance(self._shown),
+            answers_shown=given.answers_shown(self._answered),
             **self._counts,
             expected={key: tuple(texts) for key, texts in self._unmet.items()},
         )

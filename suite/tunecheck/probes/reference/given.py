@@ -85,13 +85,11 @@ class Row:
         before = list(takewhile(lambda pair: pair[1] == IGNORED, self.kept))
         return tuple(token for token, _ in before[: -MOST_LATE - TEMPLATE_END - 1 : -1]) if before != self.kept else ()
 
-    def shown_before(self, marks: Collection[int]) -> tuple[tuple[int, ...], set[int]]:
-        """Return the learned tokens without marks, and at which distances before the first its prompt has them, too."""
+    def prompt_and_answer(self, marks: Collection[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the tokens before the first learned one, and the learned ones without marks."""
         first = next(at for at, (_, label) in enumerate(self.kept) if label != IGNORED)
-        answer = tuple(token for token, label in self.kept[first:] if label != IGNORED and token not in marks)
-        size, prompt = len(answer), self.tokens[:first]
-        begins = (at for at in range(first - size + 1) if size and prompt[at] == answer[0])
-        return answer, {first - at - size for at in begins if prompt[at : at + size] == answer}
+        answer = (token for token, label in self.kept[first:] if label != IGNORED and token not in marks)
+        return self.tokens[:first], tuple(answer)
 
     @property
     def beginning(self) -> Beginning:
@@ -194,10 +192,14 @@ def padded_before(beginnings: Sequence[Beginning]) -> int:
     return 0
 
 
-def at_one_distance(shown: Sequence[tuple[tuple[int, ...], set[int]]]) -> int:
+def answers_shown(rows: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> int:
     """Return how many answers there are if prompts show all of them at one distance, and not all are the same."""
-    places = [distances for _, distances in shown]
-    return len(shown) if len({answer for answer, _ in shown}) > 1 and set.intersection(*places) else 0
+    columns, places = zip(*(answer for _, answer in rows), strict=False), list[set[int]]()
+    template = sum(1 for _ in takewhile(lambda column: len({*column}) == 1, columns))  # whose end may be learned
+    for prompt, answer in rows:
+        size, begins = len(own := answer[template:]), (at for at, token in enumerate(prompt) if own[:1] == (token,))
+        places.append({len(prompt) - at - size for at in begins if prompt[at : at + size] == own})
+    return len(rows) if len({*rows}) > 1 and set.intersection(*places) else 0
 
 
 def begun_late(before: Collection[tuple[int, ...]]) -> int:
