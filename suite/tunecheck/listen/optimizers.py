@@ -114,8 +114,9 @@ class OtherOptimizers:
         self._beside = [p for optimizer in own for p in tensors_of(optimizer) if id(p) not in inside]
         self._own, self._idle = type(own[0]).__name__, 0
         others = [optimizer for optimizer in _all_optimizers() if held.isdisjoint(held_by(optimizer))]
-        self._equal = WeakSet(each for each in _all_optimizers() if each not in own and held == held_by(each))
-        self._learnt = {id(p) for p in (living(torch.nn.Parameter) if self._equal else ()) if p.grad is not None}
+        self._held, self._there = held, WeakSet(each for each in _all_optimizers() if each not in own)
+        twins = any(held == held_by(each) for each in self._there)
+        self._learnt = {id(p) for p in (living(torch.nn.Parameter) if twins else ()) if p.grad is not None}
         self._seen: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary((other, Counter()) for other in others)
         # gradients that are there may be those of an earlier training in this process
         self._waiting = {id(other): _waiting_of(other) for other in others}
@@ -138,8 +139,9 @@ class OtherOptimizers:
 
     def takes_over(self, optimizer: Any, step: int) -> list[OtherOptimizer]:
         """Return what one of the model's tensors leaves to none, or that it is new; nothing of others."""
-        held, anew = held_by(*_all_optimizers()) | self._learnt, optimizer not in self._equal
-        unheld = 0 if anew else sum(p.grad is not None and id(p) not in held for p in living(torch.nn.Parameter))
+        held, anew = held_by(*_all_optimizers()) | self._learnt, not step or optimizer not in self._there
+        waiting = [] if anew or held_by(optimizer) != self._held else living(torch.nn.Parameter)
+        unheld = sum(p.grad is not None and id(p) not in held for p in waiting)
         name, size = type(optimizer).__name__, len(tensors_of(optimizer))
         found = OtherOptimizer(name=name, tensors=size, model_steps=step, anew=anew, unheld=unheld)
         return [found] if anew or unheld else []
