@@ -60,16 +60,14 @@ READ = ("input", 0), ("mat1", 1), ("self", 0)
 """What layers keep of what they are given, and its place among a function's edges."""
 SPREAD, PEAK = (0.8, 1.2), (2.5, 3.5)
 """Standard deviation and kurtosis of numbers that randn draws, also where an offset is added to them."""
-DIFFERENCES = "SubBackward0", "RsubBackward1"
-TURNS = "TransposeBackward0", "PermuteBackward0"
+DIFFERENCES, TURNS = ("SubBackward0", "RsubBackward1"), ("TransposeBackward0", "PermuteBackward0")
 OF_DIFFERENCES = "PowBackward0", "AbsBackward0"
 ELEMENTWISE = ("MseLossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0", *OF_DIFFERENCES)
 """Losses of an output and a target each, which torch stretches to one size."""
-MOST_NODES = 2000
-"""Of a loss's graph that are looked at: its own functions are the first ones."""
+MOST_NODES, ROWS_SUMMED = 2000, 64
+"""Of a loss's graph that are looked at: its own functions are the first ones. And rows of its scores."""
 MOST_OF_LOG_1 = 0.05
 """Logarithm of the sum of probabilities at most, which 16 bit round, and to which a script may add a little."""
-ROWS_SUMMED = 64
 FLAT = 0.5
 """Range of the scores in a softmax that is nearly flat at best. SimCLR's cosines at a temperature of 0.5 have 4."""
 FEWEST_ROWS, MOST_ROUNDING = 3, 1e-2
@@ -159,11 +157,10 @@ def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
     unreached = [lie for node in terms_of(tensor) if (lie := _unreached(tensor, node)) is not None]
     foreign = [told for node in terms_of(tensor) if (told := _is_foreign_noise(node)) is not None]
     functions, counts["foreign"] = functions + len(foreign), sum(foreign)
-    similar, empty = list[bool](), any(map(_multiplies_by_0, terms_of(tensor)))
-    for node in islice(graph_of(tensor.grad_fn), MOST_NODES):
+    nodes = [*islice(graph_of(tensor.grad_fn), MOST_NODES)]
+    similar = [told for told in map(_is_of_itself, nodes) if told is not None]
+    for node in nodes:
         counts["crossed"] += _crossed(node)
-        counts["of_one"] += _is_of_one(node)
-        similar += [told for told in [_is_of_itself(node)] if told is not None]
         counts["outside"] += node.name().startswith("BinaryCrossEntropy") and _learns_outside(tensor, node)
         ratio = _clipped_ratio(node)
         counts["ratios"] += ratio is not None
@@ -194,7 +191,8 @@ def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
                 total = node._saved_self.detach()[:ROWS_SUMMED].float().logsumexp(dim=min(1, node._saved_self.ndim - 1))
                 counts["unnormalised"] += bool(total.abs().median() > MOST_OF_LOG_1)
     counts["of_itself"] += sum(similar) if all(similar) else 0  # distances hold a row's product with itself, too
-    why = {"it is multiplied by zeros": empty, "a softmax of it is over one score": counts.pop("of_one")}
+    empty, alone = any(map(_multiplies_by_0, terms_of(tensor))), any(map(_is_of_one, nodes))
+    why = {"it is multiplied by zeros": empty, "a softmax of it is over one score": alone}
     more: dict[str, Any] = {**counts, "softened": int(calls.softened or 0), "unreached": tuple(filter(None, unreached))}
     return ScoresGiven(
         functions=functions + len(unreached), probabilities=tuple(found), nothing=(*holding(why),), **more

@@ -175,10 +175,7 @@ class OtherModelDrops(Record):
 
 
 class ScoresGiven(Record):
-    """What the cross entropies and log-softmaxes of the loss are computed of, as its graph tells.
-
-    DOUBTFUL of loss_receives_logits says what most of these numbers count.
-    """
+    """What the loss's functions are computed of, as its graph tells; DOUBTFUL says what most of these numbers count."""
 
     functions: int
     """Functions that expect scores, or log-likelihoods."""
