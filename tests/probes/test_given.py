@@ -249,15 +249,25 @@ def test_a_row_that_begins_twice(ids, twice):
 @pytest.mark.parametrize(
     ("prompts", "found"),
     [
-        (lambda at, answer: [*range(40, 45 + at), *answer, *PROMPT], 6),
+        (lambda at, answer: [*range(40, 45 + at), 39, *answer, *PROMPT], 6),
         (lambda at, answer: [*answer, *range(40, 45), *PROMPT], 6),
         (lambda at, answer: [*range(40, 45 + at), *answer, *range(40, 40 + at), *PROMPT], 0),
         (lambda at, answer: [*range(40, 45 + at), *PROMPT], 0),
         (lambda at, answer: [50, 51, 60, 51, 70, 51, *PROMPT], 0),
+        (lambda at, answer: [7, *answer, *PROMPT] if at % 2 else [50, 51, 7, 8, *answer, *PROMPT], 0),
         (lambda at, answer: [*(answer if at < 3 else [90]), *PROMPT], 0),
         (lambda at, answer: PROMPT[:2], 0),
     ],
-    ids=["behind its question", "first", "somewhere", "nowhere", "choices", "in some rows", "shorter than it"],
+    ids=[
+        "behind its question",
+        "first",
+        "somewhere",
+        "nowhere",
+        "choices",
+        "the end of another",
+        "in some rows",
+        "shorter than it",
+    ],
 )
 def test_answers_that_prompts_show(prompts, found, late):
     """All at one distance, as one line of a template shows them; choices stand at one each. Its end may be learned."""

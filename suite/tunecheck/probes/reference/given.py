@@ -193,12 +193,13 @@ def padded_before(beginnings: Sequence[Beginning]) -> int:
 
 
 def answers_shown(rows: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> int:
-    """Return how many answers there are if prompts show all of them at one distance, and not all are the same."""
-    columns, places = zip(*(answer for _, answer in rows), strict=False), list[set[int]]()
+    """Return how many answers there are if prompts show all of them at one place of a template, and they differ."""
+    columns, places = zip(*(answer for _, answer in rows), strict=False), list[set[tuple[int, ...]]]()
     template = sum(1 for _ in takewhile(lambda column: len({*column}) == 1, columns))  # whose end may be learned
     for prompt, answer in rows:
         size, begins = len(own := answer[template:]), (at for at, token in enumerate(prompt) if own[:1] == (token,))
-        places.append({len(prompt) - at - size for at in begins if prompt[at : at + size] == own})
+        found = (at for at in begins if prompt[at : at + size] == own)
+        places.append({(len(prompt) - at - size, *prompt[at - 1 : at]) for at in found})  # no end of a longer choice
     return len(rows) if len({*rows}) > 1 and set.intersection(*places) else 0
 
 
