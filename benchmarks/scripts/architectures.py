@@ -66,9 +66,10 @@ def training(model_type: str, *, adapters: bool = False) -> Script | None:
     """
     folder = Path(SAVED.name, model_type)
     try:
+        with torch.device("meta"):  # some would fill the memory
+            if sum(p.numel() for p in small(model_type).parameters()) > MOST_PARAMETERS:
+                return None
         model = small(model_type)
-        if sum(p.numel() for p in model.parameters()) > MOST_PARAMETERS:
-            return None
         model.save_pretrained(folder)
     except Exception:  # a configuration that these sizes do not suit is not this study's matter
         return None
