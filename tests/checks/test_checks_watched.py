@@ -1897,12 +1897,19 @@ def test_an_unknown_optimizer_may_begin_with_a_step_of_zero(unmoved, rule_known,
     assert CHECKS["steps_applied"]()(trace).status is status
 
 
-def test_clipping_that_finds_no_gradient_is_asked_about():
-    """As a habit: it runs between zero_grad and backward."""
+@pytest.mark.parametrize(
+    ("calls", "words"),
+    [
+        (("clip nothing", "forward", "backward", "step", "clear"), "between zero_grad and backward"),
+        (("forward", "backward", "step", "clip in vain", "clear"), "after the optimizer step alone"),
+        (("forward", "backward", "clip", "step", "clip in vain", "clear"), ""),
+    ],
+)
+def test_clipping_that_changes_no_gradient_in_use_is_asked_about(calls, words):
+    """As a habit: it runs between zero_grad and backward, or behind the step alone, when gradients are used up."""
     trace = watched()
     for number in range(len(trace.all(e.CallOrder))):
-        calls = ("clip nothing", "forward", "backward", "step", "clear")
         trace = with_record(trace, e.CallOrder, number, calls=calls)
     finding = CHECKS["calls_in_order"]()(trace)
-    assert finding.status is Status.SUSPECTED
-    assert "between zero_grad and backward" in finding.detail
+    assert finding.status is (Status.SUSPECTED if words else Status.PASSED)
+    assert words in finding.detail

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from benchmarks.scripts.script import Script, judged
 
@@ -42,3 +42,31 @@ def test_clipping_of_the_whole_model_is_followed(clip, judges, dtype, tmp_path):
     assert row.outcome == "pass"
     assert ("updates_match_adamw" in {finding.check for finding in row.passed}) is judges
     assert ("updates_match_adamw" in excused) is not judges
+
+
+@pytest.mark.parametrize(
+    ("clip", "told"),
+    [
+        (lambda model: clip_grad_norm_(model.parameters(), 50.0), True),
+        (lambda model: clip_grad_value_(model.parameters(), 5.0), True),
+        (lambda model: clip_grad_norm_(model.parameters(), 1e9), False),
+    ],
+    ids=["norm", "values", "measured"],
+)
+def test_clipping_behind_the_step_alone(clip, told, tmp_path):
+    """It has no effect there: gradients are small enough, or cleared next. A high limit measures the norm."""
+
+    def loop(script, model, batches):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        model.train()
+        for batch in batches[: script.steps]:
+            model(**batch).loss.backward()
+            optimizer.step()
+            clip(model)
+            optimizer.zero_grad()
+
+    row = judged(Script(loop=loop, lora=None), tmp_path)
+    details = [finding.detail for finding in row.suspected if finding.check == "calls_in_order"]
+
+    assert row.outcome == "pass"
+    assert ["after the optimizer step alone" in detail for detail in details] == [True] * told

@@ -18,6 +18,7 @@ EARLY = "the optimizer steps before the last backward pass of its window"
 CLIPPED_LATE = "clipping changes gradients after the optimizer step"
 CLIPPED_EARLY = "gradients are clipped before the last backward pass of their window"
 CLIPPED_NOTHING = "clipping finds no gradient, since it runs between zero_grad and backward"
+CLIPPED_IN_VAIN = "gradients are clipped after the optimizer step alone, when they are used up"
 CLIPPED_SCALED = "gradients are clipped before unscaling"
 STEPPED_SCALED = "the optimizer steps with scaled gradients"
 SCHEDULE_EARLY = "the schedule is stepped before the optimizer, which skips its first rate"
@@ -31,6 +32,7 @@ MEANT = {
     CLIPPED_EARLY: "the accumulated gradient may be clipped on purpose before each micro-batch",
     DISCARDED_CLIPPED: "an optimizer may have kept them, as MARS (arXiv 2411.10438) does of a second batch",
     CLIPPED_NOTHING: "the gradients may be those of another model, which rests in these steps",
+    CLIPPED_IN_VAIN: "it may only measure their norm",
     NOT_RESTORED: "noise, or an update by hand, may move the weights for good",
 }
 """Fault to who does it on purpose."""
@@ -48,13 +50,14 @@ CAUSES = {
     CLIPPED_EARLY: "Clipping runs after each micro-batch.",
     CLIPPED_NOTHING: "Clipping runs before the backward pass.",
     CLIPPED_LATE: "Clipping runs after the step.",
+    CLIPPED_IN_VAIN: "Clipping runs after the step.",
     CLIPPED_SCALED: "Clipping runs before unscale_.",
     STEPPED_SCALED: "The optimizer steps without scaler.step and without unscale_.",
     NOT_RESTORED: "A sharpness-aware step (SAM) does not subtract its perturbation.",
     NEVER_ALLOCATED: "Nothing calls AdaLoRA's update_and_allocate.",
 }
 HABITS = frozenset({DISCARDED, DISCARDED_CLIPPED, PILED_UP, PILED_UP_THERE, CLIPPED_NOTHING, NOT_RESTORED})
-HABITS |= {SCHEDULE_EARLY, SCHEDULE_TWICE}
+HABITS |= {SCHEDULE_EARLY, SCHEDULE_TWICE, CLIPPED_IN_VAIN}
 """What a training may do now and then: skip a bad batch, catch up with a schedule. Wrong only as a habit."""
 
 ELSEWHERE = "step of another optimizer"
@@ -149,6 +152,8 @@ def _faults(calls: Sequence[str], used: bool, *, one_pass: bool) -> Iterator[str
                 yield CLIPPED_SCALED
             case "clip" if used:
                 yield CLIPPED_LATE
+            case "clip in vain" if used and "clip" not in calls and "edit" not in calls:
+                yield CLIPPED_IN_VAIN
             case "clip":
                 clipped = True
             case "clear":

@@ -27,6 +27,8 @@ WITNESSES = 8
 """Tensors whose gradients are looked at."""
 MOST_CALLS = 100_000
 """Calls of one step, beyond which listening ends."""
+LEAST_TO_MEASURE = 1000
+"""Limit over norm from which on clipping behind the optimizer's step is to measure the norm."""
 REPEATABLE = frozenset({"schedule", "step", "idle step"})
 """Calls that are noted each; of others one in a row is enough."""
 
@@ -95,6 +97,7 @@ class CallOrderProbe(Probe):
         hooks.optimizer_steps(self._on_step, self._on_stepped)
         hooks.function(torch.autograd, "backward", before=self._look, after=self._on_backward)
         hooks.function(torch.nn.utils, "clip_grad_norm_", before=self._look, after=self._on_clipped)
+        hooks.function(torch.nn.utils, "clip_grad_value_", before=self._look, after=self._on_bounded)
         scaler = torch.amp.GradScaler
         hooks.function(scaler, "scale", before=self._on_scale)
         hooks.function(scaler, "unscale_", before=self._look, after=self._on_unscaled)
@@ -153,9 +156,18 @@ class CallOrderProbe(Probe):
         if ours and math.isfinite(max_norm) and (expected or float(norm) > max_norm):
             self._note("clip")
             self._clips.append((norm, max_norm))
+        elif ours and used and max_norm < LEAST_TO_MEASURE * float(norm):
+            self._note("clip in vain")
         elif not ours and math.isfinite(max_norm) and not float(norm):
             self._note("clip nothing")
         self._remember()
+
+    def _on_bounded(self, *_: Any, **__: Any) -> None:
+        """Note where single values are bounded too late; in its place that is an edit."""
+        last = next((call for call in reversed(self._calls) if call in ("backward", "step", "clear")), "")
+        if last == "step" and any(witness.touched() for witness in self._witnesses):
+            self._note("clip in vain")
+            self._remember()
 
     def _on_scale(self, scaler: Any, *_: Any, **__: Any) -> None:
         if scaler.is_enabled():
