@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss, smooth_l1_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 import tunecheck
@@ -397,3 +397,26 @@ def test_an_order_may_be_put_back(put, heard):
 
     finding = heard("batches_change", model, loss)
     assert finding.status is Status.PASSED, finding.detail
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize("loss", [mse_loss, nn.L1Loss(), lambda one, other: smooth_l1_loss(other, target=one)])
+@pytest.mark.parametrize(
+    ("view", "targets", "status"),
+    [
+        ((4, 12, 5), (4, 12, 1), Status.SUSPECTED),
+        ((240,), (240, 1), Status.SUSPECTED),
+        ((4, 12, 5), (4, 12, 5), Status.UNJUDGED),
+        ((4, 12, 5), (12, 5), Status.UNJUDGED),
+        ((8, 30, 1), (8, 1, 30), Status.UNJUDGED),
+        ((4, 12, 5), (), Status.UNJUDGED),
+    ],
+    ids=["a column", "a column more", "equal", "one set for all", "pairs", "one number"],
+)
+def test_targets_that_torch_broadcasts(loss, view, targets, status, heard):
+    """A column of them meets each column of the outputs, or a row with an axis more each number."""
+    model = net(outputs=15)
+    finding = heard(
+        "loss_receives_logits", model, lambda _: loss(model(torch.randn(16, 8)).view(view), torch.randn(targets))
+    )
+    assert finding.status is status, finding.detail

@@ -119,9 +119,9 @@ DOUBTFUL = {
         "The temperature of a distillation divides the student's logits alone, or the teacher's.",
     ),
     "crossed": (
-        "losses of each output with all targets",
-        "all pairs may be meant",
-        "Outputs of shape [n, 1] meet targets of shape [n], and torch broadcasts both to [n, n].",
+        "losses of outputs and targets of different shapes, which torch broadcasts",
+        "all pairs may be meant, or one target for several outputs",
+        "Outputs of shape [n, 1] meet targets of shape [n], or one column of targets meets many of outputs.",
     ),
 }
 """Field of ScoresGiven to what it shows, who does so on purpose, and the usual cause."""

@@ -263,3 +263,16 @@ def provisional(given: dict[str, Any], device: torch.device) -> Batch:
     ids, mask = given.get("input_ids"), given.get("attention_mask")
     hidden = None if ids is None or mask is None or mask.shape != ids.shape else mask == 0
     return batch_of({**given, "labels": ids if hidden is None else ids.masked_fill(hidden, IGNORED)}, device)
+
+
+def are_stretched(*tensors: Any) -> bool:
+    """Return whether one of two has its numbers repeated for the other, which has not just more axes in front.
+
+    Not of two that are repeated for each other, whose pairs are meant, nor of a single number.
+    """
+    if not all(isinstance(each, torch.Tensor) and each.numel() > 1 for each in tensors):
+        return False
+    short, long = sorted((each.shape[::-1] for each in tensors), key=len)
+    differ = {pair for pair in zip(short, long, strict=False) if len({*pair}) > 1}
+    one_way = len({one < other for one, other in differ}) == 1
+    return one_way and any(each.requires_grad for each in tensors)

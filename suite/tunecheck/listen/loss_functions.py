@@ -14,7 +14,7 @@ import torch
 
 from tunecheck.core.check import holding
 from tunecheck.core.evidence import ScoresGiven
-from tunecheck.listen.loop_loss import ENTROPIES, FACTORS, JOINS, MOST_DIFFERENCE, VIEWS
+from tunecheck.listen.loop_loss import ENTROPIES, FACTORS, JOINS, MOST_DIFFERENCE, VIEWS, are_stretched
 from tunecheck.probes.reference.loss_graph import (
     STRAIGHT,
     gradients,
@@ -28,8 +28,10 @@ from tunecheck.probes.reference.measures import living
 
 SIGNS = {"cosine_embedding_loss": 2, "margin_ranking_loss": 2, "hinge_embedding_loss": 1, "soft_margin_loss": 1}
 """Loss of torch.nn.functional whose targets are -1 or 1 to the place of these among its arguments."""
-LOSSES = ("kl_div", *SIGNS)
-"""Losses that leave nothing of their own in the graph, and are heard as they are called."""
+BROADCAST = "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"
+"""Losses that stretch outputs and targets of different shapes to one, as is seen where they are called alone."""
+LOSSES = ("kl_div", *SIGNS, *BROADCAST)
+"""Losses that leave nothing of their own in the graph, or too little, and are heard as they are called."""
 OF_SCORES = {
     "LogSoftmaxBackward0": ("SoftmaxBackward0",),
     "BinaryCrossEntropyWithLogitsBackward0": ("SoftmaxBackward0", "SigmoidBackward0"),
@@ -82,6 +84,8 @@ class LossCalls:
     wrong: list[str] = field(default_factory=list)
     repeats: float = 0.0
     """How far a ratio of two passes of the model may be from 1 by rounding; 0 where it drops, or is not known."""
+    stretched: int = 0
+    """Losses of outputs and targets of shapes that differ."""
     softened: bool | None = None
     """Whether two temperatures make the first divergence's distributions of their logits."""
 
@@ -95,10 +99,13 @@ class LossCalls:
                     self.wrong.append(f"{name} of targets from 0, which are to be -1 or 1")
             return
         scores = named.get("input", next(iter(given), None))
+        target = named.get("target", given[1] if len(given) > 1 else None)
+        if name in BROADCAST:
+            self.stretched += are_stretched(scores, target)
+            return
         if not isinstance(scores, torch.Tensor) or not scores.requires_grad:
             return
         self.functions += 1
-        target = named.get("target", given[1] if len(given) > 1 else None)
         if isinstance(target, torch.Tensor) and target.shape == scores.shape:
             if name == "kl_div" and not named.get("log_target") and bool((target < 0).any()):
                 self.wrong.append("kl_div of logarithms as targets, without log_target")
@@ -193,6 +200,7 @@ def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
     counts["of_itself"] += sum(similar) if all(similar) else 0  # distances hold a row's product with itself, too
     empty, alone = any(map(_multiplies_by_0, terms_of(tensor))), any(map(_is_of_one, nodes))
     why = {"it is multiplied by zeros": empty, "a softmax of it is over one score": alone}
+    counts["crossed"] = max(counts["crossed"], calls.stretched)
     more: dict[str, Any] = {**counts, "softened": int(calls.softened or 0), "unreached": tuple(filter(None, unreached))}
     return ScoresGiven(
         functions=functions + len(unreached), probabilities=tuple(found), nothing=(*holding(why),), **more
