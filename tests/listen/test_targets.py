@@ -276,3 +276,29 @@ def test_an_attention_mask(turned, words, tmp_path):
         return model(input_ids=ids, attention_mask=mask, labels=torch.where(ids == 2, -100, ids)).loss
 
     expect(judged("padding_hidden", tmp_path, model, step), words)
+
+
+@pytest.mark.parametrize("scale", [1, 2])
+@pytest.mark.parametrize(
+    ("targets", "words"),
+    [
+        (lambda drawn: drawn, ""),
+        (lambda drawn: drawn // 6, "over 6 classes are of one class"),
+        (lambda drawn: drawn * (drawn.flatten().cumsum(0).view(drawn.shape) < 9), ""),  # few of all
+        (lambda drawn: torch.where(drawn == 1, -100, 0), "over 6 classes are of one class"),
+    ],
+    ids=["drawn", "scaled to 0", "rare", "with others ignored"],
+)
+@pytest.mark.parametrize("axes", [1, 2], ids=["positions", "pixels"])
+def test_targets_of_positions_of_one_class(axes, targets, words, scale, tmp_path):
+    """As of a mask that is scaled like a picture."""
+    torch.manual_seed(0)
+    model = (nn.Conv1d if axes == 1 else nn.Conv2d)(3, 6, 3, padding=1)
+    size = [8 * scale] * axes
+
+    def step(model):
+        scores = nn.functional.interpolate(model(torch.randn(ROWS, 3, *[8] * axes)), size) if scale > 1 else None
+        scores = model(torch.randn(ROWS, 3, *size)) if scores is None else scores
+        return cross_entropy(scores, targets(torch.randint(6, (ROWS, *size))))
+
+    expect(judged("batches_change", tmp_path, model, step), words)

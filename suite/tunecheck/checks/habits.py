@@ -129,7 +129,7 @@ class BatchesChange(Check):
             classes, changes = len({*learned}), sum(one != other for one, other in pairwise(learned))
             if len(learned) >= max(self.min_rows, self.min_block * classes) and changes < classes:
                 blocks = "are of one class" if classes == 1 else f"come in {classes} blocks of a class each"
-                detail = f"all {len(learned)} targets over {outputs} classes {blocks}"
+                detail = f"all targets, {len(learned)} or more, over {outputs} classes {blocks}"
                 return self.found(False, detail, measured=changes, limit=classes, meant=RARE, causes=[SORTED])
         aims = [step.aims for step in given if step.aims]
         if different == len(batches) and len(aims) > self.min_steps and len({*aims}) == 1:

@@ -36,6 +36,10 @@ MOST_CLASSES, LONG_RUN = 256, 16
 """Scores of a position at most that may be letters, tags or bytes, and equal tokens in a row that no text has."""
 
 
+FEWEST_DENSE = 16
+"""Targets of a batch whose rows have several, from which on it is noted whether they are of one class."""
+
+
 class _Tokens:
     """What is counted of the targets of one vocabulary."""
 
@@ -166,6 +170,7 @@ class StepInputsProbe(Probe):
             aims = saved(node, "target")
             if isinstance(aims, torch.Tensor) and aims.numel() in rows and not aims.requires_grad:
                 self._aims += [row_digest(held)] if _are_drawn(held := aims.flatten().tolist()) else []
+            self._look_at_dense(node, max(rows, default=0))
             hot = _one_hot(node)
             if node.name() != "NllLossBackward0" and hot is None:
                 continue
@@ -194,6 +199,18 @@ class StepInputsProbe(Probe):
                     if source is not None:
                         more["copied"] = _is_part([token for token in kept if token not in self._ends], source)
                     self._written.append(TargetWritten(tokens=len(kept), digest=row_digest(kept), ended=ended, **more))
+
+    def _look_at_dense(self, node: Any, rows: int) -> None:
+        """Note the least and the largest class that a cross entropy with several targets a row learns."""
+        targets = node._saved_target if node.name().startswith("NllLoss") else None
+        if targets is None or not 0 < rows < targets.numel():
+            return
+        classes = node._saved_self.shape[min(1, node._saved_self.ndim - 1)]
+        kept = targets[targets != node._saved_ignore_index] if _is_of_classes(node, classes) else targets[:0]
+        if kept.numel() >= FEWEST_DENSE:
+            least, most = kept.aminmax()
+            both = (int(least), int(most))
+            self._targets[str(classes)] = (*self._targets.get(str(classes), ()), *both * (FEWEST_DENSE // 2))
 
     def _count_spelt(self, node: Any) -> None:
         """Count rows of CTC whose targets all have one length, and end in more or less of one token."""
@@ -319,9 +336,12 @@ def _one_hot(node: Any) -> torch.Tensor | None:
 
 
 def _is_of_classes(entropy: Any, classes: int) -> bool:
-    """Return whether a linear layer that learns gives these scores: of candidates the first may always be right."""
-    softmax = entropy.next_functions[0][0]
-    layer = straight_back(softmax.next_functions[0])[0] if softmax.name() == "LogSoftmaxBackward0" else None
+    """Return whether a layer that learns gives these scores: of candidates the first may always be right."""
+    softmax = straight_back(entropy.next_functions[0])[0]
+    known = softmax is not None and softmax.name() == "LogSoftmaxBackward0"
+    layer = straight_back(softmax.next_functions[0])[0] if known else None
+    while layer is not None and layer.name().startswith("Upsample"):
+        layer = straight_back(layer.next_functions[0])[0]
     given = map(straight_back, layer.next_functions if layer is not None else ())
     return any(len(node.variable) == classes for node, _ in given if hasattr(node, "variable"))
 

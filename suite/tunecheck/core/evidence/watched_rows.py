@@ -43,7 +43,7 @@ class StepInputs(Record):
     opaque: bool = False
     """Whether the model is also given an object whose contents are unknown, so that equal digests prove nothing."""
     targets: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Number of a linear head's classes to those of its rows, where each row has one."""
+    """Number of a head's classes to those of its rows, where each has one; of more the least and largest, repeated."""
     aims: tuple[str, ...] = ()
     """Digests of a loss's targets, one number for each row, where they follow no pattern."""
     written: tuple[TargetWritten, ...] = ()
