@@ -8,6 +8,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any, ClassVar, TypeVar
 
 from tunecheck.core.errors import MissingEvidence, NotApplicable, NothingCompared
@@ -60,6 +61,7 @@ class Check(Frozen, ABC):
         return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
     @classmethod
+    @cache  # each test of a tier asks it of all checks
     def features(cls) -> frozenset[str]:
         """Return the features of a run among what the check needs."""
         return cls.needs.difference(Premise)

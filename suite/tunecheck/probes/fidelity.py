@@ -240,6 +240,7 @@ class QuantizationProbe(Probe):
         modules = {file_name(f"{name}.weight").removesuffix(".weight"): module for name, module in named}
         sizes = [prod(weights.shape(f"{name}.weight")) for name in modules if f"{name}.weight" in weights]
         packed = [module.weight for module in modules.values()]
+        held = [part for one in packed for part in (one, one.quant_state.code, *dict(statistics(one)).values())]
         at, error = _kernel_error(session, modules)
         again = _quantized_again(session, weights, modules)
         seen = Quantization(
@@ -249,7 +250,7 @@ class QuantizationProbe(Probe):
             block_sizes=counted(weight.quant_state.blocksize for weight in packed),
             double_quant=counted(weight.quant_state.nested for weight in packed),
             compute_dtypes=counted(dtype_name(module.compute_dtype) for module in modules.values()),
-            packed_bytes=sum(_bytes(weight) for weight in packed),
+            packed_bytes=sum(part.numel() * part.element_size() for part in held),
             expected_bytes=sum(packed_bytes(size, double_quant) for size in sizes),
             requantized=len(again),
             requantized_differing=tuple(name for name, same in again.items() if not same),
@@ -342,8 +343,3 @@ def _quantized_again(session: Session, weights: WeightFile, modules: dict[str, A
         of_values, of_scales = values_differ.float().mean(), scales_differ.float().mean()
         same[name] = bool(of_values <= VALUES_ON_THE_FENCE and of_scales <= SCALES_ON_THE_FENCE)
     return same
-
-
-def _bytes(weight: Any) -> int:
-    tensors = [weight, weight.quant_state.code, *(tensor for _, tensor in statistics(weight))]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
