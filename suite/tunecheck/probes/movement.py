@@ -240,12 +240,16 @@ def _layers_rest(model: Any, most: float) -> bool:
     """Return whether no matrix and no bias of pretrained layers learns: biases alone are BitFit (arXiv 2106.10199).
 
     Adapters may lie in embeddings alone, not in the head alone. What learns has `most` of the layers' parameters: more
-    of them are a network of its own, as one that maps pictures to tokens.
+    of them are a network of its own, as one that maps pictures to tokens. A part of another model that rests whole is
+    frozen on purpose.
     """
     if hasattr(model, "get_base_model"):
         adapted, head = adapted_layers(model).values(), _output_layer(model)
         return bool(adapted) and all(layer is head for layer in adapted)
-    stacks = [stacked_layers(module) for module in model.modules() if is_pretrained(module)]
+    parts = [module for module in model.modules() if is_pretrained(module)]
+    stacks = [
+        stacked_layers(part) for part in parts if part is model or any(p.requires_grad for p in part.parameters())
+    ]
     named = [pair for layers in stacks for layer in layers for pair in layer.named_parameters()]
     if not named or any(p.requires_grad and (p.ndim > 1 or name.endswith("bias")) for name, p in named):
         return False
