@@ -63,6 +63,7 @@ MEANT = {
     ("better_answers_raised", "columns exchanged"),
     ("better_answers_raised", "half of the pairs"),
     ("better_answers_raised", "advantages"),
+    ("better_answers_raised", "equal pairs"),
     ("evaluation_reported", "another loss"),
     ("evaluation_reported", "not a number"),
     ("evaluation_reported", "gradients"),
@@ -517,6 +518,7 @@ FAULTS = {
         "columns exchanged": lambda: watched(preferring(0, 24)),
         "half of the pairs": lambda: watched(preferring(10, 14)),
         "advantages": lambda: watched(dataclasses.replace(preferring(0, 24), where="")),
+        "equal pairs": lambda: watched(dataclasses.replace(preferring(0, 0), cancelled=4)),
     },
     "state_dict_keys_match": {
         "nothing of it": lambda: watched(loaded(taken=0)),

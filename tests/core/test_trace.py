@@ -96,7 +96,12 @@ EXAMPLES: list[Record] = [
     e.LossDivided(micro_batches=4, by="compute_loss"),
     e.PairsGiven(step=1, pairs=4, alike=1),
     e.PreferencesLearned(
-        where="'chosen' and 'rejected'", chosen_raised=4, chosen_lowered=0, rejected_raised=1, rejected_lowered=3
+        where="'chosen' and 'rejected'",
+        chosen_raised=4,
+        chosen_lowered=0,
+        rejected_raised=1,
+        rejected_lowered=3,
+        cancelled=2,
     ),
     e.AnswersRated(rows=4, kinds=("False", "True")),
     e.PositionGradients(step=1, padded=12, padding_share=0.0, raising=40, raising_own=1, followed=4, asked_behind=1),

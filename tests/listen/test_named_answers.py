@@ -106,6 +106,17 @@ def test_a_loss_of_the_wrong_sign_is_asked_about(tmp_path):
     assert found.status is Status.SUSPECTED, found
 
 
+@pytest.mark.parametrize(("kind", "scores"), KINDS)
+@pytest.mark.parametrize("alike", [True, False], ids=["all of them", "some of them"])
+def test_answers_that_are_equal_are_asked_about(kind, scores, alike, tmp_path):
+    """Where a length cuts off what differs, though each pass drops other numbers. In fp32."""
+    rows = [{**row, "rejected": row["chosen"]} if alike or at % 2 else row for at, row in enumerate(data())]
+    found = preferring(tmp_path, kind, scores, ("chosen", "rejected"), rows)
+
+    assert found.status is (Status.SUSPECTED if alike else Status.PASSED), found
+    assert ("raises and lowers the same rows" in found.detail) is alike
+
+
 @pytest.mark.parametrize(
     ("sign", "centred", "maximize", "size", "status"),
     [

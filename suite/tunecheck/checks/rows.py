@@ -252,6 +252,7 @@ class PairsDiffer(Check):
         return self.at_most(share, limit, detail, problems=problems, causes=causes)
 
 
+NO_PAIRS = "rows may be compared with themselves as a control"
 A_COST = "the factors may be costs, which are to be lowered"
 NO_MINUS = "A policy's objective is minimised as it is: the minus before the advantages' product is missing."
 
@@ -260,14 +261,15 @@ class BetterAnswersRaised(Check):
     """The loss raises answers that the data name chosen or that have an advantage, and lowers the others.
 
     Two columns have such names when the script makes its data set. Or the loss has a factor for each row, with mean 0.
-    A supervised loss may raise both.
+    A supervised loss may raise both. No loss raises and lowers the same rows in each step.
     """
 
     needs = frozenset({"user_code"})
     without = evidence.PreferencesLearned, "no row holds an answer that the data name chosen or rejected"
     convention = "a script may learn the rejected answers on purpose, or its columns may be named the wrong way round"
     meaning = f"""The two columns are exchanged: by a map, a rename, or the order in which a batch is unpacked. Or the
-    loss has a wrong sign: its two log ratios are exchanged, or the policy and its reference. {NO_MINUS}"""
+    loss has a wrong sign: its two log ratios are exchanged, or the policy and its reference. {NO_MINUS}
+    {ANSWERS_EQUAL}"""
     remedy = """Print one row as the loss gets it: the chosen answer and the rejected one. Then check each sign of the
     loss: it falls where the chosen answer gets likelier."""
 
@@ -276,9 +278,14 @@ class BetterAnswersRaised(Check):
     a half if answers of different prompts are compared."""
     min_answers: int = 4
     """Answers needed for a share."""
+    min_steps: int = 3
+    """Steps that raise and lower the same rows. A few pairs of a data set have equal answers."""
 
     def judge(self, trace: Trace) -> Finding:
         seen = trace.one(evidence.PreferencesLearned)
+        if seen.cancelled >= self.min_steps:
+            detail = f"the loss raises and lowers the same rows in each of {seen.cancelled} steps"
+            return self.found(False, detail, measured=seen.cancelled, limit=0, meant=NO_PAIRS, causes=[ANSWERS_EQUAL])
         contrary = seen.chosen_lowered + seen.rejected_raised
         named = contrary + seen.chosen_raised + seen.rejected_lowered
         answers = enough(named, self.min_answers, "answers that the data name")

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from tunecheck.core.evidence import PreferencesLearned
 from tunecheck.models.layer_names import is_pretrained
@@ -42,6 +43,8 @@ class PreferenceProbe(Probe):
         """Tokens of each row that the loss pulls one way, and whether it raises them."""
         self._rated = Counter[tuple[bool | None, bool]]()
         """Such rows, by whether their advantage is positive."""
+        self._cancelled = list[bool]()
+        """Of each step that raises rows and lowers rows, whether they are the same."""
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         self._passes: dict[int, list[torch.Tensor]] = {}
@@ -51,6 +54,8 @@ class PreferenceProbe(Probe):
         """
         self._weighed: defaultdict[int, list[tuple[float, bool | None]]] = defaultdict(list)
         """Factors of the rows of this step's passes, by their place in the loss, and which way each row is pulled."""
+        self._pulled = defaultdict[int, tuple[list[torch.Tensor], list[torch.Tensor]]](lambda: ([], []))
+        """All that this step's passes of each model are given of rows that are lowered, and that are raised."""
         self._way = -1 if any(group.get("maximize") for group in session.optimizer.param_groups) else 1
         if step < EARLY_STEPS and session.answers_named is not None:
             self.hooks.function(torch.autograd, "backward", before=self._differentiated)
@@ -75,6 +80,9 @@ class PreferenceProbe(Probe):
     def backward_end(self, session: Session, step: int) -> None:
         """Take factors that are centred, as those of GRPO are, for advantages."""
         self.hooks.remove()
+        if contrasted := [pulled for pulled in self._pulled.values() if all(pulled)]:
+            alike = (len(one) == len(other) and all(map(torch.equal, one, other)) for one, other in contrasted)
+            self._cancelled.append(all(alike))
         for weighed in self._weighed.values():
             factors, told = torch.tensor([f for f, _ in weighed]), [pair for pair in weighed if pair[1] is not None]
             spread = float(factors.std()) if len(factors) >= FEWEST_ROWS else 0.0
@@ -96,13 +104,15 @@ class PreferenceProbe(Probe):
             by_name = Counter((named[0](text), raised) for text, (_, raised) in zip(texts, rows, strict=True))
             if any(better is not None for better, _ in by_name):
                 told, where = by_name, named[1]
-        if told:
+        cancelled = len(self._cancelled) * all(self._cancelled)
+        if told or cancelled:
             seen = PreferencesLearned(
                 where=where,
                 chosen_raised=told[True, True],
                 chosen_lowered=told[True, False],
                 rejected_raised=told[False, True],
                 rejected_lowered=told[False, False],
+                cancelled=cancelled,
             )
             self.emit(seen)
 
@@ -119,13 +129,19 @@ class PreferenceProbe(Probe):
         # else those are labels, of a model that is given embeddings
         if scores.grad_fn is not None and int(read.min()) >= 0:
             factors = self._passes[scores.grad_fn._sequence_nr()] = []
-            self.hooks.gradient(scores, lambda gradient: self._see(read, pulls(read, gradient), factors))
+            tensors = (held for held in tree_leaves((args, given)) if isinstance(held, torch.Tensor) and held.ndim)
+            rows = [read, *(held for held in tensors if held is not read and len(held) == len(read))]
+            self.hooks.gradient(scores, lambda gradient: self._see(id(model), rows, pulls(read, gradient), factors))
 
-    def _see(self, read: torch.Tensor, pulls: torch.Tensor, advantages: list[torch.Tensor]) -> None:
+    def _see(self, of: int, given: list[torch.Tensor], pulls: torch.Tensor, advantages: list[torch.Tensor]) -> None:
         """Note the rows that are pulled one way, by how far each of their scores is raised: [rows, scores]."""
+        read = given[0]
         pulls = pulls.to(read.device)
         total, sizes = self._way * pulls.sum(dim=1), pulls.abs().sum(dim=1)
         one_way = (sizes > 0) & (total.abs() >= ONE_WAY * sizes)
+        for raises, rows in enumerate(self._pulled[of]):
+            if bool((so := one_way & ((total > 0) == bool(raises))).any()):
+                rows += [held.detach()[so.to(held.device)] for held in given]
         every = -(-len(read) // OF_A_PASS)  # rejected answers may lie behind all chosen ones
         for place, factors in enumerate(advantages):
             if len(factors) == len(read):

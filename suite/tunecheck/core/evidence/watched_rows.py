@@ -157,6 +157,8 @@ class PreferencesLearned(Record):
     chosen_lowered: int
     rejected_raised: int
     rejected_lowered: int
+    cancelled: int = 0
+    """Steps that raise rows and lower rows, where those are the same in each such step."""
 
 
 class AnswersRated(Record):
