@@ -106,6 +106,7 @@ MEANT = {
     ("written_answers_end", "two start tokens"),
     ("rows_whole", "pairs cut off"),
     ("pairs_differ", "questions again"),
+    ("pairs_differ", "prompts again, rated"),
     ("no_target_leakage", "labels that are shifted twice"),
     ("randomness_varies", "a seed in every step"),
     ("clipping_leaves_gradients", "to nearly nothing"),
@@ -513,6 +514,7 @@ FAULTS = {
         ),
         "questions again": lambda: watched(e.PairsGiven(step=0, pairs=24, alike=0, questions_again=20)),
         "all rated alike": lambda: watched(e.AnswersRated(rows=400, kinds=("True",))),
+        "prompts again, rated": lambda: watched(e.AnswersRated(rows=64, kinds=("False", "True"), looked=64, again=40)),
     },
     "better_answers_raised": {
         "columns exchanged": lambda: watched(preferring(0, 24)),
@@ -734,7 +736,7 @@ def test_a_space_is_no_end_mark(last):
         ("labels_as_configured", e.BaseTokens(tokens=0, other=0)),
         ("labels_as_configured", rows(begins_again=6, begins_twice=9, users_learned=12, padding_ends=18)),
         ("pairs_differ", e.PairsGiven(step=0, pairs=24, alike=0, prompts_again=3)),
-        ("pairs_differ", e.AnswersRated(rows=400, kinds=("False", "True"))),
+        ("pairs_differ", e.AnswersRated(rows=400, kinds=("False", "True"), looked=64, again=9)),
     ],
     ids=["some tokens added", "few tokens", "none known", "some marks", "some answers that quote", "rated both ways"],
 )

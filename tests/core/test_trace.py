@@ -103,7 +103,7 @@ EXAMPLES: list[Record] = [
         rejected_lowered=3,
         cancelled=2,
     ),
-    e.AnswersRated(rows=4, kinds=("False", "True")),
+    e.AnswersRated(rows=4, kinds=("False", "True"), looked=4, again=1),
     e.PositionGradients(step=1, padded=12, padding_share=0.0, raising=40, raising_own=1, followed=4, asked_behind=1),
     e.RowsUsed(rows=24, beginnings=0, begun_late=0, answers=20, alike=20, loose=0),
     e.RowSpans(

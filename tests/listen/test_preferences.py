@@ -106,10 +106,9 @@ def test_a_data_set_declares_pairs_by_its_columns(columns, pairs):
 class Rated:
     """A data set of answers with a label each, in the words of datasets."""
 
-    column_names = ("prompt", "completion", "label")
-
-    def __init__(self, *labels):
-        self.labels = labels
+    def __init__(self, *labels, **columns):
+        self.labels, self.columns = labels, columns or {"prompt": [], "completion": []}
+        self.column_names = [*self.columns, "label"]
 
     def __len__(self):
         return len(self.labels)
@@ -117,6 +116,18 @@ class Rated:
     def unique(self, _column):
         """Return each label once."""
         return sorted({*self.labels})
+
+    def select_columns(self, _column):
+        """Return all of them."""
+        return self
+
+    def with_format(self, _none):
+        """Return what has no format of its own."""
+        return self
+
+    def __getitem__(self, rows):
+        """Return these rows by their columns."""
+        return {name: column[rows] for name, column in self.columns.items()}
 
 
 RATED = {"completion_input_ids": CHOSEN, "label": torch.tensor([True, True])}
@@ -130,6 +141,28 @@ def test_ratings_are_those_of_the_whole_data_set(labels):
     assert declares_ratings(dataset)
     seen = answers_rated(dataset, RATED)
     assert (seen.rows, seen.kinds) == (2, tuple(sorted(map(str, {*labels}))))
+
+
+USER, OWN = {"role": "user", "content": "why?"}, {"role": "assistant", "content": "so"}
+
+
+@pytest.mark.parametrize(
+    ("names", "prompt", "answer"),
+    [
+        (("prompt", "completion"), "why? ", "so"),
+        (("prompt", "completion"), [USER], [OWN]),
+        (("prompt_ids", "completion_ids"), [7, 8], [9]),
+        (("prompt_input_ids", "answer_input_ids", "completion_input_ids"), [7, 8], [9]),
+    ],
+    ids=["texts", "chats", "tokens", "tokens beside the whole row"],
+)
+@pytest.mark.parametrize("again", [True, False], ids=["again", "once"])
+def test_rated_answers_that_begin_with_their_prompt_are_counted(names, prompt, answer, again):
+    """A column of the whole row has the prompt by right."""
+    columns = dict(zip(names, ([prompt], [prompt + answer if again else answer], [prompt + answer]), strict=False))
+    seen = answers_rated(Rated(True, **columns), RATED)
+
+    assert (seen.looked, seen.again) == (1, int(again))
 
 
 @pytest.mark.parametrize(

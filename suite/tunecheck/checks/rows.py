@@ -207,7 +207,7 @@ ANSWERS_EQUAL = (
     "Both answers come from one column. Or prompts fill max_length, so that the answers are truncated. The two "
     "gradients cancel, and the loss stays at ln 2."
 )
-PROMPTS_TWICE = "Both columns hold whole conversations beside a prompt column."
+PROMPTS_TWICE = "The columns of answers hold whole conversations beside a prompt column."
 RESTATES = "an answer may begin with its question"
 LABELS_EQUAL = "Every label is the same, as bool() of any non-empty string is True."
 
@@ -226,11 +226,15 @@ class PairsDiffer(Check):
     max_alike_share: float = 0.5
     """Share of the pairs. Some data sets hold a few pairs with equal answers."""
     max_prompts_again_share: float = 0.5
-    """Share of the pairs in which both answers begin with the whole prompt."""
+    """Share of the pairs in which both answers begin with the whole prompt, and of rated answers that do."""
 
     def judge(self, trace: Trace) -> Finding:
         for rated in trace.records(evidence.AnswersRated):
             enough(rated.rows, ENOUGH, "rated answers")
+            most = self.max_prompts_again_share * rated.looked
+            if len(rated.kinds) > 1 and rated.looked >= ENOUGH and rated.again > most:
+                detail = f"{rated.again} of {rated.looked} answers begin with their whole prompt"
+                return self.at_most(rated.again, most, detail, meant=RESTATES, causes=[PROMPTS_TWICE])
             detail = f"{rated.rows} answers have the label {' or '.join(rated.kinds)}"
             kinds, causes = len(rated.kinds), [LABELS_EQUAL]
             return self.found(kinds > 1, detail, measured=kinds, limit=2, compared=rated.rows, causes=causes)

@@ -11,6 +11,10 @@ KEPT = 8
 """Pairs that are kept in mind, where a window has one alone: several tell what all prompts have in common."""
 Answers = tuple[list[int], ...]
 """Tokens of a prompt, and of its two answers."""
+MOST_ROWS = 64
+"""Rows of rated answers that are looked at."""
+PROMPT_AND_ANSWER = ("prompt", "completion"), ("prompt_ids", "completion_ids"), ("prompt_input_ids", "answer_input_ids")
+"""What the columns of a prompt and its answer alone are called, texts before tokens: those may join another way."""
 NAMES = ("input_ids", "ids", "")
 """What is behind `chosen_` and `rejected_` in a column of answers, tokens before text."""
 
@@ -38,7 +42,17 @@ def answers_rated(dataset: Any, given: Mapping[str, Any]) -> AnswersRated | None
         return None
     if label is None or getattr(label, "ndim", 1) != 1 or not hasattr(dataset, "unique"):
         return None
-    return AnswersRated(rows=len(dataset), kinds=tuple(sorted(map(str, dataset.unique("label")))))
+    looked, again = _restated(dataset)
+    kinds = tuple(sorted(map(str, dataset.unique("label"))))
+    return AnswersRated(rows=len(dataset), kinds=kinds, looked=looked, again=again)
+
+
+def _restated(dataset: Any) -> tuple[int, int]:
+    """Return how many rows have a prompt and an answer, as texts, chats or tokens, and how many begin with it again."""
+    columns = next((names for names in PROMPT_AND_ANSWER if {*names} <= _columns(dataset)), ())
+    held = (dataset.select_columns(each).with_format(None)[:MOST_ROWS][each] for each in columns)
+    rows = [(one, other) for one, other in zip(*held, strict=True) if one and type(one) is type(other)]
+    return len(rows), sum(other[: len(one)] == one for one, other in rows)
 
 
 def pairs_of(

@@ -168,6 +168,10 @@ class AnswersRated(Record):
     """Of the whole data set."""
     kinds: tuple[str, ...]
     """The labels that it has."""
+    looked: int = 0
+    """Rows of which the prompt and the answer are known; the first ones."""
+    again: int = 0
+    """Those of them whose answer begins with the whole prompt."""
 
 
 class PositionGradients(Record):
