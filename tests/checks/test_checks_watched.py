@@ -40,6 +40,7 @@ MEANT = {
     ("batches_change", "one batch in each step"),
     ("batches_change", "targets of the first batch"),
     ("batches_change", "a text that no pass reads"),
+    ("batches_change", "one view twice"),
     ("batches_change", "targets in another order"),
     ("rows_whole", "beginnings cut off"),
     ("rows_whole", "most answers cut off"),
@@ -422,6 +423,9 @@ FAULTS = {
         "targets of the first batch": lambda: watched(*aiming(lambda step: "same")),
         "a text that no pass reads": lambda: watched(
             *inputs(), e.StepInputs(step=4, digests=("batch 9",), unread=("positive",))
+        ),
+        "one view twice": lambda: watched(
+            *(e.StepInputs(step=step, digests=(f"batch {step}",), twins=True if step else None) for step in range(4))
         ),
         "targets in another order": lambda: watched(
             *(e.StepInputs(step=step, digests=(f"batch {step}",), paired=False) for step in range(3))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.utils.data import DataLoader, TensorDataset
 from transformers import BertConfig, BertForSequenceClassification
 
 from tunecheck.checks import CHECKS
@@ -64,6 +65,69 @@ def test_a_text_of_a_pair_that_no_pass_reads(passes, told, tmp_path):
     finding = CHECKS["batches_change"]()(read(path))
 
     assert (finding.status, told in finding.detail) == (Status.SUSPECTED if told else Status.PASSED, True)
+
+
+class Views(nn.Module):
+    """Vectors of two views, in one pass."""
+
+    def __init__(self, dropout):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, 8))
+
+    def forward(self, one, other=None):
+        """Return both vectors; that of the first alone without a second."""
+        return self.inner(one) if other is None else (self.inner(one), self.inner(other))
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["one pass", "two passes"])
+@pytest.mark.parametrize(
+    ("other", "dropout", "told"),
+    [
+        (lambda row: row.clone(), 0.0, True),
+        (lambda row: row + 0.1 * torch.randn(12), 0.0, False),
+        (lambda row: row.clone(), 0.1, False),
+        (lambda row: (row > 0).float(), 0.0, False),
+    ],
+    ids=["one view", "two views", "that are dropped from", "a mask"],
+)
+def test_two_views_that_are_one(other, dropout, told, at_once, tmp_path):
+    """Without dropout each view gives the other's vector."""
+    torch.manual_seed(0)
+    model = Views(dropout)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    rows = torch.randn(48, 12)
+    hooks = LoopHooks(Options(folder=str(tmp_path), name="script", steps=6))
+    hooks.attach()
+    for one, two, _ in DataLoader([(row, other(row), row.clone()) for row in rows], batch_size=8):
+        vectors = model(one, two) if at_once else (model(one), model(two))
+        cross_entropy(vectors[0] @ vectors[1].T, torch.arange(8)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    hooks.detach()
+    (path,) = tmp_path.glob("watch-*.jsonl")
+    finding = CHECKS["batches_change"]()(read(path))
+
+    assert finding.status is (Status.SUSPECTED if told else Status.PASSED)
+    assert ("yields one input twice" in finding.detail) is told
+
+
+@pytest.mark.parametrize("reads", [1, 2], ids=["a target", "one row for two heads"])
+def test_rows_that_are_their_own_targets(reads, tmp_path):
+    """An autoencoder's batch holds them twice, and passes read one of them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 12))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    rows = torch.randn(48, 12)
+    hooks = LoopHooks(Options(folder=str(tmp_path), name="script", steps=6))
+    hooks.attach()
+    for one, target in DataLoader(TensorDataset(rows, rows), batch_size=8):
+        sum(mse_loss(model(one), target) for _ in range(reads)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    hooks.detach()
+    (path,) = tmp_path.glob("watch-*.jsonl")
+
+    assert CHECKS["batches_change"]()(read(path)).status is Status.PASSED
 
 
 class Picture:

@@ -73,9 +73,11 @@ REREAD = "The loader's iterator is created anew in each step, or the batch is re
 ONCE_A_STEP = "The next batch is fetched once in a step, not in the loop over its micro-batches."
 NO_TEXT = "Another column is given as the tokens, such as token_type_ids."
 COPIED = "The collator makes both inputs of a pair of one text."
+ONE_VIEW = "Both views of a row are one: the augmentation is called once, or it draws nothing."
 READ_TWICE = "Both passes of a pair are given the same tokens, as after copy and paste."
 SHUFFLED = "Inputs or targets alone are put in another order, as by a permutation or a sort."
 CONTROL = "targets may be exchanged on purpose, as for a control or a penalty"
+WITH_ITSELF = "a control may compare each row with itself"
 VIEWS = "several views of one batch may be averaged"
 ONE_SLICE = "The targets are sliced without the batch's number, or read once before the loop."
 NOISED = "one batch may be trained on with other noise, or another view, in each step"
@@ -86,13 +88,13 @@ class BatchesChange(Check):
     """Steps train on different batches, whose rows are of more than one class, and not sorted by class.
 
     So do the micro-batches of a step whose losses are averaged, and the targets of different inputs. Targets come in
-    the order of their rows. Two inputs of tokens, as of a pair of answers, differ, and so do the tokens of a row.
+    the order of their rows. Two inputs, as of a pair of answers or views, differ, and so do the tokens of a row.
     rows_come_once compares the rows of language models.
     """
 
     needs = frozenset({"unknown_rows"})
     convention = "one batch is overfitted on purpose, or the whole data set is one batch"
-    meaning = f"{REREAD} {ONCE_A_STEP} {SORTED} {ONE_SLICE} {SHUFFLED} {COPIED} {READ_TWICE} {NO_TEXT}"
+    meaning = f"{REREAD} {ONCE_A_STEP} {SORTED} {ONE_SLICE} {SHUFFLED} {COPIED} {ONE_VIEW} {READ_TWICE} {NO_TEXT}"
     remedy = """Create the iterator once per epoch, and take the next batch in each step. Shuffle. Count the labels.
     Give the model each text of a pair."""
 
@@ -120,6 +122,10 @@ class BatchesChange(Check):
         if all(step.equal for step in given):
             detail = f"the inputs {' and '.join(given[0].equal)} are equal in each of {steps} steps"
             return self.found(False, detail, measured=steps, limit=0, meant=VIEWS, causes=[COPIED])
+        twins = [step.twins for step in given if step.twins is not None]
+        if len(twins) >= self.min_steps and all(twins):
+            detail = f"the loader yields one input twice, and passes read both, in each of {len(twins)} steps"
+            return self.at_most(len(twins), 0, detail, meant=WITH_ITSELF, causes=[ONE_VIEW])
         if unread := [name for step in given for name in step.unread]:
             detail = f"no pass reads {some(unread, 1)} of the loader, and two passes of a step read the same rows"
             return self.at_most(len(unread), 0, detail, meant=VIEWS, causes=[READ_TWICE])

@@ -3,7 +3,7 @@
 import sys
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby, islice, takewhile
+from itertools import combinations, groupby, islice, takewhile
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from tunecheck.models.layer_names import is_pretrained
 from tunecheck.probes.reference import padded
 from tunecheck.probes.reference.given import Row, Show, end_tokens, row_digest, rows_of, special_tokens
 from tunecheck.probes.reference.loss_graph import graph_of, saved, straight_back
-from tunecheck.probes.reference.measures import evenly
+from tunecheck.probes.reference.measures import evenly, random_digest
 from tunecheck.training.data import IGNORED, Batch
 from tunecheck.training.events import EARLY_STEPS, Probe
 from tunecheck.training.session import Session
@@ -84,6 +84,7 @@ class StepInputsProbe(Probe):
         """Rows of tokens that loaders yield, by the names of their tensors."""
         self._batches = deque[list[torch.Tensor]](maxlen=2)
         """Tensors of the last batches of loaders, one of which may be drawn ahead."""
+        self._device, self._random = session.device, ""
         self._passes = Counter[tuple[int, str]]()
         """Of each model and row of tokens the number of passes of one step that read it."""
         config = getattr(session.model, "config", None)
@@ -110,6 +111,8 @@ class StepInputsProbe(Probe):
             self._batches.clear()
         self._orders: dict[tuple[int, ...], list[torch.Tensor]] = {}
         """Orders in which passes with gradients read the rows of a batch, and that batch."""
+        self._held, self._twins = list[torch.Tensor](), list[bool]()
+        """What passes with gradients read, until the next backward, and whether two of it are one yielded twice."""
         self._outputs, self._paired = set[int](), list[bool | None]()
         """Numbers of the functions that gave their outputs, and whether a loss's targets have the order of its rows."""
         if step < EARLY_STEPS and self._models:
@@ -141,6 +144,8 @@ class StepInputsProbe(Probe):
             given_rows = (row for held in tree_leaves((args, given)) for row in _rows_of_tokens(held))
             self._now.update((id(model), row) for row in given_rows)
             read = [held for held in tree_leaves((args, given)) if _has_rows(held)]
+            self._random = self._random if self._held else random_digest(self._device)
+            self._held += [held for held in read if not held.requires_grad]
             for batch in self._batches:
                 orders = (_order(each, held) for each in batch for held in read)
                 self._orders |= {order: batch for order in orders if order}
@@ -164,6 +169,9 @@ class StepInputsProbe(Probe):
         if len(self._orders) == 1:  # else there are several passes
             self._paired.append(_are_paired(getattr(tensors, "grad_fn", None), self._outputs, *self._orders.popitem()))
         self._orders = {}
+        if self._held:
+            self._twins.append(self._are_twins(getattr(tensors, "grad_fn", None)))
+            self._held = []
         rows = {len(batch.keys) for batch in self._window}
         for node in islice(graph_of(getattr(tensors, "grad_fn", None)), MOST_NODES):
             self._count_spelt(node)
@@ -212,6 +220,15 @@ class StepInputsProbe(Probe):
             both = (int(least), int(most))
             self._targets[str(classes)] = (*self._targets.get(str(classes), ()), *both * (FEWEST_DENSE // 2))
 
+    def _are_twins(self, function: Any) -> bool:
+        """Return whether the same weights read two tensors of a batch that are one, and nothing is drawn for either."""
+        pairs = (pair for batch in self._batches for pair in combinations(batch, 2))
+        if not any(_is_yielded_twice(*pair, self._held) for pair in pairs):
+            return False
+        uses = Counter(use for node in graph_of(function) for use, _ in node.next_functions if hasattr(use, "variable"))
+        both = 2 * sum(times > 1 for times in uses.values()) > len(uses)
+        return both and random_digest(self._device) == self._random
+
     def _count_spelt(self, node: Any) -> None:
         """Count rows of CTC whose targets all have one length, and end in more or less of one token."""
         targets, lengths = (getattr(node, f"_saved_{name}", None) for name in ("targets", "target_lengths"))
@@ -237,6 +254,7 @@ class StepInputsProbe(Probe):
         more |= {
             "aims": tuple(self._aims),
             "paired": any(told) if told else None,
+            "twins": any(self._twins) if step and self._twins else None,  # a loop is first heard within step 0
             "unread": self._unread() if step + 1 == EARLY_STEPS else (),
             **self._continued,
         }
@@ -274,6 +292,19 @@ def _is_part(target: list[int], source: list[int]) -> bool:
 
 def _has_rows(held: Any) -> bool:
     return isinstance(held, torch.Tensor) and held.ndim > 0 and len(held) >= FEWEST_ROWS and held.numel() > 0
+
+
+def _is_yielded_twice(one: torch.Tensor, other: torch.Tensor, read: Sequence[torch.Tensor]) -> bool:
+    """Return whether two tensors of a batch are equal, and both are read; masks and constants may well be equal."""
+    if not _are_equal(one, other) or len({number for row in _looks_of(one) for number in row}) < FEWEST_TOKENS:
+        return False
+    return (
+        len({held.data_ptr() for held in read if held.shape == one.shape and _are_equal(held.to(one.device), one)}) > 1
+    )
+
+
+def _are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
 
 
 def _looks_of(tensor: torch.Tensor) -> list[tuple[float, ...]]:
