@@ -41,6 +41,7 @@ MEANT = {
     ("batches_change", "targets of the first batch"),
     ("batches_change", "a text that no pass reads"),
     ("batches_change", "one view twice"),
+    ("batches_change", "one timestep"),
     ("batches_change", "targets in another order"),
     ("rows_whole", "beginnings cut off"),
     ("rows_whole", "most answers cut off"),
@@ -423,6 +424,9 @@ FAULTS = {
         "targets of the first batch": lambda: watched(*aiming(lambda step: "same")),
         "a text that no pass reads": lambda: watched(
             *inputs(), e.StepInputs(step=4, digests=("batch 9",), unread=("positive",))
+        ),
+        "one timestep": lambda: watched(
+            *(e.StepInputs(step=step, digests=(f"batch {step}",), constant="timesteps is 0") for step in range(4))
         ),
         "one view twice": lambda: watched(
             *(e.StepInputs(step=step, digests=(f"batch {step}",), twins=True if step else None) for step in range(4))

@@ -130,6 +130,49 @@ def test_rows_that_are_their_own_targets(reads, tmp_path):
     assert CHECKS["batches_change"]()(read(path)).status is Status.PASSED
 
 
+class Denoiser(nn.Module):
+    """Noise of pictures, by what is given for each row."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(13, 12)
+
+    def forward(self, noisy, number, guidance=None):
+        """Return as many numbers."""
+        return self.inner(torch.cat([noisy, number[:, None] / 10], dim=1))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "others", "told"),
+    [
+        (torch.zeros_like, {}, True),
+        (lambda drawn: drawn, {}, False),
+        (lambda drawn: torch.full_like(drawn, 12), {}, False),
+        (lambda drawn: drawn, {"guidance": torch.full((8,), 3.5)}, False),
+        (lambda drawn: torch.zeros_like(drawn)[:, None].expand(8, 2)[:, 0], {"guidance": torch.full((8,), 3.5)}, True),
+    ],
+    ids=["a constant", "drawn", "lengths", "another constant", "two constants"],
+)
+def test_a_number_a_row_that_is_constant(numbers, others, told, tmp_path):
+    """It is a question where none of such numbers varies."""
+    torch.manual_seed(0)
+    model = Denoiser()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    hooks = LoopHooks(Options(folder=str(tmp_path), name="script", steps=6))
+    hooks.attach()
+    for _ in range(6):
+        rows, noise, drawn = torch.randn(8, 12), torch.randn(8, 12), torch.randint(2, 10, (8,))
+        mse_loss(model(rows + drawn[:, None] * noise, numbers(drawn), **others), noise).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    hooks.detach()
+    (path,) = tmp_path.glob("watch-*.jsonl")
+    finding = CHECKS["batches_change"]()(read(path))
+
+    assert finding.status is (Status.SUSPECTED if told else Status.PASSED)
+    assert ("argument 1 is 0" in finding.detail) is told
+
+
 class Picture:
     """Pixels with a method of the name that arrays have, as PIL's images are."""
 

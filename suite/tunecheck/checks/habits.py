@@ -74,10 +74,12 @@ ONCE_A_STEP = "The next batch is fetched once in a step, not in the loop over it
 NO_TEXT = "Another column is given as the tokens, such as token_type_ids."
 COPIED = "The collator makes both inputs of a pair of one text."
 ONE_VIEW = "Both views of a row are one: the augmentation is called once, or it draws nothing."
+CONSTANT = "A constant, as of zeros_like, stands for the numbers that are drawn for rows, such as timesteps."
 READ_TWICE = "Both passes of a pair are given the same tokens, as after copy and paste."
 SHUFFLED = "Inputs or targets alone are put in another order, as by a permutation or a sort."
 CONTROL = "targets may be exchanged on purpose, as for a control or a penalty"
 WITH_ITSELF = "a control may compare each row with itself"
+ONE_KIND = "all rows may have one speaker, one task or one noise level"
 VIEWS = "several views of one batch may be averaged"
 ONE_SLICE = "The targets are sliced without the batch's number, or read once before the loop."
 NOISED = "one batch may be trained on with other noise, or another view, in each step"
@@ -88,13 +90,15 @@ class BatchesChange(Check):
     """Steps train on different batches, whose rows are of more than one class, and not sorted by class.
 
     So do the micro-batches of a step whose losses are averaged, and the targets of different inputs. Targets come in
-    the order of their rows. Two inputs, as of a pair of answers or views, differ, and so do the tokens of a row.
-    rows_come_once compares the rows of language models.
+    the order of their rows. Two inputs, as of a pair of answers or views, differ, and so do the tokens of a row. Where
+    each row has a number, it varies. rows_come_once compares the rows of language models.
     """
 
     needs = frozenset({"unknown_rows"})
     convention = "one batch is overfitted on purpose, or the whole data set is one batch"
-    meaning = f"{REREAD} {ONCE_A_STEP} {SORTED} {ONE_SLICE} {SHUFFLED} {COPIED} {ONE_VIEW} {READ_TWICE} {NO_TEXT}"
+    meaning = (
+        f"{REREAD} {ONCE_A_STEP} {SORTED} {ONE_SLICE} {SHUFFLED} {COPIED} {ONE_VIEW} {READ_TWICE} {NO_TEXT} {CONSTANT}"
+    )
     remedy = """Create the iterator once per epoch, and take the next batch in each step. Shuffle. Count the labels.
     Give the model each text of a pair."""
 
@@ -126,6 +130,10 @@ class BatchesChange(Check):
         if len(twins) >= self.min_steps and all(twins):
             detail = f"the loader yields one input twice, and passes read both, in each of {len(twins)} steps"
             return self.at_most(len(twins), 0, detail, meant=WITH_ITSELF, causes=[ONE_VIEW])
+        constant = [step.constant for step in given if step.constant is not None]
+        if different > 1 and len(constant) >= self.min_steps and constant[0] and len({*constant}) == 1:
+            detail = f"{constant[0]} for all rows of {len(constant)} steps, whose other inputs differ"
+            return self.at_most(len(constant), 0, detail, meant=ONE_KIND, causes=[CONSTANT])
         if unread := [name for step in given for name in step.unread]:
             detail = f"no pass reads {some(unread, 1)} of the loader, and two passes of a step read the same rows"
             return self.at_most(len(unread), 0, detail, meant=VIEWS, causes=[READ_TWICE])

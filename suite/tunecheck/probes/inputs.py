@@ -113,6 +113,8 @@ class StepInputsProbe(Probe):
         """Orders in which passes with gradients read the rows of a batch, and that batch."""
         self._held, self._twins = list[torch.Tensor](), list[bool]()
         """What passes with gradients read, until the next backward, and whether two of it are one yielded twice."""
+        self._constants = set[str]()
+        """What passes with gradients are given of one number a row."""
         self._outputs, self._paired = set[int](), list[bool | None]()
         """Numbers of the functions that gave their outputs, and whether a loss's targets have the order of its rows."""
         if step < EARLY_STEPS and self._models:
@@ -144,6 +146,8 @@ class StepInputsProbe(Probe):
             given_rows = (row for held in tree_leaves((args, given)) for row in _rows_of_tokens(held))
             self._now.update((id(model), row) for row in given_rows)
             read = [held for held in tree_leaves((args, given)) if _has_rows(held)]
+            named = {**{f"argument {at}": held for at, held in enumerate(args)}, **given}
+            self._constants |= {told for told in [_constant_of(named)] if told is not None}
             self._random = self._random if self._held else random_digest(self._device)
             self._held += [held for held in read if not held.requires_grad]
             for batch in self._batches:
@@ -254,6 +258,7 @@ class StepInputsProbe(Probe):
         more |= {
             "aims": tuple(self._aims),
             "paired": any(told) if told else None,
+            "constant": None if not self._constants else max(self._constants) if len(self._constants) == 1 else "",
             "twins": any(self._twins) if step and self._twins else None,  # a loop is first heard within step 0
             "unread": self._unread() if step + 1 == EARLY_STEPS else (),
             **self._continued,
@@ -292,6 +297,26 @@ def _is_part(target: list[int], source: list[int]) -> bool:
 
 def _has_rows(held: Any) -> bool:
     return isinstance(held, torch.Tensor) and held.ndim > 0 and len(held) >= FEWEST_ROWS and held.numel() > 0
+
+
+def _constant_of(inputs: Mapping[str, Any]) -> str | None:
+    """Return the numbers that all rows are given alike; None without one number a row, "" where some may vary.
+
+    A length or a weight may well be constant.
+    """
+    tensors = {name: held for name, held in inputs.items() if isinstance(held, torch.Tensor) and held.ndim}
+    shapes = [held.shape for held in tensors.values() if held.ndim > 1]
+    rows, usual = (
+        {shape[0] for shape in shapes if shape[0] >= FEWEST_ROWS},
+        {1, *(size for shape in shapes for size in shape)},
+    )
+    single = {
+        name: held for name, held in tensors.items() if held.ndim == 1 and len(held) in rows and "label" not in name
+    }
+    found = {name: {*held.tolist()} for name, held in single.items() if held.dtype != torch.bool}
+    constant = all(len(numbers) == 1 and numbers.isdisjoint(usual) for numbers in found.values())
+    told = " and ".join(f"{name} is {max(numbers):g}" for name, numbers in found.items()) if constant else ""
+    return told if found else None
 
 
 def _is_yielded_twice(one: torch.Tensor, other: torch.Tensor, read: Sequence[torch.Tensor]) -> bool:

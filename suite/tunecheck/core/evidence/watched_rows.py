@@ -56,6 +56,8 @@ class StepInputs(Record):
     """Tokens that a loader yields and no pass of the early steps reads, though each reads the others twice."""
     paired: bool | None = None
     """Whether losses have targets in the order of the rows that the model reads; None where nobody can tell."""
+    constant: str | None = None
+    """What the model is given of one number a row, where all rows have the same; empty where they differ."""
     twins: bool | None = None
     """Whether the same weights read two equal tensors of a loader's batch; None where that is not looked at."""
     continued: int = 0
