@@ -1714,9 +1714,11 @@ def test_a_part_that_no_gradient_reaches():
     trace = watched(e.CutOff(tensors=LORA_B[:2]))
     finding = CHECKS["trainable_moved"]()(trace)
     of_another = CHECKS["trainable_moved"]()(watched(e.CutOff(tensors=(), left_out=LORA_B[:1])))
+    never_called = CHECKS["trainable_moved"]()(watched(e.CutOff(tensors=(), replaced=("cross",))))
 
     assert (finding.status, finding.measured) == (Status.SUSPECTED, 2)
     assert (of_another.status, of_another.measured) == (Status.SUSPECTED, 1)
+    assert (never_called.status, never_called.measured) == (Status.SUSPECTED, 1)
     still = with_record(trace, e.Movement, unmoved=LORA_B[:1])
     assert CHECKS["trainable_moved"]()(still).status is Status.FAILED
 

@@ -41,7 +41,7 @@ EXAMPLES: list[Record] = [
     e.UserCode(role="compute_loss", name="Mine.compute_loss", file="train.py", line=7),
     e.EvaluationRows(rows=50, among=3, trained=400),
     e.WindowEnded(steps=10),
-    e.CutOff(tensors=("conv.bias",), passes=1, in_steps=4),
+    e.CutOff(tensors=("conv.bias",), passes=1, in_steps=4, replaced=("cross",)),
     e.LoopEvaluations(passes=8, dropping=0),
     e.StepInputs(
         step=1,

@@ -249,6 +249,41 @@ def test_a_part_that_no_gradient_reaches(how, told, tmp_path, monkeypatch):
     assert int(model.norm.num_batches_tracked - before["norm.num_batches_tracked"]) == STEPS
 
 
+class Layer(nn.Module):
+    """Two attentions of one class, as in a decoder."""
+
+    def __init__(self, calls):
+        super().__init__()
+        self.own, self.cross = (nn.MultiheadAttention(WIDTH, 2) for _ in range(2))
+        self.calls = calls
+
+    def forward(self, x):
+        """Attend as often as there are names."""
+        for name in self.calls:
+            attend = getattr(self, name)
+            x = x + attend(x, x, x)[0]
+        return x
+
+
+@pytest.mark.parametrize(
+    ("calls", "told"),
+    [
+        (("own", "cross"), ""),
+        (("own", "own"), "no pass calls 2 parts, and each calls another one of the class twice: 0.cross, 1.cross"),
+        (("own",), ""),
+    ],
+    ids=["each", "one twice", "one alone"],
+)
+def test_a_part_that_is_called_in_place_of_another(calls, told, tmp_path):
+    """As after copy and paste; one of two heads may rest."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Layer(calls), Layer(calls))
+    finding = judged("trainable_moved", tmp_path, model, lambda model: model(torch.randn(5, WIDTH)).square().mean())
+
+    assert finding.status is (Status.SUSPECTED if told else Status.PASSED), finding.detail
+    assert told in finding.detail
+
+
 @pytest.mark.parametrize(("cut", "status"), [(False, Status.PASSED), (True, Status.SUSPECTED)])
 def test_rows_of_a_classifier_that_are_cut_off(cut, status, tmp_path):
     """All end with one token, but those that are as long as the longest, and were longer."""

@@ -296,6 +296,8 @@ UNREGISTERED = """Layers are kept in a plain list or dictionary: use ModuleList.
     model.parameters() leaves them out."""
 KEPT_APART = "a part may be kept out of the model's state on purpose, as a fixed critic is"
 NO_GRADIENT = "A part of the model is outside the forward pass, runs under no_grad, or has its result detached."
+TWICE_CALLED = "A forward pass calls one part twice in place of another one, as after copy and paste."
+SHARED = "a part may serve for both on purpose"
 RATE_0 = "The learning rate is 0."
 BOTH_0 = "Both factors of a product begin at 0, so that neither gets a gradient."
 MAY_WAKE = "a part may begin to learn later, or be kept out by a factor of 0"
@@ -308,7 +310,7 @@ class TrainableMoved(Check):
     needs = frozenset()
     premises_to_fail = frozenset({Premise.GRADIENT_DUE})
     meaning = f"""The optimizer does not hold a part of the model. {NO_GRADIENT} {NOT_ADDED} {UNREGISTERED} {RATE_0}
-    {BOTH_0} {ROUNDS}"""
+    {TWICE_CALLED} {BOTH_0} {ROUNDS}"""
     remedy = """Fix trainable_set, optimizer_coverage and lora_gradient_schedule first if one failed. Search the forward
     pass for detach, .data and no_grad behind the named tensors. Keep trained weights in fp32."""
 
@@ -385,6 +387,10 @@ class TrainableMoved(Check):
         if hidden := [name for found in parts for name in found.hidden]:
             detail = f"no optimizer holds {counted(len(hidden), 'part')} with gradients: {some(hidden)}"
             return self.at_most(len(hidden), 0, detail, meant=KEPT_APART, causes=[UNREGISTERED])
+        if replaced := [name for found in parts for name in found.replaced]:
+            detail = f"no pass calls {counted(len(replaced), 'part')}, and each calls another one of the class twice"
+            detail += f": {some(replaced)}"
+            return self.at_most(len(replaced), 0, detail, meant=SHARED, causes=[TWICE_CALLED])
         cut_off = [name for found in parts for name in found.tensors]
         if names := cut_off or [name for found in parts for name in found.left_out]:
             whose, meant, cause = ("the", STOPPED, NO_GRADIENT) if cut_off else ("another", MONITORED, NOT_ADDED)

@@ -4,6 +4,7 @@ The model is called once more with such parts changed. What only an unused head 
 of what the loss is made of. A head of which a loss is computed is to be used. So is a pass that is made with gradients.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -72,6 +73,9 @@ class CutOffProbe(Probe):
         self._losses: list[Any] = []
         """Graphs of the losses that a step computes, of whatever results."""
         self._hidden: tuple[str, ...] = ()
+        self._calls = Counter[int]()
+        """Of modules in the step that is looked at."""
+        self._replaced: tuple[str, ...] = ()
         self._leaves: dict[int, Any] = {}
         """What a step's losses are differentiated by."""
 
@@ -103,8 +107,9 @@ class CutOffProbe(Probe):
     def _gave(self, name: str, _module: Any, _args: Any, out: Any) -> None:
         self._results += [(name, result) for result in numbers_of(out) if result.requires_grad]
 
-    def _reads(self, _module: Any, args: Any, given: dict[str, Any]) -> None:
+    def _reads(self, module: Any, args: Any, given: dict[str, Any]) -> None:
         """Look for what was detached on its way to another module: it still lies at the same place."""
+        self._calls[id(module)] += 1
         places = {value.data_ptr() for value in numbers_of([args, given]) if not value.requires_grad}
         cut = {f"{name}." for name, result in self._results if result.data_ptr() in places}
         self._cut_off |= {name for name in self._idle if name.startswith(tuple(cut))}
@@ -137,6 +142,7 @@ class CutOffProbe(Probe):
         if step == AT_STEP:
             self._hidden = (*_hidden(session.model), *_beside(session.model, self._leaves))
             self._leaves = {}
+            self._replaced = (*_replaced(session.model, self._idle.keys(), self._calls),)
         if step == AT_STEP and 0 < len(self._idle) < self._tensors:
             self._digests = {name: digest(p) for name, p in self._idle.items()}
             leaves = {id(getattr(node, "variable", None)) for node in graph_of(losses)}
@@ -176,8 +182,10 @@ class CutOffProbe(Probe):
         """Tell which tensors no step gave a gradient, that are as they were, and whose module was called since."""
         tensors, left_out = map(self._called_since, (self._cut_off, self._left_out))
         lost, steps = min(self._lost, default=0), len(self._lost)
-        if tensors or left_out or self._hidden or lost:
-            self.emit(CutOff(tensors=tensors, left_out=left_out, hidden=self._hidden, passes=lost, in_steps=steps))
+        replaced = tuple(name for name in self._replaced if any(n.startswith(f"{name}.") for n in self._idle))
+        if tensors or left_out or replaced or self._hidden or lost:
+            more: dict[str, Any] = {"hidden": self._hidden, "passes": lost, "in_steps": steps, "replaced": replaced}
+            self.emit(CutOff(tensors=tensors, left_out=left_out, **more))
 
     def _called_since(self, names: set[str]) -> tuple[str, ...]:
         found = {name for name in names & self._idle.keys() if _module_of(name) in self._called}
@@ -196,6 +204,16 @@ def _resting(model: Any, idle: AbstractSet[str]) -> Iterator[str]:
         if name and held and not name.startswith(last) and idle >= {*held}:
             last = f"{name}."
             yield name
+
+
+def _replaced(model: Any, idle: AbstractSet[str], calls: Mapping[int, int]) -> Iterator[str]:
+    """Yield modules of several layers that are never called, where one of their class beside them is called twice."""
+    for name in _resting(model, idle):
+        module, parent = model.get_submodule(name), model.get_submodule(_module_of(name))
+        beside = [each for each in parent.children() if type(each) is type(module)]
+        passes = calls[id(parent)]  # of a list of experts there are none
+        if [*module.children()] and passes and not calls[id(module)]:
+            yield from [name] * any(calls[id(each)] >= 2 * passes for each in beside)
 
 
 def _differ(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> bool:

@@ -227,6 +227,8 @@ class CutOff(Record):
     """Passes of each early step, at least, whose results could be differentiated and are not, beside others."""
     in_steps: int = 0
     """The early steps in which passes were counted."""
+    replaced: tuple[str, ...] = ()
+    """Modules without a gradient that are never called, beside one of their class that each pass calls twice."""
 
 
 class Continuity(Record):
