@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from tunecheck.core.evidence import PreferencesLearned
 from tunecheck.models.layer_names import is_pretrained
 from tunecheck.probes.reference.loss_graph import graph_of, saved
-from tunecheck.probes.reference.measures import living
+from tunecheck.probes.reference.measures import Digest, digest, living
 from tunecheck.probes.reference.own_tokens import tokens_and_numbers
 from tunecheck.training.data import Batch
 from tunecheck.training.events import EARLY_STEPS, Probe
@@ -54,8 +54,8 @@ class PreferenceProbe(Probe):
         """
         self._weighed: defaultdict[int, list[tuple[float, bool | None]]] = defaultdict(list)
         """Factors of the rows of this step's passes, by their place in the loss, and which way each row is pulled."""
-        self._pulled = defaultdict[int, tuple[list[torch.Tensor], list[torch.Tensor]]](lambda: ([], []))
-        """All that this step's passes of each model are given of rows that are lowered, and that are raised."""
+        self._pulled = defaultdict[int, tuple[list[Digest], list[Digest]]](lambda: ([], []))
+        """Digests of all that passes of each model are given of rows that are lowered, and of those that are raised."""
         self._way = -1 if any(group.get("maximize") for group in session.optimizer.param_groups) else 1
         if step < EARLY_STEPS and session.answers_named is not None:
             self.hooks.function(torch.autograd, "backward", before=self._differentiated)
@@ -81,8 +81,7 @@ class PreferenceProbe(Probe):
         """Take factors that are centred, as those of GRPO are, for advantages."""
         self.hooks.remove()
         if contrasted := [pulled for pulled in self._pulled.values() if all(pulled)]:
-            alike = (len(one) == len(other) and all(map(torch.equal, one, other)) for one, other in contrasted)
-            self._cancelled.append(all(alike))
+            self._cancelled.append(all(lowered == raised for lowered, raised in contrasted))
         for weighed in self._weighed.values():
             factors, told = torch.tensor([f for f, _ in weighed]), [pair for pair in weighed if pair[1] is not None]
             spread = float(factors.std()) if len(factors) >= FEWEST_ROWS else 0.0
@@ -141,7 +140,7 @@ class PreferenceProbe(Probe):
         one_way = (sizes > 0) & (total.abs() >= ONE_WAY * sizes)
         for raises, rows in enumerate(self._pulled[of]):
             if bool((so := one_way & ((total > 0) == bool(raises))).any()):
-                rows += [held.detach()[so.to(held.device)] for held in given]
+                rows += [digest(held.detach()[so.to(held.device)]) for held in given]
         every = -(-len(read) // OF_A_PASS)  # rejected answers may lie behind all chosen ones
         for place, factors in enumerate(advantages):
             if len(factors) == len(read):
