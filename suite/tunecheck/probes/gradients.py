@@ -310,8 +310,7 @@ class WeightGradientProbe(Probe):
             for given in sums.inputs:
                 given.clear()
             if sums.complete:  # else a part of its products is computed elsewhere
-                module = sums.users[0]
-                errors = []
+                module, errors = sums.users[-1], []  # a tied head, which may have a bias
                 for part, rows, least in (("weight", sums.rows, 0.0), ("bias", slice(None), sums.least_bias)):
                     if (wanted := sums.parts.get(part)) is not None:
                         gradient = getattr(module, part).grad

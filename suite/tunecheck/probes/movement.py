@@ -21,6 +21,8 @@ from tunecheck.training.restore import adapted_layers
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import learning, own_parameters, undifferentiated, whole
 
+MOST_EXPERTS = 512
+"""Rows of a router's weight at most."""
 ADDED_TOKENS = ".trainable_tokens_delta."
 """In the names of the rows that peft trains of an embedding."""
 LOW_RANK = "lora"
@@ -101,7 +103,8 @@ class MovementProbe(Probe):
             self._reached |= norms.keys()
         for name, part in self._parts.items():
             if part.grad is not None:
-                learning = whole(part.grad) != 0
+                sizes = whole(part.grad).abs()
+                learning = sizes > NO_GRADIENT**2 * sizes.max()  # less is what is left where terms cancel
                 by_row = learning.reshape(len(learning), -1).any(1)
                 self._learnt[name] |= learning.any(0) if name in self._columns else by_row
 
@@ -120,8 +123,8 @@ class MovementProbe(Probe):
         after = {name: live.get(name, old) for name, old in self._trainable}
         appeared = [name for name in now if name not in self._frozen and name not in after]
         unused = {name for name, rows in self._learnt.items() if not rows.any()}
-        chosen = {name for name in unused if "expert" in name or ADDED_TOKENS in name or self._parts[name].dim() == 1}
-        idle = self._idle | chosen
+        vectors = {name for name in unused if self._parts[name].numel() == max(self._parts[name].shape)}
+        idle = self._idle | vectors | {name for name in unused if "expert" in name or ADDED_TOKENS in name}
         rates = {name: self._rates.get(id(p)) for name, p in self._trainable}
         # an optimizer may scale its rate by what it finds, as Prodigy (arXiv 2306.06101) does: no step was larger
         taken = max((self._median_change(name, p) for name, p in after.items()), default=0.0) or math.inf
@@ -269,11 +272,13 @@ def _learning_in_part(model: Any, lookup: Any) -> dict[str, torch.Tensor]:
     """The trainable tensors of which a window may give a part alone a gradient, but for `lookup` and the head.
 
     Tables that are looked up (positions, kinds of token), added tokens, and experts, to which no token may be routed.
-    Vectors beside the weights of transformers' modules, too: of gates, which saturate, or for a choice of experts.
+    Of transformers' own modules vectors beside the weights, too: of gates, which saturate, or for a choice of experts;
+    and small matrices, as of routers, some of which learn for the chosen experts alone.
     """
     own = [m._parameters for m in model.modules() if type(m).__module__.startswith("transformers.")]
-    beside = [p for held in own for name, p in held.items() if name not in ("weight", "bias")]
-    vectors = {id(p) for p in beside if p is not None and p.dim() == 1}
+    held = [(name, p) for parameters in own for name, p in parameters.items() if p is not None]
+    vectors = {id(p) for name, p in held if name not in ("weight", "bias") and p.numel() == max(p.shape, default=0)}
+    small = {id(p) for _, p in held if p.dim() == 2 and len(p) <= MOST_EXPERTS}
     whole_or_known = {id(_head(model)), id(lookup)}
     tables = {id(p) for m in model.modules() if isinstance(m, torch.nn.Embedding) for p in own_parameters(m)}
     return {
@@ -281,7 +286,7 @@ def _learning_in_part(model: Any, lookup: Any) -> dict[str, torch.Tensor]:
         for name, p in model.named_parameters()
         if p.requires_grad
         and (p.dim() > 1 or id(p) in vectors)
-        and (id(p) in tables - whole_or_known | vectors or ".experts." in name or ADDED_TOKENS in name)
+        and (id(p) in (tables | vectors | small) - whole_or_known or ".experts." in name or ADDED_TOKENS in name)
     }
 
 
