@@ -288,13 +288,13 @@ def test_a_mask_that_hides_something_is_never_left_out():
     ("model_type", "adapters"),
     [
         *(("deepseek_v32", False), ("deepseek_v32", True), ("afmoe", False), ("ernie4_5_moe", False)),
-        *(("deepseek_v4", False), ("bert", False)),
+        *(("deepseek_v4", False), ("bert", False), ("longcat_flash", False)),
     ],
 )
 def test_architectures_with_parts_of_their_own_pass(model_type, adapters, tmp_path):
     """An indexer chooses the tokens to attend to without gradients, a bias the experts: neither learns, in any run.
 
-    A router's weight may learn for the chosen experts alone. A head that is tied to the embedding may have a bias.
+    A router's weight may learn for the chosen experts alone. A tied head may have a bias, a layer names for all inputs.
     """
     if model_type not in architectures.architectures():
         pytest.skip("this transformers has no such model")

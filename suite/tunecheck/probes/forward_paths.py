@@ -173,7 +173,8 @@ class ForwardProbe(Probe):
         self._counts.update(calls=1, recomputed=under_way)
 
     def _note(self, _module: object, args: tuple[torch.Tensor, ...], others: dict[str, object]) -> None:
-        self._dtypes.add(dtype_name(args[0].dtype))
+        given = next(value for value in (*args, *others.values()) if isinstance(value, torch.Tensor))
+        self._dtypes.add(dtype_name(given.dtype))
         # transformers 5.24 calls the argument otherwise than the releases before it
         self._counts["cached_calls"] += any(hasattr(value, "get_seq_length") for value in others.values())
 
