@@ -87,7 +87,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         for check, reason in row["unjudged"].items():
             reasons.setdefault(f"`{check}`: {reason}", set()).add(row["framework"])
     tried = {row["framework"] for row in rows if row["outcome"] != "not tried"}
-    told = [f"- {reason} ({len(names)} of {len(tried)} frameworks)" for reason, names in sorted(reasons.items())]
+    told = [f"- {reason} ({len(names)} of {len(tried)} frameworks)." for reason, names in sorted(reasons.items())]
     parts = ["\n".join(lines), "Unjudged, with the reason:\n\n" + "\n".join(told)]
     parts += ["Not tried:\n\n" + "\n".join(untried)] if untried else []
     return "\n\n".join(parts)

@@ -169,6 +169,7 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
     "attention_as_configured": {
         ("eager took over", "the layers call eager"): having(e.ForwardPaths, attention="eager"),
         ("eager all the same", "ran eager"): having(e.LayerCalls, attention_kernels=("eager",)),
+        ("no attention", "no kernel"): having(e.LayerCalls, attention_kernels=()),
         ("a cache in training", "4 forwards of its layers filled"): having(e.LayerCalls, cached_calls=4),
         ("flash not installed", "call sdpa"): asking(training={"attention": "flash_attention_2"}),
     },
@@ -733,7 +734,7 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
 EVIDENCE = {
     "device_as_configured": ("Census", ""),
     "dtypes_as_configured": ("Census LayerCalls Quantization Setup", ""),
-    "attention_as_configured": ("ForwardPaths LayerCalls", ""),
+    "attention_as_configured": ("ForwardPaths ForwardReference LayerCalls", ""),
     "checkpointing_as_configured": ("LayerCalls", ""),
     "trainable_set": ("Census", ""),
     "parameters_counted": ("Census", ""),

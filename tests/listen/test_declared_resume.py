@@ -58,3 +58,20 @@ def test_what_was_done_and_what_is_dropped_does_not_come(step, epoch, share, tmp
     state = SimpleNamespace(global_step=step, epoch=epoch)
 
     assert rows_done(trainer, state, tmp_path / "watch-1.jsonl") == (pytest.approx(share), frozenset())
+
+
+class Stream:
+    """Rows that nobody has counted, as those of a wrapper around an iterable data set."""
+
+    def __len__(self):
+        """Nothing has a length here."""
+        raise TypeError
+
+
+def test_a_stream_drops_no_share(tmp_path):
+    """Nothing is known of its epochs."""
+    arguments = SimpleNamespace(dataloader_drop_last=True, train_batch_size=5, world_size=1)
+    trainer = SimpleNamespace(args=arguments, train_dataset=Stream())
+
+    found = rows_done(trainer, SimpleNamespace(global_step=0, epoch=0.0), tmp_path / "watch-1.jsonl")
+    assert found == (0.0, frozenset())

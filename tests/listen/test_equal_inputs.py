@@ -20,6 +20,20 @@ from tunecheck.listen.options import Options
 ONE, OTHER = torch.tensor([[1, 2, 3]]), torch.tensor([[1, 2, 4]])
 
 
+def found(model, losses, folder):
+    """Train the model on these losses under watch, and return what is found of its batches."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    hooks = LoopHooks(Options(folder=str(folder), name="script", steps=6))
+    hooks.attach()
+    for loss in losses:
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    hooks.detach()
+    (path,) = folder.glob("watch-*.jsonl")
+    return CHECKS["batches_change"]()(read(path))
+
+
 @pytest.mark.parametrize(
     ("inputs", "equal"),
     [
@@ -50,20 +64,15 @@ def test_a_text_of_a_pair_that_no_pass_reads(passes, told, tmp_path):
     torch.manual_seed(0)
     size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     model = BertForSequenceClassification(BertConfig(vocab_size=300, num_labels=8, **size))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     texts = [{name: torch.randint(1, 300, (9,)) for name in ("anchor", "positive")} for _ in range(48)]
-    hooks = LoopHooks(Options(folder=str(tmp_path), name="script", steps=6))
-    hooks.attach()
-    for batch in DataLoader(texts, batch_size=8):
-        given = {**batch, "positive[:-1]": batch["positive"][:, :-1]}
-        vectors = [model(input_ids=given[name]).logits for name in passes]
-        cross_entropy(vectors[0] @ vectors[-1].T, torch.arange(8)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    hooks.detach()
-    (path,) = tmp_path.glob("watch-*.jsonl")
-    finding = CHECKS["batches_change"]()(read(path))
 
+    def losses():
+        for batch in DataLoader(texts, batch_size=8):
+            given = {**batch, "positive[:-1]": batch["positive"][:, :-1]}
+            vectors = [model(input_ids=given[name]).logits for name in passes]
+            yield cross_entropy(vectors[0] @ vectors[-1].T, torch.arange(8))
+
+    finding = found(model, losses(), tmp_path)
     assert (finding.status, told in finding.detail) == (Status.SUSPECTED if told else Status.PASSED, True)
 
 
@@ -93,20 +102,14 @@ class Views(nn.Module):
 def test_two_views_that_are_one(other, dropout, told, at_once, tmp_path):
     """Without dropout each view gives the other's vector."""
     torch.manual_seed(0)
-    model = Views(dropout)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    rows = torch.randn(48, 12)
-    hooks = LoopHooks(Options(folder=str(tmp_path), name="script", steps=6))
-    hooks.attach()
-    for one, two, _ in DataLoader([(row, other(row), row.clone()) for row in rows], batch_size=8):
-        vectors = model(one, two) if at_once else (model(one), model(two))
-        cross_entropy(vectors[0] @ vectors[1].T, torch.arange(8)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    hooks.detach()
-    (path,) = tmp_path.glob("watch-*.jsonl")
-    finding = CHECKS["batches_change"]()(read(path))
+    model, rows = Views(dropout), torch.randn(48, 12)
 
+    def losses():
+        for one, two, _ in DataLoader([(row, other(row), row.clone()) for row in rows], batch_size=8):
+            vectors = model(one, two) if at_once else (model(one), model(two))
+            yield cross_entropy(vectors[0] @ vectors[1].T, torch.arange(8))
+
+    finding = found(model, losses(), tmp_path)
     assert finding.status is (Status.SUSPECTED if told else Status.PASSED)
     assert ("yields one input twice" in finding.detail) is told
 
@@ -116,18 +119,11 @@ def test_rows_that_are_their_own_targets(reads, tmp_path):
     """An autoencoder's batch holds them twice, and passes read one of them."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 12))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     rows = torch.randn(48, 12)
-    hooks = LoopHooks(Options(folder=str(tmp_path), name="script", steps=6))
-    hooks.attach()
-    for one, target in DataLoader(TensorDataset(rows, rows), batch_size=8):
-        sum(mse_loss(model(one), target) for _ in range(reads)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    hooks.detach()
-    (path,) = tmp_path.glob("watch-*.jsonl")
+    batches = DataLoader(TensorDataset(rows, rows), batch_size=8)
+    losses = (sum(mse_loss(model(one), target) for _ in range(reads)) for one, target in batches)
 
-    assert CHECKS["batches_change"]()(read(path)).status is Status.PASSED
+    assert found(model, losses, tmp_path).status is Status.PASSED
 
 
 class Denoiser(nn.Module):
@@ -157,18 +153,13 @@ def test_a_number_a_row_that_is_constant(numbers, others, told, tmp_path):
     """It is a question where none of such numbers varies."""
     torch.manual_seed(0)
     model = Denoiser()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    hooks = LoopHooks(Options(folder=str(tmp_path), name="script", steps=6))
-    hooks.attach()
-    for _ in range(6):
-        rows, noise, drawn = torch.randn(8, 12), torch.randn(8, 12), torch.randint(2, 10, (8,))
-        mse_loss(model(rows + drawn[:, None] * noise, numbers(drawn), **others), noise).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    hooks.detach()
-    (path,) = tmp_path.glob("watch-*.jsonl")
-    finding = CHECKS["batches_change"]()(read(path))
 
+    def losses():
+        for _ in range(6):
+            rows, noise, drawn = torch.randn(8, 12), torch.randn(8, 12), torch.randint(2, 10, (8,))
+            yield mse_loss(model(rows + drawn[:, None] * noise, numbers(drawn), **others), noise)
+
+    finding = found(model, losses(), tmp_path)
     assert finding.status is (Status.SUSPECTED if told else Status.PASSED)
     assert ("argument 1 is 0" in finding.detail) is told
 

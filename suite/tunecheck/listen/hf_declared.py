@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.trainer_utils import get_last_checkpoint
+from transformers.trainer_utils import get_last_checkpoint, has_length
 
 from tunecheck.core.errors import Unsupported
 from tunecheck.core.evidence import BestChosen, Rates, Record, ScheduleTaken, Window
@@ -103,10 +103,10 @@ def rows_done(trainer: Any, state: Any, trace: Path) -> tuple[float, frozenset[s
 
     It was done before a resume, or the loader drops it.
     """
-    done, epoch, args = state.global_step, float(state.epoch or 0), trainer.args
-    share, dropped = epoch - math.floor(epoch + 1e-6), 0.0
-    if args.dataloader_drop_last and (size := getattr(trainer.train_dataset, "__len__", int)()):
-        dropped = size % (args.train_batch_size * args.world_size) / size
+    done, epoch = state.global_step, float(state.epoch or 0)
+    share = epoch - math.floor(epoch + 1e-6)
+    due = rows_due(trainer, trainer.train_dataset, trainer.args.train_batch_size * trainer.args.world_size)
+    dropped = 1 - due / len(trainer.train_dataset) if due else 0.0
     if not done or share < 1e-6:
         return dropped, frozenset()
     since = done - round(done * share / epoch)
@@ -115,6 +115,13 @@ def rows_done(trainer: Any, state: Any, trace: Path) -> tuple[float, frozenset[s
         first, windows = earlier.run.training.first_step, earlier.main.all(Window)
         rows |= {row for w in windows if since <= first + w.step < done for row in w.rows}
     return 1 - (1 - share) * (1 - dropped), frozenset(rows)
+
+
+def rows_due(trainer: Any, dataset: Any, at_once: int) -> int | None:
+    """Return the rows that a loader gives, so many at once; None for data without a length, and for several sets."""
+    if isinstance(dataset, dict | str) or not has_length(dataset):
+        return None
+    return len(dataset) - (len(dataset) % at_once if trainer.args.dataloader_drop_last else 0)
 
 
 def declared_resume(args: Any) -> int:

@@ -200,7 +200,8 @@ class TrainerHooks(StepMoments):
         self.evaluations += 1
         begun = None
         if self.evaluations <= EVALUATIONS or self.listener.listening:
-            due = rows_due(self.trainer, self.trainer.eval_dataset if eval_dataset is None else eval_dataset)
+            rows = self.trainer.eval_dataset if eval_dataset is None else eval_dataset
+            due = hf_declared.rows_due(self.trainer, rows, self.trainer.args.eval_batch_size)
             begun = WatchedEvaluation(self.trainer.model, due)
         self.evaluating.append(begun)
 
@@ -394,14 +395,6 @@ class WatchedEvaluation:
         total, tokens, rows = (sum(batch[place] for batch in self._batches) for place in (at, 2, 3))
         means = (batch[at] / batch[2] if batch[2] else math.nan for batch in self._batches)
         return total / tokens, sum(mean * batch[3] for mean, batch in zip(means, self._batches, strict=True)) / rows
-
-
-def rows_due(trainer: Any, dataset: Any) -> int | None:
-    """Return the rows that an evaluation must take; None for data without a length, and for several sets."""
-    if isinstance(dataset, dict | str) or not hasattr(dataset, "__len__"):
-        return None
-    dropped = len(dataset) % trainer.args.eval_batch_size if trainer.args.dataloader_drop_last else 0
-    return len(dataset) - dropped
 
 
 def shared_rows(trainer: Any) -> list[EvaluationRows]:

@@ -53,8 +53,10 @@ OF_PARTS = "SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0", "Sele
 """Functions that take a part of a tensor along one axis."""
 FEWEST_TARGETS = 4
 """Equal targets of two parts of one output."""
-RATIOS, SHARE_OFF = ("ExpBackward0", "DivBackward0"), 0.2
-"""What makes the ratio of two likelihoods, and the share of ratios further from 1 than rounding has them."""
+RATIOS = "ExpBackward0", "DivBackward0"
+"""What makes the ratio of two likelihoods."""
+SHARE_OFF = 0.2
+"""Of ratios that are further from 1 than rounding has them."""
 FEWEST_OF_A_ROW, BY_CHANCE, ONE_COPY = 256, 4.0, 0.999
 """Numbers of a row whose correlation tells something; how many standard errors of it come by chance in no row; and that
 of a copy."""
@@ -62,18 +64,22 @@ READ = ("input", 0), ("mat1", 1), ("self", 0)
 """What layers keep of what they are given, and its place among a function's edges."""
 SPREAD, PEAK = (0.8, 1.2), (2.5, 3.5)
 """Standard deviation and kurtosis of numbers that randn draws, also where an offset is added to them."""
-DIFFERENCES, TURNS = ("SubBackward0", "RsubBackward1"), ("TransposeBackward0", "PermuteBackward0")
+DIFFERENCES = "SubBackward0", "RsubBackward1"
+TURNS = "TransposeBackward0", "PermuteBackward0"
 OF_DIFFERENCES = "PowBackward0", "AbsBackward0"
 ELEMENTWISE = ("MseLossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0", *OF_DIFFERENCES)
 """Losses of an output and a target each, which torch stretches to one size."""
-MOST_NODES, ROWS_SUMMED = 2000, 64
-"""Of a loss's graph that are looked at: its own functions are the first ones. And rows of its scores."""
+MOST_NODES = 2000
+"""Of a loss's graph that are looked at: its own functions are the first ones."""
+ROWS_SUMMED = 64
 MOST_OF_LOG_1 = 0.05
 """Logarithm of the sum of probabilities at most, which 16 bit round, and to which a script may add a little."""
 FLAT = 0.5
 """Range of the scores in a softmax that is nearly flat at best. SimCLR's cosines at a temperature of 0.5 have 4."""
-FEWEST_ROWS, MOST_ROUNDING = 3, 1e-2
-"""Rows of a square of scores, since any two may come of symmetric ones; and the rounding of a length in 16 bit."""
+FEWEST_ROWS = 3
+"""Of a square of scores; any two rows' likelihoods may come of symmetric ones."""
+MOST_ROUNDING = 1e-2
+"""Of a length, in 16 bit."""
 
 
 @dataclass(slots=True)
@@ -202,9 +208,8 @@ def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
     why = {"it is multiplied by zeros": empty, "a softmax of it is over one score": alone}
     counts["crossed"] = max(counts["crossed"], calls.stretched)
     more: dict[str, Any] = {**counts, "softened": int(calls.softened or 0), "unreached": tuple(filter(None, unreached))}
-    return ScoresGiven(
-        functions=functions + len(unreached), probabilities=tuple(found), nothing=(*holding(why),), **more
-    )
+    more |= {"functions": functions + len(unreached), "nothing": (*holding(why),)}
+    return ScoresGiven(probabilities=tuple(found), **more)
 
 
 def _is_same_entropy(node: Any, other: Any) -> bool:

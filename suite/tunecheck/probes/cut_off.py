@@ -212,8 +212,9 @@ def _replaced(model: Any, idle: AbstractSet[str], calls: Mapping[int, int]) -> I
         module, parent = model.get_submodule(name), model.get_submodule(_module_of(name))
         beside = [each for each in parent.children() if type(each) is type(module)]
         passes = calls[id(parent)]  # of a list of experts there are none
-        if [*module.children()] and passes and not calls[id(module)]:
-            yield from [name] * any(calls[id(each)] >= 2 * passes for each in beside)
+        twice = any(calls[id(each)] >= 2 * passes for each in beside)
+        if passes and twice and not calls[id(module)] and [*module.children()]:
+            yield name
 
 
 def _differ(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> bool:

@@ -173,8 +173,8 @@ class ForwardProbe(Probe):
         self._counts.update(calls=1, recomputed=under_way)
 
     def _note(self, _module: object, args: tuple[torch.Tensor, ...], others: dict[str, object]) -> None:
-        given = next(value for value in (*args, *others.values()) if isinstance(value, torch.Tensor))
-        self._dtypes.add(dtype_name(given.dtype))
+        given = (value for value in (*args, *others.values()) if isinstance(value, torch.Tensor))
+        self._dtypes.add(next(dtype_name(value.dtype) for value in given if value.is_floating_point()))
         # transformers 5.24 calls the argument otherwise than the releases before it
         self._counts["cached_calls"] += any(hasattr(value, "get_seq_length") for value in others.values())
 

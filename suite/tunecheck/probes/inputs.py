@@ -3,7 +3,7 @@
 import sys
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations, groupby, islice, takewhile
+from itertools import chain, combinations, groupby, islice, takewhile
 from typing import Any
 
 import torch
@@ -34,8 +34,6 @@ told. Also the tokens of a target that is seen to be copied, and those at most i
 
 MOST_CLASSES, LONG_RUN = 256, 16
 """Scores of a position at most that may be letters, tags or bytes, and equal tokens in a row that no text has."""
-
-
 FEWEST_DENSE = 16
 """Targets of a batch whose rows have several, from which on it is noted whether they are of one class."""
 
@@ -306,14 +304,10 @@ def _constant_of(inputs: Mapping[str, Any]) -> str | None:
     """
     tensors = {name: held for name, held in inputs.items() if isinstance(held, torch.Tensor) and held.ndim}
     shapes = [held.shape for held in tensors.values() if held.ndim > 1]
-    rows, usual = (
-        {shape[0] for shape in shapes if shape[0] >= FEWEST_ROWS},
-        {1, *(size for shape in shapes for size in shape)},
-    )
-    single = {
-        name: held for name, held in tensors.items() if held.ndim == 1 and len(held) in rows and "label" not in name
-    }
-    found = {name: {*held.tolist()} for name, held in single.items() if held.dtype != torch.bool}
+    rows, usual = {shape[0] for shape in shapes if shape[0] >= FEWEST_ROWS}, {1, *chain(*shapes)}
+    single = {name: held for name, held in tensors.items() if held.ndim == 1 and len(held) in rows}
+    kept = {name: held for name, held in single.items() if "label" not in name and held.dtype != torch.bool}
+    found = {name: {*held.tolist()} for name, held in kept.items()}
     constant = all(len(numbers) == 1 and numbers.isdisjoint(usual) for numbers in found.values())
     told = " and ".join(f"{name} is {max(numbers):g}" for name, numbers in found.items()) if constant else ""
     return told if found else None
@@ -323,9 +317,8 @@ def _is_yielded_twice(one: torch.Tensor, other: torch.Tensor, read: Sequence[tor
     """Return whether two tensors of a batch are equal, and both are read; masks and constants may well be equal."""
     if not _are_equal(one, other) or len({number for row in _looks_of(one) for number in row}) < FEWEST_TOKENS:
         return False
-    return (
-        len({held.data_ptr() for held in read if held.shape == one.shape and _are_equal(held.to(one.device), one)}) > 1
-    )
+    alike = (held for held in read if held.shape == one.shape and _are_equal(held.to(one.device), one))
+    return len({held.data_ptr() for held in alike}) > 1
 
 
 def _are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -5,8 +5,6 @@ import math
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import lru_cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -49,17 +47,14 @@ class Vocabulary(Frozen):
         return ""
 
 
-@lru_cache(maxsize=1)  # reading it takes 0.1 s, and two probes ask
-def _read(path: Path, _changed: int) -> Any:
-    return import_module("tokenizers").Tokenizer.from_file(str(path))
-
-
 def read_vocabulary(folder: Path) -> Vocabulary | None:
     """The vocabulary of this folder's tokenizer; None without a tokenizer.json."""
+    from tokenizers import Tokenizer
+
     path = folder / FILE
     if not path.exists():
         return None
-    decoder = _read(path, path.stat().st_mtime_ns)
+    decoder: Any = Tokenizer.from_file(str(path))
     names = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     named = [names.get(f"{side}_token") or "" for side in ("bos", "eos")]  # older files keep them in a mapping
     start, end = (decoder.token_to_id(str(name["content"] if isinstance(name, dict) else name)) for name in named)
@@ -97,8 +92,10 @@ def base_tokens_of(model: Any, tokenizer: Any, folder: Path, tokens: Iterable[in
 
 def pieces_of(folder: Path) -> dict[str, int]:
     """Return the pieces of this folder's tokenizer and their numbers; none where its file cannot be read."""
+    from tokenizers import Tokenizer
+
     with suppress(Exception):  # whatever the library raises
-        return dict(_read(folder / FILE, (folder / FILE).stat().st_mtime_ns).get_vocab(with_added_tokens=True))
+        return dict(Tokenizer.from_file(str(folder / FILE)).get_vocab(with_added_tokens=True))
     return {}
 
 
