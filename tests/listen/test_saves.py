@@ -292,6 +292,31 @@ def test_a_copy_of_the_start_may_be_the_models_own():
     assert teacher is not model
 
 
+class Adapted(torch.nn.Linear):
+    """A linear with LoRA of the script's own."""
+
+    def __init__(self):
+        super().__init__(6, 6)
+        self.lora_a, self.lora_b = (torch.nn.Parameter(torch.randn(shape)) for shape in ((2, 6), (6, 2)))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_adapters_alone_are_no_model_whose_base_learns_too(frozen):
+    """Which a script forgot to freeze."""
+    torch.manual_seed(0)
+    model, records = torch.nn.Sequential(Adapted(), Adapted(), torch.nn.Linear(6, 40)), []
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad = "lora" in name or not frozen
+    saves.watch(model, records.append)
+    learn(model)
+    saves.trained(model)
+    saves.written({name: tensor for name, tensor in model.state_dict().items() if "lora" in name})
+    saves.script_ends()
+
+    finding = CHECKS["saved_as_trained"]()(adding(with_run(healthy(), features=["user_code"]), *records))
+    assert ("are in no file" in finding.detail) is not frozen
+
+
 @pytest.mark.parametrize("outputs", [2, 17])
 def test_a_projection_may_be_of_no_use_after_the_training(outputs):
     """As that of a contrastive loss; a head of few outputs is what the training is for."""

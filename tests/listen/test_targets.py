@@ -26,6 +26,12 @@ TOKENS, WIDTH, ROWS, STEPS = 300, 16, 6, 5
 PAD, END = 0, 1
 
 
+@pytest.fixture(autouse=True)
+def no_other_tokenizer(monkeypatch):
+    """A tokenizer that an earlier test's training left in this process is none of these scripts'."""
+    monkeypatch.setattr("tunecheck.listen.loop_steps.only_tokenizer", lambda: None)
+
+
 def judged(check, tmp_path, model, step, *, steps=STEPS):
     """Train this model by these losses, and return the finding of a check."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -88,14 +94,18 @@ def test_targets_of_an_encoder_decoder(cut, check, words, tmp_path):
     expect(judged(check, tmp_path, encoder_decoder(), step), words)
 
 
+def causal():
+    """Return a tiny Llama."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": WIDTH, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=TOKENS, pad_token_id=PAD, eos_token_id=END, **sizes))
+
+
 @pytest.mark.parametrize(
     ("side", "words"), [("left", ""), ("right", "rows that generate() goes on with end in padding")]
 )
 def test_rows_that_a_decoder_goes_on_with(side, words, tmp_path):
     """Behind padding on the right it goes on with padding."""
-    torch.manual_seed(0)
-    sizes = {"hidden_size": WIDTH, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = LlamaConfig(vocab_size=TOKENS, pad_token_id=PAD, eos_token_id=END, **sizes)
 
     def step(model):
         ids = pad_sequence(texts(3, 9), batch_first=True, padding_value=PAD, padding_side=side)
@@ -106,7 +116,21 @@ def test_rows_that_a_decoder_goes_on_with(side, words, tmp_path):
         each = scores.gather(2, written[:, 1:, None])[:, ids.shape[1] - 1 :, 0]
         return -(torch.randn(ROWS, 1) * each).mean()
 
-    expect(judged("padding_hidden", tmp_path, LlamaForCausalLM(config), step), words)
+    expect(judged("padding_hidden", tmp_path, causal(), step), words)
+
+
+@pytest.mark.parametrize("dropped", [True, False])
+def test_a_policy_that_keeps_its_last_logits_alone(dropped, tmp_path):
+    """One more than there are answers' tokens, and the last one is to be dropped."""
+
+    def step(model):
+        ids, kept = torch.randint(3, TOKENS, (ROWS, 12)), 8
+        logits = model(ids, logits_to_keep=kept + dropped).logits[:, :kept]
+        likelihoods = logits.log_softmax(-1).gather(2, ids[:, -kept:, None])
+        return -(torch.exp(likelihoods - likelihoods.detach()) * torch.randn(ROWS, 1, 1)).mean()
+
+    finding = judged("no_target_leakage", tmp_path, causal(), step)
+    assert finding.status is (Status.PASSED if dropped else Status.FAILED), finding.detail
 
 
 class Own(nn.Module):

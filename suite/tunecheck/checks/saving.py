@@ -329,6 +329,7 @@ NEVER_UPDATED = "An average is never updated, or the base is loaded again and sa
 OTHER_SAVED = "A teacher, or another model, is saved in place of the trained one."
 SWAPPED = "Copy and paste gave a tensor's name to another one."
 PART_SAVED = "The optimizer trains a body and its head, and only one of the two is saved."
+ADAPTERS_ALONE = "Adapters are saved alone, and the base, which is not frozen, learns beside them."
 
 
 class SavedAsTrained(Check):
@@ -341,7 +342,7 @@ class SavedAsTrained(Check):
 
     needs = frozenset({"user_code"})
     meaning = f"""{NOTHING_SAVED} {START_SAVED} {SAVED_FIRST} {FRESH_SAVED} {NEVER_UPDATED} {OTHER_SAVED} {PART_SAVED}
-    {SWAPPED} {WORST_KEPT} {BASE_SAVED} {RESTING_SAVED}"""
+    {ADAPTERS_ALONE} {SWAPPED} {WORST_KEPT} {BASE_SAVED} {RESTING_SAVED}"""
     remedy = """Save the model without a state_dict of your own, or build it after training. Save what
     merge_and_unload returns. Call set_adapter before training. Compare the file with model.state_dict()."""
 
@@ -382,8 +383,8 @@ class SavedAsTrained(Check):
             lost, kept = all_files.lost, all_files.trained
             words = f"{len(lost)} of {len(lost) + kept} trained tensors are in no file: {some(lost)}"
             told = {f"{words}; {all_files.other} matrices of another model are": OTHER_SAVED} if not kept else {}
-            if kept and (all_files.scoring or (all_files.leading and len(lost) > kept)):
-                told = {f"{words}; the others are": PART_SAVED}
+            if kept and (all_files.scoring or all_files.within or (all_files.leading and len(lost) > kept)):
+                told = {f"{words}; the others are": ADAPTERS_ALONE if all_files.within else PART_SAVED}
             if told:
                 return self.unless(told, "", meant=OTHERWISE_SAVED)
         # an average begins as a copy of the start, and is another by the end

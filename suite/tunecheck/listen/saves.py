@@ -5,10 +5,11 @@ attempt of the training's own trace.
 """
 
 import os
+import re
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from traceback import walk_stack
@@ -162,7 +163,9 @@ class _Trained:
             self.tell(replace(seen, earlier=(*sorted(self._telling),), first=True))
         elif lost and (kept or self._others) and not self._strange:
             scoring = not self._scoring.isdisjoint(lost)
-            self.tell(replace(seen, lost=(*lost,), leading=lost[0] == moved[0], scoring=scoring))
+            of_kept = _layers(self._kept)
+            within = len(of_kept) > 1 and of_kept <= _layers(lost)
+            self.tell(replace(seen, lost=(*lost,), leading=lost[0] == moved[0], scoring=scoring, within=within))
 
     def written(self, model: Any, held: Mapping[str, torch.Tensor], file: str = "") -> None:
         """Record what of the trained tensors is in these, if any of them has moved by now."""
@@ -224,6 +227,11 @@ class _Trained:
         self._told[kind] += 1
         if told and self._told[kind] <= ALIKE:
             self.tell(seen)
+
+
+def _layers(tensors: Iterable[str]) -> set[str]:
+    """Return what the names of these begin with up to their first number; none of those without a number."""
+    return {found[0] for found in map(re.compile(r"(.*?\.)?\d+\.").match, tensors) if found is not None}
 
 
 def _is_constant(elements: torch.Tensor) -> bool:

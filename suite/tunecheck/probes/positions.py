@@ -205,10 +205,20 @@ class PositionProbe(Probe):
         if model.config.is_encoder_decoder:  # that makes its decoder's tokens of the labels, unless it is given them
             decoded: Any = given.get("decoder_input_ids")
             call = replace(call, read=decoded)
+        kept = named.get("logits_to_keep", 0)
+        if (
+            _learns(logits)
+            and isinstance(kept, int)
+            and kept == logits.shape[1]
+            and isinstance(call.read, torch.Tensor)
+        ):
+            call = replace(call, read=call.read[:, -kept:])
+            mask = mask[:, -kept:] if isinstance(mask, torch.Tensor) and mask.ndim == 2 else None
         if _learns(logits) and _of_positions(call.read, logits) and logits.shape[-1] >= vocabulary:
             read = call.read.to(logits.device)
             self.hooks.gradient(logits, partial(self._add_raised, call))
-            self.hooks.gradient(logits, partial(self._note_used, read, mask))
+            if call.is_of_read:
+                self.hooks.gradient(logits, partial(self._note_used, read, mask))
             if _of_positions(mask, logits) and not model.config.is_encoder_decoder:
                 self.hooks.gradient(logits, partial(self._add_asked_behind, mask, read))
 
@@ -449,7 +459,7 @@ class PositionProbe(Probe):
             self._keep(found.rows, _used(found.call.by_row(gradient)))
         self._counted.append((found.telling, found.own, found.second))
         self._counts.update(found.masked)
-        if self._looks_ahead and self._asked is None and found.ask_for_next:
+        if self._looks_ahead and self._asked is None and found.ask_for_next and call.is_of_read:
             self._asked = found
 
     def _worst(self) -> tuple[int, int, int]:

@@ -132,6 +132,8 @@ class Written(Record):
     """Whether the model's first trained tensor is lost."""
     scoring: bool = False
     """Whether a lost matrix gives few numbers, as a classifier or a reward's head does."""
+    within: bool = False
+    """Whether each of several layers that have kept tensors has lost ones too, as of a base that learns with LoRA."""
     blank: bool = False
     """Whether every LoRA B in it is 0, as of an adapter that never learned."""
     misnamed: tuple[str, ...] = ()

@@ -68,6 +68,11 @@ class Call:
     def rows(self) -> torch.Tensor:
         return self.read.t().contiguous() if self.turned else self.read
 
+    @property
+    def is_of_read(self) -> bool:
+        """Return whether these tokens are what it was given, and no part of it."""
+        return any(value is self.read for value in (*self.args, *self.given.values()))
+
     def by_row(self, scores: torch.Tensor) -> torch.Tensor:
         """Return scores over the tokens, which may come flat, as [rows, positions, vocabulary]."""
         placed = scores.reshape(*self.read.shape, scores.shape[-1])
