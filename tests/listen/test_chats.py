@@ -57,7 +57,7 @@ def row_of(how, number, tokenizer):
         ("<|system|>\nBe kind.</s>\n", how == "all"),
         ("<|user|>\n", how == "all"),
         (f"What is {number} plus {number % 7}?</s>\n", "user" in how or how == "all"),
-        ("<|assistant|>\n", how == "all"),
+        ("<|assistant|>\n", how in ("all", "the header")),
         (f"It is {number + number % 7}.", how != "the user alone"),
     ]
     if "the answer is" in how:
@@ -77,6 +77,7 @@ def row_of(how, number, tokenizer):
     [
         *(("the answer", ""), ("all", ""), ("a learned end is padding", ""), ("the answer is quoted", "")),
         ("the answer is shown", "have their answer in the prompt"),
+        ("the header", "have the mark that begins the model's turn supervised"),
         ("user and answer", "the user's turns supervised"),
         ("the user alone", "the user's turns supervised"),
         ("a start within", "have it again where the answer begins"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -44,10 +45,10 @@ def tokens(rows, name):
     return torch.tensor([list(map(ord, row["prompt"] + row[name])) for row in rows])
 
 
-def scores_of_answers(model, ids):
-    """Each row's log likelihood."""
+def scores_of_answers(model, ids, behind=1):
+    """Each row's log likelihood behind so many tokens."""
     found = model(input_ids=ids).logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])
-    return found[..., 0].sum(dim=1)
+    return found[:, behind - 1 :, 0].sum(dim=1)
 
 
 def scores_of_rows(model, ids):
@@ -104,6 +105,16 @@ def test_a_loss_of_the_wrong_sign_is_asked_about(tmp_path):
     found = preferring(tmp_path, *KINDS[0].values, ("chosen", "rejected"), data(), sign=-1)
 
     assert found.status is Status.SUSPECTED, found
+
+
+@pytest.mark.parametrize(("late", "status"), [(0, Status.PASSED), (1, Status.SUSPECTED)])
+def test_the_first_tokens_of_answers_are_learned(late, status, tmp_path):
+    """Which a mask leaves out that is not shifted with the targets."""
+    scores = partial(scores_of_answers, behind=len("which? ") + late)
+    finding = preferring(tmp_path, GPT2LMHeadModel, scores, ["chosen", "rejected"], data())
+
+    assert finding.status is status, finding.detail
+    assert ("first token that differs in 16 of 16" in finding.detail) is bool(late)
 
 
 @pytest.mark.parametrize(("kind", "scores"), KINDS)

@@ -260,12 +260,16 @@ NO_PAIRS = "rows may be compared with themselves as a control"
 A_COST = "the factors may be costs, which are to be lowered"
 NO_MINUS = "A policy's objective is minimised as it is: the minus before the advantages' product is missing."
 
+NO_FIRST = "the first token of each answer may be a mark"
+BEGINS_LATE = "The mask of the answers is not shifted with the targets."
+
 
 class BetterAnswersRaised(Check):
     """The loss raises answers that the data name chosen or that have an advantage, and lowers the others.
 
     Two columns have such names when the script makes its data set. Or the loss has a factor for each row, with mean 0.
-    A supervised loss may raise both. No loss raises and lowers the same rows in each step.
+    A supervised loss may raise both. No loss raises and lowers the same rows in each step. It uses the first token in
+    which two answers differ.
     """
 
     needs = frozenset({"user_code"})
@@ -273,15 +277,18 @@ class BetterAnswersRaised(Check):
     convention = "a script may learn the rejected answers on purpose, or its columns may be named the wrong way round"
     meaning = f"""The two columns are exchanged: by a map, a rename, or the order in which a batch is unpacked. Or the
     loss has a wrong sign: its two log ratios are exchanged, or the policy and its reference. {NO_MINUS}
-    {ANSWERS_EQUAL}"""
+    {ANSWERS_EQUAL} {BEGINS_LATE}"""
     remedy = """Print one row as the loss gets it: the chosen answer and the rejected one. Then check each sign of the
     loss: it falls where the chosen answer gets likelier."""
 
     max_contrary_share: float = 0.25
     """Share of the answers. It is 0 for a preference loss, a reward model, or a supervised loss on chosen answers, and
     a half if answers of different prompts are compared."""
+    max_late_share: float = 0.25
+    """Share of the pairs. It is 0 if the mask of the answers fits, and 1 if it is off by one: only answers that begin
+    alike differ later."""
     min_answers: int = 4
-    """Answers needed for a share."""
+    """Answers, or pairs, needed for a share."""
     min_steps: int = 3
     """Steps that raise and lower the same rows. A few pairs of a data set have equal answers."""
 
@@ -290,6 +297,10 @@ class BetterAnswersRaised(Check):
         if seen.cancelled >= self.min_steps:
             detail = f"the loss raises and lowers the same rows in each of {seen.cancelled} steps"
             return self.found(False, detail, measured=seen.cancelled, limit=0, meant=NO_PAIRS, causes=[ANSWERS_EQUAL])
+        if seen.learned_late > self.max_late_share * seen.pairs and seen.pairs >= self.min_answers:
+            detail = f"the loss leaves out the first token that differs in {seen.learned_late} of {seen.pairs} pairs"
+            share = seen.learned_late / seen.pairs
+            return self.at_most(share, self.max_late_share, detail, meant=NO_FIRST, causes=[BEGINS_LATE])
         contrary = seen.chosen_lowered + seen.rejected_raised
         named = contrary + seen.chosen_raised + seen.rejected_lowered
         answers = enough(named, self.min_answers, "answers that the data name")

@@ -35,6 +35,11 @@ DOUBTFUL = {
         "a model may be trained to write as a user does",
         "The mask is made for other roles, or inverted.",
     ),
+    "headers_learned": (
+        "rows have the mark that begins the model's turn supervised with the answer, and not the prompt before it",
+        "a model may choose who speaks next",
+        "The prompt is written without add_generation_prompt=True.",
+    ),
 }
 """Field of RowsGiven to what it shows, who does so on purpose, and the usual cause."""
 ENOUGH = 8

@@ -176,6 +176,8 @@ class GivenRowsProbe(Probe):
             pieces = groupby(real, lambda pair: pair[1] != IGNORED)
             texts = [(str(show([token for token, _ in piece])), learned) for learned, piece in pieces]
             self._counts["users_learned"] += self._template.user_alone(texts)
+            answers = (text for text, learned in texts[1:] if learned)
+            self._counts["headers_learned"] += any(text.startswith(self._template.own) for text in answers)
         self._counts["first_token_supervised"] += len(real) > 1 and real[1][1] != IGNORED
         self._counts["beginnings"] += row.is_beginning
         self._counts["begins_twice"] += row.begins_twice

@@ -6,7 +6,7 @@ Whatever the formula of a preference loss, its gradient by the scores of an answ
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any
 
 import torch
@@ -29,6 +29,8 @@ MOST_NODES = 1024
 """Functions next to a loss among which its factors of rows are looked for."""
 FEWEST_ROWS, MOST_MEAN = 4, 1e-3
 """Rows whose factors may be advantages, and their mean at most, in standard deviations: advantages are centred."""
+_Answer = tuple[list[int], list[bool]]
+"""Tokens of a row, and which of its next tokens the loss uses."""
 
 
 class PreferenceProbe(Probe):
@@ -46,6 +48,9 @@ class PreferenceProbe(Probe):
         self._cancelled = list[bool]()
         """Of each step that raises rows and lowers rows, whether they are the same."""
 
+        self._late = list[bool]()
+        """Of pairs of a raised and a lowered row, whether the first tokens in which they differ are not learned."""
+
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         self._passes: dict[int, list[torch.Tensor]] = {}
         """Number of the function behind the scores of each pass of this step to the factors of its rows in the loss.
@@ -56,6 +61,8 @@ class PreferenceProbe(Probe):
         """Factors of the rows of this step's passes, by their place in the loss, and which way each row is pulled."""
         self._pulled = defaultdict[int, tuple[list[Digest], list[Digest]]](lambda: ([], []))
         """Digests of all that passes of each model are given of rows that are lowered, and of those that are raised."""
+        self._answers: tuple[list[_Answer], list[_Answer]] = [], []
+        """Rows of this step that are lowered, and those that are raised."""
         self._way = -1 if any(group.get("maximize") for group in session.optimizer.param_groups) else 1
         if step < EARLY_STEPS and session.answers_named is not None:
             self.hooks.function(torch.autograd, "backward", before=self._differentiated)
@@ -82,6 +89,11 @@ class PreferenceProbe(Probe):
         self.hooks.remove()
         if contrasted := [pulled for pulled in self._pulled.values() if all(pulled)]:
             self._cancelled.append(all(lowered == raised for lowered, raised in contrasted))
+        for lowered in self._answers[0]:
+            # of one prompt, or of none that this step has
+            raised = max(self._answers[1], key=partial(_common_tokens, lowered), default=lowered)
+            if (late := _learned_late(lowered, raised)) is not None:
+                self._late.append(late)
         for weighed in self._weighed.values():
             factors, told = torch.tensor([f for f, _ in weighed]), [pair for pair in weighed if pair[1] is not None]
             spread = float(factors.std()) if len(factors) >= FEWEST_ROWS else 0.0
@@ -104,7 +116,7 @@ class PreferenceProbe(Probe):
             if any(better is not None for better, _ in by_name):
                 told, where = by_name, named[1]
         cancelled = len(self._cancelled) * all(self._cancelled)
-        if told or cancelled:
+        if told or cancelled or any(self._late):
             seen = PreferencesLearned(
                 where=where,
                 chosen_raised=told[True, True],
@@ -112,6 +124,8 @@ class PreferenceProbe(Probe):
                 rejected_raised=told[False, True],
                 rejected_lowered=told[False, False],
                 cancelled=cancelled,
+                pairs=len(self._late),
+                learned_late=sum(self._late),
             )
             self.emit(seen)
 
@@ -141,6 +155,10 @@ class PreferenceProbe(Probe):
         for raises, rows in enumerate(self._pulled[of]):
             if bool((so := one_way & ((total > 0) == bool(raises))).any()):
                 rows += [digest(held.detach()[so.to(held.device)]) for held in given]
+        if pulls.shape[1] == read.shape[1] - 1:
+            for at in one_way.nonzero().flatten().tolist()[:OF_A_PASS]:
+                answer = read[at].tolist(), (pulls[at] != 0).tolist()
+                self._answers[bool(total[at] > 0)].append(answer)
         every = -(-len(read) // OF_A_PASS)  # rejected answers may lie behind all chosen ones
         for place, factors in enumerate(advantages):
             if len(factors) == len(read):
@@ -150,6 +168,21 @@ class PreferenceProbe(Probe):
                 self._weighed[place] += zip(factors.tolist(), raised, strict=True)
         pulled = zip(read[one_way][::every].cpu(), (total[one_way][::every] > 0).tolist(), strict=True)
         self._rows += islice(pulled, MOST_ROWS - len(self._rows))
+
+
+def _common_tokens(one: _Answer, other: _Answer) -> int:
+    """Return how many first tokens two rows have in common."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one[0], other[0], strict=False)))
+
+
+def _learned_late(one: _Answer, other: _Answer) -> bool | None:
+    """Return whether the loss leaves out the first tokens in which two rows differ, and uses those behind them.
+
+    None where it uses none of them, as of rows that differ in their prompts.
+    """
+    at = _common_tokens(one, other)
+    first, second = (any(used[at - 1 + more : at + more] == [True] for _, used in (one, other)) for more in (0, 1))
+    return not first if at and (first or second) else None
 
 
 def _factors(functions: Iterable[Any]) -> Iterator[tuple[Any, torch.Tensor]]:

@@ -119,6 +119,7 @@ class RowsGiven(Record):
     turns_unopened: int = 0
     """Rows with the mark of a user's turn and none of the model's own."""
     users_learned: int = 0
+    headers_learned: int = 0
     begins_again: int = 0
     begins_twice: int = 0
     begun_late: int = 0
@@ -163,6 +164,10 @@ class PreferencesLearned(Record):
     rejected_lowered: int
     cancelled: int = 0
     """Steps that raise rows and lower rows, where those are the same in each such step."""
+    pairs: int = 0
+    """Rows that are lowered beside a raised one, where the loss uses the first token that differs, or the next one."""
+    learned_late: int = 0
+    """Those of them where it uses the next one alone."""
 
 
 class AnswersRated(Record):
