@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.scripts.script import Script, judged
-from tunecheck.listen.user_code import noise_by_hooks, overrides
+from tunecheck.listen.user_code import code_of, noise_by_hooks, overrides
 
 
 def noisy(module, _, out):
@@ -81,3 +84,17 @@ def test_a_full_training_with_declared_noise_passes(tmp_path):
 def test_a_method_that_an_older_trainer_lacks_is_not_the_scripts():
     """transformers 4.45 has no get_batch_samples."""
     assert not overrides(object(), "get_batch_samples")
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_what_pip_puts_into_any_folder_is_a_librarys(installed, tmp_path, monkeypatch):
+    """As with --target, beside a module of the script's own."""
+    (tmp_path / "bought.py").write_text("def loss(): ...\n")
+    (tmp_path / "bought-1.0.dist-info").mkdir()
+    listed = "bought.py,,\n" if installed else "another.py,,\n"
+    (tmp_path / "bought-1.0.dist-info" / "RECORD").write_text(listed)
+    monkeypatch.syspath_prepend(tmp_path)
+    function = importlib.import_module("bought").loss
+    del sys.modules["bought"]
+
+    assert (code_of("loss", function) is None) is installed

@@ -8,7 +8,8 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
+from importlib.metadata import distributions
 from pathlib import Path
 from traceback import walk_stack
 from types import CellType, FrameType, FunctionType, MethodType
@@ -109,9 +110,17 @@ def code_of(role: str, value: Any) -> UserCode | None:
 
 
 def _is_users(file: str) -> bool:
-    path = str(Path(file).resolve()) if Path(file).exists() else ""
-    inside = any(path.startswith(f"{folder}/") for folder in (*LIBRARIES, SUITE, sys.prefix))
-    return bool(path) and not inside and "/site-packages/" not in path
+    path = Path(file).resolve()
+    if not path.exists() or any(path.is_relative_to(folder) for folder in (*LIBRARIES, SUITE, sys.prefix)):
+        return False
+    return not any(path.relative_to(folder).parts[0] in _installed(folder) for folder in path.parents)
+
+
+@cache
+def _installed(folder: Path) -> set[str]:
+    """Return what pip has installed in this folder, as with --target: its packages and modules."""
+    files = (file for found in distributions(path=[str(folder)]) for file in found.files or ())
+    return {file.parts[0] for file in files}
 
 
 def is_held(thing: Any, depth: int = 3, aside: frozenset[int] = frozenset()) -> bool:
