@@ -506,25 +506,36 @@ class LowRank(nn.Module):
             )
         self.head = nn.Linear(3 * WIDTH, 2)
 
+    @property
+    def factors(self):
+        """The first one and the second one."""
+        return [*self.lora.values()] if hasattr(self, "lora") else [self.lora_A, self.lora_B]
+
     def forward(self, x):
         """Return scores of two classes."""
-        down, up = self.lora.values() if hasattr(self, "lora") else (self.lora_A, self.lora_B)
+        down, up = self.factors
         return self.head(self.linear(x) + up(down(x)))
 
 
 @pytest.mark.parametrize("within", [True, False])
 @pytest.mark.parametrize(
-    ("frozen", "status"),
-    [(("linear",), Status.PASSED), ((), Status.SUSPECTED), (("linear.bias",), Status.SUSPECTED)],
-    ids=["frozen", "learns", "its bias alone is frozen"],
+    ("frozen", "begins", "status"),
+    [
+        ("linear", nn.init.zeros_, Status.PASSED),
+        ("linear", nn.init.normal_, Status.SUSPECTED),
+        ("-", nn.init.zeros_, Status.SUSPECTED),
+        ("linear.bias", nn.init.zeros_, Status.SUSPECTED),
+    ],
+    ids=["frozen", "both factors drawn", "learns", "its bias alone is frozen"],
 )
-def test_a_matrix_beside_low_rank_factors_is_frozen(within, frozen, status, heard):
-    """A head learns beside them."""
+def test_a_matrix_beside_low_rank_factors_is_frozen(within, frozen, begins, status, heard):
+    """A head learns beside them, and they add nothing at the start."""
 
     def train():
         model = LowRank(within=within)
+        begins(model.factors[1].weight)
         for name, parameter in model.named_parameters():
-            parameter.requires_grad_(not name.startswith(frozen or "-"))
+            parameter.requires_grad_(not name.startswith(frozen))
         optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
         for _ in range(STEPS):
             cross_entropy(model(torch.randn(4, WIDTH)), torch.randint(0, 2, (4,))).backward()

@@ -13,6 +13,8 @@ from tunecheck.core.trace import Trace
 
 OPAQUE = "the model is called with an object that tunecheck cannot look into, beside nothing that differs"
 NOT_LOADED = "A reference or a teacher is made of a configuration, and its weights are never loaded."
+GOES_ON = "adapters may go on from a file, or the base may be made to fit them"
+BOTH_DRAWN = "LoRA's B is drawn as its A is: adapters then change the model before the first step."
 RANDOM_TARGET = "a random network may be a target on purpose, as of a bonus for what is new"
 USUAL = {
     "lora_scale": (1 / 512, 64, "peft's default is 1, LoRA Without Regret has 32 at rank 1"),
@@ -37,7 +39,7 @@ class UsualTensorsLearn(Check):
     """Matrices that were just drawn at random learn, added tokens too, and a model of transformers in its layers.
 
     Parameters are frozen by the attribute requires_grad of their own. Matrices with low-rank factors of their own are
-    frozen. Another model that learns nothing was loaded.
+    frozen, and one of two such factors begins at 0. Another model that learns nothing was loaded.
     """
 
     needs = frozenset({"user_code"})
@@ -45,7 +47,7 @@ class UsualTensorsLearn(Check):
     meaning = f"""A new head was frozen with the base: a filter by name misses it. Or all layers were frozen, and
     no adapters were added. Or requires_grad is set on a module, where requires_grad_(False) is to be called. Or tokens
     were added beside adapters, which leave the embeddings as they were drawn. Or a table of positions is made of zeros
-    with requires_grad=False. {NOT_LOADED}"""
+    with requires_grad=False. {BOTH_DRAWN} {NOT_LOADED}"""
     remedy = """Print each parameter's name and requires_grad before the optimizer is made. Thaw the named tensors. Name
     added tokens in LoraConfig's trainable_token_indices, or the embeddings in modules_to_save."""
 
@@ -54,6 +56,10 @@ class UsualTensorsLearn(Check):
             detail = f"{some(others)} is called and learns nothing, and the weights of its norms are all 1, or all 0"
             return self.at_most(len(others), 0, detail, meant=RANDOM_TARGET, causes=[NOT_LOADED])
         seen = trace.one(evidence.Movement)
+        if seen.both_drawn:
+            detail = f"{len(seen.both_drawn)} modules have low-rank factors none of which is 0 at the start"
+            detail += f": {some(seen.both_drawn)}"
+            return self.at_most(len(seen.both_drawn), 0, detail, meant=GOES_ON, causes=[BOTH_DRAWN])
         rests = () if "frozen" in trace.run.expected else trace.run.rests
         wrong = {
             f"every A of the adapters is frozen, as LoRA-FA has it, {len(rests)} in all: {some(rests)}": rests,

@@ -83,6 +83,8 @@ class MovementProbe(Probe):
             and (name in heads or (not name.startswith(adapted) and _is_as_built(tensor)))
             and ".original_module." not in name
         }
+        own_factors = _factors(() if adapted else self._trainable)
+        self._both_drawn = tuple(n for n, pair in own_factors.items() if pair[1:] and all(whole(p).any() for p in pair))
         self._at_0 = {name for name, _ in _frozen_at_0(session.model)}
         self._misfrozen = tuple(_misfrozen(session.model))
         packed = [(n, m.bias) for n, m in session.model.named_modules() if is_packed(m._parameters.get("weight"))]
@@ -150,6 +152,7 @@ class MovementProbe(Probe):
             at_0=tuple(sorted(self._at_0 & now.keys() - {*changed})),
             misfrozen=self._misfrozen,
             adapted=tuple(_adapted(self._trainable)),
+            both_drawn=self._both_drawn,
             added=tuple(sorted(token for token in self._read if token >= self._held)),
             layers_rest=_layers_rest(session.model, math.inf if session.run.holds(Premise.CAUSAL_LM) else A_HEAD),
             nonfinite=tuple(name for name, p in after.items() if not whole(p).isfinite().all()),
@@ -226,16 +229,22 @@ def _misfrozen(model: Any) -> Iterator[str]:
             yield name
 
 
-def _adapted(trained: Sequence[tuple[str, torch.Tensor]]) -> Iterator[str]:
-    """Yield the matrices that learn beside low-rank factors of their own, which bear "lora" in their names."""
-    factors = defaultdict[str, list[torch.Size]](list)
+def _factors(trained: Named) -> dict[str, list[torch.Tensor]]:
+    """Return the low-rank factors of each module, which bear "lora" in their names."""
+    factors = defaultdict[str, list[torch.Tensor]](list)
     for name, p in trained:
         if p.ndim == 2 and LOW_RANK in name.lower():
-            factors[name[: name.lower().index(LOW_RANK)].rstrip(".")].append(p.shape)
+            factors[name[: name.lower().index(LOW_RANK)].rstrip(".")].append(p)
+    return factors
+
+
+def _adapted(trained: Named) -> Iterator[str]:
+    """Yield the matrices that learn beside low-rank factors of their own."""
+    factors = _factors(trained)
     for name, p in trained:
         owner = name.rpartition(".")[0]
         beside = [*factors.get(owner, ()), *factors.get(owner.rpartition(".")[0], ())]
-        if p.ndim == 2 and LOW_RANK not in name.lower() and beside[1:] and p.shape[1] in beside[0]:
+        if p.ndim == 2 and LOW_RANK not in name.lower() and beside[1:] and p.shape[1] in beside[0].shape:
             yield name
 
 

@@ -206,6 +206,8 @@ class Movement(Record):
     """Frozen matrices of zeros that no file brought."""
     adapted: tuple[str, ...] = ()
     """Matrices that learn beside low-rank factors of their own."""
+    both_drawn: tuple[str, ...] = ()
+    """Modules whose own low-rank factors are all drawn, where none is 0 before training."""
     misfrozen: tuple[str, ...] = ()
     """Modules and tensors that learn, and have an attribute which looks like requires_grad and is False."""
     added: tuple[int, ...] = ()
