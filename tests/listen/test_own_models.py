@@ -269,7 +269,7 @@ class Layer(nn.Module):
     ("calls", "told"),
     [
         (("own", "cross"), ""),
-        (("own", "own"), "no pass calls 2 parts, and each calls another one of the class twice: 0.cross, 1.cross"),
+        (("own", "own"), "nothing calls 2 parts, and one like it is called twice on the same rows: 0.cross, 1.cross"),
         (("own",), ""),
     ],
     ids=["each", "one twice", "one alone"],
@@ -678,6 +678,36 @@ def test_a_teacher_in_train_mode(how, status, tmp_path):
     optimizer = torch.optim.AdamW(student.parameters(), lr=1e-3)
     finding = judged("state_in_training", tmp_path, student, step, optimizer, after)
     assert finding.status is status, finding.detail
+
+
+@pytest.mark.parametrize(
+    ("how", "status"),
+    [
+        ("the other", Status.PASSED),
+        ("itself", Status.SUSPECTED),
+        ("itself, on other rows", Status.PASSED),
+        ("itself, and the other", Status.PASSED),
+        ("itself, alone", Status.PASSED),
+    ],
+)
+def test_a_student_in_place_of_its_teacher(how, status, tmp_path):
+    """Which nothing else calls."""
+    torch.manual_seed(0)
+    student, other = Student(), None if "alone" in how else Student().requires_grad_(False).eval()
+
+    def step(model):
+        x = torch.randn(8, WIDTH)
+        with torch.no_grad():
+            wanted = torch.zeros(8, 3)
+            for teacher in filter(None, [model if "itself" in how else None, other if "other" in how[-5:] else None]):
+                wanted = wanted + teacher(x + 1 if "rows" in how else x)
+        return mse_loss(model(x), wanted + 1)
+
+    optimizer = torch.optim.AdamW(student.parameters(), lr=1e-3)
+    finding = judged("trainable_moved", tmp_path, student, step, optimizer)
+    assert finding.status is status, finding.detail
+    assert ("another Student" in finding.detail) is (status is Status.SUSPECTED)
+    assert other is None or not other.training
 
 
 @pytest.mark.parametrize(

@@ -296,7 +296,7 @@ UNREGISTERED = """Layers are kept in a plain list or dictionary: use ModuleList.
     model.parameters() leaves them out."""
 KEPT_APART = "a part may be kept out of the model's state on purpose, as a fixed critic is"
 NO_GRADIENT = "A part of the model is outside the forward pass, runs under no_grad, or has its result detached."
-TWICE_CALLED = "A forward pass calls one part twice in place of another one, as after copy and paste."
+TWICE_CALLED = "One part is called in place of another one, as after copy and paste: a student as its own teacher."
 SHARED = "a part may serve for both on purpose"
 RATE_0 = "The learning rate is 0."
 BOTH_0 = "Both factors of a product begin at 0, so that neither gets a gradient."
@@ -388,7 +388,7 @@ class TrainableMoved(Check):
             detail = f"no optimizer holds {counted(len(hidden), 'part')} with gradients: {some(hidden)}"
             return self.at_most(len(hidden), 0, detail, meant=KEPT_APART, causes=[UNREGISTERED])
         if replaced := [name for found in parts for name in found.replaced]:
-            detail = f"no pass calls {counted(len(replaced), 'part')}, and each calls another one of the class twice"
+            detail = f"nothing calls {counted(len(replaced), 'part')}, and one like it is called twice on the same rows"
             detail += f": {some(replaced)}"
             return self.at_most(len(replaced), 0, detail, meant=SHARED, causes=[TWICE_CALLED])
         cut_off = [name for found in parts for name in found.tensors]

@@ -5,6 +5,7 @@ that leaves the model in eval mode changes nothing that a later look could compa
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
 from math import prod
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, ref
@@ -12,13 +13,14 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
+from torch.utils._pytree import tree_leaves
 
-from tunecheck.core.evidence import Census, LearntBeside, OtherModelDrops, TrainingState
+from tunecheck.core.evidence import Census, CutOff, LearntBeside, OtherModelDrops, TrainingState
 from tunecheck.core.premises import Premise, Source
-from tunecheck.models.layer_names import attention_kernel, attention_of, stacked_layers
+from tunecheck.models.layer_names import attention_kernel, attention_of, base_of, is_pretrained, stacked_layers
 from tunecheck.probes.reference.forwards import numbers_of
 from tunecheck.probes.reference.four_bit import is_packed
-from tunecheck.probes.reference.measures import counted, dtype_name, random_digest
+from tunecheck.probes.reference.measures import counted, digest, dtype_name, living, random_digest
 from tunecheck.probes.reference.weight_file import WeightFile
 from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe
@@ -290,10 +292,11 @@ SAMPLED = 64
 class OtherModelsProbe(Probe):
     """Sees whether models that are called while another one learns, as teachers, drop or were never loaded.
 
-    Looks from the first step's backward pass to the second one's: a teacher may be called before the student is.
+    And whether one is never called while the student reads its rows in its place. Looks from the first step's backward
+    pass to the second one's: a teacher may be called before the student is.
     """
 
-    emits = (OtherModelDrops,)
+    emits = OtherModelDrops, CutOff
 
     def start(self, session: Session) -> None:
         self._called: Any = lambda: None
@@ -303,16 +306,26 @@ class OtherModelsProbe(Probe):
         """Models that drop, normalise by their batch, or are as they were built, to a sample of their parameters."""
         self._drawn: WeakSet[Any] = WeakSet()
         self._normalising: WeakSet[Any] = WeakSet()
+        self._others: WeakSet[Any] = WeakSet()
+        """All that were called."""
+        self._rows: dict[bool, set[str]] = {True: set(), False: set()}
+        """Digests of what the student's passes with gradients are given, and those without."""
 
     def backward_end(self, session: Session, step: int) -> None:
         self.hooks.remove()
+        if step == 1 and self._rows[True] & self._rows[False]:
+            self._emit_idle(session.model)
         if step:
             return
         own, loaded = {id(module) for module in session.model.modules()}, not _is_drawn(session.model)
 
-        def see(module: Any, *_: Any) -> None:
+        def see(module: Any, args: Any, given: Any) -> None:
+            if module is session.called:
+                read = (held for held in tree_leaves((args, given)) if isinstance(held, torch.Tensor) and held.ndim > 1)
+                self._rows[torch.is_grad_enabled()] |= {str(digest(held)) for held in islice(read, 1)}
             if id(module) in own:
                 return
+            self._others.add(module)
             if id(module) not in self._inside:
                 self._called, self._inside = ref(module), {id(part) for part in module.modules()}
             whole = self._called()
@@ -330,11 +343,30 @@ class OtherModelsProbe(Probe):
 
         self.hooks.before(None, see, with_kwargs=True)
 
+    def _emit_idle(self, model: Any) -> None:
+        """Tell of models that rest, are like this one, and were not called."""
+        own = {p.data_ptr() for p in model.parameters()}
+        alike = [each for each in living(torch.nn.Module) if _answers_like(each, model) and each not in self._others]
+        rest = [each for each in alike if not any(p.requires_grad and each.training for p in each.parameters())]
+        apart = [each for each in rest if own.isdisjoint(p.data_ptr() for p in each.parameters() if not p.is_meta)]
+        if apart:
+            names = sorted(f"another {type(each).__name__}" for each in apart)
+            self.emit(CutOff(tensors=(), replaced=tuple(names)))
+
     def end(self, session: Session) -> None:
         for model, before in self._noisy.items():
             if all(torch.equal(one, other) for one, other in zip(before, _sample(model), strict=True)):
                 name, drawn = type(model).__name__, model in self._drawn
                 self.emit(OtherModelDrops(model=name, normalises=model in self._normalising, drawn=drawn))
+
+
+def _answers_like(model: Any, other: Any) -> bool:
+    """Return whether this is a model of the same class, or of transformers with scores of the same vocabulary."""
+    other = base_of(other)
+    if not is_pretrained(model) or not is_pretrained(other):
+        return type(model) is type(other)
+    heads = model.get_output_embeddings(), other.get_output_embeddings()
+    return None not in heads and len(heads[0].weight) == len(heads[1].weight)
 
 
 def _is_drawn(model: Any) -> bool:

@@ -230,7 +230,7 @@ class CutOff(Record):
     in_steps: int = 0
     """The early steps in which passes were counted."""
     replaced: tuple[str, ...] = ()
-    """Modules without a gradient that are never called, beside one of their class that each pass calls twice."""
+    """Modules without a gradient that are never called, beside one like them that is called in their place, too."""
 
 
 class Continuity(Record):
