@@ -48,6 +48,11 @@ class Row:
         return list(compress(zip(self.ids, self.labels, strict=True), self.mask))
 
     @cached_property
+    def learned(self) -> list[int]:
+        """Return which of these tokens are learned."""
+        return [at for at, (_, label) in enumerate(self.kept) if label != IGNORED]
+
+    @cached_property
     def tokens(self) -> tuple[int, ...]:
         return tuple(compress(self.ids, self.mask))
 
@@ -76,20 +81,18 @@ class Row:
     @property
     def is_beginning(self) -> bool:
         """Return whether the row is learned from its first token on, and none of its last tokens is."""
-        learned = [label != IGNORED for _, label in self.kept]
-        return learned[1:2] == [True] and not any(learned[-TAIL:])
+        return 1 in self.learned and self.learned[-1] < len(self.kept) - TAIL
 
     @property
     def before_answer(self) -> tuple[int, ...]:
         """Return the tokens before the first learned one, the nearest first; none where nothing is learned."""
-        before = list(takewhile(lambda pair: pair[1] == IGNORED, self.kept))
-        return tuple(token for token, _ in before[: -MOST_LATE - TEMPLATE_END - 1 : -1]) if before != self.kept else ()
+        before = self.tokens[: self.learned[0] if self.learned else 0]
+        return before[: -MOST_LATE - TEMPLATE_END - 1 : -1]
 
     def prompt_and_answer(self, marks: Collection[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the tokens before the first learned one, and the learned ones without marks."""
-        first = next(at for at, (_, label) in enumerate(self.kept) if label != IGNORED)
-        answer = (token for token, label in self.kept[first:] if label != IGNORED and token not in marks)
-        return self.tokens[:first], tuple(answer)
+        learned = (self.tokens[at] for at in self.learned)
+        return self.tokens[: self.learned[0]], tuple(token for token in learned if token not in marks)
 
     @property
     def beginning(self) -> Beginning:
@@ -123,7 +126,7 @@ class Row:
 
     def begins_again(self, start: int | None, ends: Collection[int]) -> bool:
         """Return whether a row that begins with the start token has it again where its only answer begins."""
-        ids, learned = self.tokens, [at for at, (_, label) in enumerate(self.kept) if label != IGNORED]
+        ids, learned = self.tokens, self.learned
         first = learned[0] if learned else 0
         again = any(ids[at] == start and ids[at - 1] not in ends for at in (first - 1, first) if at > 1)
         return again and ids[0] == start and learned == [*range(first, first + len(learned))]
@@ -145,9 +148,8 @@ class Row:
 
     def span(self, *, micro_batch: int, ends: Collection[int], show: Show) -> RowSpan:
         """Return which part of the row is learned."""
-        kept = [at for at, keep in enumerate(self.mask) if keep]
-        learned = [place for place, at in enumerate(kept) if self.labels[at] != IGNORED]
-        answer = [self.labels[kept[place]] for place in learned]
+        kept, learned = [*compress(count(), self.mask)], self.learned
+        answer = [self.kept[place][1] for place in learned]
         return RowSpan(
             micro_batch=micro_batch,
             row=row_digest(self.tokens),
