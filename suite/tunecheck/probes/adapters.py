@@ -8,7 +8,6 @@ it adds s B A d(x), where d zeroes a share p of x and divides the rest by 1 - p,
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch.nn.functional import linear as product
 from tunecheck.core.check import or_infinite
 from tunecheck.core.evidence import AdapterDropout, AdapterStart
 from tunecheck.models.description import Lora
-from tunecheck.probes.reference.architecture import cotangent
+from tunecheck.probes.reference.architecture import Kept, cotangent, recorded_calls
 from tunecheck.probes.reference.backward import gradients_by
 from tunecheck.probes.reference.forwards import PROMPT_TOKENS, first_tokens, logits_of
 from tunecheck.probes.reference.four_bit import matrix
@@ -41,8 +40,6 @@ SPREAD = 0.02
 BEHIND = 0.05
 """Relative error of what an adapter adds: its products in 16 bit are off by less, where a hundredth falls by 0.1."""
 UNTOLD = -1
-Call = dict[str, tuple[torch.Tensor, torch.Tensor]]
-"""What the adapted linear, its base and A were given and returned."""
 
 
 class AdapterProbe(Probe):
@@ -218,15 +215,11 @@ class DropoutProbe(Probe):
             for adapter in adapters:
                 if session.precision != "fp32":  # so that what is added is not rounded to the size of the whole
                     hooks.after(adapter.linear.base_layer, lambda _m, _args, out: torch.zeros_like(out))
-                for part, module in adapter.parts.items():
-                    hooks.after(module, partial(_keep, adapter.call, part))
+                copies = recorded_calls(adapter.parts, lambda given, out: (given.clone(), out.clone()))
+                adapter.call = hooks.enter_context(copies)
             logits_of(session.model, first_tokens(session, TOKENS), training=True)
             # one that was not called is for other checks to tell
             self.emit(_counted([adapter for adapter in adapters if adapter.call.keys() == adapter.parts.keys()]))
-
-
-def _keep(call: Call, part: str, _module: Any, args: Any, out: torch.Tensor) -> None:
-    call[part] = args[0].clone(), out.clone()
 
 
 def _counted(adapters: Sequence["_Adapter"]) -> AdapterDropout:
@@ -249,7 +242,8 @@ class _Adapter:
         self._scale = lora.scale_of(name.removeprefix("base_model.model."))
         self._a, self._b = linear.lora_A[adapter], linear.lora_B[adapter]
         self.parts = {"linear": linear, "base": linear.base_layer, "A": self._a}
-        self.call: Call = {}
+        self.call: dict[str, Kept] = {}
+        """What each of these was given and returned."""
 
     def fallen(self) -> torch.Tensor:
         """Return what fell of two neighbouring elements: neither, first, second, both; UNTOLD where one of x is 0."""
