@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -27,7 +28,7 @@ from transformers import (
 
 import tunecheck
 from benchmarks.scripts import architectures
-from benchmarks.scripts.script import judged
+from benchmarks.scripts.script import Script, judged
 from tunecheck.core.finding import Status
 from tunecheck.training.restore import uncached
 
@@ -142,6 +143,24 @@ def test_a_model_whose_configuration_holds_others_passes(made, tmp_path):
 
     assert told.verdict == "pass", repr(told)
     assert not [finding for finding in told.findings if finding.status is Status.FAILED]
+
+
+@pytest.mark.parametrize("adapted", [True, False], ids=["adapters on all linears", "full"])
+def test_a_model_of_images_is_trained_with_text_alone(adapted, tmp_path):
+    """Its tower is as deep as its decoder, and learns nothing, which is asked about."""
+    model, _ = reader_of_images()
+    model.save_pretrained(tmp_path / "base")
+    lora = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"} if adapted else None
+    wide = {"vocab_size": 512}  # of the script's tokenizer
+    config = LlavaConfig.from_pretrained(tmp_path / "base", text_config=LlamaConfig(**WIDTHS, **wide).to_dict())
+    LlavaForConditionalGeneration(config).save_pretrained(tmp_path / "base")
+    base = partial(LlavaForConditionalGeneration.from_pretrained, tmp_path / "base")
+    row = judged(Script(lora=lora, base=lambda dtype: base(dtype=dtype)), tmp_path)
+
+    asked = {finding.check: finding.detail for finding in row.suspected}
+    assert (row.outcome, {*asked}) == ("pass", {"attention_as_configured", "trainable_moved"}), [*row.failed]
+    assert "vision_tower" in asked["trainable_moved"]
+    assert "key-value cache" in asked["attention_as_configured"]
 
 
 def test_what_decays_is_what_the_trainer_says(tmp_path):
@@ -288,7 +307,8 @@ def test_a_mask_that_hides_something_is_never_left_out():
     ("model_type", "adapters"),
     [
         *(("deepseek_v32", False), ("deepseek_v32", True), ("afmoe", False), ("ernie4_5_moe", False)),
-        *(("deepseek_v4", False), ("bert", False), ("longcat_flash", False)),
+        *(("deepseek_v4", False), ("bert", False), ("longcat_flash", False), ("hrm_text", True)),
+        *(("qwen4_exp_text", True), ("bailing_hybrid", False)),
     ],
 )
 def test_architectures_with_parts_of_their_own_pass(model_type, adapters, tmp_path):

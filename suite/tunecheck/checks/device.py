@@ -124,6 +124,9 @@ KERNELS = {"sdpa": "sdpa:", "eager": "eager", "flash_attention_2": "_flash_attn"
 """Implementation to how its kernels' names begin; flash-attn has _flash_attn_forward and _flash_attn_varlen_forward."""
 
 
+MEMORY_ALONE = "the cache takes memory and time, and changes no result"
+
+
 class AttentionAsConfigured(Check):
     """The model calls the configured attention implementation, and a training step runs its kernel.
 
@@ -150,7 +153,8 @@ class AttentionAsConfigured(Check):
         cached = calls.cached_calls if not trace.run.training.use_cache else 0
         if cached:
             detail += f"; {cached} forwards of its layers filled an unused key-value cache"
-        return self.found(as_configured, detail, measured=ran, limit=wanted, problems=range(cached))
+        meant = MEMORY_ALONE if cached and as_configured else ""
+        return self.found(as_configured, detail, measured=ran, limit=wanted, problems=range(cached), meant=meant)
 
 
 class CheckpointingAsConfigured(Check):

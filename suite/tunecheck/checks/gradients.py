@@ -13,6 +13,7 @@ from tunecheck.core.check import (
     said_once,
     some,
     trains_16bit_weights,
+    uncalled,
     worst_of,
 )
 from tunecheck.core.finding import Finding
@@ -136,13 +137,14 @@ class LoraGradientSchedule(Check):
         moved, found = False, list[tuple[str, str, str]]()
         parts = "lora_A", "lora_B", "lora_magnitude_vector"
         rates = {step.step: step.learning_rate for step in trace.steps if step.applied}
-        seen = trace.all(evidence.Gradients)
+        seen, rest = trace.all(evidence.Gradients), uncalled(trace)
         told = Premise.LABELS_KNOWN if trace.holds(Premise.CAUSAL_LM) else Premise.STEP_DECLARED
         due = [] if trace.holds(told) else [step for step in seen if any(step.norms.values())]
         for gradients in due or seen:  # the samples of a step may all be worth the same
             if gradients.step in trace.skipped:  # gradients that overflowed: NaN is 0 x inf
                 continue
-            zero_a, zero_b, zero_m = ([name for name in gradients.zero if f".{part}." in name] for part in parts)
+            zero = [name for name in gradients.zero if name not in rest]
+            zero_a, zero_b, zero_m = ([name for name in zero if f".{part}." in name] for part in parts)
             early = not moved and gradients.norms.get("lora_A", 0.0) != 0.0
             wrong = {
                 f"no gradient for {len(zero_m)} magnitudes: {some(zero_m)}": zero_m,

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from tunecheck.core import evidence
@@ -14,6 +15,7 @@ from tunecheck.core.check import (
     said_once,
     some,
     trains_16bit_weights,
+    uncalled,
     unwitnessed,
     worst_of,
 )
@@ -296,6 +298,8 @@ UNREGISTERED = """Layers are kept in a plain list or dictionary: use ModuleList.
     model.parameters() leaves them out."""
 KEPT_APART = "a part may be kept out of the model's state on purpose, as a fixed critic is"
 NO_GRADIENT = "A part of the model is outside the forward pass, runs under no_grad, or has its result detached."
+NOT_CALLED = "Data lack what a part is for, as pictures. Or adapters match more linears than those of the text."
+WITHOUT_PICTURES = "a model of pictures and text may be trained with text alone"
 TWICE_CALLED = "One part is called in place of another one, as after copy and paste: a student as its own teacher."
 SHARED = "a part may serve for both on purpose"
 RATE_0 = "The learning rate is 0."
@@ -310,7 +314,7 @@ class TrainableMoved(Check):
     needs = frozenset()
     premises_to_fail = frozenset({Premise.GRADIENT_DUE})
     meaning = f"""The optimizer does not hold a part of the model. {NO_GRADIENT} {NOT_ADDED} {UNREGISTERED} {RATE_0}
-    {TWICE_CALLED} {BOTH_0} {ROUNDS}"""
+    {TWICE_CALLED} {NOT_CALLED} {BOTH_0} {ROUNDS}"""
     remedy = """Fix trainable_set, optimizer_coverage and lora_gradient_schedule first if one failed. Search the forward
     pass for detach, .data and no_grad behind the named tensors. Keep trained weights in fp32."""
 
@@ -331,7 +335,10 @@ class TrainableMoved(Check):
         limit = self.min_share_16bit_weights if trains_16bit_weights(trace) else self.min_share
         if trace.why({Premise.CAUSAL_LM, Premise.UPDATE_RULE_KNOWN}):
             limit = 0.0
-        seen, wanted = trace.one(evidence.Movement), len(trace.one(evidence.Census).expected_trainable)
+        seen = trace.one(evidence.Movement)
+        rest = uncalled(trace).difference(seen.idle)  # which need not learn
+        seen = replace(seen, unmoved=tuple(name for name in seen.unmoved if name not in rest))
+        wanted = len(trace.one(evidence.Census).expected_trainable)
         moving = sum(step.applied and step.learning_rate > 0 for step in trace.steps)
         why = "step was applied with a learning rate above zero"
         if not moving:
@@ -378,6 +385,11 @@ class TrainableMoved(Check):
             detail = f"{len(seen.stuck_at_0)} of {wanted} trained tensors are matrices of 0, and their gradient is 0"
             detail += f" in each step: {some(seen.stuck_at_0)}"
             return self.at_most(len(seen.stuck_at_0), 0, detail, meant=MAY_WAKE, causes=[BOTH_0])
+        if rest and not problems:
+            detail = (
+                f"no pass calls {some([*seen.uncalled])}, so that {counted(len(rest), 'trained tensor')} learn nothing"
+            )
+            return self.at_most(len(rest), 0, detail, meant=WITHOUT_PICTURES, causes=[NOT_CALLED])
         share = seen.smallest_moved_share
         parts = []
         try:

@@ -6,7 +6,17 @@ from collections.abc import Iterable, Mapping
 
 from tunecheck.checks.attempts import finished, of_attempts, of_every_rank
 from tunecheck.core import evidence
-from tunecheck.core.check import Check, NumericCheck, holding, recorded, relative_error, required, some, worst_of
+from tunecheck.core.check import (
+    Check,
+    NumericCheck,
+    holding,
+    recorded,
+    relative_error,
+    required,
+    some,
+    uncalled,
+    worst_of,
+)
 from tunecheck.core.errors import MissingEvidence, NotApplicable
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import Premise
@@ -42,7 +52,9 @@ class AdapterRoundTrip(NumericCheck):
 
 def _not_the_trained(trace: Trace, seen: evidence.RoundTrip, limit: float) -> list[str]:
     """Return in words what a saved adapter has not of the trained one, or has more."""
-    resting, settings = {name.replace(".default.", ".") for name in trace.run.rests}, seen.settings_differing
+    idle = (name for moved in trace.records(evidence.Movement) for name in moved.idle)
+    resting = {name.replace(".default.", ".") for name in (*trace.run.rests, *uncalled(trace), *idle)}
+    settings = seen.settings_differing
     tensors = {
         "missing from the file": seen.missing,
         "in the file but not in the model": seen.unexpected,

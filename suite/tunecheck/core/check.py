@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any, ClassVar, TypeVar
 
 from tunecheck.core.errors import MissingEvidence, NotApplicable, NothingCompared
-from tunecheck.core.evidence import Census, ForwardReference, Setup
+from tunecheck.core.evidence import Census, ForwardReference, Movement, Setup
 from tunecheck.core.finding import Finding, Status
 from tunecheck.core.frozen import Frozen, Record
 from tunecheck.core.premises import Premise, Source
@@ -283,6 +283,12 @@ class NumericCheck(Check):
         in_8_bit = any("int8" in census.frozen_dtypes for census in trace.records(Census))
         fine = trace.one(Setup).exact and not in_8_bit
         return self.max_error_fp32 if fine else self.max_error_16bit
+
+
+def uncalled(trace: Trace) -> frozenset[str]:
+    """Return the trained tensors of parts that no pass of a user's training calls, as a tower of pictures for text."""
+    movement = () if trace.holds(Premise.INTENT_DECLARED) else trace.records(Movement)
+    return frozenset(name for seen in movement for names in seen.uncalled.values() for name in names)
 
 
 def trains_16bit_weights(trace: Trace) -> bool:

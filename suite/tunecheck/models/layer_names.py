@@ -88,9 +88,14 @@ def attention_kernel(model: Any) -> str:
 
 
 def stacked_layers(model: Any) -> list[Any]:
-    """Return the modules of the list that is as long as the model is deep: layers, h, blocks; [] without one."""
-    depth = getattr(text_config(getattr(model, "config", None)), "num_hidden_layers", None)
-    lists = (module for module in model.modules() if type(module).__name__ == "ModuleList")
+    """Return the modules of the list that is as long as the model is deep: layers, h, blocks; [] without one.
+
+    A tower of pictures may be as deep, and stand before the decoder.
+    """
+    config = getattr(model, "config", None)
+    depth = getattr(text_config(config), "num_hidden_layers", None)
+    parts = [model] if getattr(config, "is_encoder_decoder", False) else [decoder_of(model), model]
+    lists = (module for part in parts for module in part.modules() if type(module).__name__ == "ModuleList")
     return next((list(found) for found in lists if len(found) == depth), [])
 
 

@@ -63,7 +63,8 @@ class AdapterProbe(Probe):
             adapted = start if training else logits_of(session.model, ids, training=False)
             with without_adapters(session.model):
                 base_difference = relative_difference(adapted, logits_of(session.model, ids, training=training))
-        differences = [relative_difference(*call[1:]) if len(call) == 3 else math.nan for call in calls.values()]
+        reached = {name: call for name, call in calls.items() if call}  # others are a part for pictures, say
+        differences = [relative_difference(*call[1:]) if len(call) == 3 else math.nan for call in reached.values()]
         sizes, repeated, dependent = _starts(session)
         with _touched(session, lora) as factors:
             with _recorded(session, modules) as calls:
@@ -72,7 +73,7 @@ class AdapterProbe(Probe):
                 # dropout on a touched adapter's input changes what it adds, so only eval mode is comparable then; and
                 # what drops anywhere else in a checkpointed layer would be missing when it is recomputed, below
                 changed = logits_of(session.model, ids, training=training, graph=graph)
-            each = {name: _algebra_errors(session, lora, name, calls[name], factors[name]) for name in factors}
+            each = {n: _algebra_errors(session, lora, n, calls[n], factors[n]) for n in factors if n in reached}
         errors = {name + part: error for name, found in each.items() for part, error in found.items()}
         at, error = worst(errors)
         seen = AdapterStart(
@@ -81,7 +82,7 @@ class AdapterProbe(Probe):
             modules=len(factors),
             algebra_error=error,
             algebra_error_at=at,
-            least_algebra_error=min((errors[name] for name in factors), default=math.nan),
+            least_algebra_error=min((errors[name] for name in each), default=math.nan),
             logit_change=relative_difference(changed, start),
             a_sizes=sizes,
             a_repeated=repeated,
@@ -139,17 +140,27 @@ def _touched(session: Session, lora: Lora) -> Iterator[dict[str, Factors]]:
 
 @contextmanager
 def _recorded(session: Session, modules: Collection[str]) -> Iterator[dict[str, list[torch.Tensor]]]:
-    """Input, base output and adapted output of each module's next call."""
+    """Input, base output and adapted output of each module's last call.
+
+    Some models run their layers several times, so that gradients are those of all calls: of these there is no graph.
+    """
     calls: dict[str, list[torch.Tensor]] = {name: [] for name in modules}
+    again = set[str]()
+
+    def begin(name: str, given: torch.Tensor, out: torch.Tensor) -> None:
+        again.update([name] if calls[name] else ())
+        calls[name][:] = given.to(out.device), out.clone()
+
+    def end(name: str, out: torch.Tensor) -> None:
+        calls[name].append(out.detach().clone() if name in again else out.clone())
+
     with OwnHooks() as hooks:
         for name in modules:
             module = session.model.get_submodule(f"base_model.model.{name}")
             base = getattr(module, "base_layer", module)
             # a copy each, since the layer may add to an output in place, as Falcon's does
-            hooks.after(
-                base, lambda _m, args, out, name=name: calls[name].extend((args[0].to(out.device), out.clone()))
-            )
-            hooks.after(module, lambda _m, _args, out, name=name: calls[name].append(out.clone()))
+            hooks.after(base, lambda _m, args, out, name=name: begin(name, args[0], out))
+            hooks.after(module, lambda _m, _args, out, name=name: end(name, out))
         yield calls
 
 

@@ -236,6 +236,13 @@ class WeightsInUseProbe(Probe):
 
     emits = (CurrentWeights,)
 
+    def start(self, session: Session) -> None:
+        self._reached: set[Any] = set()
+        """Parameters that had a gradient."""
+
+    def backward_end(self, session: Session, step: int) -> None:
+        self._reached.update(p for p in session.model.parameters() if p.grad is not None)
+
     def end(self, session: Session) -> None:
         """Two forwards: what is remembered of the first must not serve the second."""
         if not session.run.trains_base:
@@ -245,7 +252,7 @@ class WeightsInUseProbe(Probe):
         modules = {
             name: module
             for name, module in session.model.named_modules()
-            if any(p.requires_grad for p in own_parameters(module))
+            if any(p.requires_grad and p in self._reached for p in own_parameters(module))
             and (type(module) is torch.nn.Linear or known)
             and hasattr(module, "weight")  # a list of tensors, as IA3's, has none
             and module.weight.is_floating_point()

@@ -3,7 +3,9 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from difflib import get_close_matches
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from tunecheck.probes.reference.four_bit import is_packed, with_statistics
 from tunecheck.probes.reference.measures import digest, digests, evenly, sample, sampled_places
 from tunecheck.probes.reference.vocabulary import vocabulary_size
 from tunecheck.probes.reference.weight_file import WeightFile, drawn_heads, file_name, unmarked_heads
+from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe
 from tunecheck.training.hooks import rate_of
 from tunecheck.training.restore import adapted_layers
@@ -64,6 +67,11 @@ class MovementProbe(Probe):
         """Those that backward gave a gradient, of 0 too."""
         self._rates: dict[int, float] = {}
         """Identity of each tensor that the optimizer holds to its highest rate."""
+        self._without: list[str] = []
+        """Those without any in the first step, then in the second one."""
+        self._called: set[int] = set()
+        """Modules, by their identity, that the second step calls; noted only where some are without a gradient."""
+        self._uncalled: dict[str, tuple[str, ...]] = {}
         # an embedding's A has a column for each token, those that are read learn
         self._columns = {name: p for name, p in self._trainable if ".lora_embedding_A." in name}
         self._parts = _learning_in_part(session.model, self._lookup) | self._columns
@@ -90,8 +98,17 @@ class MovementProbe(Probe):
         packed = [(n, m.bias) for n, m in session.model.named_modules() if is_packed(m._parameters.get("weight"))]
         self._biases = {f"{n}.bias": b.detach().clone() for n, b in packed if b is not None and not b.requires_grad}
 
+    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+        if step == 1 and self._without:
+            self.hooks.before(None, lambda module, _: self._called.add(id(module)))
+
     def backward_end(self, session: Session, step: int) -> None:
         """Note the tokens that were read: a table of its own learns in their rows alone; of others, what learns."""
+        self.hooks.remove()
+        if step < 2:
+            self._without = [name for name, p in self._trainable if p.grad is None]
+        if step == 1:
+            self._uncalled = _uncalled(session.model, self._without, self._called)
         for group in session.optimizer.param_groups:
             rate = rate_of(group, math.inf)
             self._rates |= {id(p): max(rate, self._rates.get(id(p), rate)) for p in group["params"]}
@@ -131,13 +148,15 @@ class MovementProbe(Probe):
         # an optimizer may scale its rate by what it finds, as Prodigy (arXiv 2306.06101) does: no step was larger
         taken = max((self._median_change(name, p) for name, p in after.items()), default=0.0) or math.inf
         small = tuple(n for n, r in rates.items() if r and _is_below_last_digit(min(r, taken), self._samples[n]))
-        resting = idle.union(small)
+        resting = idle.union(small, _damped(session.optimizer, after))
         # a table's rows may be 0 because nothing reads them
         matrices = (name for name in self._idle & self._reached - self._learnt.keys() if after[name].ndim > 1)
-        shares = {name: 1.0 if name in resting else self._moved_share(name, p) for name, p in after.items()}
+        unmoved = tuple(n for n, p in after.items() if n not in idle and digest(p) == self._digests[n])
+        moved = ((name, p) for name, p in after.items() if name not in unmoved)
+        shares = {name: 1.0 if name in resting else self._moved_share(name, p) for name, p in moved}
         least = min(shares, key=shares.__getitem__, default="")
         seen = Movement(
-            unmoved=tuple(n for n, p in after.items() if n not in idle and digest(p) == self._digests[n]),
+            unmoved=unmoved,
             smallest_moved_share=shares.get(least, 0.0),
             smallest_moved_share_at=least,
             frozen_tensors=len(self._frozen),
@@ -153,6 +172,7 @@ class MovementProbe(Probe):
             misfrozen=self._misfrozen,
             adapted=tuple(_adapted(self._trainable)),
             both_drawn=self._both_drawn,
+            uncalled=self._uncalled,
             added=tuple(sorted(token for token in self._read if token >= self._held)),
             layers_rest=_layers_rest(session.model, math.inf if session.run.holds(Premise.CAUSAL_LM) else A_HEAD),
             nonfinite=tuple(name for name, p in after.items() if not whole(p).isfinite().all()),
@@ -181,6 +201,16 @@ def _is_below_last_digit(rate: float, weights: torch.Tensor) -> bool:
         return False
     sizes = weights.abs()
     return bool((torch.nextafter(sizes, sizes.new_tensor(math.inf)) - sizes > rate).float().mean() > 0.5)
+
+
+def _damped(optimizer: Any, tensors: dict[str, Any]) -> Iterator[str]:
+    """Yield those of which Adam's epsilon exceeds most second moments' roots, so that its steps are below the rate."""
+    held = {id(p): group["eps"] for group in optimizer.param_groups for p in group["params"] if "eps" in group}
+    for name, p in tensors.items():
+        second = optimizer.state.get(p, {}).get("exp_avg_sq") if id(p) in held else None
+        known = isinstance(second, torch.Tensor) and second.is_floating_point()
+        if known and bool((whole(second).sqrt() < held[id(p)]).float().mean() > 0.5):
+            yield name
 
 
 def _is_as_built(tensor: torch.Tensor) -> bool:
@@ -246,6 +276,18 @@ def _adapted(trained: Named) -> Iterator[str]:
         beside = [*factors.get(owner, ()), *factors.get(owner.rpartition(".")[0], ())]
         if p.ndim == 2 and LOW_RANK not in name.lower() and beside[1:] and p.shape[1] in beside[0].shape:
             yield name
+
+
+def _uncalled(model: Any, tensors: Sequence[str], called: AbstractSet[int]) -> dict[str, tuple[str, ...]]:
+    """Return the largest parts that hold modules of their own, and called none of them, to these tensors in them."""
+    found = defaultdict[str, list[str]](list)
+    adapted = adapted_layers(model)
+    for tensor in tensors:
+        around = accumulate(tensor.split(".")[:-1], "{}.{}".format)
+        name = next((each for each in around if called.isdisjoint(map(id, model.get_submodule(each).modules()))), "")
+        if name and name not in adapted and [*model.get_submodule(name).children()]:
+            found[name].append(tensor)
+    return {name: tuple(held) for name, held in found.items()}
 
 
 def _layers_rest(model: Any, most: float) -> bool:

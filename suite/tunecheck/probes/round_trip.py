@@ -24,7 +24,6 @@ from tunecheck.strategies.mixed_precision import multiply_in_input_dtype
 from tunecheck.training.events import Probe
 from tunecheck.training.restore import as_found, having, kept_trainable, kept_values, without_adapters
 from tunecheck.training.session import Session
-from tunecheck.training.tensors import undifferentiated
 
 _FOR_FILES = "state_dict", "load_state_dict"
 ENLARGED = 4096.0
@@ -77,7 +76,6 @@ def _compare(session: Session, lora: Lora, folder: Path, logits: torch.Tensor) -
     files = list(folder.glob("*.safetensors"))
     saved = WeightFile(folder)
     shared = [name for name in saved.names if name in trained]
-    never = {name.replace(".default.", ".") for name in undifferentiated(session.model)}
     file, others = folder / "adapter_config.json", tuple[str, ...]()
     if file.is_file():  # without it nothing can be read back, which is told
         settings = json.loads(file.read_text(encoding="utf-8"))
@@ -97,7 +95,7 @@ def _compare(session: Session, lora: Lora, folder: Path, logits: torch.Tensor) -
             if name not in trained and not (name in beside and torch.equal(saved.tensor(name), beside[name].cpu()))
         ),
         differing=tuple(name for name in shared if not torch.equal(saved.tensor(name), trained[name])),
-        zero_b=tuple(n for n in shared if ".lora_B." in n and n not in never and not saved.tensor(n).any()),
+        zero_b=tuple(n for n in shared if ".lora_B." in n and not saved.tensor(n).any()),
         logit_difference=difference,
         reread_differing=differing,
         settings_differing=others,

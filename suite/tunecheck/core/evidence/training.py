@@ -1,6 +1,7 @@
 """The steps: gradients, updates, what the layers and the adapters do."""
 
 import math
+from dataclasses import field
 
 from tunecheck.core.frozen import Record
 
@@ -208,6 +209,9 @@ class Movement(Record):
     """Matrices that learn beside low-rank factors of their own."""
     both_drawn: tuple[str, ...] = ()
     """Modules whose own low-rank factors are all drawn, where none is 0 before training."""
+    uncalled: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Parts with modules of their own that no pass of the second step called, as a tower of pictures beside text, to
+    those of their trained tensors that got no gradient."""
     misfrozen: tuple[str, ...] = ()
     """Modules and tensors that learn, and have an attribute which looks like requires_grad and is False."""
     added: tuple[int, ...] = ()

@@ -221,10 +221,20 @@ class WatchedAttention:
         return len(self._errors), float(largest)
 
     def _begin(self, _module: Any, _args: Any, others: dict[str, Any]) -> None:
-        """What is padding is the batch's to say, not the call's; rows with positions of their own would be packed."""
-        ids = others.get("input_ids")
-        masks = [mask for rows, mask in self._batches() if ids is not None and torch.equal(rows, ids)]
-        self._mask = masks[0].bool() if masks and others.get("position_ids") is None else None
+        """What is padding is the batch's to say, not the call's; rows with positions of their own would be packed.
+
+        A model of pictures and text gives its decoder embeddings: of two batches of one shape nothing is then known.
+        """
+        ids, embeddings = others.get("input_ids"), others.get("inputs_embeds")
+
+        def is_given(rows: torch.Tensor) -> bool:
+            if ids is not None:
+                return torch.equal(rows, ids)
+            return embeddings is not None and rows.shape == embeddings.shape[:2]
+
+        masks = [mask for rows, mask in self._batches() if is_given(rows)]
+        known = masks and (ids is not None or len(masks) == 1) and others.get("position_ids") is None
+        self._mask = masks[0].bool() if known else None
 
     def _keep(self, side: str, _module: Any, _args: Any, out: torch.Tensor) -> None:
         if self._mask is not None:
