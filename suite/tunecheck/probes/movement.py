@@ -205,7 +205,8 @@ def _is_below_last_digit(rate: float, weights: torch.Tensor) -> bool:
 
 def _damped(optimizer: Any, tensors: dict[str, Any]) -> Iterator[str]:
     """Yield those of which Adam's epsilon exceeds most second moments' roots, so that its steps are below the rate."""
-    held = {id(p): group["eps"] for group in optimizer.param_groups for p in group["params"] if "eps" in group}
+    groups = (group for group in optimizer.param_groups if isinstance(group.get("eps"), float))  # Adafactor has two
+    held = {id(p): group["eps"] for group in groups for p in group["params"]}
     for name, p in tensors.items():
         second = optimizer.state.get(p, {}).get("exp_avg_sq") if id(p) in held else None
         known = isinstance(second, torch.Tensor) and second.is_floating_point()
