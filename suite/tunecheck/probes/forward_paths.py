@@ -241,7 +241,8 @@ class WeightsInUseProbe(Probe):
         """Parameters that had a gradient."""
 
     def backward_end(self, session: Session, step: int) -> None:
-        self._reached.update(p for p in session.model.parameters() if p.grad is not None)
+        if session.run.trains_base:
+            self._reached.update(p for p in session.model.parameters() if p.grad is not None)
 
     def end(self, session: Session) -> None:
         """Two forwards: what is remembered of the first must not serve the second."""

@@ -156,9 +156,10 @@ class PreferenceProbe(Probe):
             if bool((so := one_way & ((total > 0) == bool(raises))).any()):
                 rows += [digest(held.detach()[so.to(held.device)]) for held in given]
         if pulls.shape[1] == read.shape[1] - 1:
-            for at in one_way.nonzero().flatten().tolist()[:OF_A_PASS]:
-                answer = read[at].tolist(), (pulls[at] != 0).tolist()
-                self._answers[bool(total[at] > 0)].append(answer)
+            known = ((total > 0)[one_way], read[one_way], (pulls != 0)[one_way])
+            for up, tokens, used in zip(*(part.tolist() for part in known), strict=True):
+                if len(self._answers[up]) < OF_A_PASS:  # each is compared with each that goes the other way
+                    self._answers[up].append((tokens, used))
         every = -(-len(read) // OF_A_PASS)  # rejected answers may lie behind all chosen ones
         for place, factors in enumerate(advantages):
             if len(factors) == len(read):
