@@ -74,6 +74,7 @@ MEANT = {
     ("rows_reach_loss", "prompts alone"),
     ("rows_reach_loss", "tags one early"),
     ("rows_reach_loss", "tags one late"),
+    ("rows_reach_loss", "tags counted by words"),
     ("rows_reach_loss", "answers from their third token on"),
     ("rows_come_once", "one row alone, cut off"),
     ("loss_receives_logits", "rows against themselves"),
@@ -481,6 +482,7 @@ FAULTS = {
         "prompts alone": lambda: of_unknown_labels(used(beginnings=24)),
         "tags one early": lambda: watched(positions(marked=24, tags_early=24)),
         "tags one late": lambda: watched(positions(marked=24, tags_late=23)),
+        "tags counted by words": lambda: watched(positions(marked=24, split=12, tags_counted=12)),
         "answers from their third token on": lambda: of_unknown_labels(used(begun_late=2)),
     },
     "no_target_leakage": {

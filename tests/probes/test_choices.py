@@ -62,12 +62,17 @@ def values(scores):
     return (scores[..., 0] - 1).square().mean()
 
 
-def probed(loss, model=None):
+def probed(loss, model=None, tokenizer=None):
     """What the probe records of one step with this loss of a model."""
     model, seen = model or Reader(), []
     probe = PositionProbe(seen.append)
     session = SimpleNamespace(
-        model=model, called=model, entry=None, tokenizer=None, processes=1, run=SimpleNamespace(holds=lambda _: False)
+        model=model,
+        called=model,
+        entry=None,
+        tokenizer=tokenizer,
+        processes=1,
+        run=SimpleNamespace(holds=lambda _: False),
     )
     probe.start(session)
     probe.step_begin(session, 0, ())
@@ -123,3 +128,27 @@ def test_tags_of_words_that_are_one_position_off(tags, counts):
     seen = probed(lambda model: torch.nn.functional.cross_entropy(model(TAGGED, TAGGED != 0).flatten(0, 1), wanted))
 
     assert (seen.marked, seen.tags_early, seen.tags_late) == counts
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [["in", "New", "##port", "##s", "today", "."], ["\u0120in", "\u0120New", "port", "s", "\u0120today", "\u0120."]],
+    ids=["WordPiece", "BPE"],
+)
+@pytest.mark.parametrize(
+    ("tags", "counted"),
+    [([0, 1, -100, -100, 0, 0], 0), ([0, 1, 1, 1, 0, 0], 0), ([0, 1, 0, 0, -100, -100], 1)],
+    ids=["first tokens", "all tokens", "counted by words"],
+)
+def test_tags_that_are_counted_by_words_where_a_word_is_several_tokens(pieces, tags, counted):
+    """The tag of each word lies at its first token, or at all of its tokens."""
+    names = dict(enumerate(pieces, start=3))
+    tokenizer = SimpleNamespace(convert_ids_to_tokens=lambda ids: [names[token] for token in ids])
+    read = torch.tensor([[1, *names, 2]])
+    wanted = torch.tensor([-100, *tags, -100])
+    seen = probed(
+        lambda model: torch.nn.functional.cross_entropy(model(read, read != 0).flatten(0, 1), wanted),
+        tokenizer=tokenizer,
+    )
+
+    assert (seen.marked, seen.split, seen.tags_counted) == (1, 1, counted)

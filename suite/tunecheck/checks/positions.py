@@ -140,12 +140,13 @@ class PaddingHidden(Check):
 DETACHED = "The results of a pass are detached, turned into numbers, or overwritten by those of the next pass."
 FOR_A_METRIC = "a pass may be made for a metric alone, though it then needs no gradients"
 INVERTED = "The mask of answers is inverted."
-TAGS_OFF = "Tags of words are one position off, as where the first special token of a row is not counted."
+TAGS_OFF = "Tags of words are off: a row's first special token, or the tokens of a longer word, are not counted."
 TAGGED = {
-    "tags_early": "from its first mark on, and neither its last mark nor the token before",
-    "tags_late": "from the second token behind its first mark on",
+    "tags_early": ("marked", "from its first mark on, and neither its last mark nor the token before"),
+    "tags_late": ("marked", "from the second token behind its first mark on"),
+    "tags_counted": ("split", "up to as many tokens as it has words, though some words are several tokens"),
 }
-"""Field of PositionGradients to which positions the loss uses."""
+"""Field of PositionGradients to that of the rows looked at, and to which positions the loss uses."""
 
 
 class RowsReachLoss(Check):
@@ -190,11 +191,13 @@ class RowsReachLoss(Check):
             if used.beginnings == used.rows >= self.min_rows:
                 detail = f"all {used.rows} rows are learned from their first token on, and none to its end"
                 return self.at_most(used.rows, 0, detail, causes=[INVERTED])
-        known, unseen, marked, *off = _sums(trace.records(PositionGradients), "tokens", "unseen", "marked", *TAGGED)
-        for words, rows in zip(TAGGED.values(), off, strict=True) if marked >= self.min_rows else ():
-            if rows > self.max_off_share * marked:
-                detail = f"in {rows} of {marked} rows of an encoder the loss uses the row {words}"
-                return self.at_most(rows / marked, self.max_off_share, detail, causes=[TAGS_OFF])
+        steps = trace.records(PositionGradients)
+        for off, (field, words) in TAGGED.items():
+            rows, looked = _sums(steps, off, field)
+            if looked >= self.min_rows and rows > self.max_off_share * looked:
+                detail = f"in {rows} of {looked} rows of an encoder the loss uses the row {words}"
+                return self.at_most(rows / looked, self.max_off_share, detail, causes=[TAGS_OFF])
+        known, unseen = _sums(steps, "tokens", "unseen")
         tokens = enough(known, self.min_tokens, "tokens of a causal model")
         share = unseen / tokens
         detail = f"{share:.1%} of {tokens} tokens stand behind the last position of their row that the loss uses"

@@ -22,7 +22,7 @@ from tunecheck.core.premises import Premise
 from tunecheck.models.layer_names import as_written, hides_calls, is_pretrained, text_config
 from tunecheck.probes.reference import padded
 from tunecheck.probes.reference.forwards import parts_of
-from tunecheck.probes.reference.given import Row, begun_late, end_tokens, ends_of, special_tokens
+from tunecheck.probes.reference.given import Row, begun_late, counted_by_words, end_tokens, ends_of, special_tokens
 from tunecheck.probes.reference.loss_graph import Scored, scores_of
 from tunecheck.probes.reference.own_tokens import Call, tokens_and_numbers
 from tunecheck.probes.reference.raised import FEWEST_TELLING, Raised, raised_by
@@ -53,6 +53,7 @@ class PositionProbe(Probe):
         self._pads = [token for held in named for token in special_tokens(held, "pad")]
         ends = (end_tokens(named, session.model)[0] for named in (session.tokenizer, None))  # and the model's own
         self._ends = torch.tensor(sorted(set[int]().union(*ends)), dtype=torch.long)
+        self._pieces = getattr(session.tokenizer, "convert_ids_to_tokens", None)
         self._models = [module for module in session.model.modules() if is_pretrained(module)]
         by_name = session.run.holds(Premise.CAUSAL_LM) and as_written(session.entry) is not session.model
         self._part = session.entry if by_name else None
@@ -349,14 +350,14 @@ class PositionProbe(Probe):
                 self._add_norms(padding, raised.call.by_row(way.gradient))
             self._counted.append((raised.telling, raised.own, raised.second))
             if raised.ask_for_next:
-                self._keep(raised.rows, _used(raised.call.by_row(way.gradient)))
+                self._keep(raised.rows, padded.used(raised.call.by_row(way.gradient)))
             if self._looks_ahead and raised.ask_for_next:
                 self._looks_ahead, self._ahead = False, raised.ahead(way)
             return
 
     def _look_behind(self, way: Scored, *, turned: bool) -> None:
         """Count tokens as `_add_unseen` does; those behind the last used position where it sees none of them."""
-        used, read = _used(way.gradient).view_as(way.read), way.read
+        used, read = padded.used(way.gradient).view_as(way.read), way.read
         used, read = (used.t(), read.t()) if turned else (used, read)
         at = int(used.any(dim=0).nonzero().max()) if bool(used.any()) else read.shape[1]
         behind = at + 1 < read.shape[1] and bool(used[:, at].all())
@@ -398,13 +399,13 @@ class PositionProbe(Probe):
 
     def _add_unseen(self, real: torch.Tensor, gradient: torch.Tensor) -> None:
         """Count tokens, and those behind the last position of their row that the loss uses: it depends on none."""
-        used = _used(gradient)
+        used = padded.used(gradient)
         real = real & used.any(dim=1, keepdim=True)
         self._counts.update(tokens=int(real.sum()), unseen=int((real & ~padded.up_to_last(used)).sum()))
 
     def _add_marked(self, read: torch.Tensor, real: torch.Tensor, gradient: torch.Tensor) -> None:
         """Count rows between two marks that the loss uses in part, and those used from or up to one mark alone."""
-        used, rows = _used(gradient) & real, torch.arange(len(read), device=read.device)
+        used, rows = padded.used(gradient) & real, torch.arange(len(read), device=read.device)
         first, last = real.int().argmax(dim=1), real.shape[1] - 1 - real.flip(1).int().argmax(dim=1)
         alike = [read[rows, end] == read[rows, end].mode().values for end in (first, last)]
         number, tokens = used.sum(dim=1), real.sum(dim=1)
@@ -415,6 +416,13 @@ class PositionProbe(Probe):
         self._counts.update(
             marked=int(marked.sum()), tags_early=int((marked & early).sum()), tags_late=int((marked & late).sum())
         )
+        if (pieces := self._pieces) is None:
+            return
+        for ids, learned, begin, end in zip(
+            *(held[marked].tolist() for held in (read, used, first, last)), strict=True
+        ):
+            told = counted_by_words(pieces(ids[begin + 1 : end]), learned[begin + 1 : end])
+            self._counts.update(split=told is not None, tags_counted=bool(told))
 
     def _keep(self, read: torch.Tensor, used: torch.Tensor, mask: torch.Tensor | None = None) -> None:
         """Keep these rows where they are: to read them waits for a GPU."""
@@ -429,7 +437,7 @@ class PositionProbe(Probe):
             self._counts.update(followed=len(found), asked_behind=int((telling & (raised == padding)).sum()))
 
     def _note_used(self, read: torch.Tensor, mask: torch.Tensor | None, gradient: torch.Tensor) -> None:
-        self._used.append((read, _used(gradient)))
+        self._used.append((read, padded.used(gradient)))
         self._keep(*self._used[-1], mask)
 
     def _compare_with_labels(self, window: Sequence[Batch]) -> None:
@@ -456,7 +464,7 @@ class PositionProbe(Probe):
                 found, self._own_call, self._turned = turned, turned.call, turned.call.turned
         if found.call is self._own_call and found.ask_for_next:
             self._add_unseen(padded.tokens(found.rows, None), found.call.by_row(gradient))
-            self._keep(found.rows, _used(found.call.by_row(gradient)))
+            self._keep(found.rows, padded.used(found.call.by_row(gradient)))
         self._counted.append((found.telling, found.own, found.second))
         self._counts.update(found.masked)
         if self._looks_ahead and self._asked is None and found.ask_for_next and call.is_of_read:
@@ -477,11 +485,6 @@ def _rows_used(read: torch.Tensor, used: torch.Tensor, mask: torch.Tensor | None
     labels[:, 1:] = torch.where(used[:, :-1], read[:, 1:], IGNORED)
     rows = zip(*(part.tolist() for part in (read, labels, padded.tokens(read, mask).int())), strict=True)
     return [Row(*row) for row in rows if {*row[1]} != {IGNORED}]
-
-
-def _used(gradient: torch.Tensor) -> torch.Tensor:
-    """Return where a gradient is not 0, [rows, positions], without another tensor of its size."""
-    return (gradient.detach().amax(dim=-1) != 0) | (gradient.detach().amin(dim=-1) != 0)
 
 
 def _learns(tensor: Any) -> TypeGuard[torch.Tensor]:

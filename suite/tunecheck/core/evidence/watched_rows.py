@@ -230,6 +230,10 @@ class PositionGradients(Record):
     """Those of them that it uses from the first token on, and not up to the last two."""
     tags_late: int = 0
     """Those of them that it uses from the third token on."""
+    split: int = 0
+    """Those of them in which a word is several tokens."""
+    tags_counted: int = 0
+    """Those of these of which it uses as many of the first tokens as there are words."""
     followed: int = 0
     """Rows with padding behind them that is no end token."""
     asked_behind: int = 0

@@ -24,6 +24,8 @@ FEWEST_ROWS, FEWEST_RUNS = 8, 3
 """Rows, and lengths of what they begin with, from which padding is told."""
 TAIL = 4
 """Tokens at a row's end, more than a template writes behind an end token: an answer is learned there."""
+WORD_BEGINS = "\u0120", "\u2581"
+"""What the first token of a word begins with, in byte-level BPE and in SentencePiece."""
 MOST_LATE, TEMPLATE_END = 6, 3
 """Tokens at most by which answers are masked too far, and those of a template's end in front of them."""
 FEWEST_AGAIN = 8
@@ -214,6 +216,22 @@ def begun_late(before: Collection[tuple[int, ...]]) -> int:
     late = next(iter(compress(count(), columns)), 0)
     ends = columns[late : late + TEMPLATE_END]
     return late if len(before) >= FEWEST_ROWS and late <= MOST_LATE and ends == [True] * TEMPLATE_END else 0
+
+
+def counted_by_words(pieces: Sequence[str], used: Sequence[bool]) -> bool | None:
+    """Return whether as many of a row's first tokens are used as it has words; None where each word is one token.
+
+    WordPiece marks what goes on with a word by ##, other vocabularies mark its beginning. A sign of punctuation may be
+    a part of two words.
+    """
+    goes_on = [piece.startswith("##") for piece in pieces]
+    if not any(goes_on) and any(begins := [piece.startswith(WORD_BEGINS) for piece in pieces]):
+        goes_on = [not begun for begun in begins]
+    if not any(goes_on[1:-1]):
+        return None
+    number, words = sum(used), goes_on.count(False)
+    signs = sum(not any(map(str.isalnum, piece)) for piece in pieces)
+    return all(used[:number]) and words - 2 * signs <= number <= words
 
 
 def ends_of(rows: Sequence[Row]) -> tuple[int, int, int]:

@@ -91,3 +91,8 @@ def fill_of(read: torch.Tensor) -> int | None:
     run = fill.flip(1).int().cumprod(dim=1).sum(dim=1)
     apart = bool((run == fill.sum(dim=1)).all())
     return last if apart and 2 * int((run > 1).sum()) >= len(read) else None
+
+
+def used(gradient: torch.Tensor) -> torch.Tensor:
+    """Return where a gradient is not 0, [rows, positions], without another tensor of its size."""
+    return (gradient.detach().amax(dim=-1) != 0) | (gradient.detach().amin(dim=-1) != 0)
