@@ -40,7 +40,7 @@ LAYERS = (
 )
 """Packages of the suite from the top down: each imports only what stands below it."""
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-INDEPENDENT = {"checks": {"telemetry", "utilization", "attempts"}, "probes": set(), "strategies": {"lora"}}
+INDEPENDENT = {"checks": {"telemetry", "utilization"}, "probes": set(), "strategies": {"lora"}}
 """Folders whose files stand by themselves, and what they may share of their own folder besides base and reference."""
 
 

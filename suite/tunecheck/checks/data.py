@@ -2,7 +2,6 @@
 
 from itertools import takewhile
 
-from tunecheck.checks.attempts import first_labels_counted
 from tunecheck.core.check import Check, required, some
 from tunecheck.core.evidence import Dataset, DataSplit, TokensReplaced, Window
 from tunecheck.core.finding import Finding
@@ -80,7 +79,7 @@ class SupervisedTokens(Check):
             elif (step := reported.get(window.step)) is not None:
                 if step.supervised_tokens != window.supervised_tokens:
                     counted = f"{window.supervised_tokens}, the trainer counts {step.supervised_tokens}"
-                    first = first_labels_counted(trace, window.step) > 0
+                    first = trace.first_labels_counted(window.step) > 0
                     counted += ", with each row's first label" if first else ""
                     problems[f"step {window.step}: {counted}"] = FIRST_COUNTED if first else OTHERS_COUNTED
                 if step.tokens != window.tokens:

@@ -3,19 +3,7 @@
 import math
 
 from tunecheck.core import evidence
-from tunecheck.core.check import (
-    Check,
-    NumericCheck,
-    holding,
-    recorded,
-    relative_error,
-    required,
-    said_once,
-    some,
-    trains_16bit_weights,
-    uncalled,
-    worst_of,
-)
+from tunecheck.core.check import Check, NumericCheck, recorded, relative_error, required, said_once, some, worst_of
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import PLAIN_BACKWARD, UNCHANGED, Premise
 from tunecheck.core.trace import Trace
@@ -137,7 +125,7 @@ class LoraGradientSchedule(Check):
         moved, found = False, list[tuple[str, str, str]]()
         parts = "lora_A", "lora_B", "lora_magnitude_vector"
         rates = {step.step: step.learning_rate for step in trace.steps if step.applied}
-        seen, rest = trace.all(evidence.Gradients), uncalled(trace)
+        seen, rest = trace.all(evidence.Gradients), trace.uncalled
         told = Premise.LABELS_KNOWN if trace.holds(Premise.CAUSAL_LM) else Premise.STEP_DECLARED
         due = [] if trace.holds(told) else [step for step in seen if any(step.norms.values())]
         for gradients in due or seen:  # the samples of a step may all be worth the same
@@ -153,7 +141,7 @@ class LoraGradientSchedule(Check):
                 "lora_A has a gradient though B is zero: B did not start at zero": early,
                 f"gradients on frozen tensors: {some(gradients.frozen_with_gradient)}": gradients.frozen_with_gradient,
             }
-            found += [(f"step {gradients.step}", sentence, "") for sentence in holding(wrong)]
+            found += [(f"step {gradients.step}", sentence, "") for sentence, holds in wrong.items() if holds]
             moved = moved or rates.get(gradients.step, 0.0) > 0
         recorded(moved, "no step had a learning rate above zero")
         return self.unless(said_once(found), f"{len(due or seen)} steps as expected", most=3)
@@ -174,7 +162,7 @@ class GradientNormReported(NumericCheck):
     """Error of gradients in 16 bit, with adapter_dtype: model."""
 
     def judge(self, trace: Trace) -> Finding:
-        limit = self.max_error_16bit_weights if trains_16bit_weights(trace) else self.limit(trace)
+        limit = self.max_error_16bit_weights if trace.trains_16bit_weights else self.limit(trace)
         reported = {step.step: step.gradient_norm for step in trace.steps if step.applied}
         norms = {g.step: math.hypot(*g.norms.values()) for g in trace.all(evidence.Gradients) if g.step in reported}
         recorded(norms, "no applied step has both a reported norm and gradients")

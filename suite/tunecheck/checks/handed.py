@@ -1,6 +1,5 @@
 """What a training that is not ours is handed: the state that it loads, its workers' batches, the scores of its loss."""
 
-from tunecheck.checks.attempts import of_attempts
 from tunecheck.core.check import Check, required, some
 from tunecheck.core.evidence import LossDivided, ScoresGiven, StateLoaded, StepInputs, WorkerBatches
 from tunecheck.core.finding import Finding
@@ -29,7 +28,7 @@ class StateDictKeysMatch(Check):
     unexpected_keys in the return value of load_state_dict. Keep a best state by copy.deepcopy."""
 
     def judge(self, trace: Trace) -> Finding:
-        seen = of_attempts(trace.attempts, StateLoaded)
+        seen = trace.of_all_attempts(StateLoaded)
         required(trace.whole(StateLoaded) or seen, "the script loads no state dict into the trained model")
         problems = list[str]()
         for load in seen:

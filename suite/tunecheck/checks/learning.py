@@ -5,7 +5,7 @@ from itertools import pairwise
 from statistics import median
 from typing import ClassVar
 
-from tunecheck.core.check import Check, binary_digits, holding, recorded, required, trains_16bit_weights, worst_of
+from tunecheck.core.check import Check, binary_digits, holding, recorded, required, worst_of
 from tunecheck.core.errors import MissingEvidence, NotApplicable
 from tunecheck.core.evidence import Evaluation, Generation, ScoresGiven, Setup
 from tunecheck.core.finding import Finding
@@ -113,7 +113,7 @@ class LossMoves(Check):
         if spread <= self.min_spread:
             norms = [(step.learning_rate, step.gradient_norm) for step in steps[:-1]]
             promised = sum(rate * min(norm, norm * norm) for rate, norm in norms) / largest
-            fine = any(setup.exact for setup in trace.records(Setup)) and not trains_16bit_weights(trace)
+            fine = any(setup.exact for setup in trace.records(Setup)) and not trace.trains_16bit_weights
             if not promised >= (self.min_expected_fp32 if fine else self.min_expected):  # nor where a rate is not known
                 raise NotApplicable(f"{detail}, and their gradients predict no larger change")
             required(fine_digits, f"{detail}; 16 bit may round the change away")

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from itertools import pairwise
 
-from tunecheck.checks.attempts import reference
 from tunecheck.checks.telemetry import MIB, card_memory, on_gpu, other_gpu_processes, telemetry
 from tunecheck.core import evidence
 from tunecheck.core.check import Check, recorded, required, some, worst_of
@@ -301,6 +300,17 @@ def _swallowed(trace: Trace) -> Iterator[str]:
                 yield f"the {attempt.start.purpose} attempt ran out of memory {where} and continued"
 
 
+def _reference(trace: Trace) -> Attempt:
+    """Return the run that began on the CPU, to compare a fallback with. Raises MissingEvidence when it did not finish.
+
+    Raises NotApplicable where no fallback to the CPU happened.
+    """
+    required(len(trace.trainings) >= 2, "no fallback happened")
+    device = trace.main.start.device
+    required(device.startswith("cpu"), f"the fallback ended on {device}: only a fallback to the CPU has a reference")
+    return trace.finished(evidence.AttemptPurpose.REFERENCE)
+
+
 class FallbackStartsFresh(Check):
     """A fallback starts with the tensors and random state of a run that started on the CPU."""
 
@@ -310,7 +320,7 @@ class FallbackStartsFresh(Check):
     remedy = "Load the model from its file in a fresh process. Do not move the old one with .to()."
 
     def judge(self, trace: Trace) -> Finding:
-        wanted, begun = _beginning(reference(trace)), _beginning(trace.main)
+        wanted, begun = _beginning(_reference(trace)), _beginning(trace.main)
         held, due = (seen.tensors | seen.settings for seen in (begun, wanted))
         problems = []
         if other := [name for name in held | due if held.get(name) != due.get(name)]:
@@ -336,7 +346,7 @@ class FallbackEqualsReference(Check):
     the data."""
 
     def judge(self, trace: Trace) -> Finding:
-        wanted = {step.step: step.loss for step in reference(trace).all(evidence.Step)}
+        wanted = {step.step: step.loss for step in _reference(trace).all(evidence.Step)}
         got = {step.step: step.loss for step in trace.steps}
         # a NaN differs from everything, itself included
         different = [step for step in sorted(wanted | got) if got.get(step) != wanted.get(step)]

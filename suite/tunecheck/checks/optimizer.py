@@ -7,18 +7,7 @@ from dataclasses import replace
 from itertools import groupby
 
 from tunecheck.core import evidence
-from tunecheck.core.check import (
-    Check,
-    NumericCheck,
-    knows_model,
-    recorded,
-    said_once,
-    some,
-    trains_16bit_weights,
-    uncalled,
-    unwitnessed,
-    worst_of,
-)
+from tunecheck.core.check import Check, NumericCheck, recorded, said_once, some, unwitnessed, worst_of
 from tunecheck.core.errors import MissingEvidence, NotApplicable
 from tunecheck.core.finding import Finding
 from tunecheck.core.optimization import decays, learning_rate
@@ -266,7 +255,7 @@ class UpdatesMatchAdamw(NumericCheck):
 
     def judge(self, trace: Trace) -> Finding:
         updates = trace.all(evidence.Update)
-        exact = not trains_16bit_weights(trace)
+        exact = not trace.trains_16bit_weights
         limit = self.limit(trace) if exact else self.max_error_16bit_weights
         moment_limit = self.max_moment_error_fp32 if exact else limit
         worst = worst_of(updates, key=lambda update: update.update_error)
@@ -285,7 +274,7 @@ class UpdatesMatchAdamw(NumericCheck):
             detail += "; no gradient exceeded max_grad_norm: clipping is not testable"
         wrong = sum(not seen.update_error <= limit for seen in updates)
         wrong += sum(not seen.moment_error <= moment_limit for seen in updates)
-        meant = unwitnessed(wrong, 2 * len(updates), confirmed=knows_model(trace))
+        meant = unwitnessed(wrong, 2 * len(updates), confirmed=trace.knows_model)
         return self.at_most(worst.update_error, limit, detail, *finer, meant=meant)
 
 
@@ -332,11 +321,11 @@ class TrainableMoved(Check):
     Arithmetic gives 0.6 at a rate of 5e-5 for weights with a standard deviation of 0.02, 0.2 at 2e-5, 0.02 at 2e-6."""
 
     def judge(self, trace: Trace) -> Finding:
-        limit = self.min_share_16bit_weights if trains_16bit_weights(trace) else self.min_share
+        limit = self.min_share_16bit_weights if trace.trains_16bit_weights else self.min_share
         if trace.why({Premise.CAUSAL_LM, Premise.UPDATE_RULE_KNOWN}):
             limit = 0.0
         seen = trace.one(evidence.Movement)
-        rest = uncalled(trace).difference(seen.idle)  # which need not learn
+        rest = trace.uncalled.difference(seen.idle)  # which need not learn
         seen = replace(seen, unmoved=tuple(name for name in seen.unmoved if name not in rest))
         wanted = len(trace.one(evidence.Census).expected_trainable)
         moving = sum(step.applied and step.learning_rate > 0 for step in trace.steps)
@@ -362,7 +351,7 @@ class TrainableMoved(Check):
         if problems and set(seen.unmoved) <= set(seen.below_last_digit) and seen.smallest_moved_share >= limit:
             detail += ": the steps are less than the last digit of their weights"
             return self.at_most(len(seen.unmoved), 0, detail, meant=ROUNDED_AWAY, causes=[ROUNDS])
-        rounds = trains_16bit_weights(trace) and not trace.holds(Premise.DTYPES_DECLARED)
+        rounds = trace.trains_16bit_weights and not trace.holds(Premise.DTYPES_DECLARED)
         if rounds and not resting and trace.records(evidence.Update):
             # whether the optimizer's steps are right is updates_match_adamw's question
             steps = [seen for seen in trace.all(evidence.Update) if seen.expected_learning_rate > 0]

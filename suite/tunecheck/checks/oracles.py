@@ -4,11 +4,9 @@ import math
 from collections.abc import Sequence
 from operator import mul
 
-from tunecheck.checks.attempts import WITH_FIRST_LABELS, averaged_at_times, first_labels_counted, of_every_rank
 from tunecheck.core.check import (
     NumericCheck,
     binary_digits,
-    knows_model,
     or_infinite,
     recorded,
     relative_error,
@@ -21,7 +19,7 @@ from tunecheck.core.errors import NotApplicable
 from tunecheck.core.evidence import Gradients, Oracle, OwnLoss, OwnRowsGradient, Setup, Step, Window
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import ROWS_KNOWN, UNCHANGED, Premise
-from tunecheck.core.trace import Trace
+from tunecheck.core.trace import WITH_FIRST_LABELS, Trace
 
 NORMALISED = "The loss is divided twice, or not at all, by accumulation steps, processes or tokens."
 ROUNDED = "The loss is computed or summed in 16 bit."
@@ -94,7 +92,7 @@ class LossOracle(NumericCheck):
             ratio = "" if error <= limit else named_ratio(trace, step, value, wanted[step])
             meant = "" if ratio else meant  # a number of this training's confirms it
             causes = [NORMALISED] * bool(ratio)
-            if abs(error - (share := first_labels_counted(trace, step))) <= limit < share:
+            if abs(error - (share := trace.first_labels_counted(step))) <= limit < share:
                 error, ratio = abs(error - share), WITH_FIRST_LABELS
             findings.append(self.at_most(error, limit, detail + ratio, meant=meant, causes=causes))
         digits = max(map(binary_digits, steps.values()))
@@ -142,7 +140,7 @@ def _oracle_confirmed(trace: Trace, limit: float) -> bool:
     """Return whether the oracle's forward pass is the model's: by its class, or by the logits of the training's own."""
     own = {seen.step: seen.loss for seen in trace.records(OwnLoss) if seen.loss is not None}
     alike = (relative_error(seen.loss, own[seen.step]) <= limit for seen in trace.records(Oracle) if seen.step in own)
-    return knows_model(trace) or any(alike)
+    return trace.knows_model or any(alike)
 
 
 def named_ratio(trace: Trace, step: int, value: float, wanted: float) -> str:
@@ -233,7 +231,7 @@ class AccumulationOracle(WindowGradient):
         named = "" if passed else named_ratio(trace, worst.step, norms.get(worst.step, math.nan), worst.norm)
         detail += named
         own = {loss.step: loss.gradient_error for loss in trace.records(OwnLoss) if loss.step not in skipped | less}
-        logits = {s: min(e, abs(e - first_labels_counted(trace, s))) for s, e in own.items() if e is not None}
+        logits = {s: min(e, abs(e - trace.first_labels_counted(s))) for s, e in own.items() if e is not None}
         if logits:
             noise = {seen.step: seen.gradient_noise or 0.0 for seen in trace.records(OwnLoss)}
             limits = {step: max(self.max_error_own_logits, noise.get(step, 0.0)) for step in logits}
@@ -252,7 +250,7 @@ class AccumulationOracle(WindowGradient):
         if ratio > self.max_token_ratio and fits:
             detail = f"micro-batch means are averaged, and token counts differ by a factor of {ratio:.1f}; {detail}"
             return self.at_most(ratio, self.max_token_ratio, detail, meant=MEANS_AVERAGED, causes=[AVERAGED])
-        if abs(worst.gradient_error - (share := first_labels_counted(trace, worst.step))) <= limit < share:
+        if abs(worst.gradient_error - (share := trace.first_labels_counted(worst.step))) <= limit < share:
             return self.at_most(abs(worst.gradient_error - share), limit, detail + WITH_FIRST_LABELS)
         differing, confirmed = sum(not seen.gradient_error <= limit for seen in oracles), bool(named)
         meant = unwitnessed(differing, len(oracles), confirmed=confirmed or _oracle_confirmed(trace, limit))
@@ -277,10 +275,10 @@ class GradientsAveraged(WindowGradient):
     remedy = "Let DDP average. If you call all_reduce, divide by the number of ranks once. Clip after the exchange."
 
     def judge(self, trace: Trace) -> Finding:
-        ranks = [trace.of_rank(rank) for rank in of_every_rank(trace, Step)]
+        ranks = [trace.of_rank(rank) for rank in trace.of_every_rank(Step)]
         for rank, own in enumerate(ranks):
             required(not (reason := own.why(self.needs)), f"rank {rank}: {reason}")
-        required(not (why := averaged_at_times(trace)), why)
+        required(not (why := trace.averaged_at_times), why)
         seen = [{one.step: one for one in rank.records(OwnRowsGradient)} for rank in ranks]
         steps = set.intersection(*map(set, seen)) - trace.skipped
         steps = required(steps, "no gradient of a rank's own rows is known, as with dropout in a loop")

@@ -6,7 +6,6 @@ from itertools import pairwise
 from statistics import median, quantiles
 from typing import Any
 
-from tunecheck.checks.attempts import averaged_at_times, of_every_rank
 from tunecheck.core import evidence
 from tunecheck.core.check import Check, enough, or_infinite, recorded, required, some
 from tunecheck.core.errors import MissingEvidence, NotApplicable
@@ -44,10 +43,10 @@ class ReplicasEqual(Check):
         if not (trace.holds(Premise.AVERAGED_EACH_STEP) or all(counts)) and any(counts):
             detail = f"rank {counts.index(0)} took no step of the optimizer, another {max(counts)}"
             return self.found(False, detail, measured=0, limit=max(counts))
-        of_ranks = of_every_rank(trace, evidence.Replica)
+        of_ranks = trace.of_every_rank(evidence.Replica)
         replicas = {rank: {seen.steps: seen for seen in held} for rank, held in of_ranks.items()}
         first = replicas[0]
-        wanted = range(max(len(held) for held in of_every_rank(trace, evidence.Step).values()) + 1)
+        wanted = range(max(len(held) for held in trace.of_every_rank(evidence.Step).values()) + 1)
         lacking = [rank for rank, held in replicas.items() if not held.keys() >= set(wanted)]
         different = [
             (steps, rank, first[steps], held[steps])
@@ -57,7 +56,7 @@ class ReplicasEqual(Check):
         ]
         if different:
             steps, rank, one, other = different[0]
-            required(not (why := averaged_at_times(trace)), why)
+            required(not (why := trace.averaged_at_times), why)
             # as far as what a process exchanges with others is counted
             exchanged = [{seen.exchanges for seen in held.values()} for held in replicas.values()]
             communicate = any(None in exchanges or len(exchanges) > 1 for exchanges in exchanged)
@@ -88,7 +87,7 @@ class RowsTrainedOnce(Check):
     def judge(self, trace: Trace) -> Finding:
         if not trace.holds(Premise.EVERY_ROW_SEEN):
             return self._of_loaders(trace)
-        windows = of_every_rank(trace, evidence.Window)[0]
+        windows = trace.of_every_rank(evidence.Window)[0]
         wanted = trace.run.training.gradient_accumulation_steps * trace.run.processes
         taken = [(window.step, len(window.digests)) for window in windows]
         problems = [f"step {at}: {count} micro-batches, {wanted} configured" for at, count in taken if count != wanted]
@@ -204,19 +203,19 @@ class RanksReportAlike(Check):
 
     def judge(self, trace: Trace) -> Finding:
         of_all = trace.holds(Premise.EVERY_ROW_SEEN)
-        models = {} if trace.holds(Premise.CAUSAL_LM) else of_every_rank(trace, evidence.Replica)
+        models = {} if trace.holds(Premise.CAUSAL_LM) else trace.of_every_rank(evidence.Replica)
         if len({tuple(seen.digest for seen in held) for held in models.values()}) > 1:
             raise NotApplicable("the ranks' models differ: parts of one have numbers of their own")
-        required(not (why := averaged_at_times(trace)), why)
+        required(not (why := trace.averaged_at_times), why)
         numbers: dict[int, list[tuple[str, dict[str, Any]]]] = {}
-        for rank, steps in of_every_rank(trace, evidence.Step).items():
+        for rank, steps in trace.of_every_rank(evidence.Step).items():
             told = [{name: getattr(step, name) for name in (NUMBERS if of_all else SHARED_NUMBERS)} for step in steps]
             if not of_all:
                 clips = {seen.step: seen.clip_scale for seen in trace.of_rank(rank).records(evidence.CallOrder)}
                 told = [{**own, "share left by clipping": clips.get(at)} for at, own in enumerate(told)]
             numbers[rank] = [(f"step {step.step}", own) for step, own in zip(steps, told, strict=True)]
         if of_all and trace.run.evaluation.splits:
-            for rank, held in of_every_rank(trace, evidence.Evaluation).items():
+            for rank, held in trace.of_every_rank(evidence.Evaluation).items():
                 losses = [(f"{e.split} before step {e.step}", {"loss": e.loss, "tokens": e.tokens}) for e in held]
                 numbers[rank] += losses
         first = numbers.pop(0)
@@ -253,7 +252,7 @@ class EpochsShuffled(Check):
     remedy = "Call loader.sampler.set_epoch(epoch) at the start of each epoch. Set seeds once, before the first epoch."
 
     def judge(self, trace: Trace) -> Finding:
-        ranks = [trace.of_rank(rank) for rank in of_every_rank(trace, evidence.Step)]
+        ranks = [trace.of_rank(rank) for rank in trace.of_every_rank(evidence.Step)]
         last = [seen for rank in ranks for seen in rank.records(evidence.RowsDrawn)[-1:]]
         # a pass that is left early may be a look at some rows before the first epoch
         whole = [(a, b) for seen in last for a, b in pairwise(seen.passes) if len(a) >= len(b)]
@@ -280,7 +279,7 @@ class DropoutDiffersByRank(Check):
     def judge(self, trace: Trace) -> Finding:
         states: dict[tuple[int, str], int] = {}
         problems = []
-        windows = of_every_rank(trace, evidence.Window)
+        windows = trace.of_every_rank(evidence.Window)
         for rank, held in windows.items():
             for window in held:
                 if (other := states.setdefault((window.step, window.random_state), rank)) != rank:
@@ -302,7 +301,7 @@ class SavedByOneRank(Check):
             return self._of_files(trace)
         required("adapters" in trace.run.features, "nothing is saved but by the checkpoint")
         problems: dict[str, str] = {}
-        for rank, held in of_every_rank(trace, evidence.Saved).items():
+        for rank, held in trace.of_every_rank(evidence.Saved).items():
             if len(writers := held[-1].writers) > 1:
                 problems[f"ranks {', '.join(map(str, writers))} wrote"] = ""
             elif not writers:
@@ -329,7 +328,7 @@ class ShardsEven(Check):
     remedy = "Call fully_shard on every layer and on the root, before creating the optimizer."
 
     def judge(self, trace: Trace) -> Finding:
-        shards = [(rank, seen) for rank, held in of_every_rank(trace, evidence.Shard).items() for seen in held]
+        shards = [(rank, seen) for rank, held in trace.of_every_rank(evidence.Shard).items() for seen in held]
         if not any("optimizer state" in shard.held or shard.larger for _, shard in shards):
             raise MissingEvidence("no step was recorded with an optimizer state")
         rank, worst = max(shards, key=lambda pair: (len(pair[1].larger), sum(pair[1].held.values())))
@@ -357,12 +356,12 @@ class RanksKeepPace(Check):
     """Seconds that other ranks waited for this one before the training. The finding names a slower rank."""
 
     def judge(self, trace: Trace) -> Finding:
-        waited = {rank: held[-1].waited_seconds for rank, held in of_every_rank(trace, evidence.Joined).items()}
+        waited = {rank: held[-1].waited_seconds for rank, held in trace.of_every_rank(evidence.Joined).items()}
         last = min(waited, key=waited.__getitem__)
         lag = max(waited.values()) - waited[last]
         late = f"; rank {last} started {lag:.0f} s after the first" if lag > self.late_seconds else ""
         paces = dict[int, dict[int, float]]()
-        for rank, held in of_every_rank(trace, evidence.Pace).items():
+        for rank, held in trace.of_every_rank(evidence.Pace).items():
             paces[rank] = {seen.step: seen.seconds / seen.tokens for seen in held if seen.step > 0}
         steps = sorted(set.intersection(*(set(held) for held in paces.values())))
         enough(len(steps), FEWEST_STEPS, f"steps after the first{late}")

@@ -4,19 +4,8 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 
-from tunecheck.checks.attempts import finished, of_attempts, of_every_rank
 from tunecheck.core import evidence
-from tunecheck.core.check import (
-    Check,
-    NumericCheck,
-    holding,
-    recorded,
-    relative_error,
-    required,
-    some,
-    uncalled,
-    worst_of,
-)
+from tunecheck.core.check import Check, NumericCheck, holding, recorded, relative_error, required, some, worst_of
 from tunecheck.core.errors import MissingEvidence, NotApplicable
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import Premise
@@ -44,8 +33,9 @@ class AdapterRoundTrip(NumericCheck):
         trace.all(evidence.Step)  # raises where no step was trained: B is still zero
         seen, limit = trace.one(evidence.RoundTrip), self.limit(trace)
         problems = _not_the_trained(trace, seen, limit)
-        for again in of_attempts(trace.made_for(evidence.AttemptPurpose.RESUME), evidence.RoundTrip):
-            problems += [f"after the resume: {told}" for told in _not_the_trained(trace, again, limit)]
+        for resumed in trace.made_for(evidence.AttemptPurpose.RESUME):
+            for again in resumed.all(evidence.RoundTrip):
+                problems += [f"after the resume: {told}" for told in _not_the_trained(trace, again, limit)]
         detail = "; ".join(problems) or f"{seen.tensors} tensors, {seen.file_bytes:,} bytes"
         return self.at_most(seen.logit_difference, limit, detail, problems=problems, compared=seen.tensors)
 
@@ -53,7 +43,7 @@ class AdapterRoundTrip(NumericCheck):
 def _not_the_trained(trace: Trace, seen: evidence.RoundTrip, limit: float) -> list[str]:
     """Return in words what a saved adapter has not of the trained one, or has more."""
     idle = (name for moved in trace.records(evidence.Movement) for name in moved.idle)
-    resting = {name.replace(".default.", ".") for name in (*trace.run.rests, *uncalled(trace), *idle)}
+    resting = {name.replace(".default.", ".") for name in (*trace.run.rests, *trace.uncalled, *idle)}
     settings = seen.settings_differing
     tensors = {
         "missing from the file": seen.missing,
@@ -89,7 +79,7 @@ class AdapterReadsBack(NumericCheck):
     """Effect of the adapters, on against off. Without one the comparison would prove nothing."""
 
     def judge(self, trace: Trace) -> Finding:
-        found, exact = finished(trace, evidence.AttemptPurpose.READ_BACK).all(evidence.ReadBack), []
+        found, exact = trace.finished(evidence.AttemptPurpose.READ_BACK).all(evidence.ReadBack), []
         seen, limit = recorded(found, "the read back attempt recorded no ReadBack")[-1], self.limit(trace)
         detail = f"{len(seen.files)} files, logits differ by {seen.logit_difference:.2g}"
         if seen.adapter_effect is not None:
@@ -129,7 +119,7 @@ class MergeKeepsFunction(NumericCheck):
     """Effect of the adapter, merged against left out. Without one the comparison would prove nothing."""
 
     def judge(self, trace: Trace) -> Finding:
-        found, limit = finished(trace, evidence.AttemptPurpose.MERGE).all(evidence.Merged), self.limit(trace)
+        found, limit = trace.finished(evidence.AttemptPurpose.MERGE).all(evidence.Merged), self.limit(trace)
         seen = recorded(found, "the merge attempt recorded no Merged")[-1]
         if seen.rounding is not None:
             limit = max(min(self.max_noise_factor * seen.rounding, limit), self.max_error_fp32)
@@ -166,7 +156,7 @@ class RepeatEquals(Check):
 
     def judge(self, trace: Trace) -> Finding:
         first = {step.step: step for step in trace.steps}
-        again = finished(trace, evidence.AttemptPurpose.REPEAT).all(evidence.Step)
+        again = trace.finished(evidence.AttemptPurpose.REPEAT).all(evidence.Step)
         recorded(len(again) >= trace.run.probes.repeat_steps, f"the repeated run took {len(again)} steps")
         different = _differing(first, again)
         detail = f"{len(again)} steps equal to the last bit"
@@ -198,7 +188,7 @@ class ResumeEquals(NumericCheck):
 
     def judge(self, trace: Trace) -> Finding:
         first = {step.step: step for step in trace.steps}
-        again, limit = finished(trace, evidence.AttemptPurpose.RESUME), self.limit(trace)
+        again, limit = trace.finished(evidence.AttemptPurpose.RESUME), self.limit(trace)
         if repeats := [attempt for attempt in trace.made_for(evidence.AttemptPurpose.REPEAT) if attempt.finished]:
             limit = limit if _differing(first, repeats[-1].all(evidence.Step)) else 0.0
         worst, detail = _departure(trace, {0: again}, trace.records(evidence.TrainerState))
@@ -236,7 +226,7 @@ class RescaleEquals(NumericCheck):
     max_error_16bit: float = 1e-2  # losses: 5.2e-4 measured over 47 steps, all weights in bf16
 
     def judge(self, trace: Trace) -> Finding:
-        saved, limit = of_every_rank(trace, evidence.TrainerState)[0], self.limit(trace)
+        saved, limit = trace.of_every_rank(evidence.TrainerState)[0], self.limit(trace)
         numbers = trace.run.probes.rescale_to
         found = {processes: _departure(trace, _rescaled(trace, processes), saved) for processes in numbers}
         processes = worst_of(found, key=lambda number: found[number][0])
@@ -365,7 +355,7 @@ class SavedAsTrained(Check):
             if (lower, higher) == (best.greater, not best.greater):
                 detail = f"the checkpoint with the {'highest' if lower else 'lowest'} {best.metric} counts as the best"
                 return self.unless({detail: WORST_KEPT}, "", meant="a metric of the script's own may turn the sign")
-        seen = of_attempts(trace.attempts, evidence.Written)
+        seen = trace.of_all_attempts(evidence.Written)
         required(seen, "no trained tensor was saved after the first step")
         first, ended = [w for w in seen if w.first], [w for w in seen if w.lost]
         seen = [w for w in seen if not w.first and not w.lost]
@@ -376,7 +366,7 @@ class SavedAsTrained(Check):
             stale = [w for w in seen if w.earlier]
         stale = stale or [w for w in seen if w.overwrites]
         later = [attempt for attempt in trace.attempts if attempt is not trace.main]
-        last = [w for w in of_attempts(later, evidence.Written) if w in seen]
+        last = [w for attempt in later for w in attempt.all(evidence.Written) if w in seen]
         kept_start = [w for w in last if len(w.earlier) > w.other]
         if not stale and kept_start and not any(w.trained for w in last):  # a checkpoint is no answer to that
             stale = kept_start
@@ -409,7 +399,7 @@ class SavedAsTrained(Check):
         if (base := max(w.without_adapters for w in others)) and not any(w.trained or w.other for w in others):
             problems[f"{base} plain base weights are saved, without what was trained"] = BASE_SAVED
             copied |= "adapters" not in trace.run.features or any(w.trained or w.other for w in seen)
-        merged = any(attempt.all(evidence.Merged) or attempt.all(evidence.ReadBack) for attempt in trace.attempts)
+        merged = [*trace.of_all_attempts(evidence.Merged), *trace.of_all_attempts(evidence.ReadBack)]
         nothing_trained = not merged and not any(w.trained or w.other > w.resting for w in seen)
         if nothing_trained and (resting := max((w.resting for w in own), default=0)):
             problems[f"{resting} tensors belong to an untrained adapter, and no trained tensor is saved"] = (

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
-from tunecheck.checks.attempts import WITH_FIRST_LABELS, first_labels_counted, of_attempts
 from tunecheck.core import evidence
 from tunecheck.core.check import Check, NumericCheck, enough, holding, relative_error, required, some, worst_of
 from tunecheck.core.errors import MissingEvidence, NotApplicable
@@ -23,7 +22,7 @@ from tunecheck.core.row_spans import (
     distinct,
     row_problems,
 )
-from tunecheck.core.trace import Trace
+from tunecheck.core.trace import WITH_FIRST_LABELS, Trace
 
 FEWEST_CUT = 3
 """Rows whose labels end at the same place by accident hardly ever."""
@@ -312,7 +311,7 @@ class ExportReadsBack(NumericCheck):
     max_error_16bit: float = 0.05
 
     def judge(self, trace: Trace) -> Finding:
-        saved = of_attempts(trace.made_for(evidence.AttemptPurpose.READ_BACK), evidence.ReadBack)
+        saved = trace.of_all_attempts(evidence.ReadBack)
         saved = required(saved, "the script saved no full model after training")
         seen, limit = worst_of(saved, key=lambda seen: seen.logit_difference), self.limit(trace)
         detail = f"{len(seen.files)} files, logits differ by {seen.logit_difference:.2g}"
@@ -395,7 +394,7 @@ class EvaluationReported(NumericCheck):
         detail = f"{worst.split} after step {worst.steps}: reported {worst.reported_loss:.6g}, its logits give "
         detail += f"{worst.token_mean_loss:.6g} over {worst.tokens} tokens, {worst.batch_mean_loss:.6g} over batches"
         detail = "; ".join([*problems, detail])
-        first = max((first_labels_counted(trace, step.step) for step in trace.steps), default=0.0)
+        first = max((trace.first_labels_counted(step.step) for step in trace.steps), default=0.0)
         if not problems and limit < error <= MOST_BY_FIRST_LABELS * first:
             raise NotApplicable(detail + WITH_FIRST_LABELS)
         return self.at_most(error, limit, detail, problems=problems, meant=meant)

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any, ClassVar, TypeVar
 
 from tunecheck.core.errors import MissingEvidence, NotApplicable, NothingCompared
-from tunecheck.core.evidence import Census, ForwardReference, Movement, Setup
+from tunecheck.core.evidence import Census, Setup
 from tunecheck.core.finding import Finding, Status
 from tunecheck.core.frozen import Frozen, Record
 from tunecheck.core.premises import Premise, Source
@@ -217,12 +217,6 @@ def unwitnessed(differing: int, compared: int, *, confirmed: bool = False) -> st
     return UNWITNESSED if differing >= compared > 1 and not confirmed else ""
 
 
-def knows_model(trace: Trace) -> bool:
-    """Return whether the model is its library class's, and one whose formulas are known here."""
-    declared = not trace.why({Premise.ARCHITECTURE_KNOWN}, Source.PRESUMED) and trace.holds(Premise.ARCHITECTURE_KNOWN)
-    return declared and all(seen.has_formulas for seen in trace.records(ForwardReference))
-
-
 NOTHING_TRAINABLE = "no parameter of the model requires a gradient"
 
 
@@ -283,23 +277,6 @@ class NumericCheck(Check):
         in_8_bit = any("int8" in census.frozen_dtypes for census in trace.records(Census))
         fine = trace.one(Setup).exact and not in_8_bit
         return self.max_error_fp32 if fine else self.max_error_16bit
-
-
-def uncalled(trace: Trace) -> frozenset[str]:
-    """Return the trained tensors of parts that no pass of a user's training calls, as a tower of pictures for text."""
-    movement = () if trace.holds(Premise.INTENT_DECLARED) else trace.records(Movement)
-    return frozenset(name for seen in movement for names in seen.uncalled.values() for name in names)
-
-
-def trains_16bit_weights(trace: Trace) -> bool:
-    """Return whether the trained weights are meant to be 16-bit, so that small updates are rounded away.
-
-    Where nobody declares their dtype, the model brings it.
-    """
-    if not trace.holds(Premise.DTYPES_DECLARED):
-        return not {"bfloat16", "float16"}.isdisjoint(trace.one(Census).trainable_dtypes)
-    lora = trace.run.lora
-    return lora is not None and lora.adapter_dtype == "model" and trace.one(Setup).precision != "fp32"
 
 
 def binary_digits(value: float) -> int:

@@ -33,6 +33,8 @@ SCHEMA = 7
 ADAMW = "AdamW"
 """Class of the optimizer whose closed form is known here."""
 
+WITH_FIRST_LABELS = "; the trainer also counts each row's first label"
+
 R = TypeVar("R", bound=evidence.Record)
 
 
@@ -135,6 +137,17 @@ class Trace:
             return made[-1]
         raise MissingEvidence(f"no attempt with the purpose {str(purpose)!r} was made")
 
+    def finished(self, purpose: str) -> Attempt:
+        """Return the last attempt made for this purpose. Raises MissingEvidence also when it did not finish."""
+        found = self.last(purpose)
+        if not found.finished:
+            raise MissingEvidence(f"the {purpose} attempt did not finish: it {found.ending}")
+        return found
+
+    def of_all_attempts(self, kind: type[R]) -> list[R]:
+        """Return every attempt's records of this kind."""
+        return [record for attempt in self.attempts for record in attempt.all(kind)]
+
     def records(self, kind: type[R]) -> list[R]:
         """Return the main attempt's records of this kind; none where nothing was trained."""
         return self.main.all(kind) if self.trainings else []
@@ -168,6 +181,31 @@ class Trace:
         """Return the trace as this rank saw it."""
         return Trace(self.header, tuple(attempt.of_rank(rank) for attempt in self.attempts))
 
+    def of_every_rank(self, kind: type[R]) -> dict[int, list[R]]:
+        """Return each rank's records of this kind. Raises MissingEvidence where one of the run's processes has none."""
+        found = {}
+        for rank in range(self.run.processes):
+            if rank not in self.ranks:
+                raise MissingEvidence(f"rank {rank} left no trace")
+            try:
+                found[rank] = self.of_rank(rank).all(kind)
+            except MissingEvidence as error:
+                raise MissingEvidence(f"rank {rank}: {error}") from None
+        return found
+
+    @property
+    def averaged_at_times(self) -> str:
+        """That the ranks' weights differ and are equal again later, as in local SGD (arXiv 1805.09767); else ""."""
+        if self.holds(Premise.AVERAGED_EACH_STEP):
+            return ""
+        held = [
+            {seen.steps: seen.digest for seen in self.of_rank(rank).records(evidence.Replica)} for rank in self.ranks
+        ]
+        after = {at: len({digests[at] for digests in held}) > 1 for at in sorted(set.intersection(*map(set, held)))}
+        differ = next((at for at, differing in after.items() if differing), math.inf)
+        again = next((at for at, differing in after.items() if at > differ and not differing), None)
+        return "" if again is None else f"ranks differ after {differ} steps and are equal after {again}"
+
     @property
     def steps(self) -> list[evidence.Step]:
         """The main attempt's optimizer steps, in order."""
@@ -177,6 +215,38 @@ class Trace:
     def skipped(self) -> set[int]:
         """The numbers of its steps that the gradient scaler skipped."""
         return {step.step for step in self.steps if not step.applied}
+
+    def first_labels_counted(self, step: int) -> float:
+        """Return the share of the tokens that a trainer counts beside the supervised ones: rows' first labels, or 0."""
+        counted = next((seen.supervised_tokens for seen in self.steps if seen.step == step), 0)
+        window = next((seen for seen in self.records(evidence.Window) if seen.step == step), None)
+        rows = 0 if window is None else len(window.rows)
+        return rows / counted if window is not None and counted == window.supervised_tokens + rows else 0.0
+
+    @property
+    def uncalled(self) -> frozenset[str]:
+        """The trained tensors of parts that no pass of a user's training calls, as a tower of pictures for text."""
+        movement = () if self.holds(Premise.INTENT_DECLARED) else self.records(evidence.Movement)
+        return frozenset(name for seen in movement for names in seen.uncalled.values() for name in names)
+
+    @property
+    def trains_16bit_weights(self) -> bool:
+        """Whether the trained weights are meant to be 16-bit, so that small updates are rounded away.
+
+        Where nobody declares their dtype, the model brings it.
+        """
+        if not self.holds(Premise.DTYPES_DECLARED):
+            return not {"bfloat16", "float16"}.isdisjoint(self.one(evidence.Census).trainable_dtypes)
+        lora = self.run.lora
+        return lora is not None and lora.adapter_dtype == "model" and self.one(evidence.Setup).precision != "fp32"
+
+    @property
+    def knows_model(self) -> bool:
+        """Whether the model is its library class's, and one whose formulas are known here."""
+        declared = Premise.ARCHITECTURE_KNOWN
+        if self.why({declared}, Source.PRESUMED) or not self.holds(declared):
+            return False
+        return all(seen.has_formulas for seen in self.records(evidence.ForwardReference))
 
 
 ALL_AS_GOOD = "every gradient is 0, as where all samples of a step are worth the same"
