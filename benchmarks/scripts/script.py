@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -136,12 +136,10 @@ HEARD_HERE = tuple(dict.fromkeys(library for library, _, _ in HEARD if library !
 @contextmanager
 def libraries_heard() -> Iterator[None]:
     """Listen to what is loaded and what libraries write, which the command does as they are imported."""
-    undo = [each for name in HEARD_HERE for each in hear(import_module(name))]
-    try:
+    with ExitStack() as heard:
+        for name in HEARD_HERE:
+            heard.enter_context(hear(import_module(name)))
         yield
-    finally:
-        for each in reversed(undo):
-            each()
 
 
 def trained(script: Script, folder: Path) -> None:

@@ -29,10 +29,8 @@ def two_processes(monkeypatch):
     monkeypatch.setattr(loaders, "_last", None)
     iterator = torch.utils.data.dataloader._BaseDataLoaderIter
     monkeypatch.setattr(iterator, "_next_index", inspect.unwrap(iterator._next_index))
-    undo = hear(torch)
-    yield monkeypatch
-    for each in undo:
-        each()
+    with hear(torch):
+        yield monkeypatch
 
 
 def numbers(loader):
@@ -150,10 +148,10 @@ def test_two_that_listen_hear_each_batch_once(monkeypatch):
     monkeypatch.setattr(loaders, "drawing", lambda iterator: calls.append(iterator))
     first, second = hear(torch), hear(torch)
     batches = DataLoader([1.0, 2.0, 3.0], batch_size=2)
-    for undone in (second, first, []):
+    for undone in (second, first, None):
         calls.clear()
         assert len([*batches]) == 2
         heard = len(calls)
-        for each in undone:
-            each()
-        assert heard == (0 if not undone else 3)  # the end of the rows is asked for, too
+        if undone is not None:
+            undone.close()
+        assert heard == (0 if undone is None else 3)  # the end of the rows is asked for, too

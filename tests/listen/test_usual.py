@@ -38,7 +38,6 @@ WIDTH, ROWS, STEPS = 8, 48, 6
 @pytest.fixture
 def heard(tmp_path):
     """Return what trains under watch, and then gives the finding of a check."""
-    undo = hear(torch)
     hooks = LoopHooks(Options(folder=str(tmp_path), name="script", steps=STEPS))
 
     def judged(check, train):
@@ -48,9 +47,8 @@ def heard(tmp_path):
         (path,) = tmp_path.glob("watch-*.jsonl")
         return CHECKS[check]()(read(path))
 
-    yield judged
-    for each in undo:
-        each()
+    with hear(torch):
+        yield judged
     loaders._OF_ONE.clear()
 
 

@@ -95,7 +95,7 @@ class Watch(Heard):
     def __enter__(self) -> "Watch":
         self._reported = reporting(self._options.command)
         if from_environment() is None:  # the command hears saves of the whole process
-            self._stack.callback(hear_script())
+            self._stack.enter_context(hear_script())
             self._stack.callback(unheard.begin().remove)
         if self._trainer is not None:
             from tunecheck.listen.hf_trainer import listening

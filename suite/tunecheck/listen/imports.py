@@ -15,11 +15,13 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tunecheck.training.hooks import Hooks
 
 LOWEST = 3, 11
 """Python that watch needs."""
-Undo = Callable[[], object]
 Wraps = dict[str, Callable[[ModuleType], object]]
 
 
@@ -160,19 +162,17 @@ _heard: set[tuple[Any, str, Any]] = set()
 """Functions by owner and name, and who is told of them now: a context in a watched script comes second."""
 
 
-def _tell(owner: Any, name: str, before: Callable[..., Callable[[Any], None] | None]) -> Undo:
-    """Tell each call of this function to `before`, and the result to what that returns. Return what undoes it."""
-    if (told := (owner, name, before)) in _heard:
-        return lambda: None
+def _tell(owner: Any, name: str, before: Callable[..., Callable[[Any], None] | None]) -> contextlib.ExitStack:
+    """Tell each call of this function to `before`, and the result to what that returns, until what is returned ends."""
     hooks = _hooks(name)
-    hooks.callback(_heard.discard, told)
-    hooks.function(owner, name, before=before)
-    _heard.add(told)
-    undo: Undo = hooks.remove
-    return undo
+    if (told := (owner, name, before)) not in _heard:
+        hooks.callback(_heard.discard, told)
+        hooks.function(owner, name, before=before)
+        _heard.add(told)
+    return hooks
 
 
-def _hooks(name: str) -> Any:
+def _hooks(name: str) -> "Hooks":
     from tunecheck.training.hooks import Hooks
 
     unless = functools.partial(_where, "tunecheck.training.events", "probing")
@@ -198,29 +198,24 @@ def _listener(part: str, function: str) -> Callable[..., Any]:
     return before
 
 
-def hear(module: ModuleType) -> list[Undo]:
-    """Have the calls of this library's functions told that HEARD names; return what ends it."""
-    undo = []
+def hear(module: ModuleType) -> contextlib.ExitStack:
+    """Have the calls of this library's functions told that HEARD names, until what is returned ends."""
+    heard = contextlib.ExitStack()
     for _, path, told in (each for each in HEARD if each[0] == module.__name__):
         owner, _, name = path.rpartition(".")
         with contextlib.suppress(*[AttributeError] * (path in OF_SOME_VERSIONS)):
             held = operator.attrgetter(owner)(module) if owner else module
-            undo.append(_tell(held, name, _listener(*told.split("."))))
-    return undo
+            heard.push(_tell(held, name, _listener(*told.split("."))))
+    return heard
 
 
-def hear_script() -> Undo:
-    """Hear what the libraries that are imported by now load, merge and save; return what ends it."""
-    names = dict.fromkeys(library for library, _, _ in HEARD if library in sys.modules and library != DATA_SETS)
-    undo = [each for name in names for each in hear(sys.modules[name])]
-
-    def end() -> None:
-        if ended := _where("tunecheck.listen.saves", "script_ends"):
-            _hooks("saves").guarded(ended)()
-        for each in reversed(undo):
-            each()
-
-    return end
+def hear_script() -> contextlib.ExitStack:
+    """Hear what the libraries that are imported by now load, merge and save, until what is returned ends."""
+    heard = contextlib.ExitStack()
+    for name in dict.fromkeys(library for library, _, _ in HEARD if library in sys.modules and library != DATA_SETS):
+        heard.push(hear(sys.modules[name]))
+    heard.callback(_hooks("saves").guarded(_listener("saves", "script_ends")))
+    return heard
 
 
 OF_SOME_VERSIONS = {"PretrainedConfig.save_pretrained", "PreTrainedConfig.save_pretrained"}
