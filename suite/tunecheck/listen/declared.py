@@ -24,7 +24,7 @@ from tunecheck.listen.optimizers import adamw_settings, highest_rate
 from tunecheck.listen.options import rank_and_processes
 from tunecheck.listen.user_code import noise_by_hooks
 from tunecheck.models.description import Architecture, Model, Quantization
-from tunecheck.models.layer_names import attention_kernel, text_config
+from tunecheck.models.layer_names import as_written, attention_kernel, text_config
 from tunecheck.probes.reference.own_logits import unpadded
 from tunecheck.probes.reference.weight_file import drawn_heads
 from tunecheck.training.data import Batch, Tokens, collate
@@ -223,7 +223,7 @@ def described(model: Any) -> tuple[WatchedRun, dict[Premise, str]]:
 def _described_by_itself(model: Any, parameters: Mapping[str, Any]) -> WatchedRun:
     """Return the run of a model that is none of transformers, of which its tensors alone are known."""
     trained = frozenset(name for name, _ in learning(model))
-    name = type(getattr(model, "_orig_mod", model)).__name__  # in torch.compile's
+    name = type(as_written(model)).__name__  # in torch.compile's
     unknown, size = Architecture.model_construct(model_type=""), sum(p.numel() for p in parameters.values())
     return _run_of(
         model=Model.model_construct(name=name, parameters=size, architecture=unknown, sources=[]),
@@ -241,9 +241,9 @@ def run_of_loop(
     """Return what the model and the optimizer of a loop declare; `entry` is what each pass calls, if not the model."""
     run, left_open = described(model)
     settings, why = adamw_settings(optimizer, own=True)
-    left_open |= premises.OF_A_LOOP
-    left_open |= opened((objective, Premise.CAUSAL_LM), (why, Premise.UPDATE_RULE_KNOWN))
-    left_open |= opened(
+    left_open |= premises.OF_A_LOOP | opened(
+        (objective, Premise.CAUSAL_LM),
+        (why, Premise.UPDATE_RULE_KNOWN),
         *premises.of_loop(optimizer, objective, drops=run.drops),
         *premises.of_compiled(model if entry is None else entry),
     )

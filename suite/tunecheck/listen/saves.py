@@ -23,7 +23,7 @@ from torch.nn import Module
 from tunecheck.core.evidence import AttemptPurpose, FileWritten, Merged, ReadBack, Record, StateLoaded, Written
 from tunecheck.listen.options import rank_and_processes
 from tunecheck.listen.trained_model import Parts, anchor_of
-from tunecheck.models.layer_names import base_of
+from tunecheck.models.layer_names import as_written, base_of
 from tunecheck.probes.reference.forwards import logits_of
 from tunecheck.probes.reference.four_bit import is_packed
 from tunecheck.probes.reference.measures import living, relative_difference, sample, value_of
@@ -361,13 +361,7 @@ def describing(_config: Any, save_directory: Any = None, *_: Any, **__: Any) -> 
 
 def _is_of(model: Any, whole: Any) -> bool:
     """Return whether this is the model that learns, or the one inside of its adapters, or that was compiled."""
-    return model is whole or model is inner_of(whole)
-
-
-def inner_of(model: Any) -> Any:
-    """Return the model inside of its adapters, or that was compiled; any other as it is."""
-    base = base_of(model)
-    return getattr(model, "_orig_mod", model) if base is model else base
+    return model is whole or model is as_written(base_of(whole))
 
 
 def _can_be_read(model: Any, heard: _Heard) -> bool:
@@ -397,7 +391,7 @@ def _read_back(model: Any, heard: _Heard, folder: Path, functions: list[torch.Te
     heard.read += 1
     begun = time.monotonic()
     with random_state(model.device), unprinted():
-        again = type(inner_of(model)).from_pretrained(folder, torch_dtype=model.dtype, local_files_only=True)
+        again = type(as_written(base_of(model))).from_pretrained(folder, torch_dtype=model.dtype, local_files_only=True)
     again.to(model.device)
     logits = _logits(again, heard.ids)
     seen = ReadBack(
