@@ -3,17 +3,8 @@
 import json
 
 from tunecheck.checks.telemetry import hardware_faults, unclear_signs, unwatched
+from tunecheck.core import evidence
 from tunecheck.core.check import Check, recorded, required, said_once, some
-from tunecheck.core.evidence import (
-    AttemptOutcome,
-    Census,
-    ForwardPaths,
-    ForwardReference,
-    LayerCalls,
-    Quantization,
-    Setup,
-    Trained,
-)
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Trace
@@ -34,7 +25,7 @@ class HardwareHealthy(Check):
         if faults := hardware_faults(trace):
             return self.unless(faults, "")
         used = [attempt for attempt in trace.attempts if attempt.start.device.startswith("cuda")]
-        device = "" if used else trace.one(Setup).device  # a run that never began is no run on the CPU
+        device = "" if used else trace.one(evidence.Setup).device  # a run that never began is no run on the CPU
         required(used, f"trained on {device}: no GPU was used")
         for attempt in used:
             why = unwatched(attempt)
@@ -57,15 +48,15 @@ class DeviceAsConfigured(Check):
     def judge(self, trace: Trace) -> Finding:
         device, configured = trace.main.start.device, trace.run.device
         places = {device, "cpu"} if trace.run.training.offloads_parameters else {device}
-        seen = {place: count for census in trace.all(Census) for place, count in census.devices.items()}
+        seen = {place: count for census in trace.all(evidence.Census) for place, count in census.devices.items()}
         elsewhere = {place: count for place, count in seen.items() if place not in places}
         kind = device.partition(":")[0]
         # nothing else than a GPU whose memory ran out justifies the CPU
-        on_gpu = [attempt for attempt in trace.trainings if attempt.start.device.startswith("cuda")]
-        ran_out = any(attempt.outcome == AttemptOutcome.OUT_OF_MEMORY for attempt in on_gpu)
+        outcomes = [attempt.outcome for attempt in trace.trainings if attempt.start.device.startswith("cuda")]
+        ran_out = evidence.AttemptOutcome.OUT_OF_MEMORY in outcomes
         fallback = kind == "cpu" and not CPU_STEPS.isdisjoint(trace.run.fallback) and ran_out
         as_configured = configured in ("auto", kind) or fallback
-        nothing_here = any(device not in census.devices for census in trace.all(Census))
+        nothing_here = any(device not in census.devices for census in trace.all(evidence.Census))
         detail = f"configured {configured}, ran on {device}" + (f", but tensors on {elsewhere}" if elsewhere else "")
         detail += f", but no tensor is on {device}" if nothing_here and not elsewhere else ""
         if fallback:
@@ -87,26 +78,26 @@ class DtypesAsConfigured(Check):
     Pass dtype and the 4-bit compute dtype."""
 
     def judge(self, trace: Trace) -> Finding:
-        precision = trace.one(Setup).precision
+        precision = trace.one(evidence.Setup).precision
         dtype = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[precision]
         lora, quantized = trace.run.lora, trace.run.quantization is not None
         learning = "float32" if lora is None or lora.adapter_dtype != "model" else dtype
         base = "float32" if lora is None else dtype  # a base that is trained in part is kept in fp32 as a whole
         frozen = {base, "uint8"} if quantized else {base}
         others = []
-        for census in trace.all(Census):
+        for census in trace.all(evidence.Census):
             if wrong := {name: count for name, count in census.trainable_dtypes.items() if name != learning}:
                 others.append((census.when, f"trained tensors in {wrong}, not {learning}", ""))
             if wrong := {name: count for name, count in census.frozen_dtypes.items() if name not in frozen}:
                 others.append((census.when, f"frozen tensors in {wrong}, not {base}", ""))
         problems = [*said_once(others)]
         if quantized:
-            computes = trace.one(Quantization).compute_dtypes
+            computes = trace.one(evidence.Quantization).compute_dtypes
             if wrong := {name: count for name, count in computes.items() if name != dtype}:
                 problems.append(f"4-bit linears compute in {wrong}, not {dtype}")
-        if precision == "fp16" and not json.loads(trace.one(Trained).scaler or "{}").get("scale", 1) > 1:
+        if precision == "fp16" and not json.loads(trace.one(evidence.Trained).scaler or "{}").get("scale", 1) > 1:
             problems.append("the loss is not scaled: in fp16 small gradients are lost")
-        calls = trace.one(LayerCalls) if "several_steps" in trace.run.features else None
+        calls = trace.one(evidence.LayerCalls) if "several_steps" in trace.run.features else None
         if calls and (products := sorted({*calls.product_dtypes} - {dtype})):
             problems.append(f"products in {some(products)}, not {dtype}")
         if calls and lora:  # else autocast's hidden states are fp32 by design
@@ -140,13 +131,13 @@ class AttentionAsConfigured(Check):
     use_cache=False."""
 
     def judge(self, trace: Trace) -> Finding:
-        wanted, named = trace.run.training.attention, trace.one(ForwardPaths).attention
+        wanted, named = trace.run.training.attention, trace.one(evidence.ForwardPaths).attention
         if named != wanted or trace.run.training.max_steps == 1:
             detail = f"configured {wanted}, the layers call {named}"
             return self.found(named == wanted, detail, measured=named, limit=wanted)
-        calls = trace.one(LayerCalls)
+        calls = trace.one(evidence.LayerCalls)
         kernels = calls.attention_kernels
-        known = trace.one(ForwardReference).has_formulas  # the layers of others may attend without a softmax
+        known = trace.one(evidence.ForwardReference).has_formulas  # the layers of others may attend without a softmax
         required(kernels or known, "no layer computes a softmax over what it attends to")
         as_configured = bool(kernels) and all(kernel.startswith(KERNELS[wanted]) for kernel in kernels)
         detail = f"configured {wanted}, a training step ran {(ran := some(kernels) or 'no kernel at all')}"
@@ -171,7 +162,7 @@ class CheckpointingAsConfigured(Check):
     remedy = "Check that the flag reaches every layer, and that the model is in train mode while training."
 
     def judge(self, trace: Trace) -> Finding:
-        calls = trace.one(LayerCalls)
+        calls = trace.one(evidence.LayerCalls)
         times = 2 if trace.run.training.gradient_checkpointing else 1
         wanted = calls.layers * calls.micro_batches * times
         detail = f"{calls.calls} layer forwards in a step of {calls.micro_batches} micro-batches, {calls.layers} layers"
@@ -205,5 +196,5 @@ class MatmulPrecision(Check):
     """fp32 gives 2e-7, TF32 about 5e-4."""
 
     def judge(self, trace: Trace) -> Finding:
-        error = trace.one(ForwardPaths).matmul_error
+        error = trace.one(evidence.ForwardPaths).matmul_error
         return self.at_most(error, self.max_error, "256 x 256 product against float64")

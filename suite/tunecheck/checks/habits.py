@@ -102,9 +102,8 @@ class BatchesChange(Check):
 
     needs = frozenset({"unknown_rows"})
     convention = "one batch is overfitted on purpose, or the whole data set is one batch"
-    meaning = (
-        f"{REREAD} {ONCE_A_STEP} {SORTED} {ONE_SLICE} {SHUFFLED} {COPIED} {ONE_VIEW} {READ_TWICE} {NO_TEXT} {CONSTANT}"
-    )
+    meaning = f"""{REREAD} {ONCE_A_STEP} {SORTED} {ONE_SLICE} {SHUFFLED} {COPIED} {ONE_VIEW} {READ_TWICE} {NO_TEXT}
+    {CONSTANT}"""
     remedy = """Create the iterator once per epoch, and take the next batch in each step. Shuffle. Count the labels.
     Give the model each text of a pair."""
 
@@ -239,8 +238,8 @@ class ScheduleEnds(Check):
         steps_after = after.taken - after.made_for if after.made_for > after.warmup else 0
         if steps_after >= self.min_steps and steps_after > self.max_after_end * after.taken:
             detail = f"the schedule ends after {after.made_for} of the {after.taken} steps that are taken from it"
-            share, limit = steps_after / after.taken, self.max_after_end
-            return self.found(False, detail, measured=share, limit=limit, meant=COMES_AGAIN, causes=[TOO_SHORT])
+            share = steps_after / after.taken
+            return self.at_most(share, self.max_after_end, detail, meant=COMES_AGAIN, causes=[TOO_SHORT])
         rising = [f"the warm-up has {one.warmup} of {one.taken} steps" for one in seen if one.warmup >= one.taken]
         over = [one for one in seen if 0 < one.made_for <= one.warmup < one.taken]
         ended = [f"the rate is 0 after the warm-up, in {one.taken - one.warmup} of {one.taken} steps" for one in over]

@@ -11,7 +11,7 @@ from tunecheck.core.evidence import Evaluation, Generation, ScoresGiven, Setup
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Trace
-from tunecheck.core.trend import block_medians, trend
+from tunecheck.core.trend import trend
 
 
 class LossFalls(Check):
@@ -96,8 +96,7 @@ class LossMoves(Check):
         if first > 0 and min(half) > first and last > max(self.max_rise * first, first + self.min_risen):
             detail = f"the loss rises from {first:.4g} to {last:.4g}, medians of the first {len(losses) // 3} steps and"
             detail += f" the last {len(half)}"
-            rise, limit = last / first, self.max_rise
-            return self.found(False, detail, measured=rise, limit=limit, meant=MAY_RISE, causes=[OVERSHOOTS])
+            return self.at_most(last / first, self.max_rise, detail, meant=MAY_RISE, causes=[OVERSHOOTS])
         if all(largest <= self.max_rounding and step.gradient_norm <= self.max_rounding for step in steps):
             norm = max(step.gradient_norm for step in steps)
             detail = f"the losses of {len(steps)} steps are at most {largest:.2g}, and their gradients {norm:.2g}"
@@ -165,7 +164,7 @@ class LossKeepsFalling(Check):
         edges = [len(losses) * block // BLOCKS for block in range(BLOCKS + 1)]
         blocks = [median(losses[start:stop]) for start, stop in pairwise(edges)]
         falls = [-loss for loss in losses]
-        falling = trend(*block_medians(range(len(falls)), falls), confidence=0.95).p_rising
+        falling = trend(range(len(falls)), falls, confidence=0.95).p_rising
         rise = blocks[-1] / min(blocks) - 1 if min(blocks) > 0 else math.nan
         not_fallen = [not blocks[-1] < blocks[0], not falling <= self.max_p]
         course = " -> ".join(f"{block:.3f}" for block in blocks)

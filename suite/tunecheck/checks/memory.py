@@ -10,7 +10,7 @@ from tunecheck.core.errors import MissingEvidence, NotApplicable
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Attempt, Trace
-from tunecheck.core.trend import block_medians, trend
+from tunecheck.core.trend import trend
 
 LOSSES_ADDED = "A sum of losses is kept with its graph: total += loss, without item() or detach()."
 LATE = "an optimizer first stepped between two samples, and its loop brings fewer tensors than it trains"
@@ -58,8 +58,8 @@ class LiveTensorsFlat(Check):
             detail += f", {last.copied - first.copied} of them in {kept} full copies of the weights"
         if last.graphs > first.graphs and last.graphs > self.max_graphs * last.step:
             detail = f"after step {last.step}, the graphs of {last.graphs} earlier steps are alive"
-            share, limit = last.graphs / last.step, self.max_graphs
-            return self.found(False, detail, measured=share, limit=limit, meant=LONG_GRAPH, causes=[LOSSES_ADDED])
+            share = last.graphs / last.step
+            return self.at_most(share, self.max_graphs, detail, meant=LONG_GRAPH, causes=[LOSSES_ADDED])
         hooks = last.hooks - first.hooks
         # as a critic's: the variables of its loop are there from now on, a leaked model would bring all its weights
         required(hooks > 0 or not self.max_growth * steps < grown < last.learning - first.learning, LATE)
@@ -104,7 +104,7 @@ class MemoryFlat(Check):
         sizes = [float(size) for step, size in known if step >= self.warm_up_steps]
         if len(sizes) < FEWEST_SAMPLES:
             raise MissingEvidence(f"{len(sizes)} samples after {self.warm_up_steps} steps, {FEWEST_SAMPLES} are needed")
-        found = trend(*block_medians(steps, sizes), confidence=0.95)
+        found = trend(steps, sizes, confidence=0.95)
         rise = found.slope * (steps[-1] - steps[0])
         flat = found.slope <= self.max_slope_bytes or rise <= self.max_rise_bytes or found.p_rising >= self.max_p
         detail = (

@@ -349,10 +349,8 @@ class WeightsChangeOnlyInSteps(Check):
         lines = {name: line for own in trace.records(evidence.WrittenByScript) for name, line in own.lines.items()}
         if changed and changed.keys() <= lines.keys():
             first = min(changed, key=changed.__getitem__)
-            raise NotApplicable(
-                f"{lines[first]} writes to trained tensors between steps, first before step {changed[first]}: "
-                "only its author knows whether this is intended"
-            )
+            where = f"{lines[first]} writes to trained tensors between steps, first before step {changed[first]}"
+            raise NotApplicable(f"{where}: only its author knows whether this is intended")
         detail = f"{len(changed)} of {seen.trained} trained tensors changed outside of a step"
         detail += f": {some(_with_steps(changed, changed))}" if changed else f", {seen.moments} times compared"
         return self.at_most(len(changed), 0, detail, compared=seen.trained)

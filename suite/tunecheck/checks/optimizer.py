@@ -130,13 +130,8 @@ class LearningRateTrace(Check):
             warmup_steps = math.ceil(training.warmup_ratio * max_steps)
         rates: list[tuple[float, evidence.Step, float]] = []
         for step in trace.steps:
-            wanted = learning_rate(
-                training.first_step + applied,
-                peak=training.learning_rate,
-                schedule=training.lr_scheduler,
-                warmup_steps=warmup_steps,
-                max_steps=max_steps,
-            )
+            done = training.first_step + applied
+            wanted = learning_rate(done, training.learning_rate, training.lr_scheduler, warmup_steps, max_steps)
             if not rates and step.learning_rate == training.resumed_rate:
                 wanted = step.learning_rate
             rates.append((abs(step.learning_rate - wanted) / (training.learning_rate or 1.0), step, wanted))
@@ -375,9 +370,8 @@ class TrainableMoved(Check):
             detail += f" in each step: {some(seen.stuck_at_0)}"
             return self.at_most(len(seen.stuck_at_0), 0, detail, meant=MAY_WAKE, causes=[BOTH_0])
         if rest and not problems:
-            detail = (
-                f"no pass calls {some([*seen.uncalled])}, so that {counted(len(rest), 'trained tensor')} learn nothing"
-            )
+            tensors = counted(len(rest), "trained tensor")
+            detail = f"no pass calls {some([*seen.uncalled])}, so that {tensors} learn nothing"
             return self.at_most(len(rest), 0, detail, meant=WITHOUT_PICTURES, causes=[NOT_CALLED])
         share = seen.smallest_moved_share
         parts = []

@@ -61,9 +61,8 @@ class ReplicasEqual(Check):
             exchanged = [{seen.exchanges for seen in held.values()} for held in replicas.values()]
             communicate = any(None in exchanges or len(exchanges) > 1 for exchanges in exchanged)
             parts = communicate and not (steps or one.wrapped or trace.holds(Premise.CAUSAL_LM))
-            required(
-                not parts, "ranks start with different weights and communicate in each step, like parts of one model"
-            )
+            like_parts = "ranks start with different weights and communicate in each step, like parts of one model"
+            required(not parts, like_parts)
             when = f"after {steps} steps" if steps else "before the first step"
             names = [name for name, digest in one.tensors.items() if other.tensors.get(name) != digest]
             names += sorted(other.tensors.keys() - one.tensors.keys())

@@ -122,9 +122,8 @@ class PaddingHidden(Check):
     def judge(self, trace: Trace) -> Finding:
         inputs = trace.records(StepInputs)
         if behind := sum(step.behind_padding for step in inputs):
-            detail = (
-                f"{behind} of {sum(step.continued for step in inputs)} rows that generate() goes on with end in padding"
-            )
+            continued = sum(step.continued for step in inputs)
+            detail = f"{behind} of {continued} rows that generate() goes on with end in padding"
             return self.at_most(behind, 0, detail, meant=MAY_GO_ON, causes=[PADDED_RIGHT])
         text, hidden = _sums(trace.records(PositionGradients), "text_both_ways", "text_hidden")
         if hidden > (limit := self.max_hidden_share) * text:

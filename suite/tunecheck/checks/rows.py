@@ -304,10 +304,8 @@ class BetterAnswersRaised(Check):
         contrary = seen.chosen_lowered + seen.rejected_raised
         named = contrary + seen.chosen_raised + seen.rejected_lowered
         answers = enough(named, self.min_answers, "answers that the data name")
-        contrasts = seen.chosen_lowered or seen.rejected_lowered
-        required(
-            contrasts or not (seen.chosen_raised and seen.rejected_raised), "the loss raises answers of both names"
-        )
+        lowers = seen.chosen_lowered or seen.rejected_lowered
+        required(lowers or not (seen.chosen_raised and seen.rejected_raised), "the loss raises answers of both names")
         detail = f"the loss lowers {seen.chosen_lowered} of {seen.chosen_lowered + seen.chosen_raised} better answers"
         detail += f" and raises {seen.rejected_raised} of {seen.rejected_raised + seen.rejected_lowered} worse ones"
         detail += f", by columns {seen.where}" if seen.where else ", by advantages, which are factors in the loss"

@@ -402,8 +402,7 @@ class SavedAsTrained(Check):
         merged = [*trace.of_all_attempts(evidence.Merged), *trace.of_all_attempts(evidence.ReadBack)]
         nothing_trained = not merged and not any(w.trained or w.other > w.resting for w in seen)
         if nothing_trained and (resting := max((w.resting for w in own), default=0)):
-            problems[f"{resting} tensors belong to an untrained adapter, and no trained tensor is saved"] = (
-                RESTING_SAVED
-            )
+            words = f"{resting} tensors belong to an untrained adapter, and no trained tensor is saved"
+            problems[words] = RESTING_SAVED
         meant = COPY_OF_START if copied and len(problems) == 1 else ""
         return self.unless(problems, f"up to {max(w.trained for w in seen)} trained tensors in a file", meant=meant)

@@ -11,7 +11,7 @@ from tunecheck.core.errors import MissingEvidence, NotApplicable, NothingCompare
 from tunecheck.core.evidence import Census, Setup, Step, StepTimes
 from tunecheck.core.finding import Finding
 from tunecheck.core.trace import Trace
-from tunecheck.core.trend import block_medians, trend
+from tunecheck.core.trend import trend
 
 COARSEST_LIMIT = 0.5
 """A limit beyond which a step reported at half its time would pass: the check then says that it cannot see."""
@@ -102,7 +102,7 @@ class ThroughputSteady(Check):
 
     def _change(self, numbers: list[float], times: list[float]) -> tuple[float, float, float]:
         """Return the growth of these logarithms of seconds from first step to last, as a share, and its interval."""
-        found = trend(*block_medians(numbers, times), confidence=self.confidence)
+        found = trend(numbers, times, confidence=self.confidence)
         length = numbers[-1] - numbers[0]
         change, low, high = (math.expm1(slope * length) for slope in (found.slope, found.low, found.high))
         return change, low, high

@@ -118,14 +118,9 @@ def other_gpu_processes(trace: Trace) -> str:
     seen, during = telemetry(trace.main), samples(trace)
     if seen is None or not during:
         return ""
-    others = {
-        process.pid: process
-        for sample in during
-        for process in sample.others
-        if not process.graphics or (process.used_bytes or 0) > WINDOWS_BYTES
-    }
+    busy = [p for sample in during for p in sample.others if not p.graphics or (p.used_bytes or 0) > WINDOWS_BYTES]
     before = {process.pid for process in seen.processes_before}
-    strangers = list(others.values())
+    strangers = list({process.pid: process for process in busy}.values())
     if not any(sample.process_seen for sample in during):
         newcomers = sorted((p for p in strangers if p.pid not in before), key=lambda p: p.used_bytes or 0)
         # The training is listed under the host's number, so one newcomer, the largest, is taken for it.
@@ -134,7 +129,7 @@ def other_gpu_processes(trace: Trace) -> str:
         sizes = ("memory unknown" if p.used_bytes is None else f"{p.used_bytes / MIB:,.0f} MiB" for p in strangers)
         named = zip(strangers, sizes, strict=True)
         return ", ".join(f"process {p.pid} ({p.name or 'name unknown'}, {size})" for p, size in named)
-    return "" if others or seen.processes_before else _unnamed(trace, seen, during)
+    return "" if busy or seen.processes_before else _unnamed(trace, seen, during)
 
 
 def others_busy_share(trace: Trace) -> float | None:
@@ -162,11 +157,8 @@ def throttled(trace: Trace) -> str:
     during = samples(trace, TRAINING_PHASES)
     readings = sum(sample.readings for sample in during)
     counts = {name: sum((s.clock_reasons or {}).get(name, 0) for s in during) for name in THROTTLES}
-    found = [
-        f"{name} in {count} of {readings} readings"
-        for name, count in counts.items()
-        if count >= max(THROTTLED_READINGS, THROTTLED_SHARE * readings)
-    ]
+    least = max(THROTTLED_READINGS, THROTTLED_SHARE * readings)
+    found = [f"{name} in {count} of {readings} readings" for name, count in counts.items() if count >= least]
     hottest = max((s.temperature_celsius for s in during if s.temperature_celsius is not None), default=None)
     if found and hottest is not None:
         found.append(f"up to {hottest:.0f} degrees Celsius")

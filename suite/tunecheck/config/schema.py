@@ -182,13 +182,8 @@ class Training(Section):
 
     def rate(self, applied_steps: int) -> float:
         """Return the learning rate of the step that follows this many applied ones."""
-        return learning_rate(
-            applied_steps,
-            peak=self.learning_rate,
-            schedule=self.lr_scheduler,
-            warmup_steps=math.ceil(self.warmup_ratio * self.max_steps),
-            max_steps=self.max_steps,
-        )
+        warmup_steps = math.ceil(self.warmup_ratio * self.max_steps)
+        return learning_rate(applied_steps, self.learning_rate, self.lr_scheduler, warmup_steps, self.max_steps)
 
 
 class Parallel(Section):

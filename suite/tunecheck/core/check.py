@@ -86,8 +86,7 @@ class Check(Frozen, ABC):
 
     def _asked(self, trace: Trace) -> Finding:
         try:
-            reason = trace.why(self.needs)
-            required(not reason, reason)
+            required(not (reason := trace.why(self.needs)), reason)
             if self.without is not None:
                 required(trace.whole(self.without[0]), self.without[1])
             return self._weighed(self.judge(trace), trace)

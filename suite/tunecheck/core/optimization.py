@@ -5,7 +5,7 @@ from collections.abc import Collection
 from typing import Literal
 
 
-def learning_rate(applied_steps: int, *, peak: float, schedule: str, warmup_steps: int, max_steps: int) -> float:
+def learning_rate(applied_steps: int, peak: float, schedule: str, warmup_steps: int, max_steps: int) -> float:
     """Return the rate of the next optimizer step after this many applied ones.
 
     Linear warm-up from 0, then constant, linear to 0 or half a cosine to 0, as by transformers' get_scheduler.

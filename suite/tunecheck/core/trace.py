@@ -198,9 +198,8 @@ class Trace:
         """That the ranks' weights differ and are equal again later, as in local SGD (arXiv 1805.09767); else ""."""
         if self.holds(Premise.AVERAGED_EACH_STEP):
             return ""
-        held = [
-            {seen.steps: seen.digest for seen in self.of_rank(rank).records(evidence.Replica)} for rank in self.ranks
-        ]
+        of_ranks = [self.of_rank(rank).records(evidence.Replica) for rank in self.ranks]
+        held = [{seen.steps: seen.digest for seen in own} for own in of_ranks]
         after = {at: len({digests[at] for digests in held}) > 1 for at in sorted(set.intersection(*map(set, held)))}
         differ = next((at for at, differing in after.items() if differing), math.inf)
         again = next((at for at, differing in after.items() if at > differ and not differing), None)
@@ -409,10 +408,8 @@ def _require_known_schema(path: Path, line: bytes) -> None:
         return
     if header.get("schema") != SCHEMA:
         writer = str(header.get("tunecheck_version")) + (f", commit {str(commit)[:12]}" if commit else "")
-        raise TraceError(
-            f"{path}: trace schema {header.get('schema')}, this tunecheck reads {SCHEMA}; "
-            f"judge it with the tunecheck that wrote it ({writer})"
-        )
+        schemas = f"trace schema {header.get('schema')}, this tunecheck reads {SCHEMA}"
+        raise TraceError(f"{path}: {schemas}; judge it with the tunecheck that wrote it ({writer})")
 
 
 def spelled(value: Any, hide: Callable[[str], str] | None = None) -> Any:

@@ -26,9 +26,13 @@ class Trend(Frozen):
 def trend(xs: Sequence[float], ys: Sequence[float], *, confidence: float) -> Trend:
     """Return the trend of at least two finite points whose x increases strictly.
 
+    A long series is reduced to medians of blocks of neighbours first, which one outlier does not move.
+
     Sen (1968), Estimates of the regression coefficient based on Kendall's tau; Mann (1945); both take the normal
     approximation, good from about eight points on. With fewer the interval is wide and p is large.
     """
+    size = -(-len(xs) // MOST_POINTS)
+    xs, ys = ([median(values[at : at + size]) for at in range(0, len(values), size)] for values in (xs, ys))
     pairs = [(i, j) for i in range(len(xs)) for j in range(i + 1, len(xs))]
     slopes = sorted((ys[j] - ys[i]) / (xs[j] - xs[i]) for i, j in pairs)
     rising = sum((ys[j] > ys[i]) - (ys[j] < ys[i]) for i, j in pairs)
@@ -38,13 +42,6 @@ def trend(xs: Sequence[float], ys: Sequence[float], *, confidence: float) -> Tre
     last = min(len(slopes) - 1, math.ceil((len(slopes) + width) / 2))
     z = (rising - 1) / spread if rising > 0 else 0.0
     return Trend(slope=median(slopes), low=slopes[first], high=slopes[last], p_rising=0.5 * math.erfc(z / math.sqrt(2)))
-
-
-def block_medians(xs: Sequence[float], ys: Sequence[float], most: int = MOST_POINTS) -> tuple[list[float], list[float]]:
-    """Reduce a series to at most so many points, medians of blocks of neighbours, which one outlier does not move."""
-    size = -(-len(xs) // most) or 1
-    starts = range(0, len(xs), size)
-    return [median(xs[at : at + size]) for at in starts], [median(ys[at : at + size]) for at in starts]
 
 
 def _variance(ys: Sequence[float]) -> float:

@@ -61,13 +61,8 @@ class WatchedTraining(Training, frozen=False):
         """Return the learning rate of the step that follows this many applied ones."""
         if self._rate is not None:
             return self._rate
-        return learning_rate(
-            self.first_step + applied_steps,
-            peak=self.learning_rate,
-            schedule=self.lr_scheduler,
-            warmup_steps=self.warmup_steps,
-            max_steps=self.schedule_steps,
-        )
+        done = self.first_step + applied_steps
+        return learning_rate(done, self.learning_rate, self.lr_scheduler, self.warmup_steps, self.schedule_steps)
 
 
 class WatchedRun(Run, frozen=False):
