@@ -19,6 +19,7 @@ from tunecheck.core.premises import Premise, Source
 from tunecheck.core.trace import Trace
 from tunecheck.core.unexpected import described
 
+K = TypeVar("K")
 T = TypeVar("T")
 NAMED = "named"
 
@@ -224,13 +225,19 @@ def said_once(problems: Iterable[tuple[object, str, str]]) -> dict[str, str]:
 
     A problem is a moment, a sentence and its cause, "" for an unproven one: "step 0 and 2 more: B has no gradient".
     """
-    moments: dict[tuple[str, str], list[str]] = {}
-    for when, sentence, cause in problems:
-        moments.setdefault((sentence, cause), []).append(str(when).replace("_", " "))
+    moments = grouped(((sentence, cause), str(when).replace("_", " ")) for when, sentence, cause in problems)
     return {
         f"{when[0]}{f' and {len(when) - 1} more' if len(when) > 1 else ''}: {sentence}": cause
         for (sentence, cause), when in moments.items()
     }
+
+
+def grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
+    """Return every key of these pairs with its values, in their order."""
+    found: dict[K, list[T]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
 
 
 def holding(sentences: Mapping[str, object]) -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tunecheck.config.schema import Run
+from tunecheck.core.check import grouped
 from tunecheck.core.errors import SuiteError
 from tunecheck.core.files import read_json, write_whole
 from tunecheck.core.frozen import Frozen
@@ -204,9 +205,7 @@ def _load_bytes(run: Run, static: StaticBytes) -> int:
     """Return Prediction.load_bytes: the largest linear is in its loading dtype beside what was quantised before."""
     shapes = tensor_shapes(run.model.architecture)
     if run.training.offload == "parameters":
-        groups: dict[int | None, list[int]] = {}
-        for name, shape in shapes.items():
-            groups.setdefault(layer_of(name), []).append(ELEMENT_BYTES["fp32"] * prod(shape))
+        groups = grouped((layer_of(name), ELEMENT_BYTES["fp32"] * prod(shape)) for name, shape in shapes.items())
         return max(sum(sizes) + max(sizes) for sizes in groups.values())
     if run.quantization is None:
         return static.weights

@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.padding import Padding
 from rich.text import Text
 
+from tunecheck.core.check import grouped
 from tunecheck.core.finding import Finding, Status
 from tunecheck.core.text import counted, human_bytes, human_seconds, one_line
 from tunecheck.report.layout import PlainTable
@@ -82,12 +83,8 @@ def figure_words(name: str, value: float | None) -> str:
 
 def kinds(report: FleetReport, figures: Iterable[str] = ()) -> list[Kind]:
     """Return each card or processor with its places, whether they agree, and the medians of these figures."""
-    found: dict[str, list[NodeRow]] = {}
-    for row in report.rows:
-        if row.kind:
-            found.setdefault(row.kind, []).append(row)
     made = []
-    for name, rows in found.items():
+    for name, rows in grouped((row.kind, row) for row in report.rows if row.kind).items():
         values = {figure: [row.figures[figure] for row in rows if figure in row.figures] for figure in figures}
         medians = [figure_words(figure, median(held) if held else None) for figure, held in values.items()]
         agreed = Counter(f.status for row in rows for f in row.findings if f.check == "nodes_agree")

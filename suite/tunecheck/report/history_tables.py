@@ -2,13 +2,13 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 from statistics import median
 
 from rich.console import Console
 from rich.text import Text
 
+from tunecheck.core.check import grouped
 from tunecheck.core.evidence import TRAINING_PHASES, AttemptPurpose, MemoryVariant, Phase, Setup, Step
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.snapshot import changed
@@ -61,9 +61,8 @@ def print_last(entries: Sequence[HistoryEntry], console: Console) -> None:
     if not entries:
         _line(console, "no session yet: each adds an entry; `tunecheck history --rebuild` reads those in their folders")
     by_run = sorted(entries, key=lambda entry: entry.run)  # stable: the oldest stays first
-    for _, group in groupby(by_run, key=lambda entry: entry.run):
-        *_, last = of_run = list(group)
-        before = [entry for entry in of_run[:-1] if entry.key == last.key and entry.outcome == "pass"]
+    for *earlier, last in grouped((entry.run, entry) for entry in by_run).values():
+        before = [entry for entry in earlier if entry.key == last.key and entry.outcome == "pass"]
         print_figures(last, compare_figures(last, before, None), console)
 
 

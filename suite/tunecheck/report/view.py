@@ -9,11 +9,10 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import groupby
 from typing import Any
 
 from tunecheck.checks import CHECKS, SUBJECTS
-from tunecheck.core.check import some
+from tunecheck.core.check import grouped, some
 from tunecheck.core.finding import Domain, Finding, Status
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.paths import shipped_folder
@@ -284,9 +283,7 @@ def session_view(report: Report) -> SessionView:
 
 def run_view(run: RunReport) -> RunView:
     """Return the view of a run."""
-    reasons: dict[tuple[bool, str], list[str]] = {}
-    for finding in run.unjudged:
-        reasons.setdefault((finding.expected, finding.detail), []).append(finding.check)
+    reasons = grouped(((finding.expected, finding.detail), finding.check) for finding in run.unjudged)
     stated = run.outcome == "inconclusive" and any(not finding.expected for finding in run.unjudged)
     return RunView(
         run=run,
@@ -401,8 +398,7 @@ def relative_change(before: float, after: float) -> str:
 
 def unremarkable(comparisons: Sequence[FigureComparison]) -> Iterator[tuple[str, str]]:
     """Yield a run and a sentence about its figures within the baseline, or without one; nothing for a first session."""
-    for run, group in groupby(comparisons, key=lambda comparison: comparison.run):
-        of_run = list(group)
+    for run, of_run in grouped((comparison.run, comparison) for comparison in comparisons).items():
         if steady := [one for one in of_run if one.status == "steady"]:
             sessions = f"{baseline_source(steady[0])}{' or more' if len({one.sessions for one in steady}) > 1 else ''}"
             yield run, f"{counted(len(steady), 'figure')} within the baseline ({sessions})"

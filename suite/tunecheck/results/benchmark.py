@@ -10,11 +10,12 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
+from tunecheck.core.check import grouped
 from tunecheck.core.evidence import AttemptOutcome
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.text import human_bytes
 from tunecheck.results import RunReport
-from tunecheck.results.comparison import SideBySide, grouped
+from tunecheck.results.comparison import SideBySide, trained
 
 
 class Contender(Frozen):
@@ -69,10 +70,9 @@ def plain_benchmarks(runs: Iterable[RunReport]) -> list[dict[str, Any]]:
 
 def _compared(runs: Iterable[RunReport]) -> Iterator[tuple[str, str, list[Contender], list[list[RunReport]]]]:
     """Yield the name and model of each benchmark, its trainers in the order of the first turn, and each one's turns."""
-    for (name, model), group in grouped(run for run in runs if run.entry and run.entry.turn):
-        turns: dict[str, list[RunReport]] = {}
-        for run in sorted(group, key=_turn):  # stable: in a turn the order in which they began
-            turns.setdefault(run.entry.name if run.entry else "", []).append(run)
+    for (name, model), group in trained(run for run in runs if run.entry and run.entry.turn):
+        in_turns = sorted(group, key=_turn)  # stable: in a turn the order in which they began
+        turns = grouped((run.entry.name, run) for run in in_turns if run.entry)
         first = next(iter(turns.values()))
         yield name, model, [_contender(trainer, own, first) for trainer, own in turns.items()], [*turns.values()]
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from tunecheck.core.check import grouped
 from tunecheck.core.evidence import AttemptOutcome
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.text import counted, human_bytes, human_seconds
@@ -38,7 +39,7 @@ HEADS = ("rank", "strategy", "trained", "held-out perplexity", "training loss", 
 def comparisons(runs: Iterable[RunReport]) -> list[SideBySide]:
     """Return each comparison of which at least one run trained, best run first, those without a rank last."""
     found = []
-    for (name, model), group in grouped(run for run in runs if run.entry and not run.entry.turn):
+    for (name, model), group in trained(run for run in runs if run.entry and not run.entry.turn):
         ranked = sorted((run for run in group if not _why_not(run)), key=_merit)
         others = [run for run in group if _why_not(run)]
         places = [*map(str, range(1, len(ranked) + 1)), *("-" for _ in others)]
@@ -57,12 +58,9 @@ def comparisons(runs: Iterable[RunReport]) -> list[SideBySide]:
     return found
 
 
-def grouped(runs: Iterable[RunReport]) -> Iterator[tuple[tuple[str, str], list[RunReport]]]:
+def trained(runs: Iterable[RunReport]) -> Iterator[tuple[tuple[str, str], list[RunReport]]]:
     """Yield comparison and model, with their runs, of which at least one trained."""
-    held: dict[tuple[str, str], list[RunReport]] = {}
-    for run in runs:
-        if run.entry is not None:
-            held.setdefault((run.entry.comparison, run.model), []).append(run)
+    held = grouped(((run.entry.comparison, run.model), run) for run in runs if run.entry is not None)
     yield from ((key, group) for key, group in held.items() if any(run.losses for run in group))
 
 
@@ -130,14 +128,10 @@ def _perplexity(loss: float | None) -> str:
 
 def condensed(runs: Sequence[RunReport]) -> list[RunReport]:
     """Return the runs, those of one comparison that were skipped for the same reason as one row that counts them."""
-    groups: dict[tuple[str, ...], list[RunReport]] = {}
-    for run in runs:
-        same = run.outcome == "skipped" and run.entry is not None
-        key = (run.entry.comparison, run.reason) if same and run.entry else (run.name,)
-        groups.setdefault(key, []).append(run)
+    skipped = {run.name: (run.entry.comparison, run.reason) for run in runs if run.entry and run.outcome == "skipped"}
     return [
         replace(first, run=f"{first.entry.comparison.partition('/')[2]}, {counted(len(others) + 1, 'run')}")
         if others and first.entry
         else first
-        for first, *others in groups.values()
+        for first, *others in grouped((skipped.get(run.name, run.name), run) for run in runs).values()
     ]

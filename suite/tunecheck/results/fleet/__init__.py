@@ -6,6 +6,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from tunecheck import __version__
+from tunecheck.core.check import grouped
 from tunecheck.core.files import write_whole
 from tunecheck.core.finding import Domain, Finding
 from tunecheck.core.frozen import Frozen
@@ -208,12 +209,11 @@ FLEETS = Stored(FleetReport, schema=FLEET_SCHEMA, what=_OURS, remedy=_REMEDY)
 
 def reasons(report: FleetReport) -> dict[str, list[dict[str, Any]]]:
     """Return the nodes to drain, each with its places and why."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for row in report.rows:
-        if row.drain:
-            why = {"place": row.place, "card": row.card, "reason": one_line(row.drain, LONGEST_REASON)}
-            found.setdefault(row.node, []).append(why)
-    return found
+    return grouped(
+        (row.node, {"place": row.place, "card": row.card, "reason": one_line(row.drain, LONGEST_REASON)})
+        for row in report.rows
+        if row.drain
+    )
 
 
 def write_drain(report: FleetReport, folder: Path) -> None:

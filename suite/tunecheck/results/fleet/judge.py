@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
+from tunecheck.core.check import grouped
 from tunecheck.core.finding import Domain, Finding, Status
 from tunecheck.core.text import human_seconds
 from tunecheck.results import Exit, status_of, verdict_by
@@ -175,9 +176,7 @@ def _row(answer: Answer, findings: list[Finding], remarks: list[str], causes: _C
 
 
 def _unjudged(run: RunAnswer) -> Iterator[str]:
-    by_reason: dict[str, list[str]] = {}
-    for finding in run.unjudged:
-        by_reason.setdefault(finding.detail, []).append(finding.check)
+    by_reason = grouped((finding.detail, finding.check) for finding in run.unjudged)
     yield from (f"{run.run}: {', '.join(checks)}: {reason}" for reason, checks in by_reason.items())
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
+from tunecheck.core.check import grouped
 from tunecheck.core.finding import Domain, Finding, Status
 from tunecheck.core.text import counted
 from tunecheck.results.baseline import FIGURES as OF_SESSIONS
@@ -80,9 +81,7 @@ def agreements(group: Sequence[Member]) -> Iterator[tuple[str, Finding]]:
     if len(group) == 1:
         yield from _unjudged(group, "no other node answered with this card or processor, driver, libraries and weights")
         return
-    by_bits: dict[bytes, list[Member]] = {}
-    for member in group:
-        by_bits.setdefault(member.bits, []).append(member)
+    by_bits = grouped((member.bits, member) for member in group)
     most = max(by_bits.values(), key=len)
     if len(by_bits) > 1 and (2 * len(most) <= len(group) or (len(_nodes(most)) == 1 and len(_nodes(group)) > 1)):
         (one, *_), (other, *_), *_ = by_bits.values()
