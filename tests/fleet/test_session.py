@@ -22,9 +22,9 @@ from tiny import TRAINED
 
 from tunecheck.cli import main
 from tunecheck.core.errors import SuiteError, TraceError
-from tunecheck.fleet import engines, node
-from tunecheck.fleet.engines import News
-from tunecheck.fleet.request import EngineOptions, Request, read_request, write_request
+from tunecheck.fleet import node
+from tunecheck.fleet.engines import ENGINES
+from tunecheck.fleet.request import EngineOptions, News, Request, read_request, write_request
 from tunecheck.fleet.session import FleetSession, new_request, read_answers
 from tunecheck.history.remember import rebuild
 from tunecheck.history.store import Store, history_file
@@ -37,8 +37,14 @@ NODES = [Place(name=f"n{number}", node=f"n{number}") for number in range(4)]
 class Scripted:
     """An engine whose nodes do what the test says: an answer, a loss, silence, or an error at the submission."""
 
+    summary, options, poll_seconds = "scripted", (), 0.01
+
     def __init__(self, does):
         self.does, self.asked, self.cancelled, self.told = does, [], False, []
+
+    def __call__(self, options, folder):
+        """Stand in the table for a class."""
+        return self
 
     def places(self):
         """All of them, and one that Slurm would call down."""
@@ -72,11 +78,10 @@ class Scripted:
 def ask(monkeypatch, tmp_path):
     """Ask a scripted fleet and return its report, its engine and its session."""
     monkeypatch.setenv("TUNECHECK_REPORTS", str(tmp_path / "reports"))
-    monkeypatch.setitem(engines.ENGINES, "slurm", replace(engines.ENGINES["slurm"], poll_seconds=0.01))
 
     def run(request=None, at_once=None, wait_seconds=5.0, **does):
         engine = Scripted(does)
-        monkeypatch.setattr("tunecheck.fleet.session.resolve_name", lambda kind: lambda options, folder: engine)
+        monkeypatch.setitem(ENGINES, "slurm", engine)
         request = request or new_request("slurm", EngineOptions(), ["quick"], "tunecheck fleet")
         session = FleetSession(request, at_once=at_once, wait_seconds=wait_seconds)
         return session.ask(lambda heard, trouble: None), engine, session
@@ -253,7 +258,7 @@ def test_a_full_reports_folder_is_a_fault_of_the_machine(ask, monkeypatch, capsy
 
     monkeypatch.setattr("tunecheck.core.files.os.replace", replaced)
     engine = Scripted({"n1": answer(1, problem="no room")})
-    monkeypatch.setattr("tunecheck.fleet.session.resolve_name", lambda kind: lambda options, folder: engine)
+    monkeypatch.setitem(ENGINES, "slurm", engine)
 
     assert main(["fleet", "--engine", "slurm", "quick"]) == 6
     printed = capsys.readouterr()

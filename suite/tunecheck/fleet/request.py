@@ -1,12 +1,17 @@
-"""What a fleet is asked: written once into its folder, read by every node and by whoever goes on with the session."""
+"""What a fleet is asked: written once into its folder, read by every node and by whoever goes on with the session.
+
+And what an engine is that asks it.
+"""
 
 import contextlib
 import dataclasses
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 from tunecheck import __version__
 from tunecheck.core.frozen import Frozen
-from tunecheck.results.fleet import NODES_FOLDER, Place
+from tunecheck.results.fleet import NODES_FOLDER, Place, State
 from tunecheck.results.stored import Stored, write_record
 
 REQUEST_FILE = "request.json"
@@ -55,6 +60,44 @@ class Request(Frozen):
     def place_folder(self, place: str) -> Path:
         """Return the folder of a place."""
         return Path(self.folder) / NODES_FOLDER / place
+
+
+class News(Frozen):
+    """What an engine knows of one place."""
+
+    place: str
+    state: State
+    words: str = ""
+    """Why it waits, or was lost."""
+    answer: dict[str, Any] | None = None
+    """As the engine handed it over; None where it has none yet."""
+    sick: bool = False
+    """Of a lost one: whether the node itself is gone."""
+
+
+class Engine(Protocol):
+    """One way to reach nodes. Every method raises SuiteError with the engine's own words when it refuses."""
+
+    summary: str
+    options: tuple[str, ...]
+    """Fields of EngineOptions that it knows besides nodes, cpus and seconds."""
+    poll_seconds: float
+    """Between two looks: each costs a scheduler that all users share."""
+
+    def __init__(self, options: EngineOptions, folder: Path) -> None:
+        """Import what not every machine has; `folder` is for its own files. Raises SuiteError where it is not there."""
+
+    def places(self) -> list[Place]:
+        """Return every place that the options name, also those that cannot be asked, with the reason."""
+
+    def submit(self, request: Request, places: Sequence[Place]) -> None:
+        """Ask the places of one node."""
+
+    def poll(self) -> Iterable[News]:
+        """Return what is known by now of the places that have not answered or were not lost before, without waiting."""
+
+    def cancel(self) -> None:
+        """Cancel what is queued and end what runs."""
 
 
 _REQUEST = Stored(

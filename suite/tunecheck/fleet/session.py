@@ -7,15 +7,15 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from pkgutil import resolve_name
 
 from tunecheck.core import interrupts
+from tunecheck.core.check import grouped
 from tunecheck.core.errors import HistoryError, SuiteError, TraceError
 from tunecheck.core.files import listed, write_whole
 from tunecheck.core.paths import reports_folder
 from tunecheck.core.text import human_seconds
-from tunecheck.fleet.engines import ENGINES, Engine, News
-from tunecheck.fleet.request import REQUEST_FILE, EngineOptions, Request, read_request, write_request
+from tunecheck.fleet.engines import ENGINES
+from tunecheck.fleet.request import REQUEST_FILE, Engine, EngineOptions, News, Request, read_request, write_request
 from tunecheck.history.remember import fleet_entries
 from tunecheck.history.store import Store, history_file
 from tunecheck.report.fleet import FLEET_PAGE, fleet_html
@@ -83,8 +83,7 @@ class FleetSession:
         `watch` is called whenever something was learnt. An interrupt cancels what is queued and ends what runs; what
         was finished is judged. Raises SuiteError where the engine refuses everything.
         """
-        entry = ENGINES[self.request.engine]
-        engine: Engine = resolve_name(entry.kind)(self.request.options, self.folder)
+        engine = ENGINES[self.request.engine](self.request.options, self.folder)
         places, held = engine.places(), read_answers(self.folder)
         usable, wanted = {place.node for place in places if not place.problem}, self.request.options.nodes
         if self.request.engine != "local" and wanted.isdecimal() and len(usable) < int(wanted):
@@ -99,7 +98,7 @@ class FleetSession:
             self._heard[place.name] = Heard(place, answer=answer if answer and answer.finished else None)
         try:
             interrupts.work()  # a cancelled job cancels what it queued; after the engine, since Ray has its own handler
-            self._ask_all(engine, entry.poll_seconds, watch)
+            self._ask_all(engine, watch)
         except KeyboardInterrupt:
             self.interrupted = True
         finally:
@@ -136,17 +135,14 @@ class FleetSession:
             report = unwritten(report, str(error))
         return report
 
-    def _ask_all(self, engine: Engine, poll_seconds: float, watch: Watch) -> None:
+    def _ask_all(self, engine: Engine, watch: Watch) -> None:
         """Ask node after node, so many at a time, until none is left or the time is over.
 
         Between two submissions it looks for answers, but not more often than `poll_seconds`: ten thousand submissions
         take half an hour. Raises SuiteError where every node was refused.
         """
-        nodes: dict[str, list[Heard]] = {}
-        for one in self._heard.values():
-            if not (one.answer or one.place.problem):
-                nodes.setdefault(one.place.node, []).append(one)
-        waiting = list(nodes.values())
+        silent = [one for one in self._heard.values() if not (one.answer or one.place.problem)]
+        waiting = list(grouped((one.place.node, one) for one in silent).values())
         asked: dict[str, str] = {}
         polled = time.monotonic()
         deadline = polled + self._wait_seconds
@@ -155,10 +151,10 @@ class FleetSession:
                 node = waiting.pop(0)
                 if self._submitted(engine, node):
                     asked |= {one.place.name: one.place.node for one in node}
-                if waiting and time.monotonic() - polled < poll_seconds:
+                if waiting and time.monotonic() - polled < engine.poll_seconds:
                     continue
             else:
-                time.sleep(poll_seconds)
+                time.sleep(engine.poll_seconds)
             polled = time.monotonic()
             for name in self._poll(engine):
                 asked.pop(name, None)
@@ -236,12 +232,9 @@ def gathered(folder: Path, nodes: str, silent_seconds: float) -> list[Heard]:
     Between several fleets, an answer that is older than the newest by `silent_seconds` counts as none. `nodes` is how
     many nodes there should be, or their names. Raises TraceError where there is no fleet.
     """
-    said: dict[str, list[Heard]] = {}
     closed: list[OSError] = []
     fleets = _fleets(folder, closed)
-    for fleet in fleets:
-        for one in _told(fleet, folder):
-            said.setdefault(one.place.name, []).append(one)
+    said = grouped((one.place.name, one) for fleet in fleets for one in _told(fleet, folder))
     if not said:
         raise TraceError(f"{folder}: holds no answer of a fleet; name the folder of one, or one with several of them")
     newest = min(max(one.asked_at for of_place in said.values() for one in of_place), time.time())

@@ -14,14 +14,17 @@ from typing import Any
 from tunecheck.core.errors import ConfigError
 from tunecheck.core.redaction import redacted
 from tunecheck.fleet import node
-from tunecheck.fleet.engines import News
-from tunecheck.fleet.request import EngineOptions, Request
+from tunecheck.fleet.request import EngineOptions, News, Request
 from tunecheck.hardware import probe
 from tunecheck.results.fleet import Place, places_of
 
 
 class Local:
     """Threads, each of which waits for one session."""
+
+    summary = "the cards of this machine, or its processor"
+    options: tuple[str, ...] = ()
+    poll_seconds = 0.5
 
     def __init__(self, options: EngineOptions, folder: Path) -> None:
         """It has no files of its own in the folder."""

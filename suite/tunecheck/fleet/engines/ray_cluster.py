@@ -16,8 +16,7 @@ from typing import Any
 from tunecheck.core.errors import ConfigError, SuiteError
 from tunecheck.core.text import one_line
 from tunecheck.fleet import node
-from tunecheck.fleet.engines import News
-from tunecheck.fleet.request import EngineOptions, Request
+from tunecheck.fleet.request import EngineOptions, News, Request
 from tunecheck.results.fleet import Place, of_nodes, places_of
 
 CONNECT_SECONDS = 10.0
@@ -32,6 +31,10 @@ def task(folder: str, fleet: str, version: str, place: dict[str, Any]) -> dict[s
 
 class RayCluster:
     """Tasks of one session."""
+
+    summary = "a task on each card of a running Ray cluster"
+    options: tuple[str, ...] = ("address",)
+    poll_seconds = 1.0
 
     def __init__(self, options: EngineOptions, folder: Path) -> None:
         """Connect. Raises ConfigError where ray is missing, SuiteError where no cluster is."""

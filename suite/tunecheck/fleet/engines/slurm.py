@@ -22,8 +22,7 @@ from tunecheck.core.errors import ConfigError, SuiteError
 from tunecheck.core.files import last_lines
 from tunecheck.core.text import one_line
 from tunecheck.fleet import node
-from tunecheck.fleet.engines import ENGINES, News
-from tunecheck.fleet.request import EngineOptions, Request
+from tunecheck.fleet.request import EngineOptions, News, Request
 from tunecheck.results.fleet import Place, State, of_nodes, places_of
 
 UNUSABLE = ("down", "drain", "fail", "maint", "no_respond", "power", "unknown", "reboot", "inval", "future")
@@ -65,6 +64,10 @@ def task(folder: str, fleet: str, version: str, places: Sequence[dict[str, Any]]
 class Slurm:
     """Jobs of one session, by their numbers."""
 
+    summary = "a job on each node of a Slurm cluster, by submitit"
+    options: tuple[str, ...] = ("partition", "account", "constraint", "qos")
+    poll_seconds = 5.0
+
     def __init__(self, options: EngineOptions, folder: Path) -> None:
         """Raises ConfigError where Slurm's commands or submitit are missing."""
         if missing := [name for name in ("sinfo", "sbatch", "squeue", "scancel", "srun") if shutil.which(name) is None]:
@@ -105,7 +108,7 @@ class Slurm:
             "gres": f"gpu:{len(cards)}" if cards else None,
             "time": math.ceil((options.seconds + START_SECONDS + SIGNAL_SECONDS) / 60),  # Slurm counts minutes
             "signal_delay_s": SIGNAL_SECONDS,
-            **{name: getattr(options, name) for name in ENGINES["slurm"].options},
+            **{name: getattr(options, name) for name in self.options},
             "additional_parameters": {"no_requeue": True},  # a node that fails is a row, not a job that waits for it
         }
         self._executor.update_parameters(**asked)  # None, too: the last node's cards must not stay
