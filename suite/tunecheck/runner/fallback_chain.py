@@ -9,9 +9,10 @@ from dataclasses import field, replace
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from tunecheck.config.schema import Parallel, Run
+from tunecheck.config.schema import Run
 from tunecheck.core.evidence import MemoryVariant
 from tunecheck.core.frozen import Frozen
+from tunecheck.core.snapshot import changed
 
 Changes = dict[str, Any]
 """Settings of the run by their dotted path."""
@@ -28,14 +29,9 @@ VARIANTS: dict[MemoryVariant, dict[str, Any]] = {
 
 def variant(run: Run, changes: Mapping[str, Any]) -> Run:
     """The run with these settings; the rules between keys are not looked at again."""
-    for path, value in changes.items():
-        if path == "parallel" and value is not None:
-            value = Parallel(**value)
-        section, _, key = path.rpartition(".")
-        if section:
-            value = getattr(run, section).model_copy(update={key: value})
-        run = run.model_copy(update={section or key: value})
-    return run
+    varied = Run.model_validate(changed(run.model_dump(), changes))
+    varied._places.update(run._places)
+    return varied
 
 
 def rescaled(run: Run, processes: int) -> dict[str, Any]:
