@@ -142,13 +142,12 @@ class DropoutVaries(Check):
         states = [window.random_state for window in trace.all(Window)]
         drawn = [state for seen in trace.records(OwnLoss) for state in seen.random_states]
         repeated, again, lora = len(states) - len(set(states)), len(drawn) - len(set(drawn)), _lora(trace)
-        visible = not (trace.run.training.offloads_parameters or lora.use_dora)
-        dropped = trace.one(AdapterDropout) if visible else None
-        if dropped is None:
+        problems = []
+        if trace.run.training.offloads_parameters or lora.use_dora:
             required(len(states) >= 2, "only one step: its random state has no other to equal")
         else:
-            required(dropped.pairs, "no adapter calls its two factors as modules")
-        problems = self._problems(lora.dropout, dropped) if dropped else []
+            required(trace.one(AdapterDropout).pairs, "no adapter calls its two factors as modules")
+            problems = self._problems(lora.dropout, trace.one(AdapterDropout))
         detail = f"{len(states)} steps, {repeated} of them with the random state of an earlier step"
         detail += f"; {len(drawn)} forward passes, {again} of them likewise" if drawn else ""
         detail += "".join(f"; {problem}" for problem in problems)

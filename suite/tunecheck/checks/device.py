@@ -33,10 +33,6 @@ class HardwareHealthy(Check):
         return self.unless((), "; ".join(unclear_signs(trace)) or f"{len(used)} attempts watched")
 
 
-CPU_STEPS = frozenset({"cpu", "evaluate_on_gpu"})
-"""Fallback steps that train on the CPU."""
-
-
 class DeviceAsConfigured(Check):
     """Every parameter, buffer and optimizer state is on the configured device."""
 
@@ -54,7 +50,8 @@ class DeviceAsConfigured(Check):
         # nothing else than a GPU whose memory ran out justifies the CPU
         outcomes = [attempt.outcome for attempt in trace.trainings if attempt.start.device.startswith("cuda")]
         ran_out = evidence.AttemptOutcome.OUT_OF_MEMORY in outcomes
-        fallback = kind == "cpu" and not CPU_STEPS.isdisjoint(trace.run.fallback) and ran_out
+        may_fall_back = not {"cpu", "evaluate_on_gpu"}.isdisjoint(trace.run.fallback)
+        fallback = kind == "cpu" and may_fall_back and ran_out
         as_configured = configured in ("auto", kind) or fallback
         nothing_here = any(device not in census.devices for census in trace.all(evidence.Census))
         detail = f"configured {configured}, ran on {device}" + (f", but tensors on {elsewhere}" if elsewhere else "")
@@ -115,9 +112,6 @@ KERNELS = {"sdpa": "sdpa:", "eager": "eager", "flash_attention_2": "_flash_attn"
 """Implementation to how its kernels' names begin; flash-attn has _flash_attn_forward and _flash_attn_varlen_forward."""
 
 
-MEMORY_ALONE = "the cache takes memory and time, and changes no result"
-
-
 class AttentionAsConfigured(Check):
     """The model calls the configured attention implementation, and a training step runs its kernel.
 
@@ -144,7 +138,7 @@ class AttentionAsConfigured(Check):
         cached = calls.cached_calls if not trace.run.training.use_cache else 0
         if cached:
             detail += f"; {cached} forwards of its layers filled an unused key-value cache"
-        meant = MEMORY_ALONE if cached and as_configured else ""
+        meant = "the cache takes memory and time, and changes no result" if cached and as_configured else ""
         return self.found(as_configured, detail, measured=ran, limit=wanted, problems=range(cached), meant=meant)
 
 

@@ -33,10 +33,8 @@ class EvaluationOracle(NumericCheck):
         audits, problems, lines, errors = trace.all(EvaluationAudit), list[object](), [], []
         exact = trace.one(Setup).exact
         for audit in audits:
-            lines.append(
-                f"{audit.split}: reported {audit.reported_loss:.6f} over {audit.reported_tokens} tokens, "
-                f"oracle {audit.oracle_loss:.6f} over {audit.oracle_tokens}"
-            )
+            reported = f"{audit.split}: reported {audit.reported_loss:.6f} over {audit.reported_tokens} tokens"
+            lines.append(f"{reported}, oracle {audit.oracle_loss:.6f} over {audit.oracle_tokens}")
             same_tokens = audit.reported_tokens == audit.oracle_tokens  # else it is the mean of others
             errors.append(relative_error(audit.reported_loss, audit.oracle_loss) if same_tokens else math.inf)
             if exact and audit.logit_digits < self.min_logit_digits:
@@ -50,12 +48,11 @@ class EvaluationOracle(NumericCheck):
                 lines.append(f"{words}: {some([f'{split} before step {at}' for at, split in sorted(wrong)])}")
                 problems += wrong
         finer = []
-        own = [(f"{e.split} before step {e.step}", e.loss, e.logits_loss) for e in trace.all(Evaluation)]
-        compared = [(where, loss, wanted) for where, loss, wanted in own if wanted is not None]
-        if compared:
-            where, loss, wanted = worst_of(compared, key=lambda seen: relative_error(seen[1], seen[2]))
-            error = relative_error(loss, wanted)
-            lines.append(f"{where}: reported {loss:.6f}, {wanted:.6f} in float64 from the same logits")
+        own = [(relative_error(e.loss, e.logits_loss), e) for e in trace.all(Evaluation) if e.logits_loss is not None]
+        if own:
+            error, e = worst_of(own, key=lambda pair: pair[0])
+            reported = f"{e.split} before step {e.step}: reported {e.loss:.6f}"
+            lines.append(f"{reported}, {e.logits_loss:.6f} in float64 from the same logits")
             finer.append((error, self.max_error_own_logits))
         if all(len(set(audit.batch_tokens)) == 1 for audit in audits):
             lines.append("with one batch, or equal token counts per batch, a mean of batch means is undetectable")
@@ -88,10 +85,6 @@ class EvaluationMode(Check):
             }
             problems += [f"{audit.split}: {sentence}" for sentence in holding(wrong)]
         return self.unless(problems, "eval mode, no graph, repeatable, nothing kept or changed")
-
-
-MOST_DIGITS = 20.0
-"""Nats up to which a perplexity is printed in full."""
 
 
 class PerplexityBelowVocabulary(Check):
@@ -130,7 +123,7 @@ class PerplexityBelowVocabulary(Check):
         limits = {seen.split: max(limit, self.max_rise * starts.get(seen.split, 0.0)) for seen in evaluations}
         worst = worst_of(evaluations, key=lambda seen: seen.loss / limits[seen.split])
         limit = limits[worst.split]
-        perplexity = f"{math.exp(worst.loss):,.2f}" if worst.loss < MOST_DIGITS else f"e^{worst.loss:.3g}"
+        perplexity = f"{math.exp(worst.loss):,.2f}" if worst.loss < 20 else f"e^{worst.loss:.3g}"
         detail = f"largest of {len(evaluations)}: {worst.split} before step {worst.step}, perplexity {perplexity}"
         return self.at_most(worst.loss, limit, f"{detail}, {vocabulary:,} tokens in the vocabulary")
 

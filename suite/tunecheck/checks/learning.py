@@ -185,10 +185,6 @@ class HeldoutImproves(LossFalls):
     """Smallest fall that passes, as a share of the first loss."""
 
 
-LONG_ENOUGH = 8
-"""Tokens from which on repetition is judged: a short answer may be one word."""
-
-
 class TextIsLanguage(Check):
     """The model assigns its own greedy continuations a high probability.
 
@@ -220,7 +216,7 @@ class TextIsLanguage(Check):
         problems = []
         if not -text.mean_logprob <= limit:
             problems.append(f"{-text.mean_logprob:.2f} nats per generated token")
-        if text.tokens >= LONG_ENOUGH and not text.most_frequent_share <= self.max_repeated:
+        if text.tokens >= 8 and not text.most_frequent_share <= self.max_repeated:  # a short answer may be one word
             problems.append(f"{text.most_frequent_share:.0%} of the tokens are the same token")
         if not text.readable_share >= self.min_readable:
             problems.append(f"only {text.readable_share:.0%} of the characters are readable")

@@ -11,8 +11,6 @@ from tunecheck.core.finding import Finding
 from tunecheck.core.premises import OF_THE_RUN, Premise, Source
 from tunecheck.core.trace import Trace
 
-WRAPPER = "base_model.model."
-"""What peft puts before the name of each tensor of the model that it adapts."""
 ADAPTED_TWICE = "get_peft_model ran twice, as when SFTTrainer also receives a peft_config."
 
 
@@ -30,7 +28,8 @@ class TrainableSet(Check):
 
     def judge(self, trace: Trace) -> Finding:
         censuses = trace.all(evidence.Census)
-        differing = twice = {name for name in censuses[0].trainable if name.count(WRAPPER) > 1}
+        # peft puts this before the name of each tensor of the model that it adapts
+        differing = twice = {name for name in censuses[0].trainable if name.count("base_model.model.") > 1}
         differing = differing.union(*(set(seen.expected_trainable) ^ set(seen.trainable) for seen in censuses))
         problems = said_once((census.when, *wrong) for census in censuses for wrong in _trained_wrongly(trace, census))
         if twice:
@@ -143,10 +142,6 @@ class StateInTraining(Check):
         return self.at_most(len(problems), 0, detail, compared=forwards, meant=meant, causes=causes)
 
 
-WHOLE = "the model"
-"""Name of the root among a model's modules."""
-
-
 def _last_of_each_step(states: Iterable[evidence.TrainingState]) -> list[evidence.TrainingState]:
     """Return what holds of each step: one that may end in an error is recorded before its end, too."""
     return list({state.step: state for state in states}.values())
@@ -155,7 +150,8 @@ def _last_of_each_step(states: Iterable[evidence.TrainingState]) -> list[evidenc
 def _wrong_steps(states: Iterable[evidence.TrainingState]) -> dict[int, str]:
     wrong = {}
     for state in _last_of_each_step(states):
-        switched = [(WHOLE if WHOLE in names else some(names), how) for names, how in _switches(state) if names]
+        root = ("the model",)  # as it is called among its modules
+        switched = [(some(root if root[0] in names else names), how) for names, how in _switches(state) if names]
         if switched:
             wrong[state.step] = "; ".join(f"{names} {how}".rstrip() for names, how in switched)
     return wrong
@@ -381,10 +377,6 @@ class WeightsInUse(NumericCheck):
         return self.at_most(seen.error, limit, detail, compared=seen.modules)
 
 
-LONGEST_PART = 3
-"""Words between dots by which tensors are told apart."""
-
-
 def by_layer(names: Iterable[str]) -> str:
     """Return all of these names, those of the layers that have the same ones together: "layers.0-3: q_proj, v_proj"."""
     layers: dict[tuple[str, str], list[int]] = {}
@@ -412,7 +404,7 @@ def told_apart(names: Sequence[str], others: Sequence[str]) -> str:
     "" where there is none.
     """
     words = names[0].split(".")
-    for length in range(1, LONGEST_PART + 1):
+    for length in (1, 2, 3):
         for at in range(len(words) - length + 1):
             if words[at].isdigit():  # of a layer nobody can tell of which part
                 continue

@@ -166,7 +166,7 @@ def named_ratio(trace: Trace, step: int, value: float, wanted: float) -> str:
 
 
 RATIO_ROUNDING = 0.01
-"""Relative difference of a ratio from a whole number which it is named by."""
+"""Relative difference of a ratio from a whole number which it is named by, and of gradients but for their ratio."""
 MEANS_AVERAGED = "micro-batches may have equal weight on purpose, as with several tasks or sources"
 ROUNDED_LAYERS = 6
 """Layers of a model whose 16-bit gradient is held to the plain limit."""
@@ -258,10 +258,6 @@ class AccumulationOracle(WindowGradient):
         return self.at_most(worst.gradient_error, limit, detail, *finer, meant=meant, causes=causes)
 
 
-RATIO_ERROR = 0.01
-"""Of a gradient that a factor makes another one."""
-
-
 class GradientsAveraged(WindowGradient):
     """Every rank's gradient is the mean of the gradients of all ranks' rows, computed separately.
 
@@ -305,5 +301,5 @@ def _error_of_mean(ranks: Sequence[OwnRowsGradient]) -> tuple[float, float]:
             ratio = sum(map(mul, got, mean)) / norm**2
             rest = math.dist(got, [ratio * value for value in mean]) / norm
             error = max((math.dist(rank.got, mean) / norm for rank in ranks), key=or_infinite)
-            found.append((error, ratio if rest <= RATIO_ERROR else 0.0))
+            found.append((error, ratio if rest <= RATIO_ROUNDING else 0.0))
     return min(or_infinite(error) for error, _ in found), max(ratio for _, ratio in found)

@@ -165,10 +165,6 @@ class RepeatEquals(Check):
         return self.at_most(len(different), 0, detail)
 
 
-MAX_RATE_ERROR = 1e-9
-"""The rate is float64 arithmetic whatever the precision of the training."""
-
-
 class ResumeEquals(NumericCheck):
     """A fresh process that resumes from the middle checkpoint reproduces the uninterrupted run's losses, rates and
     tensors.
@@ -303,7 +299,7 @@ def _differing(first: Mapping[int, evidence.Step], again: Iterable[evidence.Step
 
 def _difference(step: evidence.Step, other: evidence.Step, *, losses: bool = True) -> float:
     """Return the relative difference of two losses, 0 where they are not compared; infinite where the rates differ."""
-    if not relative_error(step.learning_rate, other.learning_rate) <= MAX_RATE_ERROR:
+    if not relative_error(step.learning_rate, other.learning_rate) <= 1e-9:  # float64 arithmetic in every precision
         return math.inf
     return relative_error(step.loss, other.loss) if losses else 0.0
 

@@ -158,11 +158,10 @@ class RowsComeOnce(Check):
             meant = CUT_ALIKE if cut else "" if seen.dataset_rows else SAME_BATCH
             return self.at_most(seen.rows - 1, 0, detail, meant=meant, causes=[ONE_ROW])
         if seen.uncertain and not seen.repeated:
-            if len(set(digests)) == 1:
-                alike = f"all {len(digests)} micro-batches are equal"
-                return self.at_most(len(digests) - 1, 0, alike, meant=SAME_BATCH)
             reason = f"{seen.uncertain} rows recurred, and the data set does not show how often it holds them"
-            raise NotApplicable(reason)
+            required(len(set(digests)) == 1, reason)
+            alike = f"all {len(digests)} micro-batches are equal"
+            return self.at_most(len(digests) - 1, 0, alike, meant=SAME_BATCH)
         detail = f"{seen.rows} rows of an epoch"
         if seen.resumed_after:
             detail += f", resumed after {seen.resumed_after}"
