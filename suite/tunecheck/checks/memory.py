@@ -107,10 +107,9 @@ class MemoryFlat(Check):
         found = trend(steps, sizes, confidence=0.95)
         rise = found.slope * (steps[-1] - steps[0])
         flat = found.slope <= self.max_slope_bytes or rise <= self.max_rise_bytes or found.p_rising >= self.max_p
-        detail = f"{source}: {rise:+,.0f} bytes from step {steps[0]:.0f} to {steps[-1]:.0f}, {found.slope:+,.0f} a step"
-        detail += (
-            f", p = {found.p_rising:.2g}; a leak is more than {self.max_slope_bytes:g} a step at p < {self.max_p:g}"
-        )
+        detail = f"{source}: {rise:+,.0f} bytes from step {steps[0]:.0f} to {steps[-1]:.0f}"
+        detail += f", {found.slope:+,.0f} a step, p = {found.p_rising:.2g}"
+        detail += f"; a leak is more than {self.max_slope_bytes:g} a step at p < {self.max_p:g}"
         return self.found(flat, detail, measured=rise, limit=self.max_rise_bytes)
 
 

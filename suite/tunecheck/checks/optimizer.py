@@ -290,6 +290,13 @@ RATE_0 = "The learning rate is 0."
 BOTH_0 = "Both factors of a product begin at 0, so that neither gets a gradient."
 MAY_WAKE = "a part may begin to learn later, or be kept out by a factor of 0"
 ROUNDS = "16-bit weights round small updates away."
+CUT_OFF = {
+    "hidden": ("no optimizer holds {parts} with gradients", KEPT_APART, UNREGISTERED),
+    "replaced": ("nothing calls {parts}, and one like it is called twice on the same rows", SHARED, TWICE_CALLED),
+    "tensors": ("{tensors} get no gradient, though the loss depends on them", STOPPED, NO_GRADIENT),
+    "left_out": ("{tensors} get no gradient, though another loss depends on them", MONITORED, NOT_ADDED),
+}
+"""Field of CutOff to what it shows, who does so on purpose, and the usual cause."""
 
 
 class TrainableMoved(Check):
@@ -379,19 +386,10 @@ class TrainableMoved(Check):
             parts = [] if problems else trace.whole(evidence.CutOff)
         except MissingEvidence as error:  # one look of several
             detail += f"; whether the loss depends on those could not be seen: {error}"
-        if hidden := [name for found in parts for name in found.hidden]:
-            detail = f"no optimizer holds {counted(len(hidden), 'part')} with gradients: {some(hidden)}"
-            return self.at_most(len(hidden), 0, detail, meant=KEPT_APART, causes=[UNREGISTERED])
-        if replaced := [name for found in parts for name in found.replaced]:
-            detail = f"nothing calls {counted(len(replaced), 'part')}, and one like it is called twice on the same rows"
-            detail += f": {some(replaced)}"
-            return self.at_most(len(replaced), 0, detail, meant=SHARED, causes=[TWICE_CALLED])
-        cut_off = [name for found in parts for name in found.tensors]
-        if names := cut_off or [name for found in parts for name in found.left_out]:
-            whose, meant, cause = ("the", STOPPED, NO_GRADIENT) if cut_off else ("another", MONITORED, NOT_ADDED)
-            detail = f"{len(names)} trained tensors get no gradient, though {whose} loss depends on them"
-            detail += f": {some(names)}"
-            return self.at_most(len(names), 0, detail, meant=meant, causes=[cause])
+        for field, (words, meant, cause) in CUT_OFF.items():
+            if names := [name for found in parts for name in getattr(found, field)]:
+                told = words.format(parts=counted(len(names), "part"), tensors=f"{len(names)} trained tensors")
+                return self.at_most(len(names), 0, f"{told}: {some(names)}", meant=meant, causes=[cause])
         causes = [RATE_0] if resting == sorted(seen.unmoved) else ()
         if seen.unmoved and _without_gradient(trace).issuperset(seen.unmoved):
             detail, causes = f"{detail}; no step gave them a gradient", [NO_GRADIENT]

@@ -14,8 +14,6 @@ from tunecheck.core.premises import Premise
 from tunecheck.core.row_spans import ROWS_OF_AN_ORDER
 from tunecheck.core.trace import Trace
 
-SHARED_ROWS = 0.5
-"""Share of one process's rows of an epoch that another may have, where the data set may hold rows several times."""
 MOST_SHARED = 9
 """Rows of one process that another may have, while none comes again within a process: of ten equal pairs in the data
 all are between two processes once in 1024 times."""
@@ -134,7 +132,8 @@ class RowsTrainedOnce(Check):
         apart = all(len(set(own)) == len(own) for own in streams.values())
         apart = apart and (within_epoch or shared[rank] > MOST_SHARED)
         required(apart, "rows come again within one process, or nobody knows how many there are")
-        half = int(SHARED_ROWS * len(streams[rank])) if within_epoch else math.inf
+        # within an epoch, where the data set may hold rows several times
+        half = len(streams[rank]) // 2 if within_epoch else math.inf
         meant = "" if shared[rank] > half else REPEATED_IN_DATA
         return self.at_most(shared[rank], min(MOST_SHARED, half), detail, meant=meant)
 

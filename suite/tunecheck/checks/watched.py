@@ -359,10 +359,6 @@ class LossLogged(NumericCheck):
         return self.at_most(error, limit, detail)
 
 
-MOST_BY_FIRST_LABELS = 2.0
-"""Error of an evaluation by the share of first labels that the training's steps count: its rows may be shorter."""
-
-
 class EvaluationReported(NumericCheck):
     """An evaluation covers every row, runs in eval mode without gradients, and reports the mean loss of its logits.
 
@@ -404,7 +400,7 @@ class EvaluationReported(NumericCheck):
         detail += f"{worst.token_mean_loss:.6g} over {worst.tokens} tokens, {worst.batch_mean_loss:.6g} over batches"
         detail = "; ".join([*problems, detail])
         first = max((trace.first_labels_counted(step.step) for step in trace.steps), default=0.0)
-        if not problems and limit < error <= MOST_BY_FIRST_LABELS * first:
+        if not problems and limit < error <= 2 * first:  # its rows may be shorter than those of the steps
             raise NotApplicable(detail + WITH_FIRST_LABELS)
         return self.at_most(error, limit, detail, problems=problems, meant=meant)
 

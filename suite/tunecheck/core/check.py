@@ -81,7 +81,9 @@ class Check(Frozen, ABC):
         if self.across_ranks or len(trace.ranks) == 1:
             return self._asked(trace)
         found = {rank: self._asked(trace.of_rank(rank)) for rank in trace.ranks}
-        rank = min(found, key=lambda rank: (found[rank].expected, _TOLD_FIRST.index(found[rank].status)))
+        told_first = (Status.FAILED, Status.SUSPECTED, Status.UNJUDGED, Status.PASSED)
+        # what is unjudged as expected, another process may answer
+        rank = min(found, key=lambda rank: (found[rank].expected, told_first.index(found[rank].status)))
         all_alike = len({(finding.status, finding.detail) for finding in found.values()}) == 1
         return found[rank] if all_alike else replace(found[rank], detail=f"rank {rank}: {found[rank].detail}")
 
@@ -180,10 +182,6 @@ class Check(Frozen, ABC):
 
     def _unjudged(self, reason: str, *, expected: bool = False) -> Finding:
         return Finding(check=self.key(), status=Status.UNJUDGED, detail=reason, expected=expected)
-
-
-_TOLD_FIRST = (Status.FAILED, Status.SUSPECTED, Status.UNJUDGED, Status.PASSED)
-"""Status of findings, the one to be told first; what is unjudged as expected, another process may answer, is last."""
 
 
 def required(found: T | None, reason: str) -> T:
