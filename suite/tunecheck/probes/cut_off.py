@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -153,13 +154,11 @@ class CutOffProbe(Probe):
 
     def _look_at_parts(self, again: Callable[[Any], list[torch.Tensor]]) -> None:
         """Find the idle tensors of modules that results depend on."""
-        parts: dict[str, set[str]] = {}
-        for name in self._idle:
-            parts.setdefault(_module_of(name), set()).add(name)
+        parts = [{*names} for _, names in groupby(self._idle, _module_of)]
         before = again(())
         if _differ(before, again(())) or not _differ(before, again(self._idle)):
             return
-        for names in list(parts.values())[:MOST_PARTS]:
+        for names in parts[:MOST_PARTS]:
             if _differ(before, again(names)):
                 self._cut_off |= names
 

@@ -158,22 +158,17 @@ class LayerGradientProbe(Probe):
         if not session.run.probes.directional_gradient or session.run.uses_dropout:
             return
         layers = list(session.model.get_decoder().layers)
+        calls: list[tuple[torch.Tensor, dict[str, Any]]] = []
+        """Of each layer in one forward pass: the hidden states and the other arguments that it is given."""
         with in_fp32(session.model), torch.autocast(session.device.type, enabled=False):
-            calls = _calls(session, layers)
+            with OwnHooks() as hooks:
+                for layer in layers:
+                    hooks.before(layer, lambda _m, args, more: calls.append((args[0].detach(), more)), with_kwargs=True)
+                logits_of(session.model, first_tokens(session, TOKENS), training=True)
             errors = {number: _slope_error(layer, *calls[number]) for number, layer in enumerate(layers)}
         if errors:
             number, error = worst_of(errors.items(), key=itemgetter(1))
             self.emit(LayerGradients(layers=len(errors), error=error, worst=number))
-
-
-def _calls(session: Session, layers: list[Any]) -> list[tuple[torch.Tensor, dict[str, Any]]]:
-    """The hidden states and the other arguments that each layer is given in one forward pass."""
-    seen: list[tuple[torch.Tensor, dict[str, Any]]] = []
-    with OwnHooks() as hooks:
-        for layer in layers:
-            hooks.before(layer, lambda _m, args, kwargs: seen.append((args[0].detach(), kwargs)), with_kwargs=True)
-        logits_of(session.model, first_tokens(session, TOKENS), training=True)
-    return seen
 
 
 def _slope_error(layer: Any, hidden: torch.Tensor, others: dict[str, Any]) -> float:

@@ -24,8 +24,7 @@ from tunecheck.probes.reference import padded
 from tunecheck.probes.reference.forwards import parts_of
 from tunecheck.probes.reference.given import Row, begun_late, counted_by_words, end_tokens, ends_of, special_tokens
 from tunecheck.probes.reference.loss_graph import Scored, scores_of
-from tunecheck.probes.reference.own_tokens import Call, tokens_and_numbers
-from tunecheck.probes.reference.raised import FEWEST_TELLING, Raised, raised_by
+from tunecheck.probes.reference.own_tokens import FEWEST_TELLING, Call, Raised, raised_by, tokens_and_numbers
 from tunecheck.training.data import IGNORED, Batch
 from tunecheck.training.events import EARLY_STEPS, Probe, at_work
 from tunecheck.training.hooks import Hooks
