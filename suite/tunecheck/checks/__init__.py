@@ -1,7 +1,7 @@
 """The table of checks, in the order of a training. One file per subject; a key is its class name in snake case."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
@@ -48,15 +48,9 @@ repeats: repeat_equals, resume_equals, rescale_equals
 """Subjects with their checks, in the order of a training: the first failure of a report is the nearest to the cause."""
 
 
-def _defined() -> Iterator[tuple[str, type[Check]]]:
-    """Yield the classes of this folder's files by their keys."""
-    for file in iter_modules(__path__):
-        for found in vars(import_module(f"{__name__}.{file.name}")).values():
-            if isinstance(found, type) and issubclass(found, Check):
-                yield found.key(), found
-
-
-_CLASSES = dict(_defined())
+_DEFINED = [vars(import_module(f"{__name__}.{file.name}")).values() for file in iter_modules(__path__)]
+_KINDS = (found for defined in _DEFINED for found in defined if isinstance(found, type) and issubclass(found, Check))
+_CLASSES = {check.key(): check for check in _KINDS}
 _SUBJECT_OF = {
     **{_CLASSES[name]: subject for subject, names in re.findall("(.+): (.+)", _IN_ORDER) for name in names.split(", ")},
     **{check: subject for subject, check in extensions(EXTENSION_CHECKS)},

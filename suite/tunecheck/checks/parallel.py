@@ -275,13 +275,13 @@ class DropoutDiffersByRank(Check):
     remedy = "Add the rank to the seed, after creating the weights."
 
     def judge(self, trace: Trace) -> Finding:
-        states: dict[tuple[int, str], int] = {}
-        problems = []
-        windows = trace.of_every_rank(evidence.Window)
-        for rank, held in windows.items():
-            for window in held:
-                if (other := states.setdefault((window.step, window.random_state), rank)) != rank:
-                    problems.append(f"step {window.step}: rank {rank} has the random state of rank {other}")
+        windows, states = trace.of_every_rank(evidence.Window), dict[tuple[int, str], int]()
+        problems = [
+            f"step {window.step}: rank {rank} has the random state of rank {other}"
+            for rank, held in windows.items()
+            for window in held
+            if (other := states.setdefault((window.step, window.random_state), rank)) != rank
+        ]
         return self.unless(problems, f"{len(windows)} ranks draw differently in {len(windows[0])} steps", most=3)
 
 

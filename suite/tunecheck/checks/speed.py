@@ -13,9 +13,6 @@ from tunecheck.core.finding import Finding
 from tunecheck.core.trace import Trace
 from tunecheck.core.trend import trend
 
-COARSEST_LIMIT = 0.5
-"""A limit beyond which a step reported at half its time would pass: the check then says that it cannot see."""
-
 
 class SecondsReported(Check):
     """The trainer reports the time that each step took, without the probes' own time."""
@@ -45,7 +42,7 @@ class SecondsReported(Check):
         limit = max(self.max_error, self.resolution_seconds / passed)
         which = f"the best of {len(pairs)} steps, {1000 * passed:.3g} ms,"
         detail = f"{which} is reported as {reported / passed:.2f} times its duration"
-        if error <= limit and limit > COARSEST_LIMIT:
+        if error <= limit and limit > 0.5:  # a step reported at half its time would pass
             raise NotApplicable(f"steps too short to time: {detail}")
         return self.at_most(error, limit, detail)
 

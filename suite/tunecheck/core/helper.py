@@ -19,7 +19,6 @@ from typing import Any, BinaryIO
 from tunecheck.core.paths import python_path
 
 KILL_SECONDS = 5
-_TEXT_CHARACTERS = 300
 
 
 class HelperFailed(Exception):
@@ -108,7 +107,7 @@ def _answer(status: int, about: str, output: str, errors: str) -> dict[str, Any]
         with contextlib.suppress(ValueError):
             if isinstance(facts := json.loads(line), dict):
                 return facts
-    last = next((f": {line.strip()[:_TEXT_CHARACTERS]}" for line in reversed(errors.splitlines()) if line.strip()), "")
+    last = next((f": {line.strip()[:300]}" for line in reversed(errors.splitlines()) if line.strip()), "")
     if status < 0:
         memory = " (most likely out of memory)" if -status == signal.SIGKILL else ""
         raise HelperFailed(f"the process for {about} was killed by {signal_name(-status)}{memory}{last}")

@@ -38,8 +38,7 @@ class Interrupted(KeyboardInterrupt):
     are imported, CPython remembers that nobody handled it, and `python -m` dies of SIGINT instead of its status."""
 
 
-_State = Literal["starting", "working", "closing"]
-_state: _State = "starting"
+_state: Literal["starting", "working", "closing"] = "starting"
 _closing_since = 0.0
 _terminal = 2
 """A copy of standard error, which pytest exchanges while it captures."""

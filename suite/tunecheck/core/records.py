@@ -1,5 +1,6 @@
 """Files of JSON lines: one reader for rows of every kind."""
 
+import codecs
 import json
 import os
 from functools import lru_cache
@@ -13,8 +14,6 @@ INSTRUCTION, TEXT = ("instruction", "response"), ("text",)
 """Keys of a row to answer, and of one of running text."""
 BEFOREHAND_BYTES = 2**24
 """Bytes of a file whose rows are read when its run is loaded: 20 MiB take a second. The rest waits for the training."""
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-"""What editors of Windows begin a file with."""
 
 
 def read_records(path: Path, *keys: str) -> list[dict[str, str]]:
@@ -60,7 +59,7 @@ def _count(path: Path, keys: tuple[str, ...], enough: int, changed_ns: int) -> i
 
 def _record(where: str, line: bytes, keys: tuple[str, ...]) -> dict[str, str]:
     if where.endswith(":1"):
-        line = line.removeprefix(BYTE_ORDER_MARK)
+        line = line.removeprefix(codecs.BOM_UTF8)  # which editors of Windows begin a file with
     if not line.strip():
         raise BadRow(f"{where}: blank line; every line is a row")
     try:

@@ -7,8 +7,6 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any
 
-_NON_FINITE = ("nan", "inf", "-inf")
-"""JSON has no such numbers: they are spelled as text."""
 MISFITS = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
 """What `build` raises for a value of another type."""
 
@@ -52,7 +50,8 @@ def build(hint: Any, value: Any, *, partial: bool = False) -> Any:
         return {key: build(arguments[1], item, partial=partial) for key, item in value.items()}
     if hint is float:
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        return float(_require(number or value in _NON_FINITE, value, hint))
+        spelled = value in ("nan", "inf", "-inf")  # JSON has no such numbers
+        return float(_require(number or spelled, value, hint))
     if isinstance(hint, type) and issubclass(hint, Enum):
         return hint(value)
     return _require(type(value) is hint, value, hint)  # of a bool, which is an int too, and of None
