@@ -35,6 +35,7 @@ FEATURES = ("adapters", *sorted(WATCHED_FEATURES))
 MEANT = {
     ("rows_come_once", "a row twice"),
     ("mask_and_positions", "positions from 1"),
+    ("inputs_scaled", "pixels up to 255"),
     ("batches_change", "one batch"),
     ("batches_change", "one class"),
     ("batches_change", "one batch in each step"),
@@ -281,9 +282,9 @@ def evaluation(**changes):
     return e.EvaluationSeen(**{**seen, **changes})
 
 
-def inputs(*, steps=4, digests=lambda step: (f"batch {2 * step}", f"batch {2 * step + 1}")):
+def inputs(*, steps=4, digests=lambda step: (f"batch {2 * step}", f"batch {2 * step + 1}"), size=1.0):
     """The batches of a healthy training's steps, or these."""
-    return [e.StepInputs(step=step, digests=digests(step), written=targets(step)) for step in range(steps)]
+    return [e.StepInputs(step=step, digests=digests(step), written=targets(step), size=size) for step in range(steps)]
 
 
 def targets(step, *, ended=True, **more):
@@ -417,6 +418,9 @@ FAULTS = {
         "a row twice": lambda: watched(rows(repeated=("'a row'",))),
         "one row alone": lambda: one_row(watched()),
         "one row alone, cut off": lambda: one_row(watched(spans(cut))),
+    },
+    "inputs_scaled": {
+        "pixels up to 255": lambda: watched(*inputs(size=85.0)),
     },
     "batches_change": {
         "one batch": lambda: watched(*inputs(digests=lambda step: ("batch", "batch"))),

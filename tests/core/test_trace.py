@@ -58,6 +58,7 @@ EXAMPLES: list[Record] = [
         paired=False,
         twins=True,
         constant="timesteps is 0",
+        size=1.5,
     ),
     e.TokensLearned(outputs=404, rows=8, targets=100, most=90, unknown=3, runs=4, spelt=8),
     e.BestChosen(metric="eval_loss", greater=False),

@@ -995,3 +995,32 @@ def test_a_policys_loss_uses_its_answers(given, words, tmp_path):
     assert reach.status is (Status.SUSPECTED if words else Status.PASSED), reach.detail
     assert words in reach.detail
     assert ends.status is Status.UNJUDGED
+
+
+class Pictures(nn.Module):
+    """A convolution and classes; it may divide bytes by 255 itself."""
+
+    def __init__(self, divisor):
+        super().__init__()
+        torch.manual_seed(0)
+        self.divisor, self.layers = (
+            divisor,
+            nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)),
+        )
+
+    def forward(self, pictures):
+        """Return scores of three classes."""
+        return self.layers(pictures / self.divisor if self.divisor > 1 else pictures)
+
+
+@pytest.mark.parametrize(("scale", "divisor"), [(255, 1), (1, 1), (255, 255)], ids=["bytes", "scaled", "by the model"])
+def test_bytes_that_a_layer_multiplies_as_they_are(scale, divisor, tmp_path):
+    """Its weights are drawn for inputs near 1."""
+
+    def step(model):
+        return cross_entropy(model(scale * torch.rand(8, 1, 8, 8)), torch.arange(8) % 3)
+
+    finding = judged("inputs_scaled", tmp_path, Pictures(divisor), step)
+
+    expected = Status.UNJUDGED if divisor > 1 else Status.SUSPECTED if scale > 1 else Status.PASSED
+    assert finding.status is expected, finding.detail

@@ -20,8 +20,9 @@ forward: forward_deterministic, forward_matches_architecture, rows_isolated, fir
 adapters: adapters_start_neutral, adapters_start_random, adapter_algebra
 rows: heldout_is_disjoint, tokens_match_template, supervised_tokens, batches_differ, row_order, resumed_as_configured
 rows: rows_trained_once, epochs_shuffled, mask_and_positions, labels_as_configured, batch_as_configured
-rows: rows_come_once, batches_change, workers_differ, rows_whole, answers_end, written_answers_end, pairs_differ
-rows: better_answers_raised, no_loss_on_padding, padding_hidden, rows_reach_loss, no_target_leakage, as_expected
+rows: rows_come_once, batches_change, inputs_scaled, workers_differ, rows_whole, answers_end, written_answers_end
+rows: pairs_differ, better_answers_raised, no_loss_on_padding, padding_hidden, rows_reach_loss, no_target_leakage
+rows: as_expected
 forward: dropout_varies, randomness_varies, dropout_differs_by_rank
 gradients: gradients_cleared, calls_in_order
 forward: state_in_training

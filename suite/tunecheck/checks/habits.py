@@ -163,6 +163,31 @@ class BatchesChange(Check):
         return self.found(different > 1, detail, measured=different, limit=limit, compared=compared, causes=[REREAD])
 
 
+class InputsScaled(Check):
+    """The numbers that a model's first layer multiplies are near 1.
+
+    A layer's initial weights are made for such inputs. A model that scales its input by itself is exempt.
+    """
+
+    needs = frozenset({"user_code"})
+    without = (evidence.StepInputs, "no batch of a step was seen")
+    convention = "a normalisation may follow the layer, or its weights may be made for these numbers"
+    meaning = """Pixels from 0 to 255 are not divided by 255, or are normalised as if they were. Or the mean and the
+    deviation of other inputs are not taken out."""
+    remedy = "Scale the inputs to numbers near 1, in training and in evaluation alike."
+
+    max_size: float = 50.0
+    """Root mean square. Normalised inputs have 1, and digits of MNIST that are not divided by 255 have 85."""
+    min_steps: int = 3
+    """Steps with such inputs."""
+
+    def judge(self, trace: Trace) -> Finding:
+        sizes = [step.size for step in trace.all(evidence.StepInputs) if step.size is not None]
+        required(sizes, "no layer multiplies numbers of the model's input as they are")
+        steps = enough(len(sizes), self.min_steps, "steps")
+        return self.at_most(min(sizes), self.max_size, f"root mean square in {steps} steps, the smallest")
+
+
 class RandomnessVaries(Check):
     """Steps that draw random numbers start from different random states."""
 

@@ -7,6 +7,7 @@ from itertools import chain, combinations, groupby, islice, takewhile
 from typing import Any
 
 import torch
+from torch.nn.modules.conv import _ConvNd
 from torch.utils._pytree import keystr, tree_leaves, tree_leaves_with_path
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -34,6 +35,8 @@ told. Also the tokens of a target that is seen to be copied, and those at most i
 
 MOST_CLASSES, LONG_RUN = 256, 16
 """Scores of a position at most that may be letters, tags or bytes, and equal tokens in a row that no text has."""
+LAYERS = torch.nn.Linear, torch.nn.RNNBase, _ConvNd
+"""Those whose initial weights are made for numbers near 1."""
 FEWEST_DENSE = 16
 """Targets of a batch whose rows have several, from which on it is noted whether they are of one class."""
 
@@ -111,6 +114,8 @@ class StepInputsProbe(Probe):
         """Orders in which passes with gradients read the rows of a batch, and that batch."""
         self._held, self._twins = list[torch.Tensor](), list[bool]()
         """What passes with gradients read, until the next backward, and whether two of it are one yielded twice."""
+        self._sizes = list[torch.Tensor]()
+        """Root mean squares of what layers multiply of it as it is."""
         self._constants = set[str]()
         """What passes with gradients are given of one number a row."""
         self._outputs, self._paired = set[int](), list[bool | None]()
@@ -120,6 +125,8 @@ class StepInputsProbe(Probe):
             for model in self._models:
                 self.hooks.before(model, self._called, with_kwargs=True)
                 self.hooks.after(model, self._returned)
+            for layer in {part for model in self._models for part in model.modules() if isinstance(part, LAYERS)}:
+                self.hooks.before(layer, self._multiplied)
 
     def _yields(self, batch: Any, _iterator: Any) -> None:
         self._batches.append([held for held in tree_leaves(batch) if _has_rows(held)])
@@ -162,6 +169,13 @@ class StepInputsProbe(Probe):
             if tokens := [token for token, real in zip(row, keep, strict=True) if real]:
                 count, last, different = len(tokens), tokens[-1], len({*tokens})
                 self._read[RowRead(digest=row_digest(tokens), tokens=count, last=last, different=different)] = None
+
+    def _multiplied(self, _layer: Any, args: Any) -> None:
+        """Note how large the numbers of an input are that a layer multiplies as they are."""
+        read = next(iter(args), None)
+        given = {held.untyped_storage().data_ptr() for held in self._held if held.is_floating_point()}
+        if isinstance(read, torch.Tensor) and read.numel() and read.untyped_storage().data_ptr() in given:
+            self._sizes.append(torch.linalg.vector_norm(read.detach(), dtype=torch.float32) / read.numel() ** 0.5)
 
     def _returned(self, _model: Any, _args: Any, out: Any) -> None:
         made = (held.grad_fn for held in tree_leaves(out) if isinstance(held, torch.Tensor))
@@ -257,6 +271,7 @@ class StepInputsProbe(Probe):
             "aims": tuple(self._aims),
             "paired": any(told) if told else None,
             "constant": None if not self._constants else max(self._constants) if len(self._constants) == 1 else "",
+            "size": max(map(float, self._sizes), default=None),
             "twins": any(self._twins) if step and self._twins else None,  # a loop is first heard within step 0
             "unread": self._unread() if step + 1 == EARLY_STEPS else (),
             **self._continued,

@@ -58,6 +58,8 @@ class StepInputs(Record):
     """Whether losses have targets in the order of the rows that the model reads; None where nobody can tell."""
     constant: str | None = None
     """What the model is given of one number a row, where all rows have the same; empty where they differ."""
+    size: float | None = None
+    """Root mean square of what a layer multiplies of the model's input as it is, the largest."""
     twins: bool | None = None
     """Whether the same weights read two equal tensors of a loader's batch; None where that is not looked at."""
     continued: int = 0
