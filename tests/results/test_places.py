@@ -9,7 +9,7 @@ from traces import adding, healthy
 
 from tunecheck.checks import CHECKS
 from tunecheck.core import evidence as e
-from tunecheck.results.places import ABOUT, places_of
+from tunecheck.results.domain import ABOUT, places_of
 
 SCRIPT = e.UserCode(
     role="script",

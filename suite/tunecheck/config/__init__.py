@@ -11,9 +11,8 @@ from tunecheck.config.cards import apply_card
 from tunecheck.config.comparisons import TIERS as TIERS
 from tunecheck.config.comparisons import RunFile as RunFile
 from tunecheck.config.comparisons import drop_unused, entries, split
-from tunecheck.config.compatibility import report_incompatibilities
+from tunecheck.config.compatibility import broken_rules, incompatibilities
 from tunecheck.config.problems import loaded, report_limits, report_unanswerable, validated
-from tunecheck.config.rules import broken_rules
 from tunecheck.config.schema import Data, Run
 from tunecheck.config.source import REFERENCES, Document, described, fill, parse, parse_value, settle_files, shown
 from tunecheck.core.errors import ConfigError
@@ -137,8 +136,7 @@ def with_limits(
     document = Document({"checks": json.loads(json.dumps(limits))}, places={(): "the trace"})
     foreign = [override for override in overrides if not override.startswith("checks.")]
     rule = "only limits can be set here, checks.NAME.LIMIT=VALUE; the training is as it is"
-    hints = (nearest(override.partition(".")[0], ["checks"]) for override in foreign)
-    document.problems += [f"--set {override}: {rule}{hint}" for override, hint in zip(foreign, hints, strict=True)]
+    document.problems += [f"--set {given}: {rule}{nearest(given.partition('.')[0], ['checks'])}" for given in foreign]
     _apply(document, [override for override in overrides if override not in foreign])
     report_limits(document)
     if features is not None:
@@ -191,11 +189,10 @@ def _run(document: Document, file: RunFile) -> Run:
     run = validated(Run, document)
     if run is not None:
         run._places.update(document.places)
-        for key, rule in (broken := [*broken_rules(run)]):
-            document.report(tuple(key.split(".")), rule)
-        if not broken:
+        if not (broken := [*broken_rules(run)]):
             report_unanswerable(document, run.features)
-            report_incompatibilities(document, run)
+        for key, rule in broken or incompatibilities(run):
+            document.report(tuple(key.split(".")), rule)
     if run is None or document.problems:
         raise ConfigError(document.problems)
     return run
