@@ -6,13 +6,15 @@ A hook is a guard and a call: what a session does is in `tunecheck.session`, wha
 import gc
 import io
 import os
+import re
 import sys
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+import psutil
 import pytest
 from _pytest.runner import runtestprotocol
 
@@ -23,17 +25,17 @@ from tunecheck.core import interrupts
 from tunecheck.core.errors import ConfigError, MachineTooSmall, SuiteError, UnusableRun
 from tunecheck.core.finding import Finding, Status
 from tunecheck.core.log import log, on_terminal
-from tunecheck.core.paths import without_runs
+from tunecheck.core.paths import shipped_folder, without_runs
 from tunecheck.core.redaction import redacted, shown
 from tunecheck.core.trace import Trace
 from tunecheck.core.unexpected import unexpected
 from tunecheck.core.units import GIB
+from tunecheck.hardware import probe
 from tunecheck.results import Exit, Report, exit_code
 from tunecheck.results.domain import attributed
 from tunecheck.session import TierSession
 from tunecheck.session.leases import WAIT_SECONDS
 from tunecheck.session.options import REPEATED, SESSION_OPTIONS
-from tunecheck.session.workers import asks_for_tiers, end_workers, one_worker_a_run, worker_count
 
 ATTEMPTS, FETCH_SECONDS = 20, 1800
 """Most attempts a run makes (training, four fallback steps and a reference, repeat, resume, reading back, six variants,
@@ -41,6 +43,7 @@ every fallback step once more) and time for fetching its weights."""
 SESSION = pytest.StashKey[TierSession]()
 REPORTED = pytest.StashKey[set[str]]()
 """Runs whose problem an item has reported already."""
+_ITEM = re.compile(r"test_(?P<tier>[a-z]+)\.py::[^\[]*\[(?P<run>.*)-[^-]*\]$")
 
 
 # Options and settings.
@@ -89,6 +92,34 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     if os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS") or not asks_for_tiers(config.args):
         return None
     return worker_count()
+
+
+def worker_count() -> int:
+    """Return the number of GPUs that this process may compute on; 1 without any."""
+    return max(1, len(probe().usable_gpus))
+
+
+def one_worker_a_run(config: Any, log: Any = None) -> Any:
+    """Return a scheduler of xdist that gives every run to one worker; what a dead one had begun another will refuse."""
+    from xdist.scheduler.loadscope import LoadScopeScheduling  # type: ignore[import-untyped]
+
+    config.option.loadscopereorder = False  # runs are trained in the order of their tiers
+    scheduling = LoadScopeScheduling(config, log)
+    scheduling._split_scope = run_named
+    return scheduling
+
+
+def run_named(node_id: str) -> str:
+    """Return the run of a check's node id, such as "quick/smollm2-135m-qlora"; any other node id unchanged."""
+    match = _ITEM.search(node_id)
+    return f"{match['tier']}/{match['run']}" if match else node_id
+
+
+def asks_for_tiers(arguments: Iterable[str]) -> bool:
+    """Return whether any of these paths (or node ids) is the folder of the tiers, lies in it or contains it."""
+    tiers = shipped_folder() / "tiers"
+    paths = [Path(argument.partition("::")[0]).resolve() for argument in arguments]
+    return any(path.is_relative_to(tiers) or tiers.is_relative_to(path) for path in paths)
 
 
 # Collection: a tier's test runs once for every check of every run of that tier.
@@ -386,8 +417,9 @@ class SessionHooks:
     def pytest_keyboard_interrupt(self) -> None:
         interrupts.close()
         self.interrupted = True
-        if self.controls:
-            end_workers()
+        for worker in psutil.Process().children() if self.controls else ():  # xdist would let them go on for 5 s
+            with suppress(psutil.NoSuchProcess):
+                worker.terminate()  # as by Ctrl-C
         if self.of_tiers:
             # it would show where in pytest, or in tunecheck, the signal arrived
             self.terminal._report_keyboardinterrupt = lambda: None

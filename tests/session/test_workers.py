@@ -21,10 +21,10 @@ import tunecheck
 from tunecheck.core.errors import GpuUnusable, SuiteError
 from tunecheck.core.paths import project_folder
 from tunecheck.hardware import NvmlState
-from tunecheck.session import TierSession, workers
+from tunecheck.plugin import asks_for_tiers, one_worker_a_run, run_named, worker_count
+from tunecheck.session import TierSession
 from tunecheck.session.admission import driver_fault, require_usable
 from tunecheck.session.rows import Rows
-from tunecheck.session.workers import asks_for_tiers, one_worker_a_run, run_of, worker_count
 
 RUNS = ["quick/smollm2-135m-qlora", "convergence/smollm2-135m-qlora", "memory/tinyllama-1.1b-qlora"]
 SHORT = [
@@ -96,9 +96,9 @@ def scheduled(collection, *names):
 
 def test_a_run_is_read_off_its_checks_node_ids():
     """Run ids hold hyphens, names of checks do not."""
-    assert run_of("tiers/test_quick.py::test_it[smollm2-135m-qlora-base_matches_file]") == "quick/smollm2-135m-qlora"
-    assert run_of("tests/test_gate.py::test_it[1-2]") == "gate/1"
-    assert run_of("tests/test_schedule.py::test_it") == "tests/test_schedule.py::test_it"
+    assert run_named("tiers/test_quick.py::test_it[smollm2-135m-qlora-base_matches_file]") == "quick/smollm2-135m-qlora"
+    assert run_named("tests/test_gate.py::test_it[1-2]") == "gate/1"
+    assert run_named("tests/test_schedule.py::test_it") == "tests/test_schedule.py::test_it"
 
 
 def test_each_run_goes_as_a_whole_to_one_worker():
@@ -156,7 +156,7 @@ def test_only_tiers_are_given_out_by_run(monkeypatch, paths, asked):
 def test_there_are_as_many_workers_as_usable_cards(monkeypatch):
     """One without a card."""
     for found, count in [((), 1), ((CARD,), 1), ((CARD, SECOND), 2)]:
-        monkeypatch.setattr(workers, "probe", lambda found=found: machine(*found))
+        monkeypatch.setattr("tunecheck.plugin.probe", lambda found=found: machine(*found))
         assert worker_count() == count
 
 

@@ -53,8 +53,10 @@ class Phases:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """What happens in the block is this phase. It is recorded also when memory runs out in it."""
-        before, company = self._begin(), CpuContention()
-        started_at = time.monotonic()
+        self._own, self._probes = {}, {}
+        if self._memory is not None:
+            self._memory.synchronize(self._device)
+        before, company, started_at = self._collect({}), CpuContention(), time.monotonic()
         try:
             yield
         except RuntimeError as error:  # torch's OutOfMemoryError is one; after any other the device may not answer
@@ -71,12 +73,6 @@ class Phases:
             yield
         finally:
             self._collect(self._probes)
-
-    def _begin(self) -> dict[str, int]:
-        self._own, self._probes = {}, {}
-        if self._memory is not None:
-            self._memory.synchronize(self._device)
-        return self._collect({})
 
     def _collect(self, peaks: dict[str, int]) -> dict[str, int]:
         """Add the peaks since the last time to these, and start over; return how often memory has run short so far."""
