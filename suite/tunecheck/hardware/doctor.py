@@ -173,13 +173,10 @@ def _compared(hardware: Hardware, torch: dict[str, Any]) -> Diagnosis:
     listed = {bare_uuid(gpu.uuid) for gpu in _shown(hardware)}
     if seen == listed or (hardware.visible is None and seen <= listed):
         return ok("torch", f"{found}, the same as NVML by UUID")
-    alone = f"torch alone has {_names(seen - listed)}, NVML alone {_names(listed - seen)}"
+    torch_alone, nvml_alone = (", ".join(sorted(uuids)) or "none" for uuids in (seen - listed, listed - seen))
+    alone = f"torch alone has {torch_alone}, NVML alone {nvml_alone}"
     remedy = f"name the GPUs by UUID in {VISIBLE_DEVICES}, and check whether one needs a reset"
     return error("torch", f"{found}, and they are not those of NVML: {alone}", remedy)
-
-
-def _names(uuids: set[str]) -> str:
-    return ", ".join(sorted(uuids)) or "none"
 
 
 def cudnn_attention(torch: dict[str, Any] | str) -> Iterator[Diagnosis]:

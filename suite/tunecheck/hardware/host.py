@@ -39,25 +39,18 @@ _SUITE = Path(__file__).resolve().parent.parent
 
 def read_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> Cpu:
     """Return the processor of this machine and the cores available to this process."""
-    model, flags = _cpuinfo(cpuinfo)
+    text = _text(cpuinfo)
+    model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    listed = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.MULTILINE)
+    flags = None if listed is None else frozenset(listed[1].split())
     return Cpu(
-        model=model,
+        model=model and model[1].strip(),
         physical_cores=psutil.cpu_count(logical=False),
         logical_cores=psutil.cpu_count(logical=True),
         usable_cores=_usable_cores(),
         bf16=None if flags is None else not flags.isdisjoint(BF16_FLAGS),
         flags=None if flags is None else sha256(" ".join(sorted(flags)).encode()).hexdigest()[:12],
     )
-
-
-def _cpuinfo(path: Path) -> tuple[str | None, frozenset[str] | None]:
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None, None
-    model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    flags = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.MULTILINE)
-    return model and model[1].strip(), None if flags is None else frozenset(flags[1].split())
 
 
 def _usable_cores() -> int | None:
@@ -197,6 +190,6 @@ def _memory(folder: Path) -> tuple[int, int] | None:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="ascii", errors="replace").strip()
+        return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""

@@ -1,7 +1,7 @@
 """What GitHub shows of a session: summary.md, for a step summary or an issue, and an annotation for each failure."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tunecheck.core.errors import SuiteError
 from tunecheck.core.text import one_line
@@ -64,12 +64,12 @@ def comparison_markdown(comparison: SideBySide) -> Iterator[str]:
         yield from ("", *(f"- {escaped(note)}" for note in comparison.notes))
 
 
-def _table(runs: Iterable[RunView]) -> Iterator[str]:
+def _table(runs: Sequence[RunView]) -> Iterator[str]:
     heads = ("run", "outcome", "device", "precision", "passed", "failed", "unjudged", "training loss", "probe loss")
     rule = "|---|---|---|---|--:|--:|--:|---|---|--:|--:|--:|"
-    for place, run in enumerate(runs):
-        if place == 0:
-            yield from ("", f"| {' | '.join((*heads, 'peak memory', 'tokens/s', 'time'))} |", rule)
+    if runs:
+        yield from ("", f"| {' | '.join((*heads, 'peak memory', 'tokens/s', 'time'))} |", rule)
+    for run in runs:
         cells = [run.name, run.outcome, run.run.device, run.run.precision, *map(str, run.counts)]
         cells += [run.training_loss, run.probe_loss, run.peak, run.tokens_per_second, run.seconds]
         yield f"| {' | '.join(map(escaped, cells))} |"
@@ -77,10 +77,8 @@ def _table(runs: Iterable[RunView]) -> Iterator[str]:
 
 def _section(title: str, lines: Iterable[str]) -> Iterator[str]:
     """Yield the lines under a heading; nothing at all when there are none."""
-    for place, line in enumerate(lines):
-        if place == 0:
-            yield from ("", f"### {title}", "")
-        yield line
+    if held := [*lines]:
+        yield from ("", f"### {title}", "", *held)
 
 
 def _failures(run: RunView) -> Iterator[str]:
