@@ -33,9 +33,8 @@ from tunecheck.core.units import GIB
 from tunecheck.hardware import probe
 from tunecheck.results import Exit, Report, exit_code
 from tunecheck.results.domain import attributed
-from tunecheck.session import TierSession
+from tunecheck.session import REPEATED, SESSION_OPTIONS, TierSession
 from tunecheck.session.leases import WAIT_SECONDS
-from tunecheck.session.options import REPEATED, SESSION_OPTIONS
 
 ATTEMPTS, FETCH_SECONDS = 20, 1800
 """Most attempts a run makes (training, four fallback steps and a reference, repeat, resume, reading back, six variants,

@@ -14,8 +14,7 @@ from tunecheck.report.page import page_html
 from tunecheck.report.summary import summary_markdown
 from tunecheck.report.terminal import print_benchmark
 from tunecheck.results import Entry, Report, RunReport, Tried
-from tunecheck.results.benchmark import benchmarks
-from tunecheck.results.comparison import comparisons
+from tunecheck.results.comparison import benchmarks, comparisons
 from tunecheck.results.stored import VERDICTS, write_verdict
 
 LOSSES = (2.0, 1.0, 0.5)

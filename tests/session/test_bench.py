@@ -12,7 +12,7 @@ from tunecheck.cli import main
 from tunecheck.cli.run import carry_out, plan
 from tunecheck.config.trainers import TRAINERS
 from tunecheck.core.errors import ConfigError
-from tunecheck.results.benchmark import plain_benchmarks
+from tunecheck.results.comparison import plain_benchmarks
 from tunecheck.results.stored import VERDICTS
 from tunecheck.session import TierSession
 

@@ -27,10 +27,9 @@ from tunecheck.core.redaction import shown
 from tunecheck.listen.expectations import EXPECTATIONS, read_expectations
 from tunecheck.listen.options import Options
 from tunecheck.results import Exit, Report, exit_code
-from tunecheck.results.benchmark import plain_benchmarks
+from tunecheck.results.comparison import plain_benchmarks
 from tunecheck.results.stored import without_secrets, write_verdict
-from tunecheck.session import TierSession, written
-from tunecheck.session.options import CARD, IGNORE, REPEATED, RUN, SESSION_OPTIONS, SET
+from tunecheck.session import CARD, IGNORE, REPEATED, RUN, SESSION_OPTIONS, SET, TierSession, written
 
 ANSWERS_FILE = "[tool.tunecheck] or tunecheck.toml"
 

@@ -23,8 +23,8 @@ from tunecheck.memory import measured_peaks, predict
 from tunecheck.models.description import Lora, Model
 from tunecheck.models.shapes import tensor_shapes
 from tunecheck.results import Exit
+from tunecheck.session import CARD, RUN, SET
 from tunecheck.session.admission import no_gpu, prospect, room
-from tunecheck.session.options import CARD, RUN, SET
 from tunecheck.strategies import STRATEGIES, trained_shapes
 
 if TYPE_CHECKING:

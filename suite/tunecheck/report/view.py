@@ -19,9 +19,8 @@ from tunecheck.core.paths import shipped_folder
 from tunecheck.core.text import beside_limit, counted, human_bytes, human_seconds, one_line
 from tunecheck.results import Report, RunReport
 from tunecheck.results.baseline import FEWEST_SESSIONS, FIGURES, FigureComparison, change
-from tunecheck.results.benchmark import benchmarks
 from tunecheck.results.causes import ruled_out
-from tunecheck.results.comparison import SideBySide, comparisons, condensed
+from tunecheck.results.comparison import SideBySide, benchmarks, comparisons, condensed
 
 BLOCK_COLUMNS = 80
 """Width of a failure block as plain text, for pytest, its JUnit file and an IDE, none of which wraps by words."""

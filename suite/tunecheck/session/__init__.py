@@ -21,6 +21,7 @@ from tunecheck.core.log import log
 from tunecheck.core.paths import session_folder
 from tunecheck.core.trace import Trace, spelled
 from tunecheck.core.unexpected import unexpected
+from tunecheck.core.units import size_option
 from tunecheck.hardware import Hardware, look_again, probe
 from tunecheck.hardware.contention import CpuContention, recent_busy_cores
 from tunecheck.history.remember import remember, with_history
@@ -32,6 +33,28 @@ from tunecheck.session.rows import Rows
 
 CONTENTION_CORES = 0.25
 """Cores busy with other processes from which on OpenMP spinning is limited in the training processes."""
+
+RUN = "a run by its name, id or YAML file, such as quick/smollm2-135m-qlora"
+REPEATED: dict[str, Any] = {"action": "append", "default": []}
+SET = {**REPEATED, "help": "override a key of every run; may be repeated", "metavar": "KEY=VALUE"}
+IGNORE = {**REPEATED, "help": "accept a check's finding, with the reason", "metavar": 'NAME="REASON"'}
+CARD: dict[str, Any] = {"help": "apply the settings of a GPU class from configs/cards: 8gb, cpu", "metavar": "CLASS"}
+SESSION_OPTIONS: dict[str, dict[str, Any]] = {
+    "--set": SET,
+    "--card": CARD,
+    "--require-gpu": {
+        "help": "fail if there is no GPU, or if a run is skipped for lack of one",
+        "action": "store_true",
+    },
+    "--vram-cap": {
+        "help": "limit every GPU to this size, such as 8GiB, at admission and in the allocator",
+        "metavar": "SIZE",
+        "type": size_option,
+    },
+    "--fail-on-regression": {"help": "fail if a figure is worse than in previous sessions", "action": "store_true"},
+    "--in-process": {"help": "train in the pytest process, for a debugger", "action": "store_true"},
+}
+"""Declared once for `pytest` and for `tunecheck run`, as those before it: the keywords of `add_argument`."""
 
 
 class TierSession:
@@ -120,10 +143,6 @@ class TierSession:
         cap, gpu = self.vram_cap_bytes, bool(self.hardware.visible_gpus)
         if not self.in_process and any(obstacle(run, self.hardware, vram_cap_bytes=cap) is None for run in runs):
             fork_server.warm_up(gpu)
-            if not self._is_worker:  # which leaves the report to another
-                from tunecheck.report import page, terminal  # noqa: F401 - while the fork server imports, too
-
-                page.template("page.html.jinja")
 
     def close(self, *, interrupted: bool) -> Report | None:
         """Write and return the report; None, with nothing written, for a worker, and where no run was reached."""
