@@ -42,7 +42,6 @@ every fallback step once more) and time for fetching its weights."""
 SESSION = pytest.StashKey[TierSession]()
 REPORTED = pytest.StashKey[set[str]]()
 """Runs whose problem an item has reported already."""
-_ITEM = re.compile(r"test_(?P<tier>[a-z]+)\.py::[^\[]*\[(?P<run>.*)-[^-]*\]$")
 
 
 # Options and settings.
@@ -110,7 +109,7 @@ def one_worker_a_run(config: Any, log: Any = None) -> Any:
 
 def run_named(node_id: str) -> str:
     """Return the run of a check's node id, such as "quick/smollm2-135m-qlora"; any other node id unchanged."""
-    match = _ITEM.search(node_id)
+    match = re.search(r"test_(?P<tier>[a-z]+)\.py::[^\[]*\[(?P<run>.*)-[^-]*\]$", node_id)
     return f"{match['tier']}/{match['run']}" if match else node_id
 
 

@@ -25,8 +25,7 @@ from tunecheck.core.paths import shipped_folder
 
 CONVERSION = 1
 """Version of the conversion: increase it when the same file is to become other rows."""
-FILE_BYTES = 50_000_000
-"""About the size of an Alpaca of 52,000 rows; for the message about a full disk."""
+
 SPLITS = ("train", "heldout")
 FRAME_TOKENS = 64
 """Tokens reserved in a row for the template and its special tokens: alpaca's has 33 characters, SmolLM2's chat template
@@ -102,8 +101,9 @@ def _download(source: HubRows, place: Shelf, *, again: bool) -> Path:
     from huggingface_hub import hf_hub_download
 
     fetch = functools.partial(hf_hub_download, source.id, source.file, repo_type="dataset")
+    about_bytes = 50_000_000  # as an Alpaca of 52,000 rows; for the message about a full disk
     try:
-        return downloaded(place.model, source, "dataset", fetch, FILE_BYTES, again=again)
+        return downloaded(place.model, source, "dataset", fetch, about_bytes, again=again)
     except PassedOver as reason:
         raise PassedOver("; ".join(filter(None, (offline(), f"{source.id}: {reason}")))) from None
 

@@ -17,8 +17,6 @@ from tunecheck.history.store import RECENT, Store, history_file
 from tunecheck.results import Exit
 from tunecheck.results.stored import plain, write_record
 
-KEPT_SESSIONS = 30
-
 
 def add_commands(commands: Any) -> None:
     """Add `history`, `compare`, `baseline` and `prune` to the command line."""
@@ -58,7 +56,7 @@ def add_commands(commands: Any) -> None:
     diff.executes(_diff)
 
     prune = commands.add_parser("prune", help="remove old session folders; their figures stay in the history")
-    prune.add_argument("--keep", **COUNT, default=KEPT_SESSIONS, help="number of sessions to keep (default 30)")
+    prune.add_argument("--keep", **COUNT, default=30, help="number of sessions to keep (default 30)")
     prune.add_argument("--dry-run", **FLAG, help="only list what would be removed")
     prune.executes(_prune)
 

@@ -21,8 +21,6 @@ from tunecheck.core.paths import config_files
 from tunecheck.core.spelling import nearest, nearest_few
 from tunecheck.models.description import Model
 
-AS_WRITTEN = ("memory", "extended", "full")
-"""Tiers that refuse card classes: their ceilings and learning rates are those of their own strategy."""
 ALSO_IN = re.compile(r"also_in:([^#\n]*(?:\n\s*-[^#\n]*)*)")
 """The key with its value, on one line or as a list below it."""
 
@@ -154,7 +152,7 @@ def _documents(path: Path, overrides: Sequence[str], card: str | None) -> dict[s
     _apply(document, references)
     names = {key: _graft(document, key) for key in REFERENCES}
     if card is not None:
-        if (tier := RunFile(path).tier) in AS_WRITTEN:
+        if (tier := RunFile(path).tier) in ("memory", "extended", "full"):
             rule = f"applies to quick and convergence only; the limits of {tier} are for its own strategy"
             raise ConfigError([f"--card {card}: {rule}"])
         apply_card(document, card)

@@ -14,9 +14,6 @@ from tunecheck.core.spelling import nearest
 from tunecheck.models.shapes import KNOWN_TYPES, tensor_shapes
 from tunecheck.strategies import STRATEGIES, trained_shapes
 
-ENOUGH_LAYERS = 8
-"""More layers than any strategy needs to tell those it trains from the others."""
-
 
 def config_error(run: Run, *problems: tuple[str, str]) -> ConfigError:
     """Return the error for keys ("data.max_length") of this run that break a rule: place, key and rule of each."""
@@ -168,8 +165,8 @@ def incompatibilities(run: Run) -> Broken:
     """Yield what the model's tensors and the data's rows rule out of a run that breaks no rule between its keys."""
     architecture = run.model.architecture
     if architecture.model_type in KNOWN_TYPES:
-        # all layers are alike, and a typo must not fill the memory
-        layers = min(architecture.num_hidden_layers, ENOUGH_LAYERS)
+        # all layers are alike: 8 are more than any strategy has to tell apart, and a typo must not fill the memory
+        layers = min(architecture.num_hidden_layers, 8)
         fewer = architecture.model_copy(update={"num_hidden_layers": layers})
         shortened = run.model_copy(update={"model": run.model.model_copy(update={"architecture": fewer})})
         try:

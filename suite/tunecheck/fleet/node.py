@@ -39,8 +39,7 @@ TAIL_LINES = 3
 STOPPED = "stopped before its end: its fleet or its job was cancelled, preempted or out of time"
 NUMERICS = ("deterministic", "tf32_matmul", "tf32_cudnn", "attention_kernel", "attention_kernel_masked")
 """Numeric modes that choose other arithmetic; how long OpenMP spins, say, chooses none."""
-FROM_OUTSIDE = (AttemptCause.KILLED, AttemptCause.START)
-"""Causes of an end that another process or the kernel brings about."""
+
 VARIABLES = ("BNB_CUDA_VERSION", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE")
 """Of the environment, likewise."""
 
@@ -165,7 +164,7 @@ def _run_answer(row: RunReport, trace: Trace | None, report: Report) -> RunAnswe
         outcome=row.outcome,
         reason=row.reason,
         domain=row.domain,
-        stopped=row.interrupted or (end is not None and end.cause in FROM_OUTSIDE),
+        stopped=row.interrupted or (end is not None and end.cause in (AttemptCause.KILLED, AttemptCause.START)),
         passed=len(row.passed),
         failed=tuple(row.failed),
         unjudged=tuple(finding for finding in row.unjudged if not finding.expected),

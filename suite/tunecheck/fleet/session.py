@@ -35,8 +35,6 @@ from tunecheck.results.fleet import (
 from tunecheck.results.fleet.judge import clock_remark, judge_fleet, unwritten
 from tunecheck.results.stored import write_record
 
-DETERMINISTIC = "training.deterministic=true"
-"""Set unless the command line says otherwise: without it the bits of two cards may differ, and are not compared."""
 Watch = Callable[[Mapping[str, Heard], str], None]
 """Shows what is known of each place by its name, and what the engine is in trouble with."""
 
@@ -45,7 +43,9 @@ def new_request(engine: str, options: EngineOptions, arguments: Sequence[str], c
     """Return the request of a session that begins now, with a folder of its own."""
     now = datetime.now(UTC)
     name = f"fleet-{now:%Y%m%dT%H%M%SZ}-{os.getpid()}"
-    settings = () if any("training.deterministic=" in word for word in arguments) else ("--set", DETERMINISTIC)
+    # without it the bits of two cards may differ, and are not compared
+    deterministic = ("--set", "training.deterministic=true")
+    settings = () if any("training.deterministic=" in word for word in arguments) else deterministic
     return Request(
         id=name,
         folder=str((reports_folder() / name).absolute()),

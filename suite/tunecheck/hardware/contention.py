@@ -6,11 +6,6 @@ from collections.abc import Callable, Iterable
 
 import psutil
 
-COMPUTING = 0.25
-"""Cores that a process keeps busy on average over its life from which it counts as computing."""
-YOUNGEST_SECONDS = 5.0
-"""Age below which a process is ignored: every process is busy while it starts."""
-
 
 class CpuContention:
     """Processor time used by other processes since this object was made, a hypervisor's steal time included.
@@ -40,10 +35,10 @@ def recent_busy_cores() -> float:
     cores = 0.0
     for process in psutil.process_iter(["cpu_times", "create_time"]):
         times, created = process.info["cpu_times"], process.info["create_time"]
-        if times is None or created is None or process.pid in family or now - created < YOUNGEST_SECONDS:
-            continue
+        if times is None or created is None or process.pid in family or now - created < 5:
+            continue  # every process is busy while it starts
         average = (times.user + times.system) / (now - created)
-        cores += average if average >= COMPUTING else 0.0
+        cores += average if average >= 0.25 else 0.0  # else it does not count as computing
     # the load counts an earlier session of our own, the averages a process that has been idle for long
     return min(cores, psutil.getloadavg()[0])
 

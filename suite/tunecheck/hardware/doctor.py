@@ -19,15 +19,11 @@ from tunecheck.hardware.torch_facts import torch_view
 
 DEFAULT_MODEL = "smollm2-135m"
 """Name of the quick tier's model in configs/models."""
-CACHE_MINIMUM_BYTES = 5 * GIB
-"""Space for a model of 1.1 billion parameters in bf16, once as downloaded and once as converted."""
-WORK_MINIMUM_BYTES = 1 * GIB
-"""Space for the adapters, checkpoints and traces of a session."""
+
 MINIMUM_INODES = 1000
 """Inodes needed: a session writes a few dozen files, a cached model about ten."""
 CPU_ONLY = "quick and convergence run on the CPU; memory, extended and full are skipped"
-HIDDEN_USE_BYTES = GIB
-"""Memory in use without a listed process that is worth a warning: the driver keeps about half of it on a large GPU."""
+
 MINIMUM_DRIVER = {12: 525, 13: 580}
 """Least driver branch on Linux by CUDA's major version (CUDA Toolkit release notes, table 2). The wheels of torch that
 pip installs by default have been built for CUDA 13 since 2.11."""
@@ -140,7 +136,7 @@ def _neighbours(gpu: Gpu) -> Iterator[Diagnosis]:
         yield warning(f"GPU {gpu.index}", f"other processes compute on it: {', '.join(told)}", remedy)
     elif not gpu.memory_by_process and gpu.total_bytes is not None and gpu.free_bytes is not None:
         used_bytes = gpu.total_bytes - gpu.free_bytes
-        if used_bytes > HIDDEN_USE_BYTES:
+        if used_bytes > GIB:  # the driver keeps about half of it on a large GPU
             hidden = "in use by processes that the driver does not list, as inside a container"
             remedy = "run `nvidia-smi` on the host: until they end memory and speed are not meaningful"
             yield warning(f"GPU {gpu.index}", f"{memory_size(used_bytes)} {hidden}", remedy)
@@ -276,10 +272,10 @@ def processor(hardware: Hardware) -> Iterator[Diagnosis]:
 
 def disk(hardware: Hardware) -> Iterator[Diagnosis]:
     """Diagnose space and inodes of the cache and the current folder."""
-    yield _room(
-        "cache disk", hardware.cache_disk, CACHE_MINIMUM_BYTES, ", or set TUNECHECK_CACHE to a folder with more space"
-    )
-    yield _room("work disk", hardware.work_disk, WORK_MINIMUM_BYTES, ", or work in a folder with more space")
+    # a model of 1.1 billion parameters in bf16, once as downloaded and once as converted
+    yield _room("cache disk", hardware.cache_disk, 5 * GIB, ", or set TUNECHECK_CACHE to a folder with more space")
+    # the adapters, checkpoints and traces of a session
+    yield _room("work disk", hardware.work_disk, 1 * GIB, ", or work in a folder with more space")
 
 
 def _room(topic: str, space: Disk, minimum_bytes: int, otherwise: str) -> Diagnosis:

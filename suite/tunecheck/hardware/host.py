@@ -27,13 +27,9 @@ ENVIRONMENT = (
     *("TUNECHECK_CONFIGS", "TUNECHECK_MODELS"),
 )
 """Variables that change a result and never hold a secret."""
-BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")
-"""Flags of native bfloat16 products: of x86 the first two, of ARM the last."""
-_GIT_SECONDS = 5
+
 MEMBERSHIP = Path("/proc/self/cgroup")
 ROOT = Path("/sys/fs/cgroup")
-_NO_LIMIT_BYTES = 2**60
-"""Smallest number that means "unlimited": cgroup v1 writes the largest page-aligned one."""
 _SUITE = Path(__file__).resolve().parent.parent
 
 
@@ -48,7 +44,7 @@ def read_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> Cpu:
         physical_cores=psutil.cpu_count(logical=False),
         logical_cores=psutil.cpu_count(logical=True),
         usable_cores=_usable_cores(),
-        bf16=None if flags is None else not flags.isdisjoint(BF16_FLAGS),
+        bf16=None if flags is None else not flags.isdisjoint(("avx512_bf16", "amx_bf16", "bf16")),  # the last is ARM's
         flags=None if flags is None else sha256(" ".join(sorted(flags)).encode()).hexdigest()[:12],
     )
 
@@ -120,12 +116,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
     command = ["git", "-C", str(folder), *arguments]
     try:
         done = subprocess.run(
-            command,
-            capture_output=True,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            timeout=_GIT_SECONDS,
-            env=environment,
+            command, capture_output=True, stdin=subprocess.DEVNULL, text=True, timeout=5, env=environment
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
@@ -181,7 +172,7 @@ def _memory(folder: Path) -> tuple[int, int] | None:
     )
     for limit_name, usage_name, reclaimable_name in names:
         limit, usage = _text(folder / limit_name), _text(folder / usage_name)
-        if limit.isdigit() and usage.isdigit() and int(limit) < _NO_LIMIT_BYTES:
+        if limit.isdigit() and usage.isdigit() and int(limit) < 2**60:  # cgroup v1 writes a larger one for no limit
             # The kernel drops idle file cache before it kills, so that cache counts as free.
             found = re.search(rf"^{reclaimable_name} (\d+)$", _text(folder / "memory.stat"), re.MULTILINE)
             return int(limit), max(0, int(limit) - int(usage) + int(found[1] if found else 0))

@@ -17,7 +17,7 @@ from tunecheck.hardware.facts import Gpu, NvmlState, NvmlView
 LIBRARY = "libnvidia-ml.so.1"
 TIMEOUT_SECONDS = 20.0
 """Timeout: a healthy driver answers within a second; one that has to wake sleeping GPUs may take several."""
-BF16_CAPABILITY = (8, 0)
+
 DEVICES = (Path("/dev/nvidiactl"), Path("/dev/nvhost-gpu"), Path("/dev/nvhost-ctrl-gpu"))
 """Device files, one of which exists where a kernel module drives an NVIDIA GPU; the last two are a Jetson's."""
 
@@ -216,7 +216,7 @@ def _gpu(reader: Reader, index: int, driver_version: str | None) -> Gpu | None:
         free_bytes=getattr(memory, "free", None),
         driver_version=driver_version,
         compute_capability=None if capability is None else "{}.{}".format(*capability),
-        bf16=None if capability is None else tuple(capability) >= BF16_CAPABILITY,
+        bf16=None if capability is None else tuple(capability) >= (8, 0),
         memory_by_process=processes_of(reader, handle, about),
         mig=None if mig is None else bool(mig[0]),
         mig_instances=None,

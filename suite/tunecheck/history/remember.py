@@ -24,10 +24,6 @@ from tunecheck.results.stored import VERDICT_FILE
 
 SESSION = re.compile(r"\d{8}T\d{6}Z-\d+")
 """Name of a session's folder; nothing else is ever removed."""
-PRUNED = ".pruned-"
-"""Prefix of a folder that is being removed, so that no half of it is taken for a session."""
-UNFINISHED_SECONDS = 24 * 3600.0
-"""A session without a verdict that wrote something in this time may still be running."""
 
 
 def with_history(report: Report, folder: Path) -> Report:
@@ -162,7 +158,7 @@ def prune(what: Plan, store: Store) -> int:
 
 
 def _remove(session: Path) -> int:
-    leaving = session.with_name(f"{PRUNED}{session.name}")
+    leaving = session.with_name(f".pruned-{session.name}")  # no half of it is taken for a session
     try:
         session.rename(leaving)
         size = sum(path.lstat().st_size for path in leaving.rglob("*") if not path.is_dir())
@@ -175,10 +171,11 @@ def _remove(session: Path) -> int:
 
 
 def _may_be_running(session: Path) -> bool:
+    """Return whether the session has no verdict and wrote something in the last day."""
     try:
         if (session / VERDICT_FILE).exists():
             return False
         newest = max((path.lstat().st_mtime for path in session.iterdir()), default=session.stat().st_mtime)
     except OSError:  # it changes while it is looked at, or is another user's
         return True
-    return time.time() - newest < UNFINISHED_SECONDS
+    return time.time() - newest < 24 * 3600

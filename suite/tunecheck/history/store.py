@@ -21,7 +21,6 @@ from tunecheck.core.paths import from_home, reports_folder
 from tunecheck.core.typed import MISFITS, build
 from tunecheck.history.entry import HistoryEntry, Key
 
-HISTORY_FILE = "history.sqlite"
 SCHEMA = 2
 """SQLite's user_version; raised when a reader of older stores would misread a newer one."""
 RECENT = 300
@@ -46,7 +45,7 @@ _WAY_OUT = "`tunecheck history --rebuild` sets it aside and rebuilds it from the
 def history_file(folder: Path | None = None) -> Path:
     """Return the store's path: $TUNECHECK_HISTORY, else in this folder of sessions, by default the reports folder."""
     named = os.environ.get("TUNECHECK_HISTORY")
-    return from_home(named) if named else (folder or reports_folder()) / HISTORY_FILE
+    return from_home(named) if named else (folder or reports_folder()) / "history.sqlite"
 
 
 class Store:

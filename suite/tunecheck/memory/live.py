@@ -17,8 +17,7 @@ CUDA_ROUNDING_BYTES = 512
 MIN_LARGE_BYTES, LARGE_ROUNDING_BYTES, UNSPLIT_BYTES = 10 * 2**20, 2 * 2**20, 2**20
 """Of the same allocator (kMinLargeAlloc, kRoundLarge, kSmallSize): a tensor from the first size on gets a segment of
 whole seconds, and what is left of it is not split off where it has at most the third."""
-FLASH_SPLITS_BLOCKS = 132
-"""Multiprocessors of an H100 or H200, by which the deterministic backward pass of flash attention splits its sums."""
+
 
 FLASH_BACKWARD = "aten::_scaled_dot_product_flash_attention_for_cpu_backward"
 """What stands for flash attention's backward pass in the simulation, whose tensors claim the CPU."""
@@ -127,6 +126,6 @@ def scratch_bytes(func: Any, args: Any, kwargs: Any, *, deterministic: bool = Fa
         return int(shape[0] * shape[1] * activation.element_size()) + absmax_bytes
     if func.name() == FLASH_BACKWARD and kwargs.get("attn_mask") is None and args[1].element_size() == 2:
         rows, heads, tokens, width = args[1].shape
-        splits = -(-FLASH_SPLITS_BLOCKS // (rows * heads)) if deterministic else 1
+        splits = -(-132 // (rows * heads)) if deterministic else 1  # by the multiprocessors of an H100 or H200
         return int(4 * splits * rows * heads * (tokens + -tokens % 128) * (width + -width % 32))
     return 0

@@ -26,8 +26,7 @@ from tunecheck.strategies import trained_shapes
 
 SIMULATE_SECONDS = 600.0
 """Timeout of a simulation, which takes 5 to 20 s on two cores."""
-_CHILD_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1"}
-"""Environment of the child: no GPU, no network, and without the compiler that bitsandbytes would import."""
+
 _LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes")
 _OWN_CODE = ("memory", "models", "strategies", "training")
 ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
@@ -220,7 +219,8 @@ def _simulate(run: Run) -> dict[str, Any]:
             run.model_dump_json(),
             about="the simulation",
             timeout_seconds=SIMULATE_SECONDS,
-            environment=_CHILD_ENVIRONMENT,
+            # no GPU, no network, and without the compiler that bitsandbytes would import
+            environment={"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1"},
         )
     except HelperFailed as error:
         raise SuiteError(

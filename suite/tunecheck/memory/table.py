@@ -13,7 +13,7 @@ from tunecheck.memory.prediction import Prediction
 from tunecheck.report.layout import PlainTable
 
 KINDS = ("quantised_weights", "other_weights", "adapters", "gradients", "optimizer", "gathered", "activations")
-CHUNK_TOKENS = 128
+
 NUMBERS = slice(1, None)
 """Columns of each table."""
 _TO_QLORA = ("strategy=qlora", "quantization={}")
@@ -27,7 +27,7 @@ def changes_of(run: Run) -> dict[tuple[str, ...], bool]:
     return {
         ("profile=lean",): native and run.profile != "lean",
         ("training.gradient_checkpointing=true",): not training.gradient_checkpointing,
-        (f"training.loss_chunk_tokens={CHUNK_TOKENS}",): native and training.loss_chunk_tokens is None,
+        ("training.loss_chunk_tokens=128",): native and training.loss_chunk_tokens is None,
         (f"training.micro_batch_size={smallest_batch}",): training.micro_batch_size > smallest_batch,
         ("lora.adapter_dtype=mixed",): run.lora is not None and run.lora.adapter_dtype == "fp32",
         _TO_QLORA: run.strategy == "lora",

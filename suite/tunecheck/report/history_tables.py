@@ -27,9 +27,6 @@ MOST_ROWS = 40
 """Sessions in one table; --json has all."""
 _STYLES = {"worse": "bold red", "suspect": "yellow", "better": "green", "no baseline": "yellow"}
 
-PURPOSES = (AttemptPurpose.TRAIN, AttemptPurpose.FALLBACK_STEP)
-"""Of attempts that train as configured or at a fallback step."""
-
 
 def print_entries(run: str, entries: Sequence[HistoryEntry], console: Console) -> None:
     """Print a table for each key of this run, the newest key last: its sessions below each other, and the baseline."""
@@ -162,7 +159,8 @@ def rows_of(traces: Iterable[Trace]) -> list[AttemptRow]:
     """Return a row for each training attempt, whole or for a few steps, relative to the run as configured."""
     rows = []
     for trace in traces:
-        found = [_row(trace, attempt) for attempt in trace.attempts if attempt.start.purpose in PURPOSES]
+        tried = (*trace.trainings, *trace.made_for(AttemptPurpose.FALLBACK_STEP))
+        found = [_row(trace, attempt) for attempt in tried]
         full = [row for row in found if row.fallback_step == MemoryVariant.AS_CONFIGURED and row.step_seconds]
         rows += [_relative(row, full[-1]) for row in found] if full else found
     return rows

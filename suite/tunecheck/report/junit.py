@@ -10,14 +10,12 @@ from tunecheck.report.view import RunView, failure, session_view
 from tunecheck.results import Report, RunReport
 
 JUNIT_FILE = "junit.xml"
-RUN_CASE = "run"
-"""Name of the test case that stands for the run itself: its seconds, and what kept it from being judged."""
+
 _OF_A_RUN = (
     *("outcome", "model", "device", "precision", "weights", "data", "data_instead_of", "fingerprint"),
     *("peak_bytes", "peak_kind", "tokens_per_second", "trace_file"),
 )
 """What of a run's row becomes a property of its suite."""
-_COUNTS = {"failures": "failure", "errors": "error", "skipped": "skipped"}
 
 
 def junit_xml(report: Report) -> str:
@@ -45,7 +43,8 @@ def _add_run(root: Element, view: RunView, report: Report) -> None:
     for name, value in _properties(run, report):
         SubElement(properties, "property", {"name": printable(name), "value": printable(value)})
     classname = f"{run.tier}.{run.run}"
-    _add_case(suite, classname, RUN_CASE, run.seconds, _run_trouble(view))
+    # one test case stands for the run itself: its seconds, and what kept it from being judged
+    _add_case(suite, classname, "run", run.seconds, _run_trouble(view))
     for finding in run.findings:
         _add_case(suite, classname, finding.check, 0.0, _finding_trouble(run.name, finding))
     _count(suite, run.seconds)
@@ -91,6 +90,6 @@ def _properties(run: RunReport, report: Report) -> Iterator[tuple[str, str]]:
 
 def _count(suite: Element, seconds: float) -> None:
     suite.set("tests", str(len(list(suite.iter("testcase")))))
-    for attribute, element in _COUNTS.items():
+    for attribute, element in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
         suite.set(attribute, str(len(list(suite.iter(element)))))
     suite.set("time", f"{seconds:.3f}")

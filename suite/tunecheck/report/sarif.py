@@ -64,11 +64,8 @@ def _invocation(report: Report) -> dict[str, Any]:
     }
 
 
-_LEVELS = {Status.FAILED: "error", Status.SUSPECTED: "warning"}
-
-
 def _result(view: RunView, finding: Finding, index: int) -> dict[str, Any]:
-    level = _LEVELS.get(finding.status)
+    level = {Status.FAILED: "error", Status.SUSPECTED: "warning"}.get(finding.status)
     rows = failure(view.name, finding).rows if level else (("unjudged", finding.detail),)
     text = "\n".join([f"{view.name}: {finding.check}", *(f"{label}: {words}" for label, words in rows)])
     places = finding.places or _configured(view.name)

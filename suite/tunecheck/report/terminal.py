@@ -20,11 +20,6 @@ from tunecheck.results.comparison import SideBySide
 STYLES = {"pass": "green", "fail": "bold red", "inconclusive": "yellow", "error": "bold red", "skipped": "yellow"}
 _OPEN = (Status.FAILED, Status.SUSPECTED)
 _ASCII = str.maketrans({"→": "->", "—": "-", "…": "..."})
-_WIDE = 100
-"""Columns from which the table has room for longer curves."""
-_FIXED_COLUMNS = 12 + 11 + 5
-"""The widest verdict and check count, and the gaps between six columns."""
-_LONGEST_STRATEGY = len("last_layers_and_head")
 
 
 def print_report(report: Report, console: Console, *, failures: bool = True, so_far: bool = False) -> None:
@@ -100,9 +95,10 @@ class _Printer:
 
     def table(self, runs: Sequence[RunView]) -> PlainTable:
         """Return a row of a few lines for each run, within the console's width from 80 columns up."""
-        cells = 20 if self.console.width >= _WIDE else 19
+        cells = 20 if self.console.width >= 100 else 19  # of a curve
+        fixed = 12 + 11 + 5  # the widest verdict and check count, and the gaps between six columns
         peak = max(len(text) for run in runs for text in ("peak", *run.peak.rsplit(" ", 1)))
-        room = max(self.console.width - cells - peak - _FIXED_COLUMNS, 20)
+        room = max(self.console.width - cells - peak - fixed, 20)
         device = min(max(len(run.run.device) for run in runs), room * 2 // 5)
         table = PlainTable("run", "verdict", "checks", "loss", "device", "peak", right=slice(5, None))
         table.columns[1].no_wrap = table.columns[5].no_wrap = True
@@ -141,7 +137,7 @@ class _Printer:
         """Print its table, a row of two lines for each run, and what its numbers mean."""
         heads = ("", "strategy, trained", "held-out perplexity", "training loss", "time, rows/s", "peak, device")
         table = PlainTable(*heads, right=slice(1))
-        table.columns[1].min_width = _LONGEST_STRATEGY
+        table.columns[1].min_width = len("last_layers_and_head")  # the longest strategy
         for column, width in zip(table.columns[2:5], (10, 8, 10), strict=True):
             column.max_width = width
         for place, name, trained, perplexity, loss, time, rate, peak, device in comparison.rows:

@@ -23,8 +23,7 @@ FEWEST_SESSIONS = 8
 MOST_SESSIONS = 30
 """Older sessions no longer count: a changed machine becomes the baseline in time. A baseline that shall not move is
 accepted into a file."""
-SPREADS = 5.0
-MAD_TO_DEVIATION = 1.4826
+
 
 Status = Literal["steady", "better", "suspect", "worse", "no baseline"]
 """suspect: worse for the first time, where it takes two sessions in a row."""
@@ -123,7 +122,7 @@ def baseline_of(values: Sequence[float], most: int = MOST_SESSIONS) -> FigureBas
 
 def limit(figure: Figure, baseline: FigureBaseline) -> float:
     """Return the last value that is not worse than the baseline."""
-    scatter = SPREADS * MAD_TO_DEVIATION * baseline.deviation
+    scatter = 5 * 1.4826 * baseline.deviation
     room = max(scatter, figure.floor_share * abs(baseline.median), figure.floor)
     # Of a rate the reciprocal is judged, the time for one: noise adds time, and no scatter allows a rate of nothing.
     if figure.lower_is_better:

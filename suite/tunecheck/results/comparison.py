@@ -20,9 +20,6 @@ from tunecheck.core.frozen import Frozen
 from tunecheck.core.text import counted, human_bytes, human_seconds
 from tunecheck.results import RunReport
 
-MEMORISED_NATS = 0.1
-"""A loss on training rows below which nine tokens of ten are memorised: exp(-0.1) = 0.9."""
-
 
 class SideBySide(Frozen):
     """Several runs as one table, which every report shows."""
@@ -98,7 +95,7 @@ def _lesson(run: RunReport) -> str:
     times = math.exp(min(entry.heldout_loss_end - entry.heldout_loss_start, 700.0))
     if times <= 1 or run.probe_loss_start is None or end >= run.probe_loss_start:
         return ""
-    word = "memorised" if end < MEMORISED_NATS else "overfitted"
+    word = "memorised" if end < 0.1 else "overfitted"  # exp(-0.1) = 0.9: nine tokens of ten
     return f"{word}: a loss of {end:.2g} on its training rows, {times:.3g} times the held-out perplexity of its start"
 
 

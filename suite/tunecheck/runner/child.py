@@ -32,7 +32,6 @@ from tunecheck.training.load import resolve_device, resolve_precision
 from tunecheck.training.restore import having
 from tunecheck.training.session import Session
 
-UUID_CHARACTERS = 36
 COMPARED_STEPS = 3
 """The peak of a step is reached in the second one, when the optimizer has its state; the third shows that it stays."""
 
@@ -256,7 +255,7 @@ def require_card(device: Any, cards: Sequence[str] | None) -> None:
     card = next(iter(cards or ()), "")
     leased, seen = bare_uuid(card).lower(), bare_uuid(shown).lower()
     # torch may not tell a UUID, and a MIG instance's in other words
-    comparable = card.startswith("GPU-") and len(leased) == len(seen) == UUID_CHARACTERS
+    comparable = card.startswith("GPU-") and len(leased) == len(seen) == 36
     if comparable and leased != seen:
         raise Unsupported(
             f"the run has a lease on {card}, but torch shows {shown}: CUDA was initialised before {VISIBLE} was set. "

@@ -19,10 +19,6 @@ from tunecheck.core.trace import TraceWriter
 from tunecheck.runner.outcome import Outcome, carried_out, crash_of, imported
 from tunecheck.runner.request import Request, card_of_rank, show_only
 
-SHUTDOWN_SECONDS = 5
-"""How long the agent waits for the other ranks to end when one has failed, before it kills them."""
-LET_THE_CAUSE_END_SECONDS = 3.0
-"""How long a rank that lost another one in a collective stays, so that the agent sees first who ended by itself."""
 LOST_ANOTHER = (
     *("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting"),
     *("remote process exited", "network error or remote process exiting", "NCCL communicator was aborted"),
@@ -55,7 +51,7 @@ def train_in_ranks(request: Request, connection: Connection) -> Outcome:
         local_addr="localhost",
         max_restarts=0,
         start_method=START_METHODS[request.device],
-        shutdown_timeout=SHUTDOWN_SECONDS,
+        shutdown_timeout=5,  # for the other ranks to end when one has failed, before they are killed
         # a SIGTERM must end the agent as it ends any other attempt; its own handler would make an error of it
         signals_to_handle="SIGUSR2",
     )
@@ -106,7 +102,7 @@ def _rank(request: Request, connection: Connection) -> None:
     if outcome.outcome == AttemptOutcome.FINISHED:
         return
     if _lost_another(outcome):
-        time.sleep(LET_THE_CAUSE_END_SECONDS)
+        time.sleep(3)  # so that the agent sees first who ended by itself
     _beside(request, rank, "outcome").write_bytes(pickle.dumps(outcome))
     os._exit(1)
 

@@ -31,9 +31,6 @@ from tunecheck.session.admission import driver_fault, no_gpu, obstacle, require_
 from tunecheck.session.leases import Cards
 from tunecheck.session.rows import Rows
 
-CONTENTION_CORES = 0.25
-"""Cores busy with other processes from which on OpenMP spinning is limited in the training processes."""
-
 RUN = "a run by its name, id or YAML file, such as quick/smollm2-135m-qlora"
 REPEATED: dict[str, Any] = {"action": "append", "default": []}
 SET = {**REPEATED, "help": "override a key of every run; may be repeated", "metavar": "KEY=VALUE"}
@@ -136,7 +133,7 @@ class TierSession:
     def warm_up(self, runs: Iterable[Run]) -> None:
         """Start the imports of the training process, if any of these runs will need one."""
         self._others_busy_cores = others = max(self._contention.busy_cores(), recent_busy_cores())
-        if others > CONTENTION_CORES:
+        if others > 0.25:
             log.info(f"CPU contention: {others:.1f} cores busy; GOMP_SPINCOUNT=1000 set")
             fork_server.cool_down()  # one that has begun spins
             fork_server.limit_openmp_spinning()

@@ -9,8 +9,6 @@ from tunecheck.hardware import Gpu, Hardware, nvml
 from tunecheck.hardware.facts import NAME_BY_UUID, NvmlState
 from tunecheck.memory import need_of
 
-NAMED_PROCESSES = 2
-"""Processes on a GPU that are named before the others are counted."""
 UNEXPLAINED_BYTES, UNEXPLAINED_SHARE = GIB, 1 / 32
 """Memory in use above which a GPU without a visible process needs an explanation: the driver itself uses some."""
 
@@ -149,7 +147,7 @@ def _held_words(card: Gpu) -> str:
     words = [
         f"{'memory' if process.used_bytes is None else _gib(process.used_bytes)} held by process {process.pid}"
         f"{f' ({process.name})' if process.name else ''}"
-        for process in held[:NAMED_PROCESSES]
+        for process in held[:2]  # the others are counted
     ]
     if rest := len(held) - len(words):
         words.append(f"more by {rest} other{'s' if rest > 1 else ''}")

@@ -21,8 +21,7 @@ from tunecheck.session.admission import obstacle, shortage
 
 WAIT_SECONDS = 4 * 3600.0
 """Longer than the longest run (LLaMA-7B, 1000 steps) may take."""
-SETTLE_SECONDS = 3.0
-"""How long a GPU may take to free the memory of a process that was killed."""
+
 POLL_SECONDS = 0.5
 
 
@@ -33,7 +32,8 @@ class Cards(Frozen):
     vram_cap_bytes: int | None = None
     """Memory that every GPU counts as having."""
     wait_seconds: float = WAIT_SECONDS
-    settle_seconds: float = SETTLE_SECONDS
+    settle_seconds: float = 3.0
+    """How long a GPU may take to free the memory of a process that was killed."""
 
     @contextmanager
     def lease(self, run: Run) -> Iterator[tuple[Gpu, ...]]:

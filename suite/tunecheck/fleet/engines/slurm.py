@@ -42,7 +42,7 @@ ENDED = {
 SICK = ("NODE_FAIL", "BOOT_FAIL")
 POLLS_BEFORE_LOST = 4
 """How often a job that has ended is looked at before its answer counts as missing: shared folders lag."""
-COMMAND_SECONDS = 60.0
+
 START_SECONDS, SIGNAL_SECONDS = 90, 30
 """What a job may take beside --time: for its imports, and after Slurm's signal, when answers are written."""
 
@@ -210,7 +210,7 @@ def _raised(error: Exception) -> str:
 def _run(*command: str) -> str:
     """Return what one of Slurm's commands prints. Raises SuiteError with its own words."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_SECONDS)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SuiteError(f"{command[0]}: {error}; is slurmctld running? `scontrol ping` says") from None
     if done.returncode:

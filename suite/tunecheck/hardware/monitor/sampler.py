@@ -51,11 +51,9 @@ EVENTS = {
 }
 """Bits of the NVML events to which the monitor subscribes, from nvml.h."""
 XID = 0x8
-RECOVERY_ACTION_FIELD = 230
+
 GPU_TEMPERATURE, SM_CLOCK = 0, 1
 UNCORRECTED, VOLATILE = 1, 0
-MOST_EVENTS = 100
-"""Largest number of events per reading: a failing GPU must not hold up the sampling."""
 
 
 class Card:
@@ -84,7 +82,7 @@ class Card:
             "remap_pending": _flag(remapped[2]),
             "remap_failed": _flag(remapped[3]),
             "retired_pages_pending": _flag(self._ask("nvmlDeviceGetRetiredPagesPendingStatus")),
-            "recovery_action": self._field(RECOVERY_ACTION_FIELD),
+            "recovery_action": self._field(230),
         }
         faults = [*before, *self._reader.faults]
         lost = dict.fromkeys(str(f.nvml_problem) for f in faults if f.nvml_state is NvmlState.GPU_LOST)
@@ -159,7 +157,7 @@ class Card:
     def _news(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """Return Xids and names of other events since the last call, without waiting."""
         xids, names = [], []
-        for _ in range(MOST_EVENTS if self._events is not None else 0):
+        for _ in range(100 if self._events is not None else 0):  # a failing GPU must not hold up the sampling
             try:
                 event = self._nvml.nvmlEventSetWait_v2(self._events, 0)
             except self._nvml.NVMLError:  # a timeout: no further events

@@ -33,8 +33,7 @@ SHARES = {
 CURVES = {"loss": "Loss", "learning": "Loss", "gradients": "Gradient norms", "optimizer": "Learning rate"}
 CURVES |= {"memory": "emory", "speed": "Throughput"}
 """Subject of checks to words of the titles of its curves."""
-MOST_SETTINGS = 5
-"""Runs whose whole configuration is on the page; of more of them it is in the traces, each one's first line."""
+
 LONGEST_TEXT = 3000
 """Characters of any one text: what a model generates, or a library complains about, has no end by itself."""
 
@@ -55,7 +54,7 @@ def page_html(report: Report, folder: Path) -> str:
         session=view,
         report=report,
         runs=runs,
-        settings=len(runs) <= MOST_SETTINGS,
+        settings=len(runs) <= 5,  # of more of them the configuration is in the traces, each one's first line
         comparisons=compared,
         firsts={},
         style=verbatim("page.css", "rows.css"),

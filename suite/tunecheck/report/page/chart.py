@@ -17,11 +17,9 @@ MOST_ROWS = 20
 WIDTH, HEIGHT = 480, 220
 LEFT, RIGHT, TOP, BOTTOM = 64, 20, 10, 36
 """Margins for the numbers and names of the axes, in the drawing's units."""
-HEADROOM = 0.05
-"""Margin above and below the curves, as a share of the values' span."""
+
 FLAT = 1e-4
 """A smaller span, as a share of the highest value, is drawn as a level line: its numbers would not fit at the axis."""
-TICKS = 5
 
 
 class Series(Frozen):
@@ -68,7 +66,7 @@ class Chart(Frozen):
         ys = [*(y for _, y in filter(finite, points)), *self.limits.values()]
         low, high = (min(ys), max(ys)) if ys else (0.0, 1.0)
         span = high - low if high - low > FLAT * abs(high) else abs(high)
-        room = span * HEADROOM or 1.0
+        room = 0.05 * span or 1.0  # above and below the curves
         bottom = max(0.0, low - room) if low >= 0 else low - room
         counted = all(float(x).is_integer() for x in xs)
         return (
@@ -137,7 +135,7 @@ class Scale:
         return f"{self.start + (value - self._low) * self._factor:.0f}"
 
 
-def ticks(low: float, high: float, most: int = TICKS, *, whole: bool = False) -> list[float]:
+def ticks(low: float, high: float, most: int = 5, *, whole: bool = False) -> list[float]:
     """Return round numbers from low to high: multiples of 1, 2 or 5 times a power of ten, at most one more than `most`.
 
     No fractions where they would mean nothing: `whole`.

@@ -18,8 +18,6 @@ from tunecheck.results import Report, RunReport
 from tunecheck.results.baseline import FIGURES, MOST_SESSIONS, Figure, FigureComparison
 
 MIB, GIB = 2**20, 2**30
-SESSIONS_OF_A_PAGE = 60
-"""Drawn, shared by the runs: a page of ten stays under 300 kB."""
 
 
 def charts(trace: Trace, findings: Sequence[Finding]) -> list[Chart]:
@@ -116,7 +114,7 @@ def trends(report: Report, run: RunReport, trace: Trace, folder: Path) -> tuple[
     except HistoryError as error:
         return [], f"no previous sessions, since the history cannot be used: {error}"
     comparisons = {one.figure: one for one in report.figure_comparisons if one.run == run.name}
-    shown = min(MOST_SESSIONS, SESSIONS_OF_A_PAGE // max(1, len(report.runs)) + 1)
+    shown = min(MOST_SESSIONS, 60 // max(1, len(report.runs)) + 1)  # a page of ten runs stays under 300 kB
     entries = [*before[-shown:], entry]
     held = {name: [one for one in entries if name in one.figures] for name in FIGURES if name in entry.figures}
     trending = {name: of_figure for name, of_figure in held.items() if len(of_figure) > 1}

@@ -12,11 +12,6 @@ from tunecheck.core.trace import Trace
 from tunecheck.results import RunReport
 from tunecheck.results.comparison import SideBySide
 
-_NOT_SETTINGS = ("checks", "features", "id", "tier", "description")
-"""Keys of a resolved configuration that are elsewhere on the page."""
-_NOT_OF_MODEL = ("architecture", "sources")
-"""Keys of a model that are long, and given by its own files and by its weights."""
-
 
 class Table(Frozen):
     """Rows under their headings; falsy without rows."""
@@ -98,8 +93,10 @@ def provenance(trace: Trace, run: RunReport) -> list[tuple[str, str]]:
 
 def settings(trace: Trace) -> list[tuple[str, str]]:
     """Return the resolved configuration without its checks, whose limits are in the table of all checks."""
-    run = {key: value for key, value in trace.settings.items() if key not in _NOT_SETTINGS}
-    model = {key: value for key, value in run.pop("model").items() if key not in _NOT_OF_MODEL}
+    on_the_page = ("checks", "features", "id", "tier", "description")
+    run = {key: value for key, value in trace.settings.items() if key not in on_the_page}
+    in_its_files = ("architecture", "sources")  # they are long
+    model = {key: value for key, value in run.pop("model").items() if key not in in_its_files}
     return list(facts({"model": model, **run}))
 
 

@@ -19,7 +19,7 @@ ANSWER_SCHEMA, FLEET_SCHEMA = 1, 1
 """Raised when a reader of older files would misread a newer one."""
 
 DRAIN_TEXT, DRAIN_JSON = "drain.txt", "drain.json"
-LONGEST_REASON = 300
+
 NODE_NAME = re.compile(r"(?!ALL$)[A-Za-z0-9][A-Za-z0-9._-]{0,252}", re.ASCII)
 """One node in Slurm's notation: neither a list, nor ALL, nor what a shell would read as more."""
 
@@ -210,7 +210,7 @@ FLEETS = Stored(FleetReport, schema=FLEET_SCHEMA, what=_OURS, remedy=_REMEDY)
 def reasons(report: FleetReport) -> dict[str, list[dict[str, Any]]]:
     """Return the nodes to drain, each with its places and why."""
     return grouped(
-        (row.node, {"place": row.place, "card": row.card, "reason": one_line(row.drain, LONGEST_REASON)})
+        (row.node, {"place": row.place, "card": row.card, "reason": one_line(row.drain, 300)})
         for row in report.rows
         if row.drain
     )

@@ -16,8 +16,7 @@ from tunecheck.results.fleet.kinds import SPEED, Member, agreements, groups, out
 
 FEWEST_FOR_A_MAJORITY = 3
 NO_GPU = "no GPU works"
-CLOCK_SECONDS = 5.0
-"""Difference of two clocks that does not count: the times of a file on a shared file system lag by that much."""
+
 _BY_STATUS: dict[int | None, NodeOutcome] = {Exit.PASS: "pass", Exit.FAIL: "fail", Exit.TOO_SMALL: "skipped"}
 _ORDER: tuple[NodeOutcome, ...] = ("fail", "error", "no answer", "inconclusive", "pass", "skipped")
 
@@ -70,7 +69,7 @@ def clock_remark(answer: Answer, asked_at: float, seen_at: float) -> str:
     """
     ahead, behind = answer.ended_at - seen_at, asked_at - answer.began_at
     apart = max(ahead, behind)
-    if apart <= CLOCK_SECONDS:
+    if apart <= 5:  # the times of a file on a shared file system lag by that much
         return ""
     return (
         f"its clock is at least {human_seconds(apart)} {'ahead' if ahead > behind else 'behind'}: the times in its "

@@ -22,8 +22,7 @@ from tunecheck.results.baseline import Figure, baseline_of, judge
 from tunecheck.results.fleet import Answer, RunAnswer
 
 CHECK = "nodes_agree"
-FEWEST_NODES = 8
-"""Of a kind: below that a median absolute deviation says little."""
+
 SPEED = replace(OF_SESSIONS["tokens_per_second"], floor_share=0.25, sessions=1)
 FIGURES: dict[str, Figure] = {
     figure.name: figure
@@ -143,7 +142,7 @@ def outliers(group: Sequence[Member]) -> Iterator[tuple[Member, Figure, float, f
     for name, figure in FIGURES.items():
         held = [(member, member.run.figures[name]) for member in group if name in member.run.figures]
         values = [value for _, value in held if math.isfinite(value)]
-        if len(values) < FEWEST_NODES:
+        if len(values) < 8:  # of so few a median absolute deviation says little
             continue
         around = baseline_of(values, most=len(values))
         for member, value in held:
