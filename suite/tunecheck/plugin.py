@@ -250,14 +250,14 @@ class SessionHooks:
         if self.worker and self.of_tiers:
             interrupts.on_its_own()  # the controller tells its workers when they are to end
         self.controls = self.worker is None and config.getoption("dist", "no") != "no"
-        folder = Path(self.worker["tunecheck_folder"]) if self.worker else None
+
         self.session = config.stash[SESSION] = TierSession(
             command=shown(["pytest", *config.invocation_params.args]),
             require_gpu=options.require_gpu,
             in_process=options.in_process,
             vram_cap_bytes=options.vram_cap,
             fail_on_regression=options.fail_on_regression,
-            folder=folder,
+            folder=Path(self.worker["tunecheck_folder"]) if self.worker else None,
         )
         if self.of_tiers:
             showing = ExitStack()

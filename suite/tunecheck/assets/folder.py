@@ -88,8 +88,7 @@ def seal(folder: Path, origin: Mapping[str, Any], expected: Mapping[str, str], *
     files, stamps = {}, {}
     for path in sorted(folder.iterdir()):
         stamps[path.name] = stamp = stamp_of(path)
-        digest = check_digest(path, expected.get(path.name), remedy=remedy)
-        files[path.name] = {"bytes": stamp[0], "sha256": digest}
+        files[path.name] = {"bytes": stamp[0], "sha256": check_digest(path, expected.get(path.name), remedy=remedy)}
     record = {"tunecheck": tunecheck.__version__, **origin, "files": files}
     (folder / MANIFEST).write_text(_as_json(record), encoding="utf-8")
     (folder / _STAMPS).write_text(_as_json(stamps), encoding="utf-8")

@@ -196,5 +196,4 @@ def _rows(run: Run) -> Broken:
             yield "data.train_rows", f"should be at most {given}, all rows {source} (got {run.data.train_rows})"
         available = min(given, run.data.train_rows or given) if split == "train" else given
         if key in run.evaluation.splits and wanted > available:
-            rule = f"should be at most {available}, the rows of split {key} {source} (got {wanted})"
-            yield "evaluation.rows", rule
+            yield "evaluation.rows", f"should be at most {available}, the rows of split {key} {source} (got {wanted})"

@@ -57,8 +57,7 @@ class Document:
         """Add a problem, unless this path or a parent has one already: what follows from it is noise."""
         if not self.is_reported(path):
             self._reported.add(path)
-            named = [".".join(path)] if path else []
-            self.problems.append(": ".join([self.place(path), *named, rule]))
+            self.problems.append(": ".join(filter(None, (self.place(path), ".".join(path), rule))))
 
     def is_reported(self, path: KeyPath) -> bool:
         """Return whether this path or a parent has a problem."""
@@ -100,8 +99,7 @@ def parse(path: Path, shown: str) -> Document:
     try:
         return deepcopy(_parsed(read_text(path, YAML_BYTES), shown))
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        return _unusable(shown, f"cannot be read: {reason}")
+        return _unusable(shown, f"cannot be read: {getattr(error, 'strerror', error)}")
 
 
 @lru_cache(maxsize=64)

@@ -20,21 +20,28 @@ SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 def sarif(report: Report) -> str:
     """Return the session as a SARIF log: a rule for each check that did not pass, a result for each time it did not."""
+    views = session_view(report).runs
     found = [  # failures, and what should have been judged
         (view, finding)
-        for view in session_view(report).runs
+        for view in views
         for finding in (*view.run.failed, *view.run.suspected, *view.run.unjudged)
         if not finding.expected
     ]
     rules = list(dict.fromkeys(finding.check for _, finding in found))
     driver = {"name": "tunecheck", "version": report.tunecheck_version, "rules": [_rule(name) for name in rules]}
+    troubles = [f"{view.name}: {view.reason}" for view in views if view.reason]  # runs that could not be judged
+    invocation = {
+        "executionSuccessful": not report.interrupted and report.verdict != "inconclusive",
+        "commandLine": report.command,
+        "toolExecutionNotifications": [{"level": "warning", "message": {"text": trouble}} for trouble in troubles],
+    }
     log = {
         "$schema": SCHEMA,
         "version": "2.1.0",
         "runs": [
             {
                 "tool": {"driver": driver},
-                "invocations": [_invocation(report)],
+                "invocations": [invocation],
                 "results": [_result(view, finding, rules.index(finding.check)) for view, finding in found],
             }
         ],
@@ -51,16 +58,6 @@ def _rule(name: str) -> dict[str, Any]:
         "fullDescription": {"text": f"A failure usually means: {check.meaning}"},
         "help": {"text": f"{check.remedy} More: tunecheck explain {name}", "markdown": check_page(name)},
         "defaultConfiguration": {"level": "error"},
-    }
-
-
-def _invocation(report: Report) -> dict[str, Any]:
-    """Return how the session was called; every run that could not be judged is a notification."""
-    troubles = [f"{view.name}: {view.reason}" for view in session_view(report).runs if view.reason]
-    return {
-        "executionSuccessful": not report.interrupted and report.verdict != "inconclusive",
-        "commandLine": report.command,
-        "toolExecutionNotifications": [{"level": "warning", "message": {"text": trouble}} for trouble in troubles],
     }
 
 

@@ -380,8 +380,7 @@ def exit_code(report: Report) -> int:
     misconfigured = any(run.misconfigured for run in report.runs)
     outcomes = {run.outcome for run in report.runs}
     status = status_of(outcomes, interrupted=report.interrupted, misconfigured=misconfigured)
-    by_verdict = {"pass": Exit.PASS, "fail": Exit.FAIL, "inconclusive": status or Exit.UNJUDGED}
-    return by_verdict[report.verdict]
+    return {"pass": Exit.PASS, "fail": Exit.FAIL, "inconclusive": status or Exit.UNJUDGED}[report.verdict]
 
 
 def status_of(outcomes: Collection[str], *, interrupted: bool, misconfigured: bool = False) -> Exit:
@@ -467,8 +466,7 @@ def peak_of(phases: Sequence[evidence.Phase]) -> tuple[int | None, str]:
 
 
 def _weights(weights: evidence.Weights) -> str:
-    kind = "pretrained" if weights.pretrained else "random"
-    parts = (weights.source, _pinned(weights), weights.sha256[:12], kind)
+    parts = (weights.source, _pinned(weights), weights.sha256[:12], "pretrained" if weights.pretrained else "random")
     # Random weights name themselves twice: their source is "random" too.
     return " ".join(part for part in dict.fromkeys(parts) if part)
 

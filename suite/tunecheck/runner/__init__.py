@@ -121,8 +121,7 @@ class Runner(Frozen):
             make(AttemptPurpose.MERGE, taken)
         if probes.memory_order:
             for name, changes in VARIANTS.items():
-                varied = replace(taken, changes={**taken.changes, **changes})
-                make(AttemptPurpose.COMPARE, varied, variant=name)
+                make(AttemptPurpose.COMPARE, replace(taken, changes={**taken.changes, **changes}), variant=name)
         if probes.rungs:
             for trial in every_fallback_step(run, taken.device, gpu_only=probes.rungs == "gpu"):
                 make(AttemptPurpose.FALLBACK_STEP, trial)

@@ -125,8 +125,7 @@ def carry_out(request: Request, progress: Callable[[Step], None], rank: int = 0)
     with closing(TraceWriter(request.trace, rank)) as writer:
         tensors, size = _live(device)
         if request.purpose == "read back":
-            precision = resolve_precision(run, device)
-            writer.write(read_back.read(run, request.folder, request.saved, device, precision))
+            writer.write(read_back.read(run, request.folder, request.saved, device, resolve_precision(run, device)))
             return
         if request.purpose == "merge":
             writer.write(read_back.merged(_session(request, device), request.saved))

@@ -103,8 +103,7 @@ class Rows:
 
     def _row(self, trace: Trace, path: Path) -> RunReport:
         name = trace.run.name
-        recorded = sum(attempt.end.seconds for attempt in trace.attempts if attempt.end)
-        seconds = self._seconds.get(name, recorded)
+        seconds = self._seconds.get(name, sum(attempt.end.seconds for attempt in trace.attempts if attempt.end))
         row = summarize(trace, [*self._findings.get(name, {}).values()], trace_file=path.name, seconds=seconds)
         if (ended := self._without_trace.get(name)) and row.outcome != "fail":
             return dataclasses.replace(row, outcome=ended.outcome, reason=ended.reason, domain=ended.domain)

@@ -109,8 +109,7 @@ def _extremes(points: Sequence[Point]) -> Iterator[Point]:
     whole = [at for at, point in enumerate(points) if finite(point)]
     broken = [at for at, point in enumerate(points) if not finite(point)]
     ends = {choose(whole, key=lambda at: points[at][1]) for choose in (min, max)} if whole else set()
-    kept = ends | set(broken[:1])
-    yield from (points[at] for at in sorted(kept))
+    yield from (points[at] for at in sorted(ends | set(broken[:1])))
 
 
 def _course(points: Sequence[Point]) -> str:

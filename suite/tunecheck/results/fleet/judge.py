@@ -99,10 +99,8 @@ def _odd_stacks(answers: Sequence[Answer]) -> Iterator[tuple[str, str]]:
         for run in answer.runs:
             by_device.setdefault((run.run, run.fingerprint, run.kind.get("device", "")), []).append(Member(answer, run))
     for members in by_device.values():
-        names = dict.fromkeys(name for member in members for name in member.run.kind)
-        for name in names:
-            counts = Counter(member.run.kind.get(name, "none") for member in members)
-            (usual, count), *others = counts.most_common()
+        for name in dict.fromkeys(name for member in members for name in member.run.kind):
+            (usual, count), *others = Counter(member.run.kind.get(name, "none") for member in members).most_common()
             if others and 2 * count > len(members):
                 for member in members:
                     if (here := member.run.kind.get(name, "none")) != usual:
