@@ -209,14 +209,13 @@ def run_of(hooks: Any, state: Any, loader: Any) -> declared.WatchedRun:
         training._rate = math.nan
     names = ("learning_rate", "lr_scheduler_type", "weight_decay", "max_grad_norm", "gradient_accumulation_steps")
     sources = described.sources | {f"training.{name}": f"{kind}.{name} = {getattr(args, name)!s}" for name in names}
-    masked = [kind for kind in ("assistant", "completion") if getattr(args, f"{kind}_only_loss", False)]
     return described.under(
         training=training,
         left_open=left_open,
         id=hooks.listener.run_id,
         trainer=type(trainer).__name__,
         sources=sources,
-        masked=masked[0] if masked else "",
+        masked=next((part for part in ("assistant", "completion") if getattr(args, f"{part}_only_loss", False)), ""),
         longest=getattr(args, "max_length", None) or getattr(args, "max_seq_length", None),
         rows_per_micro_batch=rows_per_micro_batch(trainer),
         pairs=declares_pairs(trainer.train_dataset) or declares_ratings(trainer.train_dataset),

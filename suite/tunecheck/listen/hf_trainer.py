@@ -279,8 +279,7 @@ class TrainerHooks(StepMoments):
             self.hooks.remove()
             self.samples, self.window, self.losses, self.norm, self.items = [], [], [], None, None
 
-    def _on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        logs = logs or {}
+    def _on_log(self, args: Any, state: Any, control: Any, logs: Any, **_: Any) -> None:
         if self.first is not None and "loss" in logs:
             loss, rate = (_number(logs.get(name)) for name in ("loss", "learning_rate"))
             self.listener.emit(Logged(steps=state.global_step - self.first, loss=loss, learning_rate=rate))

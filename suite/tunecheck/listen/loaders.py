@@ -178,21 +178,17 @@ def of_training() -> Callable[[], RowsDrawn] | None:
 
 def content_of(dataset: Any) -> tuple[str, ...]:
     """Return a digest of three rows of each column: a list, tuple or array as long as the data set."""
-    found = []
-    held = _tokens_of(dataset)
-    for column in _columns(dataset) if held is None else held:
-        if (digest := _digest([column[at] for at in (0, len(column) // 2, len(column) - 1)])) is not None:
-            found.append(digest[:16])
-    return tuple(found)
+    rows = ([column[at] for at in (0, len(column) // 2, len(column) - 1)] for column in _read(dataset))
+    return tuple(digest[:16] for digest in map(_digest, rows) if digest is not None)
 
 
-def _tokens_of(dataset: Any, first: int = 0) -> list[Any] | None:
-    """Return the columns of tokens of a data set of the library datasets; None of others.
+def _read(dataset: Any, first: int = 0) -> Iterable[Any]:
+    """Return the columns of a data set, those of tokens alone of one of the library datasets.
 
-    Of the `first` rows, else of three: the first one, one in the middle and the last one.
+    There of the `first` rows, else of three: the first one, one in the middle and the last one.
     """
     if not _is_table(dataset):
-        return None
+        return _columns(dataset)
     names = [name for name in dataset.column_names or () if name.endswith("_ids")]  # of pairs, too
     plain = names and dataset.format["type"] != "custom"  # one of the script's own is its code
     rows = slice(first) if first else [0, len(dataset) // 2, len(dataset) - 1]
@@ -233,8 +229,7 @@ def rows_of(dataset: Any) -> list[Hashable]:
         rows = rows_of(dataset.dataset)
         return [rows[at] for at in dataset.indices if at < len(rows)]
     found: list[list[bytes]] = []
-    held = _tokens_of(dataset, MOST_COMPARED)
-    columns = _columns(dataset) if held is None else held
+    columns = _read(dataset, MOST_COMPARED)
     for column in (each for each in columns if hasattr(each, "__array__") or type(each) in (list, tuple)):
         part = column.iloc[:MOST_COMPARED].to_numpy() if hasattr(column, "iloc") else column[:MOST_COMPARED]
         with suppress(TypeError):  # rows that only code of the script's can read

@@ -97,15 +97,15 @@ class LossCalls:
 
     def called(self, name: str, *given: Any, **named: Any) -> None:
         """Look at what this loss is about to be called with."""
+        place = SIGNS.get(name, 1)
+        target = named.get("target", given[place] if len(given) > place else None)
         if name in SIGNS:
-            target = named.get("target", given[SIGNS[name]] if len(given) > SIGNS[name] else None)
             if isinstance(target, torch.Tensor) and target.numel():
                 self.functions += 1
                 if float(target.min()) == 0:  # beside targets of -1 a 0 leaves a pair out
                     self.wrong.append(f"{name} of targets from 0, which are to be -1 or 1")
             return
         scores = named.get("input", next(iter(given), None))
-        target = named.get("target", given[1] if len(given) > 1 else None)
         if name in BROADCAST:
             self.stretched += are_stretched(scores, target)
             return
@@ -113,7 +113,7 @@ class LossCalls:
             return
         self.functions += 1
         if isinstance(target, torch.Tensor) and target.shape == scores.shape:
-            if name == "kl_div" and not named.get("log_target") and bool((target < 0).any()):
+            if not named.get("log_target") and bool((target < 0).any()):
                 self.wrong.append("kl_div of logarithms as targets, without log_target")
                 return
             logarithms = target if named.get("log_target") else target.log()
@@ -165,11 +165,11 @@ def _centred(scores: torch.Tensor) -> torch.Tensor:
 
 def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
     """Return what the loss's functions of scores are given: a softmax of probabilities is nearly flat."""
-    functions, found, counts = calls.functions, calls.wrong[:1], Counter[str]()
-    entropies = list[Any]()
+    found, entropies = calls.wrong[:1], list[Any]()
+    counts = Counter(functions=calls.functions, softened=int(calls.softened or 0))
     unreached = [lie for node in terms_of(tensor) if (lie := _unreached(tensor, node)) is not None]
     foreign = [told for node in terms_of(tensor) if (told := _is_foreign_noise(node)) is not None]
-    functions, counts["foreign"] = functions + len(foreign), sum(foreign)
+    counts.update(functions=len(unreached) + len(foreign), foreign=sum(foreign))
     nodes = [*islice(graph_of(tensor.grad_fn), MOST_NODES)]
     similar = [told for told in map(_is_of_itself, nodes) if told is not None]
     for node in nodes:
@@ -178,12 +178,12 @@ def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
         ratio = _clipped_ratio(node)
         counts["ratios"] += ratio is not None
         if ratio is not None and calls.repeats:
-            functions += 1
+            counts["functions"] += 1
             off = (ratio.detach().float() - 1).abs() > calls.repeats
             counts["off_policy"] += bool(off.float().mean() > SHARE_OFF)
         squashed = OF_SCORES.get(node.name())
         if squashed is not None:
-            functions += 1
+            counts["functions"] += 1
             counts["cut_at_0"] += _is_cut_at_0(node)
             if node.name() == "LogSoftmaxBackward0":
                 within = reach_of(node.next_functions[0])
@@ -207,8 +207,7 @@ def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
     empty, alone = any(map(_multiplies_by_0, terms_of(tensor))), any(map(_is_of_one, nodes))
     why = {"it is multiplied by zeros": empty, "a softmax of it is over one score": alone}
     counts["crossed"] = max(counts["crossed"], calls.stretched)
-    more: dict[str, Any] = {**counts, "softened": int(calls.softened or 0), "unreached": tuple(filter(None, unreached))}
-    more |= {"functions": functions + len(unreached), "nothing": (*holding(why),)}
+    more: dict[str, Any] = {**counts, "unreached": tuple(filter(None, unreached)), "nothing": (*holding(why),)}
     return ScoresGiven(probabilities=tuple(found), **more)
 
 

@@ -33,20 +33,17 @@ def loading(module: Any, state_dict: Mapping[str, Any], *_: Any, **__: Any) -> C
     if not state_dict and next(module.parameters(), None) is None:
         return None
 
-    def shape(tensor: Any) -> Any:
-        return getattr(tensor, "shape", None)
-
     def loaded(result: Any) -> None:
         unexpected, missing = set(getattr(result, "unexpected_keys", ())), getattr(result, "missing_keys", ())
         load = Load(type(module).__name__, len(state_dict), len(state_dict) - len(unexpected & state_dict.keys()))
         if unexpected:
             tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
             pairs = _fitting(unexpected, [name for name in missing if name in tensors])
-            fits = {name: other for name, other in pairs if shape(state_dict[other]) == tensors[name].shape}
+            fits = {n: other for n, other in pairs if getattr(state_dict[other], "shape", None) == tensors[n].shape}
             if not load.taken or len(fits) >= LARGE_SHARE * load.offered:
                 load.fits = {name: (other, _value(state_dict[other])) for name, other in fits.items()}
             if not load.taken:
-                load.values = frozenset(_value(tensor) for tensor in state_dict.values() if shape(tensor) is not None)
+                load.values = frozenset(_value(tensor) for tensor in state_dict.values() if hasattr(tensor, "shape"))
         _LOADS.setdefault(module, []).append(load)
 
     return loaded

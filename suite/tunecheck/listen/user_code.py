@@ -6,7 +6,7 @@ import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from importlib.metadata import distributions
@@ -147,13 +147,11 @@ def noise_by_hooks(model: Any) -> str:
     return ""
 
 
+@torch.no_grad()
 def _varies(model: Any, *, training: bool) -> bool:
     """Return whether two equal forward passes differ although nothing is dropped."""
     ids = torch.arange(TOKENS, device=model.device)[None] % len(model.get_input_embeddings().weight)
-    alike = (random_state(model.device), without_repacking(model), without_dropout(model), model_mode(model, training))
-    with ExitStack() as stack, torch.no_grad():
-        for context in alike:
-            stack.enter_context(context)
+    with random_state(model.device), without_repacking(model), without_dropout(model), model_mode(model, training):
         first, second = (uncached(model, input_ids=ids).logits for _ in range(2))
     return not torch.equal(first, second)
 

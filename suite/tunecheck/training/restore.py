@@ -317,11 +317,7 @@ def exact_products() -> Iterator[None]:
     if _SCRIPTS or not {*before} - EXACT:
         yield
         return
-    _SCRIPTS.append(before)
-    for backend in MATMULS:
-        backend.fp32_precision = "ieee"
-    try:
+    with having((backend, "fp32_precision", "ieee") for backend in MATMULS), ExitStack() as stack:
+        _SCRIPTS.append(before)
+        stack.callback(_SCRIPTS.clear)
         yield
-    finally:
-        for backend, precision in zip(MATMULS, _SCRIPTS.pop(), strict=True):
-            backend.fp32_precision = precision
