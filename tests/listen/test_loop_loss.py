@@ -33,8 +33,8 @@ from tunecheck.listen.loop_loss import (
     not_followed,
 )
 from tunecheck.listen.loss_functions import LossCalls, _normalised, scores_given
-from tunecheck.probes.positions import _used
 from tunecheck.probes.reference.measures import PART
+from tunecheck.probes.reference.padded import used
 from tunecheck.training.data import IGNORED
 
 CPU = torch.device("cpu")
@@ -530,9 +530,9 @@ def test_scores_over_a_large_vocabulary_are_not_copied_whole():
         axes = _normalised(likelihoods)
     made = seen.size
     with Largest() as seen:
-        used = _used(targets)
+        looked_at = used(targets)
 
     assert [entropy for _, entropy, _ in found.entropies] == [loss.grad_fn]
     assert axes == {2}
-    assert used.all()
+    assert looked_at.all()
     assert max(made, seen.size) <= PART < targets.numel()
