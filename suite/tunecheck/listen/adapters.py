@@ -37,10 +37,6 @@ class WatchedLora(Lora):
         return float(alpha / (sqrt(r) if self.use_rslora else r))
 
 
-HEADS = frozenset({"classifier", "score"})
-"""What peft adds to modules_to_save of a classifier, whose head has one of these names."""
-
-
 def configs_of(model: Any) -> dict[str, Any]:
     """Return peft's configurations by adapter, of a model of peft's or of one that holds it; {} without."""
     held = (getattr(module, "peft_config", None) for module in model.modules())
@@ -78,7 +74,8 @@ def adapters_of(config: Any, model: Any) -> WatchedLora:
     """Return the adapters that this peft LoraConfig declares; their dtype is that of the model's own."""
     halves = any("lora_" in name and p.dtype.itemsize == 2 for name, p in model.named_parameters())
     targets = config.target_modules
-    named = {*(() if isinstance(targets, str) else targets or ()), *(config.modules_to_save or ())} - HEADS
+    named = {*(() if isinstance(targets, str) else targets or ()), *(config.modules_to_save or ())}
+    named -= {"classifier", "score"}  # which peft adds to modules_to_save of a classifier, whose head has one of these
     modules = [name for name, _ in model.named_modules()]
     return WatchedLora.model_construct(
         r=config.r,

@@ -11,9 +11,6 @@ from tunecheck.core.errors import Unsupported
 from tunecheck.listen.loaders import parts_of
 from tunecheck.training.data import IGNORED, Batch
 
-HIDDEN = -1.0
-"""Number below which an additive mask hides a token: it has 0, and the dtype's smallest number or -inf."""
-
 
 def is_of_pairs(mask: Any, tokens: int) -> TypeGuard[torch.Tensor]:
     """Return whether this is a mask [rows, heads, queries, keys] of rows with this many tokens."""
@@ -58,7 +55,8 @@ def batch_of(inputs: Any, device: torch.device) -> Batch:
     if positions is not None:  # those of images have three of them a token
         positions = positions.to(device).expand_as(ids) if positions.ndim <= ids.ndim else None
     if is_of_pairs(given, ids.shape[1]):
-        allowed = given if given.dtype == torch.bool else given > HIDDEN
+        # an additive mask has 0, and the dtype's smallest number or -inf to hide a token
+        allowed = given if given.dtype == torch.bool else given > -1.0
         seen = allowed[:, 0].expand(len(ids), -1, -1).to(device)  # by the first head
         if (found := document_positions(seen, ids, labels)) is None:
             mask, positions, sees = seen.any(dim=1).long(), None, seen

@@ -36,9 +36,6 @@ from tunecheck.probes.reference.measures import digests
 from tunecheck.training.data import IGNORED
 from tunecheck.training.hooks import Hooks, inner_optimizer, nothing, rate_of
 
-EVALUATIONS = 2
-"""Evaluations that are watched however late they come: each has all trained tensors read twice."""
-
 
 @contextmanager
 def listening(trainer: Any, options: Options) -> Iterator[Listener]:
@@ -199,7 +196,8 @@ class TrainerHooks(StepMoments):
     def _evaluation_begins(self, eval_dataset: Any = None, *_: Any, **__: Any) -> None:
         self.evaluations += 1
         begun = None
-        if self.evaluations <= EVALUATIONS or self.listener.listening:
+        # two are watched however late they come: each has all trained tensors read twice
+        if self.evaluations <= 2 or self.listener.listening:
             rows = self.trainer.eval_dataset if eval_dataset is None else eval_dataset
             due = hf_declared.rows_due(self.trainer, rows, self.trainer.args.eval_batch_size)
             begun = WatchedEvaluation(self.trainer.model, due)

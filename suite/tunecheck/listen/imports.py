@@ -111,8 +111,6 @@ def _wrap_trainer(module: ModuleType) -> None:
     module.Trainer.train = watched
 
 
-MOST_LOOPS = 3
-"""Trainings of one process that are listened to, where its optimizers follow each other."""
 _loops: list[Any] = []
 """What listens to this process's loops: to the first one from the beginning, to each other behind the one before."""
 
@@ -139,8 +137,8 @@ def _wrap_torch(module: ModuleType) -> None:
                 _loops.append(loop)
 
             def follows(*_: Any, **__: Any) -> None:
-                """A new optimizer begins another training, once the one before was heard."""
-                if _loops and _loops[-1].over and len(_loops) < MOST_LOOPS:
+                """A new optimizer begins another training, once the one before was heard: three in a process."""
+                if _loops and _loops[-1].over and len(_loops) < 3:
                     listen()
 
             sys.excepthook = functools.partial(_end, sys.excepthook)

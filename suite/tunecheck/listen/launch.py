@@ -33,7 +33,6 @@ BOOTSTRAP = Path(__file__).parent / "bootstrap"
 _ENDING = (*interrupts.SIGNALS, *interrupts.NOTICES)
 INTERRUPTED = tuple(status for number in _ENDING for status in (-number, 128 + number))
 """Statuses of a command that a signal has ended, and of a shell that had run it."""
-POLL_SECONDS = 0.5
 GRACE_SECONDS = 60.0
 """Between the signals of a command that is to end: SIGINT, by which a script may save, SIGTERM, SIGKILL."""
 
@@ -125,7 +124,7 @@ def _wait(process: subprocess.Popen[bytes], look: Callable[[], bool]) -> int:
     signals, since = [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], -GRACE_SECONDS
     while True:
         try:
-            return process.wait(POLL_SECONDS)
+            return process.wait(0.5)
         except subprocess.TimeoutExpired:
             if look() and signals and time.monotonic() - since >= GRACE_SECONDS:
                 process.send_signal(signals.pop(0))

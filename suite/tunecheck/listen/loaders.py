@@ -21,10 +21,6 @@ from tunecheck.listen.options import rank_and_processes
 
 MOST_PASSES, MOST_ROWS = 3, 1024
 """Passes over a loader, and rows of each, whose numbers are noted."""
-MOST_OF_ONE = 64
-"""Rows of each pass of a process that trains alone, of which nothing but the order is asked."""
-MOST_PARTS = 16
-"""Parts of a data set in which its columns are looked for."""
 
 
 @dataclass(slots=True, eq=False)
@@ -78,7 +74,8 @@ def drawing(iterator: Any) -> Callable[[Any], None] | None:
         loader.passes.append([])
         loader.drawn = 0
     loader.drawn += 1
-    more = len(loader.passes) <= MOST_PASSES and len(loader.passes[-1]) < (MOST_OF_ONE if alone else MOST_ROWS)
+    most = 64 if alone else MOST_ROWS  # of a process that trains alone nothing but the order is asked
+    more = len(loader.passes) <= MOST_PASSES and len(loader.passes[-1]) < most
     return loader.drew if more else None
 
 
@@ -209,18 +206,14 @@ def _columns(thing: Any, rows: int = -1, depth: int = 4) -> Iterator[Any]:
     elif hasattr(thing, "__getitem__") and not array and depth:
         named = isinstance(thing, Mapping)
         inside = thing if plain else thing.values() if named else getattr(thing, "__dict__", {}).values()
-        for part in list(inside)[:MOST_PARTS]:
+        for part in list(inside)[:16]:
             yield from _columns(part, rows if plain or named else own, depth - 1)
 
 
 MOST_COMPARED, ELEMENTS = 2000, 256
 """Rows of a data set that are compared with another's, and about as many numbers of each tensor in them."""
-FEWEST_BYTES = 24
-"""Of a row that tells it from others: a label or a number does not."""
 FILE_NAME = re.compile(rb"'\S+\.\w{1,5}'")
 """A name that two folders may have alike."""
-DISTINCT = 0.9
-"""Share of the rows of a data set that are to differ from all others."""
 
 
 def rows_of(dataset: Any) -> list[Hashable]:
@@ -234,10 +227,10 @@ def rows_of(dataset: Any) -> list[Hashable]:
         part = column.iloc[:MOST_COMPARED].to_numpy() if hasattr(column, "iloc") else column[:MOST_COMPARED]
         with suppress(TypeError):  # rows that only code of the script's can read
             told = [[one for one in _told(row) if not FILE_NAME.fullmatch(one)] for row in part]
-            if 2 * sum(sum(map(len, row)) >= FEWEST_BYTES for row in told) > len(told):
+            if 2 * sum(sum(map(len, row)) >= 24 for row in told) > len(told):  # a number tells no row from others
                 found.append([hashlib.sha256(b"/".join(row)).digest() for row in told])
     joined = [b"".join(row) for row in zip(*found, strict=True)]
-    if joined and len(set(joined)) >= DISTINCT * len(joined):
+    if joined and len(set(joined)) >= 0.9 * len(joined):  # nearly all differ
         return [*joined]
     return [(id(dataset), at) for at in range(min(len(dataset), MOST_COMPARED))]
 

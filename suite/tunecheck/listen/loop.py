@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from tunecheck.listen.loop_steps import LoopSteps
     from tunecheck.listen.options import Options
 
-MOST_LOOKS = 20
-"""Modules whose optimizer is looked up before an optimizer's first step: each look walks the interpreter's objects."""
-
 
 class LoopHooks:
     """What is hooked until the model and the optimizers of a loop are found, and of optimizers also afterwards."""
@@ -52,7 +49,8 @@ class LoopHooks:
         """What each pass calls: the model, or a part of one that is never called itself."""
         self.parts: WeakSet[Any] = WeakSet()
         """Parts of modules that are not what is trained."""
-        self.looks = MOST_LOOKS
+        self.looks = 20
+        """Modules whose optimizer is still to be looked up before an optimizer steps: a look walks all objects."""
         self.candidate: Callable[[], Any] = nothing
         """The last module that was called with gradients and that no optimizer held."""
         self.unheard = self.why = self.kind = ""

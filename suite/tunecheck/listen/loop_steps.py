@@ -40,10 +40,6 @@ from tunecheck.training.restore import dropouts, model_mode, random_state, uncac
 NO_WHOLE_GRADIENT = "optimizers step within the backward pass, so the full gradient never exists"
 """What LOMO (arXiv 2306.09782) does."""
 CLIPPED_IN_WINDOW = "gradients are clipped before the last backward pass of a step, and are not the sum over its rows"
-MOST_NORM_ERROR = 1e-3
-"""Of the norm that a loop clips by, against that of all gradients in float64."""
-MOST_OFF, MOST_OFF_16BIT = 0.05, 0.2
-"""Of a ratio of likelihoods in two passes over the same tokens, how far it is from 1 by rounding alone."""
 FEWEST_STEPS = 3
 """Of a training that follows another, which is told then: a shorter one may be an inner loop."""
 
@@ -225,11 +221,11 @@ class LoopSteps(StepMoments):
             self.division.differentiates(tensor, self.model, own_pass)
 
     def _repeats(self) -> float:
-        """Return how far ratios of the model's likelihoods in two passes may be from 1; 0 where it draws anew."""
+        """Return how far rounding has ratios of likelihoods in two passes be from 1; 0 where the model draws anew."""
         if any(part.training for part in self.noisy):
             return 0.0
         exact = self.autocast is None and {p.dtype for p in self.model.parameters()} == {torch.float32}
-        return MOST_OFF if exact else MOST_OFF_16BIT
+        return 0.05 if exact else 0.2
 
     def _on_differentiated(self, *_: Any, **__: Any) -> None:
         self.differentiating = False
@@ -251,7 +247,7 @@ class LoopSteps(StepMoments):
         # torch takes a norm in the gradients' dtype: each tensor's is rounded to it, and that of all of them again
         dtypes = {p.grad.dtype for p in self.model.parameters() if p.grad is not None}
         rounding = max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
-        if abs(float(norm) - self.own_norm) > max(MOST_NORM_ERROR, rounding) * self.own_norm:
+        if abs(float(norm) - self.own_norm) > max(1e-3, rounding) * self.own_norm:
             self.listener.left_open({Premise.CLIPPED_WHOLE: "gradients are clipped in parts, or with another norm"})
 
     def _is_own(self, optimizer: Any) -> bool:

@@ -53,15 +53,9 @@ OF_PARTS = "SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0", "Sele
 """Functions that take a part of a tensor along one axis."""
 FEWEST_TARGETS = 4
 """Equal targets of two parts of one output."""
-RATIOS = "ExpBackward0", "DivBackward0"
-"""What makes the ratio of two likelihoods."""
-SHARE_OFF = 0.2
-"""Of ratios that are further from 1 than rounding has them."""
 FEWEST_OF_A_ROW, BY_CHANCE, ONE_COPY = 256, 4.0, 0.999
 """Numbers of a row whose correlation tells something; how many standard errors of it come by chance in no row; and that
 of a copy."""
-READ = ("input", 0), ("mat1", 1), ("self", 0)
-"""What layers keep of what they are given, and its place among a function's edges."""
 SPREAD, PEAK = (0.8, 1.2), (2.5, 3.5)
 """Standard deviation and kurtosis of numbers that randn draws, also where an offset is added to them."""
 DIFFERENCES = "SubBackward0", "RsubBackward1"
@@ -180,7 +174,7 @@ def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
         if ratio is not None and calls.repeats:
             counts["functions"] += 1
             off = (ratio.detach().float() - 1).abs() > calls.repeats
-            counts["off_policy"] += bool(off.float().mean() > SHARE_OFF)
+            counts["off_policy"] += bool(off.float().mean() > 0.2)
         squashed = OF_SCORES.get(node.name())
         if squashed is not None:
             counts["functions"] += 1
@@ -266,8 +260,8 @@ def _clipped_ratio(node: Any) -> torch.Tensor | None:
     if node.name() != "ClampBackward1" or node._saved_min is None or node._saved_max is None:
         return None
     made = straight_back(node.next_functions[0])[0]
-    around_1 = 0 < node._saved_min < 1 < node._saved_max <= 2
-    return node._saved_self if around_1 and made is not None and made.name() in RATIOS else None
+    is_ratio = made is not None and made.name() in ("ExpBackward0", "DivBackward0")
+    return node._saved_self if is_ratio and 0 < node._saved_min < 1 < node._saved_max <= 2 else None
 
 
 def _is_cut_at_0(node: Any) -> bool:
@@ -436,7 +430,7 @@ def _is_foreign_noise(node: Any) -> bool | None:
 def _read_by(function: Any, size: int) -> Iterator[torch.Tensor]:
     """Yield the tensors of this size, in which nothing learns, that layers behind this function multiply."""
     for node in graph_of(function):
-        for name, place in READ:
+        for name, place in (("input", 0), ("mat1", 1), ("self", 0)):  # what is kept, and its place among the edges
             learns = node.next_functions[place : place + 1] != ((None, 0),)
             given = None if learns else saved(node, name)
             if isinstance(given, torch.Tensor) and given.numel() == size:

@@ -168,8 +168,6 @@ def _waiting_of(optimizer: Any) -> tuple[Callable[[], Any], int]:
 
 MOST_OF_NOTHING = 0.01
 """Share of its highest rate with which a schedule hardly learns."""
-MOST_ASKED = 1000
-"""Steps for which a schedule's function is asked once more."""
 
 
 class Schedules:
@@ -232,7 +230,7 @@ def lowest_at(schedule: Any) -> int:
     taken = int(schedule.last_epoch)
     if not isinstance(schedule, LambdaLR) or taken < 1:
         return 0
-    every = -(-taken // MOST_ASKED)
+    every = -(-taken // 1000)  # its function is asked for so many steps once more
     rates = [max(factor(step) for factor in schedule.lr_lambdas) for step in range(0, taken + 1, every)]
     highest = rates.index(max(rates))
     lowest = rates.index(min(rates[highest:]), highest)

@@ -7,8 +7,6 @@ from tunecheck.core.evidence import AnswersRated, PairsGiven
 
 SHARED = 4
 """Tokens that all prompts of a window begin with, where a template writes them: one of them, and a role."""
-KEPT = 8
-"""Pairs that are kept in mind, where a window has one alone: several tell what all prompts have in common."""
 Answers = tuple[list[int], ...]
 """Tokens of a prompt, and of its two answers."""
 MOST_ROWS = 64
@@ -70,7 +68,7 @@ def pairs_of(
     pairs = sum(len(chosen) for chosen, _ in found)
     now = [half for given in micro_batches for half in _answers(given, rows)]
     again, asked = _prompts_again(now, now if len(now) > 1 else [*before, *now])
-    before[:] = [*before, *now][-KEPT:]
+    before[:] = [*before, *now][-8:]  # where a window has one alone, several tell what all prompts have in common
     return PairsGiven(step=step, pairs=pairs, alike=sum(alike), prompts_again=again, questions_again=asked)
 
 

@@ -8,9 +8,6 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from tunecheck.core.evidence import StateLoaded
 
-LARGE_SHARE = 0.5
-"""Of a state dict: whoever loads a part of one on purpose does not leave out as much that would fit."""
-
 
 @dataclass(slots=True, eq=False)
 class Load:
@@ -40,7 +37,8 @@ def loading(module: Any, state_dict: Mapping[str, Any], *_: Any, **__: Any) -> C
             tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
             pairs = _fitting(unexpected, [name for name in missing if name in tensors])
             fits = {n: other for n, other in pairs if getattr(state_dict[other], "shape", None) == tensors[n].shape}
-            if not load.taken or len(fits) >= LARGE_SHARE * load.offered:
+            # whoever loads a part of one on purpose does not leave out as much that would fit
+            if not load.taken or len(fits) >= 0.5 * load.offered:
                 load.fits = {name: (other, _value(state_dict[other])) for name, other in fits.items()}
             if not load.taken:
                 load.values = frozenset(_value(tensor) for tensor in state_dict.values() if hasattr(tensor, "shape"))

@@ -31,23 +31,14 @@ from tunecheck.training.events import probing
 from tunecheck.training.hooks import nothing
 from tunecheck.training.restore import adapted_layers, random_state, unprinted, without_adapters, without_repacking
 
-ALIKE = 2
-"""Writes of one kind that are recorded: checkpoints are all alike."""
-DEPTH = 4
-"""Dictionaries and lists within each other in which a model's tensors are looked for."""
-MOST_EARLY = 8
-"""Files written before a training, the last ones, whose tensors are kept in mind."""
-FEW_OUTPUTS = 16
-"""Numbers that a matrix gives at most which is a classifier, or scores. A projection has more."""
-MOST_FILES = 64
-"""Whose names are recorded of each of several processes."""
 _TRAINED: "WeakKeyDictionary[Any, _Trained]" = WeakKeyDictionary()
 """What lives as long as the script holds a model to what that one was."""
-_EARLY: deque[tuple[str, frozenset[str]]] = deque(maxlen=MOST_EARLY)
-"""Files that were written before any training, and the values in each."""
+_EARLY: deque[tuple[str, frozenset[str]]] = deque(maxlen=8)
+"""The last files that were written before any training, and the values in each."""
 _OF_ALL: list["_Trained"] = []
 """Of every model that was trained, also of those that are gone."""
 _FILES: set[str] = set()
+"""The first ones that this process wrote, where it is one of several."""
 _TELL_FILE: list[Callable[[FileWritten], None]] = []
 
 
@@ -94,7 +85,7 @@ def written(thing: Any, path: Any = None) -> None:
         return
     file = os.path.realpath(path) if isinstance(path, str | os.PathLike) else ""
     held = dict(tensors_of(thing)) if _TRAINED or file else {}
-    if _TELL_FILE and held and file not in ("", *_FILES) and len(_FILES) < MOST_FILES and not file.startswith("/dev/"):
+    if _TELL_FILE and held and file not in ("", *_FILES) and len(_FILES) < 64 and not file.startswith("/dev/"):
         _FILES.add(file)
         _TELL_FILE[0](FileWritten(path=file))
     if held and not _TRAINED:
@@ -123,7 +114,8 @@ class _Trained:
         self.before = {name: value_of(p) for name, p in learns.items()}
         self._telling = {name for name, p in learns.items() if not _is_constant(sample(p))}
         """Tensors that no other is likely to equal: those that begin at 0 or 1 are not."""
-        self._scoring = {name for name, p in learns.items() if p.ndim == 2 and len(p) <= FEW_OUTPUTS}
+        # a classifier, or what scores: a projection has more outputs
+        self._scoring = {name for name, p in learns.items() if p.ndim == 2 and len(p) <= 16}
         self._told: Counter[tuple[bool, ...]] = Counter()
         self.moved = set[str]()
         """What had moved when the steps that are listened to were done."""
@@ -225,7 +217,7 @@ class _Trained:
         # adapters that are gone were taken off, or merged into a model that is another
         told = seen.without_adapters or (moved and found) or (seen.own and not held and (moved or not now))
         self._told[kind] += 1
-        if told and self._told[kind] <= ALIKE:
+        if told and self._told[kind] <= 2:  # checkpoints are all alike
             self.tell(seen)
 
 
@@ -238,8 +230,11 @@ def _is_constant(elements: torch.Tensor) -> bool:
     return bool((elements == elements[:1]).all())
 
 
-def tensors_of(thing: Any, depth: int = DEPTH) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of what is written, by their names, less those of an optimizer's state."""
+def tensors_of(thing: Any, depth: int = 4) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of what is written, by their names, less those of an optimizer's state.
+
+    `depth` are the dictionaries and lists within each other in which they are looked for.
+    """
     if isinstance(thing, Module):
         thing = thing.state_dict()
     elif isinstance(thing, list | tuple):
@@ -257,10 +252,6 @@ def _running(function: str = "save_pretrained") -> Iterator[dict[str, Any]]:
     return (frame.f_locals for frame, _ in walk_stack(sys._getframe(1)) if frame.f_code.co_name == function)
 
 
-MEMORY_FACTOR = 1.5
-"""Free memory that reading a model back needs, over the size of its weights."""
-FILES = ("model.safetensors", "pytorch_model.bin")
-"""Names under which `from_pretrained` looks for weights in one file."""
 MOST_READ = 2
 """Saves of a model that are read back: checkpoints are all alike."""
 
@@ -336,7 +327,8 @@ def writing(thing: Any, path: Any = None, *_: Any, **named: Any) -> Callable[[An
     path = named.get("filename", named.get("f", path))
     written(thing, path)
     name = str(path) if isinstance(path, str | Path) else ""
-    if not _HEARD or Path(name).name not in FILES:
+    # under these names `from_pretrained` looks for weights in one file
+    if not _HEARD or Path(name).name not in ("model.safetensors", "pytorch_model.bin"):
         return None
     found = [(model, heard) for model, heard in _HEARD.items() if _can_be_read(model, heard)]
     model, heard = next((pair for pair in found if _holds_all(thing, pair[0])), (None, None))
@@ -366,7 +358,7 @@ def _is_of(model: Any, whole: Any) -> bool:
 
 def _can_be_read(model: Any, heard: _Heard) -> bool:
     size = sum(p.numel() * p.element_size() for p in model.parameters())
-    free = size * MEMORY_FACTOR <= psutil.virtual_memory().available
+    free = size * 1.5 <= psutil.virtual_memory().available  # of what it takes to read it back
     return free and heard.read < MOST_READ and not any(is_packed(p) for p in model.parameters())
 
 

@@ -19,8 +19,6 @@ from tunecheck.training.restore import dropouts
 
 ADAM = re.compile(r"(Paged)?AdamW?(8bit|32bit)?( of .*)?")
 """Optimizers whose rate is the size of a step: Prodigy's and Adafactor's have another meaning."""
-FEWEST_RATES = 4
-"""Rates, one after the other, that belong to layers: a head's, a body's and an embedding's are three."""
 OF_GROUPS = {"weight_decay": "weight_decay", "momentum": "momentum", "eps": "adam_epsilon"}
 """Key of a parameter group to the kind of its number."""
 OF_ARGUMENTS = {"label_smoothing_factor": "label_smoothing", "neftune_noise_alpha": "neftune_noise_alpha"}
@@ -72,7 +70,8 @@ def _of_depth(model: Any, optimizer: Any) -> Iterator[Given]:
     shares = [(float(scale), parameters) for scale, parameters in scales if scale is not None]
     rates = {id(p): share for share, parameters in shares for p in parameters}
     in_order = [rate for rate, _ in groupby(rates[id(p)] for p in model.parameters() if id(p) in rates)]
-    if len(in_order) >= FEWEST_RATES and in_order[-1] and sorted(in_order) in (in_order, in_order[::-1]):
+    # a head's, a body's and an embedding's are three
+    if len(in_order) >= 4 and in_order[-1] and sorted(in_order) in (in_order, in_order[::-1]):
         where = f"{type(optimizer).__name__}'s rate of the first layers over that of the last ones"
         yield "rates_by_depth", in_order[0] / in_order[-1], where
 

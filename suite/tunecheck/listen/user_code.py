@@ -31,7 +31,6 @@ LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib
 SUITE = str(Path(__file__).parents[1])
 DEFINITION = re.compile(r"\s*(async\s+def|def|class)\s")
 CONTAINERS = dict, tuple, list, CellType, MethodType, partial
-TOKENS = 16
 SOURCE_LINES, LINE_CHARACTERS = 400, 200
 """Most lines of a part whose source a trace keeps, and most characters of each."""
 
@@ -150,7 +149,7 @@ def noise_by_hooks(model: Any) -> str:
 @torch.no_grad()
 def _varies(model: Any, *, training: bool) -> bool:
     """Return whether two equal forward passes differ although nothing is dropped."""
-    ids = torch.arange(TOKENS, device=model.device)[None] % len(model.get_input_embeddings().weight)
+    ids = torch.arange(16, device=model.device)[None] % len(model.get_input_embeddings().weight)
     with random_state(model.device), without_repacking(model), without_dropout(model), model_mode(model, training):
         first, second = (uncached(model, input_ids=ids).logits for _ in range(2))
     return not torch.equal(first, second)

@@ -23,9 +23,6 @@ from tunecheck.training.restore import model_mode
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import moment, seconds_between, whole
 
-LOG_EVERY_STEPS_ON_GPU = 10
-"""Reading a loss waits for the GPU, so losses stay on it and are read this often."""
-
 
 def build(run: Run, folder: Path, device: torch.device) -> Session:
     """A session ready for its first step: weights loaded, adapters added, optimizer over the trainable tensors."""
@@ -234,7 +231,7 @@ class PendingSteps:
     def __init__(self, session: Session, log: Callable[[Step], None]) -> None:
         self._cuda = session.device.type == "cuda"
         self._device, self._log = session.device, log
-        self._every = LOG_EVERY_STEPS_ON_GPU if self._cuda else 1
+        self._every = 10 if self._cuda else 1
         self._marks: list[Any] = []
         self._waiting: list[tuple[dict[str, Any], list[Any]]] = []
         self._values = torch.zeros(self._every, 2, device=self._device)

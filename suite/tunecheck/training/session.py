@@ -14,9 +14,6 @@ from tunecheck.training.data import Batch, Batches, Tokens
 from tunecheck.training.ranks import Exchange, Ranks
 from tunecheck.training.tensors import WholeModel
 
-AUTOCAST = {"bf16": "bfloat16", "fp16": "float16"}
-"""Precision to the name of the dtype that autocast casts to."""
-
 
 @dataclass(slots=True, kw_only=True)
 class Session:
@@ -82,7 +79,7 @@ class Session:
         Updates that 16 bit round away then change nothing, so that other arithmetic gives another loss.
         """
         own = self.run.uses_autocast(self.precision) and not self.autocast
-        cast = self.cast or (getattr(torch, AUTOCAST[self.precision]) if own else None)
+        cast = self.cast or ({"bf16": torch.bfloat16, "fp16": torch.float16}[self.precision] if own else None)
         return torch.autocast(self.device.type, cast, enabled=on and cast is not None)
 
     @contextmanager

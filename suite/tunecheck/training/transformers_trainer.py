@@ -30,7 +30,6 @@ from tunecheck.training.load import parts_of
 from tunecheck.training.restore import having, model_mode
 from tunecheck.training.session import Session
 
-TRAINER_STATE = "trainer_state.json"
 SAME = (
     *("max_steps", "learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "seed"),
     *("gradient_accumulation_steps", "gradient_checkpointing"),
@@ -169,7 +168,7 @@ def save_checkpoint(session: Session, step: int, folder: Path) -> None:
 def load_checkpoint(session: Session, folder: Path) -> int:
     """Have `train` go on from this folder, which it reads only then; returns the step. Raises WeightsDamaged."""
     try:
-        state = json.loads((folder / TRAINER_STATE).read_text(encoding="utf-8"))
+        state = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
         step = int(state["global_step"])
     except (OSError, ValueError, KeyError) as error:
         why = f"the Trainer's checkpoint cannot be read: {error}; train again to write a new one"
