@@ -109,10 +109,8 @@ def _stands_elsewhere(name: str, parameter: Any, weights: WeightFile, unclaimed:
         return False
     held = whole(parameter).detach().cpu()
     names = sorted(other for other in unclaimed if _layer_of(other) == _layer_of(name))
-    return any(
-        _has_rows(turned.reshape(-1, turned.shape[-1]), weights, names)
-        for turned in ((held, held.mT) if held.dim() > 1 else (held.reshape(1, -1),))
-    )
+    ways = (held, held.mT) if held.dim() > 1 else (held.reshape(1, -1),)
+    return any(_has_rows(turned.reshape(-1, turned.shape[-1]), weights, names) for turned in ways)
 
 
 def _layer_of(name: str) -> str:

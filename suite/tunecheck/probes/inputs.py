@@ -198,11 +198,8 @@ class StepInputsProbe(Probe):
             hot = _one_hot(node)
             if node.name() != "NllLossBackward0" and hot is None:
                 continue
-            scores, targets, ignored = (
-                (node._saved_self, node._saved_target, node._saved_ignore_index)
-                if hot is None
-                else (hot, hot.argmax(dim=-1), IGNORED)
-            )
+            scores, targets = (node._saved_self, node._saved_target) if hot is None else (hot, hot.argmax(dim=-1))
+            ignored = node._saved_ignore_index if hot is None else IGNORED
             if len(rows) == 1 and not targets.numel() % min(rows) and targets.numel() > min(rows) and self._early:
                 many = scores.shape[-1] > MOST_CLASSES and _is_of_classes(node, scores.shape[-1])
                 for row in targets.view(min(rows), -1) if many else ():

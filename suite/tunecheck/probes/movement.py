@@ -83,14 +83,9 @@ class MovementProbe(Probe):
         learnt = set(self._digests.values())
         heads = drawn_heads(session.model, session.folder) | unmarked_heads(session.model)
         adapted = tuple(f"{name}." for name in adapted_layers(session.model))
-        self._drawn = {
-            name
-            for name, (before, tensor) in self._frozen.items()
-            # a copy of what learns follows it later on, as a target network does
-            if before not in learnt
-            and (name in heads or (not name.startswith(adapted) and _is_as_built(tensor)))
-            and ".original_module." not in name
-        }
+        # a copy of what learns follows it later on, as a target network does
+        own = {n: p for n, (before, p) in self._frozen.items() if before not in learnt and ".original_module." not in n}
+        self._drawn = {n for n, p in own.items() if n in heads or (not n.startswith(adapted) and _is_as_built(p))}
         own_factors = _factors(() if adapted else self._trainable)
         self._both_drawn = tuple(n for n, pair in own_factors.items() if pair[1:] and all(whole(p).any() for p in pair))
         self._at_0 = {name for name, _ in _frozen_at_0(session.model)}
@@ -132,11 +127,8 @@ class MovementProbe(Probe):
         now = dict(_frozen(session))
         found = dict(zip(now, digests(now.values()), strict=True))
         # bitsandbytes has a packed layer's bias in its input's dtype
-        rounded = {
-            name
-            for name, bias in self._biases.items()
-            if name in now and bias.dtype != (dtype := now[name].dtype) and torch.equal(bias.to(dtype), now[name])
-        }
+        held = ((name, bias, now[name]) for name, bias in self._biases.items() if name in now)
+        rounded = {n for n, bias, got in held if bias.dtype != got.dtype and torch.equal(bias.to(got.dtype), got)}
         changed = [n for n, (before, _) in self._frozen.items() if found.get(n) != before and n not in rounded]
         live = dict(session.model.named_parameters())
         after = {name: live.get(name, old) for name, old in self._trainable}
@@ -252,11 +244,10 @@ def _frozen_at_0(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 def _misfrozen(model: Any) -> Iterator[str]:
     """Yield what was to be frozen by an attribute that torch does not read: of a module, or of another name."""
-    parts = [(*pair, ["requires_grad"]) for pair in model.named_modules()]
-    for name, part, others in [*parts, *((*pair, []) for pair in model.named_parameters() if pair[1].requires_grad)]:
+    for name, part in (*model.named_modules(), *model.named_parameters()):
         off = [key for key, value in vars(part).items() if value is False]
-        learns = not others or any(p.requires_grad for p in part.parameters())
-        if off and learns and (set(others) & set(off) or get_close_matches("requires_grad", off, cutoff=CLOSE)):
+        learns = any(p.requires_grad for p in ([part] if isinstance(part, torch.Tensor) else part.parameters()))
+        if off and learns and get_close_matches("requires_grad", off, cutoff=CLOSE):
             yield name
 
 
@@ -302,10 +293,8 @@ def _layers_rest(model: Any, most: float) -> bool:
         adapted, head = adapted_layers(model).values(), _output_layer(model)
         return bool(adapted) and all(layer is head for layer in adapted)
     parts = [module for module in model.modules() if is_pretrained(module)]
-    stacks = [
-        stacked_layers(part) for part in parts if part is model or any(p.requires_grad for p in part.parameters())
-    ]
-    named = [pair for layers in stacks for layer in layers for pair in layer.named_parameters()]
+    learning = (part for part in parts if part is model or any(p.requires_grad for p in part.parameters()))
+    named = [pair for part in learning for layer in stacked_layers(part) for pair in layer.named_parameters()]
     if not named or any(p.requires_grad and (p.ndim > 1 or name.endswith("bias")) for name, p in named):
         return False
     learnt = sum(p.numel() for p in model.parameters() if p.requires_grad)

@@ -201,20 +201,17 @@ class PositionProbe(Probe):
         if _learns(hidden) and _of_positions(mask, hidden):
             self._guessed |= isinstance(read, torch.Tensor) and self._holds_others(model, mask, read)
             self._add_at_padding(mask, hidden)
+        if not _learns(logits):
+            return
         vocabulary = int(getattr(text_config(model.config), "vocab_size", 0)) or math.inf
         if model.config.is_encoder_decoder:  # that makes its decoder's tokens of the labels, unless it is given them
             decoded: Any = given.get("decoder_input_ids")
             call = replace(call, read=decoded)
         kept = named.get("logits_to_keep", 0)
-        if (
-            _learns(logits)
-            and isinstance(kept, int)
-            and kept == logits.shape[1]
-            and isinstance(call.read, torch.Tensor)
-        ):
+        if isinstance(kept, int) and kept == logits.shape[1] and isinstance(call.read, torch.Tensor):
             call = replace(call, read=call.read[:, -kept:])
             mask = mask[:, -kept:] if isinstance(mask, torch.Tensor) and mask.ndim == 2 else None
-        if _learns(logits) and _of_positions(call.read, logits) and logits.shape[-1] >= vocabulary:
+        if _of_positions(call.read, logits) and logits.shape[-1] >= vocabulary:
             read = call.read.to(logits.device)
             self.hooks.gradient(logits, partial(self._add_raised, call))
             if call.is_of_read:

@@ -106,15 +106,13 @@ class PreferenceProbe(Probe):
     def end(self, session: Session) -> None:
         rows, self._rows = self._rows, []
         told, where = self._rated, ""
-        named = None
         if rows and session.answers_named is not None and session.tokenizer is not None:
             decode = partial(session.tokenizer.batch_decode, skip_special_tokens=True)
-            named = session.answers_named(searched=not all(raised for _, raised in rows), decode=decode)
-        if named is not None:
-            texts = decode([tokens.tolist() for tokens, _ in rows])
-            by_name = Counter((named[0](text), raised) for text, (_, raised) in zip(texts, rows, strict=True))
-            if any(better is not None for better, _ in by_name):
-                told, where = by_name, named[1]
+            if named := session.answers_named(searched=not all(raised for _, raised in rows), decode=decode):
+                texts = decode([tokens.tolist() for tokens, _ in rows])
+                by_name = Counter((named[0](text), raised) for text, (_, raised) in zip(texts, rows, strict=True))
+                if any(better is not None for better, _ in by_name):
+                    told, where = by_name, named[1]
         cancelled = len(self._cancelled) * all(self._cancelled)
         if told or cancelled or any(self._late):
             seen = PreferencesLearned(
@@ -161,11 +159,10 @@ class PreferenceProbe(Probe):
                 if len(self._answers[up]) < OF_A_PASS:  # each is compared with each that goes the other way
                     self._answers[up].append((tokens, used))
         every = -(-len(read) // OF_A_PASS)  # rejected answers may lie behind all chosen ones
+        pairs = zip((total > 0).tolist(), one_way.tolist(), strict=True)
+        raised = [up if known else None for up, known in pairs]
         for place, factors in enumerate(advantages):
             if len(factors) == len(read):
-                raised = [
-                    up if known else None for up, known in zip((total > 0).tolist(), one_way.tolist(), strict=True)
-                ]
                 self._weighed[place] += zip(factors.tolist(), raised, strict=True)
         pulled = zip(read[one_way][::every].cpu(), (total[one_way][::every] > 0).tolist(), strict=True)
         self._rows += islice(pulled, MOST_ROWS - len(self._rows))

@@ -85,15 +85,12 @@ def _compare(session: Session, lora: Lora, folder: Path, logits: torch.Tensor) -
     # of a script's embedding that is adapted or was resized peft saves the own weights, too
     beside = {} if session.run.holds(Premise.SAVING_DECLARED) else every
     beside = {name.replace(".default.", ".").removesuffix(".default"): p for name, p in beside.items()}
+    known = {name for name, p in beside.items() if name in saved and torch.equal(saved.tensor(name), p.cpu())}
     return RoundTrip(
         file_bytes=sum(file.stat().st_size for file in files),
         tensors=len(saved.names),
         missing=tuple(sorted(trained.keys() - set(saved.names))),
-        unexpected=tuple(
-            name
-            for name in saved.names
-            if name not in trained and not (name in beside and torch.equal(saved.tensor(name), beside[name].cpu()))
-        ),
+        unexpected=tuple(name for name in saved.names if name not in trained.keys() | known),
         differing=tuple(name for name in shared if not torch.equal(saved.tensor(name), trained[name])),
         zero_b=tuple(n for n in shared if ".lora_B." in n and not saved.tensor(n).any()),
         logit_difference=difference,

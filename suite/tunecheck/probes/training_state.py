@@ -195,13 +195,9 @@ def _is_uncalibrated(module: Any) -> bool:
 def _dropping(model: Any, resting: Collection[str]) -> tuple[str, ...]:
     """Return the modules in eval mode that drop in training, and hold, or lie in a module that holds, what learns."""
     modules, dropping = dict(model.named_modules()), {id(module) for module, _, _ in dropouts(model)}
-    around = {name: (module, modules[name.rpartition(".")[0]]) for name, module in modules.items()}
-    return tuple(
-        name
-        for name, places in around.items()
-        if name in resting and id(modules[name]) in dropping
-        if any(p.requires_grad for place in places for p in place.parameters())
-    )
+    found = [name for name, module in modules.items() if name in resting and id(module) in dropping]
+    places = ((name, (modules[name], modules[name.rpartition(".")[0]])) for name in found)
+    return tuple(name for name, parts in places if any(p.requires_grad for part in parts for p in part.parameters()))
 
 
 def _recomputed(model: Any) -> Iterator[tuple[str, bool]]:

@@ -226,13 +226,11 @@ class WatchedAttention:
         A model of pictures and text gives its decoder embeddings: of two batches of one shape nothing is then known.
         """
         ids, embeddings = others.get("input_ids"), others.get("inputs_embeds")
-
-        def is_given(rows: torch.Tensor) -> bool:
-            if ids is not None:
-                return torch.equal(rows, ids)
-            return embeddings is not None and rows.shape == embeddings.shape[:2]
-
-        masks = [mask for rows, mask in self._batches() if is_given(rows)]
+        if ids is not None:
+            masks = [mask for rows, mask in self._batches() if torch.equal(rows, ids)]
+        else:
+            shape = None if embeddings is None else embeddings.shape[:2]
+            masks = [mask for rows, mask in self._batches() if rows.shape == shape]
         known = masks and (ids is not None or len(masks) == 1) and others.get("position_ids") is None
         self._mask = masks[0].bool() if known else None
 
