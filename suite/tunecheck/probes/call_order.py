@@ -45,7 +45,8 @@ class CallOrderProbe(Probe):
         self._calls: list[str] = []
         self._clips: list[tuple[Any, float]] = []
         """Norm and limit of each clip of the step: the norm is read when the step is over."""
-        self._schedules: list[int] = []
+        self._schedule: int | None = None
+        """Identity of the first one that is stepped."""
         self._step = 0
         self._in_optimizer = self._in_schedule = self._in_scaler = self._scaled = False
         self._inside: list[str] = []
@@ -233,10 +234,9 @@ class CallOrderProbe(Probe):
             return None
         self._in_schedule = True
         self._look()
-        if id(schedule) not in self._schedules:
-            self._schedules.append(id(schedule))
+        self._schedule = self._schedule or id(schedule)
         # accelerate steps a schedule once for each process
-        if self._schedules[0] == id(schedule) and int(os.environ.get("WORLD_SIZE") or 1) == 1:
+        if self._schedule == id(schedule) and int(os.environ.get("WORLD_SIZE") or 1) == 1:
             self._note("schedule")
         return lambda _: setattr(self, "_in_schedule", False)
 

@@ -62,7 +62,6 @@ class CutOffProbe(Probe):
         self._digests: dict[str, object] = {}
         self._tensors = len(trained)
         self._entry = session.model if session.entry is None else session.entry
-        self._passes: list[_Pass] = []
         self._lost: list[int] = []
         """Passes of each early step whose results get no gradient, beside others whose results do."""
         self._cut_off: set[str] = set()
@@ -81,7 +80,7 @@ class CutOffProbe(Probe):
         """What a step's losses are differentiated by."""
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
-        self._passes, self._looks_on = [], bool(self._idle) and step == AT_STEP
+        self._passes, self._looks_on = list[_Pass](), bool(self._idle) and step == AT_STEP
         if step == AT_STEP and session.processes == 1:
             self.hooks.function(torch.autograd, "backward", before=self._differentiated)
         if step < EARLY_STEPS:

@@ -157,9 +157,8 @@ def _difference(session: Session, parameter: Any, wanted: torch.Tensor, learns: 
             return f" ({NEW_TOKENS_FROZEN}: from {first} on)"
         held, wanted = held[:rows], wanted[:vocabulary]
     # a script may load weights in 16 bit and raise them to fp32, as prepare_model_for_kbit_training does
-    read = (None, torch.bfloat16, torch.float16)[: 1 if session.run.holds(Premise.DTYPES_DECLARED) else 3]
-    kinds = (wanted if kind is None else wanted.to(kind).to(held.dtype) for kind in read)
-    return None if any(torch.equal(each, held) for each in kinds) else ""
+    read = (held.dtype, torch.bfloat16, torch.float16)[: 1 if session.run.holds(Premise.DTYPES_DECLARED) else 3]
+    return None if any(torch.equal(wanted.to(kind).to(held.dtype), held) for kind in read) else ""
 
 
 def _quantization_error(parameter: Any, weights: WeightFile, name: str) -> float:

@@ -128,15 +128,13 @@ class ForwardProbe(Probe):
             layers = stacked_layers(session.model)
             self._layers = len(layers)
             attentions = [attention_of(layer) for layer in layers]
-            counted = [layer if inner is None else inner for layer, inner in zip(layers, attentions, strict=True)]
-            for module in counted:
-                self.hooks.before(module, self._count)
-            for layer in layers:
+            for layer, inner in zip(layers, attentions, strict=True):
+                self.hooks.before(layer if inner is None else inner, self._count)
                 self.hooks.before(layer, self._note, with_kwargs=True)
             architecture, self._attention = session.run.model.architecture, None
             dropping = {id(module) for module, _, _ in dropouts(session.model)}
-            inner = {id(part) for first in attentions[:1] if first for part in (first, *first.children())}
-            if has_formulas(architecture, session.model) and dropping.isdisjoint(inner):
+            of_first = {id(part) for first in attentions[:1] if first for part in (first, *first.children())}
+            if has_formulas(architecture, session.model) and dropping.isdisjoint(of_first):
                 self._attention = WatchedAttention(
                     session.model, architecture, lambda: [(b.input_ids, b.attention_mask) for b in window], self.hooks
                 )

@@ -8,6 +8,7 @@ computes otherwise than the oracle is left out where loss and gradient are taken
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
+from itertools import pairwise
 
 import torch
 
@@ -125,11 +126,9 @@ def _documents(window: Sequence[Batch]) -> list[IdsAndLabels]:
             continue
         for (ids, labels), given, mask in zip(rows, batch.position_ids, batch.attention_mask, strict=True):
             positions = given[mask.bool()].tolist()
-            starts = [at for at, position in enumerate(positions) if position == 0 or not at]
-            if stand_still(positions):  # no documents of one token each, but a row whose positions are wrong
-                starts = [0]
-            ends = [*starts[1:], len(ids)]
-            found += [(ids[start:end], labels[start:end]) for start, end in zip(starts, ends, strict=True)]
+            # where they stand still there are no documents of one token each, but a row whose positions are wrong
+            within = [] if stand_still(positions) else [at for at, place in enumerate(positions) if at and not place]
+            found += [(ids[start:end], labels[start:end]) for start, end in pairwise([0, *within, len(ids)])]
     return found
 
 
