@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tunecheck.core.check import grouped
 from tunecheck.core.evidence import Continuity, Movement
 from tunecheck.core.premises import Premise
 from tunecheck.models.layer_names import is_pretrained, stacked_layers
@@ -253,11 +254,8 @@ def _misfrozen(model: Any) -> Iterator[str]:
 
 def _factors(trained: Named) -> dict[str, list[torch.Tensor]]:
     """Return the low-rank factors of each module, which bear "lora" in their names."""
-    factors = defaultdict[str, list[torch.Tensor]](list)
-    for name, p in trained:
-        if p.ndim == 2 and LOW_RANK in name.lower():
-            factors[name[: name.lower().index(LOW_RANK)].rstrip(".")].append(p)
-    return factors
+    low = ((name, p) for name, p in trained if p.ndim == 2 and LOW_RANK in name.lower())
+    return grouped((name[: name.lower().index(LOW_RANK)].rstrip("."), p) for name, p in low)
 
 
 def _adapted(trained: Named) -> Iterator[str]:
@@ -293,8 +291,8 @@ def _layers_rest(model: Any, most: float) -> bool:
         adapted, head = adapted_layers(model).values(), _output_layer(model)
         return bool(adapted) and all(layer is head for layer in adapted)
     parts = [module for module in model.modules() if is_pretrained(module)]
-    learning = (part for part in parts if part is model or any(p.requires_grad for p in part.parameters()))
-    named = [pair for part in learning for layer in stacked_layers(part) for pair in layer.named_parameters()]
+    live = (part for part in parts if part is model or any(p.requires_grad for p in part.parameters()))
+    named = [pair for part in live for layer in stacked_layers(part) for pair in layer.named_parameters()]
     if not named or any(p.requires_grad and (p.ndim > 1 or name.endswith("bias")) for name, p in named):
         return False
     learnt = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -386,9 +384,7 @@ class _Samples:
 
     def __init__(self, tensors: Named, elements: int) -> None:
         self.count, self._elements = len(tensors), elements
-        by_kind: dict[object, list[tuple[str, torch.Tensor]]] = {}
-        for name, tensor in tensors:
-            by_kind.setdefault((tensor.dtype, tensor.device), []).append((name, tensor))
+        by_kind = grouped(((pair[1].dtype, pair[1].device), pair) for pair in tensors)
         kept = [(part, self._taken(part)) for part in by_kind.values()]
         self._parts = [(part, own, torch.full_like(own, -1, dtype=torch.int32)) for part, own in kept]
         """Tensors, their samples, and for each element the step in which it first differed, -1 while it has not."""
