@@ -75,10 +75,8 @@ from tunecheck.training.events import Probe
 from tunecheck.training.session import Session
 
 
-class WindowSizeProbe(Probe):
+class WindowSizeProbe(Probe[WindowSize]):
     """Count them."""
-
-    emits = (WindowSize,)
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Record the size of this window."""

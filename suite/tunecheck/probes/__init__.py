@@ -1,5 +1,6 @@
 """The table of probes, in the order in which they see each moment."""
 
+from tunecheck.core.evidence import Record
 from tunecheck.core.extensions import EXTENSION_PROBES, extensions
 from tunecheck.probes.adapters import AdapterProbe, DropoutProbe
 from tunecheck.probes.call_order import CallOrderProbe
@@ -22,10 +23,10 @@ from tunecheck.probes.training_state import CensusProbe, OtherModelsProbe, Train
 from tunecheck.probes.updates import UpdateProbe
 from tunecheck.training.events import Probe
 
-EXTENSIONS: tuple[type[Probe], ...] = tuple(probe for _, probe in extensions(EXTENSION_PROBES))
+EXTENSIONS: tuple[type[Probe[Record]], ...] = tuple(probe for _, probe in extensions(EXTENSION_PROBES))
 """Probes of other packages."""
 
-PROBES: tuple[type[Probe], ...] = (
+PROBES: tuple[type[Probe[Record]], ...] = (
     MovementProbe,  # first: it must see the weights before any other probe has touched them
     ContinuityProbe,  # likewise
     ReplicaProbe,
@@ -59,7 +60,7 @@ PROBES: tuple[type[Probe], ...] = (
 
 _OWN_SESSIONS_ONLY = {GenerationProbe, EvaluationProbe, LayerGradientProbe, ResumedProbe}
 
-WATCHED: tuple[type[Probe], ...] = (
+WATCHED: tuple[type[Probe[Record]], ...] = (
     *(GivenRowsProbe if probe is DataProbe else probe for probe in PROBES if probe not in _OWN_SESSIONS_ONLY),
     PositionProbe,
     PreferenceProbe,
@@ -76,5 +77,5 @@ _TENSORS_ALONE = {
     *EXTENSIONS,
 }
 
-ANY_OBJECTIVE: tuple[type[Probe], ...] = tuple(probe for probe in WATCHED if probe in _TENSORS_ALONE)
+ANY_OBJECTIVE: tuple[type[Probe[Record]], ...] = tuple(probe for probe in WATCHED if probe in _TENSORS_ALONE)
 """Those of them that need no forward pass of their own: for a training whose rows and loss are not known here."""

@@ -42,10 +42,8 @@ BEHIND = 0.05
 UNTOLD = -1
 
 
-class AdapterProbe(Probe):
+class AdapterProbe(Probe[AdapterStart]):
     """Looks at the adapters once, before training; what is touched at random is put back."""
-
-    emits = (AdapterStart,)
 
     def start(self, session: Session) -> None:
         """Compare every adapted linear with its base; then, touched at random, with its formula."""
@@ -204,10 +202,8 @@ def _algebra_errors(
     return errors
 
 
-class DropoutProbe(Probe):
+class DropoutProbe(Probe[AdapterDropout]):
     """Looks once, before training, at plain LoRA. What was changed is put back, and so is the random state."""
-
-    emits = (AdapterDropout,)
 
     def start(self, session: Session) -> None:
         lora = session.run.lora

@@ -33,10 +33,8 @@ REPEATABLE = frozenset({"schedule", "step", "idle step"})
 """Calls that are noted each; of others one in a row is enough."""
 
 
-class CallOrderProbe(Probe):
+class CallOrderProbe(Probe[CallOrder]):
     """Notes calls as they happen, but for those of the probes' own."""
-
-    emits = (CallOrder,)
 
     def start(self, session: Session) -> None:
         # of several optimizers the one with most of what learns: the others' steps are not its own

@@ -48,10 +48,8 @@ class _Pass:
     """Numbers of those of its results that a gradient arrives at which is not 0, where that is looked at."""
 
 
-class CutOffProbe(Probe):
+class CutOffProbe(Probe[CutOff]):
     """Looks for parameters without a gradient in any step, of models whose objective is their own."""
-
-    emits = (CutOff,)
 
     def start(self, session: Session) -> None:
         held = {*map(id, tensors_of(session.optimizer))}

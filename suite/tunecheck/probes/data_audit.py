@@ -37,10 +37,8 @@ LONG_ANSWER = 32
 """Characters from which an answer that both splits hold is the same row and no coincidence."""
 
 
-class DataProbe(Probe):
+class DataProbe(Probe[DataSplit | TokensReplaced | Window]):
     """Audits the splits once and the windows as they come."""
-
-    emits = (DataSplit, TokensReplaced, Window)
 
     def start(self, session: Session) -> None:
         self._read: list[torch.Tensor] = []

@@ -38,10 +38,9 @@ forward round otherwise, and in 16 bit untrained logits are so close that 2 of 3
 """
 
 
-class EvaluationProbe(Probe):
+class EvaluationProbe(Probe[Evaluation | EvaluationAudit]):
     """Evaluates where the run says so; audits the last one, whose adapters are not zero."""
 
-    emits = (Evaluation, EvaluationAudit)
     runs_evaluations = True
 
     def evaluate(self, session: Session, step: int) -> None:
@@ -168,10 +167,8 @@ def _again(session: Session, rows: Sequence[Tokens]) -> tuple[float, int]:
     return total / tokens, tokens
 
 
-class GenerationProbe(Probe):
+class GenerationProbe(Probe[Generation]):
     """Generates with transformers' own generate, then holds the tokens against one plain forward."""
-
-    emits = (Generation,)
 
     def start(self, session: Session) -> None:
         self._generate(session, "start")

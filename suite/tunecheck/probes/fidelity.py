@@ -38,10 +38,8 @@ SCALE_ROUNDING = 1e-4
 """Of a scale; the next one of the 8-bit map is 1e-3 away and more."""
 
 
-class FidelityProbe(Probe):
+class FidelityProbe(Probe[BaseFidelity]):
     """Compares every base tensor with the file, as it reads it itself, once, before training."""
-
-    emits = (BaseFidelity,)
 
     def start(self, session: Session) -> None:
         weights = WeightFile(session.folder)
@@ -223,10 +221,8 @@ def inverse_frequencies(architecture: Architecture) -> torch.Tensor | None:
     return None
 
 
-class QuantizationProbe(Probe):
+class QuantizationProbe(Probe[Quantization]):
     """Looks at every quantised linear once, before training."""
-
-    emits = (Quantization,)
 
     def start(self, session: Session) -> None:
         if session.run.quantization is None:

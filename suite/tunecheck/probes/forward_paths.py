@@ -45,10 +45,8 @@ REFERENCE_TOKENS = 128
 """Of the longest row: what is wrong only far from a row's start (a window, a table that ends) must be reached."""
 
 
-class ForwardProbe(Probe):
+class ForwardProbe(Probe[ForwardPaths | ForwardReference | LayerCalls]):
     """Small forwards before training; during one step counts of layer calls and the kernels of attention."""
-
-    emits = (ForwardPaths, ForwardReference, LayerCalls)
 
     def start(self, session: Session) -> None:
         with _speaking(session.model):
@@ -229,10 +227,8 @@ def _matmul_error(device: torch.device) -> float:
     return relative_error((a.to(device) @ b.to(device)).cpu().double(), wanted)
 
 
-class WeightsInUseProbe(Probe):
+class WeightsInUseProbe(Probe[CurrentWeights]):
     """Looks once, after training, in train mode. Adapters are touched by another probe, before training."""
-
-    emits = (CurrentWeights,)
 
     def start(self, session: Session) -> None:
         self._reached: set[Any] = set()

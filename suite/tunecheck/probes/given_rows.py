@@ -34,10 +34,8 @@ ANY, ANOTHER = "4f1d", "9c7e"
 """Contents of messages, found again in what the template makes of them."""
 
 
-class GivenRowsProbe(Probe):
+class GivenRowsProbe(Probe[Window | RowsGiven | RowSpans | BaseTokens]):
     """Audits every window that is listened to."""
-
-    emits = (Window, RowsGiven, RowSpans, BaseTokens)
 
     def start(self, session: Session) -> None:
         self._dataset = session.batches.dataset  # type: ignore[attr-defined]

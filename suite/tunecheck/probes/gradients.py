@@ -44,10 +44,8 @@ of the keys' bias is 0, since a softmax does not see what is added to all scores
 it is left in BERT; gradients of random signs in 10,000 tokens are 1e-2 of it."""
 
 
-class GradientProbe(Probe):
+class GradientProbe(Probe[Gradients]):
     """Take every gradient's norm after backward, before clipping."""
-
-    emits = (Gradients,)
 
     def start(self, session: Session) -> None:
         self._trainable, self._never = learning(session.model), undifferentiated(session.model)
@@ -107,13 +105,11 @@ def _group(name: str) -> str:
     return next((side for side in ("lora_A", "lora_B", "lora_magnitude_vector") if f".{side}." in name), "other")
 
 
-class RecomputationProbe(Probe):
+class RecomputationProbe(Probe[Recomputation]):
     """Takes one row's gradient with checkpointing and without it, which changes what is kept, not what is computed.
 
     Looks once, after training, in train mode: dropout draws from the same random state both times.
     """
-
-    emits = (Recomputation,)
 
     def end(self, session: Session) -> None:
         if not session.run.training.gradient_checkpointing:
@@ -146,13 +142,11 @@ wrong at every length, so that the smaller error counts.
 """
 
 
-class LayerGradientProbe(Probe):
+class LayerGradientProbe(Probe[LayerGradients]):
     """Takes each layer alone once, after training, in train mode; only where the run asks for it; in fp32 arithmetic.
 
     Its gradient is held against its own differences, without autograd: a whole model's slope hides one wrong layer.
     """
-
-    emits = (LayerGradients,)
 
     def end(self, session: Session) -> None:
         if not session.run.probes.directional_gradient or session.run.uses_dropout:
@@ -246,13 +240,11 @@ class _Sums:
         return bool(self.arrived) and self.arrived != self.called
 
 
-class WeightGradientProbe(Probe):
+class WeightGradientProbe(Probe[WeightGradient]):
     """Follows all adapters in the first steps, else some trained linears in every step, so that all have their turn.
 
     Each one's input is kept until its gradient arrives: where activations are recomputed, that would undo the saving.
     """
-
-    emits = (WeightGradient,)
 
     def start(self, session: Session) -> None:
         """List the linears and the embedding, with a head that is tied to it, and how many to follow in a step."""

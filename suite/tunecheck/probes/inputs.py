@@ -71,10 +71,8 @@ class _Tokens:
         )
 
 
-class StepInputsProbe(Probe):
+class StepInputsProbe(Probe[StepInputs | TokensLearned]):
     """Notes the digests of every step's batches, and the targets of their rows: steps are compared in any training."""
-
-    emits = StepInputs, TokensLearned
 
     def start(self, session: Session) -> None:
         """List the models, those inside of others too: a loss may call them by themselves."""
@@ -420,10 +418,8 @@ MOST_PADDING = 8
 """Different tokens of padding that are shown, which should be one."""
 
 
-class ShownRowsProbe(Probe):
+class ShownRowsProbe(Probe[RowShown]):
     """Keeps the first rows of the first step: which text is learned, read alone, or padding."""
-
-    emits = (RowShown,)
 
     def backward_end(self, session: Session, step: int) -> None:
         if step:

@@ -46,10 +46,8 @@ end do, but it shows at every step what changed a tensor as a whole."""
 Named = Sequence[tuple[str, torch.Tensor]]
 
 
-class MovementProbe(Probe):
+class MovementProbe(Probe[Movement]):
     """Keeps samples of what learns and digests of what does not."""
-
-    emits = (Movement,)
 
     def start(self, session: Session) -> None:
         self._trainable = learning(session.model)
@@ -336,14 +334,12 @@ def _frozen(session: Session) -> Iterator[tuple[str, torch.Tensor]]:
         yield from session.model.named_buffers()
 
 
-class ContinuityProbe(Probe):
+class ContinuityProbe(Probe[Continuity]):
     """Keeps samples of all parameters and compares them at every moment of a step.
 
     The optimizer's own step lies between the end of the backward pass and the end of the step: all that trained tensors
     change elsewhere is no update, and frozen ones change nowhere. To gather offloaded ones would cost more than a step.
     """
-
-    emits = (Continuity,)
 
     def start(self, session: Session) -> None:
         self._watched = session.run.training.offload != "parameters"

@@ -35,10 +35,8 @@ Wanted = tuple[float, Tensors, str]
 """Loss and gradient of a window, and how it is split."""
 
 
-class OracleProbe(Probe):
+class OracleProbe(Probe[Oracle | OwnRowsGradient]):
     """Computes the run's oracle steps beforehand and compares the gradients when the trainer's are complete."""
-
-    emits = (Oracle, OwnRowsGradient)
 
     def start(self, session: Session) -> None:
         # with dropout the trainer's random masks cannot be known: it must be able to make its passes again without
@@ -177,10 +175,8 @@ REPEATED = 2
 the start of the run, or was exchanged, is told by other probes; this costs one micro-batch's forward."""
 
 
-class OwnLossProbe(Probe):
+class OwnLossProbe(Probe[OwnLoss]):
     """Takes loss and gradient from the logits of the trainer's own forwards, in the first steps and the oracle's."""
-
-    emits = (OwnLoss,)
 
     def start(self, session: Session) -> None:
         last = session.run.training.max_steps

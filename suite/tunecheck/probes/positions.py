@@ -41,10 +41,8 @@ ROWS_AGAIN = 8
 """Rows at most of a pass that is made again."""
 
 
-class PositionProbe(Probe):
+class PositionProbe(Probe[PositionGradients | RowsUsed]):
     """Hooks what models of transformers return, in the training's own passes."""
-
-    emits = PositionGradients, RowsUsed
 
     def start(self, session: Session) -> None:
         """List the models: the one that trains, and those inside of it; and what their rows may be filled up with."""

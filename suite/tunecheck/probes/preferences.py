@@ -33,10 +33,8 @@ _Answer = tuple[list[int], list[bool]]
 """Tokens of a row, and which of its next tokens the loss uses."""
 
 
-class PreferenceProbe(Probe):
+class PreferenceProbe(Probe[PreferencesLearned]):
     """Hooks what models return for rows: scores of their next tokens, or one score for each."""
-
-    emits = (PreferencesLearned,)
 
     def start(self, session: Session) -> None:
         models = [module for module in session.model.modules() if is_pretrained(module)]

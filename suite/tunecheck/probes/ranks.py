@@ -24,10 +24,8 @@ NAMED_STEPS = 2
 """First steps after which each tensor's digest is kept, so that the one that differs can be named."""
 
 
-class ReplicaProbe(Probe):
+class ReplicaProbe(Probe[Replica]):
     """Takes digests where several processes train; the comparison is a check's."""
-
-    emits = (Replica,)
 
     def start(self, session: Session) -> None:
         self._done = 0
@@ -67,10 +65,8 @@ def _exchanges() -> int | None:
     return None
 
 
-class ShardProbe(Probe):
+class ShardProbe(Probe[Shard]):
     """Adds up bytes when gradients and, after the first step, the optimizer's state are there."""
-
-    emits = (Shard,)
 
     def backward_end(self, session: Session, step: int) -> None:
         if session.whole is None:
@@ -92,13 +88,11 @@ def _even_share(tensor: Any, ranks: int) -> int:
     return ceil(rows / ranks) * (tensor.numel() // rows if rows else 0) * int(tensor.element_size())
 
 
-class PaceProbe(Probe):
+class PaceProbe(Probe[Joined | Pace]):
     """Times the layers where several processes train; checkpointed ones are timed again when they are recomputed.
 
     The steps of all ranks take equally long, since each waits for the slowest: what lies between two exchanges differs.
     """
-
-    emits = (Joined, Pace)
 
     def start(self, session: Session) -> None:
         """Begin to listen. FSDP2 gathers a layer before hooks that were added after its own."""

@@ -29,10 +29,8 @@ TREND_WARM_UP_STEPS, TREND_SAMPLES = 20, 10
 """Ten samples that all rise are a trend by chance once in 25,000 runs; eight would just do."""
 
 
-class LiveTensorProbe(Probe):
+class LiveTensorProbe(Probe[LiveTensors]):
     """Counts live tensors at the same point of a few steps: each count walks the interpreter's objects."""
-
-    emits = (LiveTensors,)
 
     def start(self, session: Session) -> None:
         self._steps = sampled_steps(session.run.training.max_steps)

@@ -30,10 +30,8 @@ ENLARGED = 4096.0
 """Factor of every B, a power of two: an adapter below the logits' last place is seen then."""
 
 
-class RoundTripProbe(Probe):
+class RoundTripProbe(Probe[AdapterEffect | RoundTrip | Saved]):
     """Saves with the trainer's own function and reads back through peft, beside the trained adapter."""
-
-    emits = (AdapterEffect, RoundTrip, Saved)
 
     def end(self, session: Session) -> None:
         """Save, compare the file tensor by tensor, load it as a second adapter, compare logits."""
@@ -185,13 +183,11 @@ def _read_tied(model: Any, saved: WeightFile) -> None:
             weight.data = saved.tensor(file).to(weight)
 
 
-class ResumedProbe(Probe):
+class ResumedProbe(Probe[TrainerState]):
     """Looks once, before the step that is resumed from: where it was saved and where it was read.
 
     Where a reference is to start from the same, at all that the training starts from, too.
     """
-
-    emits = (TrainerState,)
 
     def start(self, session: Session) -> None:
         """Note every tensor, quantisation statistics included, and the random state."""

@@ -40,13 +40,11 @@ SWITCHES = ("amsgrad", "maximize", "nesterov")
 """Keys of a parameter group that make another optimizer of it; no run can ask for one."""
 
 
-class TrainingStateProbe(Probe):
+class TrainingStateProbe(Probe[TrainingState]):
     """Looks at every forward pass of a step, not at its beginning.
 
     transformers' Trainer sets train mode only when it takes up the step's first micro-batch, after the callbacks.
     """
-
-    emits = (TrainingState,)
 
     def start(self, session: Session) -> None:
         self._expected = session.run.expected_trainable(WeightFile(session.folder).names)
@@ -225,10 +223,8 @@ def _wrong_settings(session: Session, adapted: Named, rounded: tuple[str, ...]) 
                 yield f"the adapter of {name} is scaled by {own}"
 
 
-class CensusProbe(Probe):
+class CensusProbe(Probe[Census | LearntBeside]):
     """Counts at the start, after the first evaluation and at the end: some bugs change the set in between."""
-
-    emits = (Census, LearntBeside)
 
     def start(self, session: Session) -> None:
         self._expected = tuple(sorted(session.run.expected_trainable(WeightFile(session.folder).names)))
@@ -285,14 +281,12 @@ SAMPLED = 64
 """Numbers of each parameter by which a model that learns elsewhere, or is an average, is told from one that rests."""
 
 
-class OtherModelsProbe(Probe):
+class OtherModelsProbe(Probe[OtherModelDrops | CutOff]):
     """Sees whether models that are called while another one learns, as teachers, drop or were never loaded.
 
     And whether one is never called while the student reads its rows in its place. Looks from the first step's backward
     pass to the second one's: a teacher may be called before the student is.
     """
-
-    emits = OtherModelDrops, CutOff
 
     def start(self, session: Session) -> None:
         self._called: Any = lambda: None

@@ -36,13 +36,11 @@ Settings = Sequence[tuple[float, float]]
 """Rate and decay of each tensor."""
 
 
-class UpdateProbe(Probe):
+class UpdateProbe(Probe[Update]):
     """Keeps its own moments in fp32 and predicts each step.
 
     All in the CPU's memory: what a probe keeps on the card from one moment to the next is in the run's peak.
     """
-
-    emits = (Update,)
 
     def start(self, session: Session) -> None:
         named = sorted(learning(session.model), key=lambda pair: pair[1].numel())

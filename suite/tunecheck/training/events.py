@@ -8,7 +8,7 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args, get_origin
 
 from tunecheck.core.evidence import ProbeFailed, ProbeTimes, Record, StepTimes
 from tunecheck.core.out_of_memory import ran_out
@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # a check of another package may import this while the config
     from tunecheck.training.data import Batch
     from tunecheck.training.session import Session
 
+R = TypeVar("R", bound=Record, covariant=True)
 EARLY_STEPS = 4
 """Steps in which probes look for what the script's code decides, the same in all steps: how rows are cut, say, which
 positions count, and which way the loss goes."""
@@ -57,19 +58,27 @@ def _uncompiled() -> AbstractContextManager[object]:
     return torch.compiler.set_stance("force_eager")  # type: ignore[no-any-return]
 
 
-class Probe:
+class Probe(Generic[R]):
     """Base of all probes: every moment does nothing until a subclass says otherwise.
 
+    In brackets stand the kinds of records that it writes: `class MovementProbe(Probe[Movement])`, several joined by |.
     A probe leaves weights, gradients, modes and random state as it found them; the dispatcher sees to the last.
     """
 
     emits: ClassVar[tuple[type[Record], ...]]
-    """The kinds of records that it writes: none of them can be relied on once the probe has failed."""
+    """These kinds: none of them can be relied on once the probe has failed."""
 
     runs_evaluations: ClassVar[bool] = False
     """Whether it carries out the run's own evaluations: when memory runs out in those, the run has run out of it."""
 
-    def __init__(self, emit: Callable[[Record], None]) -> None:
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for base in vars(cls).get("__orig_bases__", ()):
+            if get_origin(base) is Probe:
+                (kinds,) = get_args(base)
+                cls.emits = get_args(kinds) or (kinds,)
+
+    def __init__(self, emit: Callable[[R], None]) -> None:
         self.emit = emit
         self.hooks = Hooks(unless=probing)
         """In the training's own passes, none of the probes'; an error of one is recorded in the next moment."""
@@ -99,7 +108,7 @@ class Probe:
 class Probes:
     """Hands every moment of `Probe` to every probe. A probe that raises is recorded and left out from then on."""
 
-    def __init__(self, kinds: Sequence[type[Probe]], emit: Callable[[Record], None]) -> None:
+    def __init__(self, kinds: Sequence[type[Probe[Record]]], emit: Callable[[Record], None]) -> None:
         self._probes = [kind(emit) for kind in kinds]
         self._emit = emit
         self.aside: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -155,7 +164,9 @@ class Probes:
             with at_work(), self.aside(), session.seen_whole():
                 self._each_in_turn(probes, moment, method, session, *args)
 
-    def _each_in_turn(self, probes: Sequence[Probe], moment: str, method: str, session: Session, *args: Any) -> None:
+    def _each_in_turn(
+        self, probes: Sequence[Probe[Record]], moment: str, method: str, session: Session, *args: Any
+    ) -> None:
         from tunecheck.training.restore import random_state  # brings torch
 
         for probe in probes:
@@ -182,7 +193,7 @@ class Probes:
                         torch.cuda.empty_cache()
             self._cost[type(probe).__name__] += time.perf_counter() - begun
 
-    def _leave_out(self, probe: Probe, moment: str, reason: str) -> None:
+    def _leave_out(self, probe: Probe[Record], moment: str, reason: str) -> None:
         self._probes.remove(probe)
         probe.hooks.remove()
         kinds = tuple(kind.__name__ for kind in probe.emits)
