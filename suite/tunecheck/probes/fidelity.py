@@ -321,18 +321,14 @@ def _quantized_again(session: Session, weights: WeightFile, modules: dict[str, A
     sizes = {name: prod(module.weight.quant_state.shape) for name, module in modules.items()}
     same: dict[str, bool] = {}
     for name in (name for name, size in sizes.items() if size == min(sizes.values()) and f"{name}.weight" in weights):
-        held = modules[name].weight
+        held, state = modules[name].weight, modules[name].weight.quant_state
         # a script may load its base in another dtype than it computes in
         declared = session.run.holds(Premise.DTYPES_DECLARED)
-        loaded = DTYPES[session.precision] if declared else held.quant_state.dtype
-        wanted_values, wanted_scales = quantised(
-            weights.tensor(f"{name}.weight").to(session.device, loaded),
-            block=held.quant_state.blocksize,
-            quant_type=held.quant_state.quant_type,
-            nested=held.quant_state.nested,
-        )
-        values_differ = values(held) != wanted_values
-        scales_differ = (scales(held) - wanted_scales).abs() > SCALE_ROUNDING * wanted_scales
+        loaded = DTYPES[session.precision] if declared else state.dtype
+        weight = weights.tensor(f"{name}.weight").to(session.device, loaded)
+        own, own_scales = quantised(weight, block=state.blocksize, quant_type=state.quant_type, nested=state.nested)
+        values_differ = values(held) != own
+        scales_differ = (scales(held) - own_scales).abs() > SCALE_ROUNDING * own_scales
         of_values, of_scales = values_differ.float().mean(), scales_differ.float().mean()
         same[name] = bool(of_values <= VALUES_ON_THE_FENCE and of_scales <= SCALES_ON_THE_FENCE)
     return same

@@ -256,11 +256,8 @@ class WeightsInUseProbe(Probe[CurrentWeights]):
         trained = [p for p in session.model.parameters() if p.requires_grad]
         with _halved(trained), recorded_calls(modules, _last_two) as calls:
             _logits(session)
-            errors = {
-                name: relative_error(calls[name][1], _product(module, calls[name][0], session))
-                for name, module in modules.items()
-                if name in calls and _is_product(module, *calls[name])
-            }
+            products = [name for name in modules if name in calls and _is_product(modules[name], *calls[name])]
+            errors = {n: relative_error(calls[n][1], _product(modules[n], calls[n][0], session)) for n in products}
         for name, module in modules.items():
             if name not in errors:  # others read its tensors, as Mamba's kernel does: then the logits follow them
                 with _halved([p for p in own_parameters(module) if p.requires_grad]):

@@ -407,14 +407,12 @@ class PositionProbe(Probe[PositionGradients | RowsUsed]):
         second, third = (used[rows, (first + more).clamp(max=last)] for more in (1, 2))
         early = used[rows, first] & ~used[rows, last] & ~used[rows, last - 1]
         late = third & ~used[rows, first] & ~second
-        self._counts.update(
-            marked=int(marked.sum()), tags_early=int((marked & early).sum()), tags_late=int((marked & late).sum())
-        )
+        found = {"marked": marked, "tags_early": marked & early, "tags_late": marked & late}
+        self._counts.update({name: int(rows.sum()) for name, rows in found.items()})
         if (pieces := self._pieces) is None:
             return
-        for ids, learned, begin, end in zip(
-            *(held[marked].tolist() for held in (read, used, first, last)), strict=True
-        ):
+        of_marked = (held[marked].tolist() for held in (read, used, first, last))
+        for ids, learned, begin, end in zip(*of_marked, strict=True):
             told = counted_by_words(pieces(ids[begin + 1 : end]), learned[begin + 1 : end])
             self._counts.update(split=told is not None, tags_counted=bool(told))
 

@@ -123,10 +123,9 @@ class UpdateProbe(Probe[Update]):
         if session.run.holds(Premise.SETTINGS_DECLARED):
             decay = training.weight_decay
             return [(rate, decay * decays(name, training.weight_decay_on)) for name, _ in self._followed]
+        groups = session.optimizer.param_groups
         own = {
-            id(p): (rate_of(group, rate), group.get("weight_decay", 0.0))
-            for group in session.optimizer.param_groups
-            for p in group["params"]
+            id(p): (rate_of(group, rate), group.get("weight_decay", 0.0)) for group in groups for p in group["params"]
         }
         return [own.get(id(p), (rate, 0.0)) for _, p in self._followed]
 

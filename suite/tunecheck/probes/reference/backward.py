@@ -194,15 +194,12 @@ def negative_score_errors(width: int, dtype: torch.dtype, device: torch.device) 
             out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
             scores = copies[0] @ copies[1].mT / width**0.5
             wanted = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1) @ copies[2]
+        where = f"attention of {tokens} masked tokens with scores near {NEGATIVE_SCORE:.0f}"
         theirs = [out, *torch.autograd.grad(out, given, above)]
         ours = [wanted, *torch.autograd.grad(wanted, copies, above.double())]
         for name, got, right in zip(("", *(f", its gradient by {part}" for part in "qkv")), theirs, ours, strict=True):
-            error = relative_error(got[..., 1:].detach().double(), right[..., 1:].detach())
-            if not got.isfinite().all():
-                error = float("inf")
-            errors[f"attention of {tokens} masked tokens with scores near {NEGATIVE_SCORE:.0f}{name}"] = (
-                0.0 if error < ROUNDING_OF_SCORES else error
-            )
+            error = relative_error(got[..., 1:].double(), right[..., 1:]) if got.isfinite().all() else float("inf")
+            errors[where + name] = 0.0 if error < ROUNDING_OF_SCORES else error
     return errors
 
 

@@ -151,9 +151,8 @@ def scores_of(loss: torch.Tensor) -> Iterator[list[Scored]]:
             continue
         gradient = gradient if last else gradient.movedim(1, -1)
         places = gradient.numel() // classes
-        yield [
-            Scored(edge, gradient, last, n._saved_indices, n) for n in looked_up if n._saved_indices.numel() == places
-        ]
+        fitting = (n for n in looked_up if n._saved_indices.numel() == places)
+        yield [Scored(edge, gradient, last, n._saved_indices, n) for n in fitting]
 
 
 def positives_without_twin(entropy: Any) -> bool:

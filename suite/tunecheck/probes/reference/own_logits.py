@@ -4,6 +4,7 @@ Behind the logits no arithmetic of the model is left: a wrong loss differs by wh
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any, TypeVar
 
 import torch
@@ -23,11 +24,8 @@ T = TypeVar("T")
 
 def unpadded(window: Sequence[Batch]) -> list[IdsAndLabels]:
     """Return ids and labels of the window's rows without their padding."""
-    return [
-        (ids[mask.bool()], labels[mask.bool()])
-        for batch in window
-        for ids, labels, mask in zip(batch.input_ids, batch.labels, batch.attention_mask, strict=True)
-    ]
+    rows = (zip(batch.input_ids, batch.labels, batch.attention_mask.bool(), strict=True) for batch in window)
+    return [(ids[mask], labels[mask]) for ids, labels, mask in chain.from_iterable(rows)]
 
 
 def _parts(positions: Sequence[T], classes: int) -> Iterator[Sequence[T]]:

@@ -74,10 +74,7 @@ def drawn_heads(model: Any, folder: Path) -> frozenset[str]:
     if not held:
         return frozenset()
     body = f"{inner.base_model_prefix}."
-    return frozenset(
-        name
-        for name, _ in model.named_parameters()
-        if not any(part in name for part in (".lora_", ".modules_to_save.", ".original_module.", ".base_layer."))
-        and not (own := file_name(name)).startswith(body)
-        and own not in held
-    )
+    adapters = ".lora_", ".modules_to_save.", ".original_module.", ".base_layer."
+    plain = (name for name, _ in model.named_parameters() if not any(part in name for part in adapters))
+    in_file = {name: file_name(name) for name in plain}
+    return frozenset(name for name, own in in_file.items() if not own.startswith(body) and own not in held)
