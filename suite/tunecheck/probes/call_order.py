@@ -7,7 +7,7 @@ gradients themselves, of a few small tensors, since there are many ways to do it
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,7 +16,6 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from tunecheck.core.evidence import CallOrder
 from tunecheck.probes.reference.witness import Witness
-from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe
 from tunecheck.training.hooks import inner_optimizer, same_optimizer
 from tunecheck.training.session import Session
@@ -52,7 +51,7 @@ class CallOrderProbe(Probe[CallOrder]):
         self._others = WeakKeyDictionary[Any, _Other]()
         self._listen(session)
 
-    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+    def step_begin(self, session: Session, step: int, window: object) -> None:
         """Record the step before, which lasts until this one begins."""
         if self._listening:
             self._look()

@@ -20,7 +20,6 @@ from tunecheck.core.premises import Premise
 from tunecheck.probes.reference.forwards import numbers_of
 from tunecheck.probes.reference.loss_graph import graph_of
 from tunecheck.probes.reference.measures import digest, living
-from tunecheck.training.data import Batch
 from tunecheck.training.events import EARLY_STEPS, Probe
 from tunecheck.training.hooks import tensors_of
 from tunecheck.training.restore import as_found, kept_values, random_state, unprinted
@@ -77,7 +76,7 @@ class CutOffProbe(Probe[CutOff]):
         self._leaves: dict[int, Any] = {}
         """What a step's losses are differentiated by."""
 
-    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+    def step_begin(self, session: Session, step: int, window: object) -> None:
         self._passes, self._looks_on = list[_Pass](), bool(self._idle) and step == AT_STEP
         if step == AT_STEP and session.processes == 1:
             self.hooks.function(torch.autograd, "backward", before=self._differentiated)

@@ -16,7 +16,7 @@ from tunecheck.core.evidence import BaseTokens, RowsGiven, RowSpan, RowSpans, Wi
 from tunecheck.probes.reference import given
 from tunecheck.probes.reference.measures import random_digest
 from tunecheck.probes.reference.vocabulary import base_tokens_of
-from tunecheck.training.data import IGNORED, Batch
+from tunecheck.training.data import IGNORED
 from tunecheck.training.events import Probe
 from tunecheck.training.session import Session
 
@@ -71,7 +71,7 @@ class GivenRowsProbe(Probe[Window | RowsGiven | RowSpans | BaseTokens]):
         if known and (seen := base_tokens_of(session.model, session.tokenizer, session.folder, tokens)) is not None:
             self.emit(seen)
 
-    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+    def step_begin(self, session: Session, step: int, window: object) -> None:
         self._state = random_digest(session.device)
 
     def backward_end(self, session: Session, step: int) -> None:

@@ -8,7 +8,7 @@ scaled, left over, added to, compressed or rounded on its way to the optimizer s
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
@@ -22,7 +22,6 @@ from tunecheck.core.evidence import Gradients, LayerGradients, Recomputation, We
 from tunecheck.probes.reference.forwards import first_tokens, logits_of
 from tunecheck.probes.reference.given import special_tokens
 from tunecheck.probes.reference.measures import PART, differences, dtype_name, evenly, relative_error, worst
-from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe, probing
 from tunecheck.training.hooks import OwnHooks
 from tunecheck.training.restore import having, in_fp32, model_mode, own_gradients, random_state, uncached
@@ -55,7 +54,7 @@ class GradientProbe(Probe[Gradients]):
         self._norms = torch.zeros(READ_EVERY, len(self._trainable) + 2, device=session.device)
         self._left_over: tuple[str, ...] = ()
 
-    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+    def step_begin(self, session: Session, step: int, window: object) -> None:
         """Look for gradients of the steps before. Where they are cleared to None, as torch does, this costs nothing."""
         held = [(name, p.grad) for name, p in self._trainable if p.grad is not None]
         self._left_over = tuple(name for name, gradient in held if bool((whole(gradient) != 0).any()))
@@ -265,7 +264,7 @@ class WeightGradientProbe(Probe[WeightGradient]):
         self._every_one = PROBED_STEPS if session.run.lora is not None and not training.gradient_checkpointing else 0
         self._next = 0
 
-    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+    def step_begin(self, session: Session, step: int, window: object) -> None:
         chosen = self._followed
         if step >= self._every_one:  # the next ones in turn
             first, self._next = self._next, self._next + self._each_step

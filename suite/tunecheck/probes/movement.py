@@ -18,7 +18,6 @@ from tunecheck.probes.reference.four_bit import is_packed, with_statistics
 from tunecheck.probes.reference.measures import digest, digests, evenly, sample, sampled_places
 from tunecheck.probes.reference.vocabulary import vocabulary_size
 from tunecheck.probes.reference.weight_file import WeightFile, drawn_heads, file_name, unmarked_heads
-from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe
 from tunecheck.training.hooks import rate_of
 from tunecheck.training.restore import adapted_layers
@@ -92,7 +91,7 @@ class MovementProbe(Probe[Movement]):
         packed = [(n, m.bias) for n, m in session.model.named_modules() if is_packed(m._parameters.get("weight"))]
         self._biases = {f"{n}.bias": b.detach().clone() for n, b in packed if b is not None and not b.requires_grad}
 
-    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+    def step_begin(self, session: Session, step: int, window: object) -> None:
         if step == 1 and self._without:
             self.hooks.before(None, lambda module, _: self._called.add(id(module)))
 

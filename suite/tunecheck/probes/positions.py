@@ -66,7 +66,7 @@ class PositionProbe(Probe[PositionGradients | RowsUsed]):
         self._turned = False
         """Whether rows are seen to be columns: a model of the script's own may read [positions, rows]."""
 
-    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+    def step_begin(self, session: Session, step: int, window: object) -> None:
         if step >= EARLY_STEPS:
             return
         self._counts = Counter(padded=0)

@@ -4,7 +4,7 @@ Whatever the formula of a preference loss, its gradient by the scores of an answ
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import islice, takewhile
 from typing import Any
@@ -17,7 +17,6 @@ from tunecheck.models.layer_names import is_pretrained
 from tunecheck.probes.reference.loss_graph import graph_of, saved
 from tunecheck.probes.reference.measures import Digest, digest, living
 from tunecheck.probes.reference.own_tokens import tokens_and_numbers
-from tunecheck.training.data import Batch
 from tunecheck.training.events import EARLY_STEPS, Probe
 from tunecheck.training.session import Session
 
@@ -49,7 +48,7 @@ class PreferenceProbe(Probe[PreferencesLearned]):
         self._late = list[bool]()
         """Of pairs of a raised and a lowered row, whether the first tokens in which they differ are not learned."""
 
-    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+    def step_begin(self, session: Session, step: int, window: object) -> None:
         self._passes: dict[int, list[torch.Tensor]] = {}
         """Number of the function behind the scores of each pass of this step to the factors of its rows in the loss.
 

@@ -1,7 +1,7 @@
 """Where several ranks train one model: whether it stays the same in all, is dealt out evenly, and keeps one pace."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from math import ceil
@@ -15,7 +15,6 @@ from tunecheck.core.evidence import Joined, Pace, Replica, Shard
 from tunecheck.core.premises import Premise
 from tunecheck.models.layer_names import stacked_layers
 from tunecheck.probes.reference.measures import digest, hex_digest
-from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import moment, seconds_between
@@ -106,7 +105,7 @@ class PaceProbe(Probe[Joined | Pace]):
             self.hooks.before(layer, lambda *_: self._note(self._begun))
             self.hooks.after(layer, lambda *_: self._note(self._ended))
 
-    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+    def step_begin(self, session: Session, step: int, window: object) -> None:
         self._begun.clear()
         self._ended.clear()
 

@@ -22,7 +22,6 @@ from tunecheck.probes.reference.forwards import numbers_of
 from tunecheck.probes.reference.four_bit import is_packed
 from tunecheck.probes.reference.measures import counted, digest, dtype_name, living, random_digest
 from tunecheck.probes.reference.weight_file import WeightFile
-from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe
 from tunecheck.training.hooks import tensors_of
 from tunecheck.training.restore import adapted_layers, dropouts, products
@@ -83,7 +82,7 @@ class TrainingStateProbe(Probe[TrainingState]):
         for module in (torch, torch.random):  # whose functions are two where torch has loaded its compiler
             self.hooks.function(module, "manual_seed", after=seeded)
 
-    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+    def step_begin(self, session: Session, step: int, window: object) -> None:
         """Watch the decoder (a loss in chunks calls it and the head by themselves) and layers that are recomputed."""
         self._forwards, self._reference = 0, False
         self._state = random_digest(session.device)
