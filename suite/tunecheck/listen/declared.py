@@ -303,9 +303,8 @@ def quantization_of(model: Any) -> Quantization | None:
 
     if config is None or not read("load_in_4bit"):
         return None
-    return Quantization.model_construct(
-        quant_type=read("bnb_4bit_quant_type"), double_quant=bool(read("bnb_4bit_use_double_quant")), block_size=64
-    )
+    double = bool(read("bnb_4bit_use_double_quant"))
+    return Quantization.model_construct(quant_type=read("bnb_4bit_quant_type"), double_quant=double, block_size=64)
 
 
 def weights_folder(model: Any) -> Path | None:

@@ -220,11 +220,11 @@ class LoopHooks:
             return ""
         if not self.unheard:
             seen = (
-                f"a {self.kind} was called and differentiated ({self.differentiated}), but no torch optimizer stepped: "
-                "tunecheck cannot recognise hand-written updates; pass model.parameters() to an optimizer of "
-                "torch.optim, and call its step"
+                f"a {self.kind} was called and differentiated ({self.differentiated}), but no torch optimizer stepped"
             )
-            return seen if self.differentiated and self.kind else ""
+            way_out = "pass model.parameters() to an optimizer of torch.optim, and call its step"
+            why = f"{seen}: tunecheck cannot recognise hand-written updates; {way_out}"
+            return why if self.differentiated and self.kind else ""
         if self.model is None:
             compiled = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {}).get("frames")
             hint = "; torch.compile hides what it compiles: compile the model alone, not its step" if compiled else ""

@@ -134,13 +134,8 @@ class LoopSteps(StepMoments):
         optimizer = together(self.optimizers)
         within = None if self.objective else cast_within(model, self.window[0])
         self.run = run = run_of_loop(model, optimizer, listener, within or self.autocast, self.objective, entry)
-        held = {
-            "optimizer": optimizer,
-            "tokenizer": tokenizer or only_tokenizer(),
-            "entry": entry,
-            "cast": self.autocast,
-        }
-        session = session_of(run, model, self.window, autocast=within is not None, **held)
+        held = {"tokenizer": tokenizer or only_tokenizer(), "entry": entry, "cast": self.autocast}
+        session = session_of(run, model, self.window, optimizer=optimizer, autocast=within is not None, **held)
         listener.begin(session, "AdamW" if run.holds(Premise.UPDATE_RULE_KNOWN) else "")
         listener.emit(*of_caller(), *shared_loaders(), settings_of(model, self.optimizers))
         gc.callbacks.append(self._collecting)

@@ -100,13 +100,7 @@ DECLARED: WeakKeyDictionary[Any, Declared] = WeakKeyDictionary()
 
 
 def lora_plus(
-    model: Any,
-    optimizer_cls: Any = None,
-    *,
-    lr: float,
-    loraplus_lr_ratio: float,
-    loraplus_lr_embedding: float = 1e-6,
-    **_: Any,
+    model: Any, *_: Any, lr: float, loraplus_lr_ratio: float, loraplus_lr_embedding: float = 1e-6, **__: Any
 ) -> Callable[[Any], None]:
     """Return what records the rates of LoRA+ (arXiv 2402.12354), by which B trains at a multiple of A's rate."""
 

@@ -306,12 +306,7 @@ def merging(tuner: Any, *_: Any, **__: Any) -> Callable[[Any], None] | None:
 
 
 def saving(
-    model: Any,
-    save_directory: Any = None,
-    is_main_process: bool = True,
-    state_dict: Mapping[str, Any] | None = None,
-    *_: Any,
-    **__: Any,
+    model: Any, save_directory: Any = None, is_main_process: bool = True, state_dict: Any = None, *_: Any, **__: Any
 ) -> Callable[[Any], None] | None:
     """A model of transformers is about to be saved. Return what is to be called when it was."""
     heard = next((each for whole, each in _HEARD.items() if _is_of(model, whole)), None)

@@ -87,11 +87,8 @@ def _of_decay(model: Any, optimizer: Any) -> Iterator[Given]:
         elif weight is not None and bias is not None and id(bias) in decays:
             biases.append(decays[id(bias)])
     if biases and not any(biases):
-        yield (
-            "norm_decay",
-            median_low(norms or [0.0]),
-            f"{type(optimizer).__name__}'s weight_decay of norms, not of biases,",
-        )
+        where = f"{type(optimizer).__name__}'s weight_decay of norms, not of biases,"
+        yield "norm_decay", median_low(norms or [0.0]), where
 
 
 def _of_arguments(arguments: Any) -> Iterator[Given]:

@@ -22,10 +22,8 @@ def layer_count(names: Iterable[str], at_least: int) -> int:
     numbers = {number for name in names if (number := layer_of(name)) is not None}
     missing = sorted(set(range(max(numbers, default=-1) + 1)) - numbers)
     if missing:
-        raise Unsupported(
-            f"the weight file has tensors of layer {max(numbers)} but none of {', '.join(map(str, missing))}: "
-            "it is damaged or incomplete; fetch the model again"
-        )
+        why = f"the weight file has tensors of layer {max(numbers)} but none of {', '.join(map(str, missing))}"
+        raise Unsupported(f"{why}: it is damaged or incomplete; fetch the model again")
     enough(len(numbers), at_least)
     return len(numbers)
 
@@ -33,10 +31,8 @@ def layer_count(names: Iterable[str], at_least: int) -> int:
 def enough(count: int, at_least: int) -> None:
     """Require this many layers. Raises Unsupported."""
     if count < at_least:
-        raise Unsupported(
-            f"the model has {count} decoder layers, and this strategy needs {at_least} or more to tell those it trains "
-            "from the others; use another model, or strategy: full"
-        )
+        needed = f"this strategy needs {at_least} or more to tell those it trains from the others"
+        raise Unsupported(f"the model has {count} decoder layers, and {needed}; use another model, or strategy: full")
 
 
 def decoder_layers(model: Any, at_least: int) -> Any:

@@ -14,10 +14,8 @@ KNOWN_TYPES = ("llama", "mistral", "qwen2")
 def tensor_shapes(architecture: Architecture) -> dict[str, Shape]:
     """Return name and shape of every weight as in the weight file, without a tied head. Raises Unsupported."""
     if architecture.model_type not in KNOWN_TYPES:
-        raise Unsupported(
-            f"model.architecture.model_type is {architecture.model_type!r}: its tensors cannot be enumerated, "
-            f"only those of {', '.join(KNOWN_TYPES)}; add it to suite/tunecheck/models/shapes.py"
-        )
+        why = f"model.architecture.model_type is {architecture.model_type!r}: its tensors cannot be enumerated"
+        raise Unsupported(f"{why}, only those of {', '.join(KNOWN_TYPES)}; add it to suite/tunecheck/models/shapes.py")
     extra = architecture.model_extra or {}
     hidden, inner = architecture.hidden_size, architecture.intermediate_size
     head = architecture.head_width

@@ -38,10 +38,8 @@ class BaseWeights(Strategy):
     def _held(self, found: Iterable[Any], run: StrategyConfig) -> list[Any]:
         if not (held := list(found)):
             model = f"{run.model.name} (model_type {run.model.architecture.model_type})"
-            raise Unsupported(
-                f"strategy {run.strategy} trains {self.trains}, and {model} has none; use a model that has them, such "
-                "as qwen2-0.5b, or strategy: adapter_layers or lora"
-            )
+            way_out = "use a model that has them, such as qwen2-0.5b, or strategy: adapter_layers or lora"
+            raise Unsupported(f"strategy {run.strategy} trains {self.trains}, and {model} has none; {way_out}")
         return held
 
 

@@ -161,10 +161,8 @@ def _choose_kernels(run: Run, device: torch.device) -> tuple[str, ...]:
         if cudnn_attention_gives_nan(torch.__version__, f"{major}.{minor}"):
             wanted = False
             if not run.training.deterministic:
-                sentences = (
-                    f"torch {torch.__version__}: cuDNN attention switched off, whose gradients may be NaN on compute "
-                    f"capability {major}.{minor} ({CUDNN_ATTENTION})",
-                )
+                off = f"cuDNN attention switched off, whose gradients may be NaN on compute capability {major}.{minor}"
+                sentences = (f"torch {torch.__version__}: {off} ({CUDNN_ATTENTION})",)
     torch.backends.cuda.enable_cudnn_sdp(wanted is not False and not run.training.deterministic)
     return sentences
 

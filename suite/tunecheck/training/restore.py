@@ -97,10 +97,7 @@ GENERATORS: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]
     random.Random: (random.Random.getstate, random.Random.setstate),
     torch.Generator: (torch.Generator.get_state, torch.Generator.set_state),
     np.random.RandomState: (np.random.RandomState.get_state, np.random.RandomState.set_state),
-    np.random.Generator: (
-        lambda own: own.bit_generator.state,
-        lambda own, to: setattr(own.bit_generator, "state", to),
-    ),
+    np.random.Generator: (lambda own: own.bit_generator.state, lambda own, to: setattr(own.bit_generator, "state", to)),
 }
 """Kinds of generators of random numbers, with what reads and what sets their state."""
 

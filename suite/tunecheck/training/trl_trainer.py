@@ -27,10 +27,8 @@ def build(run: Run, folder: Path, device: torch.device) -> Session:
     disable_progress_bars()
     session = session_around(listening_trainer, run, folder, device)
     if run.quantization is not None and session.precision != "bf16":
-        raise Unsupported(
-            f"trainer trl makes the adapters of a quantised base bf16, and this device trains in {session.precision}: "
-            "use strategy lora, or another trainer"
-        )
+        why = f"trainer trl makes the adapters of a quantised base bf16, and this device trains in {session.precision}"
+        raise Unsupported(f"{why}: use strategy lora, or another trainer")
     return session
 
 
