@@ -166,5 +166,4 @@ def _names(targets: Any, module: str) -> bool:
 
 def _of_pattern(pattern: dict[str, Any], module: str, default: Any) -> Any:
     """Return the value of the pattern that names this module, as peft matches it: a key, or an end of the name."""
-    named = (value for key, value in pattern.items() if re.match(rf"(.*\.)?({key})$", module))
-    return next(named, default)
+    return next((value for key, value in pattern.items() if re.match(rf"(.*\.)?({key})$", module)), default)

@@ -85,8 +85,7 @@ def _not_asked(name: str, features: frozenset[str]) -> Group:
         return Group("only in tunecheck's own runs", "they have the rows, phases or limits for it", checks=[name])
     if not lacking:
         return Group("judged in every training that declares what it needs", checks=[name])
-    needed = " and ".join(FEATURES[feature] for feature in lacking)
-    return Group("judged with", needed, checks=[name])
+    return Group("judged with", " and ".join(FEATURES[feature] for feature in lacking), checks=[name])
 
 
 def _grouped(parts: list[Group]) -> list[Group]:

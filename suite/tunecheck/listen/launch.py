@@ -283,8 +283,7 @@ class Early:
 
 
 def _traces_of(options: Options, number: int) -> list[Path]:
-    every = (trace_file(options, number, rank) for rank in count())
-    return list(takewhile(Path.exists, every))
+    return list(takewhile(Path.exists, (trace_file(options, number, rank) for rank in count())))
 
 
 def merge_ranks(options: Options) -> None:

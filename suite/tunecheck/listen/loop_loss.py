@@ -195,8 +195,7 @@ def _weighed(tensor: torch.Tensor, losses: Sequence[Any]) -> bool:
     """Return whether these losses are in the tensor with different factors."""
     if len(losses) < 2:
         return False
-    edges = [torch.autograd.graph.GradientEdge(node, 0) for node in losses]
-    found = gradients(tensor, edges)
+    found = gradients(tensor, [torch.autograd.graph.GradientEdge(node, 0) for node in losses])
     return found is None or _differ(torch.stack([*found]))
 
 

@@ -452,8 +452,7 @@ def _learns_outside(tensor: torch.Tensor, node: Any) -> bool:
     outside = (target < -MOST_DIFFERENCE) | (target > 1 + MOST_DIFFERENCE)
     if not outside.any():
         return False
-    edge = torch.autograd.graph.GradientEdge(*node.next_functions[0])
-    found = gradients(tensor, [edge])
+    found = gradients(tensor, [torch.autograd.graph.GradientEdge(*node.next_functions[0])])
     return found is not None and bool((found[0][outside] != 0).any())
 
 

@@ -39,8 +39,7 @@ class Row:
 
 def read_rows(path: Path, split: str) -> list[Row]:
     """Return all rows of this file. Raises BadRow with file and line for what is no row, and for an empty file."""
-    records = read_records(path, *INSTRUCTION)
-    return [Row(f"{split}:{number}", **record) for number, record in enumerate(records)]
+    return [Row(f"{split}:{number}", **held) for number, held in enumerate(read_records(path, *INSTRUCTION))]
 
 
 @dataclass(frozen=True, slots=True)

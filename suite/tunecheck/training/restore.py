@@ -291,8 +291,7 @@ def in_fp32(model: Any) -> Iterator[dict[torch.Tensor, torch.Tensor]]:
 
 def widened_bytes(model: Any) -> int:
     """Return the bytes that `in_fp32` takes while it lasts."""
-    tensors = chain(model.parameters(), model.buffers())
-    return sum(4 * tensor.numel() for tensor in tensors if tensor.dtype in HALVES)
+    return sum(4 * each.numel() for each in chain(model.parameters(), model.buffers()) if each.dtype in HALVES)
 
 
 _SCRIPTS: list[tuple[str, ...]] = []
