@@ -33,8 +33,7 @@ class WatchedLora(Lora):
     def scale_of(self, module: str) -> float:
         """Return the factor of this module's adapter: of its own rank and alpha, where a pattern names it."""
         r = _of_pattern(self.rank_pattern, module, self.r)
-        alpha = _of_pattern(self.alpha_pattern, module, self.alpha)
-        return float(alpha / (sqrt(r) if self.use_rslora else r))
+        return float(_of_pattern(self.alpha_pattern, module, self.alpha) / (sqrt(r) if self.use_rslora else r))
 
 
 def configs_of(model: Any) -> dict[str, Any]:

@@ -80,10 +80,9 @@ class Watch(Heard):
         self._trainer, self._loop = trainer, (model, optimizer, tokenizer)
         self._tell = tell
         self.folder = Path(folder).absolute() if folder is not None else session_folder()
-        name = Path(sys.argv[0]).stem or "training"
         self._options = Options(
             folder=str(self.folder),
-            name=name,
+            name=Path(sys.argv[0]).stem or "training",
             steps=steps,
             expect=read_expectations(f"{key}={value}" for key, value in (expect or {}).items()),
             ignore=read_ignored(f"{check}={reason}" for check, reason in (ignore or {}).items()),

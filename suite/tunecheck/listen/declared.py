@@ -314,8 +314,7 @@ def weights_folder(model: Any) -> Path | None:
     if name and not folder.is_dir():
         from huggingface_hub import try_to_load_from_cache
 
-        revision = getattr(model.config, "_commit_hash", None)
-        held = try_to_load_from_cache(name, "config.json", revision=revision)
+        held = try_to_load_from_cache(name, "config.json", revision=getattr(model.config, "_commit_hash", None))
         folder = Path(held).parent if isinstance(held, str) else Path("/nonexistent")
     return folder if name and any(folder.glob("*.safetensors")) else None
 

@@ -152,8 +152,7 @@ def precision_of(trainer: Any) -> str:
     if learnt := {names[p.dtype] for p in trainer.model.parameters() if p.requires_grad and p.dtype in names}:
         return max(learnt)
     quantization = getattr(getattr(trainer.model, "config", None), "quantization_config", None)
-    compute = getattr(quantization, "bnb_4bit_compute_dtype", None)
-    return names.get(compute or dtype_of(trainer.model), "fp32")
+    return names.get(getattr(quantization, "bnb_4bit_compute_dtype", None) or dtype_of(trainer.model), "fp32")
 
 
 def run_of(hooks: Any, state: Any, loader: Any) -> declared.WatchedRun:

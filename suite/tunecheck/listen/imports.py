@@ -84,8 +84,7 @@ def say(problem: str) -> None:
     """Tell what went wrong in listening, by the file beside this one: there may be no package to import it from."""
     import runpy
 
-    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "problems.py")
-    runpy.run_path(path)["say"](problem)
+    runpy.run_path(os.path.join(os.path.dirname(os.path.abspath(__file__)), "problems.py"))["say"](problem)
 
 
 def _wrap_trainer(module: ModuleType) -> None:

@@ -79,17 +79,15 @@ def watch(
     rehearsal.append_to(trace_file(options, 1, 0))
     for name, trace in kept.items():
         (folder / name).write_bytes(trace)
-    interrupted = status in INTERRUPTED and not kept
     rows = rows_of(folder, options, 0 if kept else status)
     problems = _problems(folder) if any(row.trace_file for row in rows) else ""  # else the reason says it
-    return reported(rows, interrupted=interrupted, problems=problems), status
+    return reported(rows, interrupted=status in INTERRUPTED and not kept, problems=problems), status
 
 
 def run_name(command: Sequence[str]) -> str:
     """Return a name for the command: its script's, its module's, that of its program and first words, or `inline`."""
     command = hidden_words(command)
-    program = Path(command[0])
-    python = re.fullmatch(r"(python|pypy)[0-9.]*", program.name) is not None
+    python = re.fullmatch(r"(python|pypy)[0-9.]*", Path(command[0]).name) is not None
     options = [word for word in command[1:3] if word in ("-c", "-m")]
     if scripts := [Path(word).stem for word in command if re.search(r"\.(py|ya?ml)$", word)]:
         name = scripts[0]

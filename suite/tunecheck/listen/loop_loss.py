@@ -100,8 +100,7 @@ class Pass:
 def _same(logits: torch.Tensor, scores: torch.Tensor) -> bool:
     """Return whether these are the log-likelihoods of these logits; in parts, as a copy of all may take gigabytes."""
     parts = (torch.split(each, max(1, PART // each.shape[-1])) for each in (logits, scores))
-    pairs = zip(*parts, strict=True)
-    apart = [(each.to(other).log_softmax(dim=-1) - other).abs().amax() for each, other in pairs]
+    apart = [(one.to(other).log_softmax(dim=-1) - other).abs().amax() for one, other in zip(*parts, strict=True)]
     return bool(torch.stack(apart).amax() <= MOST_DIFFERENCE)
 
 

@@ -68,8 +68,6 @@ MOST_NODES = 2000
 ROWS_SUMMED = 64
 MOST_OF_LOG_1 = 0.05
 """Logarithm of the sum of probabilities at most, which 16 bit round, and to which a script may add a little."""
-FLAT = 0.5
-"""Range of the scores in a softmax that is nearly flat at best. SimCLR's cosines at a temperature of 0.5 have 4."""
 FEWEST_ROWS = 3
 """Of a square of scores; any two rows' likelihoods may come of symmetric ones."""
 MOST_ROUNDING = 1e-2
@@ -183,7 +181,8 @@ def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
                 within = reach_of(node.next_functions[0])
                 counts["of_itself"] += _highest_of_itself(node._saved_result)
                 counts["over_positions"] += _is_over_positions(node)
-                counts["flat"] += within is not None and within[1] - within[0] < FLAT
+                # nearly flat at best: SimCLR's cosines at a temperature of 0.5 have a range of 4
+                counts["flat"] += within is not None and within[1] - within[0] < 0.5
             given = straight_back(node.next_functions[0])[0]
             if given is not None and given.name() in squashed:
                 found.append(f"{_plainly(node)} of a {_plainly(given)}")
@@ -442,8 +441,7 @@ def _exchanged_by_view(softmax: Any) -> bool:
     (made, _), shape = softmax.next_functions[0], softmax._saved_result.shape
     if made is None or made.name() not in VIEWS or len(shape) < 3 or shape[1] == shape[2]:
         return False
-    given = tuple(getattr(made, "_saved_self_sym_sizes", ()))
-    return given == (shape[0], *shape[2:], shape[1])
+    return tuple(getattr(made, "_saved_self_sym_sizes", ())) == (shape[0], *shape[2:], shape[1])
 
 
 def _learns_outside(tensor: torch.Tensor, node: Any) -> bool:

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, ref
 
@@ -151,8 +151,7 @@ class OtherOptimizers:
         steps = self._model_steps
         found = [(type(other).__name__, tensors_of(other), seen) for other, seen in self._seen.items()]
         if self._beside:
-            idle = Counter(steps=steps, without_gradient=self._idle)
-            found.append((f"part of the {self._own}", self._beside, idle))
+            found.append((f"part of the {self._own}", self._beside, Counter(steps=steps, without_gradient=self._idle)))
         self._seen.clear()
         self._beside = []
         counts: list[dict[str, Any]] = [{**seen, "name": name, "tensors": len(held)} for name, held, seen in found]
@@ -173,11 +172,10 @@ MOST_OF_NOTHING = 0.01
 class Schedules:
     """The schedules of these optimizers that say for how many steps they are made, held from now on."""
 
-    def __init__(self, optimizers: Iterable[Any]) -> None:
-        own = list(optimizers)
+    def __init__(self, optimizers: Sequence[Any]) -> None:
         alone = rank_and_processes()[1] == 1  # accelerate steps a schedule once for each process
         made = living(LRScheduler) if alone else []
-        held = [one for one in made if any(same_optimizer(one.optimizer, each) for each in own)]
+        held = [one for one in made if any(same_optimizer(one.optimizer, each) for each in optimizers)]
         self._all = [(schedule, int(schedule.last_epoch)) for schedule in held]
         self._begun = [
             (schedule, lasts, first, steps_taken(schedule.optimizer))

@@ -15,8 +15,6 @@ from tunecheck.core.text import one_line
 VARIABLE = "TUNECHECK_WATCH"
 HEARD = ".heard"
 """File of a session's folder, made by every Python process that could be listened to."""
-MOST_COMMAND = 8000
-"""Characters of a command that a trace keeps. Linux takes 128 KiB for one variable, and no process starts with more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +53,8 @@ class Options:
 
     def to_environment(self) -> dict[str, str]:
         """Return the variable that hands these options to the processes of a command."""
-        told = json.dumps({**asdict(self), "command": one_line(self.command, MOST_COMMAND)})
+        # Linux takes 128 KiB for one variable, and no process starts with more
+        told = json.dumps({**asdict(self), "command": one_line(self.command, 8000)})
         return {VARIABLE: told, "TUNECHECK_HEARD": os.path.join(self.folder, HEARD)}
 
 

@@ -69,8 +69,6 @@ DECLARED_BY: dict[str, tuple[Premise, ...]] = {
 """Trainer's arguments or optimizer, model's and adapters' configuration to what each declares; the rest was seen."""
 SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
 """transformers' schedules whose closed form is known here."""
-KEEP_THE_BASE = (True, False, "gaussian", "orthogonal", "eva")
-"""Values of LoraConfig.init_lora_weights that move no part of the base into the adapters, as PiSSA's and OLoRA's do."""
 
 
 def known_by(sources: dict[str, str], *, adapted: bool) -> dict[Premise, Fact]:
@@ -139,7 +137,8 @@ def of_adapters(model: Any, run: Any, adapters: Adapters) -> Iterator[Reason]:
         if model in provenance.LOADED:
             yield "the adapters were loaded, not created", Premise.ADAPTERS_FRESH
     inits = [getattr(each, "init_lora_weights", True) for each in adapters.configs.values()]
-    if moving := [each for each in inits if each not in KEEP_THE_BASE]:
+    # these move no part of the base into the adapters, as PiSSA's and OLoRA's do
+    if moving := [each for each in inits if each not in (True, False, "gaussian", "orthogonal", "eva")]:
         why = f"LoraConfig.init_lora_weights = {moving[0]!r} moves part of the base into the adapters"
         yield why, Premise.BASE_FROM_FILE
     if adapters.variant:
@@ -179,12 +178,11 @@ def presumed(model: Any, adapters: Adapters, thawed: list[str]) -> Iterator[Reas
 
 def of_trainer(trainer: Any, loader: Any, schedule: str) -> Iterator[Reason]:
     """Yield what a Trainer's arguments, the loader of its rows and its schedule ("" for a given one) leave open."""
-    args = trainer.args
     if schedule not in SCHEDULES:
         which = f"the schedule {schedule!r}" if schedule else "the script's own schedule"
         yield f"tunecheck does not know the closed form of {which}", Premise.SCHEDULE_KNOWN
     yield from of_compiled(trainer.model_wrapped)
-    if args.max_grad_norm in (None, 0):
+    if trainer.args.max_grad_norm in (None, 0):
         yield "gradients are not clipped, so no norm is computed", Premise.NORM_REPORTED
     if weighted := weighted_sampler(loader):
         yield f"{weighted} may draw a row several times", Premise.ROWS_DRAWN_ONCE

@@ -19,9 +19,6 @@ from tunecheck.training.restore import dropouts
 
 ADAM = re.compile(r"(Paged)?AdamW?(8bit|32bit)?( of .*)?")
 """Optimizers whose rate is the size of a step: Prodigy's and Adafactor's have another meaning."""
-OF_GROUPS = {"weight_decay": "weight_decay", "momentum": "momentum", "eps": "adam_epsilon"}
-"""Key of a parameter group to the kind of its number."""
-OF_ARGUMENTS = {"label_smoothing_factor": "label_smoothing", "neftune_noise_alpha": "neftune_noise_alpha"}
 Given = tuple[str, Any, str]
 """Kind, value and place of a number."""
 
@@ -52,7 +49,7 @@ def _of_model(model: Any) -> Iterator[Given]:
 def _of_groups(optimizer: Any, rate: float | None, pretrained: bool) -> Iterator[Given]:
     name, adam = type(optimizer).__name__, ADAM.fullmatch(optimizer_kind(optimizer)) is not None
     for group in optimizer.param_groups if adam or type(optimizer) is torch.optim.SGD else ():
-        for key, kind in OF_GROUPS.items():
+        for key, kind in {"weight_decay": "weight_decay", "momentum": "momentum", "eps": "adam_epsilon"}.items():
             if group.get(key) is not None:
                 yield kind, group[key], f"{name}'s {key}"
         if adam:
@@ -93,7 +90,8 @@ def _of_decay(model: Any, optimizer: Any) -> Iterator[Given]:
 
 def _of_arguments(arguments: Any) -> Iterator[Given]:
     kind = type(arguments)
-    for name, of in OF_ARGUMENTS.items():
+    named = {"label_smoothing_factor": "label_smoothing", "neftune_noise_alpha": "neftune_noise_alpha"}
+    for name, of in named.items():
         if value := getattr(arguments, name, None):
             yield of, value, f"{kind.__name__}.{name}"
     of_trl = any(base.__module__.startswith("trl.") for base in kind.__mro__)

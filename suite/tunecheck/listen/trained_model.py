@@ -125,8 +125,7 @@ def _parts_that_hold(optimizers: Sequence[Any], first: Any, others: Sequence[tup
     whole.training = first.training
     for at, part in enumerate(parts):
         whole.add_module(f"{type(part).__name__}{at or ''}", part)
-    tensors = [p for optimizer in optimizers for p in tensors_of(optimizer) if id(p) in missing]
-    for at, tensor in enumerate(tensors):
+    for at, tensor in enumerate(p for optimizer in optimizers for p in tensors_of(optimizer) if id(p) in missing):
         if isinstance(tensor, torch.nn.Parameter):  # a temperature, say
             whole.register_parameter(f"parameter{at}", tensor)
     return whole

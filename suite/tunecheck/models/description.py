@@ -114,8 +114,7 @@ class Architecture(Section):
     @property
     def head_width(self) -> int:
         """Width of an attention head."""
-        given = (self.model_extra or {}).get("head_dim")
-        return int(given or self.hidden_size // self.num_attention_heads)
+        return int((self.model_extra or {}).get("head_dim") or self.hidden_size // self.num_attention_heads)
 
 
 class Model(Section):

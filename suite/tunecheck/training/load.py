@@ -81,7 +81,6 @@ def load_base(run: Run, folder: Path, device: torch.device, precision: str) -> A
     """
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-    dtype = torch.float32 if run.trains_base else DTYPES[precision]
     options: dict[str, Any] = {}
     if run.quantization is not None:
         options["quantization_config"] = BitsAndBytesConfig(  # type: ignore[no-untyped-call]
@@ -93,7 +92,7 @@ def load_base(run: Run, folder: Path, device: torch.device, precision: str) -> A
     with _lack_of_memory_is_told():
         model = AutoModelForCausalLM.from_pretrained(
             folder,
-            dtype=dtype,
+            dtype=torch.float32 if run.trains_base else DTYPES[precision],
             device_map={"": device},
             attn_implementation=run.training.attention,
             local_files_only=True,

@@ -54,7 +54,6 @@ def adapt(base: Any, run: Run) -> Any:
 def train(session: Session, probes: Probes, steps: range, log: Callable[[Step], None]) -> None:
     """Carry out these optimizer steps, announcing each moment to the probes and logging every step in order."""
     model, optimizer, scaler, ranks = session.model, session.optimizer, session.scaler, session.ranks
-    training = session.run.training
     pending = PendingSteps(session, log)
     model.train()
     for step in steps:
@@ -77,7 +76,7 @@ def train(session: Session, probes: Probes, steps: range, log: Callable[[Step], 
         probes.backward_end(session, step)
 
         pending.resume()
-        gradient_norm = clip_gradients(tensors_of(optimizer), training.max_grad_norm)
+        gradient_norm = clip_gradients(tensors_of(optimizer), session.run.training.max_grad_norm)
         learning_rate = float(optimizer.param_groups[0]["lr"])
         scale = scaler.get_scale()
         scaler.step(optimizer)

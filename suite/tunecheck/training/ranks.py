@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 import torch
@@ -143,5 +143,4 @@ class Exchange(Group):
         """Return the micro-batches of all ranks for one step, in turn: one of each rank, then the next of each."""
         if self.count == 1:
             return mine
-        turns = zip_longest(*self.gathered(list(mine)))
-        return [batch for batch in chain.from_iterable(turns) if batch is not None]
+        return [batch for turn in zip_longest(*self.gathered(list(mine))) for batch in turn if batch is not None]

@@ -57,7 +57,8 @@ def as_found(model: Any) -> Iterator[None]:
     sizes = [*map(len, holders)]
     found = [value for value in its_own if type(value) in GENERATORS or type(value) is torch.Tensor]
     plain = [v for v in found if type(v) is torch.Tensor and v.layout is torch.strided and not v.requires_grad]
-    carried = [*model.buffers(), *(tensor for tensor in plain if tensor.numel() <= MOST_CARRIED)]
+    # a state of the module's own, rather than activations to look at
+    carried = [*model.buffers(), *(tensor for tensor in plain if tensor.numel() <= 2**20)]
     tensors = [(tensor, tensor.clone()) for tensor in carried]
     generators = [(value, GENERATORS[type(value)][0](value)) for value in found if type(value) in GENERATORS]
     contents = [(value, value.copy()) for value in its_own if type(value) in CONTAINERS]
@@ -84,8 +85,6 @@ def as_found(model: Any) -> Iterator[None]:
             (held.update if isinstance(held, dict | set) else held.extend)(content)
 
 
-MOST_CARRIED = 2**20
-"""Numbers of a tensor in a module's attribute that is kept: a state of its own, rather than activations to look at."""
 REPACKS = "support_avx512bf16_for_cpu"
 """Attribute of bitsandbytes' layers: whether a forward pass in eval mode repacks their weights."""
 CONTAINERS = {list, dict, set, deque, OrderedDict, defaultdict}

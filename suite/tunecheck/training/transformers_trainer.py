@@ -168,8 +168,7 @@ def save_checkpoint(session: Session, step: int, folder: Path) -> None:
 def load_checkpoint(session: Session, folder: Path) -> int:
     """Have `train` go on from this folder, which it reads only then; returns the step. Raises WeightsDamaged."""
     try:
-        state = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
-        step = int(state["global_step"])
+        step = int(json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))["global_step"])
     except (OSError, ValueError, KeyError) as error:
         why = f"the Trainer's checkpoint cannot be read: {error}; train again to write a new one"
         raise WeightsDamaged(f"{folder}: {why}") from error
@@ -205,8 +204,7 @@ class Listening:
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """The Trainer's own."""
-        alone = num_items_in_batch is None
-        self.items = (inputs["labels"][:, 1:] != IGNORED).sum() if alone else num_items_in_batch
+        self.items = (inputs["labels"][:, 1:] != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)  # type: ignore[misc]
 
 

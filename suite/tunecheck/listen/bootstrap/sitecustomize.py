@@ -23,8 +23,7 @@ def _run_the_hidden_one() -> None:
 
 
 def _listen() -> None:
-    path = os.path.join(_HERE, os.pardir, "imports.py")
-    found = importlib.util.spec_from_file_location("_tunecheck_imports", path)
+    found = importlib.util.spec_from_file_location("_tunecheck_imports", os.path.join(_HERE, os.pardir, "imports.py"))
     if found is not None and found.loader is not None:
         module = importlib.util.module_from_spec(found)
         found.loader.exec_module(module)
