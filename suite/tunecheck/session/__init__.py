@@ -3,7 +3,6 @@
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
@@ -143,16 +142,15 @@ class TierSession:
 
     def close(self, *, interrupted: bool) -> Report | None:
         """Write and return the report; None, with nothing written, for a worker, and where no run was reached."""
-        with ThreadPoolExecutor(1) as cooling:  # its memory goes while the report is written
-            cooling.submit(fork_server.cool_down)
-            if self._is_worker:
-                return None
-            if not (runs := self.rows.all()):
-                with suppress(OSError):  # nothing is in it: an unknown marker, an interrupt before the first run
-                    self.folder.rmdir()
-                return None
-            report = self._reported(runs, interrupted=interrupted, environment=self._environment)
-            return written(self._compared(report), self.folder)
+        fork_server.cool_down()
+        if self._is_worker:
+            return None
+        if not (runs := self.rows.all()):
+            with suppress(OSError):  # nothing is in it: an unknown marker, an interrupt before the first run
+                self.folder.rmdir()
+            return None
+        report = self._reported(runs, interrupted=interrupted, environment=self._environment)
+        return written(self._compared(report), self.folder)
 
     def _compared(self, report: Report) -> Report:
         """Return the report with its figures compared to previous sessions; a broken history costs no verdict."""
