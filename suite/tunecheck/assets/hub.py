@@ -118,9 +118,7 @@ def offline() -> str | None:
     """Return why no request to the hub is worth making; None when it can be reached. Takes 2 s at most."""
     from huggingface_hub import constants, is_offline_mode
 
-    if is_offline_mode():
-        return "HF_HUB_OFFLINE is set"
-    return network.hub_problem(constants.ENDPOINT)
+    return "HF_HUB_OFFLINE is set" if is_offline_mode() else network.hub_problem(constants.ENDPOINT)
 
 
 def _delivered(source: HubSource, wanted: Wanted, notes: tuple[str, ...] = ()) -> ModelFolder:

@@ -139,9 +139,7 @@ def _prune(options: argparse.Namespace) -> None:
 
 def _full_name(run: str) -> str:
     """Return tier and id of a run named by its id or path; a name with a tier needs no configuration any more."""
-    if "/" in run and not run.endswith((".yaml", ".yml")):
-        return run
-    return find_single_run(run).name
+    return run if "/" in run and not run.endswith((".yaml", ".yml")) else find_single_run(run).name
 
 
 def _none_yet(run: str, options: argparse.Namespace) -> None:

@@ -53,9 +53,7 @@ def _usable_cores() -> int | None:
     # Only Linux and the BSDs report the affinity mask.
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     quota = cpu_quota_cores()
-    if affinity is None or quota is None:
-        return affinity
-    return min(affinity, max(1, int(quota)))
+    return affinity if affinity is None or quota is None else min(affinity, max(1, int(quota)))
 
 
 def read_ram() -> tuple[int | None, int | None]:
@@ -137,9 +135,7 @@ def cpu_quota_cores(membership: Path = MEMBERSHIP, root: Path = ROOT) -> float |
 def memory_limits(membership: Path = MEMBERSHIP, root: Path = ROOT) -> tuple[int, int] | None:
     """Return the limit of this process's group and what is left of it, both in bytes; None without a limit."""
     limits = [limit for folder in _folders("memory", membership, root) if (limit := _memory(folder)) is not None]
-    if not limits:
-        return None
-    return min(limit for limit, _ in limits), min(left for _, left in limits)
+    return (min(limit for limit, _ in limits), min(left for _, left in limits)) if limits else None
 
 
 def _folders(controller: str, membership: Path, root: Path) -> Iterator[Path]:
