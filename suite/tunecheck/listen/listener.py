@@ -19,20 +19,8 @@ import torch
 
 from tunecheck.checks import problem_with
 from tunecheck.config.schema import Run
+from tunecheck.core import evidence
 from tunecheck.core.check import some
-from tunecheck.core.evidence import (
-    AttemptEnd,
-    AttemptOutcome,
-    AttemptPurpose,
-    AttemptStart,
-    PremisesOpen,
-    ProbeFailed,
-    Record,
-    StateLoaded,
-    Step,
-    Trained,
-    WindowEnded,
-)
 from tunecheck.core.premises import Premise, Source, facts
 from tunecheck.core.trace import TraceWriter, header_of
 from tunecheck.listen import loaders, provenance, saves
@@ -44,17 +32,10 @@ from tunecheck.probes import ANY_OBJECTIVE, WATCHED
 from tunecheck.probes.reference.measures import norm
 from tunecheck.runner.outcome import Outcome, ending_of
 from tunecheck.runner.setup import setup_of
+from tunecheck.training import restore
 from tunecheck.training.data import Batch
 from tunecheck.training.events import Probes, at_work
 from tunecheck.training.hooks import inner_optimizer, let_through, located
-from tunecheck.training.restore import (
-    adapted_layers,
-    exact_products,
-    having,
-    random_state,
-    unprinted,
-    without_repacking,
-)
 from tunecheck.training.session import Session
 
 
@@ -63,7 +44,7 @@ def _unseen(model: Any) -> Iterator[None]:
     """Hide the probes' writes to weights from autograd, whose graph may hold them already, and drop warnings."""
     filters: Any = warnings.filters
     dropping = ("ignore", None, Warning, None, 0)  # unlike catch_warnings, this forgets none that was shown
-    with without_repacking(model), unprinted(), exact_products(), ExitStack() as stack:
+    with restore.without_repacking(model), restore.unprinted(), restore.exact_products(), ExitStack() as stack:
         filters.insert(0, dropping)
         stack.callback(filters.remove, dropping)
         for weight in model.parameters():
@@ -123,9 +104,9 @@ class Listener:
         self._steps = 0
         """That were listened to."""
         self._open: dict[str, str] = {}
-        self._added: list[Record] = []
+        self._added: list[evidence.Record] = []
         """The attempts that are to follow the trace's end."""
-        self._drawn: Callable[[], Record] | None = None
+        self._drawn: Callable[[], evidence.Record] | None = None
         """What tells the rows that the loader has drawn, where several processes train."""
         self._learning: Learning | None = None
         """What learnt when the training began, where the script alone says what learns."""
@@ -168,7 +149,7 @@ class Listener:
         self.emit(setup_of(session, None, declared_optimizer=optimizer))
         probes = WATCHED if run.holds(Premise.CAUSAL_LM) else ANY_OBJECTIVE
         self._probes = Probes(() if self.ends_early else probes, self.emit)
-        self.look(StateLoaded, lambda: provenance.loads_of(session.model))
+        self.look(evidence.StateLoaded, lambda: provenance.loads_of(session.model))
         self._drawn = loaders.of_training()
         self._probes.aside = lambda: _unseen(session.model)
         declared = run.fact(Premise.TRAINED_SET_DECLARED).source in (Source.DECLARED, Source.EXPECTED)
@@ -176,40 +157,41 @@ class Listener:
             self._learning = Learning(session.model)
         self._probes.start(session)
         if not self.ends_early:  # what is written once the training is over follows its end
-            over, device = partial(self.add, AttemptPurpose.READ_BACK), str(session.device)
+            over, device = partial(self.add, evidence.AttemptPurpose.READ_BACK), str(session.device)
             saves.watch(session.model, lambda seen: over(device, 0.0, seen) if self._ended else self.emit(seen))
 
     def _tell_draws(self) -> None:
         if self._drawn is not None:
             self.emit(self._drawn())
 
-    def look(self, kind: type[Record], call: Callable[[], Iterable[Record]]) -> None:
+    def look(self, kind: type[evidence.Record], call: Callable[[], Iterable[evidence.Record]]) -> None:
         """Write what the listener finds by passes of its own, between those of the training; else a ProbeFailed."""
         if not self.listening or self._session is None:
             return
         try:
-            with at_work(), _unseen(self._session.model), random_state(self._session.device):
+            with at_work(), _unseen(self._session.model), restore.random_state(self._session.device):
                 self.emit(*call())
         except Exception as error:
             let_through(error)
-            self.emit(ProbeFailed(probe="Listener", moment="look", error=located(error), kinds=(kind.__name__,)))
+            why, kinds = located(error), (kind.__name__,)
+            self.emit(evidence.ProbeFailed(probe="Listener", moment="look", error=why, kinds=kinds))
 
     def _write_header(self, run: dict[str, Any], device: str, fingerprint: str = "") -> None:
         self._begun = True
         python, command = sys.version.split()[0], self.options.command
         environment = {"python": python, "command": command, "processes": self._processes}
-        start = AttemptStart(purpose=AttemptPurpose.TRAIN, device=device)
+        start = evidence.AttemptStart(purpose=evidence.AttemptPurpose.TRAIN, device=device)
         self.emit(header_of(run, fingerprint, environment), start)
 
-    def emit(self, *records: Record) -> None:
+    def emit(self, *records: evidence.Record) -> None:
         """Write these records."""
         if self._writer is not None and self.own:
             self._writer.write(*records)
 
-    def add(self, purpose: AttemptPurpose, device: str, seconds: float, record: Record) -> None:
+    def add(self, purpose: evidence.AttemptPurpose, device: str, seconds: float, record: evidence.Record) -> None:
         """Write this record behind the trace's end, as an attempt of its own, as soon as the training is over."""
-        end = AttemptEnd(outcome=AttemptOutcome.FINISHED, detail="", seconds=seconds)
-        self._added += [AttemptStart(purpose=purpose, device=device), record, end]
+        end = evidence.AttemptEnd(outcome=evidence.AttemptOutcome.FINISHED, detail="", seconds=seconds)
+        self._added += [evidence.AttemptStart(purpose=purpose, device=device), record, end]
         if self._ended:
             self._append_added()
 
@@ -228,7 +210,7 @@ class Listener:
         fresh: dict[str, str] = {premise: reason for premise, reason in reasons.items() if premise not in self._open}
         self._open |= fresh
         if fresh:
-            self.emit(PremisesOpen(reasons=fresh))
+            self.emit(evidence.PremisesOpen(reasons=fresh))
 
     def step_begin(self, step: int, window: Sequence[Batch]) -> None:
         """These micro-batches are about to be trained on; where other tensors learn by them, listening ends before."""
@@ -250,7 +232,7 @@ class Listener:
                 training._rate = rate
             self._probes.backward_end(self._session, step)
 
-    def step_end(self, step: Step) -> None:
+    def step_end(self, step: evidence.Step) -> None:
         """The optimizer has stepped. After the last step that is listened to, the probes look a last time."""
         if self._probes is None or self._session is None:
             return
@@ -272,9 +254,9 @@ class Listener:
             self.emit(*loaders.batches_of_workers())
             if self.options.twice:
                 learnt = (pair for pair in session.model.named_parameters() if pair[1].requires_grad)
-                self.emit(Trained(norms={name: norm(tensor) for name, tensor in learnt}, scaler=""))
+                self.emit(evidence.Trained(norms={name: norm(tensor) for name, tensor in learnt}, scaler=""))
             self._tell_draws()
-            self.emit(WindowEnded(steps=self._steps))
+            self.emit(evidence.WindowEnded(steps=self._steps))
 
     def close(self, error: BaseException | None = None) -> None:
         """The training has returned, or raised this."""
@@ -284,15 +266,15 @@ class Listener:
         self.tried(self.end_of_listening)
         self.tried(self._tell_draws)  # of the passes that came after the steps that were listened to
         if error is None:
-            end = Outcome(AttemptOutcome.FINISHED)
+            end = Outcome(evidence.AttemptOutcome.FINISHED)
         elif isinstance(error, KeyboardInterrupt):
-            end = Outcome(AttemptOutcome.INTERRUPTED, "by Ctrl-C")
+            end = Outcome(evidence.AttemptOutcome.INTERRUPTED, "by Ctrl-C")
         else:
             end = ending_of(error, "cpu")
         seconds = time.monotonic() - self._started
         if not self._begun:  # it ended before its first step
             self.tried(lambda: self._write_header(dict(UNKNOWN), ""))
-        self.tried(lambda: self.emit(AttemptEnd(**end._asdict(), seconds=seconds)))
+        self.tried(lambda: self.emit(evidence.AttemptEnd(**end._asdict(), seconds=seconds)))
         if self._writer is not None:
             self.tried(self._writer.close)
             self.tried(self._append_added)
@@ -316,7 +298,7 @@ class Listener:
         try:
             if not self._begun:  # what the training declares could not be read
                 self._write_header(dict(UNKNOWN), "")
-            self.emit(ProbeFailed(probe="Listener", moment="listening", error=reason, kinds=kinds))
+            self.emit(evidence.ProbeFailed(probe="Listener", moment="listening", error=reason, kinds=kinds))
         except Exception:
             self._writer = None
 
@@ -327,7 +309,7 @@ class Learning:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._names = self._now()
-        self._active = {name: list(layer.active_adapters) for name, layer in adapted_layers(model).items()}
+        self._active = {name: list(layer.active_adapters) for name, layer in restore.adapted_layers(model).items()}
 
     def _now(self) -> set[str]:
         return {name for name, parameter in self._model.named_parameters() if parameter.requires_grad}
@@ -342,10 +324,10 @@ class Learning:
 
     def restored(self) -> AbstractContextManager[None]:
         """Have the same learn as then in the block."""
-        layers = adapted_layers(self._model).items()
+        layers = restore.adapted_layers(self._model).items()
         active = [(layer, "_active_adapter", self._active[name]) for name, layer in layers if name in self._active]
         learns = ((p, "requires_grad", name in self._names) for name, p in self._model.named_parameters())
-        return having([*active, *learns])
+        return restore.having([*active, *learns])
 
 
 class StepMoments:
@@ -382,7 +364,7 @@ class StepMoments:
     def step_ends(self, listener: Listener, *, applied: bool, supervised_tokens: int | None = None) -> None:
         """Tell the listener what the step came to, with the number of tokens that the training counts itself."""
         own = sum(batch.supervised_tokens for batch in self.window)
-        step = Step(
+        step = evidence.Step(
             step=self.step,
             loss=float(sum(self.losses)),
             learning_rate=self.rate,
