@@ -242,15 +242,14 @@ def run_of_loop(
         *premises.of_loop(optimizer, objective, drops=run.drops),
         *premises.of_compiled(model if entry is None else entry),
     )
+    dtype = autocast or trained_model.dtype_of(model)
     training = WatchedTraining.model_construct(
         max_steps=listener.options.steps,
         schedule_steps=listener.options.steps,
         use_cache=bool(getattr(getattr(model, "config", None), "use_cache", False)),
         **{"learning_rate": 1.0, **settings},
         max_grad_norm=None,
-        precision={torch.bfloat16: "bf16", torch.float16: "fp16"}.get(
-            autocast or trained_model.dtype_of(model), "fp32"
-        ),
+        precision={torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype, "fp32"),
         gradient_checkpointing=checkpoints(model),
         attention=attention_kernel(model) if trained_model.is_transformers(model) else "",
     )

@@ -133,7 +133,7 @@ def _one_of(*words: str) -> Callable[[str], str]:
     return word
 
 
-def _expression(text: str) -> str:
+def _regex(text: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
@@ -142,14 +142,10 @@ def _expression(text: str) -> str:
 
 
 _ALL = (
-    Expectation("supervised", _expression, "</answer>$", "every row has supervised text that matches this expression"),
-    Expectation("unsupervised", _expression, "Question:", "no row has supervised text that matches this expression"),
-    Expectation(
-        "trained", _expression, "lm_head", "tensors with a matching name are trained, and each of them changes"
-    ),
-    Expectation(
-        "frozen", _expression, "embed_tokens", "tensors with a matching name are not trained and do not change"
-    ),
+    Expectation("supervised", _regex, "</answer>$", "every row has supervised text that matches this expression"),
+    Expectation("unsupervised", _regex, "Question:", "no row has supervised text that matches this expression"),
+    Expectation("trained", _regex, "lm_head", "tensors with a matching name are trained, and each of them changes"),
+    Expectation("frozen", _regex, "embed_tokens", "tensors with a matching name are not trained and do not change"),
     Expectation(
         "accumulation",
         _whole(1),

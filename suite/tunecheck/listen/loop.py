@@ -219,11 +219,9 @@ class LoopHooks:
         if self.steps is not None or self.follows:
             return ""
         if not self.unheard:
-            seen = (
-                f"a {self.kind} was called and differentiated ({self.differentiated}), but no torch optimizer stepped"
-            )
+            seen = f"a {self.kind} was called and differentiated ({self.differentiated}), but no torch optimizer"
             way_out = "pass model.parameters() to an optimizer of torch.optim, and call its step"
-            why = f"{seen}: tunecheck cannot recognise hand-written updates; {way_out}"
+            why = f"{seen} stepped: tunecheck cannot recognise hand-written updates; {way_out}"
             return why if self.differentiated and self.kind else ""
         if self.model is None:
             compiled = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {}).get("frames")

@@ -104,10 +104,8 @@ def forward(session: Session, batch: Batch, supervised_tokens: int) -> torch.Ten
     mask = batch.attention_mask if padded else None  # without a mask attention may take its fastest causal kernel
     elsewhere = session.run.training.offload == "activations"
     with session.casting(), activations_on_cpu(session.model) if elsewhere else nullcontext():
-        if (chunk_tokens := session.run.training.loss_chunk_tokens) is not None:
-            return as_forward(
-                session.model, lambda: chunked_loss(session, batch, mask, supervised_tokens, chunk_tokens)
-            )
+        if (at_once := session.run.training.loss_chunk_tokens) is not None:
+            return as_forward(session.model, lambda: chunked_loss(session, batch, mask, supervised_tokens, at_once))
         model = session.ranks.in_training(session.model)
         logits = model(input_ids=batch.input_ids, attention_mask=mask, use_cache=False).logits
         return session.loss(logits, batch.labels, supervised_tokens)
