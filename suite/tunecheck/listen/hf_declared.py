@@ -62,11 +62,8 @@ def _rates(trainer: Any, own_optimizer: bool) -> Iterator[Rates]:
         return
     given = {id(p): group.get("initial_lr", group["lr"]) for group in optimizer.param_groups for p in group["params"]}
     found = {name: given[id(p)] for name, p in trainer.model.named_parameters() if id(p) in given and name in wanted}
-    wrong = {
-        name: f"{rate:g}, declared {wanted[name][0]:g} by {wanted[name][1]}"
-        for name, rate in found.items()
-        if not math.isclose(rate, wanted[name][0], rel_tol=1e-6)
-    }
+    others = {name: rate for name, rate in found.items() if not math.isclose(rate, wanted[name][0], rel_tol=1e-6)}
+    wrong = {name: f"{rate:g}, declared {wanted[name][0]:g} by {wanted[name][1]}" for name, rate in others.items()}
     yield Rates(tensors=len(found), wrong=wrong)
 
 

@@ -381,11 +381,9 @@ def _read_back(model: Any, heard: _Heard, folder: Path, functions: list[torch.Te
         again = type(as_written(base_of(model))).from_pretrained(folder, torch_dtype=model.dtype, local_files_only=True)
     again.to(model.device)
     logits = _logits(again, heard.ids)
-    seen = ReadBack(
-        files=tuple(sorted(path.name for path in folder.iterdir() if path.is_file())),
-        logit_difference=min(relative_difference(logits, each) for each in functions),
-        adapter_effect=None,
-    )
+    files = tuple(sorted(path.name for path in folder.iterdir() if path.is_file()))
+    difference = min(relative_difference(logits, each) for each in functions)
+    seen = ReadBack(files=files, logit_difference=difference, adapter_effect=None)
     heard.tell(AttemptPurpose.READ_BACK, str(model.device), time.monotonic() - begun, seen)
 
 

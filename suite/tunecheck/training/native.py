@@ -185,12 +185,8 @@ def decay_groups(model: Any, training: Training) -> list[dict[str, Any]]:
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if training.weight_decay_on == "all":
         return [{"params": trainable}]
-    apart = {
-        id(parameter)
-        for module in model.modules()
-        for name, parameter in module.named_parameters(recurse=False)
-        if name == "bias" or type(module).__name__.endswith("Norm")
-    }
+    held = ((module, name, p) for module in model.modules() for name, p in module.named_parameters(recurse=False))
+    apart = {id(p) for module, name, p in held if name == "bias" or type(module).__name__.endswith("Norm")}
     decaying = {"params": [parameter for parameter in trainable if id(parameter) not in apart]}
     others = {"params": [parameter for parameter in trainable if id(parameter) in apart], "weight_decay": 0.0}
     return [group for group in (decaying, others) if group["params"]]

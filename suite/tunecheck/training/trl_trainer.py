@@ -37,12 +37,8 @@ def listening_trainer(model: Any, batches: Batches, precision: str) -> "Listenin
     data = batches.run.data
     padded = {"pad_to_multiple_of": data.max_length if data.pad_to_sequence_len else None}
     limits = {"completion_only_loss": True, "max_length": data.max_length, **padded}
-    return ListeningSFTTrainer(
-        model=model,
-        args=arguments(SFTConfig, batches, precision, **limits),
-        train_dataset=dataset(batches.in_order()),
-        processing_class=batches.tokenizer,
-    )
+    args, rows = arguments(SFTConfig, batches, precision, **limits), dataset(batches.in_order())
+    return ListeningSFTTrainer(model=model, args=args, train_dataset=rows, processing_class=batches.tokenizer)
 
 
 def dataset(rows: Sequence[Tokens]) -> Dataset:
