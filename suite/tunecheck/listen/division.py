@@ -19,12 +19,8 @@ from tunecheck.listen.user_code import overrides
 from tunecheck.probes.reference.loss_graph import gradients, graph_of
 from tunecheck.training.restore import model_mode
 
-OF_TOKENS = "CatBackward0", "MulBackward0", *VIEWS
-"""What joins and masks the losses of tokens before they are summed."""
 SAME = 1e-4
 """Relative difference of two losses up to which they are the same: other numbers change them by half."""
-SAME_MEAN = 1e-2
-"""The same of a mean over all rows twice, which 16 bit rounds otherwise."""
 
 
 class Division:
@@ -71,7 +67,8 @@ class Division:
             twice = self._again(rows_twice, items)
         except Exception:  # of the script's own code, which may count on its number of rows
             return []
-        return [LossDivided(micro_batches=several, by="")] if math.isclose(loss, twice, rel_tol=SAME_MEAN) else []
+        # 16 bit rounds a mean over all rows twice otherwise
+        return [LossDivided(micro_batches=several, by="")] if math.isclose(loss, twice, rel_tol=1e-2) else []
 
     def _again(self, given: dict[str, Any], items: Any) -> float:
         def loss() -> float:
@@ -136,7 +133,8 @@ def _mean_of_sum(loss: torch.Tensor, node: Any) -> float | None:
     ends = set[Any]()
     for behind in graph_of(node, ends):
         if (reduction := getattr(behind, "_saved_reduction", None)) is None:
-            if behind is not node and behind.name() not in OF_TOKENS:
+            # what joins and masks the losses of tokens before they are summed
+            if behind is not node and behind.name() not in ("CatBackward0", "MulBackward0", *VIEWS):
                 return None
         elif REDUCTIONS[reduction] != "none":
             return None

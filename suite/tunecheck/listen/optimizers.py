@@ -165,10 +165,6 @@ def _waiting_of(optimizer: Any) -> tuple[Callable[[], Any], int]:
     return (nothing, 0) if found is None else (ref(found), found._version)
 
 
-MOST_OF_NOTHING = 0.01
-"""Share of its highest rate with which a schedule hardly learns."""
-
-
 class Schedules:
     """The schedules of these optimizers that say for how many steps they are made, held from now on."""
 
@@ -233,7 +229,8 @@ def lowest_at(schedule: Any) -> int:
     highest = rates.index(max(rates))
     lowest = rates.index(min(rates[highest:]), highest)
     falls = 2 * len({*rates[highest : lowest + 1]}) > lowest - highest and 2 * rates[lowest] < rates[highest]
-    stays = max(rates[lowest:]) == rates[lowest] > MOST_OF_NOTHING * rates[highest] and 2 * lowest >= len(rates)
+    # with a hundredth of its highest rate it hardly learns
+    stays = max(rates[lowest:]) == rates[lowest] > 0.01 * rates[highest] and 2 * lowest >= len(rates)
     return lowest * every if falls and not stays else 0
 
 

@@ -26,8 +26,6 @@ NOT_TWICE = (
     "where they write"
 )
 NO_CHECKPOINT = "the training saves no resumable checkpoint: save_strategy, save_only_model or ignore_data_skip"
-Run = Callable[[Options], int]
-"""Runs the command with these options, out of sight, and returns its status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +48,8 @@ class Rehearsal:
                 writer.write(*_attempt(AttemptPurpose.RESUME, self.resume, first))
 
 
-def rehearse(options: Options, run: Run) -> Rehearsal:
-    """Run the command's first steps, then again from a checkpoint of their middle where it keeps any."""
+def rehearse(options: Options, run: Callable[[Options], int]) -> Rehearsal:
+    """Run the command's first steps out of sight, then again from a checkpoint of their middle where it keeps any."""
     scratch = Path(options.folder) / SCRATCH
     again = replace(options, folder=str(scratch / "repeat"), purpose=AttemptPurpose.REPEAT.value)
     run(again)

@@ -42,8 +42,6 @@ WRAPPED = "accelerate 1.15: a model that has been evaluated before its training 
 """Preparing a model for an evaluation marks it as prepared: the training would never average its gradients."""
 
 A = TypeVar("A", bound=TrainingArguments)
-MakeTrainer = Callable[[Any, Batches, str], Any]
-"""(model, batches, precision) -> a Trainer that is `Listening` too."""
 
 
 def build(run: Run, folder: Path, device: torch.device) -> Session:
@@ -54,8 +52,8 @@ def build(run: Run, folder: Path, device: torch.device) -> Session:
     return session_around(listening_trainer, run, folder, device)
 
 
-def session_around(make: MakeTrainer, run: Run, folder: Path, device: torch.device) -> Session:
-    """A session around the Trainer that `make` returns for the model, the batches and the precision."""
+def session_around(make: Callable[[Any, Batches, str], Any], run: Run, folder: Path, device: torch.device) -> Session:
+    """A session around the Trainer, `Listening` too, that `make` returns for model, batches and precision."""
     parts = parts_of(run, folder, device)
     if run.processes > 1:
         parts["workarounds"] += (WRAPPED,)
