@@ -421,16 +421,15 @@ def _outcome(main: Attempt | None, findings: Sequence[Finding]) -> tuple[Outcome
 
 CORE = ("what learns", "rows", "gradients", "optimizer")
 """Subjects that a pass of a training of the user's own rests on, each by one judged check at least."""
-CORE_OF_CAUSAL_LM = ("loss",)
-"""Further ones of a causal language model, unless its loop has an objective of its own, which leaves labels unknown."""
 
 
 def core_of(trace: Trace) -> tuple[str, ...]:
     """Return the subjects that a pass of this training rests on; none for the suite's own, whose checks all count."""
     if trace.run.tier != "watch":
         return ()
+    # an objective of the loop's own leaves labels unknown
     own_tokens = trace.holds(Premise.CAUSAL_LM) and trace.holds(Premise.LABELS_KNOWN)
-    return (*CORE, *CORE_OF_CAUSAL_LM) if own_tokens else CORE
+    return (*CORE, "loss") if own_tokens else CORE
 
 
 def without_core(trace: Trace, findings: Sequence[Finding]) -> str:

@@ -25,8 +25,7 @@ from tunecheck.core.unexpected import place_of
 
 NO_GUARD = 'a script that trains must do it under `if __name__ == "__main__":`, since every child imports it'
 
-FULL_BYTES = 1 << 20
-"""A file system with less free space than this is full: what a checkpoint needs next is more."""
+
 WRITE_FAILED_WORDS = ("file write failed", "failed writing file", "I/O error")
 """Of libraries that write without Python and give no reason, as torch.save: whether the disk is full is looked up."""
 GPU_ERROR_WORDS = (
@@ -99,7 +98,7 @@ def _disk_full(error: BaseException, text: str, folders: Sequence[Path]) -> str:
 def _full(folders: Sequence[Path]) -> str:
     for folder in folders:
         with contextlib.suppress(OSError):
-            if shutil.disk_usage(folder).free < FULL_BYTES:
+            if shutil.disk_usage(folder).free < 1 << 20:  # what a checkpoint needs next is more
                 return str(folder)
     return ""
 

@@ -20,8 +20,6 @@ from tunecheck.fleet.request import EngineOptions, News, Request
 from tunecheck.results.fleet import Place, of_nodes, places_of
 
 CONNECT_SECONDS = 10.0
-NODE_LABEL = "ray.io/node-id"
-"""Label that Ray gives every node. Its resource `node:ADDRESS` is no name: two nodes of one machine have the same."""
 
 
 def task(folder: str, fleet: str, version: str, place: dict[str, Any]) -> dict[str, Any]:
@@ -77,7 +75,8 @@ class RayCluster:
 
         each = {"CPU": float(self._options.cpus or 1)}
         bundle = {**each, "GPU": 1.0} if places[0].card is not None else each
-        here, count = {NODE_LABEL: self._ids[places[0].node]}, len(places)
+        # the label of every node; the resource `node:ADDRESS` is no name: two nodes of one machine have the same
+        here, count = {"ray.io/node-id": self._ids[places[0].node]}, len(places)
         try:
             group = placement_group([bundle] * count, strategy="STRICT_PACK", bundle_label_selector=[here] * count)
         except (TypeError, ValueError) as error:  # TypeError: a Ray from before there were label selectors

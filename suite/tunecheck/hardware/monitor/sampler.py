@@ -26,8 +26,7 @@ from tunecheck.hardware.nvml import Reader, describe, nvml_session, processes_of
 
 INTERVAL_SECONDS = 0.2
 """Interval between readings: NVML's own figures change no faster than about ten times a second."""
-KEPT_SECONDS = 1.0
-"""Duration whose readings become one sample."""
+
 CLOCK_REASONS = {
     0x1: "idle",
     0x2: "application clocks",
@@ -204,7 +203,7 @@ def watch(card: Card, orders: Iterator[str], say: Callable[[Record], None]) -> N
             process_id = int(order)
         elif process_id is not None:
             readings.append(card.sample(process_id))
-            if readings[-1].at - readings[0].at >= KEPT_SECONDS - INTERVAL_SECONDS:
+            if readings[-1].at - readings[0].at >= 1 - INTERVAL_SECONDS:  # a second's readings become one sample
                 say(merged(readings))
                 readings = []
     if process_id is not None:
